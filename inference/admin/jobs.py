@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from uuid import UUID
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.db.models import OuterRef, QuerySet, Subquery
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.shortcuts import redirect
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from inference.admin import display, steering
+from inference.admin.filters import (
+    COUNT_LIMIT,
+    AcceptedFilter,
+    BoundedPaginator,
+    ErrorFilter,
+    ModelFilter,
+    WorkerFilter,
+)
+from inference.admin.readonly import ReadOnlyAdmin
+from inference.models import Job, Webhook, Worker
+
+ACTION_LIMIT = 1000  # jobs of one action
+
+
+@admin.register(Job)
+class JobAdmin(ReadOnlyAdmin):
+    list_display = (
+        "short_id", "model", "state", "accepted", "wait", "run", "batched", "size", "priority", "attempts", "ran_on",
+    )  # fmt: skip
+    list_filter = ("status", ModelFilter, AcceptedFilter, "priority", WorkerFilter, ErrorFilter)
+    list_per_page = 50
+    search_fields = ("id",)  # shows the box; get_search_results does the work
+    search_help_text = "A job's id, or a request's id (X-Request-Id), in full"
+    sortable_by = ()
+    paginator = BoundedPaginator
+    actions = ("cancel_jobs", "retry_jobs")
+    change_list_template = "inference/job_list.html"
+    change_form_template = "inference/job.html"
+    fieldsets = (
+        (None, {"fields": ("id", "model", "state", "error", "priority", "size", "length")}),
+        ("Data", {"fields": ("inputs_shown", "parameters_shown", "output_shown")}),
+        ("Run", {"fields": ("batch_link", "attempts", "recoveries", "ran_on", "device")}),
+        ("Times", {"fields": ("created", "sent", "wait", "started", "run", "finished", "expires")}),
+        ("Client", {"fields": ("owner", "bulk_link", "webhook_link", "request_id_shown", "idempotency_key_shown")}),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
+        name = Worker.objects.filter(pk=OuterRef("worker")).values("name")[:1]
+        return super().get_queryset(request).defer("inputs", "output").annotate(worker_name=Subquery(name))
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
+    ) -> tuple[QuerySet[Job], bool]:
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        try:
+            return queryset.filter(pk=UUID(term)), False
+        except ValueError:
+            return queryset.filter(request_id=term), False
+
+    # Columns and facts
+
+    @admin.display(description="id")
+    def short_id(self, job: Job) -> SafeString:
+        """The end of the id: the beginning is the time, and alike in neighbours."""
+        return format_html('<code title="{}">…{}</code>', job.pk, job.pk.hex[-8:])
+
+    @admin.display(description="status")
+    def state(self, job: Job) -> SafeString:
+        return display.badge(job.status)
+
+    @admin.display(description="batch")
+    def batched(self, job: Job) -> Any:
+        return job.batch_size or display.NONE
+
+    @admin.display(description="wait")
+    def wait(self, job: Job) -> str:
+        return display.duration(job.queue_wait)
+
+    @admin.display(description="run")
+    def run(self, job: Job) -> str:
+        return display.duration(job.run_time)
+
+    @admin.display(description="accepted")
+    def accepted(self, job: Job) -> SafeString | str:
+        return display.ago(job.created_at)
+
+    @admin.display(description="accepted")
+    def created(self, job: Job) -> str:
+        return display.at(job.created_at)
+
+    @admin.display(description="message sent")
+    def sent(self, job: Job) -> str:
+        return display.at(job.published_at)
+
+    @admin.display(description="started")
+    def started(self, job: Job) -> str:
+        return display.at(job.started_at)
+
+    @admin.display(description="finished")
+    def finished(self, job: Job) -> str:
+        return display.at(job.finished_at)
+
+    @admin.display(description="expires")
+    def expires(self, job: Job) -> str:
+        return display.at(job.expires_at)
+
+    @admin.display(description="worker")
+    def ran_on(self, job: Job) -> SafeString | str:
+        if job.worker is None:
+            return display.NONE
+        url = reverse("admin:inference_worker_change", args=[job.worker])
+        name = getattr(job, "worker_name", None) or f"…{job.worker.hex[-8:]}"
+        return format_html('<a href="{}">{}</a>', url, display.visible(name))
+
+    @admin.display(description="batch")
+    def batch_link(self, job: Job) -> SafeString | str:
+        if job.batch is None:
+            return display.NONE
+        url = reverse("admin:inference_job_changelist")
+        return format_html('{} items: <a href="{}?batch={}">its jobs</a>', job.batch_size or "?", url, job.batch)
+
+    @admin.display(description="error")
+    def error(self, job: Job) -> SafeString | str:
+        if not job.error_code:
+            return display.NONE
+        return format_html("<strong>{}</strong>{}", job.error_code, display.block(job.error_detail))
+
+    @admin.display(description="inputs")
+    def inputs_shown(self, job: Job) -> SafeString:
+        return display.pretty_json(job.inputs)
+
+    @admin.display(description="parameters")
+    def parameters_shown(self, job: Job) -> SafeString:
+        return display.pretty_json(job.parameters)
+
+    @admin.display(description="output")
+    def output_shown(self, job: Job) -> SafeString | str:
+        return display.NONE if job.output is None else display.pretty_json(job.output)
+
+    @admin.display(description="bulk")
+    def bulk_link(self, job: Job) -> SafeString | str:
+        if job.bulk_id is None:
+            return display.NONE
+        url = reverse("admin:inference_job_changelist")
+        return format_html('number {} of <a href="{}?bulk={}">these</a>', job.bulk_index, url, job.bulk_id)
+
+    @admin.display(description="webhook")
+    def webhook_link(self, job: Job) -> SafeString | str:
+        webhook = Webhook.objects.filter(job=job).first()
+        if webhook is None:
+            return display.NONE
+        url = reverse("admin:inference_webhook_change", args=[webhook.pk])
+        return format_html('<a href="{}">{}</a>', url, webhook.state)
+
+    @admin.display(description="request id")
+    def request_id_shown(self, job: Job) -> str:
+        return display.visible(job.request_id) or display.NONE
+
+    @admin.display(description="idempotency key")
+    def idempotency_key_shown(self, job: Job) -> str:
+        return display.visible(job.idempotency_key or "") or display.NONE
+
+    # Steering
+
+    def has_steer_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("inference.change_job")
+
+    @admin.action(description="Cancel the selected jobs", permissions=["steer"])
+    def cancel_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        self.tell(request, steering.cancel(self.noted(request, queryset, "Cancelled.")))
+
+    @admin.action(description="Run the selected jobs again, as new jobs", permissions=["steer"])
+    def retry_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        self.tell(request, steering.retry(self.noted(request, queryset, "Submitted again as a new job.")))
+
+    def noted(self, request: HttpRequest, queryset: QuerySet[Job], message: str) -> list[Job]:
+        """The jobs of one action, with a line in the history of each."""
+        chosen = list(queryset[:ACTION_LIMIT])
+        for job in chosen:
+            self.log_change(request, job, message)
+        return chosen
+
+    def tell(self, request: HttpRequest, report: Iterable[steering.Line]) -> None:
+        for line in report:
+            self.message_user(request, line.text, line.level)
+
+    def get_urls(self) -> list[URLPattern]:
+        steer = self.admin_site.admin_view(self.steer_one)
+        return [path("<uuid:pk>/steer/", steer, name="inference_job_steer"), *super().get_urls()]
+
+    def steer_one(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        """The buttons of one job's page."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        if not self.has_steer_permission(request):
+            raise PermissionDenied
+        action = {"cancel": self.cancel_jobs, "retry": self.retry_jobs}.get(request.POST.get("action", ""))
+        if action:
+            action(request, self.get_queryset(request).filter(pk=pk))
+        return redirect("admin:inference_job_change", pk)
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        context["may_steer"] = self.has_steer_permission(request)
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        return super().changelist_view(request, {"count_limit": COUNT_LIMIT, **(extra_context or {})})

@@ -1,0 +1,5 @@
+"""The broker: the embedded server, how messages are sent, and the kombu transport that consumes in bulk."""
+
+from kombu.transport import TRANSPORT_ALIASES
+
+TRANSPORT_ALIASES |= {f"inference-{scheme}": "inference.broker.transport:Transport" for scheme in ("redis", "rediss")}

@@ -1,0 +1,59 @@
+"""Where the broker is: the embedded server's socket, and one URL in the two spellings its clients want."""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+LONGEST_SOCKET_PATH = 103  # bytes on macOS; Linux takes 107
+LONGEST_ROOT = 60  # leaves room for the folder's and the socket's names
+PRIORITY_STEPS = (0, 1, 2, 3)  # sent again, high, normal, low: a Redis list each, looked at in this order
+
+
+def short_root() -> Path:
+    """A folder for sockets: the user's own, or the system's temporary one; a TMPDIR in a deep place is passed over."""
+    roots = (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp")  # noqa: S108 - a 0700 folder in it
+    return Path(next(root for root in roots if root and len(os.fsencode(root)) <= LONGEST_ROOT and os.path.isdir(root)))
+
+
+def runtime_folder(base: Path) -> Path:
+    """A short folder of this checkout and user, however long the checkout's own path is."""
+    return short_root() / f"inference-{os.getuid()}-{hashlib.sha256(str(base).encode()).hexdigest()[:12]}"
+
+
+def embedded_socket(base: Path) -> Path:
+    return runtime_folder(base) / "broker.sock"
+
+
+def embedded_url(base: Path) -> str:
+    return f"unix://{embedded_socket(base)}"
+
+
+def kombu_url(redis_url: str) -> str:
+    """For the transport of this package."""
+    return f"inference-{stock_kombu_url(redis_url)}"
+
+
+def stock_kombu_url(redis_url: str) -> str:
+    """For kombu's own: redis-py says unix://PATH?db=N where kombu says redis+socket://PATH?virtual_host=N."""
+    if redis_url.startswith("unix://"):
+        return "redis+socket://" + redis_url.removeprefix("unix://").replace("?db=", "?virtual_host=")
+    return redis_url
+
+
+def redis_key(queue: str, step: int) -> str:
+    """The list where kombu's Redis transport keeps the messages of a queue and a priority."""
+    return f"{queue}\x06\x16{step}" if step else queue
+
+
+def kombu_options(broker_url: str) -> dict[str, object]:
+    """`broker_transport_options`: other brokers know none of them."""
+    if "redis" not in broker_url.partition(":")[0]:
+        return {}
+    return {
+        "priority_steps": list(PRIORITY_STEPS),
+        "socket_timeout": 5.0,  # a stalled server must not hold the worker's loop for ever
+        "socket_connect_timeout": 2.0,
+        "socket_keepalive": True,
+        "health_check_interval": 10,  # s; finds half-open connections
+    }

@@ -1,0 +1,62 @@
+"""Keeps many threads from waiting, one after the other, for a server that is away."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+from inference.errors import BrokerUnavailable
+
+
+class Breaker:
+    """Lets a few calls through at a time. After one failed, all are refused at once; then single calls probe.
+
+    `failures` become `BrokerUnavailable`.
+    """
+
+    def __init__(self, *failures: type[Exception], slots: int, wait_s: float = 0.5, rest_s: float = 1.0) -> None:
+        self.failures = failures
+        self.wait_s, self.rest_s = wait_s, rest_s
+        self._slots = threading.BoundedSemaphore(slots)
+        self._lock = threading.Lock()
+        self._probe_at: float | None = None  # None while all is well
+        self._reason = ""
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """Raises `BrokerUnavailable`."""
+        if self._is_resting():
+            self._refuse()
+        if not self._slots.acquire(timeout=self.wait_s):
+            raise BrokerUnavailable("The broker is too slow for the calls that wait for it.", retry_after_s=self.rest_s)
+        try:
+            self._enter()
+            yield
+        except self.failures as error:
+            self._trip(error)
+        else:
+            self._probe_at = None
+        finally:
+            self._slots.release()
+
+    def _is_resting(self) -> bool:
+        return self._probe_at is not None and time.monotonic() < self._probe_at
+
+    def _enter(self) -> None:
+        """One call probes at a time: the next may in `rest_s`, or when this one has succeeded."""
+        with self._lock:
+            if self._is_resting():
+                self._refuse()
+            if self._probe_at is not None:
+                self._probe_at = time.monotonic() + self.rest_s
+
+    def _trip(self, error: Exception) -> None:
+        with self._lock:
+            self._probe_at = time.monotonic() + self.rest_s
+            self._reason = f"{type(error).__name__}: {error}"
+        raise BrokerUnavailable(f"The broker cannot be used: {self._reason}", retry_after_s=self.rest_s) from error
+
+    def _refuse(self) -> None:
+        raise BrokerUnavailable(f"The broker could not be used just now: {self._reason}", retry_after_s=self.rest_s)

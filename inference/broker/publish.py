@@ -1,0 +1,93 @@
+"""Sending jobs' messages, and counting those that wait. Fails within about a second, and then at once.
+
+A Redis broker is written to directly, the way kombu would; any other is reached through kombu.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+
+import redis
+from django.conf import settings
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from inference.broker import address, anybroker
+from inference.broker.breaker import Breaker
+from inference.broker.messages import JobMessage, redis_envelope
+
+__all__ = ["JobMessage", "publish", "queue_lengths", "redis_client"]
+
+CONNECTIONS = 16  # for all threads of a process
+TIMEOUT_S = 1.0
+CHUNK = 500  # messages in one command: a server runs one command at a time
+
+
+def new_breaker() -> Breaker:
+    return Breaker(redis.RedisError, OSError, slots=CONNECTIONS - 4)  # four are left for notices
+
+
+_breaker = new_breaker()
+
+
+def publish(messages: Sequence[JobMessage]) -> None:
+    """Send all messages. Raises `BrokerUnavailable`: then some may have been sent, and may be sent again."""
+    if not messages:
+        return
+    if not _is_redis():
+        anybroker.publish(messages)
+        return
+    commands = list(_pushes(messages))
+    client = redis_client()
+    with _breaker.call():
+        for key, texts in commands:
+            client.lpush(key, *texts)
+
+
+def queue_lengths(queues: Sequence[str]) -> dict[str, int]:
+    """Messages that wait in each queue, over all priorities. Raises `BrokerUnavailable`."""
+    if not _is_redis():
+        return anybroker.queue_lengths(queues)
+    client = redis_client()
+    with _breaker.call(), client.pipeline(transaction=False) as pipe:
+        for queue in queues:
+            for step in address.PRIORITY_STEPS:
+                pipe.llen(address.redis_key(queue, step))
+        counts = iter(pipe.execute())
+        return {queue: sum(next(counts) for _ in address.PRIORITY_STEPS) for queue in queues}
+
+
+def redis_client() -> redis.Redis:
+    """The one client of this process at REDIS_URL: a call takes a second at most. Not for blocking commands."""
+    return _client(settings.REDIS_URL)
+
+
+@functools.lru_cache(maxsize=2)
+def _client(url: str) -> redis.Redis:
+    once_more = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))  # an idle connection may be closed
+    return redis.Redis.from_pool(
+        redis.BlockingConnectionPool.from_url(
+            url,
+            max_connections=CONNECTIONS,
+            timeout=TIMEOUT_S,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
+            retry=once_more,
+        )
+    )
+
+
+def _is_redis() -> bool:
+    url = settings.REDIS_URL
+    return settings.CELERY_BROKER_URL in (address.kombu_url(url), address.stock_kombu_url(url))
+
+
+def _pushes(messages: Sequence[JobMessage]) -> Iterator[tuple[str, list[bytes]]]:
+    """Keys and what to push there at once, in the messages' order."""
+    texts: dict[str, list[bytes]] = {}
+    for message in messages:
+        texts.setdefault(address.redis_key(message.queue, message.redis_priority), []).append(redis_envelope(message))
+    for key, waiting in texts.items():
+        for start in range(0, len(waiting), CHUNK):
+            yield key, waiting[start : start + CHUNK]

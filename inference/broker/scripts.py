@@ -1,0 +1,77 @@
+"""What runs inside the Redis server, each as one step that nothing can interrupt.
+
+An unacknowledged message is kept as kombu's own transport keeps it (a hash by delivery tag, and a sorted set by time),
+so that both transports can work on one queue and restore each other's messages.
+"""
+
+# KEYS: unacked, its index, then one list a priority and queue, priorities first.
+# ARGV: now, most messages, queues, longest message in bytes, then the tags to acknowledge.
+# Answers three values a message: the number of its list, its tag, its text; a tag of "" marks what is no message.
+FETCH = """
+local unacked, index = KEYS[1], KEYS[2]
+local now, left, queues, longest = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local out, failure = {}, nil
+
+for i = 5, #ARGV do
+  redis.call('HDEL', unacked, ARGV[i])
+  redis.call('ZREM', index, ARGV[i])
+end
+
+local function parse(item)
+  if #item > longest then return end
+  local ok, message = pcall(cjson.decode, item)
+  local properties = ok and type(message) == 'table' and message.properties
+  local delivery = type(properties) == 'table' and properties.delivery_info
+  if type(delivery) ~= 'table' or type(delivery.exchange) ~= 'string' then return end
+  if type(delivery.routing_key) ~= 'string' or type(properties.delivery_tag) ~= 'string' then return end
+  return properties.delivery_tag, cjson.encode(delivery.exchange), cjson.encode(delivery.routing_key)
+end
+
+local function answer(key, tag, text)
+  out[#out + 1] = key - 3
+  out[#out + 1] = tag
+  out[#out + 1] = text
+end
+
+local function take(key, count)
+  local items = redis.pcall('RPOP', KEYS[key], count) or {}
+  if items.err then
+    failure = items
+    return 0
+  end
+  for _, item in ipairs(items) do
+    local tag, exchange, routing_key = parse(item)
+    if tag and tag ~= '' then
+      redis.call('ZADD', index, now, tag)
+      redis.call('HSET', unacked, tag, '[' .. item .. ', ' .. exchange .. ', ' .. routing_key .. ']')
+      answer(key, tag, item)
+    else
+      answer(key, '', string.sub(item, 1, 200))
+    end
+  end
+  return #items
+end
+
+for first = 3, #KEYS, queues do
+  for pass = 1, 2 do
+    for key = first, first + queues - 1 do
+      if left > 0 then
+        local share = pass == 1 and math.ceil(left / (first + queues - key)) or left
+        left = left - take(key, share)
+      end
+    end
+  end
+end
+if failure and #out == 0 then return failure end
+return out
+"""
+
+# KEYS: unacked, its index, then the lists. ARGV: tag, number of its list, text; the last one becomes the first in line.
+PUT_BACK = """
+for i = 1, #ARGV, 3 do
+  if redis.call('HDEL', KEYS[1], ARGV[i]) == 1 then
+    redis.call('ZREM', KEYS[2], ARGV[i])
+    redis.call('RPUSH', KEYS[tonumber(ARGV[i + 1]) + 3], ARGV[i + 2])
+  end
+end
+"""

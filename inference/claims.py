@@ -1,0 +1,105 @@
+"""The fence: who may run a job, and record its outcome.
+
+A batch is a UUID. Claiming writes it on rows that may be claimed; recording is conditional on it. Zero rows changed
+means that somebody else owns the job now, and the outcome is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from django.db import connection, transaction
+from django.db.models.functions import Now
+
+from inference.models import Job, Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one job: `output`, or an error's code and detail."""
+
+    job_id: UUID
+    output: Any = None
+    error_code: str = ""
+    error_detail: str = ""
+
+    @property
+    def status(self) -> Status:
+        return Status.FAILED if self.error_code else Status.SUCCEEDED
+
+
+def claim(
+    ids: Collection[UUID], batch: UUID, *, model: str, takes_over: Collection[UUID], worker: UUID, device: str
+) -> list[Job]:
+    """Claim what may be claimed of `ids` for `batch`, and return it with its inputs, the oldest first.
+
+    `takes_over` names batches of this worker that are known to be over: their rows are claimed though running.
+    """
+    claimed = Job.objects.raw(
+        _claim_sql(len(ids), len(takes_over)),
+        [
+            *(_to_db("batch", value) for value in (batch, worker)),
+            device,
+            *(_to_db("id", job_id) for job_id in ids),
+            model,
+            *(_to_db("batch", over) for over in takes_over),
+        ],
+    )
+    return sorted(claimed, key=lambda job: (job.created_at, job.id))
+
+
+def _claim_sql(ids: int, takes_over: int) -> str:
+    """One statement that changes the rows and returns them: nothing can come in between."""
+    now = _now_sql()
+    free = f"status = 'queued' AND (expires_at IS NULL OR expires_at > {now})"
+    if takes_over:
+        free += f" OR status = 'running' AND batch IN ({_marks(takes_over)})"
+    return (
+        f"UPDATE {Job._meta.db_table} SET status = 'running', batch = %s, worker = %s, device = %s,"  # noqa: S608 - our own names only
+        f" started_at = {now}, attempts = attempts + 1 WHERE id IN ({_marks(ids)}) AND model = %s AND ({free})"
+        " RETURNING id, model, inputs, parameters, size, length, created_at"
+    )
+
+
+def record(batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int) -> int:
+    """Record the outcomes that `batch` still owns, in one transaction. Returns how many rows took theirs."""
+    if not outcomes:
+        return 0
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.executemany(_record_sql(), [_record_row(batch, outcome, batch_size) for outcome in outcomes])
+        return int(cursor.rowcount)
+
+
+_RECORDED = ("status", "output", "error_code", "error_detail", "batch_size")
+
+
+def _record_sql() -> str:
+    assignments = ", ".join(f"{name} = %s" for name in _RECORDED)
+    return (
+        f"UPDATE {Job._meta.db_table} SET {assignments}, finished_at = {_now_sql()}"  # noqa: S608 - our own names only
+        " WHERE id = %s AND batch = %s AND status = 'running'"
+    )
+
+
+def _record_row(batch: UUID, outcome: Outcome, batch_size: int) -> list[Any]:
+    values = (outcome.status, outcome.output, outcome.error_code, outcome.error_detail, batch_size)
+    row = [_to_db(name, value) for name, value in zip(_RECORDED, values, strict=True)]
+    return [*row, _to_db("id", outcome.job_id), _to_db("batch", batch)]
+
+
+def _now_sql() -> str:
+    """The clock of the database: no two hosts' clocks are ever compared. Doubled where it passes through `%`."""
+    compiler = Job.objects.all().query.get_compiler(connection=connection)
+    return str(compiler.compile(Now())[0])
+
+
+def _marks(count: int) -> str:
+    return ", ".join(["%s"] * count)
+
+
+def _to_db(name: str, value: Any) -> Any:
+    field: Any = Job._meta.get_field(name)
+    return field.get_db_prep_save(value, connection)

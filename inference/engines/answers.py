@@ -1,0 +1,51 @@
+"""What an engine answered, as plain finite JSON values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from inference.errors import BadOutput
+
+_PLAIN = (str, bool, int, type(None))
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON values: numpy scalars, arrays and tensors become numbers and lists.
+
+    Raises `BadOutput` on NaN, infinity, and what JSON cannot carry.
+    """
+    kind = type(value)
+    if kind is list and value and set(map(type, value)) == {float}:
+        return _finite_list(value)
+    if kind in _PLAIN:
+        return value
+    if isinstance(value, float):
+        return _finite(float(value))
+    if isinstance(value, dict):
+        return {_key(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if callable(getattr(value, "tolist", None)):  # numpy and torch, without importing either
+        return plain(value.tolist())
+    if isinstance(value, _PLAIN):
+        return value
+    raise BadOutput(f"The engine's answer holds a {kind.__name__}; an answer is made of JSON values.")
+
+
+def _finite_list(values: list[float]) -> list[float]:
+    """A sum is not finite if a number in it is not; a sum can also overflow, so then each is looked at."""
+    if not math.isfinite(sum(values)):
+        for value in values:
+            _finite(value)
+    return values
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise BadOutput(f"The engine's answer holds {value}, where a finite number must be.")
+    return value
+
+
+def _key(key: Any) -> str:
+    return key if isinstance(key, str) else str(key)

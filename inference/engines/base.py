@@ -1,0 +1,32 @@
+"""The contract between a pool child and a model.
+
+A model author writes one small class, or a plain function `predict(inputs, parameters)`, and names it in
+models.toml as `engine = "package.module:Name"`.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from inference.catalog import ModelSpec
+
+
+class Engine(ABC):
+    """One loaded model on one device. Made, loaded and called in one thread of one pool child."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+
+    @abstractmethod
+    def load(self, device: str) -> None:
+        """Load the weights onto `device` ("cpu", "cuda:0"). Raise with a message that names the cure."""
+
+    def warm_up(self) -> None:  # noqa: B027 - optional by design
+        """Run once what is slow the first time, before the replica reports ready."""
+
+    @abstractmethod
+    def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        """Answer `inputs` in one call: a list of the same length and order, of JSON values.
+
+        An item that failed may be an exception in its place; its neighbours are kept. An exception raised
+        fails the whole call: the caller then halves the batch to find the culprit.
+        """

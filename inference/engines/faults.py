@@ -1,0 +1,62 @@
+"""What an exception of an engine means, and what of it the public may read."""
+
+from __future__ import annotations
+
+import re
+
+MAX_DETAIL = 2000  # characters of a message that go on a row
+
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "alloc_failed",
+    "defaultcpuallocator",
+    "can't allocate memory",
+    "cannot allocate memory",
+)
+_DEVICE_FAILURES = (
+    "cuda error",
+    "hip error",
+    "device-side assert",
+    "illegal memory access",
+    "cublas_status_execution_failed",
+    "cudnn_status_execution_failed",
+    "unspecified launch failure",
+)
+_PATH = re.compile(r"(?<![\w:/.<])(?:/[\w.@+~ -]*[\w.@+~-])+/(?=[\w.@+~-])")
+_SECRETS = (
+    (re.compile(r"(?<=://)[^/\s@]+@"), "***@"),
+    (re.compile(r"\bhf_\w{8,}"), "***"),
+    (re.compile(r"(?i)\b(bearer\s+|(?:token|password|secret|api_?key)\s*[=:]\s*)\S+"), r"\1***"),
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the call did not fit: a smaller one may. Told by name and message, so that torch need not be here."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in text for sign in _OUT_OF_MEMORY)
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Whether the device is in an error state that lasts as long as this process."""
+    if is_out_of_memory(error):
+        return False
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in text for sign in _DEVICE_FAILURES)
+
+
+def describe(error: BaseException) -> str:
+    """The type and message of an exception, for the model's author: one that may be shown, so no paths or secrets."""
+    message = str(error).strip()
+    if "Traceback (most recent call last)" in message:  # transformers quotes whole tracebacks: the last line says it
+        message = message.splitlines()[-1].strip()
+    for pattern, shown in _SECRETS:
+        message = pattern.sub(shown, message)
+    message = _PATH.sub("", message)
+    name = type(error).__name__
+    return shorten(f"{name}: {message}" if message else name)
+
+
+def shorten(text: str, limit: int = MAX_DETAIL) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,86 @@
+"""From a model's entry in the catalog to an engine: made, or made and loaded.
+
+Whatever is wrong is a `ModelUnavailable` that names the model and the cure.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from inference.catalog import ModelSpec
+from inference.engines.base import Engine
+from inference.engines.faults import describe
+from inference.engines.weights import weights
+from inference.errors import ModelUnavailable
+
+__all__ = ["FunctionEngine", "make", "ready", "weights"]
+
+Predict = Callable[[list[Any], dict[str, Any]], list[Any]]
+
+
+class FunctionEngine(Engine):
+    """A plain function `predict(inputs, parameters)`, which loads what it needs when its module is imported."""
+
+    def __init__(self, spec: ModelSpec, function: Predict) -> None:
+        super().__init__(spec)
+        self.function = function
+
+    def load(self, device: str) -> None:
+        """Nothing to do: the module is imported."""
+
+    def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        return self.function(inputs, parameters)
+
+
+def make(spec: ModelSpec) -> Engine:
+    """The engine that `spec.engine` names, not loaded yet. Imports its module."""
+    target = _resolve(spec)
+    if isinstance(target, type) and issubclass(target, Engine):
+        return target(spec)
+    if callable(target) and not isinstance(target, type):
+        return FunctionEngine(spec, target)
+    raise ModelUnavailable(
+        f"{spec.name}: engine {spec.engine!r} must be a subclass of inference.engines.base.Engine"
+        f" or a function predict(inputs, parameters), not {type(target).__name__}."
+    )
+
+
+def ready(spec: ModelSpec, device: str) -> Engine:
+    """The engine, loaded onto `device` ("cpu", "cuda:0") and warmed up."""
+    engine = make(spec)
+    try:
+        engine.load(device)
+        engine.warm_up()
+    except ModelUnavailable:
+        raise
+    except Exception as error:
+        raise ModelUnavailable(f"{spec.name}: could not be loaded on {device}: {describe(error)}") from error
+    return engine
+
+
+def _resolve(spec: ModelSpec) -> Any:
+    module_name, _, attribute = spec.engine.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ModelUnavailable(_missing_module(spec, module_name, error.name or "")) from error
+    except Exception as error:
+        raise ModelUnavailable(f"{spec.name}: importing {module_name} raised {describe(error)}") from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError as error:
+        close = difflib.get_close_matches(attribute, dir(module), 1)
+        hint = f"; did you mean {close[0]}?" if close else "."
+        raise ModelUnavailable(f"{spec.name}: module {module_name} has no {attribute!r}{hint}") from error
+
+
+def _missing_module(spec: ModelSpec, module_name: str, missing: str) -> str:
+    if module_name == missing or module_name.startswith(f"{missing}."):
+        return (
+            f"{spec.name}: engine {spec.engine!r} names a module that is not there: no {missing!r}."
+            ' It must be importable from the project\'s folder, as in "my_package.my_module:MyEngine".'
+        )
+    return f"{spec.name}: {module_name} needs the package {missing!r}: install it in the worker's environment."

@@ -1,0 +1,217 @@
+"""What each pipeline task takes: turns an input as Hugging Face clients send it into what the pipeline takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers.utils.chat_template_utils import Chat
+
+from inference.engines import media
+from inference.errors import InvalidInput
+
+Prepare = Callable[[Any, Any], Any]  # (input, pipeline) -> what the pipeline's preprocess takes
+
+
+@dataclass(frozen=True, slots=True)
+class With:
+    """An input that brings parameters of its own."""
+
+    value: Any
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """How one pipeline task is fed."""
+
+    prepare: Prepare
+    batched: bool = False  # its pipeline's forward takes several items at once
+    tokenized: bool = False  # preprocessing a text is one call of the tokenizer, and nothing else
+    preprocess: dict[str, Any] = field(default_factory=dict)  # parameters of the pipeline's preprocess
+    example: Callable[[Any], Any] | None = lambda pipe: "warm up"  # of a pipeline: an input that is always right
+    parameters: dict[str, Any] = field(default_factory=dict)  # and parameters with it
+
+
+def text(value: Any, pipe: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidInput(f"An input must be a text, not {type(value).__name__}.")
+    return value
+
+
+def text_or_pair(value: Any, pipe: Any) -> Any:
+    if isinstance(value, dict):
+        return _fields(value, text=text, text_pair=text)
+    return text(value, pipe)
+
+
+def masked_text(value: Any, pipe: Any) -> str:
+    mask = pipe.tokenizer.mask_token
+    if mask not in text(value, pipe):
+        raise InvalidInput(f"The text must contain {mask}, the place to fill.")
+    return value
+
+
+def prompt(value: Any, pipe: Any) -> Any:
+    """A text, or a list of chat messages."""
+    if isinstance(value, list):
+        return Chat(messages(value, with_images=False))
+    if not text(value, pipe):
+        raise InvalidInput("The prompt is empty: send at least one character.")
+    return value
+
+
+def image(value: Any, pipe: Any) -> Any:
+    return media.image(value)
+
+
+def audio(value: Any, pipe: Any) -> Any:
+    return media.audio(value, pipe.feature_extractor.sampling_rate)
+
+
+def labelled_text(value: Any, pipe: Any) -> Any:
+    """A text, or {"sequences", "candidate_labels"}: a text with labels of its own."""
+    if not isinstance(value, dict):
+        return text(value, pipe)
+    fields = _fields(value, sequences=text, candidate_labels=labels, hypothesis_template=template)
+    return With(fields.pop("sequences"), fields)
+
+
+def labels(value: Any, pipe: Any = None) -> Any:
+    if isinstance(value, str):
+        value = [label.strip() for label in value.split(",")]
+    if not isinstance(value, list) or not value or not all(isinstance(label, str) and label for label in value):
+        raise InvalidInput("candidate_labels must be a list of one or more texts.", field="parameters.candidate_labels")
+    return value
+
+
+def template(value: Any, pipe: Any = None) -> str:
+    """The pipeline formats with it: what else a format can do (reach attributes, pad to a gigabyte) is refused."""
+    if not isinstance(value, str) or value.count("{}") != 1 or re.search(r"[{}]", value.replace("{}", "")):
+        raise InvalidInput("hypothesis_template must be a text with one {}.", field="parameters.hypothesis_template")
+    return value
+
+
+def image_fields(value: Any, pipe: Any) -> Any:
+    """An image, or {"image": …} with the pipeline's other arguments beside it."""
+    if not isinstance(value, dict):
+        return media.image(value)
+    return {key: media.image(item) if key == "image" else _harmless(key, item) for key, item in value.items()}
+
+
+def image_and_text(value: Any, pipe: Any) -> Any:
+    """Chat messages with images in them, or {"images": [base64, …], "text": …}."""
+    if isinstance(value, list):
+        return {"text": messages(value, with_images=True)}
+    if not isinstance(value, dict) or "images" not in value:
+        raise InvalidInput('An input must be {"images": [base64, …], "text": "…"} or a list of chat messages.')
+    images = value["images"] if isinstance(value["images"], list) else [value["images"]]
+    return {"images": [media.image(item) for item in images], "text": text(value.get("text"), pipe)}
+
+
+def table(value: Any, pipe: Any) -> Any:
+    if not isinstance(value, dict) or not isinstance(value.get("table"), dict):
+        raise InvalidInput('An input must be {"table": {"column": ["cell", …]}, "query": "…"}.')
+    return {"table": value["table"], "query": text(value.get("query"), pipe)}
+
+
+def messages(value: list[Any], *, with_images: bool) -> list[dict[str, Any]]:
+    for message in value:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise InvalidInput('A chat must be a list of {"role": "user", "content": "…"}.')
+    return [{**message, "content": _content(message["content"], with_images)} for message in value]
+
+
+def _content(content: Any, with_images: bool) -> Any:
+    if isinstance(content, list):
+        return [_part(part, with_images) for part in content]
+    return text(content, None)
+
+
+def _part(part: Any, with_images: bool) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text":
+        return {"type": "text", "text": text(part.get("text"), None)}
+    if kind in ("image", "image_url") and with_images:
+        source = part.get(kind)
+        return {"type": "image", "image": media.image(source.get("url") if isinstance(source, dict) else source)}
+    raise InvalidInput(
+        'A part of a message must be {"type": "text", "text": "…"}' + (" or an image." if with_images else ".")
+    )
+
+
+def _fields(value: dict[str, Any], **known: Prepare) -> dict[str, Any]:
+    first = next(iter(known))
+    if first not in value or not value.keys() <= known.keys():
+        raise InvalidInput(f"An input must be a text or have {first}, and besides only {', '.join(known)}.")
+    return {key: known[key](item, None) for key, item in value.items()}
+
+
+def _harmless(key: str, value: Any) -> Any:
+    if key == "candidate_labels":
+        return labels(value)
+    if key == "question" or key == "hypothesis_template":
+        return text(value, None)
+    raise InvalidInput(f"Unknown field {key!r}.", field=f"inputs.{key}")
+
+
+def _masked_example(pipe: Any) -> str:
+    return f"warm {pipe.tokenizer.mask_token}"
+
+
+def _image_example(pipe: Any) -> str:
+    return media.example_image()
+
+
+def _audio_example(pipe: Any) -> str:
+    return media.example_audio()
+
+
+def _labelled_image_example(pipe: Any) -> dict[str, Any]:
+    return {"image": media.example_image(), "candidate_labels": ["one"]}
+
+
+def _table_example(pipe: Any) -> dict[str, Any]:
+    return {"table": {"city": ["Paris", "Rome"]}, "query": "which city?"}
+
+
+_CUT = {"truncation": True}
+
+TASKS: dict[str, Task] = {
+    "text-classification": Task(prepare=text_or_pair, batched=True, tokenized=True, preprocess=_CUT),
+    "feature-extraction": Task(prepare=text, batched=True, tokenized=True, preprocess=_CUT),
+    "fill-mask": Task(
+        prepare=masked_text, batched=True, preprocess={"tokenizer_kwargs": _CUT}, example=_masked_example
+    ),
+    "token-classification": Task(prepare=text, batched=True),
+    "zero-shot-classification": Task(
+        prepare=labelled_text, batched=True, parameters={"candidate_labels": ["one", "other"]}
+    ),
+    "text-generation": Task(prepare=prompt, batched=True, parameters={"max_new_tokens": 1}),
+    "image-classification": Task(prepare=image, batched=True, example=_image_example),
+    "audio-classification": Task(prepare=audio, batched=True, example=_audio_example),
+    "automatic-speech-recognition": Task(prepare=audio, batched=True, example=_audio_example),
+    "image-feature-extraction": Task(prepare=image, example=_image_example),
+    "image-segmentation": Task(prepare=image, example=_image_example),
+    "object-detection": Task(prepare=image, example=_image_example),
+    "depth-estimation": Task(prepare=image, example=_image_example),
+    "mask-generation": Task(prepare=image, example=_image_example),
+    "zero-shot-image-classification": Task(
+        prepare=image, example=_image_example, parameters={"candidate_labels": ["one"]}
+    ),
+    "zero-shot-audio-classification": Task(
+        prepare=audio, example=_audio_example, parameters={"candidate_labels": ["one"]}
+    ),
+    "zero-shot-object-detection": Task(prepare=image_fields, example=_labelled_image_example),
+    "document-question-answering": Task(prepare=image_fields, example=None),
+    "image-text-to-text": Task(prepare=image_and_text, example=None),
+    "table-question-answering": Task(prepare=table, example=_table_example),
+    "text-to-audio": Task(prepare=text),
+}
+ALIASES = {
+    "sentiment-analysis": "text-classification",
+    "ner": "token-classification",
+    "text-to-speech": "text-to-audio",
+}

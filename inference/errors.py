@@ -1,0 +1,151 @@
+"""What can go wrong, as the public may read it.
+
+    InferenceError
+    ├── SubmissionError            the job was not accepted; nothing was stored
+    │   ├── UnknownModel
+    │   ├── InvalidInput
+    │   ├── IdempotencyMismatch    the key was used with another body
+    │   ├── TooManyQueued          retryable: the owner's share of the queue is used up
+    │   ├── QueueFull              retryable
+    │   ├── Overloaded             retryable: the wait would be too long
+    │   └── NoWorker               retryable: nobody serves the model now
+    ├── JobNotFound                no such job, or another owner's
+    ├── BulkNotFound               no such bulk, or another owner's
+    ├── JobNotFinished             the wait is over, the job is not; it can still be polled
+    ├── StoreUnavailable           retryable: the database does not answer
+    └── JobError                   recorded on the row of a job that failed
+        ├── EngineError            the engine raised
+        ├── BadOutput              the engine answered with the wrong shape, or NaN
+        ├── OutOfMemory            the item does not fit on the device, even alone
+        ├── TimedOut               ran past the model's time_limit_s, alone
+        ├── Crashed                its process died, alone and twice
+        ├── DeviceFailed           the device is in an error state
+        ├── ModelUnavailable       the model could not be loaded
+        ├── Lost                   given back too often
+        └── Expired                not started before its deadline
+
+`code` is stable and part of the interface; `retryable` says whether the same call may succeed later.
+The message of an exception is what the public may read: it names what would be right, and no secret.
+"""
+
+from typing import ClassVar
+
+
+class InferenceError(Exception):
+    code: ClassVar[str] = "error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class SubmissionError(InferenceError):
+    code = "not_accepted"
+
+
+class UnknownModel(SubmissionError):
+    code = "unknown_model"
+
+
+class InvalidInput(SubmissionError):
+    """`field` is the path of what is wrong in the request's body, such as `parameters.top_k`."""
+
+    code = "invalid_input"
+
+    def __init__(self, message: str, *, field: str = "inputs") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class IdempotencyMismatch(SubmissionError):
+    code = "idempotency_mismatch"
+
+
+class TooManyQueued(SubmissionError):
+    code = "too_many_queued"
+    retryable = True
+
+
+class QueueFull(SubmissionError):
+    code = "queue_full"
+    retryable = True
+
+
+class Overloaded(SubmissionError):
+    code = "overloaded"
+    retryable = True
+
+
+class NoWorker(SubmissionError):
+    code = "no_worker"
+    retryable = True
+
+
+class JobNotFound(InferenceError):
+    code = "job_not_found"
+
+
+class BulkNotFound(InferenceError):
+    code = "bulk_not_found"
+
+
+class JobNotFinished(InferenceError):
+    code = "not_finished"
+    retryable = True
+
+
+class StoreUnavailable(InferenceError):
+    code = "store_unavailable"
+    retryable = True
+
+
+class JobError(InferenceError):
+    code = "failed"
+
+
+class EngineError(JobError):
+    code = "engine_error"
+
+
+class BadOutput(JobError):
+    code = "bad_output"
+
+
+class OutOfMemory(JobError):
+    code = "out_of_memory"
+
+
+class TimedOut(JobError):
+    code = "timed_out"
+
+
+class Crashed(JobError):
+    code = "crashed"
+
+
+class DeviceFailed(JobError):
+    code = "device_failed"
+    retryable = True
+
+
+class ModelUnavailable(JobError):
+    code = "model_unavailable"
+    retryable = True
+
+
+class Lost(JobError):
+    code = "lost"
+    retryable = True
+
+
+class Expired(JobError):
+    code = "expired"
+
+
+class BrokerUnavailable(InferenceError):
+    """Inside the service only: a job is accepted without its message, and sent later."""
+
+    code = "broker_unavailable"
+    retryable = True

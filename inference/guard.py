@@ -1,0 +1,56 @@
+"""Ends what a supervisor left behind, however the supervisor died. Run as a program; imports nothing of the project.
+
+It reads `+ GROUP GRACE_S` and `- GROUP` from its standard input. At the end of the input, which is the end of the
+supervisor, it stops the groups that are left, the youngest first. `PR_SET_PDEATHSIG` would reach the direct
+children only, and on Linux only.
+"""
+
+import os
+import signal
+import sys
+import time
+
+
+def is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def send(group: int, number: int, *, leader_only: bool = False) -> None:
+    try:
+        if leader_only:
+            os.kill(group, number)
+        else:
+            os.killpg(group, number)
+    except ProcessLookupError:
+        return
+
+
+def end(group: int, grace_s: float) -> None:
+    """Ask the group's leader to stop, and kill what is left of the group after `grace_s`."""
+    deadline = time.monotonic() + grace_s
+    send(group, signal.SIGTERM, leader_only=True)
+    while is_alive(group) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    send(group, signal.SIGKILL)
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    groups: dict[int, float] = {}
+    for line in sys.stdin:
+        verb, group, *grace_s = line.split()
+        if verb == "+":
+            groups[int(group)] = float(grace_s[0])
+        else:
+            groups.pop(int(group), None)
+    for group, grace in reversed(groups.items()):
+        end(group, grace)
+
+
+if __name__ == "__main__":
+    main()

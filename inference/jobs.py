@@ -1,0 +1,190 @@
+"""The face of the service for Python: `api`, the admin and management commands call nothing else.
+
+job = jobs.submit(model="embeddings", inputs="some text")
+job = jobs.wait(job.id, timeout_s=10)
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db import IntegrityError
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from inference import admission, catalog, idempotency, lengths, notices, validation, webhooks, workers
+from inference.broker import publish
+from inference.errors import JobNotFound, NoWorker, UnknownModel
+from inference.intake import PATIENCE_S, intake
+from inference.models import WAITING, Job, Priority, Status
+
+
+def submit(
+    *,
+    model: str,
+    inputs: Any,
+    parameters: dict[str, Any] | None = None,
+    priority: int = Priority.NORMAL,
+    expires_in_s: float | None = None,
+    owner: Any = None,
+    max_owned: int | None = None,
+    idempotency_key: str | None = None,
+    request_id: str = "",
+    webhook: str = "",
+) -> Job:
+    """Record one job and enqueue it. The row is committed when this returns.
+
+    `inputs` is one input, or a list of several that form one job. `max_owned` is how many jobs of `owner` may wait at
+    once. With an `idempotency_key` that the owner used before, it is the job of that time. `webhook` is the address
+    that is told when the job is finished. Raises `SubmissionError`.
+    """
+    if webhook:
+        webhooks.check(webhook)
+    job = _new_job(
+        model, inputs, parameters or {}, priority=priority, expires_in_s=expires_in_s, owner=owner,
+        idempotency_key=idempotency_key, request_id=request_id, webhook=webhook,
+    )  # fmt: skip
+    accepted = _accept(job, max_owned)
+    if webhook:
+        webhooks.register(accepted, webhook)
+    return accepted
+
+
+def run(*, timeout_s: float, model: str, inputs: Any, max_owned: int | None = None, **submission: Any) -> Job:
+    """`submit` and `wait` in one, without a moment in between: the answer cannot be missed.
+
+    Raises `NoWorker` before anything is stored when nobody serves the model.
+    """
+    job = _new_job(model, inputs, submission.pop("parameters", None) or {}, **submission)
+    _require_worker(model)
+    if known := idempotency.known(job):
+        return wait(known.id, timeout_s=timeout_s)
+    _admit(job, max_owned)
+    try:
+        return _store_and_wait(job, timeout_s)
+    except IntegrityError as error:
+        return wait(_known(job, error).id, timeout_s=timeout_s)
+
+
+def fetch(job_id: UUID, *, owner: Any = None) -> Job:
+    """Raises `JobNotFound`, also for another owner's job. `owner=None` sees all."""
+    jobs = Job.objects.filter(pk=job_id) if owner is None else Job.objects.filter(pk=job_id, owner=owner)
+    if job := jobs.order_by().defer("inputs").first():
+        return job
+    raise JobNotFound(f"There is no job {job_id}.")
+
+
+def wait(job_id: UUID, *, timeout_s: float, owner: Any = None) -> Job:
+    """The job once it is finished, or as it is after `timeout_s`. Holds no database connection meanwhile."""
+    with notices.listener.expect(job_id) as waiter:
+        job = fetch(job_id, owner=owner)
+        if job.is_finished or timeout_s <= 0:
+            return job
+        return waiter.wait(timeout_s) or fetch(job_id, owner=owner)
+
+
+def cancel(job_id: UUID, *, owner: Any = None) -> Job:
+    """Cancel a queued or running job; a finished one is left as it is. A running job's outcome is dropped."""
+    fetch(job_id, owner=owner)
+    cancelled = Job.objects.filter(pk=job_id, status__in=WAITING).update(status=Status.CANCELLED, finished_at=Now())
+    if cancelled:
+        notices.publish(publish.redis_client(), [job_id])
+    return fetch(job_id)
+
+
+def retry(job_id: UUID, *, owner: Any = None) -> Job:
+    """Submit the same inputs again as a new job: terminal states never change."""
+    old = fetch(job_id, owner=owner)
+    return submit(
+        model=old.model, inputs=old.inputs, parameters=old.parameters, priority=old.priority, owner=old.owner,
+        request_id=old.request_id,
+    )  # fmt: skip
+
+
+def models() -> catalog.Catalog:
+    """The models of the catalog, by name."""
+    return catalog.load_cached(settings.MODELS_FILE)
+
+
+def spec_of(model: str) -> catalog.ModelSpec:
+    """Raises `UnknownModel`."""
+    try:
+        return models()[model]
+    except KeyError:
+        known = ", ".join(sorted(models()))
+        raise UnknownModel(f"There is no model {model!r}. Known models: {known}.") from None
+
+
+def _new_job(
+    model: str,
+    inputs: Any,
+    parameters: dict[str, Any],
+    *,
+    priority: int = Priority.NORMAL,
+    expires_in_s: float | None = None,
+    owner: Any = None,
+    idempotency_key: str | None = None,
+    request_id: str = "",
+    webhook: str = "",
+) -> Job:
+    """A job that the model takes, not stored yet."""
+    spec = spec_of(model)
+    checked = validation.validate(spec, inputs, parameters)
+    size, length = lengths.measure(spec, inputs)
+    now = timezone.now()
+    job = Job(
+        model=model, inputs=inputs, parameters=checked, size=size, length=length, priority=priority, owner=owner,
+        created_at=now, published_at=now, request_id=request_id,
+        expires_at=now + datetime.timedelta(seconds=expires_in_s) if expires_in_s is not None else None,
+    )  # fmt: skip
+    if idempotency_key is not None:
+        job.idempotency_key = idempotency.owned(owner, idempotency_key)
+        job.idempotency_digest = idempotency.digest(model, inputs, parameters, priority, expires_in_s, webhook)
+    return job
+
+
+def _accept(job: Job, max_owned: int | None) -> Job:
+    """Store and send the job, unless it is known by its idempotency key."""
+    if known := idempotency.known(job):
+        return known
+    _admit(job, max_owned)
+    try:
+        intake.accept(job)
+    except IntegrityError as error:
+        return _known(job, error)
+    return job
+
+
+def _admit(job: Job, max_owned: int | None) -> None:
+    if max_owned is not None and job.owner_id is not None:
+        admission.admit_owner(job.owner_id, max_owned, job.priority)
+    admission.admit(spec_of(job.model), job.priority)
+
+
+def _store_and_wait(job: Job, timeout_s: float) -> Job:
+    """One wait, not one for the commit and one for the end: a finished job was committed."""
+    with notices.listener.expect(job.id) as waiter:
+        submission = intake.offer(job, waiter.fail)
+        first_s = min(timeout_s, PATIENCE_S)
+        if finished := waiter.wait(first_s):
+            return finished
+        submission.confirm(PATIENCE_S - first_s)
+        return waiter.wait(timeout_s - first_s) or fetch(job.id)
+
+
+def _known(job: Job, error: IntegrityError) -> Job:
+    """The job that another request with the same key stored a moment ago. Raises `error` when there is none."""
+    if known := idempotency.known(job):
+        return known
+    raise error
+
+
+def _require_worker(model: str) -> None:
+    """Raises `NoWorker`."""
+    if model not in workers.served_models():
+        raise NoWorker(
+            f"No worker serves {model!r} now. Jobs posted to /v1/jobs are kept until one does.", retry_after_s=5
+        )

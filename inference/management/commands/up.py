@@ -1,0 +1,99 @@
+"""`manage.py up`: the whole service with one command, for development and small machines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from argparse import ArgumentParser
+from typing import Any
+
+from django.conf import settings
+from django.core.management import call_command
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError
+
+from inference import supervisor
+from inference.broker import address, embedded
+from inference.welcome import Welcome
+
+COLOURS = {"up": 36, "broker": 35, "web": 34, "worker": 32}
+
+
+class Output:
+    """One log: each line is headed by the name of its program, what speaks to the reader is not."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+    def __call__(self, name: str, line: str) -> None:
+        with self.lock:
+            try:
+                print(f"{self.head(name)}{line}", flush=True)
+            except BrokenPipeError:  # whoever read this is gone
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def head(self, name: str) -> str:
+        if not name:
+            return ""
+        head = f"{name:<6} |"
+        return f"\033[{COLOURS.get(name, 37)}m{head}\033[0m " if self.coloured else f"{head} "
+
+
+class Command(BaseCommand):
+    help = "Run everything: migrations, the embedded broker, one worker and the web server. Ctrl-C stops all."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--host", default=os.environ.get("HOST", "127.0.0.1"), help="HOST, default 127.0.0.1")
+        parser.add_argument("--port", type=int, default=os.environ.get("PORT", "8000"), help="PORT, default 8000")
+
+    def handle(self, *args: Any, host: str, port: int, **options: Any) -> None:
+        refuse_taken_port(host, port)
+        migrate()
+        supervisor.raise_open_files_limit()
+        log = Output()
+        service = supervisor.Supervisor(log)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: service.stop())
+        service.start(programs(host, port))
+        Welcome(host=host, port=port, log=log, stopping=service.stopping).start()
+        service.run()
+
+
+def programs(host: str, port: int) -> list[supervisor.Program]:
+    """In the order they start in; REDIS_URL takes the place of the embedded broker."""
+    own = [supervisor.worker_program(), supervisor.web_program(host=host, port=port)]
+    if settings.WEBHOOK_HOSTS:
+        own.append(supervisor.webhooks_program())
+    return own if os.environ.get("REDIS_URL") else [embedded_broker(), *own]
+
+
+def embedded_broker() -> supervisor.Program:
+    socket_path = address.embedded_socket(settings.BASE_DIR)
+    if embedded.is_answering(socket_path):
+        raise CommandError(f"This folder's service runs already, its broker answers on {socket_path}. Stop it first.")
+    return supervisor.broker_program(data=settings.DATA_DIR / "broker", socket=socket_path)
+
+
+def refuse_taken_port(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise CommandError(
+                f"Cannot listen on {host} port {port}: {error.strerror}. Choose another port: make run PORT={port + 1}"
+            ) from error
+
+
+def migrate() -> None:
+    try:
+        call_command("migrate", interactive=False, verbosity=0)
+    except DatabaseError as error:
+        name = settings.DATABASES["default"]["NAME"]
+        raise CommandError(f"The database {name} cannot be used: {error}. DATABASE_URL says where it is.") from error

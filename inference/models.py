@@ -1,0 +1,204 @@
+"""The rows: a `Job` is the truth about one accepted request, a `Worker` is the presence of one worker process."""
+
+from __future__ import annotations
+
+import datetime
+from uuid import UUID
+
+import uuid_utils.compat
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+from inference.fields import JSONField
+
+
+def new_job_id() -> UUID:
+    """A UUIDv7: ids sort by their time of creation."""
+    return uuid_utils.compat.uuid7()
+
+
+def first_id_at(moment: datetime.datetime) -> UUID:
+    """The smallest id that can be made at `moment`: a range of time is a range of ids, which every index ends with."""
+    return UUID(int=(int(moment.timestamp() * 1000) << 80) | (7 << 76) | (2 << 62))
+
+
+class Status(models.TextChoices):
+    """queued → running → succeeded | failed; queued → cancelled | expired; running → queued only by recovery."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+WAITING = (Status.QUEUED, Status.RUNNING)
+TERMINAL = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.EXPIRED)
+
+
+class Priority(models.IntegerChoices):
+    """A smaller number goes first."""
+
+    HIGH = 1
+    NORMAL = 2
+    LOW = 3
+
+
+class Bulk(models.Model):
+    """Many jobs that were posted together; `rejected` holds the inputs that were refused, as (index, code, detail)."""
+
+    id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
+    model = models.CharField(max_length=100)
+    total = models.PositiveIntegerField(help_text="Inputs posted, accepted or refused.")
+    rejected = JSONField(default=list)
+    created_at = models.DateTimeField(default=timezone.now)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET_NULL)
+    idempotency_key = models.CharField(max_length=300, null=True, default=None, unique=True)
+    idempotency_digest = models.CharField(max_length=64, blank=True, default="")
+    request_id = models.CharField(max_length=128, blank=True, default="")
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.id}"
+
+
+class Job(models.Model):
+    id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
+    model = models.CharField(max_length=100)
+    inputs = JSONField(help_text="One input, or a list of several, as the client sent it.")
+    parameters = JSONField(default=dict)
+    size = models.PositiveIntegerField(default=1, help_text="Items in the inputs.")
+    length = models.PositiveIntegerField(default=1, help_text="Estimated tokens of the longest item.")
+    priority = models.PositiveSmallIntegerField(choices=Priority, default=Priority.NORMAL)
+    status = models.CharField(max_length=10, choices=Status, default=Status.QUEUED)
+    output = JSONField(null=True, default=None)
+    error_code = models.CharField(max_length=40, blank=True, default="")
+    error_detail = models.TextField(blank=True, default="")
+
+    batch = models.UUIDField(null=True, default=None, help_text="The claim: who may record the outcome.")
+    batch_size = models.PositiveIntegerField(null=True, default=None, help_text="Items of the whole batch.")
+    attempts = models.PositiveIntegerField(default=0, help_text="Times it was claimed by a replica.")
+    recoveries = models.PositiveIntegerField(default=0, help_text="Times it was given back by the reconciler.")
+    worker = models.UUIDField(null=True, default=None)
+    device = models.CharField(max_length=20, blank=True, default="")
+
+    created_at = models.DateTimeField(default=timezone.now)
+    published_at = models.DateTimeField(null=True, default=None, help_text="When its message was last sent.")
+    started_at = models.DateTimeField(null=True, default=None)
+    finished_at = models.DateTimeField(null=True, default=None)
+    expires_at = models.DateTimeField(null=True, default=None)
+
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET_NULL)
+    idempotency_key = models.CharField(max_length=300, null=True, default=None, help_text="OWNER:KEY, one job each.")
+    idempotency_digest = models.CharField(max_length=64, blank=True, default="", help_text="Of its request.")
+    request_id = models.CharField(max_length=128, blank=True, default="")
+    bulk = models.ForeignKey(Bulk, null=True, default=None, on_delete=models.CASCADE, db_index=False)
+    bulk_index = models.PositiveIntegerField(null=True, default=None, help_text="Its place among the bulk's inputs.")
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [
+            models.Index(fields=["model", "priority", "id"], name="job_queued", condition=Q(status="queued")),
+            models.Index(fields=["worker", "started_at"], name="job_running", condition=Q(status="running")),
+            models.Index(fields=["expires_at"], name="job_expiring", condition=Q(status="queued")),
+            models.Index(fields=["status", "-id"], name="job_by_status"),
+            models.Index(fields=["model", "-id"], name="job_by_model"),
+            models.Index(fields=["owner", "-id"], name="job_by_owner"),
+            models.Index(
+                fields=["owner", "priority"],
+                name="job_queued_by_owner",
+                condition=Q(status="queued", owner__isnull=False),
+            ),
+            models.Index(fields=["bulk", "status"], name="job_by_bulk", condition=Q(bulk__isnull=False)),
+        ]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["idempotency_key"],
+                name="job_idempotency_key",
+                condition=Q(idempotency_key__isnull=False),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.id}"
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status in TERMINAL
+
+    @property
+    def queue_wait(self) -> datetime.timedelta | None:
+        return self.started_at - self.created_at if self.started_at else None
+
+    @property
+    def run_time(self) -> datetime.timedelta | None:
+        return self.finished_at - self.started_at if self.started_at and self.finished_at else None
+
+
+class WorkerState(models.TextChoices):
+    STARTING = "starting"
+    READY = "ready"
+    DEGRADED = "degraded"
+    STOPPED = "stopped"
+    GONE = "gone"
+
+
+class Worker(models.Model):
+    """One row a start of a worker process; `heartbeat_at` moves every `WORKER_HEARTBEAT_S`."""
+
+    id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
+    name = models.CharField(max_length=255, help_text="Celery's node name.")
+    pid = models.PositiveIntegerField()
+    state = models.CharField(max_length=10, choices=WorkerState, default=WorkerState.STARTING)
+    model_names = models.JSONField(default=list, help_text="The models it consumes.")
+    devices = models.JSONField(default=list)
+    replicas = models.JSONField(
+        default=dict, help_text='By index: {"pid", "device", "models": {name: "ready" or why not}}.'
+    )
+    error = models.TextField(blank=True, default="", help_text="Which models it cannot serve, and why.")
+    replicas_total = models.PositiveIntegerField(default=0)
+    replicas_ready = models.PositiveIntegerField(default=0)
+    replicas_busy = models.PositiveIntegerField(default=0)
+    held = models.PositiveIntegerField(default=0, help_text="Jobs prefetched and not started.")
+    finished = models.PositiveBigIntegerField(default=0, help_text="Jobs finished since its start.")
+    jobs_per_s = models.FloatField(default=0.0, help_text="Over the last ten seconds.")
+    speeds = models.JSONField(default=dict, help_text="By model: measured items a second while running.")
+    reached = models.JSONField(default=dict, help_text="By model, priority: creation time of the newest job started.")
+    started_at = models.DateTimeField(default=timezone.now)
+    heartbeat_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["-started_at"]
+        indexes = [models.Index(fields=["state", "heartbeat_at"], name="worker_presence")]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.pid})"
+
+
+class WebhookState(models.TextChoices):
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    GIVEN_UP = "given up"
+
+
+class Webhook(models.Model):
+    """One notice to a client's address that its job is finished."""
+
+    id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
+    job = models.OneToOneField(Job, on_delete=models.CASCADE)
+    url = models.URLField(max_length=500)
+    state = models.CharField(max_length=10, choices=WebhookState, default=WebhookState.PENDING)
+    attempts = models.PositiveIntegerField(default=0)
+    due_at = models.DateTimeField(default=timezone.now, help_text="Not before, nor before the job is finished.")
+    last_error = models.CharField(max_length=300, blank=True, default="")
+
+    class Meta:
+        indexes = [models.Index(fields=["due_at"], name="webhook_pending", condition=Q(state="pending"))]
+
+    def __str__(self) -> str:
+        return f"{self.url} for {self.job_id}"

@@ -1,0 +1,152 @@
+"""What a request may ask of a model: one `ParameterSpec` a parameter. Checked twice: on arrival, and in the child."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from inference.errors import InvalidInput
+
+MAX_TEXT = 10_000  # characters of a string, where its spec sets no limit
+MAX_ITEMS = 1000  # of an array, where its spec sets no limit
+
+TYPES: dict[str, type | tuple[type, ...]] = {
+    "integer": int, "number": (int, float), "boolean": bool, "string": str, "array": list, "object": dict,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterSpec:
+    """One request parameter that the model allows, with its bounds."""
+
+    type: str  # a key of TYPES
+    min: float | None = None
+    max: float | None = None
+    max_length: int | None = None  # characters of a string
+    items: str | None = None  # type of an array's items
+    min_items: int | None = None
+    max_items: int | None = None
+    choices: tuple[Any, ...] | None = None
+    default: Any = None
+    required: bool = False
+
+
+def is_of_type(value: Any, kind: str) -> bool:
+    """Whether a JSON value has the type a `ParameterSpec` names; a boolean is not a number."""
+    if isinstance(value, bool):
+        return kind == "boolean"
+    return isinstance(value, TYPES[kind])
+
+
+def parse(name: str, table: Any) -> ParameterSpec:
+    """What models.toml says of one parameter. Raises `ValueError` with what would be right."""
+    if not isinstance(table, dict) or table.get("type") not in TYPES:
+        raise ValueError(f'parameter {name} needs a type, one of {", ".join(TYPES)}, as in {{ type = "integer" }}')
+    known = [field.name for field in fields(ParameterSpec)]
+    for unknown in table.keys() - set(known):
+        raise ValueError(f"parameter {name}: unknown key {unknown!r}; known keys are {', '.join(known)}")
+    for key, value in table.items():
+        if key in _KEYS and not _KEYS[key][0](table, value):
+            raise ValueError(f"parameter {name}: {key} {_KEYS[key][1]}")
+    if table.get("min", 0) > table.get("max", math.inf):
+        raise ValueError(f"parameter {name}: min is above max")
+    return _with_sound_default(name, ParameterSpec(**table | {"choices": _choices(table)}))
+
+
+def _choices(table: dict[str, Any]) -> tuple[Any, ...] | None:
+    return tuple(table["choices"]) if "choices" in table else None
+
+
+def _with_sound_default(name: str, spec: ParameterSpec) -> ParameterSpec:
+    if spec.default is None:
+        return spec
+    if not is_of_type(spec.default, spec.type):
+        raise ValueError(f"parameter {name}: default {spec.default!r} is not of type {spec.type}")
+    try:
+        validate({name: spec}, {name: spec.default})
+    except InvalidInput as error:
+        raise ValueError(f"the default is not allowed: {error.message.rstrip('.')}") from error
+    return spec
+
+
+def _is_number_bound(table: dict[str, Any], value: Any) -> bool:
+    return table["type"] in ("integer", "number") and is_of_type(value, "number")
+
+
+def _is_count(table: dict[str, Any], value: Any) -> bool:
+    return is_of_type(value, "integer") and value >= 0
+
+
+_KEYS: dict[str, tuple[Callable[[dict[str, Any], Any], bool], str]] = {
+    "min": (_is_number_bound, "must be a number and is for integer and number only"),
+    "max": (_is_number_bound, "must be a number and is for integer and number only"),
+    "max_length": (_is_count, "must be a whole number from 0"),
+    "min_items": (_is_count, "must be a whole number from 0"),
+    "max_items": (_is_count, "must be a whole number from 0"),
+    "items": (lambda table, value: value in TYPES, f"must be one of {', '.join(TYPES)}"),
+    "choices": (lambda table, value: isinstance(value, list) and bool(value), "must be a list of what is allowed"),
+    "required": (lambda table, value: isinstance(value, bool), "must be true or false"),
+}
+
+
+def validate(specs: Mapping[str, ParameterSpec], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters with defaults filled in, in the order of `specs`. Raises `InvalidInput`."""
+    if unknown := [name for name in parameters if name not in specs]:
+        raise _invalid(unknown[0], f"unknown parameter; {_hint(unknown[0], specs)}")
+    values = {}
+    for name, spec in specs.items():
+        if name in parameters:
+            values[name] = _checked(name, spec, parameters[name])
+        elif spec.required:
+            raise _invalid(name, "is required")
+        elif spec.default is not None:
+            values[name] = spec.default
+    return values
+
+
+def _hint(name: str, specs: Mapping[str, ParameterSpec]) -> str:
+    if close := difflib.get_close_matches(name, specs, 1):
+        return f"did you mean {close[0]}?"
+    return f"known are {', '.join(specs)}" if specs else "this model takes none"
+
+
+def _checked(name: str, spec: ParameterSpec, value: Any) -> Any:
+    if not is_of_type(value, spec.type):
+        raise _invalid(name, f"must be of type {spec.type}, not {value!r:.50}")
+    if spec.choices is not None and value not in spec.choices:
+        raise _invalid(name, f"must be one of {', '.join(map(str, spec.choices))}, not {value!r:.50}")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        _check_number(name, spec, value)
+    elif isinstance(value, str):
+        _check_size(name, "characters", len(value), 0, spec.max_length or MAX_TEXT)
+    elif isinstance(value, list):
+        _check_array(name, spec, value)
+    return value
+
+
+def _check_number(name: str, spec: ParameterSpec, value: float) -> None:
+    low = -math.inf if spec.min is None else spec.min
+    high = math.inf if spec.max is None else spec.max
+    if not math.isfinite(value) or not low <= value <= high:
+        raise _invalid(name, f"must be from {low:g} to {high:g}, not {value!r}")
+
+
+def _check_array(name: str, spec: ParameterSpec, value: list[Any]) -> None:
+    _check_size(name, "items", len(value), spec.min_items or 0, spec.max_items or MAX_ITEMS)
+    for index, item in enumerate(value):
+        if spec.items and not is_of_type(item, spec.items):
+            raise _invalid(f"{name}[{index}]", f"must be of type {spec.items}, not {item!r:.50}")
+        if isinstance(item, str):
+            _check_size(f"{name}[{index}]", "characters", len(item), 0, spec.max_length or MAX_TEXT)
+
+
+def _check_size(name: str, what: str, size: int, low: int, high: int) -> None:
+    if not low <= size <= high:
+        raise _invalid(name, f"must have from {low} to {high} {what}, not {size}")
+
+
+def _invalid(name: str, message: str) -> InvalidInput:
+    return InvalidInput(f"parameters.{name}: {message}.", field=f"parameters.{name}")

@@ -1,0 +1,54 @@
+"""How often something may happen: so many times a minute, evenly, with a tenth of a minute's worth at once.
+
+The generic cell rate algorithm (ITU-T I.371): one moment a name, kept in Redis for all processes, by its clock. While
+Redis is away each process counts for itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import redis
+
+from inference.broker import publish
+
+KEY = "inference.rate:"
+LUA = """
+local now = redis.call('TIME'); now = now[1] + now[2] / 1e6
+local step, burst = tonumber(ARGV[1]), tonumber(ARGV[2])
+local due = math.max(tonumber(redis.call('GET', KEYS[1]) or '0'), now)
+if due - now > burst then return tostring(due - now - burst) end
+redis.call('SET', KEYS[1], string.format('%.6f', due + step), 'PX', math.ceil((burst + step) * 1000) + 1000)
+return '0'
+"""
+
+
+class Local:
+    """The same for one process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._due: dict[str, float] = {}
+
+    def take(self, name: str, step_s: float, burst_s: float) -> float:
+        now = time.monotonic()
+        with self._lock:
+            due = max(self._due.get(name, 0.0), now)
+            if due - now > burst_s:
+                return due - now - burst_s
+            self._due[name] = due + step_s
+        return 0.0
+
+
+_local = Local()
+
+
+def take(name: str, per_minute: int) -> float:
+    """0.0, and this time is counted; or the seconds until the next time is allowed, and it is not."""
+    step_s = 60.0 / per_minute
+    burst_s = max(6.0 - step_s, 0.0)
+    try:
+        return float(publish.redis_client().eval(LUA, 1, KEY + name, step_s, burst_s))
+    except redis.RedisError:
+        return _local.take(name, step_s, burst_s)

@@ -1,0 +1,135 @@
+"""What was lost is found again. Every worker runs this every few seconds; several at once do no harm.
+
+1. A worker that is silent for too long is gone.
+2. A running job whose worker is gone, or that ran past its model's limit, is given back; too often, it fails.
+3. A queued job past its deadline expires.
+4. A queued job whose message was lost is sent again. A doubled message is harmless: only one claim wins.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import logging
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from django.conf import settings
+from django.db.models import F, Q, QuerySet
+from django.db.models.functions import Now
+
+from inference import errors, notices, workers
+from inference.broker import publish
+from inference.intake import message_of
+from inference.jobs import models
+from inference.models import Job, Status, Worker, WorkerState, first_id_at
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+OVERDUE_S = 20.0  # past the time limit, which the worker itself enforces
+RESEND_S = settings.WORKER_SILENT_S * 2 / 3  # a message younger than this may still be on its way
+HELD_S = settings.WORKER_SILENT_S  # what left its queue and was not started for longer is not waited for any more
+PASSED_S = settings.WORKER_SILENT_S / 3  # a job is passed when one that is this much younger was started before it
+CHUNK = 500
+
+
+def reconcile() -> None:
+    """One round."""
+    _mark_gone()
+    _give_back()
+    _expire()
+    try:
+        _send_again()
+    except errors.BrokerUnavailable as error:
+        logger.warning("lost messages not sent again yet: %s", error)
+
+
+def _ago(seconds: float) -> Now:
+    return Now() - datetime.timedelta(seconds=seconds)  # type: ignore[return-value]
+
+
+def _mark_gone() -> None:
+    silent = Worker.objects.filter(state__in=workers.PRESENT, heartbeat_at__lt=workers.silent_since())
+    if gone := silent.update(state=WorkerState.GONE, replicas_ready=0, replicas_busy=0, held=0):
+        logger.warning("%d workers are silent for %g s, their jobs are given back", gone, settings.WORKER_SILENT_S)
+
+
+def _give_back() -> None:
+    lost = Q(worker__in=Worker.objects.exclude(state__in=workers.PRESENT).values("pk"))
+    for spec in models().values():
+        lost |= Q(model=spec.name, started_at__lt=_ago(spec.time_limit_s + OVERDUE_S))
+    running = Job.objects.filter(lost, status=Status.RUNNING)
+    failed = _finish(
+        running.filter(recoveries__gte=settings.MAX_RECOVERIES - 1),
+        Status.FAILED,
+        recoveries=F("recoveries") + 1,
+        error_code=errors.Lost.code,
+        error_detail=f"Given back {settings.MAX_RECOVERIES} times: every worker that ran it was lost.",
+    )
+    given = running.update(
+        status=Status.QUEUED, batch=None, worker=None, started_at=None, published_at=None,
+        recoveries=F("recoveries") + 1,
+    )  # fmt: skip
+    if failed or given:
+        logger.warning("%d running jobs given back, %d given up as lost", given, failed)
+
+
+def _expire() -> None:
+    overdue = Job.objects.filter(status=Status.QUEUED, expires_at__lte=Now())
+    if expired := _finish(
+        overdue, Status.EXPIRED, error_code=errors.Expired.code, error_detail="Not started before its deadline."
+    ):
+        logger.info("%d jobs expired", expired)
+
+
+def _finish(jobs: QuerySet[Job], status: Status, **values: object) -> int:
+    """End these jobs, and wake who waits for them. The ids are read first: a double notice is harmless."""
+    finished = 0
+    for ids in _chunks(jobs.order_by().values_list("pk", flat=True)):
+        finished += jobs.filter(pk__in=ids).update(status=status, finished_at=Now(), **values)
+        notices.publish(publish.redis_client(), ids)
+    return finished
+
+
+def _send_again() -> None:
+    lost = Q(published_at=None, created_at__lt=_ago(1.0)) | (Q(published_at__lt=_ago(RESEND_S)) & _missing())
+    jobs = Job.objects.filter(lost, status=Status.QUEUED, model__in=models()).defer("inputs", "output").order_by("pk")
+    for chunk in itertools.islice(_chunks(jobs.iterator(CHUNK)), 20):
+        publish.publish([message_of(job, recovered=True) for job in chunk])
+        Job.objects.filter(pk__in=[job.pk for job in chunk]).update(published_at=Now())
+        logger.warning("%d queued jobs had no message, sent again", len(chunk))
+
+
+def _missing() -> Q:
+    """Queued jobs that have no message: nothing of their model is in the broker or prefetched, or they were passed."""
+    waiting = set(Job.objects.filter(status=Status.QUEUED).order_by().values_list("model", flat=True).distinct()) & set(
+        models()
+    )
+    lengths = publish.queue_lengths([models()[name].queue for name in waiting])
+    living = list(workers.living())
+    held = any(worker.held or worker.replicas_busy for worker in living)
+    missing = Q(pk__in=[])
+    for name in waiting:
+        if not lengths[models()[name].queue]:
+            missing |= Q(model=name, published_at__lt=_ago(HELD_S if held else RESEND_S))
+        for priority, reached in _reached(living, name).items():
+            missing |= Q(
+                model=name, priority=priority, pk__lt=first_id_at(reached - datetime.timedelta(seconds=PASSED_S))
+            )
+    return missing
+
+
+def _reached(living: Iterable[Worker], model: str) -> dict[int, datetime.datetime]:
+    """By priority: how far in time of creation the living workers have come with this model."""
+    reached: dict[int, float] = {}
+    for worker in living:
+        for priority, moment in worker.reached.get(model, {}).items():
+            reached[int(priority)] = max(reached.get(int(priority), 0.0), moment)
+    return {key: datetime.datetime.fromtimestamp(at, datetime.UTC) for key, at in reached.items()}
+
+
+def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while chunk := list(itertools.islice(iterator, CHUNK)):
+        yield chunk

@@ -1,0 +1,53 @@
+"""Finished jobs are removed when they are old. An id tells its own age: the removed are told from the unknown."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import time
+from uuid import UUID
+
+from django.conf import settings
+from django.utils import timezone
+
+from inference.backlog import milliseconds
+from inference.models import TERMINAL, Bulk, Job, first_id_at
+
+logger = logging.getLogger(__name__)
+
+CHUNK = 2000  # jobs of one round
+STATEMENT = 500  # jobs of one statement
+PAUSE_S = 600.0  # when there is nothing left to remove
+
+
+def is_past(job_id: UUID) -> bool:
+    """Whether a job of this id, made by this service, would have been removed by now."""
+    if not settings.JOB_RETENTION_DAYS or job_id.version != 7:
+        return False
+    return milliseconds(job_id) / 1000 < time.time() - settings.JOB_RETENTION_DAYS * 86_400
+
+
+def remove_old(at_most: int = CHUNK) -> int:
+    """Remove finished jobs that are past the retention time, and bulks without jobs. Returns how many jobs."""
+    if not settings.JOB_RETENTION_DAYS:
+        return 0
+    limit = first_id_at(timezone.now() - datetime.timedelta(days=settings.JOB_RETENTION_DAYS))
+    old = Job.objects.filter(status__in=TERMINAL, pk__lt=limit).order_by("pk").values_list("pk", flat=True)
+    ids = list(old[:at_most])
+    for start in range(0, len(ids), STATEMENT):
+        Job.objects.filter(pk__in=ids[start : start + STATEMENT]).delete()
+    Bulk.objects.filter(pk__lt=limit, job=None).delete()
+    if ids:
+        logger.info("%d finished jobs older than %g days removed", len(ids), settings.JOB_RETENTION_DAYS)
+    return len(ids)
+
+
+class Sweeper:
+    """Removes a little at a time from a loop that must not be held up."""
+
+    def __init__(self) -> None:
+        self._next_at_s = 0.0
+
+    def sweep(self) -> None:
+        if time.monotonic() >= self._next_at_s and remove_old() < CHUNK:
+            self._next_at_s = time.monotonic() + PAUSE_S

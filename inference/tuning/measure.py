@@ -1,0 +1,164 @@
+"""What is measured, and in which order: a grid of shapes, replicas against threads, and half precision."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from inference import lengths
+from inference.catalog import ModelSpec
+from inference.tuning.replica import CannotMeasure, Replica, Setup
+
+LENGTHS = (8, 32, 128, 512)
+SOUND_LENGTHS = (50, 250, 1500)  # 1, 5 and 30 seconds
+TYPICAL = 32  # tokens: for what is compared at one length only
+SLOWEST_S = 5.0  # a shape that is expected to take longer is left out
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Seconds of one call, by (items, length). A shape that did not fit is in `too_large`."""
+
+    seconds: dict[tuple[int, int], float] = field(default_factory=dict)
+    too_large: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def sizes(self) -> list[int]:
+        return sorted({size for size, _ in self.seconds})
+
+    @property
+    def lengths(self) -> list[int]:
+        return sorted({length for _, length in self.seconds})
+
+    def items_per_s(self, size: int, length: int) -> float | None:
+        seconds = self.seconds.get((size, length))
+        return size / seconds if seconds else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """So many replicas of so many threads."""
+
+    replicas: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """What another dtype does: how much faster, and how far answers move."""
+
+    dtype: str
+    base: str
+    speedup: float
+    largest_change: float  # of any number in an answer
+    changed: int  # answers whose texts or shape changed
+    answers: int
+
+
+def lengths_for(spec: ModelSpec, own_inputs: Sequence[Any]) -> list[int]:
+    """Three lengths of the user's own inputs, or those that the task can have."""
+    if own_inputs:
+        found = sorted({lengths.measure(spec, value)[1] for value in own_inputs})
+        return sorted({found[0], found[len(found) // 2], found[-1]})
+    if spec.task in lengths.IMAGE_TASKS:
+        return [1]
+    wanted = SOUND_LENGTHS if spec.task in lengths.AUDIO_TASKS else LENGTHS
+    longest = spec.max_length or wanted[-1]
+    return sorted({min(length, longest) for length in wanted})
+
+
+def sizes_for(spec: ModelSpec) -> list[int]:
+    """Powers of two, up to twice what the catalog says now: a limit that is too low shows."""
+    return [1 << power for power in range(int(math.log2(2 * spec.max_batch_size)) + 1)]
+
+
+def grid(replica: Replica, sizes: Sequence[int], all_lengths: Sequence[int], budget_s: float, step: Progress) -> Grid:
+    found = Grid()
+    for length in all_lengths:
+        for size in sizes:
+            step(f"{size} items of {length}")
+            if _is_hopeless(found, size, length):
+                continue
+            seconds = replica.seconds(size, length, budget_s)
+            if seconds is None and size == 1:
+                raise CannotMeasure(f"Not even one item of {length} tokens fits in memory: lower max_length.")
+            if seconds is None:
+                found.too_large.append((size, length))
+            else:
+                found.seconds[size, length] = seconds
+    return found
+
+
+def _is_hopeless(found: Grid, size: int, length: int) -> bool:
+    """Larger than what did not fit, or twice as large as what was already slow."""
+    if any(size >= large and length >= long for large, long in found.too_large):
+        return True
+    half = found.seconds.get((size // 2, length))
+    return half is not None and 2 * half > SLOWEST_S
+
+
+def arrangements(device: str, cores: int) -> list[Arrangement]:
+    """All cores in one replica, one core each, and between; on a GPU, two replicas hide the gaps of one."""
+    if device != "cpu":
+        return [Arrangement(replicas=count, threads=max(1, cores // count)) for count in (1, 2)]
+    counts = sorted({1, max(1, cores // 2), cores})
+    return [Arrangement(replicas=count, threads=max(1, cores // count)) for count in counts]
+
+
+def throughput(setup: Setup, arrangement: Arrangement, sizes: Sequence[int], budget_s: float) -> dict[int, float]:
+    """Items per second of all replicas together, at a typical length, by batch size."""
+    length = typical_length(setup)
+    setup = dataclasses.replace(setup, threads=arrangement.threads)
+    with ExitStack() as stack:
+        replicas = [stack.enter_context(Replica(setup)) for _ in range(arrangement.replicas)]
+        for replica in replicas:
+            replica.wait_until_loaded()
+        rates = {}
+        for size in sizes:
+            for replica in replicas:
+                replica.start_items_per_s(size, length, budget_s)
+            rates[size] = sum(replica.answer() for replica in replicas)
+    return rates
+
+
+def typical_length(setup: Setup) -> int:
+    return min(lengths_for(setup.spec, setup.own_inputs), key=lambda length: abs(length - TYPICAL))
+
+
+def precision(setup: Setup, replica: Replica, dtype: str, size: int, budget_s: float) -> Precision:
+    """`setup` in another dtype against `replica`, which runs it as it is."""
+    all_lengths, length = lengths_for(setup.spec, setup.own_inputs), typical_length(setup)
+    other_setup = dataclasses.replace(setup, spec=dataclasses.replace(setup.spec, dtype=dtype))
+    with Replica(other_setup) as other:
+        other.wait_until_loaded()
+        base_s, other_s = (one.seconds(size, length, budget_s) or math.nan for one in (replica, other))
+        pairs = list(zip(replica.answers_to(all_lengths), other.answers_to(all_lengths), strict=True))
+    changes = [list(differences(first, second)) for first, second in pairs]
+    return Precision(
+        dtype=dtype,
+        base=setup.spec.dtype,
+        speedup=base_s / other_s,
+        largest_change=max((change for found in changes for change in found if change < math.inf), default=0.0),
+        changed=sum(math.inf in found for found in changes),
+        answers=len(pairs),
+    )
+
+
+def differences(first: Any, second: Any) -> Iterator[float]:
+    """How far each number of an answer moved; infinity where something else changed."""
+    if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
+        for key in first:
+            yield from differences(first[key], second[key])
+    elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        for left, right in zip(first, second, strict=True):
+            yield from differences(left, right)
+    elif isinstance(first, float) and isinstance(second, float):
+        yield abs(first - second)
+    elif first != second:
+        yield math.inf

@@ -1,0 +1,89 @@
+"""The measurements as a table, a plot in characters, and lines for models.toml."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from inference.catalog import ModelSpec
+from inference.tuning.measure import Arrangement, Grid, Precision
+
+BLOCKS = " ▏▎▍▌▋▊▉█"
+BAR = 40  # characters of the longest bar
+WORTH = (
+    0.97  # of the best rate: a larger batch must bring more than the rest, since it makes its first item wait longer
+)
+SLACK = 20  # a call may take this many times the slowest measured one before it counts as stuck
+MIN_TIME_LIMIT_S = 10
+
+
+def table(grid: Grid) -> Iterator[str]:
+    """Items per second: a row a length, a column a batch size."""
+    yield "items/s   " + "".join(f"{f'x {size}':>10}" for size in grid.sizes) + "   ms of one"
+    for length in grid.lengths:
+        rates = [grid.items_per_s(size, length) for size in grid.sizes]
+        cells = [
+            f"{rate:10.1f}" if rate else f"{_absent(grid, size, length):>10}"
+            for size, rate in zip(grid.sizes, rates, strict=True)
+        ]
+        yield f"{f'{length} tokens':<10}" + "".join(cells) + f"{1000 * grid.seconds[1, length]:12.1f}"
+
+
+def plot(grid: Grid) -> Iterator[str]:
+    """What batching gains: the rate by batch size, against one at a time, for each length."""
+    for length in grid.lengths:
+        rates = {size: rate for size in grid.sizes if (rate := grid.items_per_s(size, length))}
+        best = max(rates.values())
+        yield f"{length} tokens"
+        for size, rate in rates.items():
+            yield f"  x {size:<4} {bar(rate / best):<{BAR}} {rate / rates[1]:5.2f} times one at a time"
+
+
+def bar(share: float) -> str:
+    eighths = round(share * BAR * 8)
+    return "█" * (eighths // 8) + BLOCKS[eighths % 8].strip()
+
+
+def knee(grid: Grid, length: int) -> int:
+    """The smallest batch size that is worth it at this length."""
+    rates = {size: rate for size in grid.sizes if (rate := grid.items_per_s(size, length))}
+    best = max(rates.values())
+    return min(size for size, rate in rates.items() if rate >= WORTH * best)
+
+
+def catalog_lines(spec: ModelSpec, grid: Grid) -> list[str]:
+    """Limits only: within them the service itself learns, call by call, what is worth batching."""
+    knees = {length: knee(grid, length) for length in grid.lengths}
+    tokens = max(size * length for length, size in knees.items())
+    fitting = [size * length - 1 for size, length in grid.too_large]
+    slowest = max(grid.seconds.values())
+    return [
+        f"[{spec.name}]",
+        f"max_batch_size = {max(knees.values())}",
+        f"max_batch_tokens = {min([max(tokens, spec.max_length), *fitting])}",
+        f"time_limit_s = {max(MIN_TIME_LIMIT_S, math.ceil(SLACK * slowest))}",
+    ]
+
+
+def arrangement_lines(rates: dict[Arrangement, dict[int, float]]) -> Iterator[str]:
+    """Items per second of each arrangement at each batch size, and the worker option for the best."""
+    sizes = sorted({size for found in rates.values() for size in found})
+    yield "replicas x threads" + "".join(f"{f'x {size}':>12}" for size in sizes)
+    for arrangement, found in rates.items():
+        yield f"{arrangement.replicas:>8} x {arrangement.threads:<7}" + "".join(
+            f"{found[size]:12.1f}" for size in sizes
+        )
+    best = max(rates, key=lambda arrangement: sum(math.log(rate) for rate in rates[arrangement].values()))
+    yield f"best: celery -A project worker -c {best.replicas}"
+
+
+def precision_lines(found: Precision) -> Iterator[str]:
+    yield f"{found.dtype} runs {found.speedup:.2f} times as fast as {found.base}."
+    yield f"Numbers in the answers move by up to {found.largest_change:.2g}."
+    yield f"Of {found.answers} answers, {found.changed} change in more than their numbers."
+    if found.speedup > 1.2:
+        yield f'If your users can live with that: dtype = "{found.dtype}"'
+
+
+def _absent(grid: Grid, size: int, length: int) -> str:
+    return "too large" if any(size >= s and length >= n for s, n in grid.too_large) else "-"

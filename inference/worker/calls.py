@@ -1,0 +1,38 @@
+"""What crosses the pipe between the worker's main process and a pool child: plain values, no inputs and no outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+RAN_PAST_ITS_LIMIT = 1  # exit code of a child whose engine did: that of `faulthandler`, which ends it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCall:
+    """Run these jobs of one model together."""
+
+    batch: UUID
+    model: str
+    job_ids: tuple[UUID, ...]
+    takes_over: tuple[UUID, ...] = ()  # batches that are known to be over, whose rows may be claimed
+    verdict: str = ""  # do not run: fail the jobs with this error code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """What was recorded, and what it cost."""
+
+    errors: dict[UUID, str]  # code by job, of those that were claimed; "" for a success
+    engine_s: float = 0.0
+    size: int = 0  # items of the engine call
+    length: int = 0  # tokens of its longest item
+    calls: int = 0  # engine calls; more than one when a culprit was isolated
+    oom_shape: tuple[int, int] | None = None  # (size, length) that did not fit on the device
+
+
+def run_batch(call: BatchCall) -> BatchReport:
+    """Runs in a pool child, where the engines may be imported."""
+    from inference.worker import child
+
+    return child.run_batch(call)

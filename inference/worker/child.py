@@ -1,0 +1,205 @@
+"""What a pool child does: claim, run, record, notify. The only place where torch and the engines are."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TypeVar
+from uuid import UUID
+
+from celery.utils.log import current_process_index
+from django.conf import settings
+from django.db import DatabaseError, InterfaceError, close_old_connections, connection
+
+from inference import catalog, claims, errors, failpoints, lengths, notices, validation
+from inference.broker import publish
+from inference.claims import Outcome
+from inference.engines import loading
+from inference.engines.base import Engine
+from inference.engines.run import RunReport
+from inference.engines.run import run as run_engine
+from inference.models import Job
+from inference.worker import devices, presence
+from inference.worker.calls import BatchCall, BatchReport
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+DATABASE_PATIENCE_S = 8.0  # then the main process sends the batch again later
+
+VERDICTS = {
+    errors.Crashed.code: "The process that ran this input died, twice, and with this input alone.",
+    errors.DeviceFailed.code: "The device went into an error state with this input alone, twice.",
+    errors.TimedOut.code: "This input ran past the model's time_limit_s, alone in its batch.",
+}
+
+
+@dataclass(slots=True)
+class Replica:
+    """The models of this child, on its device."""
+
+    worker: UUID
+    device: str
+    engines: dict[str, Engine] = field(default_factory=dict)
+
+
+replica: Replica
+
+
+def start() -> None:
+    """Bind the device, load and warm up the models, report. Runs once, before the child takes calls."""
+    global replica
+    # The main process asks for the stack before it kills.
+    faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
+    plan = devices.Plan.from_environment()
+    index = current_process_index(base=0) or 0
+    replica = Replica(worker=plan.worker, device=plan.bind(index))
+    states = {name: _load(name) for name in plan.models}
+    presence.report_replica(plan.worker, index, pid=os.getpid(), device=plan.device_of(index), models=states)
+
+
+def _load(name: str) -> str:
+    """ "ready", or why the model could not be loaded: the child stays up and serves the others."""
+    spec = catalog.load_cached(settings.MODELS_FILE)[name]
+    started = time.monotonic()
+    try:
+        replica.engines[name] = loading.ready(spec, replica.device)
+    except errors.ModelUnavailable as error:
+        logger.exception("model=%s not loaded, the others are served", name)
+        return error.message
+    logger.info("model=%s loaded on %s in %.1f s", name, replica.device, time.monotonic() - started)
+    return "ready"
+
+
+def run_batch(call: BatchCall) -> BatchReport:
+    """Run one batch from claim to notice."""
+    failpoints.reach("before_claim")
+    jobs = _patiently(lambda: _claim(call))
+    failpoints.reach("after_claim")
+    if not jobs:
+        return BatchReport(errors={})
+    reports: list[RunReport] = []
+    if call.verdict:
+        outcomes = _condemn(jobs, call.verdict)
+    else:
+        failpoints.reach("before_run")
+        outcomes, reports = _run(call.model, jobs)
+        failpoints.reach("after_run")
+    _finish(call.batch, outcomes, batch_size=sum(job.size for job in jobs))
+    return _report(jobs, outcomes, reports)
+
+
+def _claim(call: BatchCall) -> list[Job]:
+    return claims.claim(
+        call.job_ids, call.batch, model=call.model, takes_over=call.takes_over, worker=replica.worker,
+        device=replica.device,
+    )  # fmt: skip
+
+
+def _condemn(jobs: Sequence[Job], code: str) -> list[Outcome]:
+    return [Outcome(job_id=job.id, error_code=code, error_detail=VERDICTS[code]) for job in jobs]
+
+
+def _run(model: str, jobs: Sequence[Job]) -> tuple[list[Outcome], list[RunReport]]:
+    """One engine call a set of parameters; the messages already grouped them, so there is one set."""
+    outcomes: list[Outcome] = []
+    reports: list[RunReport] = []
+    engine = replica.engines[model]
+    for same in _by_parameters(jobs):
+        try:  # again: the web process did, but a row can be written by anybody
+            parameters = validation.validate_parameters(engine.spec, same[0].parameters)
+        except errors.InvalidInput as error:
+            outcomes += [Outcome(job_id=job.id, error_code=error.code, error_detail=error.message) for job in same]
+            continue
+        items = [item for job in same for item in _items(job)]
+        with _limited(engine.spec.time_limit_s):
+            report = run_engine(engine, items, parameters)
+        reports.append(report)
+        answers = iter(report.outcomes)
+        outcomes += [_outcome(job, [next(answers) for _ in range(job.size)]) for job in same]
+    return outcomes, reports
+
+
+@contextlib.contextmanager
+def _limited(limit_s: float) -> Iterator[None]:
+    """Past the limit this process prints its stacks and exits, also when a C call of the engine holds the interpreter
+    or no signal is heard. Waits for the database do not count."""
+    faulthandler.dump_traceback_later(limit_s, exit=True, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _by_parameters(jobs: Sequence[Job]) -> Iterator[list[Job]]:
+    def digest(job: Job) -> str:
+        return catalog.parameters_digest(job.parameters)
+
+    for _, same in groupby(sorted(jobs, key=digest), key=digest):
+        yield list(same)
+
+
+def _is_list(job: Job) -> bool:
+    return lengths.is_list(replica.engines[job.model].spec, job.inputs)
+
+
+def _items(job: Job) -> list[object]:
+    return job.inputs if _is_list(job) else [job.inputs]
+
+
+def _outcome(job: Job, answers: list[object]) -> Outcome:
+    """A job of several items fails with its first failed item."""
+    for index, answer in enumerate(answers):
+        if isinstance(answer, errors.InferenceError):
+            where = f"inputs[{index}]: " if _is_list(job) else ""
+            return Outcome(job_id=job.id, error_code=answer.code, error_detail=where + answer.message)
+    return Outcome(job_id=job.id, output=answers if _is_list(job) else answers[0])
+
+
+def _finish(batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int) -> None:
+    failpoints.reach("before_record")
+    recorded = _patiently(lambda: claims.record(batch, outcomes, batch_size=batch_size))
+    failpoints.reach("after_record")
+    if recorded < len(outcomes):
+        logger.info(
+            "batch=%s %d of %d outcomes dropped: cancelled or given back",
+            batch,
+            len(outcomes) - recorded,
+            len(outcomes),
+        )
+    failpoints.reach("before_notify")
+    notices.publish(publish.redis_client(), [outcome.job_id for outcome in outcomes])
+    failpoints.reach("after_notify")
+
+
+def _report(jobs: Sequence[Job], outcomes: Sequence[Outcome], reports: Sequence[RunReport]) -> BatchReport:
+    return BatchReport(
+        errors={outcome.job_id: outcome.error_code for outcome in outcomes},
+        engine_s=sum(report.engine_s for report in reports),
+        size=sum(job.size for job in jobs),
+        length=max(job.length for job in jobs),
+        calls=sum(report.calls for report in reports),
+        oom_shape=next((report.oom_shape for report in reports if report.oom_shape), None),
+    )
+
+
+def _patiently(statement: Callable[[], T]) -> T:
+    """Try again while the database is away; give up before the batch's own time limit would be blamed for it."""
+    give_up_at = time.monotonic() + DATABASE_PATIENCE_S
+    while True:
+        try:
+            return statement()
+        except (DatabaseError, InterfaceError) as error:
+            if time.monotonic() > give_up_at:
+                raise
+            logger.warning("database away, trying again: %s", error)
+            connection.close()
+            close_old_connections()
+            time.sleep(0.2)

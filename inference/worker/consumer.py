@@ -1,0 +1,186 @@
+"""The batching consumer: a Celery strategy for the messages, and a bootstep for the life of the worker."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from celery import Celery, bootsteps, signals
+from celery.exceptions import InvalidTaskError
+from celery.worker import state
+from celery.worker.request import Request
+from celery.worker.strategy import hybrid_to_proto2
+from kombu.exceptions import ContentDisallowed, DecodeError
+
+from inference.batching import Item
+from inference.worker.dispatch import Dispatcher
+
+logger = logging.getLogger(__name__)
+
+SWEEP_S = 0.5  # a dead child is noticed, and a time limit enforced, within this
+
+
+class JobRequest(Request):
+    """One message of a job. Batch-mates share a child, so revoking never kills it; jobs are cancelled on their row."""
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        logger.warning("job=%s shares its process with others and is not terminated; cancel the job", self.id)
+
+    def received(self) -> None:
+        self.send_event(
+            "task-received", name=self.name, args=self.argsrepr, kwargs=self.kwargsrepr, root_id=self.root_id,
+            parent_id=self.parent_id, retries=0, eta=None, expires=None,
+        )  # fmt: skip
+
+    def started(self, pid: int) -> None:
+        self.worker_pid = pid
+        self.time_start = time.time()
+        state.task_accepted(self)
+        self.send_event("task-started")
+
+    def finished(self, error: str, runtime: float) -> None:
+        state.task_ready(self, successful=not error)
+        self.acknowledge()
+        if error:
+            self.send_event("task-failed", exception=error, traceback="")
+        else:
+            self.send_event("task-succeeded", result=None, runtime=runtime)
+
+    def give_back(self) -> None:
+        state.task_ready(self)
+        self.reject(requeue=True)
+
+
+def strategy(task: Any, app: Celery, consumer: Any) -> Callable[..., None]:
+    """What to do with a message of `inference.run`: put its job into its model's batch queue."""
+    if consumer.dispatcher is None:
+        return _refuse
+    dispatcher: Dispatcher = consumer.dispatcher
+    common = {
+        "app": app, "task": task, "hostname": consumer.hostname, "eventer": consumer.event_dispatcher,
+        "connection_errors": consumer.connection_errors,
+    }  # fmt: skip
+
+    def on_message(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **kwargs: Any) -> None:
+        request = request_of(message, on_ack=ack, on_reject=reject, **common)
+        if (request.expires or request.id in state.revoked) and request.revoked():
+            return
+        item, model = item_of(request, dispatcher)
+        signals.task_received.send(sender=consumer, request=request)
+        request.received()
+        state.task_reserved(request)
+        for callback in callbacks or ():
+            callback(request)
+        dispatcher.add(item, model, request)
+        consumer.dispatch_soon()
+
+    return on_message
+
+
+def _refuse(*arguments: Any, **kwargs: Any) -> None:
+    """A plain worker has no models: Celery logs and drops the message, the reconciler sends another."""
+    raise InvalidTaskError("no models are served by this worker")
+
+
+def request_of(message: Any, **common: Any) -> JobRequest:
+    """Raises what Celery answers by dropping the message with one log line: anything else would end the worker."""
+    try:
+        if "args" in message.payload:
+            body, headers, decoded, utc = hybrid_to_proto2(message, message.payload)
+            return JobRequest(message, body=body, headers=headers, decoded=decoded, utc=utc, **common)
+        return JobRequest(message, body=message.body, headers=message.headers, decoded=False, utc=True, **common)
+    except (ContentDisallowed, DecodeError):
+        raise
+    except Exception as error:
+        raise InvalidTaskError(f"not a task message: {error!r}") from error
+
+
+def item_of(request: Request, dispatcher: Dispatcher) -> tuple[Item, str]:
+    """The hints of one message, checked. Raises `InvalidTaskError`: Celery then logs and drops the message."""
+    try:
+        hints = request.kwargs
+        job_id = str(UUID(request.args[0]))
+        model = hints["model"]
+        if model not in dispatcher.specs:
+            raise ValueError(f"no model {model!r} is served here")
+        expires_at = hints.get("expires_at")
+        return Item(
+            id=job_id,
+            group=str(hints.get("group", "")),
+            size=max(1, int(hints.get("size", 1))),
+            length=max(1, int(hints.get("length", 1))),
+            priority=int(hints.get("priority", 2)),
+            arrived_at_s=min(float(hints.get("created_at") or time.time()), time.time()),
+            expires_at_s=float(expires_at) if expires_at is not None else None,
+        ), model
+    except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidTaskError(f"not a job message: {error!r}") from error
+
+
+class BatchingStep(bootsteps.StartStopStep):
+    """Owns the dispatcher, sizes the prefetch, and drives both from the event loop."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def __init__(self, c: Any, **kwargs: Any) -> None:
+        super().__init__(c, **kwargs)
+        self.timer: Any = None
+        c.dispatcher = None
+        if not self.include_if(c):  # a plain worker, of other queues: it drops what is not for it
+            return
+        plan = c.controller.inference_plan
+        c.dispatcher = Dispatcher(c.controller.inference_catalog, plan.models, lambda: c.pool._pool)
+        c.dispatch_soon = lambda: self._dispatch_soon(c)
+        biggest = max(spec.max_batch_size for spec in c.dispatcher.specs.values())
+        c.initial_prefetch_count = plan.replicas * biggest * 2  # one batch running, one to choose the next from
+        c.controller.presence.on_broken_models = lambda models: c.hub.call_soon(self._withdraw, c, models)
+        c.dispatcher.on_device_lost = lambda: self._device_lost(c)
+        self._scheduled = False
+
+    def include_if(self, c: Any) -> bool:
+        return getattr(c.controller, "inference_plan", None) is not None
+
+    def register_with_event_loop(self, c: Any, hub: Any) -> None:
+        c.pool._pool.on_idle = c.dispatch_soon
+        c.controller.presence.facts = c.dispatcher.facts
+        hub.call_repeatedly(SWEEP_S, self._sweep, c)
+
+    def stop(self, c: Any) -> None:
+        c.dispatcher.forget_messages()
+
+    def _sweep(self, c: Any) -> None:
+        c.pool.maintain_pool()  # the pool itself may notice a dead child only after 5 s
+        c.dispatcher.sweep()
+
+    def _dispatch_soon(self, c: Any) -> None:
+        """Once per turn of the loop: messages that arrive together are batched together."""
+        if not self._scheduled:
+            self._scheduled = True
+            c.hub.call_soon(self._dispatch, c)
+
+    def _dispatch(self, c: Any) -> None:
+        self._scheduled = False
+        if c.pool._pool is None:  # the worker leaves, and the event loop runs its last callbacks
+            return
+        dispatcher = c.dispatcher
+        dispatcher.kick()
+        due_in_s = dispatcher.due_in_s()
+        if due_in_s and dispatcher.pool.idle > 0:
+            self._wake_in(c, due_in_s)
+
+    def _wake_in(self, c: Any, delay_s: float) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = c.timer.call_after(delay_s, self._dispatch, (c,))
+
+    def _device_lost(self, c: Any) -> None:
+        c.controller.presence.withdraw(c.dispatcher.specs, "the device fails again and again; see the worker's log")
+        self._withdraw(c, frozenset(c.dispatcher.specs))
+
+    def _withdraw(self, c: Any, models: frozenset[str]) -> None:
+        for model in models:
+            c.cancel_task_queue(c.dispatcher.specs[model].queue)
+        c.dispatcher.withdraw(models)

@@ -1,0 +1,94 @@
+"""Which device each replica has: `--devices auto|cpu|cuda:0,cuda:1`, decided in the main process without torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from uuid import UUID
+
+CPU = "cpu"
+NAME = re.compile(r"cpu|cuda:\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Child i runs on device i mod n, with `threads` torch threads. Handed to the children in the environment."""
+
+    worker: UUID
+    devices: tuple[str, ...]
+    replicas: int
+    threads: int
+    models: tuple[str, ...]
+
+    def device_of(self, index: int) -> str:
+        return self.devices[index % len(self.devices)]
+
+    def bind(self, index: int) -> str:
+        """Hide the other devices from this process, before torch is imported; the name of the own one in it."""
+        device = self.device_of(index)
+        os.environ["CUDA_VISIBLE_DEVICES"] = "" if device == CPU else _physical(int(device.removeprefix("cuda:")))
+        return CPU if device == CPU else "cuda:0"
+
+    def to_environment(self) -> None:
+        os.environ["INFERENCE_WORKER"] = str(self.worker)
+        os.environ["INFERENCE_DEVICES"] = ",".join(self.devices)
+        os.environ["INFERENCE_REPLICAS"] = str(self.replicas)
+        os.environ["INFERENCE_MODELS"] = ",".join(self.models)
+        for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ[variable] = str(self.threads)
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+    @classmethod
+    def from_environment(cls) -> Plan:
+        return cls(
+            worker=UUID(os.environ["INFERENCE_WORKER"]),
+            devices=tuple(os.environ["INFERENCE_DEVICES"].split(",")),
+            replicas=int(os.environ["INFERENCE_REPLICAS"]),
+            threads=int(os.environ["OMP_NUM_THREADS"]),
+            models=tuple(os.environ["INFERENCE_MODELS"].split(",")),
+        )
+
+
+def parse(option: str) -> tuple[str, ...]:
+    """Raises `ValueError` with what would be right."""
+    if option == "auto":
+        return tuple(f"cuda:{index}" for index in range(cuda_count())) or (CPU,)
+    names = tuple(part.strip() for part in option.split(","))
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise ValueError(
+                f"--devices {option}: {name!r} is not a device; use auto, cpu, or a list such as cuda:0,cuda:1"
+            )
+    return names
+
+
+def make_plan(*, worker: UUID, devices: tuple[str, ...], concurrency: int | None, models: tuple[str, ...]) -> Plan:
+    """One replica a GPU. On CPUs one a core with one thread each: on two cores that ran 132 items/s against 80 to 102
+    of one replica with two threads."""
+    replicas = concurrency or (cores() if devices == (CPU,) else len(devices))
+    return Plan(worker=worker, devices=devices, replicas=replicas, threads=max(1, cores() // replicas), models=models)
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _physical(index: int) -> str:
+    """What CUDA_VISIBLE_DEVICES calls the device that is number `index` here."""
+    visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    return visible[index] if index < len(visible) else str(index)
+
+
+def cuda_count() -> int:
+    """GPUs of this machine, without importing torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
+    if not shutil.which("nvidia-smi"):
+        return 0
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+    return listing.stdout.count("GPU ") if listing.returncode == 0 else 0

@@ -1,0 +1,277 @@
+"""From prefetched messages to batches: holds the waiting jobs, hands a batch to every idle replica, settles it.
+
+Belongs to the worker's event loop: nothing here blocks, and nothing reads the database.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+from uuid import UUID, uuid4
+
+from billiard.exceptions import Terminated, WorkerLostError
+
+from inference import errors, failpoints
+from inference.batching import BatchQueue, CostModel, Item, Limits
+from inference.catalog import Catalog, ModelSpec
+from inference.worker.calls import RAN_PAST_ITS_LIMIT, BatchCall, BatchReport, run_batch
+from inference.worker.held import Batch, Held, Search, Totals
+from inference.worker.isolation import RETRY_S, Isolation
+from inference.worker.pool import ReplicaPool
+from inference.worker.presence import Facts
+
+logger = logging.getLogger(__name__)
+
+STUCK_S = 30.0  # past the limit that a child keeps to itself: it may wait for the database meanwhile
+KILL_GRACE_S = 1.0  # between asking a stuck child for its stack and killing it
+
+
+def _nobody() -> None:
+    """Until the worker listens."""
+
+
+class Dispatcher:
+    """The batch queues of a worker's models and the batches in flight. Lives as long as the worker, over reconnects."""
+
+    def __init__(self, catalog: Catalog, models: Iterable[str], pool: Callable[[], Any]) -> None:
+        self._pool = pool
+        self.specs = {name: catalog[name] for name in models}
+        self.costs = {name: CostModel() for name in self.specs}
+        self.queues = {name: BatchQueue(_limits(spec), self.costs[name]) for name, spec in self.specs.items()}
+        self.held: dict[str, Held] = {}
+        self.batches: dict[UUID, Batch] = {}
+        self.isolation = Isolation()
+        self.totals = Totals()
+        self.on_device_lost: Callable[[], None] = _nobody
+        self.looped_at = time.monotonic()
+        self.open = True
+
+    # Jobs in
+
+    def add(self, item: Item, model: str, request: Any) -> None:
+        """Hold a job until it is finished. A double of a held job only adds its message."""
+        if known := self.held.get(item.id):
+            known.requests.append(request)
+            return
+        self.held[item.id] = Held(item=item, model=model, requests=[request])
+        self.queues[model].add(item)
+
+    def forget_messages(self) -> None:
+        """The connection is gone: what waits is delivered again; what runs goes on, without its messages."""
+        running = self._running()
+        self.isolation.forget()
+        for job_id, held in list(self.held.items()):
+            held.requests.clear()
+            if job_id not in running:
+                self.queues[held.model].remove(job_id)
+                del self.held[job_id]
+
+    def withdraw(self, models: Collection[str]) -> None:
+        """These models are not served here: give their messages back."""
+        running = self._running()
+        leaving = [held for held in self.held.values() if held.model in models and held.item.id not in running]
+        self.isolation.forget(models)
+        for held in leaving:
+            self.queues[held.model].remove(held.item.id)
+            del self.held[held.item.id]
+            for request in held.requests:
+                request.give_back()
+
+    def _running(self) -> set[str]:
+        return {held.item.id for batch in self.batches.values() for held in batch.jobs}
+
+    # Batches out
+
+    def kick(self) -> None:
+        """Hand a batch to every idle replica."""
+        while self.open and self.pool.idle > 0:
+            batch = self._next()
+            if batch is None or not self._send(batch):
+                return
+
+    def due_in_s(self) -> float | None:
+        """Seconds until the next batch may go, when it waits for company only."""
+        due = [at for queue in self.queues.values() if (at := queue.due_at_s()) is not None]
+        if (apart := self.isolation.due_at()) is not None:
+            due.append(apart)
+        return max(0.0, min(due) - time.time()) if due else None
+
+    @property
+    def pool(self) -> ReplicaPool:
+        return self._pool()
+
+    def _next(self) -> Batch | None:
+        now = time.time()
+        while part := self.isolation.next(now):
+            if kept := [held for held in part.jobs if self.held.get(held.item.id) is held]:
+                return self._batch(kept, part.search)
+        due = [queue for queue in self.queues.values() if (at := queue.due_at_s()) is not None and at <= now]
+        for queue in sorted(due, key=lambda queue: queue.head() or (0, 0.0)):
+            if items := queue.take(now):  # none when all that was due has expired
+                return self._batch([self.held[item.id] for item in items])
+        return None
+
+    def _batch(self, jobs: list[Held], search: Search | None = None) -> Batch:
+        return Batch(id=uuid4(), spec=self.specs[jobs[0].model], jobs=jobs, search=search)
+
+    def _send(self, batch: Batch) -> bool:
+        call = BatchCall(
+            batch=batch.id,
+            model=batch.spec.name,
+            job_ids=tuple(UUID(held.item.id) for held in batch.jobs),
+            takes_over=tuple({held.takes_over for held in batch.jobs if held.takes_over}),
+            verdict=batch.jobs[0].verdict,
+        )
+        batch.result = self.pool.apply_async(
+            run_batch, (call,), callback=lambda report: self._guarded(self._finished, batch, report),
+            error_callback=lambda info: self._guarded(self._failed, batch, info),
+            accept_callback=lambda pid, at: self._accepted(batch, pid),
+        )  # fmt: skip
+        if batch.result is None:  # the pool is closing: unfinished messages are restored by the broker
+            self.open = False
+            return False
+        self.batches[batch.id] = batch
+        self._note_reached(batch)
+        return True
+
+    def _note_reached(self, batch: Batch) -> None:
+        reached = self.totals.reached[batch.spec.name]
+        for held in batch.jobs:
+            key = str(held.item.priority)
+            reached[key] = max(reached.get(key, 0.0), held.item.arrived_at_s)
+
+    # What became of them
+
+    def _accepted(self, batch: Batch, pid: int) -> None:
+        batch.pid, batch.accepted_at = pid, time.monotonic()
+        for held in batch.jobs:
+            for request in held.requests:
+                request.started(pid)
+
+    def _guarded(self, settle: Callable[[Batch, Any], None], batch: Batch, result: Any) -> None:
+        """The pool swallows what its callbacks raise: say it, and never leave the batch behind."""
+        try:
+            settle(batch, result)
+        except Exception:
+            logger.exception("batch=%s not settled, its jobs are sent again", batch.id)
+            self.isolation.again(batch, RETRY_S)
+        finally:
+            self.batches.pop(batch.id, None)
+        self.kick()
+
+    def _finished(self, batch: Batch, report: BatchReport) -> None:
+        self.isolation.succeeded(batch)
+        if report.engine_s and report.calls == 1:
+            self.costs[batch.spec.name].observe(report.size, report.length, report.engine_s)
+        if report.oom_shape:
+            self.queues[batch.spec.name].out_of_memory(*report.oom_shape)
+        failpoints.reach("before_ack")
+        for held in batch.jobs:
+            self._release(held, report)
+        failpoints.reach("after_ack")
+        failed = sum(map(bool, report.errors.values()))
+        logger.log(
+            logging.INFO if failed else logging.DEBUG, "batch=%s model=%s jobs=%d run=%d failed=%d engine_ms=%.1f",
+            batch.id, batch.spec.name, len(batch.jobs), len(report.errors), failed, report.engine_s * 1000,
+        )  # fmt: skip
+
+    def _release(self, held: Held, report: BatchReport) -> None:
+        self.held.pop(held.item.id, None)
+        self.totals.finished += 1
+        error = report.errors.get(UUID(held.item.id), "")
+        for request in held.requests:
+            request.finished(error, report.engine_s)
+
+    def _failed(self, batch: Batch, info: Any) -> None:
+        cause = getattr(info.exception, "exc", info.exception)
+        for held in batch.jobs:
+            held.takes_over = batch.id
+        if isinstance(cause, errors.DeviceFailed):
+            self._device_failed(batch, cause)
+        elif isinstance(cause, (WorkerLostError, Terminated)) and not batch.stuck:
+            batch.timed_out = _ran_past_its_limit(batch, cause)
+            self.isolation.died(batch, cause)
+        else:
+            self.isolation.retry(batch, cause)
+
+    def _device_failed(self, batch: Batch, cause: BaseException) -> None:
+        """A device in a sticky error state recovers with a new process only."""
+        if batch.pid is not None:
+            _signal(batch.pid, signal.SIGKILL)
+        if self.isolation.device_failed(batch, cause):
+            self.on_device_lost()
+
+    # Twice a second
+
+    def sweep(self) -> None:
+        """Kill stuck children, forget calls that the pool dropped, drop what expired."""
+        self.looped_at = now = time.monotonic()
+        for batch in list(self.batches.values()):
+            if batch.pid is not None:
+                stuck_s = now - batch.accepted_at - batch.spec.time_limit_s - STUCK_S
+                if stuck_s > 0:
+                    self._kill_stuck(batch, batch.pid, stuck_s)
+            elif batch.result not in self.pool._cache.values():
+                self._abandon(batch)
+        self._drop_expired()
+        self.kick()
+
+    def _drop_expired(self) -> None:
+        """Their messages are done with; the reconciler marks the rows."""
+        for queue in self.queues.values():
+            for item in queue.expire(time.time()):
+                for request in self.held.pop(item.id).requests:
+                    request.finished(errors.Expired.code, 0.0)
+
+    def _kill_stuck(self, batch: Batch, pid: int, stuck_s: float) -> None:
+        if not batch.stuck:
+            batch.stuck = True
+            logger.error("batch=%s pid=%d is stuck outside its engine, its stack follows, then it is killed", batch.id,
+                         pid)  # fmt: skip
+            _signal(pid, signal.SIGUSR2)
+        elif stuck_s > KILL_GRACE_S:
+            _signal(pid, signal.SIGKILL)
+
+    def _abandon(self, batch: Batch) -> None:
+        """Flushed by the pool before a child had it, after a reconnect: its messages come again."""
+        del self.batches[batch.id]
+        for held in batch.jobs:
+            if not held.requests:
+                self.held.pop(held.item.id, None)
+        self.isolation.again(batch)
+
+    def facts(self) -> Facts:
+        pool = self.pool
+        return Facts(
+            replicas_ready=pool.ready,
+            replicas_busy=pool.busy,
+            held=sum(map(len, self.queues.values())) + len(self.isolation),
+            finished=self.totals.finished,
+            speeds={name: costs.items_per_s() for name, costs in self.costs.items()},
+            reached={model: dict(reached) for model, reached in list(self.totals.reached.items())},
+            looped_at=self.looped_at,
+        )
+
+
+def _limits(spec: ModelSpec) -> Limits:
+    return Limits(
+        max_batch_size=spec.max_batch_size, max_batch_tokens=spec.max_batch_tokens, max_wait_s=spec.max_wait_ms / 1000
+    )
+
+
+def _ran_past_its_limit(batch: Batch, cause: BaseException) -> bool:
+    """Told by the exit code, and by the time: an engine may exit with that code too. Half of it, since the moment of
+    acceptance may have been noted late."""
+    late = time.monotonic() - batch.accepted_at >= batch.spec.time_limit_s / 2
+    return late and f"exitcode {RAN_PAST_ITS_LIMIT} " in str(cause)
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        logger.info("pid=%d is gone already", pid)

@@ -1,0 +1,130 @@
+"""Finding the job that kills its process: a batch that died is run in parts, until the culprit is alone."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Container
+from dataclasses import dataclass
+
+from inference import errors
+from inference.worker.held import Batch, Held, Search
+
+logger = logging.getLogger(__name__)
+
+CRASHES_ALONE = 2  # a lone job whose process died may have been killed from outside: one more try
+CRASHES = 3  # alone once, and every time that it was among others: no more tries
+DEVICE_FAILURES = 5  # in a row: with one bad input among good ones, something succeeds in between
+RETRY_S = 1.0  # after a failure that is not the jobs' own, such as a database that is away
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """Jobs that are run again, as one call of their own."""
+
+    jobs: list[Held]
+    not_before: float
+    search: Search | None = None  # that this is a step of
+
+
+class Isolation:
+    """Parts of batches that are run again, ahead of everything else."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.device_failures = 0  # in a row
+
+    def __len__(self) -> int:
+        """Jobs that wait to be run again."""
+        return sum(len(part.jobs) for part in list(self.parts))
+
+    def next(self, now: float) -> Part | None:
+        """The first part that may run now, taken out."""
+        for index, part in enumerate(self.parts):
+            if part.not_before <= now:
+                return self.parts.pop(index)
+        return None
+
+    def due_at(self) -> float | None:
+        return min((part.not_before for part in self.parts), default=None)
+
+    def forget(self, models: Container[str] | None = None) -> None:
+        """All parts, or those of these models."""
+        self.parts = [part for part in self.parts if models is not None and part.jobs[0].model not in models]
+
+    def again(self, batch: Batch, after_s: float = 0.0) -> None:
+        self._add(batch.jobs, batch.search, after_s)
+
+    def succeeded(self, batch: Batch) -> None:
+        self.device_failures = 0
+        if batch.search:
+            batch.search.narrow(batch.jobs, died=False)
+            self._go_on(batch.search)
+
+    def retry(self, batch: Batch, cause: BaseException) -> None:
+        """It failed through no fault of its jobs."""
+        logger.error("batch=%s failed, its jobs are sent again in %g s: %r", batch.id, RETRY_S, cause)
+        self.again(batch, RETRY_S)
+
+    def device_failed(self, batch: Batch, cause: BaseException) -> bool:
+        """One bad input can put a device into a sticky error state, so the batch is run in halves; when nothing
+        succeeds any more the device itself is lost: then this says so."""
+        self.device_failures += 1
+        if self.device_failures >= DEVICE_FAILURES:
+            logger.critical("%d device failures in a row, this worker takes no more work: %s", DEVICE_FAILURES, cause)
+            self.again(batch)
+            return True
+        if batch.search:
+            self._add([held for held in batch.search.suspects if held not in batch.jobs])
+            self._add(batch.search.aside)
+        if not self._died_alone(batch, cause):
+            logger.error("batch=%s of %d lost, running its halves apart: %s", batch.id, len(batch.jobs), cause)
+            middle = len(batch.jobs) // 2
+            self._add(batch.jobs[:middle])
+            self._add(batch.jobs[middle:])
+        return False
+
+    def died(self, batch: Batch, cause: BaseException) -> None:
+        """Its process died with it, of one of its jobs."""
+        if search := batch.search:
+            search.narrow(batch.jobs, died=True)
+        alone = self._died_alone(batch, cause)
+        if not alone:
+            logger.error("batch=%s of %d lost, looking for the culprit: %s", batch.id, len(batch.jobs), cause)
+            self._go_on(search or Search(suspects=batch.jobs))
+        elif search:
+            self._add(search.aside)
+
+    def _go_on(self, search: Search) -> None:
+        if len(search.suspects) > 1:
+            self._add(search.tested(), search)
+        else:
+            self._add(search.suspects)
+            self._add(search.aside)
+
+    def _add(self, jobs: list[Held], search: Search | None = None, after_s: float = 0.0) -> None:
+        if jobs:
+            self.parts.append(Part(jobs=jobs, not_before=time.time() + after_s, search=search))
+
+    def _died_alone(self, batch: Batch, cause: BaseException) -> bool:
+        """Whether it was one job; that is condemned then, or tried once more."""
+        for held in batch.jobs:
+            held.crashes += 1
+        if len(batch.jobs) > 1:
+            return False
+        (held,) = batch.jobs
+        held.crashes_alone += 1
+        held.verdict = _verdict(batch, held, cause)
+        fate = f"fails as {held.verdict}" if held.verdict else "tried once more"
+        logger.error("batch=%s job=%s lost alone, %s: %s", batch.id, held.item.id, fate, cause)
+        self._add([held])
+        return True
+
+
+def _verdict(batch: Batch, held: Held, cause: BaseException) -> str:
+    """The code that a job fails with whose process died with it alone, or nothing for one more try."""
+    if batch.timed_out:
+        return errors.TimedOut.code
+    if isinstance(cause, errors.DeviceFailed):
+        return errors.DeviceFailed.code if held.crashes_alone >= CRASHES_ALONE else ""
+    return errors.Crashed.code if held.crashes_alone >= CRASHES_ALONE or held.crashes >= CRASHES else ""

@@ -1,0 +1,174 @@
+"""A worker's row: its heartbeat, and what its replicas report. The reconciler runs beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from uuid import UUID
+
+from django.conf import settings
+from django.db import DatabaseError, InterfaceError, connection, transaction
+from django.db.models.functions import Now
+
+from inference import catalog, errors, reconcile, retention, tasks
+from inference.broker import publish
+from inference.models import Worker, WorkerState
+from inference.worker.devices import Plan
+from inference.worker.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+RECONCILE_S = settings.WORKER_SILENT_S / 3
+READY = "ready"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the main process knows of itself, for its row."""
+
+    replicas_ready: int
+    replicas_busy: int
+    held: int
+    finished: int
+    speeds: Mapping[str, float]
+    reached: Mapping[str, Mapping[str, float]]  # by model and priority: creation time of the newest job dispatched
+    looped_at: float  # monotonic: the last turn of the event loop's sweep
+
+
+def report_replica(worker: UUID, index: int, *, pid: int, device: str, models: Mapping[str, str]) -> None:
+    """Called by a pool child once its models are loaded, or could not be."""
+    with transaction.atomic():
+        row = Worker.objects.select_for_update().get(pk=worker)
+        row.replicas[str(index)] = {"pid": pid, "device": device, "models": dict(models)}
+        row.save(update_fields=["replicas"])
+
+
+class Presence(threading.Thread):
+    """Keeps the worker's row alive from a thread of the main process, and reconciles."""
+
+    def __init__(self, plan: Plan, name: str) -> None:
+        super().__init__(name="presence", daemon=True)
+        self.plan = plan
+        self.node = name
+        self.facts: Callable[[], Facts] | None = None
+        self.on_broken_models: Callable[[frozenset[str]], None] | None = None
+        self._stopping = threading.Event()
+        self._announced = False
+        self._withdrawn: dict[str, str] = {}
+        self._rate = _Rate()
+        self._watchdog = Watchdog()
+        self._sweeper = retention.Sweeper()
+
+    def register(self) -> None:
+        Worker.objects.create(
+            id=self.plan.worker, name=self.node, pid=os.getpid(), model_names=list(self.plan.models),
+            devices=list(self.plan.devices), replicas_total=self.plan.replicas,
+        )  # fmt: skip
+
+    def run(self) -> None:
+        reconciled_at = 0.0
+        while not self._stopping.is_set():
+            try:
+                self._beat()
+                if time.monotonic() - reconciled_at >= RECONCILE_S:
+                    reconcile.reconcile()
+                    self._watch()
+                    self._sweeper.sweep()
+                    tasks.send_due_webhooks()
+                    reconciled_at = time.monotonic()
+            except errors.BrokerUnavailable as error:
+                logger.warning("worker=%s cannot see its queues: %s", self.node, error)
+            except (DatabaseError, InterfaceError) as error:
+                logger.warning("worker=%s no heartbeat, the database is away: %s", self.plan.worker, error)
+                connection.close()
+            except Exception:
+                logger.exception("worker=%s heartbeat failed, trying again", self.plan.worker)
+            self._stopping.wait(settings.WORKER_HEARTBEAT_S if self._announced else 0.2)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        try:
+            Worker.objects.filter(pk=self.plan.worker).update(state=WorkerState.STOPPED, heartbeat_at=Now())
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("worker=%s leaves without a word, the database is away: %s", self.plan.worker, error)
+
+    def _beat(self) -> None:
+        if self.facts is None:
+            return
+        facts = self.facts()
+        row = Worker.objects.get(pk=self.plan.worker)
+        state = self._state(row)
+        Worker.objects.filter(pk=self.plan.worker).update(
+            heartbeat_at=Now(), state=state, jobs_per_s=self._rate.of(facts.finished), **_columns(facts)
+        )
+
+    def _watch(self) -> None:
+        """Leave at once when the main process no longer works: its supervisor starts another."""
+        if self.facts is None:
+            return
+        facts = self.facts()
+        specs = catalog.load_cached(settings.MODELS_FILE)
+        served = Worker.objects.values_list("model_names", flat=True).get(pk=self.plan.worker)
+        waiting = sum(publish.queue_lengths([specs[name].queue for name in served]).values())
+        reason = self._watchdog.reason(
+            now=time.monotonic(), looped_at=facts.looped_at, waiting=waiting, held=facts.held,
+            busy=facts.replicas_busy, ready=facts.replicas_ready,
+        )  # fmt: skip
+        if reason:
+            logger.critical("worker=%s exits to be started again: %s", self.node, reason)
+            faulthandler.dump_traceback(file=2, all_threads=True)
+            os._exit(os.EX_SOFTWARE)
+
+    def withdraw(self, models: Iterable[str], reason: str) -> None:
+        """These models are not served any more: their rows and /readyz say why."""
+        self._withdrawn |= dict.fromkeys(models, reason)
+
+    def _state(self, row: Worker) -> WorkerState:
+        if len(row.replicas) < self.plan.replicas:
+            return WorkerState.STARTING
+        broken = self._withdrawn | {
+            name: why for replica in row.replicas.values() for name, why in replica["models"].items() if why != READY
+        }
+        if not self._announced:
+            self._announce(broken)
+        if broken:
+            Worker.objects.filter(pk=row.pk).update(
+                model_names=[name for name in self.plan.models if name not in broken], error="; ".join(
+                    f"{name}: {why}" for name, why in broken.items())
+            )  # fmt: skip
+        return WorkerState.DEGRADED if broken else WorkerState.READY
+
+    def _announce(self, broken: Mapping[str, str]) -> None:
+        self._announced = True
+        for name, why in broken.items():
+            logger.error("worker=%s does not serve model=%s: %s", self.node, name, why)
+        if broken and self.on_broken_models:
+            self.on_broken_models(frozenset(broken))
+        served = [name for name in self.plan.models if name not in broken]
+        logger.info("worker=%s ready: %d replicas on %s serve %s", self.node, self.plan.replicas,
+                    ",".join(self.plan.devices), ", ".join(served) or "nothing")  # fmt: skip
+
+
+def _columns(facts: Facts) -> dict[str, object]:
+    columns = dataclasses.asdict(facts)
+    del columns["looped_at"]
+    return columns
+
+
+class _Rate:
+    """Jobs a second over about the last ten seconds."""
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[float, int]] = [(time.monotonic(), 0)]
+
+    def of(self, finished: int) -> float:
+        now = time.monotonic()
+        self._samples = [sample for sample in self._samples if now - sample[0] <= 10.0] or self._samples[-1:]
+        self._samples.append((now, finished))
+        (_, before), elapsed = self._samples[0], now - self._samples[0][0]
+        return (finished - before) / elapsed if elapsed > 0.5 else 0.0

@@ -1,0 +1,109 @@
+"""Joins the worker to Celery: the `--devices` option, what happens at start and stop, and what is refused.
+
+Imported with the Celery application, before Django is set up: what needs models is imported by the handlers.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.config
+import os
+import sys
+from typing import Any
+
+import click
+from celery import Celery, signals
+from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.utils.imports import symbol_by_name
+from django.conf import settings
+from django.db import DatabaseError
+
+from inference import catalog
+from inference.worker import devices
+
+logger = logging.getLogger(__name__)
+
+DEVICES_HELP = """\
+Devices of the replicas: auto (every GPU, else the CPU), cpu, or a list such as cuda:0,cuda:1. Child i of -c is bound
+to device i mod n. Without -c: one replica a GPU, or one a CPU core."""
+
+
+def install(app: Celery) -> None:
+    app.steps["consumer"].add("inference.worker.consumer:BatchingStep")
+    app.user_options["worker"].add(click.Option(("--devices",), default="auto", show_default=True, help=DEVICES_HELP))
+    signals.setup_logging.connect(configure_logging, weak=False)
+    signals.worker_init.connect(prepare, weak=False)
+    signals.worker_process_init.connect(start_child, weak=False)
+    signals.worker_shutdown.connect(leave, weak=False)
+
+
+def prepare(sender: Any, **kwargs: Any) -> None:
+    """Before the pool is made. Celery would log what this raises, and go on with half a worker."""
+    try:
+        _plan(sender)
+    except (catalog.CatalogError, ValueError) as error:
+        sys.exit(f"Error: {error}")
+    except DatabaseError as error:
+        sys.exit(f"Error: the database does not answer: {error}. Is it there, and has `manage.py migrate` been run?")
+
+
+def _plan(worker: Any) -> None:
+    """Plan the replicas of the models whose queues this worker consumes, and register."""
+    from inference.models import new_job_id
+    from inference.worker.presence import Presence
+
+    models = catalog.load(settings.MODELS_FILE)
+    consumed = worker.app.amqp.queues.consume_from
+    served = tuple(name for name, spec in models.items() if spec.queue in consumed)
+    if not served:
+        return
+    refuse_what_breaks_batching(worker)
+    names = devices.parse(worker.options.get("devices") or "auto")
+    asked = worker.options.get("concurrency") or worker.app.conf.worker_concurrency
+    plan = devices.make_plan(worker=new_job_id(), devices=names, concurrency=asked, models=served)
+    plan.to_environment()
+    worker.concurrency = plan.replicas
+    worker.inference_plan, worker.inference_catalog = plan, models
+    worker.presence = Presence(plan, worker.hostname)
+    worker.presence.register()
+    worker.presence.start()
+
+
+def refuse_what_breaks_batching(worker: Any) -> None:
+    """Raises `ValueError` with what would be right."""
+    conf, pool = worker.app.conf, worker.pool_cls
+    if not issubclass(symbol_by_name(pool), PreforkPool):
+        raise ValueError("the models run in prefork children, one a replica; leave out -P/--pool")
+    if worker.options.get("autoscale"):
+        raise ValueError("--autoscale changes the number of replicas under loaded models; use -c N instead")
+    if conf.worker_disable_prefetch:
+        raise ValueError("--disable-prefetch leaves nothing to batch; leave it out")
+    if conf.worker_enable_prefetch_count_reduction:
+        raise ValueError("worker_enable_prefetch_count_reduction breaks batching after a reconnect; set it to False")
+    if worker.app.tasks["inference.run"].rate_limit or conf.task_default_rate_limit:
+        raise ValueError("a rate limit holds single jobs back from their batch; use max_queued in models.toml")
+
+
+def start_child(**kwargs: Any) -> None:
+    """In a pool child, before it takes its first call. Celery would only log what this raises and use the child."""
+    if "INFERENCE_WORKER" not in os.environ:
+        return
+    from inference.worker import child
+
+    try:
+        child.start()
+    except Exception:
+        logger.exception("pid=%d could not start, it exits and is started again", os.getpid())
+        os._exit(1)
+
+
+def configure_logging(loglevel: int | None = None, **kwargs: Any) -> None:
+    """Django's logging serves the worker and its children: one format, one stream."""
+    logging.config.dictConfig(settings.LOGGING)
+    if loglevel is not None:
+        logging.getLogger().setLevel(loglevel)
+
+
+def leave(sender: Any, **kwargs: Any) -> None:
+    if presence := getattr(sender, "presence", None):
+        presence.stop()

@@ -1,0 +1,94 @@
+"""Which workers are alive, by the database's clock."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+from django.conf import settings
+from django.db.models import QuerySet
+from django.db.models.functions import Now
+
+from inference.models import Worker, WorkerState
+
+PRESENT = (WorkerState.STARTING, WorkerState.READY, WorkerState.DEGRADED)
+SERVING = (WorkerState.READY, WorkerState.DEGRADED)
+REMEMBERED_S = 1.0
+T = TypeVar("T")
+
+
+def silent_since() -> Now:
+    """The moment before which a heartbeat is too old, as an expression of the database."""
+    return Now() - datetime.timedelta(seconds=settings.WORKER_SILENT_S)  # type: ignore[return-value]
+
+
+def living() -> QuerySet[Worker]:
+    return Worker.objects.filter(state__in=PRESENT, heartbeat_at__gte=silent_since())
+
+
+class Remembered(Generic[T]):
+    """What `read` returned, for a second: cheap to ask on every request. Who asks during a read shares its outcome,
+    also when it fails: else many threads would wait for a database that is away, one after the other."""
+
+    def __init__(self, read: Callable[[], T]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._reading: Future[T] | None = None
+        self._value: T | None = None
+        self._read_at = float("-inf")
+
+    def __call__(self) -> T:
+        value = self._fresh()
+        return self._read_together() if value is None else value
+
+    def _read_together(self) -> T:
+        with self._lock:
+            mine = self._reading is None
+            reading = self._reading = self._reading or Future()
+        if mine:
+            self._finish(reading)
+        return reading.result()
+
+    def _finish(self, reading: Future[T]) -> None:
+        try:
+            self._value = self._read()
+            self._read_at = time.monotonic()
+            reading.set_result(self._value)
+        except BaseException as error:
+            reading.set_exception(error)
+        finally:
+            self._reading = None
+
+    def _fresh(self) -> T | None:
+        return self._value if time.monotonic() < self._read_at + REMEMBERED_S else None
+
+    def forget(self) -> None:
+        self._value = None
+
+
+def _read_served() -> Mapping[str, int]:
+    rows = living().filter(state__in=SERVING).values_list("model_names", flat=True)
+    return Counter(name for names in rows for name in names)
+
+
+def _read_speeds() -> dict[str, float]:
+    total: dict[str, float] = {}
+    for replicas, speeds in living().filter(state__in=SERVING).values_list("replicas_ready", "speeds"):
+        for model, speed in speeds.items():
+            total[model] = total.get(model, 0.0) + speed * max(1, replicas)
+    return total
+
+
+served_models = Remembered(_read_served)  # by model: how many living workers serve it
+speeds = Remembered(_read_speeds)  # by model: items a second of all replicas together, while they run
+
+
+def seconds_for(model: str, jobs: int) -> float | None:
+    """How long so many jobs take at the measured speed; None while nothing was measured."""
+    speed = speeds().get(model)
+    return jobs / speed if speed else None

@@ -1,0 +1,14 @@
+"""The Celery application: `celery -A project worker`."""
+
+import os
+
+from celery import Celery
+
+from inference.worker import setup
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
+
+app = Celery("project")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()
+setup.install(app)

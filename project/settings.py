@@ -1,0 +1,199 @@
+"""Settings, from the environment. README lists the variables."""
+
+import os
+import secrets
+from pathlib import Path
+
+import dj_database_url
+from kombu import Exchange, Queue
+
+from inference import catalog
+from inference.broker import address
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+DATA_DIR = Path(os.environ.get("DATA_DIR", BASE_DIR / "var"))
+
+
+def env_flag(name: str, default: bool = False) -> bool:
+    return os.environ.get(name, str(int(default))).strip().lower() in ("1", "true", "yes", "on")
+
+
+def env_list(name: str, default: str = "") -> list[str]:
+    return [part.strip() for part in os.environ.get(name, default).split(",") if part.strip()]
+
+
+def secret_key() -> str:
+    """SECRET_KEY, or one made once for this checkout: no key is ever the same in two places."""
+    if key := os.environ.get("SECRET_KEY"):
+        return key
+    file = DATA_DIR / "secret_key"
+    DATA_DIR.mkdir(parents=True, exist_ok=True)
+    try:
+        with open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as new:
+            new.write(secrets.token_urlsafe(50))
+    except FileExistsError:
+        pass
+    return file.read_text()
+
+
+DEBUG = env_flag("DEBUG")
+SECRET_KEY = secret_key()
+ALLOWED_HOSTS = env_list("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+    "inference",
+    "api",
+]
+MIDDLEWARE = [
+    "api.middleware.RequestIds",
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "api.middleware.Api",
+    # For the admin's pages.
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+ROOT_URLCONF = "project.urls"
+WSGI_APPLICATION = "project.wsgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+# Over HTTPS, which a proxy in front speaks. It also redirects: here a redirect would turn a POST into a GET.
+SECURE_HSTS_SECONDS = int(os.environ.get("HSTS_SECONDS", 0 if DEBUG else 86_400))
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = env_flag("SECURE_COOKIES", not DEBUG)
+if env_flag("TRUST_PROXY"):
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W008", "security.W021"]  # subdomains, redirect, preloading
+
+APPEND_SLASH = False  # a redirect turns a POST into a GET; paths work with and without the slash
+STATIC_URL = "static/"
+STATIC_ROOT = BASE_DIR / "staticfiles"
+WHITENOISE_USE_FINDERS = True  # serves the packages' files with no collectstatic
+LANGUAGE_CODE = "en"
+TIME_ZONE = "UTC"
+USE_TZ = True
+USE_I18N = False
+DATA_UPLOAD_MAX_MEMORY_SIZE = int(os.environ.get("MAX_BODY_BYTES", 10 * 1024 * 1024))
+TEST_RUNNER = "tests.runner.Runner"
+
+DATABASES = {
+    "default": dj_database_url.parse(
+        os.environ.get("DATABASE_URL", f"sqlite:///{DATA_DIR}/db.sqlite3"), conn_max_age=None
+    )
+}
+if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
+    DATABASES["default"]["OPTIONS"] = {
+        "transaction_mode": "IMMEDIATE",  # a writer queues up instead of failing in the middle
+        "timeout": 5,  # seconds; a request answers 503 then, a worker tries again
+        # Each of hundreds of threads has a connection, and each of those a cache: 256 KiB instead of 2 MiB.
+        "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA cache_size=-256;",
+    }
+    # A file, as in production: in memory a connection cannot be closed, nor shared between processes.
+    DATABASES["default"]["TEST"] = {"NAME": DATA_DIR / "test.sqlite3"}
+elif pool_size := int(os.environ.get("DATABASE_POOL_SIZE", 0)):  # 0: each thread has its own
+    DATABASES["default"]["OPTIONS"] = {
+        # It gives up connecting early, and starts anew: after a long outage its pauses would be as long.
+        "pool": {"min_size": 1, "max_size": pool_size, "timeout": 5, "reconnect_timeout": 5}
+    }
+    DATABASES["default"]["CONN_MAX_AGE"] = 0  # a thread gives its connection back after each request
+
+# The models, the broker and the worker.
+MODELS_FILE = Path(os.environ.get("MODELS_FILE", BASE_DIR / "models.toml"))
+REDIS_URL = os.environ.get("REDIS_URL") or address.embedded_url(BASE_DIR)
+WORKER_HEARTBEAT_S = float(os.environ.get("WORKER_HEARTBEAT_S", 2))
+WORKER_SILENT_S = float(os.environ.get("WORKER_SILENT_S", 15))  # a worker silent for longer is gone
+MAX_RECOVERIES = 3  # a job given back this often fails with the code `lost`
+MAX_BULK_INPUTS = int(os.environ.get("MAX_BULK_INPUTS", 10_000))  # of one request
+MAX_LOW_QUEUED = int(os.environ.get("MAX_LOW_QUEUED", 100_000))  # of one model at low priority: bulk
+MAX_ESTIMATED_WAIT_S = float(os.environ.get("MAX_ESTIMATED_WAIT_S", 600))  # 503 beyond it, but for low; 0: no limit
+
+CELERY_BROKER_URL = os.environ.get("BROKER_URL") or address.kombu_url(REDIS_URL)
+CELERY_BROKER_TRANSPORT_OPTIONS = address.kombu_options(CELERY_BROKER_URL)
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_ACCEPT_CONTENT = ["json"]
+CELERY_TASK_SERIALIZER = "json"
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_ACKS_LATE = True
+CELERY_TASK_CREATE_MISSING_QUEUES = True
+CELERY_WORKER_POOL = "inference.worker.pool:TaskPool"
+CELERY_WORKER_POOL_START_METHOD = "spawn"  # torch and CUDA do not survive a fork
+CELERY_WORKER_PROC_ALIVE_TIMEOUT = 600.0  # a replica loads its models before it reports
+CELERY_WORKER_ENABLE_PREFETCH_COUNT_REDUCTION = False
+CELERY_WORKER_REDIRECT_STDOUTS = False
+CELERY_WORKER_SEND_TASK_EVENTS = False
+
+# Webhooks: off while no host may be called. `celery -A project worker -Q webhooks -P threads` delivers them.
+WEBHOOK_HOSTS = env_list("WEBHOOK_HOSTS")
+WEBHOOK_SECRET = os.environ.get("WEBHOOK_SECRET", "")  # whsec_ and base64 of 24 to 64 random bytes
+WEBHOOK_ALLOW_PRIVATE = env_flag("WEBHOOK_ALLOW_PRIVATE")  # also http, and addresses that are not public
+WEBHOOK_QUEUE = "webhooks"
+
+try:
+    _models = list(catalog.load_cached(MODELS_FILE).values())
+except catalog.CatalogError:
+    _models = []  # `manage.py check` says what is wrong with the file
+CELERY_TASK_QUEUES = [Queue(spec.queue, Exchange("inference"), routing_key=spec.queue) for spec in _models]
+
+# The HTTP interface.
+API_KEY_REQUIRED = env_flag("API_KEY_REQUIRED", not DEBUG)
+API_KEY_RATE = int(os.environ.get("API_KEY_RATE", 0))  # requests a minute of a key that has no rate of its own; 0: any
+API_KEY_MAX_QUEUED = int(os.environ.get("API_KEY_MAX_QUEUED", 500))  # waiting jobs of one owner; 0: any
+API_KEY_MAX_LOW_QUEUED = int(os.environ.get("API_KEY_MAX_LOW_QUEUED", 50_000))  # the same at low priority: bulk
+JOB_RETENTION_DAYS = float(os.environ.get("JOB_RETENTION_DAYS", 30))  # finished jobs are then removed; 0: kept for ever
+MAX_WAITING_REQUESTS = int(os.environ.get("MAX_WAITING_REQUESTS", 400))  # a process; each holds one of its threads
+REST_FRAMEWORK = {
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_AUTHENTICATION_CLASSES": [],
+    "DEFAULT_PERMISSION_CLASSES": [],
+    "UNAUTHENTICATED_USER": None,
+    "EXCEPTION_HANDLER": "api.errors.handle",
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Inference service",
+    "DESCRIPTION": "Machine-learning models as a durable, batched HTTP service. Errors are problem documents with a"
+    " stable code; every answer carries X-Request-Id; paths work with and without a trailing slash.",
+    "VERSION": "1",
+    "OAS_VERSION": "3.1.0",
+    "APPEND_COMPONENTS": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+    "SECURITY": [{"key": []}] if API_KEY_REQUIRED else [{}, {"key": []}],
+    "ENUM_ADD_EXPLICIT_BLANK_NULL_CHOICE": False,
+    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "api.schema.complete"],
+}
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "filters": {
+        "request_id": {"()": "api.request_id.LogFilter"},
+        "exceptions": {"()": "api.request_id.ExceptionsOnly"},
+    },
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)-7s %(name)s %(message)s%(request_id)s"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["request_id"]}},
+    "loggers": {"django.request": {"filters": ["exceptions"]}},
+    "root": {"handlers": ["stderr"], "level": os.environ.get("LOG_LEVEL", "INFO")},
+}

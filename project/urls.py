@@ -1,0 +1,12 @@
+from django.contrib import admin
+from django.urls import URLPattern, URLResolver, include, path
+from django.views.generic import RedirectView
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("admin", RedirectView.as_view(url="/admin/")),
+    path("admin/", admin.site.urls),
+    path("", include("api.urls")),
+]
+handler400 = "api.errors.bad_request"
+handler404 = "api.errors.not_found"
+handler500 = "api.errors.server_error"
