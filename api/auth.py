@@ -1,0 +1,148 @@
+"""Who asks: the owner of an API key, or nobody where no key is needed."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+from django.db.models import Q
+from django.db.models.signals import post_delete, post_save
+from django.dispatch import receiver
+from django.utils import timezone
+
+from api.errors import Forbidden, TooManyRequests, Unauthorized
+from api.models import PREFIX, ApiKey, digest
+from inference import rates
+from inference.models import Bulk, Job, Priority
+
+REMEMBERED_S = 5.0  # a key that is revoked elsewhere still opens for so long
+REMEMBERED_KEYS = 10_000
+USED_EVERY_S = 60  # precision of last_used_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """Owners see their own jobs, staff see all, and who comes without a key sees jobs that have no owner."""
+
+    user: Any = None  # the key's owner; None without a key
+    key_id: int = 0
+    requests_per_minute: int = 0  # 0: no limit
+    max_queued: int = 0  # 0: no limit
+
+    @property
+    def user_id(self) -> Any:
+        return self.user.pk if self.user else None
+
+    @property
+    def is_staff(self) -> bool:
+        return self.user is not None and self.user.is_staff
+
+    def may_see(self, row: Job | Bulk) -> bool:
+        return self.is_staff or row.owner_id == self.user_id
+
+    def max_owned(self, priority: int) -> int | None:
+        """How many jobs of this owner may wait at that priority and above; None: no limit."""
+        if self.user is None:
+            return None
+        return (settings.API_KEY_MAX_LOW_QUEUED if priority == Priority.LOW else self.max_queued) or None
+
+
+ANONYMOUS = Principal()
+
+
+def principal_of(authorization: str) -> Principal:
+    """Who sent this Authorization header. Raises `Unauthorized`."""
+    scheme, _, key = authorization.partition(" ")
+    if not settings.API_KEY_REQUIRED and not key.startswith(PREFIX):
+        return ANONYMOUS  # Hugging Face clients send a token of their own when they have one
+    if not authorization:
+        raise Unauthorized("An API key is needed: send Authorization: Bearer KEY.")
+    if scheme.lower() != "bearer" or not key:
+        raise Unauthorized("The Authorization header must be: Bearer KEY.")
+    return keyring.find(key.strip())
+
+
+def admit(principal: Principal) -> None:
+    """Raises `TooManyRequests`."""
+    if not principal.requests_per_minute:
+        return
+    if wait_s := rates.take(f"key:{principal.key_id}", principal.requests_per_minute):
+        raise TooManyRequests(
+            f"This key may send {principal.requests_per_minute} requests a minute. Try again in {wait_s:.1f} s.",
+            retry_after_s=wait_s,
+        )
+
+
+def require_staff(principal: Principal) -> None:
+    """Raises `Forbidden`. Where no key is needed there is nobody to keep out."""
+    if settings.API_KEY_REQUIRED and not principal.is_staff:
+        raise Forbidden("Only a key of a staff user may do that.")
+
+
+class Keyring:
+    """Keys that were looked up a moment ago: one query a key every few seconds, however many requests it sends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[Principal, float]] = {}
+
+    def find(self, key: str) -> Principal:
+        """Raises `Unauthorized`: the same for a wrong, a revoked and an expired key."""
+        name = digest(key)
+        principal, until = self._known.get(name, (None, 0.0))
+        if principal is None or time.monotonic() > until:
+            principal = self._look_up(name)
+        return principal
+
+    def forget(self, name: str = "") -> None:
+        with self._lock:
+            if name:
+                self._known.pop(name, None)
+            else:
+                self._known.clear()
+
+    def _look_up(self, name: str) -> Principal:
+        row = ApiKey.objects.filter(ApiKey.valid(), digest=name).select_related("owner").first()
+        if row is None:
+            self.forget(name)
+            raise Unauthorized("This API key is not valid: it may have been revoked, or expired.")
+        _note_use(row)
+        principal = Principal(
+            user=row.owner,
+            key_id=row.pk,
+            requests_per_minute=_or_default(row.requests_per_minute, settings.API_KEY_RATE),
+            max_queued=_or_default(row.max_queued, settings.API_KEY_MAX_QUEUED),
+        )
+        with self._lock:
+            if len(self._known) >= REMEMBERED_KEYS:
+                self._known.clear()
+            self._known[name] = (principal, time.monotonic() + _remembered_s(row))
+        return principal
+
+
+def _or_default(own: int | None, default: int) -> int:
+    return default if own is None else own
+
+
+def _remembered_s(row: ApiKey) -> float:
+    if row.expires_at is None:
+        return REMEMBERED_S
+    return min(REMEMBERED_S, (row.expires_at - timezone.now()).total_seconds())
+
+
+def _note_use(row: ApiKey) -> None:
+    now = timezone.now()
+    used_before = Q(last_used_at=None) | Q(last_used_at__lt=now - datetime.timedelta(seconds=USED_EVERY_S))
+    ApiKey.objects.filter(used_before, pk=row.pk).update(last_used_at=now)
+
+
+keyring = Keyring()
+
+
+@receiver([post_save, post_delete], sender=ApiKey)
+def _forget_changed_key(instance: ApiKey, **kwargs: Any) -> None:
+    keyring.forget(instance.digest)

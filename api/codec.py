@@ -1,0 +1,59 @@
+"""JSON in and out: parsed strictly, within limits that both databases can store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from django.http import HttpResponse
+
+from api.errors import InvalidJson
+
+MAX_DEPTH = 64  # levels of lists and objects; SQLite's own functions stop at 1,000
+CONTENT_TYPE = "application/json"
+_OPTIONS = orjson.OPT_UTC_Z | orjson.OPT_NON_STR_KEYS
+
+
+def loads(body: bytes) -> Any:
+    """Raises `InvalidJson`. Refuses NaN, lone surrogates, NUL characters and deep nesting."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidJson(f"The body is not valid JSON: {error}.") from error
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deeper_than(value, MAX_DEPTH):
+        raise InvalidJson(f"The body is nested too deeply: at most {MAX_DEPTH} levels of lists and objects.")
+    if b"\\u0000" in body and _holds_nul(value):
+        raise InvalidJson("The body holds the character U+0000, which cannot be stored. Remove it.")
+    return value
+
+
+def dumps(value: Any) -> bytes:
+    return orjson.dumps(value, option=_OPTIONS)
+
+
+def answer(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> HttpResponse:
+    return HttpResponse(dumps(value), status=status, headers=headers, content_type=CONTENT_TYPE)
+
+
+def _is_deeper_than(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        level = [child for parent in level for child in _children(parent)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: Any) -> list[Any]:
+    """What a list or object holds; one placeholder when it holds nothing, so that its own level counts."""
+    if isinstance(value, dict):
+        return list(value.values()) or [None]
+    return (value or [None]) if isinstance(value, list) else []
+
+
+def _holds_nul(value: Any) -> bool:
+    if isinstance(value, str):
+        return "\0" in value
+    if isinstance(value, dict):
+        return any("\0" in key or _holds_nul(item) for key, item in value.items())
+    return isinstance(value, list) and any(map(_holds_nul, value))

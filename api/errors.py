@@ -1,0 +1,191 @@
+"""From what went wrong to `application/problem+json` (RFC 9457): one table, code to status and title.
+
+`code` is stable. `error` repeats the detail, since Hugging Face clients read their message there.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+from django.db import InterfaceError, OperationalError
+from django.http import Http404, HttpRequest, HttpResponse
+from rest_framework import exceptions
+
+from api import request_id
+from inference.errors import InferenceError
+from inference.models import Job
+
+logger = logging.getLogger(__name__)
+
+CONTENT_TYPE = "application/problem+json"
+TYPE_PREFIX = "/v1/problems/"
+RETRY_AFTER_S = 5
+
+TABLE: dict[str, tuple[int, str]] = {
+    "bad_request": (400, "The request is malformed"),
+    "invalid_json": (400, "The body is not valid JSON"),
+    "unauthorized": (401, "A valid API key is needed"),
+    "forbidden": (403, "This key may not do that"),
+    "not_found": (404, "There is nothing at this address"),
+    "unknown_model": (404, "There is no such model"),
+    "job_not_found": (404, "There is no such job"),
+    "bulk_not_found": (404, "There is no such bulk"),
+    "method_not_allowed": (405, "This address does not take this method"),
+    "cancelled": (409, "The job was cancelled"),
+    "expired": (409, "The job's deadline passed before it was started"),
+    "job_gone": (410, "The job was removed after the time that jobs are kept"),
+    "body_too_large": (413, "The body is too large"),
+    "unsupported_media_type": (415, "The body's media type is not taken here"),
+    "invalid_input": (422, "The input is not what the model takes"),
+    "out_of_memory": (422, "The input does not fit on the device, even alone"),
+    "idempotency_mismatch": (422, "The Idempotency-Key was used with another body"),
+    "too_many_requests": (429, "The key's request rate is used up"),
+    "too_many_queued": (429, "The key's share of the queue is used up"),
+    "internal": (500, "The service failed"),
+    "engine_error": (502, "The model raised an error"),
+    "bad_output": (502, "The model's answer has the wrong shape"),
+    "timed_out": (502, "The model ran past its time limit"),
+    "crashed": (502, "The model's process died of this input"),
+    "lost": (502, "Every worker that ran the job was lost"),
+    "failed": (502, "The job failed"),
+    "device_failed": (503, "The model's device failed"),
+    "model_unavailable": (503, "The model could not be loaded"),
+    "queue_full": (503, "The model's queue is full"),
+    "overloaded": (503, "The wait would be too long"),
+    "no_worker": (503, "No worker serves the model now"),
+    "store_unavailable": (503, "The database does not answer"),
+    "not_finished": (504, "The wait is over, the job is not finished"),
+}
+
+
+class ApiError(InferenceError):
+    """What is wrong with a request as HTTP."""
+
+    code = "bad_request"
+
+
+class InvalidJson(ApiError):
+    code = "invalid_json"
+
+
+class Unauthorized(ApiError):
+    code = "unauthorized"
+
+
+class Forbidden(ApiError):
+    code = "forbidden"
+
+
+class NotFound(ApiError):
+    code = "not_found"
+
+
+class JobGone(ApiError):
+    code = "job_gone"
+
+
+class BodyTooLarge(ApiError):
+    code = "body_too_large"
+
+
+class UnsupportedMediaType(ApiError):
+    code = "unsupported_media_type"
+
+
+class TooManyRequests(ApiError):
+    code = "too_many_requests"
+
+
+def problem(
+    code: str,
+    detail: str = "",
+    *,
+    retry_after_s: float | None = None,
+    headers: Mapping[str, str] | None = None,
+    **members: Any,
+) -> HttpResponse:
+    """The answer for `code`; `members` are added to the document."""
+    status, title = TABLE.get(code, TABLE["failed"])
+    detail = detail or f"{title}."
+    body = {
+        "type": TYPE_PREFIX + code, "title": title, "status": status, "detail": detail, "code": code, "error": detail,
+        "request_id": request_id.current(), **members,
+    }  # fmt: skip
+    response = HttpResponse(orjson.dumps(body), status=status, headers=headers, content_type=CONTENT_TYPE)
+    if retry_after_s is not None or status == 503:
+        response.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s or RETRY_AFTER_S)))
+    if status == 401:
+        response.headers["WWW-Authenticate"] = 'Bearer realm="inference"'
+    return response
+
+
+def job_problem(job: Job) -> HttpResponse:
+    """Why a finished job has no output."""
+    return problem(job.error_code or job.status, job.error_detail, job_id=str(job.id))
+
+
+def of_exception(error: BaseException) -> HttpResponse:
+    """The answer for whatever was raised; what nobody foresaw is logged and told as 500 with nothing of its own."""
+    if isinstance(error, InferenceError):
+        field = getattr(error, "field", None)
+        members: dict[str, Any] = {"errors": [{"field": field, "message": error.message}]} if field else {}
+        return problem(error.code, error.message, retry_after_s=error.retry_after_s, **members)
+    if isinstance(error, exceptions.APIException):
+        return _of_framework(error)
+    if isinstance(error, Http404):
+        return problem("not_found")
+    if isinstance(error, (OperationalError, InterfaceError)):
+        logger.error("database away: %s", error)
+        return problem("store_unavailable", "The database does not answer. Try again in a few seconds.")
+    logger.error("not foreseen, answered with 500", exc_info=error)
+    return problem("internal", "Something failed inside the service. The log has it under this request_id.")
+
+
+def _of_framework(error: exceptions.APIException) -> HttpResponse:
+    if isinstance(error, exceptions.ValidationError):
+        return problem("invalid_input", in_words(error), errors=list(_flatten(error.detail)))
+    if isinstance(error, (exceptions.NotAuthenticated, exceptions.AuthenticationFailed)):
+        return problem("unauthorized", str(error.detail))
+    if isinstance(error, exceptions.PermissionDenied):
+        return problem("forbidden", str(error.detail))
+    return problem("bad_request", str(error.detail))
+
+
+def in_words(error: exceptions.ValidationError) -> str:
+    return "; ".join(f"{found['field']}: {found['message']}" for found in _flatten(error.detail))
+
+
+def _flatten(detail: Any, path: str = "") -> Iterator[dict[str, str]]:
+    """Field paths and messages out of a validation error's tree."""
+    if isinstance(detail, dict):
+        for key, value in detail.items():
+            yield from _flatten(value, path if key == "non_field_errors" else f"{path}.{key}".strip("."))
+    elif isinstance(detail, list):
+        for value in detail:
+            yield from _flatten(value, path)
+    else:
+        yield {"field": path or "body", "message": str(detail)}
+
+
+def handle(error: Exception, context: dict[str, Any]) -> HttpResponse:
+    """The framework's EXCEPTION_HANDLER."""
+    if isinstance(error, exceptions.MethodNotAllowed):
+        allowed = ", ".join(context["view"].allowed_methods)
+        return problem("method_not_allowed", f"Use {allowed}.", headers={"Allow": allowed})
+    return of_exception(error)
+
+
+def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
+    return problem("not_found", f"There is nothing at {request.path[:200]}. GET /v1/docs shows what there is.")
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    return problem("internal")
+
+
+def bad_request(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
+    return problem("bad_request")

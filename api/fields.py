@@ -1,0 +1,108 @@
+"""Strict fields: JSON has types, so `"7"` is not a number and `1.0` is not a whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from drf_spectacular.drainage import set_override
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+
+class StrictString(serializers.CharField):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(trim_whitespace=False, **options)
+
+    def to_internal_value(self, data: Any) -> str:
+        if not isinstance(data, str):
+            raise serializers.ValidationError(f"must be a string, not {json_type(data)}.")
+        return data
+
+
+class StrictNumber(serializers.FloatField):
+    def to_internal_value(self, data: Any) -> float:
+        if isinstance(data, bool) or not isinstance(data, (int, float)):
+            raise serializers.ValidationError(f"must be a number, not {json_type(data)}.")
+        return data
+
+
+@extend_schema_field({"type": "object", "additionalProperties": True})
+class StrictObject(serializers.Field):
+    """An object whose members are checked elsewhere."""
+
+    kind: type = dict
+    kind_name = "an object"
+
+    def to_internal_value(self, data: Any) -> Any:
+        if not isinstance(data, self.kind):
+            raise serializers.ValidationError(f"must be {self.kind_name}, not {json_type(data)}.")
+        return data
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+@extend_schema_field({"type": "array", "items": {}, "minItems": 1})
+class StrictArray(StrictObject):
+    kind = list
+    kind_name = "an array"
+
+
+@extend_schema_field({"type": "boolean"})
+class StrictFlag(StrictObject):
+    kind = bool
+    kind_name = "true or false"
+
+
+@extend_schema_field({"type": ["string", "number", "boolean", "object", "array"]})
+class Anything(serializers.Field):
+    """Any JSON value but null."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        return data
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+class Choice(serializers.Field):
+    """One of a few words, for a value of ours."""
+
+    def __init__(self, words: Mapping[str, Any], **options: Any) -> None:
+        self.words = dict(words)
+        super().__init__(**options)
+        set_override(self, "field", {"type": "string", "enum": list(words)})
+
+    def to_internal_value(self, data: Any) -> Any:
+        if not isinstance(data, str) or data not in self.words:
+            raise serializers.ValidationError(f"must be one of {', '.join(self.words)}.")
+        return self.words[data]
+
+    def to_representation(self, value: Any) -> str:
+        return next(word for word, meaning in self.words.items() if meaning == value)
+
+
+class Body(serializers.Serializer):
+    """A request's body: unknown fields are refused by name.
+
+    One instance a class serves all requests: `run_validation` keeps nothing, and making the fields anew for every
+    request costs more than the validation.
+    """
+
+    def to_internal_value(self, data: Any) -> dict[str, Any]:
+        if not isinstance(data, dict):
+            raise serializers.ValidationError(f"The body must be a JSON object, not {json_type(data)}.")
+        if unknown := [name for name in data if name not in self.fields]:
+            known = ", ".join(self.fields)
+            raise serializers.ValidationError(dict.fromkeys(unknown, f"unknown field; known are {known}."))
+        return super().to_internal_value(data)
+
+
+_JSON_TYPES = {
+    bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "an array", dict: "an object",
+}  # fmt: skip
+
+
+def json_type(value: Any) -> str:
+    return _JSON_TYPES.get(type(value), "null")

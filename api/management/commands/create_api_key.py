@@ -1,0 +1,51 @@
+"""`manage.py create_api_key ada`: prints a new key, once."""
+
+from __future__ import annotations
+
+import datetime
+from argparse import ArgumentParser
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.management.base import BaseCommand, CommandError
+from django.utils import timezone
+
+from api.models import ApiKey
+
+
+class Command(BaseCommand):
+    help = "Make an API key and print it: it is shown this once. The owner is made when there is no such user."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("owner", help="user name of its owner")
+        parser.add_argument("--name", default="", help="what the key is for")
+        parser.add_argument("--days", type=float, help="it expires after so many days (default: never)")
+        parser.add_argument("--rate", type=int, help="requests a minute (default: API_KEY_RATE)")
+        parser.add_argument("--max-queued", type=int, help="jobs that may wait (default: API_KEY_MAX_QUEUED)")
+        parser.add_argument("--staff", action="store_true", help="make the owner staff: its keys see everybody's jobs")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        for name in ("days", "rate", "max_queued"):
+            if options[name] is not None and options[name] <= 0:
+                raise CommandError(f"--{name.replace('_', '-')} must be above 0, not {options[name]}.")
+        days = options["days"]
+        row, key = ApiKey.objects.issue(
+            owner=self.owner(options["owner"], options["staff"]),
+            name=options["name"][:100],
+            expires_at=timezone.now() + datetime.timedelta(days=days) if days else None,
+            requests_per_minute=options["rate"],
+            max_queued=options["max_queued"],
+        )
+        self.stderr.write(f"A key of {row.owner}; it is not shown again. Send it as Authorization: Bearer KEY.")
+        self.stdout.write(key)
+
+    def owner(self, name: str, staff: bool) -> Any:
+        users = get_user_model()
+        user = users.objects.filter(**{users.USERNAME_FIELD: name}).first()
+        if user is None:
+            user = users.objects.create_user(name)
+            self.stderr.write(f"Made the user {name}, who has no password.")
+        if staff and not user.is_staff:
+            user.is_staff = True
+            user.save(update_fields=["is_staff"])
+        return user

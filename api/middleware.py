@@ -1,0 +1,86 @@
+"""What holds for every answer, and the API itself: it is answered before Django's middleware for pages."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from django.conf import settings
+from django.core.exceptions import DisallowedHost
+from django.http import HttpRequest, HttpResponse
+from django.urls import get_resolver
+
+from api import errors, request_id
+
+logger = logging.getLogger("api.access")
+
+PAGES = ("/admin/", "/static/")  # answered in HTML, with sessions; everything else is the API
+
+Answer = Callable[[HttpRequest], HttpResponse]
+
+
+class RequestIds:
+    """Outermost: every answer has an id and a length, and its line in the log."""
+
+    def __init__(self, get_response: Answer) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        started = time.perf_counter()
+        own_id = request_id.begin(request.META.get("HTTP_X_REQUEST_ID"))
+        try:
+            response = self.get_response(request)
+            response.headers[request_id.HEADER] = own_id
+            if not response.streaming and response.status_code != 304:
+                response.headers.setdefault("Content-Length", str(len(response.content)))
+            _log(request, response, started)
+            return response
+        finally:
+            request_id.end()
+
+
+class Api:
+    """Answers the API's addresses, with and without a trailing slash: what only pages need costs as much as a view."""
+
+    def __init__(self, get_response: Answer) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        if request.path_info.startswith(PAGES) or request.path_info == "/admin":
+            return self.get_response(request)
+        if request.path_info.endswith("/"):
+            request.path_info = request.path = request.path_info.rstrip("/") or "/"
+        return refusal(request) or self._view(request)
+
+    def _view(self, request: HttpRequest) -> HttpResponse:
+        match = get_resolver("api.urls").resolve(request.path_info)
+        request.resolver_match = match
+        response: HttpResponse = match.func(request, *match.args, **match.kwargs)
+        return response
+
+
+def refusal(request: HttpRequest) -> HttpResponse | None:
+    """Why this request is not looked at any further."""
+    if not request.path_info.startswith("/"):
+        return errors.problem("bad_request", "The address must be a path, such as /v1/models.")
+    try:
+        request.get_host()
+    except DisallowedHost:
+        return errors.problem("bad_request", "The Host header is not one of this service's names (ALLOWED_HOSTS).")
+    length = request.META.get("CONTENT_LENGTH") or "0"
+    limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    if not length.isascii() or not length.isdigit():
+        return errors.problem("bad_request", "Content-Length must be a whole number.")
+    if int(length) > limit:
+        return errors.problem("body_too_large", f"The body is larger than the {limit} bytes that are taken.")
+    if request.META.get("HTTP_CONTENT_ENCODING", "identity") != "identity":
+        return errors.problem("unsupported_media_type", "Send the body as it is, without Content-Encoding.")
+    return None
+
+
+def _log(request: HttpRequest, response: HttpResponse, started: float) -> None:
+    level = logging.DEBUG if response.status_code < 400 and request.method in ("GET", "HEAD") else logging.INFO
+    if logger.isEnabledFor(level):
+        took_ms = (time.perf_counter() - started) * 1000
+        logger.log(level, "%s %r status=%d ms=%.1f", request.method, request.path[:200], response.status_code, took_ms)

@@ -1,0 +1,63 @@
+"""API keys: what is stored is a digest; the key itself is shown once, when it is made."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import Any
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+PREFIX = "inf_"
+SHOWN = 12  # characters of the key that are kept to tell keys apart
+
+
+def digest(key: str) -> str:
+    """SHA-256 is enough: a key holds 256 random bits, which nobody guesses, however fast the hash."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+class ApiKeyManager(models.Manager["ApiKey"]):
+    def issue(self, **fields: Any) -> tuple[ApiKey, str]:
+        """A new key: its row, and the key itself, which cannot be read again."""
+        key = PREFIX + secrets.token_urlsafe(32)
+        return self.create(digest=digest(key), start=key[:SHOWN], **fields), key
+
+
+class ApiKey(models.Model):
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_keys")
+    name = models.CharField(max_length=100, blank=True, help_text="What it is for.")
+    start = models.CharField(max_length=SHOWN, editable=False, help_text="Its first characters.")
+    digest = models.CharField(max_length=64, unique=True, editable=False)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    expires_at = models.DateTimeField(null=True, blank=True, default=None, help_text="Empty: never.")
+    revoked_at = models.DateTimeField(null=True, blank=True, default=None, editable=False)
+    last_used_at = models.DateTimeField(null=True, blank=True, default=None, editable=False)
+    requests_per_minute = models.PositiveIntegerField(null=True, blank=True, help_text="Empty: API_KEY_RATE.")
+    max_queued = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Jobs of its owner that may wait at once. Empty: API_KEY_MAX_QUEUED."
+    )
+
+    objects = ApiKeyManager()
+
+    class Meta:
+        verbose_name = "API key"
+        ordering = ["-created_at"]
+
+    def __str__(self) -> str:
+        return f"{self.start}… {self.name}".strip()
+
+    @staticmethod
+    def valid() -> Q:
+        """Keys that open the door now."""
+        unexpired = Q(expires_at=None) | Q(expires_at__gt=timezone.now())
+        return unexpired & Q(revoked_at=None, owner__is_active=True)
+
+    def revoke(self) -> None:
+        """Effective at once in this process, and within `auth.REMEMBERED_S` in others. A revoked key stays revoked."""
+        if self.revoked_at is None:
+            self.revoked_at = timezone.now()
+            self.save(update_fields=["revoked_at"])

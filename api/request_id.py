@@ -1,0 +1,44 @@
+"""One id a request: taken over from X-Request-Id or made, and found on the answer, the row and every log line."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import re
+
+import uuid_utils
+
+HEADER = "X-Request-Id"
+_ACCEPTED = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_current: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
+
+
+def begin(offered: str | None) -> str:
+    """The id of the request that this thread now serves: `offered`, unless it is unfit for a log line."""
+    chosen = offered if offered and _ACCEPTED.fullmatch(offered) else uuid_utils.uuid7().hex
+    _current.set(chosen)
+    return chosen
+
+
+def end() -> None:
+    _current.set("")
+
+
+def current() -> str:
+    return _current.get()
+
+
+class LogFilter(logging.Filter):
+    """Adds the id to the lines that are logged while a request is served."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        current_id = _current.get()
+        record.request_id = f" request_id={current_id}" if current_id else ""
+        return True
+
+
+class ExceptionsOnly(logging.Filter):
+    """Django's own line for each answer of 400 and above says less than the access line."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return bool(record.exc_info)

@@ -1,0 +1,25 @@
+from django.urls import path, re_path
+
+from api.errors import not_found
+from api.views import about, bulk, health, jobs, models
+
+urlpatterns = [
+    path("v1/models/<str:name>/v1/completions", models.CompletionView.as_view()),
+    path("v1/models/<str:name>", models.ModelView.as_view()),
+    path("v1/models", models.ModelsView.as_view()),
+    path("v1/jobs/bulk", bulk.BulksView.as_view()),
+    path("v1/jobs/bulk/<str:bulk_id>", bulk.BulkView.as_view()),
+    path("v1/jobs/bulk/<str:bulk_id>/cancel", bulk.CancelBulkView.as_view()),
+    path("v1/jobs/<str:job_id>", jobs.JobView.as_view()),
+    path("v1/jobs/<str:job_id>/output", jobs.OutputView.as_view()),
+    path("v1/jobs/<str:job_id>/cancel", jobs.CancelView.as_view()),
+    path("v1/jobs", jobs.JobsView.as_view()),
+    path("v1/problems/<str:code>", about.ProblemView.as_view()),
+    path("v1/schema", about.SchemaView.as_view()),
+    path("v1/docs", about.DocsView.as_view()),
+    path("", about.IndexView.as_view()),
+    path("metrics", about.MetricsView.as_view()),
+    path("healthz", health.LiveView.as_view()),
+    path("readyz", health.ReadyView.as_view()),
+    re_path(r"", not_found),  # problem+json also with DEBUG on, where Django would show its own page
+]

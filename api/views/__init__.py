@@ -1,0 +1,1 @@
+"""Thin and alike: read the request, make one call of `inference.jobs`, answer."""

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse, HttpResponseNotModified, UnreadablePostError
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from api import auth, bodies, codec, errors, request_id
+from api.auth import ANONYMOUS, Principal
+from api.errors import ApiError, JobGone
+from api.fields import Body
+from api.waiting import slots
+from inference import jobs, retention
+from inference.errors import JobNotFound
+from inference.models import Job
+
+JSON_TYPES = ("", codec.CONTENT_TYPE)
+
+
+class ApiView(APIView):
+    """Speaks JSON only, so that nothing is negotiated; errors are problem documents."""
+
+    http_method_names = ["get", "head", "post"]
+    query_parameters: tuple[str, ...] = ()  # others are refused by name
+    is_open = False  # whether it answers without a key
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        self.principal: Principal = ANONYMOUS
+        if not self.is_open:
+            self.principal = auth.principal_of(request.META.get("HTTP_AUTHORIZATION", ""))
+            auth.admit(self.principal)
+        bodies.known_query(request.GET, *self.query_parameters)
+
+    @property
+    def default_response_headers(self) -> dict[str, str]:
+        return {}
+
+    def document(self, request: Request, body: Body) -> dict[str, Any]:
+        """The validated JSON body."""
+        json_only(request)
+        return body.run_validation(codec.loads(body_of(request)))
+
+    def submitter(self, request: Request, priority: int) -> dict[str, Any]:
+        """Who submits: the arguments of `jobs.submit` that do not come out of the body."""
+        return {
+            "owner": self.principal.user,
+            "max_owned": self.principal.max_owned(priority),
+            "idempotency_key": bodies.idempotency_key(request.META.get("HTTP_IDEMPOTENCY_KEY")),
+            "request_id": request_id.current(),
+        }
+
+    def waited_for(self, request: Request, job_id: str) -> Job:
+        """The job, after `?wait=N` seconds at most when it is not finished."""
+        wait_s = bodies.seconds(request.GET, "wait", 0.0)
+        job = self.fetch(job_id)
+        if not wait_s or job.is_finished:
+            return job
+        with slots.take(wait_s) as granted_s:
+            return jobs.wait(job.id, timeout_s=granted_s)
+
+    def fetch(self, job_id: str) -> Job:
+        """Raises `JobNotFound`, the same for somebody else's job as for none, or `JobGone`."""
+        key = _uuid(job_id)
+        try:
+            job = jobs.fetch(key)
+        except JobNotFound as error:
+            raise _absent(key) from error
+        if not self.principal.may_see(job):
+            raise _absent(key)
+        return job
+
+
+def _absent(key: UUID) -> JobNotFound | JobGone:
+    if retention.is_past(key):
+        return JobGone(f"The job {key} was removed: finished jobs are kept for {settings.JOB_RETENTION_DAYS:g} days.")
+    return JobNotFound(f"There is no job {key}.")
+
+
+def body_of(request: Request) -> bytes:
+    """Raises `ApiError` for a body that ended before its announced length: its end is missing."""
+    try:
+        body: bytes = request.body
+    except UnreadablePostError as error:
+        raise ApiError("The body could not be read to its end.") from error
+    if len(body) < int(request.META.get("CONTENT_LENGTH") or 0):
+        raise ApiError(f"The body ended after {len(body)} bytes, before its Content-Length.")
+    return body
+
+
+def media_type(request: Request) -> str:
+    return request.META.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
+
+
+def json_only(request: Request) -> None:
+    """Raises `UnsupportedMediaType`. A body that names no type is taken for JSON."""
+    found = media_type(request)
+    if found not in JSON_TYPES and not found.endswith("+json"):
+        raise errors.UnsupportedMediaType(f"Send JSON with Content-Type: application/json, not {found[:100]}.")
+
+
+def _uuid(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise JobNotFound(f"There is no job {text[:100]!r}: ids are UUIDs.") from None
+
+
+def with_etag(request: HttpRequest, response: HttpResponse) -> HttpResponse:
+    """304 when the client has this very answer already."""
+    etag = f'"{hashlib.blake2b(response.content, digest_size=12).hexdigest()}"'
+    if etag in request.META.get("HTTP_IF_NONE_MATCH", ""):
+        response = HttpResponseNotModified()
+    response.headers["ETag"] = etag
+    response.headers["Cache-Control"] = "private, no-cache"
+    return response

@@ -1,0 +1,54 @@
+"""/v1/jobs/bulk: many jobs with one request."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from django.http import HttpResponse
+from rest_framework.request import Request
+
+from api import bulk_body, codec, operations, resources
+from api.views.base import ApiView, body_of, json_only, media_type, with_etag
+from inference import bulk
+from inference.errors import BulkNotFound
+from inference.models import Bulk
+
+
+class BulksView(ApiView):
+    query_parameters = ("model", "priority", "expires_in")
+
+    @operations.submit_bulk
+    def post(self, request: Request) -> HttpResponse:
+        if media_type(request) in bulk_body.LINE_TYPES:
+            submission = bulk_body.read_lines(body_of(request), request.GET)
+        else:
+            json_only(request)
+            submission = bulk_body.read_document(body_of(request))
+        accepted = bulk.submit(**submission, **self.submitter(request, submission["priority"]))
+        headers = {"Location": f"/v1/jobs/bulk/{accepted.id}", "Retry-After": "5"}
+        return codec.answer(resources.bulk(accepted, with_jobs=True), status=202, headers=headers)
+
+
+class BulkView(ApiView):
+    @operations.get_bulk
+    def get(self, request: Request, bulk_id: str) -> HttpResponse:
+        return with_etag(request, codec.answer(resources.bulk(visible(self, bulk_id))))
+
+
+class CancelBulkView(ApiView):
+    @operations.cancel_bulk
+    def post(self, request: Request, bulk_id: str) -> HttpResponse:
+        found = visible(self, bulk_id)
+        bulk.cancel(found)
+        return codec.answer(resources.bulk(found))
+
+
+def visible(view: ApiView, bulk_id: str) -> Bulk:
+    """Raises `BulkNotFound`, the same for somebody else's bulk as for none."""
+    try:
+        found = bulk.fetch(UUID(bulk_id))
+    except ValueError:
+        raise BulkNotFound(f"There is no bulk {bulk_id[:100]!r}: ids are UUIDs.") from None
+    if not view.principal.may_see(found):
+        raise BulkNotFound(f"There is no bulk {found.id}.")
+    return found

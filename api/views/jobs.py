@@ -1,0 +1,103 @@
+"""/v1/jobs: submit, look, wait, cancel, list."""
+
+from __future__ import annotations
+
+import math
+
+from django.http import HttpResponse
+from rest_framework.request import Request
+
+from api import bodies, codec, errors, listing, operations, resources
+from api.views.base import ApiView, with_etag
+from api.waiting import slots
+from inference import admission, jobs
+from inference.models import Job, Status
+
+JOB_BODY = bodies.JobBody()
+POLL_S = (1, 30)  # what Retry-After may say
+
+
+class JobsView(ApiView):
+    query_parameters = ("limit", "cursor", "model", "status", "bulk", "created_after", "created_before")
+
+    @operations.list_jobs
+    def get(self, request: Request) -> HttpResponse:
+        page = listing.page(self.principal, listing.Query.of(request.GET))
+        return codec.answer({"items": [resources.job(job, with_output=False) for job in page.jobs], "next": page.next})
+
+    @operations.submit_job
+    def post(self, request: Request) -> HttpResponse:
+        submission = bodies.submission(self.document(request, JOB_BODY))
+        wait_s = bodies.preferred_wait(request.META.get("HTTP_PREFER", ""))
+        job = jobs.submit(
+            **submission,
+            **self.submitter(request, submission["priority"]),
+        )
+        if wait_s is None:
+            return accepted(job)
+        with slots.take(wait_s) as granted_s:
+            job = jobs.wait(job.id, timeout_s=granted_s)
+        response = answered(job) if job.is_finished else accepted(job)
+        response.headers["Preference-Applied"] = f"wait={wait_s}"
+        return response
+
+
+class JobView(ApiView):
+    query_parameters = ("wait",)
+
+    @operations.get_job
+    def get(self, request: Request, job_id: str) -> HttpResponse:
+        return with_etag(request, answered(self.waited_for(request, job_id)))
+
+
+class OutputView(ApiView):
+    query_parameters = ("wait",)
+
+    @operations.get_output
+    def get(self, request: Request, job_id: str) -> HttpResponse:
+        return output(self.waited_for(request, job_id), request)
+
+
+class CancelView(ApiView):
+    @operations.cancel_job
+    def post(self, request: Request, job_id: str) -> HttpResponse:
+        job = jobs.cancel(self.fetch(job_id).id)
+        was_running = job.status == Status.CANCELLED and job.started_at is not None
+        return codec.answer({**resources.job(job), "was_running": was_running})
+
+
+def location(job: Job) -> str:
+    return f"/v1/jobs/{job.id}"
+
+
+def answered(job: Job) -> HttpResponse:
+    if job.is_finished:
+        return codec.answer(resources.job(job))
+    document = resources.waiting_job(job)
+    return codec.answer(document, headers={"Retry-After": retry_after(document.get("estimated_wait_s"))})
+
+
+def accepted(job: Job) -> HttpResponse:
+    headers = {"Location": location(job), "Retry-After": retry_after(admission.wait_s(job.model, job.priority))}
+    return codec.answer(resources.job(job), status=202, headers=headers)
+
+
+def output(job: Job, request: Request) -> HttpResponse:
+    """The output alone; 504 while there is none, a problem when there will be none."""
+    if job.status == Status.SUCCEEDED:
+        user_agent = request.META.get("HTTP_USER_AGENT", "")
+        return codec.answer(resources.output(job, user_agent), headers={"Content-Location": f"{location(job)}/output"})
+    if job.is_finished:
+        return errors.job_problem(job)
+    return errors.problem(
+        "not_finished",
+        f"The job is {job.status}. It goes on: GET {location(job)} or {location(job)}/output later.",
+        headers={"Location": location(job), "Retry-After": retry_after(admission.wait_s(job.model, job.priority))},
+        job_id=str(job.id),
+    )
+
+
+def retry_after(wait_s: float | None) -> str:
+    """When to look again: after the estimated wait, within bounds."""
+    low, high = POLL_S
+    return str(min(max(math.ceil(wait_s or 0), low), high))

@@ -1,0 +1,58 @@
+"""/v1/models: what is served, and the blocking call."""
+
+from __future__ import annotations
+
+from django.http import HttpResponse
+from rest_framework.request import Request
+
+from api import bodies, codec, huggingface, operations, resources
+from api.views.base import ApiView, body_of, json_only
+from api.views.jobs import output
+from api.waiting import slots
+from inference import jobs
+from inference.models import Job, Priority, Status
+
+
+class ModelsView(ApiView):
+    @operations.list_models
+    def get(self, request: Request) -> HttpResponse:
+        return codec.answer({"items": [resources.model(spec) for spec in jobs.models().values()]})
+
+
+class ModelView(ApiView):
+    query_parameters = ("timeout",)
+
+    @operations.get_model
+    def get(self, request: Request, name: str) -> HttpResponse:
+        return codec.answer(resources.model(jobs.spec_of(name)))
+
+    @operations.run_model
+    def post(self, request: Request, name: str) -> HttpResponse:
+        call = huggingface.read(jobs.spec_of(name), body_of(request), request.META.get("CONTENT_TYPE", ""))
+        return output(run(self, request, name, call), request)
+
+
+class CompletionView(ApiView):
+    query_parameters = ("timeout",)
+
+    @operations.complete
+    def post(self, request: Request, name: str) -> HttpResponse:
+        json_only(request)
+        spec = jobs.spec_of(name)
+        job = run(self, request, name, huggingface.read_completion(spec, codec.loads(body_of(request))))
+        if job.status == Status.SUCCEEDED:
+            return codec.answer(huggingface.completion(spec, job.output))
+        return output(job, request)
+
+
+def run(view: ApiView, request: Request, name: str, call: huggingface.Call) -> Job:
+    """The job, finished or not within ?timeout=."""
+    timeout_s = bodies.seconds(request.GET, "timeout", bodies.DEFAULT_TIMEOUT_S)
+    with slots.take(timeout_s) as granted_s:
+        return jobs.run(
+            timeout_s=granted_s,
+            model=name,
+            inputs=call.inputs,
+            parameters=call.parameters,
+            **view.submitter(request, Priority.NORMAL),
+        )
