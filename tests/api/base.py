@@ -1,0 +1,101 @@
+"""The API under Django's test client, with the real broker and a worker that runs in a thread of the test."""
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from django.db import connection
+from django.test import TransactionTestCase, override_settings
+
+from inference import admission, backlog, claims, jobs, metrics, notices
+from inference.broker import publish
+from inference.claims import Outcome
+from inference.engines import echo
+from inference.errors import InferenceError
+from inference.models import Job, Status, Worker, WorkerState
+from inference.workers import served_models, speeds
+
+MODELS_FILE = Path(__file__).with_name("models.toml")
+Answer = Callable[[Any, dict[str, Any]], Any]
+
+
+def echo_answer(value: Any, parameters: dict[str, Any]) -> Any:
+    (answer,) = echo.EchoEngine(jobs.spec_of("echo")).predict([value], parameters)
+    return answer
+
+
+class Laborer(threading.Thread):
+    """Takes queued jobs as a worker does: claims, answers, records, notifies."""
+
+    def __init__(self, answer: Answer = echo_answer) -> None:
+        super().__init__(name="laborer", daemon=True)
+        self.answer = answer
+        self.stopping = threading.Event()
+        self.row = Worker.objects.create(
+            name="laborer", pid=1, state=WorkerState.READY, model_names=list(jobs.models()),
+            replicas={"0": {"pid": 1, "device": "cpu", "models": dict.fromkeys(jobs.models(), "ready")}},
+        )  # fmt: skip
+
+    def run(self) -> None:
+        try:
+            while not self.stopping.wait(0.01):
+                self.work()
+        finally:
+            connection.close()
+
+    def work(self) -> None:
+        for job in Job.objects.filter(status=Status.QUEUED).order_by("priority", "id"):
+            batch = uuid4()
+            for mine in claims.claim([job.id], batch, model=job.model, takes_over=(), worker=self.row.id, device="cpu"):
+                claims.record(batch, [self.outcome(mine)], batch_size=mine.size)
+                notices.publish(publish.redis_client(), [mine.id])
+
+    def outcome(self, job: Job) -> Outcome:
+        several = isinstance(job.inputs, list)
+        answers = [self.answer(item, job.parameters) for item in (job.inputs if several else [job.inputs])]
+        for answer in answers:
+            if isinstance(answer, InferenceError):
+                return Outcome(job_id=job.id, error_code=answer.code, error_detail=answer.message)
+        return Outcome(job_id=job.id, output=answers if several else answers[0])
+
+
+@override_settings(MODELS_FILE=MODELS_FILE, API_KEY_REQUIRED=False)
+class ApiTestCase(TransactionTestCase):
+    def setUp(self) -> None:
+        publish.redis_client().flushdb()
+        for remembered in (served_models, speeds, admission, backlog, metrics):
+            remembered.forget()
+
+    @contextlib.contextmanager
+    def worker(self, answer: Answer = echo_answer) -> Iterator[Laborer]:
+        laborer = Laborer(answer)
+        served_models.forget()
+        laborer.start()
+        try:
+            yield laborer
+        finally:
+            laborer.stopping.set()
+            laborer.join()
+
+    def post(self, path: str, body: Any = None, **options: Any) -> Any:
+        content = body if isinstance(body, (bytes, str)) else json.dumps(body)
+        options.setdefault("content_type", "application/json")
+        return self.client.post(path, content, **options)
+
+    def submit(self, inputs: Any = "text", **body: Any) -> Any:
+        answer = self.post("/v1/jobs", {"model": "echo", "inputs": inputs, **body})
+        self.assertEqual(answer.status_code, 202, answer.content)
+        return answer.json()
+
+    def assert_problem(self, answer: Any, status: int, code: str) -> dict[str, Any]:
+        self.assertEqual(answer.status_code, status, answer.content)
+        self.assertEqual(answer["Content-Type"], "application/problem+json")
+        problem = answer.json()
+        self.assertEqual((problem["code"], problem["status"]), (code, status))
+        self.assertEqual(problem["error"], problem["detail"])
+        self.assertEqual(problem["request_id"], answer["X-Request-Id"])
+        return problem

@@ -1,0 +1,96 @@
+"""Many clients at once against the real service: rows 18, 26 and 27 of the fault matrix, and blocking in numbers."""
+
+from __future__ import annotations
+
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import UUID
+
+from django.contrib.auth import get_user_model
+
+from api.models import ApiKey
+from inference.models import Job, Status
+from tests.api.crowd import MODELS, crowd
+from tests.e2e.case import StackCase
+
+CANCELS = 200
+HELD_UP_S = 3.0  # ten times what is promised: a busy machine is no failure, a GET behind the waiting ones is
+QUICK = """
+[quick]
+engine = "inference.engines.echo:EchoEngine"
+max_batch_size = 4
+options = { fixed_ms = 15 }
+"""
+ONE_BY_ONE = """
+[steady]
+engine = "inference.engines.echo:EchoEngine"
+max_batch_size = 1
+options = { fixed_ms = 10 }
+"""
+SHARE = 40  # jobs of one owner that may wait
+
+
+class CrowdTests(StackCase):
+    options = {"models": MODELS, "environment": {"MAX_WAITING_REQUESTS": "40"}}
+
+    def test_each_of_many_blocking_clients_gets_an_answer_it_can_go_on_with(self) -> None:
+        outcome = crowd(self.stack.port, 150)
+        self.assertEqual(outcome.lacking, [])
+        self.assertEqual(sum(outcome.answers.values()), 150)
+        self.assertGreater(outcome.answers["200"], 0)
+        self.assertGreater(outcome.answers["504 not_finished"], 0)
+        self.assertLess(outcome.get_p95_s, HELD_UP_S)
+
+
+class CancelTests(StackCase):
+    options = {"models": QUICK, "replicas": 1}
+
+    def test_what_was_answered_as_cancelled_never_succeeds(self) -> None:
+        chance = random.Random(26)
+        with ThreadPoolExecutor(8) as clients:
+            answered = list(clients.map(self.cancel_at, [chance.uniform(0, 0.06) for _ in range(CANCELS)]))
+        self.stack.finished(*(job_id for job_id, _ in answered))
+        rows = {job.pk: job for job in self.stack.jobs.all()}
+        statuses = [status for _, status in answered]
+        self.assertEqual([rows[job_id].status for job_id, _ in answered], statuses)
+        self.assertEqual(set(statuses), {Status.CANCELLED, Status.SUCCEEDED})
+        for job in rows.values():
+            self.assertEqual(job.output is None, job.status == Status.CANCELLED)
+
+    def cancel_at(self, delay_s: float) -> tuple[UUID, str]:
+        job_id = self.stack.submit("text", model="quick")
+        time.sleep(delay_s)  # the random moment that is the subject of the test
+        return job_id, self.stack.post(f"/v1/jobs/{job_id}/cancel", None).json["status"]
+
+
+class FairnessTests(StackCase):
+    options = {
+        "models": ONE_BY_ONE,
+        "replicas": 1,
+        "environment": {"API_KEY_REQUIRED": "1", "API_KEY_MAX_QUEUED": str(SHARE)},
+    }
+
+    def key(self, name: str) -> dict[str, str]:
+        user = get_user_model().objects.db_manager(self.stack.alias).create_user(name)
+        return {"Authorization": f"Bearer {ApiKey.objects.db_manager(self.stack.alias).issue(owner=user)[1]}"}
+
+    def submit_as(self, headers: dict[str, str]) -> Any:
+        return self.stack.post("/v1/jobs", {"model": "steady", "inputs": "x"}, headers=headers)
+
+    def test_a_noisy_key_cannot_keep_a_quiet_one_waiting(self) -> None:
+        noisy, quiet = self.key("noisy"), self.key("quiet")
+        with ThreadPoolExecutor(4) as clients:
+            flood = clients.map(lambda _: self.submit_as(noisy), range(1000))
+            accepted = [self.submit_as(quiet) for _ in range(10)]
+            refused = [answer for answer in flood if answer.status == 429]
+        self.assertEqual({answer.status for answer in accepted}, {202})
+        self.assertGreater(len(refused), 0)
+        self.assertTrue(all("retry-after" in answer.headers for answer in refused))
+        mine = self.stack.finished(*(UUID(answer.json["id"]) for answer in accepted))
+        self.assertLess(max(self.overtaken_by(job) for job in mine), 2 * SHARE)
+
+    def overtaken_by(self, job: Job) -> int:
+        """Jobs that were started between this one's arrival and its start."""
+        return self.stack.jobs.filter(started_at__gt=job.created_at, started_at__lt=job.started_at).count()

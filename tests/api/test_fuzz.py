@@ -1,0 +1,14 @@
+from tests.api import fuzz
+from tests.e2e.case import StackCase
+from tests.stack import HOST
+
+
+class FuzzTests(StackCase):
+    """A few examples an operation; `make fuzz` runs hundreds."""
+
+    options = {"models": fuzz.MODELS, "replicas": 1}
+
+    def test_every_answer_is_as_the_document_says_and_none_is_5xx(self) -> None:
+        finished = fuzz.fuzz(f"http://{HOST}:{self.stack.port}", 10)
+        self.assertEqual(finished.returncode, 0, finished.stdout + finished.stderr)
+        self.assertEqual([line for line in self.stack.log if "Traceback" in line], [])

@@ -1,0 +1,152 @@
+import datetime
+from io import StringIO
+from unittest.mock import patch
+
+from django.contrib.auth import get_user_model
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+from django.utils import timezone
+
+from api.auth import keyring
+from api.models import ApiKey, digest
+from inference import rates
+from inference.models import Job, Priority
+from tests.api.base import ApiTestCase
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@override_settings(API_KEY_REQUIRED=True)
+class KeyTests(ApiTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        keyring.forget()
+        self.ada = get_user_model().objects.create_user("ada")
+
+    def issue(self, **fields) -> tuple[ApiKey, str]:
+        return ApiKey.objects.issue(**{"owner": self.ada, **fields})
+
+    def get(self, key: str, path: str = "/v1/models"):
+        return self.client.get(path, headers=bearer(key))
+
+    def test_a_valid_key_opens_and_its_owner_owns_the_job(self):
+        _, key = self.issue()
+        answer = self.post("/v1/jobs", {"model": "echo", "inputs": "x"}, headers=bearer(key))
+        self.assertEqual(answer.status_code, 202)
+        self.assertEqual(Job.objects.get().owner, self.ada)
+
+    def test_without_a_key_the_answer_says_how_to_send_one(self):
+        answer = self.client.get("/v1/models")
+        self.assertIn("Authorization: Bearer", self.assert_problem(answer, 401, "unauthorized")["detail"])
+        self.assertIn("Bearer", answer["WWW-Authenticate"])
+
+    def test_wrong_revoked_and_expired_keys_have_the_same_answer(self):
+        expired = self.issue(expires_at=timezone.now() - datetime.timedelta(seconds=1))[1]
+        row, revoked = self.issue()
+        row.revoke()
+        for key in ("inf_wrong", expired, revoked):
+            with self.subTest(key):
+                problem = self.assert_problem(self.get(key), 401, "unauthorized")
+                self.assertIn("may have been revoked", problem["detail"])
+
+    def test_other_schemes_are_told_the_right_one(self):
+        answer = self.client.get("/v1/models", headers={"Authorization": "Basic YTpi"})
+        self.assertIn("Bearer KEY", self.assert_problem(answer, 401, "unauthorized")["detail"])
+
+    def test_revoking_takes_effect_on_a_key_that_was_just_used(self):
+        row, key = self.issue()
+        self.assertEqual(self.get(key).status_code, 200)
+        row.revoke()
+        self.assertEqual(self.get(key).status_code, 401)
+
+    def test_a_remembered_key_costs_no_query(self):
+        _, key = self.issue()
+        keyring.find(key)
+        with self.assertNumQueries(0):
+            self.assertEqual(keyring.find(key).user, self.ada)
+
+    def test_the_key_of_an_owner_who_left_is_closed(self):
+        _, key = self.issue()
+        self.ada.is_active = False
+        self.ada.save()
+        self.assertEqual(self.get(key).status_code, 401)
+
+    def test_only_a_digest_is_stored(self):
+        row, key = self.issue(name="ci")
+        stored = " ".join(str(value) for value in ApiKey.objects.filter(pk=row.pk).values_list()[0])
+        self.assertNotIn(key, stored)
+        self.assertIn(digest(key), stored)
+
+    def test_use_is_noted(self):
+        row, key = self.issue()
+        self.get(key)
+        row.refresh_from_db()
+        self.assertIsNotNone(row.last_used_at)
+
+    @override_settings(API_KEY_REQUIRED=False)
+    def test_where_none_is_needed_a_foreign_token_is_no_obstacle_but_a_revoked_key_is(self):
+        self.assertEqual(self.get("hf_sometoken").status_code, 200)
+        row, key = self.issue()
+        row.revoke()
+        self.assertEqual(self.get(key).status_code, 401)
+
+
+@override_settings(API_KEY_REQUIRED=True)
+class QuotaTests(ApiTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        keyring.forget()
+        self.ada = get_user_model().objects.create_user("ada")
+
+    def test_too_many_requests_are_429_with_the_time_to_come_back(self):
+        _, key = ApiKey.objects.issue(owner=self.ada, requests_per_minute=20)
+        answers = [self.client.get("/v1/models", headers=bearer(key)) for _ in range(6)]
+        self.assertEqual([answer.status_code for answer in answers[:2]], [200, 200])
+        self.assert_problem(answers[-1], 429, "too_many_requests")
+        self.assertGreaterEqual(int(answers[-1]["Retry-After"]), 1)
+
+    def test_the_rate_is_kept_without_the_broker_too(self):
+        with patch.object(rates.publish, "redis_client", side_effect=rates.redis.ConnectionError):
+            waits = [rates.take("somebody", 20) for _ in range(6)]
+        self.assertEqual(waits[:2], [0.0, 0.0])
+        self.assertGreater(waits[-1], 0.0)
+
+    def test_a_share_of_the_queue_is_429_and_leaves_room_for_others(self):
+        _, key = ApiKey.objects.issue(owner=self.ada, max_queued=2)
+        _, other = ApiKey.objects.issue(owner=get_user_model().objects.create_user("bob"))
+        statuses = [self.submit_as(key).status_code for _ in range(3)]
+        self.assertEqual(statuses, [202, 202, 429])
+        self.assert_problem(self.submit_as(key), 429, "too_many_queued")
+        self.assertEqual(self.submit_as(other).status_code, 202)
+
+    def test_low_priority_has_a_share_of_its_own(self):
+        _, key = ApiKey.objects.issue(owner=self.ada, max_queued=1)
+        Job.objects.create(model="echo", inputs="x", owner=self.ada, priority=Priority.LOW)
+        self.assertEqual(self.submit_as(key).status_code, 202)
+
+    def submit_as(self, key: str):
+        return self.post("/v1/jobs", {"model": "echo", "inputs": "x"}, headers=bearer(key))
+
+
+class CommandTests(ApiTestCase):
+    def create(self, *arguments) -> str:
+        out = StringIO()
+        call_command("create_api_key", *arguments, stdout=out, stderr=StringIO())
+        return out.getvalue().strip()
+
+    def test_the_command_prints_a_key_that_opens(self):
+        keyring.forget()
+        key = self.create("ada", "--days", "1", "--rate", "100", "--max-queued", "7", "--staff")
+        row = ApiKey.objects.get()
+        self.assertEqual(row.digest, digest(key))
+        self.assertEqual((row.requests_per_minute, row.max_queued), (100, 7))
+        self.assertTrue(row.owner.is_staff)
+        self.assertFalse(row.owner.has_usable_password())
+        with override_settings(API_KEY_REQUIRED=True):
+            self.assertEqual(self.client.get("/v1/models", headers=bearer(key)).status_code, 200)
+
+    def test_the_command_refuses_what_cannot_be_meant(self):
+        with self.assertRaisesMessage(CommandError, "--days must be above 0"):
+            self.create("ada", "--days", "-1")

@@ -1,0 +1,123 @@
+import datetime
+from uuid import UUID
+
+from django.test import override_settings
+from django.utils import timezone
+
+from inference import retention
+from inference.models import Job, Priority, Status, Worker, first_id_at, new_job_id
+from inference.workers import speeds
+from tests.api.base import ApiTestCase
+
+
+def make(count: int = 1, **fields) -> list[Job]:
+    return Job.objects.bulk_create(Job(**{"model": "echo", "inputs": "x", **fields}) for _ in range(count))
+
+
+class PageTests(ApiTestCase):
+    def pages(self, address: str) -> list[str]:
+        seen = []
+        while address:
+            page = self.client.get(address).json()
+            seen += [job["id"] for job in page["items"]]
+            address = page["next"]
+        return seen
+
+    def test_pages_show_every_job_once_the_newest_first_while_jobs_arrive(self):
+        made = [str(job.id) for job in make(7)]
+        first = self.client.get("/v1/jobs?limit=3").json()
+        make(2)
+        seen = [job["id"] for job in first["items"]] + self.pages(first["next"])
+        self.assertEqual(seen, made[::-1])
+
+    def test_filters_are_kept_from_page_to_page(self):
+        wanted = make(3, status=Status.FAILED)
+        make(3)
+        seen = self.pages("/v1/jobs?limit=2&status=failed&model=echo")
+        self.assertEqual(set(seen), {str(job.id) for job in wanted})
+
+    def test_a_time_range_is_a_range_of_ids(self):
+        yesterday = timezone.now() - datetime.timedelta(days=1)
+        old = Job.objects.create(id=UUID(int=first_id_at(yesterday).int + 1), model="echo", inputs="x")
+        new = make()[0]
+        middle = (timezone.now() - datetime.timedelta(hours=1)).isoformat()
+        for name, wanted in (("created_before", old), ("created_after", new)):
+            with self.subTest(name):
+                answer = self.client.get("/v1/jobs", {name: middle})
+                self.assertEqual([job["id"] for job in answer.json()["items"]], [str(wanted.id)])
+
+    def test_outputs_are_left_out_of_lists(self):
+        make(output=["long"], status=Status.SUCCEEDED)
+        self.assertNotIn("output", self.client.get("/v1/jobs").json()["items"][0])
+
+    def test_what_is_wrong_in_a_query_is_400(self):
+        wrong = ("limit=0", "limit=501", "limit=x", "cursor=x", "status=lost", "model=A B", "bulk=7",
+                 "created_after=yesterday", "created_after=2026-01-01T00:00:00", "created_before=1969-01-01T00:00:00Z",
+                 "created_after=2026-13-01T00:00:00Z", "model=%00", "unknown=1")  # fmt: skip
+        for query in wrong:
+            with self.subTest(query):
+                self.assert_problem(self.client.get(f"/v1/jobs?{query}"), 400, "bad_request")
+
+
+class PlaceTests(ApiTestCase):
+    def position(self, job: Job) -> int:
+        return self.client.get(f"/v1/jobs/{job.id}").json()["position"]
+
+    def test_those_before_and_those_of_higher_priority_count(self):
+        first, second = make(2)
+        low, high = make(priority=Priority.LOW)[0], make(priority=Priority.HIGH)[0]
+        self.assertEqual([self.position(job) for job in (high, first, second, low)], [1, 2, 3, 4])
+
+    def test_the_wait_is_estimated_from_the_measured_speed(self):
+        with self.worker() as laborer:
+            laborer.stopping.set()
+            laborer.join()
+            Worker.objects.update(speeds={"echo": 2.0}, replicas_ready=2)
+            job = make(40)[-1]
+            answer = self.client.get(f"/v1/jobs/{job.id}")
+        self.assertEqual((answer.json()["estimated_wait_s"], answer["Retry-After"]), (10.0, "10"))
+
+    def test_far_behind_the_place_is_told_from_the_time_of_arrival(self):
+        now = timezone.now()
+        ids = [first_id_at(now - datetime.timedelta(seconds=5000 - number)).int + 1 for number in range(5000)]
+        Job.objects.bulk_create([Job(id=UUID(int=key), model="echo", inputs="x") for key in ids], batch_size=500)
+        position = self.position(Job.objects.get(pk=UUID(int=ids[4000])))
+        self.assertAlmostEqual(position, 4000, delta=50)
+
+    @override_settings(MAX_ESTIMATED_WAIT_S=10)
+    def test_a_wait_that_would_be_too_long_is_503_at_once(self):
+        with self.worker() as laborer:
+            laborer.stopping.set()
+            laborer.join()
+            Worker.objects.update(speeds={"echo": 1.0}, replicas_ready=1)
+            speeds.forget()
+            make(15)
+            answer = self.post("/v1/jobs", {"model": "echo", "inputs": "x"})
+            low = self.post("/v1/jobs", {"model": "echo", "inputs": "x", "priority": "low"})
+        self.assert_problem(answer, 503, "overloaded")
+        self.assertEqual(answer["Retry-After"], "5")
+        self.assertEqual(low.status_code, 202)
+
+
+@override_settings(JOB_RETENTION_DAYS=30)
+class RetentionTests(ApiTestCase):
+    def old_id(self) -> UUID:
+        return UUID(int=first_id_at(timezone.now() - datetime.timedelta(days=31)).int + 5)
+
+    def test_an_id_from_before_the_retention_time_is_410(self):
+        self.assert_problem(self.client.get(f"/v1/jobs/{self.old_id()}"), 410, "job_gone")
+        self.assert_problem(self.client.get(f"/v1/jobs/{new_job_id()}"), 404, "job_not_found")
+
+    def test_old_finished_jobs_are_removed_and_nothing_else(self):
+        old = Job.objects.create(id=self.old_id(), model="echo", inputs="x", status=Status.SUCCEEDED)
+        waiting = Job.objects.create(id=UUID(int=self.old_id().int + 1), model="echo", inputs="x")
+        new = make(status=Status.SUCCEEDED)[0]
+        self.assertEqual(retention.remove_old(), 1)
+        self.assertEqual(set(Job.objects.values_list("pk", flat=True)), {waiting.pk, new.pk})
+        self.assert_problem(self.client.get(f"/v1/jobs/{old.pk}"), 410, "job_gone")
+
+    @override_settings(JOB_RETENTION_DAYS=0)
+    def test_nothing_is_removed_where_jobs_are_kept_for_ever(self):
+        Job.objects.create(id=self.old_id(), model="echo", inputs="x", status=Status.SUCCEEDED)
+        self.assertEqual(retention.remove_old(), 0)
+        self.assert_problem(self.client.get(f"/v1/jobs/{new_job_id()}"), 404, "job_not_found")

@@ -1,0 +1,69 @@
+import json
+import re
+
+from django.contrib.staticfiles import finders
+from drf_spectacular.validation import validate_schema
+
+from api import errors
+from tests.api.base import ApiTestCase
+
+
+class SchemaTests(ApiTestCase):
+    def document(self) -> dict:
+        answer = self.client.get("/v1/schema")
+        self.assertEqual(answer["Content-Type"], "application/vnd.oai.openapi+json")
+        return json.loads(answer.content)
+
+    def test_the_document_is_valid_openapi_3_1(self):
+        document = self.document()
+        self.assertEqual(document["openapi"], "3.1.0")
+        validate_schema(document)
+
+    def test_every_operation_has_a_summary_its_errors_and_the_request_id(self):
+        for path, operations in self.document()["paths"].items():
+            for method, operation in operations.items():
+                with self.subTest(f"{method} {path}"):
+                    self.assertTrue(operation["summary"])
+                    for status, response in operation["responses"].items():
+                        self.assertIn("X-Request-Id", response["headers"])
+                        if int(status) >= 400 and path != "/readyz":
+                            self.assertIn(errors.CONTENT_TYPE, response["content"])
+
+    def test_unknown_fields_are_refused_in_the_document_too(self):
+        schemas = self.document()["components"]["schemas"]
+        self.assertIs(schemas["JobBody"]["additionalProperties"], False)
+
+    def test_every_code_is_explained_at_its_type(self):
+        for code, (status, title) in errors.TABLE.items():
+            with self.subTest(code):
+                shown = self.client.get(errors.TYPE_PREFIX + code).json()
+                self.assertEqual((shown["code"], shown["status"], shown["title"]), (code, status, title))
+        self.assert_problem(self.client.get("/v1/problems/nope"), 404, "not_found")
+
+
+class DocsTests(ApiTestCase):
+    def test_the_page_fetches_nothing_from_elsewhere(self):
+        page = self.client.get("/v1/docs").content.decode()
+        addresses = re.findall(r'(?:src|href|data-schema)="([^"]+)"', page)
+        self.assertIn("/v1/schema", addresses)
+        for address in addresses:
+            with self.subTest(address):
+                self.assertTrue(address.startswith("/"))
+                if address.startswith("/static/"):
+                    self.assertIsNotNone(finders.find(address.removeprefix("/static/")))
+
+
+class MetricsTests(ApiTestCase):
+    def test_figures_are_in_prometheus_s_format(self):
+        self.submit()
+        with self.worker() as laborer:
+            laborer.stopping.set()
+            answer = self.client.get("/metrics")
+        self.assertTrue(answer["Content-Type"].startswith("text/plain"))
+        lines = answer.content.decode().splitlines()
+        sample = re.compile(r'inference_\w+(\{\w+="[^"]*"(,\w+="[^"]*")*\})? [-+.e0-9]+$')
+        for line in lines:
+            with self.subTest(line):
+                self.assertTrue(line.startswith("# ") or sample.match(line))
+        self.assertIn('inference_jobs_waiting{model="echo",status="queued"} 1', lines)
+        self.assertIn('inference_workers{state="ready"} 1', lines)

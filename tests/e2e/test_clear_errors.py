@@ -1,0 +1,83 @@
+"""What is wrong is said with what would be right: to clients, to operators, and before anything starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from django.conf import settings
+from django.test import SimpleTestCase
+
+from inference.models import WorkerState
+from inference.supervisor import worker_program
+from tests.e2e.case import StackCase
+from tests.stack import ECHO, Answer
+
+MISSING = """
+[missing]
+engine = "inference.engines.embeddings:SentenceEmbeddings"
+model = "/no/such/folder"
+"""
+
+
+class TestClients(StackCase):
+    options = {"models": ECHO + MISSING, "replicas": 1, "environment": {"MAX_BODY_BYTES": "100000"}}
+
+    def assert_problem(self, answer: Answer, status: int, code: str, detail: str) -> None:
+        self.assertEqual(answer.headers["content-type"], "application/problem+json")
+        self.assertEqual((answer.status, answer.json["code"]), (status, code), answer.body)
+        self.assertIn(detail, answer.json["detail"])
+        self.assertEqual(answer.json["error"], answer.json["detail"])
+
+    def test_an_unknown_model_is_answered_with_those_that_there_are(self) -> None:
+        for answer in (
+            self.stack.post("/v1/jobs", {"model": "nope", "inputs": "a"}),
+            self.stack.post("/v1/models/nope", {"inputs": "a"}),
+        ):
+            self.assert_problem(answer, 404, "unknown_model", "Known models: echo, missing")
+
+    def test_malformed_json_is_answered_with_where_it_is_wrong(self) -> None:
+        self.assert_problem(self.stack.post("/v1/jobs", b'{"model": "echo",}'), 400, "invalid_json", "line 1")
+
+    def test_a_body_that_is_too_large_is_answered_with_the_limit(self) -> None:
+        answer = self.stack.post("/v1/jobs", {"model": "echo", "inputs": "x" * 200_000})
+        self.assert_problem(answer, 413, "body_too_large", "larger than the 100000 bytes")
+
+    def test_missing_weights_are_told_to_clients_operators_and_the_worker_s_row_and_harm_no_other_model(self) -> None:
+        self.assertIn("/no/such/folder", " ".join(self.stack.get("/readyz").json["reasons"]))
+        worker = self.stack.workers.get()
+        self.assertEqual((worker.state, worker.model_names), (WorkerState.DEGRADED, ["echo"]))
+        self.assertIn("/no/such/folder", worker.replicas["0"]["models"]["missing"])
+        self.assertTrue(any("/no/such/folder" in line for line in self.stack.log if line.startswith("worker1")))
+        answer = self.stack.post("/v1/models/missing", {"inputs": "a"})
+        self.assertEqual((answer.status, answer.headers["retry-after"] != ""), (503, True))
+        self.assertEqual(self.stack.post("/v1/models/echo", {"inputs": "a"}).json["echo"], "a")
+
+
+class TestBadModelsFile(SimpleTestCase):
+    def refused(self, *command: str) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "models.toml"
+            file.write_text('[echo]\nengine = "inference.engines.echo:EchoEngine"\nmax_batch_sise = 3\n')
+            environment = {
+                "PATH": "",
+                "MODELS_FILE": str(file),
+                "DATA_DIR": folder,
+                "REDIS_URL": f"unix://{folder}/none",
+            }
+            run = subprocess.run(
+                command, env=environment, capture_output=True, text=True, cwd=settings.BASE_DIR, timeout=60, check=False
+            )
+        self.assertNotEqual(run.returncode, 0)
+        return run.stdout + run.stderr
+
+    def test_check_the_service_and_the_worker_refuse_it_by_line(self) -> None:
+        for command in (
+            (sys.executable, "manage.py", "check"),
+            (sys.executable, "manage.py", "up", "--port", "0"),
+            worker_program().command,
+        ):
+            message = self.refused(*command)
+            self.assertIn("models.toml, line 3: unknown key 'max_batch_sise'; did you mean max_batch_size?", message)

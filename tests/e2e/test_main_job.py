@@ -1,0 +1,121 @@
+"""The main job on a real model: 64 clients at once, batches, the right answers, 504 and a later poll; torch's place."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http.cookiejar import CookieJar
+from typing import Any
+from urllib.parse import urlencode
+from urllib.request import HTTPCookieProcessor, build_opener
+from uuid import UUID
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.db.models import Avg
+
+from inference import catalog
+from inference.engines import weights
+from inference.models import Status
+from tests import processes
+from tests.e2e.case import StackCase
+from tests.stack import HOST
+
+CLIENTS = 64
+REQUESTS = 2  # of each client
+README_EXAMPLE = re.compile(
+    r"curl http://127\.0\.0\.1:8000(\S+) .*\n +-d '(.*)'\n```\n\n```\n\[(.*), \.\.\. 384 numbers\]"
+)
+SLOW = """
+[slow]
+engine = "inference.engines.echo:EchoEngine"
+options = { fixed_ms = 500 }
+"""
+SENTENCE = "a cat sat on the mat while the queue of jobs grew longer and the batch was formed by length"
+TEXTS = [f"{SENTENCE[n % 40 :]} {n}" for n in range(CLIENTS * REQUESTS)]
+
+
+def bare_answers(texts: list[str]) -> list[list[float]]:
+    """What the model says without the service: the library's pipeline, one text at a time, mean and length one."""
+    from transformers import pipeline
+
+    spec = catalog.load(settings.BASE_DIR / "models.toml")["embeddings"]
+    extract = pipeline("feature-extraction", model=str(weights.folder(spec)), device="cpu")
+    return [normal(extract(text)[0]) for text in texts]
+
+
+def admin_session(url: str, name: str, password: str) -> Callable[[str], str]:
+    """Log in as a browser does; returns what reads a page."""
+    cookies = CookieJar()
+    browser = build_opener(HTTPCookieProcessor(cookies))
+    browser.open(f"{url}/admin/login/").close()
+    token = next(cookie.value for cookie in cookies if cookie.name == "csrftoken")
+    form = {"username": name, "password": password, "csrfmiddlewaretoken": token}
+    browser.open(f"{url}/admin/login/?next=/admin/", urlencode(form).encode()).close()
+    return lambda path: browser.open(url + path).read().decode()
+
+
+def normal(tokens: list[list[float]]) -> list[float]:
+    mean = [sum(column) / len(tokens) for column in zip(*tokens, strict=True)]
+    length = math.sqrt(sum(value * value for value in mean))
+    return [value / length for value in mean]
+
+
+class TestMainJob(StackCase):
+    options = {"models": (settings.BASE_DIR / "models.toml").read_text() + SLOW}
+
+    def embed(self, text: str) -> Any:
+        answer = self.stack.post("/v1/models/embeddings?timeout=60", {"inputs": text})
+        self.assertEqual(answer.status, 200, answer.body)
+        return answer.json
+
+    def test_64_clients_get_the_bare_pipeline_s_answers_in_batches(self) -> None:
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            answers = list(clients.map(self.embed, TEXTS))
+        for text, answer, bare in zip(TEXTS, answers, bare_answers(TEXTS), strict=True):
+            self.assertLess(max(abs(a - b) for a, b in zip(answer, bare, strict=True)), 1e-4, text)
+        served = self.stack.jobs.filter(model="embeddings", status=Status.SUCCEEDED)
+        self.assertEqual(served.count(), len(TEXTS))
+        self.assertGreater(served.aggregate(mean=Avg("batch_size"))["mean"], 4)
+        self.assert_admin_shows_batches(set(served.values_list("batch_size", flat=True)))
+
+    def assert_admin_shows_batches(self, sizes: set[int]) -> None:
+        User.objects.db_manager(self.stack.alias).create_superuser("operator", password="secret")
+        pages = admin_session(f"http://{HOST}:{self.stack.port}", "operator", "secret")
+        listed = pages("/admin/inference/job/?model=embeddings")
+        shown = {int(size) for size in re.findall(r'<td class="field-batched">(\d+)</td>', listed)}
+        self.assertLessEqual(shown, sizes)
+        self.assertGreater(max(shown), 4)
+        self.assertIn("jobs in batches of", pages("/admin/"))
+
+    def test_readme_shows_a_request_and_the_answer_that_it_really_gets(self) -> None:
+        path, body, shown = README_EXAMPLE.findall((settings.BASE_DIR / "README.md").read_text())[0]
+        answer = self.stack.post(path, json.loads(body)).json
+        numbers = [float(number) for number in shown.split(",")]
+        self.assertLess(max(abs(a - b) for a, b in zip(numbers, answer, strict=False)), 1e-5)
+        self.assertEqual((len(numbers), len(answer)), (4, 384))
+
+    def test_a_wait_that_is_over_gives_504_and_the_job_is_polled_later(self) -> None:
+        busy = [self.stack.submit(f"keeps a replica busy {n}", model="slow") for n in range(40)]
+        answer = self.stack.post("/v1/models/slow?timeout=0.01", {"inputs": "late"})
+        self.assertEqual(answer.status, 504)
+        self.assertEqual(answer.headers["content-type"], "application/problem+json")
+        job_id = UUID(answer.json["job_id"])
+        self.stack.finished(*busy, job_id)
+        polled = self.stack.get(f"/v1/jobs/{job_id}")
+        self.assertEqual((polled.status, polled.json["status"]), (200, "succeeded"))
+        self.assertEqual(self.stack.get(f"/v1/jobs/{job_id}/output").json["echo"], "late")
+
+    def test_torch_is_loaded_in_pool_children_only(self) -> None:
+        self.embed("so that each part has done its work")
+        replicas = self.stack.replica_pids()
+        for pid in replicas:
+            self.assertIn("libtorch", processes.maps(pid))
+        worker, web = self.stack.children["worker1"], self.stack.children["web"]
+        others = [pid for part in (worker, web) for pid in processes.of_group(part.pid) if pid not in replicas]
+        self.assertGreaterEqual(set(others), {worker.pid, web.pid})
+        for pid in others:
+            self.assertNotIn("libtorch", processes.maps(pid))

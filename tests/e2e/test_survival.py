@@ -1,0 +1,64 @@
+"""What is killed or stopped in the middle of the work: every accepted job still succeeds, once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from uuid import UUID
+
+from inference.engines import echo
+from inference.models import Job, Status
+from tests.conditions import eventually
+from tests.e2e.case import StackCase
+
+SLOW_ECHO = """
+[echo]
+engine = "inference.engines.echo:EchoEngine"
+max_batch_size = 8
+time_limit_s = 30
+options = { fixed_ms = 300 }
+"""
+
+
+class TestSurvival(StackCase):
+    options = {"models": SLOW_ECHO, "environment": {"WORKER_SILENT_S": "4", "WORKER_HEARTBEAT_S": "0.5"}}
+
+    def submit(self, count: int = 40) -> list[UUID]:
+        return [self.stack.submit(f"text {number}") for number in range(count)]
+
+    def running(self) -> Job | None:
+        return self.stack.jobs.filter(status=Status.RUNNING).first()
+
+    def assert_each_succeeded(self, ids: list[UUID]) -> None:
+        """Terminal states never change, so a job that has its output once has it once and for all."""
+        for number, job in enumerate(self.stack.finished(*ids, limit_s=90)):
+            self.assertEqual(
+                (job.status, job.output), (Status.SUCCEEDED, echo.expected(f"text {number}")), job.error_detail
+            )
+
+    def test_a_pool_child_is_killed_in_the_middle_of_a_batch(self) -> None:
+        ids = self.submit()
+        eventually(self.running, "a batch runs")
+        os.kill(self.stack.replica_pids()[0], signal.SIGKILL)
+        self.assert_each_succeeded(ids)
+
+    def test_the_whole_worker_is_killed_and_started_again(self) -> None:
+        ids = self.submit()
+        eventually(self.running, "a batch runs")
+        self.stack.children["worker1"].kill()
+        self.stack.start_worker("worker1")
+        self.assert_each_succeeded(ids)
+
+    def test_a_job_accepted_without_a_broker_runs_when_it_is_back(self) -> None:
+        self.stack.children["broker"].kill()
+        ids = self.submit(3)
+        self.assertEqual(self.stack.get(f"/v1/jobs/{ids[0]}").json["status"], "queued")
+        self.stack.start_broker()
+        self.assert_each_succeeded(ids)
+
+    def test_the_web_server_stops_and_the_jobs_go_on(self) -> None:
+        ids = self.submit()
+        self.assertEqual(self.stack.children["web"].stop(), 0)
+        self.assert_each_succeeded(ids)
+        self.stack.start_web()
+        self.stack.ready()

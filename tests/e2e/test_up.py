@@ -1,0 +1,116 @@
+"""`manage.py up`: serves, shows a real answer, says what is wrong, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Self
+from unittest import TestCase
+
+from django.conf import settings
+
+from tests import processes
+from tests.conditions import eventually
+from tests.stack import HOST, free_port
+
+
+class Up:
+    """`manage.py up` in a process of its own, with a data folder and a broker socket of its own."""
+
+    def __init__(self, port: int, models_file: Path = settings.BASE_DIR / "models.toml") -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="up-")
+        environment = {name: value for name, value in os.environ.items() if name not in ("REDIS_URL", "BROKER_URL")}
+        own = {"DATA_DIR": self.folder.name, "XDG_RUNTIME_DIR": self.folder.name, "DEBUG": "1", "PORT": str(port)}
+        self.process = subprocess.Popen(
+            [sys.executable, "manage.py", "up"],
+            env={**environment, **own, "MODELS_FILE": str(models_file), "OMP_NUM_THREADS": "1"},
+            cwd=settings.BASE_DIR,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.output, self.listening = "", True
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.output += line
+            if not self.listening:
+                break
+
+    def stop_reading(self) -> None:
+        self.listening = False
+        self.reader.join()
+        self.process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        eventually(lambda: not self.descendants(), "nothing is left behind", limit_s=60)
+        self.reader.join()
+        self.process.stdout.close()
+        self.folder.cleanup()
+
+    def shows(self, text: str) -> None:
+        def shown() -> bool:
+            if text not in self.output and self.process.poll() is not None:
+                raise AssertionError(f"ended without {text!r}:\n{self.output}")
+            return text in self.output
+
+        eventually(shown, f"the output shows {text!r}", limit_s=120)
+
+    def descendants(self) -> list[int]:
+        """What it started, also what has lost its parent."""
+        return [pid for pid in processes.of_data_folder(self.folder.name) if pid != self.process.pid]
+
+
+class TestUp(TestCase):
+    def test_it_serves_shows_a_real_answer_and_stops_cleanly(self) -> None:
+        with Up(port := free_port()) as up:
+            up.shows(f"Ready on http://{HOST}:{port}, serving embeddings")
+            up.shows("A request, and the answer it got")
+            up.shows(f"curl http://{HOST}:{port}/v1/models/embeddings")
+            up.shows('"... 381 more"]')
+            up.shows("Ctrl-C stops everything")
+            up.process.send_signal(signal.SIGINT)
+            self.assertEqual(up.process.wait(60), 0)
+            self.assertEqual(up.descendants(), [])
+        stops = [up.output.index(f"stopping {name}") for name in ("web", "worker", "broker")]
+        self.assertEqual(stops, sorted(stops))
+
+    def test_a_part_that_dies_starts_again_and_nothing_is_left_when_the_supervisor_is_killed(self) -> None:
+        with tempfile.NamedTemporaryFile("w", suffix=".toml") as models:
+            models.write('[echo]\nengine = "inference.engines.echo:EchoEngine"\n')
+            models.flush()
+            with Up(free_port(), Path(models.name)) as up:
+                up.shows("Ready on")
+                [broker, *_] = [pid for pid in up.descendants() if "broker.sock" in processes.command(pid)]
+                os.kill(broker, signal.SIGKILL)
+                up.shows("broker was killed by SIGKILL; it starts again in 1 s")
+                self.assertTrue(up.descendants())
+                up.process.kill()
+
+    def test_it_stops_when_nobody_reads_its_output_any_more(self) -> None:
+        with Up(free_port()) as up:
+            up.shows("worker | ")  # it says more: that it is connected, and how loading went
+            up.stop_reading()
+            self.assertEqual(up.process.wait(60), 0)
+            self.assertEqual(up.descendants(), [])
+
+    def test_a_taken_port_is_named_with_the_way_out(self) -> None:
+        with socket.create_server((HOST, 0)) as taken, Up(taken.getsockname()[1]) as up:
+            self.assertEqual(up.process.wait(60), 1)
+            up.reader.join()
+            self.assertIn(f"Cannot listen on {HOST} port {taken.getsockname()[1]}: Address already in use", up.output)
+            self.assertIn("make run PORT=", up.output)

@@ -1,0 +1,26 @@
+"""A client's server is told of finished jobs by the real workers."""
+
+from __future__ import annotations
+
+import json
+
+from inference.supervisor import webhooks_program
+from tests.conditions import eventually
+from tests.e2e.case import StackCase
+from tests.inference.test_webhooks import SECRET, Receiver, receiving
+
+
+class TestWebhooks(StackCase):
+    options = {
+        "environment": {"WEBHOOK_HOSTS": "127.0.0.1", "WEBHOOK_SECRET": SECRET, "WEBHOOK_ALLOW_PRIVATE": "1"},
+        "replicas": 1,
+    }
+
+    def test_a_job_that_succeeded_and_one_that_failed_are_told(self) -> None:
+        self.stack.start(webhooks_program())
+        with receiving() as url:
+            jobs = {str(self.stack.submit(inputs, webhook=url)) for inputs in ("a", {"fail": "exception"})}
+            eventually(lambda: len(Receiver.got) == 2, "both notices arrive", limit_s=60)
+            told = [json.loads(body)["data"] for _, body in Receiver.got]
+        self.assertEqual({job["id"] for job in told}, jobs)
+        self.assertEqual({job["status"] for job in told}, {"succeeded", "failed"})

@@ -1,0 +1,148 @@
+"""Rows 9 to 13: a broker that dies, forgets, stalls, hangs up, or is far away."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+from tests.faults.fault import Fault
+from tests.faults.proxy import Mode, Proxy
+from tests.faults.service import Service
+from tests.faults.trial import ANSWER_LIMIT_S, Trial
+from tests.stack import HOST
+
+
+def answers_meanwhile(trial: Trial, seconds: float) -> None:
+    """Ask for pages for so long: each is answered, in time."""
+    until = time.monotonic() + seconds
+    while True:
+        for path in ("/v1/models", "/v1/jobs"):
+            started = time.monotonic()
+            status = trial.service.get(path).status
+            took_s = time.monotonic() - started
+            trial.expect(status == 200, f"GET {path} was answered with {status}")
+            trial.expect(took_s <= ANSWER_LIMIT_S, f"GET {path} took {took_s:.1f} s")
+        left = until - time.monotonic()
+        if left <= 0:
+            return
+        time.sleep(min(0.3, left))
+
+
+class BrokerKilled(Fault):
+    row, title, ci, full = "9", "broker SIGKILL, back after 0, 1, 10 s", 5, 30
+    AWAY_S = (0.0, 1.0, 10.0)
+
+    def trial(self, trial: Trial) -> None:
+        with trial.load(per_s=60) as load:
+            trial.pause(0.3, 1.0)
+            trial.service.children["broker"].kill()
+            answers_meanwhile(trial, self.AWAY_S[trial.number % 3])
+            trial.service.start_broker()
+            trial.healed()
+            trial.pause(0.2, 0.6)
+        trial.add(load, answer_limit_s=ANSWER_LIMIT_S)
+
+
+class BrokerForgets(Fault):
+    row, title, ci, full = "10", "broker loses its data: FLUSHALL, or one queue", 5, 30
+
+    def trial(self, trial: Trial) -> None:
+        with trial.load(per_s=150) as load:
+            trial.pause(0.3, 1.5)
+            with contextlib.closing(trial.service.redis()) as client:
+                if trial.number % 2:
+                    client.delete(*client.keys("inference.echo*"), "none")
+                else:
+                    client.flushall()
+            trial.broken()
+            trial.pause(0.0, 0.3)
+        trial.add(load)
+
+
+class QuietModelForgotten(Fault):
+    """Nothing else of its model comes along to show that it was passed, and the worker is never idle."""
+
+    row, title, ci, full = "10", "the only message of a model is lost beside a busy model", 1, 5
+    chunk = 5
+
+    def trial(self, trial: Trial) -> None:
+        with trial.load(per_s=120) as load:
+            trial.until_running()
+            job = trial.store("slow")  # as if accepted, and its message gone
+            trial.broken()
+            trial.until(lambda: not trial.service.unfinished([job]), "the lost job is found", limit_s=60)
+        trial.add(load)
+
+
+class BrokerStalls(Fault):
+    row, title, ci, full = "11", "broker stalls: SIGSTOP for 4 and 20 s, CLIENT PAUSE", 3, 10
+    recovery_limit_s = 60.0
+    STALLS_S = (4.0, 20.0)
+
+    def trial(self, trial: Trial) -> None:
+        with trial.load(per_s=40, clients=20) as load:
+            trial.pause(0.3, 0.8)
+            if trial.number % 3 == 2:
+                self.pause_clients(trial, 5.0)
+            else:
+                self.stop_process(trial, self.STALLS_S[trial.number % 3])
+            trial.healed()
+            trial.pause(0.2, 0.6)
+        trial.add(load, answer_limit_s=ANSWER_LIMIT_S)
+
+    def stop_process(self, trial: Trial, seconds: float) -> None:
+        pid = trial.service.children["broker"].pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            answers_meanwhile(trial, seconds)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def pause_clients(self, trial: Trial, seconds: float) -> None:
+        with contextlib.closing(trial.service.redis()) as client:
+            client.execute_command("CLIENT", "PAUSE", int(seconds * 1000), "ALL")
+        answers_meanwhile(trial, seconds)
+
+
+class ConnectionsCut(Fault):
+    row, title, ci, full = "12", "connections cut: CLIENT KILL, 10 times", 5, 30
+
+    def trial(self, trial: Trial) -> None:
+        with trial.load(per_s=100) as load, contextlib.closing(trial.service.redis()) as client:
+            for _ in range(10):
+                trial.pause(0.05, 0.4)
+                for kind in ("normal", "pubsub"):
+                    client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+            trial.broken()
+            trial.pause(0.1, 0.3)
+        trial.add(load, answer_limit_s=ANSWER_LIMIT_S)
+
+
+class Partition(Fault):
+    row, title, ci, full = "13", "partition, cut, latency, half-open connections", 4, 20
+    recovery_limit_s = 60.0
+    chunk = 4
+    MODES = (Mode.HOLD, Mode.SILENT, Mode.CUT, Mode.SLOW)
+
+    @contextlib.contextmanager
+    def service(self) -> Iterator[Service]:
+        with Proxy() as proxy:
+            service = Service(quick=self.quick, environment={"REDIS_URL": f"redis://{HOST}:{proxy.port}/0"})
+            proxy.target = service.socket
+            self.proxy = proxy
+            with service:
+                yield service
+
+    def trial(self, trial: Trial) -> None:
+        mode = self.MODES[trial.number % len(self.MODES)]
+        with trial.load(per_s=40) as load:
+            trial.pause(0.3, 0.8)
+            self.proxy.set(mode)
+            answers_meanwhile(trial, trial.random.uniform(3.0, 10.0))
+            self.proxy.set(Mode.PASS)
+            trial.healed()
+            trial.pause(0.2, 0.6)
+        trial.add(load, answer_limit_s=ANSWER_LIMIT_S)

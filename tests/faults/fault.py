@@ -1,0 +1,160 @@
+"""A row of the matrix: how its service is set up, what a trial does, and what must hold after it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tests.faults import holdings
+from tests.faults.oracle import Oracle, Verdict
+from tests.faults.service import Service
+from tests.faults.table import Tally, say
+from tests.faults.trial import Trial
+
+WARM_UP = 3  # trials: the first ones open what is kept open
+
+
+class Fault(ABC):
+    """Trials of one row run one after the other on one service; after a trial that failed, on a new one."""
+
+    row: ClassVar[str]
+    title: ClassVar[str]
+    ci: ClassVar[int]  # trials
+    full: ClassVar[int]
+    units: ClassVar[int] = 1  # clients or jobs of one trial that the matrix counts as trials
+    chunk: ClassVar[int] = 10  # trials that share a service; chunks run side by side
+    alone: ClassVar[bool] = False  # measures answering times: nothing else runs beside it
+    settle_limit_s: ClassVar[float] = 90.0  # then what is not finished is lost
+    recovery_limit_s: ClassVar[float] = 30.0
+    may_repeat: ClassVar[bool] = True  # a job may be executed more than once
+
+    def __init__(self, *, quick: bool) -> None:
+        self.quick = quick
+
+    options: ClassVar[Mapping[str, Any]] = {}  # of the service
+
+    def unavailable(self) -> str:
+        """Why this machine cannot play the fault, or nothing."""
+        return ""
+
+    @contextlib.contextmanager
+    def service(self) -> Iterator[Service]:
+        with Service(quick=self.quick, **self.options) as service:
+            yield service
+
+    @abstractmethod
+    def trial(self, trial: Trial) -> None:
+        """Submit, break, heal. What is down is up again when this returns."""
+
+    def after(self, trial: Trial) -> None:  # noqa: B027 - optional by design
+        """Look closer, once all jobs are finished."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """The trials `numbers` of one fault; can be sent to another process."""
+
+    fault: type[Fault]
+    numbers: range
+    seed: int
+    quick: bool
+    logs: Path
+    _left: list[int] = field(default_factory=list)
+
+    def __call__(self) -> Tally:
+        fault = self.fault(quick=self.quick)
+        tally = Tally(row=fault.row, fault=fault.title)
+        if reason := fault.unavailable():
+            tally.note = f"not run: {reason}"
+            return tally
+        self._left = list(self.numbers)
+        while self._left:
+            try:
+                with fault.service() as service:
+                    self._on(service, fault, tally)
+            except Exception as error:
+                tally.problems.append(f"row {fault.row}: {error!r}")
+                if self._left:
+                    self._left.pop(0)
+        return tally
+
+    def _on(self, service: Service, fault: Fault, tally: Tally) -> None:
+        """Run what is left until a trial fails, which leaves the service in doubt."""
+        oracle = Oracle(service)
+        before: Mapping[tuple[str, int], holdings.Holdings] = {}
+        for done in range(len(self._left)):
+            problems = self._one(service, oracle, fault, self._left.pop(0), tally)
+            if problems:
+                return
+            if done == WARM_UP:
+                before = holdings.of_service(service)
+        tally.problems += holdings.grown(before, holdings.of_service(service))
+
+    def _one(self, service: Service, oracle: Oracle, fault: Fault, number: int, tally: Tally) -> list[str]:
+        trial = Trial(service, oracle, row=fault.row, number=number, seed=self.seed, quick=self.quick)
+        started = time.monotonic()
+        oracle.forget()
+        problems = play(fault, trial, tally)
+        word = "FAILED" if problems else "ok"
+        say(f"{trial.name}: {word}, {len(trial.accepted)} jobs, {time.monotonic() - started:.1f} s")
+        if problems:
+            tally.problems += [f"{trial.name}: {problem}" for problem in problems]
+            self._keep_log(trial, problems)
+        return problems
+
+    def _keep_log(self, trial: Trial, problems: list[str]) -> None:
+        self.logs.mkdir(parents=True, exist_ok=True)
+        file = self.logs / f"{trial.name.replace(' ', '-')}.log"
+        file.write_text("\n".join([*problems, "", *trial.service.log[trial.log_start :], ""]))
+        say(*(f"    {line}" for line in (*problems[:8], f"the log is in {file}")))
+
+
+def play(fault: Fault, trial: Trial, tally: Tally) -> list[str]:
+    """One trial and its judgement, which goes into the tally. Returns what did not hold."""
+    verdict = Verdict()
+    try:
+        fault.trial(trial)
+        verdict = trial.oracle.judge(
+            trial.accepted, trial.stored(), outcomes=trial.outcomes, right=trial.right, limit_s=fault.settle_limit_s
+        )
+        if not verdict.lost:
+            fault.after(trial)
+        recovery_s = _recovery_s(trial, verdict)
+    except Exception:
+        trial.problems.append(f"the trial itself failed: {traceback.format_exc()}")
+        recovery_s = None
+    problems = trial.problems + verdict.problems
+    if recovery_s is not None:
+        tally.recoveries_s.append(recovery_s)
+        if recovery_s > fault.recovery_limit_s:
+            problems.append(f"recovered in {recovery_s:.1f} s, not in {fault.recovery_limit_s:g}")
+    if verdict.executed_twice and not fault.may_repeat:
+        problems.append(f"{verdict.executed_twice} jobs were executed twice")
+    _count(tally, trial, verdict, fault.units)
+    return problems
+
+
+def _recovery_s(trial: Trial, verdict: Verdict) -> float | None:
+    """From the fault, or its end, to the last finished job; None when nothing was left to do."""
+    since = trial.healed_at or trial.broken_at
+    if since is None or verdict.lost or verdict.finished_at <= since:
+        return None
+    return verdict.finished_at - since
+
+
+def _count(tally: Tally, trial: Trial, verdict: Verdict, units: int) -> None:
+    tally.trials += units
+    tally.attempted += trial.statuses.total()
+    tally.accepted += len(trial.accepted)
+    tally.succeeded += verdict.succeeded
+    tally.failed += verdict.failed
+    tally.lost += verdict.lost
+    tally.executed_twice += verdict.executed_twice
+    tally.recorded_twice += verdict.recorded_twice
+    tally.measure(trial.measured)

@@ -1,0 +1,102 @@
+"""Rows 1 to 4: processes that are killed, asked to leave, or stopped for a while."""
+
+from __future__ import annotations
+
+import os
+import signal
+from uuid import UUID
+
+from inference.models import Status
+from tests.faults.fault import Fault
+from tests.faults.trial import Trial
+
+SUPERVISOR_DELAY_S = 1.0  # the first back-off of `manage.py up`
+
+
+class WorkerKilled(Fault):
+    row, title, ci, full = "1", "SIGKILL of the whole worker under load", 19, 100
+
+    def trial(self, trial: Trial) -> None:
+        with trial.load(per_s=120, count=240) as load:
+            trial.pause(0.05, 2.0)
+            trial.service.children["worker1"].kill()
+            trial.broken()
+            trial.pause(0.0, SUPERVISOR_DELAY_S)
+            trial.service.restart("worker1")
+            load.finish()
+        trial.add(load)
+        trial.service.ready()
+
+
+class WorkerKilledAtDefaults(WorkerKilled):
+    """With the heartbeat and the silence that are the default, in the quick run too."""
+
+    row, title, ci, full = "1", "the same, with default settings", 1, 0
+
+    def __init__(self, *, quick: bool) -> None:
+        super().__init__(quick=False)
+
+
+class ChildKilled(Fault):
+    row, title, ci, full = "2", "SIGKILL of one child in a batch", 10, 50
+    chunk = 25
+
+    def trial(self, trial: Trial) -> None:
+        trial.service.whole_again()
+        alone = trial.number % 3 == 0  # then it is tried once more, since it may not be its fault
+        trial.submit_some(1 if alone else 30, model="slow")
+        begun = 1 if alone else 4  # the first batches hold what came first, later ones are full
+        trial.until(lambda: len(trial.engine_calls()) >= begun, "a batch runs")
+        trial.pause(0.0, 0.4)
+        pid, _ = trial.engine_calls()[-1]
+        os.kill(pid, signal.SIGKILL)
+        trial.broken()
+
+
+class RollingRestart(Fault):
+    row, title, ci, full = "3", "SIGTERM, rolling restart of two workers", 5, 30
+    options = {"workers": 2}
+    chunk = 5
+    may_repeat = False
+
+    def trial(self, trial: Trial) -> None:
+        with trial.load(per_s=60) as load:
+            trial.pause(0.2, 1.0)
+            trial.broken()
+            for name in trial.service.worker_names:
+                code = trial.service.children[name].stop()
+                trial.expect(code == 0, f"{name} left with {code}")
+                trial.service.restart(name)
+                trial.service.ready()
+            trial.healed()
+        trial.add(load)
+
+
+class WorkerStopped(Fault):
+    """The zombie comes back with outcomes of jobs that another worker has finished."""
+
+    row, title, ci, full = "4", "SIGSTOP of a worker past its limit, then SIGCONT", 5, 30
+    options = {"workers": 2}
+    chunk = 5
+
+    def trial(self, trial: Trial) -> None:
+        ids = trial.submit_some(40, model="slow")
+        zombie = trial.service.worker_row("worker1")
+        held = trial.service.jobs.filter(status=Status.RUNNING, worker=zombie.pk)
+        trial.until(held.exists, "the worker runs a batch")
+        trial.pause(0.0, 0.5)
+        claimed = set(held.values_list("pk", flat=True))
+        os.killpg(zombie.pid, signal.SIGSTOP)
+        trial.broken()
+        try:
+            trial.until(lambda: not trial.service.unfinished(ids), "the other worker finishes all", limit_s=60)
+        finally:
+            os.killpg(zombie.pid, signal.SIGCONT)
+        self.zombie_is_refused(trial, claimed)
+
+    def zombie_is_refused(self, trial: Trial, claimed: set[UUID]) -> None:
+        stolen = trial.service.jobs.filter(pk__in=claimed, recoveries__gt=0).count()
+        if stolen:
+            trial.until(lambda: trial.logged("outcomes dropped"), "the zombie's outcomes are refused")
+        alive = trial.service.worker_row("worker1")
+        trial.until(lambda: trial.service.workers.get(pk=alive.pk).state == "ready", "the zombie serves again")

@@ -1,0 +1,109 @@
+"""Row 19: what is no message of ours lies in the queue."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import pickle
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from inference.broker.address import redis_key
+from inference.broker.messages import JobMessage, redis_envelope
+from tests.faults.fault import Fault
+from tests.faults.trial import Trial
+
+CONSUMING_AGAIN_S = 10.0
+QUEUE = "inference.echo"
+
+Make = Callable[["Forger"], bytes | str]
+
+
+class Forger:
+    """Messages like those of a job, but for one thing. `victim` is a finished job, `marker` must not be made."""
+
+    def __init__(self, victim: Any, marker: Path) -> None:
+        self.victim, self.marker = victim, marker
+
+    def envelope(self, job_id: Any = None, **changes: Any) -> dict[str, Any]:
+        message = JobMessage(
+            job_id=str(job_id or uuid4()), model="echo", queue=QUEUE, group="", size=1, length=1, priority=2,
+            created_at=time.time(), expires_at=None,
+        )  # fmt: skip
+        return {**json.loads(redis_envelope(message)), **changes}
+
+    def with_body(self, body: Any) -> str:
+        return json.dumps(self.envelope(body=base64.b64encode(json.dumps(body).encode()).decode()))
+
+    def with_hints(self, **hints: Any) -> str:
+        return self.with_body([[str(uuid4())], {"model": "echo", **hints}, {}])
+
+    def with_headers(self, **headers: Any) -> str:
+        envelope = self.envelope()
+        return json.dumps({**envelope, "headers": {**envelope["headers"], **headers}})
+
+    def pickled(self) -> str:
+        body = base64.b64encode(pickle.dumps(_MakesFile(str(self.marker)))).decode()
+        return json.dumps(
+            self.envelope(body=body, **{"content-type": "application/x-python-serialize", "content-encoding": "binary"})
+        )
+
+
+class _MakesFile:
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (self.file,))
+
+
+KINDS: dict[str, Make] = {
+    "not JSON": lambda forger: "%%% no JSON",
+    "not UTF-8": lambda forger: b"\xff\xfe\x00",
+    "a JSON number": lambda forger: "42",
+    "an empty object": lambda forger: "{}",
+    "without properties": lambda forger: json.dumps(forger.envelope(properties=None)),
+    "a body that is no base64": lambda forger: json.dumps(forger.envelope(body="***")),
+    "a pickle": lambda forger: forger.pickled(),
+    "an unknown task": lambda forger: forger.with_headers(task="os.system"),
+    "another task that Celery knows": lambda forger: forger.with_headers(task="celery.backend_cleanup"),
+    "an unknown job": lambda forger: json.dumps(forger.envelope()),
+    "a finished job": lambda forger: json.dumps(forger.envelope(forger.victim)),
+    "hints of the wrong types": lambda forger: forger.with_hints(size="many", created_at=[], priority={}),
+    "no arguments": lambda forger: forger.with_body([[], {}, {}]),
+    "arguments that are no list": lambda forger: forger.with_body("args"),
+    "deep nesting": lambda forger: forger.with_hints(group="x", deep=json.loads("[" * 900 + "]" * 900)),
+    "another model": lambda forger: forger.with_hints(model="../../etc/passwd"),
+}
+
+
+class Malformed(Fault):
+    row, title, ci, full = "19", f"malformed messages, {len(KINDS)} kinds", len(KINDS), 4 * len(KINDS)
+    chunk = 2 * len(KINDS)
+
+    def trial(self, trial: Trial) -> None:
+        kind, make = list(KINDS.items())[trial.number % len(KINDS)]
+        marker = trial.service.folder / "run-by-a-message"
+        victim = trial.submit(trial.text())
+        trial.until(lambda: not trial.service.unfinished([victim]), "a job before it")
+        with contextlib.closing(trial.service.redis()) as client:
+            client.lpush(redis_key(QUEUE, 2), make(Forger(victim, marker)))
+        trial.broken()
+        job_id = trial.submit(trial.text())
+        deadline = time.monotonic() + CONSUMING_AGAIN_S
+        while trial.service.unfinished([job_id]) and time.monotonic() < deadline:
+            if trial.service.restart_ended():
+                trial.measured["restarts of the worker"] = 1
+            time.sleep(0.05)
+        trial.expect(not trial.service.unfinished([job_id]), f"{kind}: nothing consumed in {CONSUMING_AGAIN_S:g} s")
+        trial.expect(not marker.exists(), f"{kind}: what a message carried was run")
+
+    def after(self, trial: Trial) -> None:
+        claims = [job_id for job_id, what, _ in trial.oracle.events() if what == "claim"]
+        trial.expect(set(claims) <= set(trial.accepted), "a job was run that was not listed")
+        trial.expect(len(claims) == len(set(claims)), "a finished job was run again")

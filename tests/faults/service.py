@@ -1,0 +1,163 @@
+"""The service under test: the stack of the end-to-end tests, with a catalog for faults and quick recovery."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import redis
+
+from inference.models import TERMINAL, Worker
+from inference.supervisor import Child, web_program, worker_program
+from inference.workers import PRESENT
+from tests.conditions import eventually
+from tests.faults.engines import CALLS
+from tests.stack import HOST, Stack
+
+QUICK = {"WORKER_HEARTBEAT_S": "0.5", "WORKER_SILENT_S": "4"}  # a dead worker is found in seconds, not in 15
+
+CATALOG = """
+[echo]                     # batches of 8 in 100 ms
+engine = "tests.faults.engines:RecordingEcho"
+max_batch_size = 8
+time_limit_s = 10
+max_queued = 100000
+options = { fixed_ms = 100 }
+
+[slow]                     # long enough to be stopped in the middle
+engine = "tests.faults.engines:RecordingEcho"
+max_batch_size = 8
+time_limit_s = 20
+options = { fixed_ms = 700 }
+
+[batched]                  # waits until a batch is full, so that it is known who shares it
+engine = "tests.faults.engines:RecordingEcho"
+max_batch_size = 8
+max_wait_ms = 30000
+time_limit_s = 20
+
+[wide]                     # the same, with 32
+engine = "tests.faults.engines:RecordingEcho"
+max_batch_size = 32
+max_wait_ms = 30000
+time_limit_s = 20
+
+[hasty]                    # the same as batched, with a limit that can be waited for
+engine = "tests.faults.engines:RecordingEcho"
+max_batch_size = 8
+max_wait_ms = 30000
+time_limit_s = 2
+"""
+
+_JOB_ID = re.compile(r'\\?"id\\?": ?\\?"([0-9a-f-]{36})\\?"')
+
+
+class Service(Stack):
+    def __init__(
+        self,
+        *,
+        quick: bool = True,
+        models: str = CATALOG,
+        workers: int = 1,
+        environment: Mapping[str, str] | None = None,
+        worker_module: str = "celery",
+        blocking_threads: int = 64,
+        **options: Any,
+    ) -> None:
+        self.worker_module = worker_module
+        self.blocking_threads = blocking_threads
+        pace = QUICK if quick else {}
+        super().__init__(models=models, workers=workers, environment={**pace, **(environment or {})}, **options)
+
+    def start_web(self, **environment: str) -> Child:
+        program = web_program(host=HOST, port=self.port, blocking_threads=self.blocking_threads)
+        return self.start(replace(program, environment=environment))
+
+    def start_worker(self, name: str = "worker1", **environment: str) -> Child:
+        program = worker_program(name=name, devices="cpu", options=self.worker_options)
+        command = tuple(self.worker_module if part == "celery" else part for part in program.command)
+        return self.start(replace(program, command=command, environment=environment))
+
+    def restart(self, name: str, **environment: str) -> None:
+        """As a supervisor does, in place of one that has ended; without waiting until it is ready."""
+        self.children[name].kill()
+        if name == "broker":
+            self.start_broker()
+        elif name == "web":
+            self.start_web(**environment)
+        else:
+            self.start_worker(name, **environment)
+
+    def restart_ended(self) -> list[str]:
+        """Start again what has ended by itself; the names of those."""
+        ended = [name for name, child in self.children.items() if child.exit_code is not None]
+        for name in ended:
+            self.restart(name)
+        return ended
+
+    def environment_of_children(self) -> dict[str, str]:
+        return {**os.environ, **self.environment}
+
+    # Beside the service
+
+    def redis(self) -> redis.Redis:
+        """Straight to the server, with a connection a call."""
+        return redis.Redis.from_url(f"unix://{self.socket}", socket_timeout=5.0)
+
+    def living_workers(self) -> list[Worker]:
+        pids = [child.pid for name, child in self.children.items() if name.startswith("worker")]
+        return list(self.workers.filter(pid__in=pids, state__in=PRESENT))
+
+    def worker_row(self, name: str = "worker1") -> Worker:
+        return self.workers.get(pid=self.children[name].pid)
+
+    def replicas_alive(self, name: str = "worker1") -> bool:
+        """Whether all replicas of the worker have reported, and live."""
+        row = self.worker_row(name)
+        pids = [replica["pid"] for replica in row.replicas.values()]
+        return len(pids) == row.replicas_total == row.replicas_ready and all(map(_is_alive, pids))
+
+    def whole_again(self, limit_s: float = 60.0) -> None:
+        """Wait until every worker has all its replicas."""
+        self.ready(limit_s=limit_s)
+        names = [name for name in self.children if name.startswith("worker")]
+        eventually(lambda: all(map(self.replicas_alive, names)), "all replicas are back", limit_s=limit_s)
+
+    def engine_calls(self) -> list[tuple[int, int]]:
+        """(pid, items) of each engine call that was begun."""
+        file = self.folder / CALLS
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [(int(pid), int(items)) for pid, items in map(str.split, lines)]
+
+    def messages(self) -> tuple[dict[str, int], set[UUID]]:
+        """Messages that wait by queue, and the jobs of those that a worker has taken and not acknowledged."""
+        client = self.redis()
+        waiting: dict[str, int] = {}
+        taken: set[UUID] = set()
+        for key in client.scan_iter():
+            kind, name = client.type(key), key.decode(errors="replace")
+            if kind == b"list" and name.startswith("inference."):
+                waiting[name] = client.llen(key)
+            elif kind == b"hash":
+                taken |= {UUID(found) for value in client.hvals(key) for found in _job_ids(value)}
+        client.close()
+        return waiting, taken
+
+    def unfinished(self, ids: Iterable[UUID]) -> int:
+        return self.jobs.filter(pk__in=list(ids)).exclude(status__in=TERMINAL).count()
+
+
+def _job_ids(text: bytes) -> list[str]:
+    return _JOB_ID.findall(text.decode(errors="replace"))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

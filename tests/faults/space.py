@@ -1,0 +1,109 @@
+"""Row 14: no room left, in the broker's memory or on the disk. Refused or kept, never half of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from django.db import connections
+
+from inference.broker.address import short_root
+from tests.faults.fault import Fault
+from tests.faults.service import Service
+from tests.faults.trial import ANSWER_LIMIT_S, Trial
+
+DISK_MB = 8
+ROOM_FOR_MESSAGES = 20_000  # bytes that the broker may still take
+
+
+class BrokerFull(Fault):
+    row, title, ci, full = "14", "broker full: maxmemory", 3, 10
+
+    def trial(self, trial: Trial) -> None:
+        with contextlib.closing(trial.service.redis()) as client:
+            used = client.info("memory")["used_memory"]
+            with trial.load(per_s=80) as load:
+                trial.pause(0.2, 0.6)
+                client.config_set("maxmemory", used + ROOM_FOR_MESSAGES)
+                trial.pause(2.0, 5.0)
+                client.config_set("maxmemory", 0)
+                trial.healed()
+                trial.pause(0.2, 0.5)
+        trial.add(load, refusals=[503], answer_limit_s=ANSWER_LIMIT_S)
+        trial.service.restart_ended()
+
+
+class DiskFull(Fault):
+    row, title, ci, full = "14", f"disk full: everything on {DISK_MB} MB", 3, 10
+    recovery_limit_s = 60.0
+
+    def unavailable(self) -> str:
+        if os.geteuid() != 0:
+            return "only root may mount a tmpfs"
+        try:
+            with tempfile.TemporaryDirectory() as folder, small_disk(Path(folder)):
+                return ""
+        except subprocess.CalledProcessError as error:
+            return f"a tmpfs cannot be mounted here: {error.stderr.decode().strip()}"
+
+    @contextlib.contextmanager
+    def service(self) -> Iterator[Service]:
+        with tempfile.TemporaryDirectory(prefix="disk-", dir=short_root()) as folder, small_disk(Path(folder)):
+            with _sockets_in(folder):
+                service = Service(quick=self.quick)
+            with service:
+                yield service
+
+    def trial(self, trial: Trial) -> None:
+        ballast = trial.service.folder / "ballast"
+        with trial.load(per_s=60) as load:
+            trial.pause(0.2, 0.6)
+            _fill(ballast)
+            trial.pause(3.0, 8.0)
+            ballast.unlink()
+            trial.healed()
+            trial.pause(0.2, 0.5)
+        trial.add(load, refusals=[503], answer_limit_s=ANSWER_LIMIT_S)
+        trial.service.restart_ended()
+
+    def after(self, trial: Trial) -> None:
+        with connections[trial.service.alias].cursor() as cursor:
+            cursor.execute("PRAGMA integrity_check")
+            (found,) = cursor.fetchone()
+        trial.expect(found == "ok", f"the database is damaged: {found}")
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m,mode=0700", "tmpfs", str(folder)]
+    subprocess.run(command, check=True, capture_output=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def _sockets_in(folder: str) -> Iterator[None]:
+    """The service makes its folder where this variable says."""
+    before = os.environ.get("XDG_RUNTIME_DIR")
+    os.environ["XDG_RUNTIME_DIR"] = folder
+    try:
+        yield
+    finally:
+        del os.environ["XDG_RUNTIME_DIR"]
+        if before is not None:
+            os.environ["XDG_RUNTIME_DIR"] = before
+
+
+def _fill(file: Path) -> None:
+    """Take all that is left."""
+    with contextlib.suppress(OSError), open(file, "wb", buffering=0) as ballast:
+        for size in (1 << 16, 1 << 12, 1):
+            with contextlib.suppress(OSError):
+                while ballast.write(b"\0" * size):
+                    pass

@@ -1,0 +1,62 @@
+"""A broker of a test's own, that it may stop, stall and kill; the broker of the test run serves all others."""
+
+import shutil
+import signal
+import socket
+import tempfile
+from pathlib import Path
+from unittest import TestCase
+
+import redis
+
+from inference.broker import address
+from inference.broker.embedded import EmbeddedBroker
+
+
+class TcpBroker(EmbeddedBroker):
+    """Answers on a port of the loopback as well."""
+
+    port: int | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        super().start()
+        self.port = self.port or free_port()
+        with redis.Redis.from_url(super().url) as client:
+            client.config_set("bind", "127.0.0.1")
+            client.config_set("port", self.port)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def own_broker(test: TestCase, kind: type[EmbeddedBroker] = EmbeddedBroker) -> EmbeddedBroker:
+    folder = Path(tempfile.mkdtemp(dir=address.short_root()))
+    test.addCleanup(shutil.rmtree, folder)
+    broker = kind(folder / "data", folder / "broker.sock")
+    broker.start()
+    test.addCleanup(broker.kill)
+    return broker
+
+
+def client_of(test: TestCase, url: str) -> redis.Redis:
+    client = redis.Redis.from_url(url)
+    test.addCleanup(client.close)
+    return client
+
+
+def stall(test: TestCase, broker: EmbeddedBroker) -> None:
+    assert broker.process
+    broker.process.send_signal(signal.SIGSTOP)
+    test.addCleanup(resume, broker)
+
+
+def resume(broker: EmbeddedBroker) -> None:
+    assert broker.process
+    broker.process.send_signal(signal.SIGCONT)

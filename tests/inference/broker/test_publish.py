@@ -1,0 +1,236 @@
+import json
+import threading
+import time
+from base64 import b64decode
+from unittest import mock
+from uuid import uuid4
+
+import kombu
+from celery import Celery
+from django.conf import settings
+from django.test import SimpleTestCase, override_settings
+from kombu.utils.json import loads
+
+from inference.broker import address, messages, publish
+from inference.broker.messages import JobMessage
+from inference.errors import BrokerUnavailable
+from tests.conditions import eventually
+from tests.inference.broker.servers import client_of, own_broker, resume, stall
+
+QUEUE = "inference.test-publish"
+
+
+def job_message(**values) -> JobMessage:
+    defaults = {
+        "job_id": str(uuid4()), "model": "test-publish", "queue": QUEUE, "group": "a1b2", "size": 2, "length": 17,
+        "priority": 2, "created_at": 1760000000.25, "expires_at": None,
+    }  # fmt: skip
+    return JobMessage(**(defaults | values))
+
+
+def settings_for(url: str) -> dict[str, object]:
+    """The settings that follow from REDIS_URL."""
+    broker_url = address.kombu_url(url)
+    return {
+        "REDIS_URL": url,
+        "CELERY_BROKER_URL": broker_url,
+        "CELERY_BROKER_TRANSPORT_OPTIONS": address.kombu_options(broker_url),
+    }
+
+
+def stock_url() -> str:
+    return address.stock_kombu_url(settings.REDIS_URL)
+
+
+def stock_connection() -> kombu.Connection:
+    return kombu.Connection(stock_url(), transport_options=address.kombu_options(stock_url()))
+
+
+def received(connection: kombu.Connection, count: int) -> list[kombu.Message]:
+    """The next messages in the order of a consumer, acknowledged."""
+    arrived: list[kombu.Message] = []
+    queue = kombu.Queue(QUEUE, kombu.Exchange("inference"), routing_key=QUEUE)
+    with kombu.Consumer(connection, [queue], on_message=arrived.append, accept=["json"]):
+        while len(arrived) < count:
+            connection.drain_events(timeout=5)
+    for message in arrived:
+        message.ack()
+    return arrived
+
+
+class PublishTests(SimpleTestCase):
+    """On the broker of the test run."""
+
+    def setUp(self):
+        self.client = publish.redis_client()
+        self.client.flushdb()
+
+    def waiting(self, step: int = 2) -> list[dict]:
+        """Oldest first."""
+        return [json.loads(text) for text in self.client.lrange(address.redis_key(QUEUE, step), 0, -1)[::-1]]
+
+    def test_a_message_is_what_celery_and_kombu_write_for_the_same_task(self):
+        message = job_message()
+        with Celery("stock", broker=stock_url(), set_as_current=False) as app:
+            app.conf.broker_transport_options = address.kombu_options(stock_url())
+            app.send_task(
+                messages.TASK, args=[message.job_id], kwargs=message.hints, task_id=message.job_id, queue=QUEUE,
+                priority=message.redis_priority, ignore_result=True, reply_to="",
+            )  # fmt: skip
+            publish.publish([message])
+        theirs, ours = self.waiting()
+        theirs["properties"] |= {"delivery_tag": ours["properties"]["delivery_tag"], "reply_to": ""}
+        for envelope in (theirs, ours):
+            envelope["body"] = json.loads(b64decode(envelope["body"]))
+        self.assertEqual(ours, theirs)
+
+    def test_a_stock_consumer_gets_the_task_and_its_hints(self):
+        message = job_message(expires_at=1760000600.5)
+        publish.publish([message])
+        with stock_connection() as connection:
+            [got] = received(connection, 1)
+        self.assertEqual((got.headers["task"], got.headers["id"]), ("inference.run", message.job_id))
+        self.assertEqual(got.payload[:2], [[message.job_id], message.hints])
+
+    def test_messages_sent_again_go_first_then_high_normal_low_each_in_order(self):
+        sent = [job_message(priority=priority) for priority in (3, 2, 1, 3, 2, 1)]
+        again = job_message(priority=3, recovered=True)
+        publish.publish([*sent, again])
+        with stock_connection() as connection:
+            arrived = [got.headers["id"] for got in received(connection, 7)]
+        order = [again, sent[2], sent[5], sent[1], sent[4], sent[0], sent[3]]
+        self.assertEqual(arrived, [message.job_id for message in order])
+
+    def test_many_messages_go_in_a_few_commands(self):
+        before = self.client.info("commandstats").get("cmdstat_lpush", {"calls": 0})["calls"]
+        publish.publish([job_message(created_at=float(n)) for n in range(publish.CHUNK * 2 + 1)])
+        self.assertEqual(self.client.info("commandstats")["cmdstat_lpush"]["calls"] - before, 3)
+        created = [loads(json.dumps(m))["headers"]["kwargsrepr"] for m in self.waiting()]
+        self.assertEqual(len(created), publish.CHUNK * 2 + 1)
+
+    def test_lengths_are_counted_over_all_priorities(self):
+        publish.publish([job_message(priority=1), job_message(priority=3), job_message(recovered=True)])
+        self.assertEqual(publish.queue_lengths([QUEUE, "inference.other"]), {QUEUE: 3, "inference.other": 0})
+
+    def test_512_threads_share_a_few_connections(self):
+        def clients() -> int:
+            return len(self.client.client_list())
+
+        before, most = clients(), [0]
+        gate = threading.Barrier(513)
+
+        def send() -> None:
+            gate.wait()
+            publish.publish([job_message()])
+
+        threads = [threading.Thread(target=send) for _ in range(512)]
+        for thread in threads:
+            thread.start()
+        gate.wait()
+        while any(thread.is_alive() for thread in threads):
+            most[0] = max(most[0], clients())
+        self.assertEqual(len(self.waiting()), 512)
+        self.assertLessEqual(most[0], before + publish.CONNECTIONS)
+
+
+class AnyBrokerTests(SimpleTestCase):
+    """Through kombu, on brokers other than our Redis."""
+
+    @override_settings(CELERY_BROKER_URL="memory://", CELERY_BROKER_TRANSPORT_OPTIONS={})
+    def test_messages_are_published_and_counted(self):
+        message = job_message()
+        self.assertEqual(publish.queue_lengths([QUEUE]), {QUEUE: 0})
+        publish.publish([message, job_message()])
+        self.assertEqual(publish.queue_lengths([QUEUE]), {QUEUE: 2})
+        with kombu.Connection("memory://") as connection:
+            got, _ = received(connection, 2)
+        self.assertEqual(got.payload[:2], [[message.job_id], message.hints])
+        self.assertEqual(got.headers, messages.headers(message))
+
+    def test_another_redis_than_that_of_the_notices_gets_them_in_the_order_of_priorities(self):
+        other = own_broker(self).url
+        sent = [job_message(priority=3), job_message(priority=1), job_message(priority=3, recovered=True)]
+        with override_settings(CELERY_BROKER_URL=address.stock_kombu_url(other)):
+            publish.publish(sent)
+            self.assertEqual(publish.queue_lengths([QUEUE]), {QUEUE: 3})
+        url = address.stock_kombu_url(other)
+        with kombu.Connection(url, transport_options=address.kombu_options(url)) as connection:
+            arrived = [got.headers["id"] for got in received(connection, 3)]
+        self.assertEqual(arrived, [sent[2].job_id, sent[1].job_id, sent[0].job_id])
+
+    @override_settings(CELERY_BROKER_URL="amqp://127.0.0.1:1//", CELERY_BROKER_TRANSPORT_OPTIONS={})
+    def test_a_broker_that_is_away_is_a_broker_unavailable(self):
+        for call in (lambda: publish.publish([job_message()]), lambda: publish.queue_lengths([QUEUE])):
+            with self.assertRaises(BrokerUnavailable):
+                call()
+
+
+class BrokerAwayTests(SimpleTestCase):
+    """On a broker of its own, which is killed, stalled and filled up."""
+
+    def setUp(self):
+        self.broker = own_broker(self)
+        overridden = override_settings(**settings_for(self.broker.url))
+        overridden.enable()
+        self.addCleanup(overridden.disable)
+        self.addCleanup(setattr, publish, "_breaker", publish._breaker)
+        publish._breaker = publish.new_breaker()
+        publish.publish([job_message()])
+
+    def refused(self) -> BrokerUnavailable:
+        with self.assertRaises(BrokerUnavailable) as caught:
+            publish.publish([job_message()])
+        return caught.exception
+
+    def delivered(self) -> bool:
+        try:
+            publish.publish([job_message()])
+        except BrokerUnavailable:
+            return False
+        return True
+
+    def test_a_dead_broker_fails_and_a_restarted_one_works_again(self):
+        self.broker.kill()
+        self.assertTrue(self.refused().retryable)
+        with self.assertRaises(BrokerUnavailable):
+            publish.queue_lengths([QUEUE])
+        self.broker.start()
+        eventually(self.delivered, "publishing works again")
+
+    def test_a_restart_between_two_calls_is_not_noticed(self):
+        self.broker.stop()
+        self.broker.start()
+        publish.publish([job_message()])
+
+    def test_a_stalled_broker_fails_and_then_fails_at_once_without_being_asked(self):
+        stall(self, self.broker)
+        self.refused()
+        with mock.patch.object(publish, "redis_client") as client:
+            for _ in range(100):
+                self.refused()
+        client.return_value.lpush.assert_not_called()
+        resume(self.broker)
+        eventually(self.delivered, "publishing works again")
+
+    def test_500_threads_do_not_queue_up_behind_a_stalled_broker(self):
+        stall(self, self.broker)
+        outcomes: list[bool] = []
+        threads = [threading.Thread(target=lambda: outcomes.append(self.delivered())) for _ in range(500)]
+        started = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=20)
+        self.assertEqual(outcomes, [False] * 500)
+        self.assertLess(time.monotonic() - started, 500 / publish.CONNECTIONS * publish.TIMEOUT_S)
+
+    def test_a_full_broker_is_a_broker_unavailable(self):
+        client_of(self, self.broker.url).config_set("maxmemory", 1)
+        self.assertIn("maxmemory", str(self.refused()))
+        client_of(self, self.broker.url).config_set("maxmemory", 0)
+        eventually(self.delivered, "publishing works again")
+
+    def test_a_password_is_not_in_the_error(self):
+        self.broker.kill()
+        with override_settings(**settings_for("redis://:s3cret@127.0.0.1:1/0")):
+            self.assertNotIn("s3cret", str(self.refused()))

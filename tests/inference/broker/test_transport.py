@@ -1,0 +1,302 @@
+"""What only our transport does."""
+
+import json
+import logging
+from base64 import b64encode
+from unittest import TestCase, mock
+
+from kombu import Consumer, Exchange, Producer, Queue
+
+from inference.broker import address, channel, qos
+from tests.conditions import eventually
+from tests.inference.broker.consumers import Driven, connect
+from tests.inference.broker.servers import client_of, own_broker
+
+A, B = "inference.a", "inference.b"
+
+
+def envelope(**changes) -> dict:
+    properties = {
+        "delivery_tag": "tag-1", "delivery_info": {"exchange": "", "routing_key": A}, "priority": 0,
+        "body_encoding": "base64",
+    }  # fmt: skip
+    return {
+        "body": b64encode(b'"x"').decode(), "content-type": "application/json", "content-encoding": "utf-8",
+        "headers": {}, "properties": properties | changes.pop("properties", {}),
+    } | changes  # fmt: skip
+
+
+def without(name: str) -> dict:
+    return {key: value for key, value in envelope().items() if key != name}
+
+
+NO_MESSAGES: dict[str, str | bytes] = {
+    "no JSON": "{",
+    "nothing": "",
+    "a number": "1",
+    "a list": "[]",
+    "no UTF-8": json.dumps(envelope(body="MARK")).encode().replace(b"MARK", b"\xff\xfe"),
+    "nested too deep": "[" * 100_000 + "]" * 100_000,
+    "no properties": json.dumps(without("properties")),
+    "properties that are a list": json.dumps({**envelope(), "properties": []}),
+    "no delivery_info": json.dumps(envelope(properties={"delivery_info": None})),
+    "no exchange": json.dumps(envelope(properties={"delivery_info": {"routing_key": A}})),
+    "no delivery tag": json.dumps(envelope(properties={"delivery_tag": None})),
+    "an empty delivery tag": json.dumps(envelope(properties={"delivery_tag": ""})),
+    "a tag that is a list": json.dumps(envelope(properties={"delivery_tag": [1]})),
+    "no headers": json.dumps(without("headers")),
+    "headers that are a list": json.dumps(envelope(headers=["task"])),
+    "a task that is an object": json.dumps(envelope(headers={"task": {}, "id": "1"})),
+    "a task without an id": json.dumps(envelope(headers={"task": "inference.run"})),
+    "no body": json.dumps(without("body")),
+    "a body that is a number": json.dumps(envelope(body=7)),
+    "a body that is not base64": json.dumps(envelope(body="A")),
+    "an unknown body encoding": json.dumps(envelope(properties={"body_encoding": "rot13"})),
+    "more than a megabyte": json.dumps(envelope(body="A" * channel.LONGEST_BYTES)),
+    "a type that kombu refuses": json.dumps(envelope(headers={"h": {"__type__": "date", "__value__": "x"}})),
+}
+
+
+class OnOwnBroker(TestCase):
+    def setUp(self):
+        self.broker = own_broker(self)
+        self.client = client_of(self, self.broker.url)
+        self.url = address.kombu_url(self.broker.url)
+
+    def driven(self, *queues: str, **options) -> Driven:
+        return Driven(self, self.url, queues or [A], **options)
+
+    def send(self, *bodies, queue=A, step=2, **options) -> None:
+        with connect(self, address.stock_kombu_url(self.broker.url), **options) as connection:
+            producer = Producer(connection, serializer="json")
+            for body in bodies:
+                producer.publish(body, routing_key=queue, priority=step)
+
+    def calls(self, command: str) -> int:
+        return self.client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"]
+
+    def leftovers(self) -> list[bytes]:
+        return [key for key in self.client.scan_iter() if not key.startswith(b"_kombu")]
+
+
+class TransportTests(OnOwnBroker):
+    def test_a_message_wakes_an_idle_consumer_without_a_poll(self):
+        with mock.patch.object(channel, "RECHECK_S", 3600):
+            consumer = self.driven(A, B)
+            for step, queue in enumerate((A, B, B, A)):
+                consumer.turn()
+                self.assertFalse(consumer.channel.is_due())
+                self.send(step, queue=queue, step=step)
+                self.assertEqual(consumer.get(1), [step])
+                consumer.acknowledge()
+
+    def test_an_idle_consumer_asks_nothing(self):
+        with mock.patch.object(channel, "RECHECK_S", 3600):
+            consumer = self.driven()
+            consumer.turn()
+            before = self.calls("evalsha")
+            consumer.turn(20)
+            self.assertEqual(self.calls("evalsha"), before)
+
+    def test_a_channel_that_only_listens_to_a_fanout_asks_nothing(self):
+        consumer = self.driven()
+        everyone = consumer.connection.channel()
+        listener = Consumer(everyone, [Queue("own", Exchange("control", "fanout"))], on_message=print)
+        listener.consume()
+        consumer.turn()
+        self.assertFalse(everyone.is_due())
+
+    def test_a_missed_word_is_made_up_for(self):
+        consumer = self.driven()
+        consumer.turn()
+        with mock.patch.object(consumer.channel, "_on_word"):
+            self.send("x")
+            self.assertEqual(consumer.get(1), ["x"])
+
+    def test_many_messages_cost_a_few_commands_and_nothing_is_ever_popped_outside_the_script(self):
+        self.send(*range(500))
+        fetches = self.calls("evalsha")
+        consumer = self.driven(prefetch=100)
+        for start in range(0, 500, 100):
+            self.assertEqual(consumer.get(100), list(range(start, start + 100)))
+            consumer.acknowledge()
+        consumer.run_until(lambda: not self.leftovers())
+        self.assertLess(self.calls("evalsha") - fetches, 12)
+        self.assertEqual(self.calls("brpop"), 0)
+
+    def test_what_was_not_acknowledged_is_put_back_in_its_order(self):
+        self.send(*range(6))
+        self.send(*range(6, 9), step=1)
+        consumer = self.driven(prefetch=7)
+        self.assertEqual(consumer.get(7), [6, 7, 8, 0, 1, 2, 3])
+        consumer.acknowledge(1)
+        consumer.connection.close()
+        again = self.driven()
+        self.assertEqual(again.get(8), [7, 8, 0, 1, 2, 3, 4, 5])
+        self.assertTrue(again.messages[0].headers["redelivered"])
+        self.assertNotIn("redelivered", again.messages[-1].headers)
+
+    def test_what_was_fetched_and_not_read_yet_is_put_back(self):
+        self.fetching().connection.close()
+        self.assertEqual(self.driven().get(3), [0, 1, 2])
+
+    def fetching(self) -> Driven:
+        """A consumer whose fetch of 0, 1, 2 was executed, and whose answer it has not read."""
+        consumer = self.driven()
+        consumer.turn()
+        self.send(*range(3))
+        consumer.channel._update_queue_cycle()
+        consumer.channel.connection.cycle.on_poll_start()
+        eventually(lambda: self.client.hlen("unacked") == 3, "the server has executed the fetch")
+        return consumer
+
+    def test_a_fetch_whose_answer_was_lost_is_found_again_by_the_next_connection(self):
+        consumer = self.fetching()
+        consumer.channel.client.connection.disconnect()
+        self.assertEqual(sorted(consumer.get(3)), [0, 1, 2])
+
+    def test_a_fetch_whose_answer_was_lost_is_put_back_when_the_consumer_leaves(self):
+        consumer = self.fetching()
+        with mock.patch.object(consumer.channel, "_read_answer", side_effect=OSError("cut")):
+            consumer.connection.close()
+        self.assertEqual(sorted(self.driven().get(3)), [0, 1, 2])
+
+    def test_acknowledgements_are_told_when_the_consumer_leaves_with_nothing_else_to_put_back(self):
+        self.send("x")
+        consumer = self.driven()
+        consumer.get(1)
+        consumer.acknowledge()
+        consumer.connection.close()
+        self.assertEqual(self.leftovers(), [])
+
+    def test_requeued_messages_go_first(self):
+        self.send(*range(4))
+        consumer = self.driven(prefetch=2)
+        consumer.get(2)
+        for message in reversed(consumer.messages):
+            message.requeue()
+        consumer.messages.clear()
+        self.assertEqual(consumer.get(2), [0, 1])
+
+    def test_queues_share_the_prefetch_whatever_their_backlogs(self):
+        self.send(*range(50), queue=A)
+        self.send(*"xyz", queue=B)
+        consumer = self.driven(A, B, prefetch=10)
+        consumer.get(10)
+        self.assertEqual([body for body in consumer.bodies if body in list("xyz")], list("xyz"))
+
+    def test_a_consumer_that_does_not_acknowledge_leaves_nothing_behind(self):
+        self.send("x", "y")
+        consumer = self.driven(B)
+        consumer.consumer.add_queue(Queue(A))
+        consumer.consumer.consume(no_ack=True)
+        self.assertEqual(consumer.get(2), ["x", "y"])
+        consumer.run_until(lambda: not self.leftovers())
+
+    def test_a_full_server_is_emptied(self):
+        consumer = self.driven(prefetch=1)
+        self.send(*range(5))
+        self.client.config_set("maxmemory", 1)
+        for number in range(5):
+            self.assertEqual(consumer.get(1), [number])
+            consumer.channel.qos.restore_visible()
+            consumer.acknowledge()
+        consumer.run_until(lambda: not self.leftovers())
+
+    def test_a_key_of_another_type_does_not_hold_up_the_other_queues(self):
+        consumer = self.driven(A, B)
+        self.client.set(A, "no list")
+        for body in "xyz":
+            self.send(body, queue=B)
+            self.assertEqual(consumer.get(1), [body])
+            consumer.acknowledge()
+
+    def test_a_server_that_refuses_to_write_is_a_channel_error(self):
+        self.send("x")
+        consumer = self.driven()
+        consumer.turn()
+        self.client.replicaof("127.0.0.1", 1)
+        with self.assertRaises(consumer.connection.channel_errors):
+            consumer.run_until(lambda: False)
+
+    def test_a_key_prefix_is_kept(self):
+        self.send("x", global_keyprefix="p:")
+        consumer = self.driven(global_keyprefix="p:")
+        self.assertEqual(consumer.get(1), ["x"])
+        self.assertEqual(self.client.hlen("p:unacked"), 1)
+        consumer.connection.close()
+        self.assertEqual(self.client.llen(f"p:{address.redis_key(A, 2)}"), 1)
+
+    def test_what_could_not_be_told_to_a_dead_broker_is_told_to_the_next_connection(self):
+        self.send(*range(4))
+        consumer = self.driven()
+        consumer.get(4)
+        self.broker.kill()
+        consumer.acknowledge(1)
+        consumer.connection.close()
+        self.broker.start()
+        self.assertEqual(self.client.hlen("unacked"), 4)
+        self.assertEqual(self.driven().get(3), [1, 2, 3])
+        self.assertEqual(self.client.hlen("unacked"), 3)
+        self.assertEqual(qos._debts[consumer.channel.server], [])
+
+    def test_messages_that_another_has_restored_meanwhile_are_not_doubled(self):
+        self.send("x")
+        consumer = self.driven()
+        consumer.get(1)
+        consumer.consumer.cancel()
+        with connect(self, self.url, visibility_timeout=-10) as other:
+            other.default_channel.qos.restore_visible()
+        consumer.connection.close()
+        self.assertEqual(self.client.llen(address.redis_key(A, 2)), 1)
+
+    def test_the_stock_transport_consumes_what_ours_publishes_and_puts_back(self):
+        self.send(*range(3))
+        first = self.driven(prefetch=2)
+        first.get(2)
+        first.connection.close()
+        stock = Driven(self, address.stock_kombu_url(self.broker.url), [A])
+        self.assertEqual(stock.get(3), [0, 1, 2])
+
+
+class NoMessageTests(OnOwnBroker):
+    """What anybody may write into the queue: it is dropped with one line, and the next message is served."""
+
+    def test_what_is_no_message_is_dropped_with_one_line(self):
+        consumer = self.driven()
+        for what, text in NO_MESSAGES.items():
+            with self.subTest(what), self.assertLogs("inference.broker", "ERROR") as logs:
+                self.client.lpush(A, text)
+                self.send("good")
+                self.assertEqual(consumer.get(1), ["good"])
+                consumer.acknowledge()
+                consumer.run_until(lambda: not self.leftovers())
+            with self.subTest(what):
+                self.assertEqual(len(logs.records), 1)
+                self.assertLess(len(logs.output[0]), 600)
+
+    def test_a_message_that_its_consumer_cannot_stand_is_dropped(self):
+        consumer = self.driven()
+        self.send({"key": "poison"})
+        failing = mock.patch.object(consumer.consumer, "on_message", side_effect=KeyError("id"))
+        with failing, self.assertLogs("inference.broker", "ERROR"):
+            consumer.run_until(lambda: self.calls("hset") and not self.leftovers())
+        self.send("good")
+        self.assertEqual(consumer.get(1), ["good"])
+
+    def test_a_broadcast_that_is_no_message_is_dropped(self):
+        heard = self.driven()
+        channel_ = heard.connection.channel()
+        exchange = Exchange("shouts", type="fanout")
+        listener = Consumer(channel_, [Queue("ears", exchange)], on_message=heard.receive, accept=["json"])
+        listener.consume()
+        heard.turn()
+        with self.assertLogs("inference.broker", "ERROR"):
+            for text in ("[]", "{}", '"x"'):
+                self.client.publish("/0.shouts", text)
+            Producer(channel_, exchange=exchange, serializer="json").publish("hello")
+            heard.run_until(lambda: heard.messages)
+        self.assertEqual(heard.bodies, ["hello"])
+
+
+logging.getLogger("kombu").setLevel(logging.WARNING)

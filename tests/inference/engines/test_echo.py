@@ -1,0 +1,78 @@
+"""The echo engine misbehaves when it is told to: what cannot be survived, in a process of its own."""
+
+import signal
+import subprocess
+import sys
+from typing import Any
+from unittest import TestCase
+
+from inference.catalog import ModelSpec
+from inference.engines.echo import EchoEngine, expected
+from inference.engines.run import run
+from inference.errors import InvalidInput, ModelUnavailable
+
+PREAMBLE = """
+import resource, signal, sys, threading, time
+from inference.catalog import ModelSpec
+from inference.engines.echo import EchoEngine, expected
+from inference.engines.run import run
+engine = EchoEngine(ModelSpec(name="echo"))
+"""
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", PREAMBLE + code], capture_output=True, text=True, timeout=60)
+
+
+class EchoTests(TestCase):
+    def test_it_loads_no_torch(self) -> None:
+        done = python("print(run(engine, ['a'], {}).outcomes, 'torch' in sys.modules)")
+        self.assertEqual(done.stdout.strip(), f"{[expected('a')]} False", done.stderr)
+
+    def test_the_answer_is_a_function_of_the_input(self) -> None:
+        for value in ("a", "", "\ud800", 3, None, {"b": [1, {"c": 2}]}, ["a"]):
+            self.assertEqual(run(EchoEngine(ModelSpec(name="echo")), [value], {}).outcomes, [expected(value)])
+        self.assertNotEqual(expected("a")["digest"], expected("b")["digest"])
+
+    def test_an_unknown_failure_names_the_known_ones(self) -> None:
+        outcome: Any = run(EchoEngine(ModelSpec(name="echo")), [{"fail": "explode"}], {}).outcomes[0]
+        self.assertIsInstance(outcome, InvalidInput)
+        self.assertIn("hang-sleep", outcome.message)
+
+    def test_an_unknown_option_names_the_known_ones(self) -> None:
+        with self.assertRaisesRegex(ModelUnavailable, "fixed_ms"):
+            EchoEngine(ModelSpec(name="echo", options={"speed": 1}))
+
+    def test_a_crash_is_a_real_segmentation_fault(self) -> None:
+        self.assertEqual(python("engine.predict([{'fail': 'crash'}], {})").returncode, -signal.SIGSEGV)
+
+    def test_hangs_end_after_their_seconds(self) -> None:
+        for kind in ("hang-sleep", "hang-busy"):
+            answer = EchoEngine(ModelSpec(name="echo")).predict([{"fail": kind, "seconds": 0.01}], {})
+            self.assertEqual(answer, [expected({"fail": kind, "seconds": 0.01})])
+
+    def test_a_hang_in_c_lets_no_thread_run_and_hears_no_signal(self) -> None:
+        done = python("""
+heard, beats = [], []
+signal.signal(signal.SIGALRM, lambda *_: heard.append(len(beats)))
+def beat():
+    while not heard:
+        beats.append(1)
+        time.sleep(0.001)
+threading.Thread(target=beat, daemon=True).start()
+signal.setitimer(signal.ITIMER_REAL, 0.1)
+engine.predict([{"fail": "hang-gil", "seconds": 1}], {})
+while not heard:
+    time.sleep(0.001)
+print(heard[0] < 100)
+""")
+        self.assertEqual(done.stdout.strip(), "True", done.stderr)
+
+    def test_an_item_that_exhausts_memory_fails_alone(self) -> None:
+        done = python("""
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+report = run(engine, ["a", {"fail": "exhaust", "megabytes": 4096}, "c"], {})
+codes = [getattr(outcome, "code", outcome) for outcome in report.outcomes]
+print(codes == [expected("a"), "out_of_memory", expected("c")])
+""")
+        self.assertEqual(done.stdout.strip(), "True", done.stderr)

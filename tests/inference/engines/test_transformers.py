@@ -1,0 +1,307 @@
+"""The contract of the pipeline engine, for every task: batched answers equal those of the bare pipeline, one by one."""
+
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest import TestCase
+from unittest.mock import patch
+
+from inference.catalog import ModelSpec
+from inference.engines import generation, loading, media
+from inference.engines.run import RunReport, run
+from inference.errors import InvalidInput, ModelUnavailable
+from tests import tiny_models
+
+TEXTS = [
+    "the cat runs in paris",
+    "a dog",
+    "it was a good house and the red cat sleeps on it, was it not? a big green house in france",
+    "",
+    "small",
+]
+PROMPTS = [text for text in TEXTS if text]
+LABELS = {"candidate_labels": ["red", "a good house", "paris"]}
+GREEDY = {"max_new_tokens": 6, "do_sample": False}
+TONES = [tiny_models.wav(), tiny_models.wav(880), tiny_models.wav(300, 0.5), tiny_models.wav(500, 0.4)]
+
+_folder = tempfile.TemporaryDirectory()
+_engines: dict[str, Any] = {}
+TASKS = {"whisper": "automatic-speech-recognition", "gpt2-features": "feature-extraction"}
+
+
+def tearDownModule() -> None:
+    _engines.clear()
+    _folder.cleanup()
+
+
+def engine(name: str) -> Any:
+    """One engine a task, loaded when the first test asks for it."""
+    if name not in _engines:
+        folder = Path(_folder.name) / name
+        if not folder.exists():
+            tiny_models.build(name, folder)
+        spec = ModelSpec(name=name, task=TASKS.get(name, name), model=str(folder))
+        _engines[name] = loading.ready(spec, "cpu")
+    return _engines[name]
+
+
+def bare(name: str) -> Any:
+    """The library's own pipeline over the same folder, without anything of ours."""
+    from transformers import pipeline
+
+    engine(name)
+    return pipeline(TASKS.get(name, name), model=str(Path(_folder.name) / name), device="cpu")
+
+
+class EqualTestCase(TestCase):
+    def answers(self, name: str, inputs: list[Any], parameters: dict[str, Any] | None = None) -> list[Any]:
+        report = run(engine(name), inputs, parameters or {})
+        self.assertEqual(report.calls, 1)
+        json.dumps(report.outcomes, allow_nan=False)
+        return report.outcomes
+
+    def assert_equal(self, first: Any, second: Any, where: str = "answer") -> None:
+        """Equal, numbers within 1e-4."""
+        if isinstance(first, float):
+            self.assertTrue(math.isclose(first, second, abs_tol=1e-4), f"{where}: {first} is not {second}")
+        elif isinstance(first, dict):
+            self.assertEqual(first.keys(), second.keys(), where)
+            for key in first:
+                self.assert_equal(first[key], second[key], f"{where}.{key}")
+        elif isinstance(first, list):
+            self.assertEqual(len(first), len(second), where)
+            for index, (left, right) in enumerate(zip(first, second, strict=True)):
+                self.assert_equal(left, right, f"{where}[{index}]")
+        else:
+            self.assertEqual(first, second, where)
+
+    def assert_batching_changes_nothing(self, name: str, inputs: list[Any], parameters: Any = None) -> None:
+        together = self.answers(name, inputs, parameters)
+        alone = [self.answers(name, [value], parameters)[0] for value in inputs]
+        self.assert_equal(together, alone)
+
+
+class TextTests(EqualTestCase):
+    def test_text_classification(self) -> None:
+        self.assert_batching_changes_nothing("text-classification", TEXTS)
+        pipe = bare("text-classification")
+        self.assert_equal(self.answers("text-classification", TEXTS), [pipe([text])[0] for text in TEXTS])
+
+    def test_text_classification_with_top_k_and_with_pairs(self) -> None:
+        inputs = [*TEXTS, {"text": "a cat", "text_pair": "a dog runs"}]
+        self.assert_batching_changes_nothing("text-classification", inputs, {"top_k": 2})
+        pipe = bare("text-classification")
+        self.assert_equal(
+            self.answers("text-classification", inputs, {"top_k": 2}), [pipe([value], top_k=2)[0] for value in inputs]
+        )
+
+    def test_token_classification(self) -> None:
+        for parameters in ({}, {"aggregation_strategy": "simple"}, {"aggregation_strategy": "max"}):
+            with self.subTest(parameters):
+                self.assert_batching_changes_nothing("token-classification", TEXTS, parameters)
+        pipe = bare("token-classification")
+        expected = [[{**entity, "score": float(entity["score"])} for entity in pipe(text)] for text in TEXTS]
+        self.assert_equal(self.answers("token-classification", TEXTS), expected)
+
+    def test_token_classification_of_long_texts_in_strides(self) -> None:
+        parameters = {"aggregation_strategy": "first", "stride": 8}
+        self.assert_batching_changes_nothing("token-classification", [TEXTS[2] * 5, *TEXTS], parameters)
+
+    def test_feature_extraction_has_one_row_a_token_and_none_for_the_padding(self) -> None:
+        self.assert_batching_changes_nothing("feature-extraction", TEXTS)
+        pipe = bare("feature-extraction")
+        self.assert_equal(self.answers("feature-extraction", TEXTS), [pipe(text) for text in TEXTS])
+
+    def test_feature_extraction_by_a_model_whose_tokenizer_pads_on_the_left(self) -> None:
+        self.assert_batching_changes_nothing("gpt2-features", PROMPTS)
+
+    def test_fill_mask(self) -> None:
+        inputs = [f"{text} [MASK] and a" for text in TEXTS] + ["two [MASK] in [MASK] text"]
+        for parameters in ({}, {"top_k": 2}, {"targets": ["cat", "dog"]}):
+            with self.subTest(parameters):
+                self.assert_batching_changes_nothing("fill-mask", inputs, parameters)
+        pipe = bare("fill-mask")
+        self.assert_equal(self.answers("fill-mask", inputs), [pipe(text) for text in inputs])
+
+    def test_zero_shot_classification(self) -> None:
+        for parameters in (LABELS, {**LABELS, "multi_label": True, "hypothesis_template": "it is {}."}):
+            with self.subTest(parameters):
+                self.assert_batching_changes_nothing("zero-shot-classification", PROMPTS, parameters)
+        pipe = bare("zero-shot-classification")
+        self.assert_equal(
+            self.answers("zero-shot-classification", PROMPTS, LABELS), [pipe(text, **LABELS) for text in PROMPTS]
+        )
+
+    def test_zero_shot_inputs_may_bring_labels_of_their_own(self) -> None:
+        own = {"sequences": "the cat runs", "candidate_labels": ["cat", "dog"]}
+        first, second = self.answers("zero-shot-classification", ["a dog", own], LABELS)
+        self.assertEqual(len(first["labels"]), 3)
+        self.assertEqual(set(second["labels"]), {"cat", "dog"})
+
+
+class GenerationTests(EqualTestCase):
+    def test_greedy_text_is_the_same_in_a_batch(self) -> None:
+        self.assert_batching_changes_nothing("text-generation", PROMPTS, GREEDY)
+        pipe = bare("text-generation")
+        self.assert_equal(self.answers("text-generation", PROMPTS, GREEDY), [pipe(text, **GREEDY) for text in PROMPTS])
+
+    def test_total_lengths_and_penalties_do_not_see_the_padding(self) -> None:
+        for parameters in (
+            {"max_length": 100, "do_sample": False},
+            {**GREEDY, "repetition_penalty": 3.0},
+            {**GREEDY, "no_repeat_ngram_size": 2, "return_full_text": False},
+        ):
+            with self.subTest(parameters):
+                self.assert_batching_changes_nothing("text-generation", PROMPTS, parameters)
+
+    def test_a_penalty_counts_padding_only_where_it_is_the_end_token(self) -> None:
+        pipe = engine("text-generation").pipe
+        self.assertFalse(generation.sees_padding(pipe, GREEDY))
+        for active in ({"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 2}):
+            self.assertTrue(generation.sees_padding(pipe, {**GREEDY, **active}))
+            with patch.object(pipe.model.generation_config, "eos_token_id", pipe.tokenizer.pad_token_id + 1):
+                self.assertFalse(generation.sees_padding(pipe, {**GREEDY, **active}))
+
+    def test_chats_and_texts_share_a_batch(self) -> None:
+        chat = [{"role": "user", "content": "hello"}]
+        parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+        inputs = [chat, "a text", parts]
+        self.assert_batching_changes_nothing("text-generation", inputs, GREEDY)
+        answer = self.answers("text-generation", inputs, GREEDY)[0]
+        self.assertEqual([message["role"] for message in answer[0]["generated_text"]], ["user", "assistant"])
+
+    def test_a_prompt_without_room_for_an_answer_fails_alone(self) -> None:
+        answers = run(engine("text-generation"), ["a", "b" * 125, "c"], GREEDY).outcomes
+        self.assertIsInstance(answers[1], InvalidInput)
+        self.assertIn("125 tokens and 6 more", answers[1].message)
+        self.assertEqual([isinstance(answer, list) for answer in answers], [True, False, True])
+
+    def test_the_default_number_of_new_tokens_fits_the_model(self) -> None:
+        self.answers("text-generation", ["a"], {"do_sample": False})
+
+
+class ImageAndSoundTests(EqualTestCase):
+    def test_images_of_several_sizes_and_formats(self) -> None:
+        inputs = [
+            tiny_models.png(),
+            tiny_models.png((0, 255, 0), (7, 90)),
+            "data:image/png;base64," + tiny_models.png(),
+        ]
+        self.assert_batching_changes_nothing("image-classification", inputs, {"top_k": 2})
+
+    def test_tasks_that_run_one_by_one_are_served_too(self) -> None:
+        inputs = [tiny_models.png(), tiny_models.png((0, 255, 0), (60, 20))]
+        self.assert_batching_changes_nothing("object-detection", inputs, {"threshold": 0.0})
+        self.assert_batching_changes_nothing("image-segmentation", inputs)
+
+    def test_masks_are_pictures_in_base64(self) -> None:
+        masks = [part["mask"] for part in self.answers("image-segmentation", [tiny_models.png()])[0]]
+        self.assertEqual({media.image(mask).size for mask in masks}, {(40, 30)})
+
+    def test_sounds_of_several_lengths(self) -> None:
+        for name in ("audio-classification", "automatic-speech-recognition", "whisper"):
+            with self.subTest(name):
+                self.assert_batching_changes_nothing(name, TONES)
+
+    def test_sound_at_another_rate_is_converted(self) -> None:
+        slow, fast = tiny_models.wav(rate=16_000), tiny_models.wav(rate=48_000)
+        first, second = self.answers("audio-classification", [slow, fast])
+        for left, right in zip(first, second, strict=True):
+            self.assertAlmostEqual(left["score"], right["score"], places=2)
+
+
+class WrongInputTests(EqualTestCase):
+    def assert_fails_alone(self, name: str, good: Any, bad: Any, *words: str, **parameters: Any) -> None:
+        report: RunReport = run(engine(name), [good, bad, good], parameters)
+        self.assertEqual(report.calls, 1)
+        self.assertIsInstance(report.outcomes[1], InvalidInput)
+        for word in words:
+            self.assertIn(word, report.outcomes[1].message)
+        self.assert_equal([report.outcomes[0]], [report.outcomes[2]])
+        self.assertNotIsInstance(report.outcomes[0], Exception)
+
+    def test_a_text_without_a_place_to_fill_fails_alone(self) -> None:
+        self.assert_fails_alone("fill-mask", "a [MASK]", "no mask", "[MASK]")
+
+    def test_a_place_to_fill_that_is_cut_off_fails_alone(self) -> None:
+        self.assert_fails_alone("fill-mask", "a [MASK]", "a " * 90 + "[MASK]", "mask")
+
+    def test_a_wrong_type_fails_alone(self) -> None:
+        for bad in (3, None, ["a"], {"a": "b"}, True):
+            self.assert_fails_alone("text-classification", "a cat", bad, "text")
+
+    def test_a_text_that_is_no_unicode_fails_alone(self) -> None:
+        self.assert_fails_alone("text-classification", "a cat", "\ud800")
+
+    def test_a_label_that_is_no_text_fails_alone(self) -> None:
+        bad = {"sequences": "a", "candidate_labels": [1]}
+        self.assert_fails_alone("zero-shot-classification", "a cat", bad, "candidate_labels", **LABELS)
+
+    def test_missing_labels_are_named(self) -> None:
+        report = run(engine("zero-shot-classification"), ["a cat"], {})
+        self.assertIn("candidate_labels", report.outcomes[0].message)
+
+    def test_a_template_that_formats_more_than_the_label_is_refused(self) -> None:
+        for template in ("{0.__class__}", "{:>1000000000}", "no place", "{} {}"):
+            report = run(engine("zero-shot-classification"), ["a"], {**LABELS, "hypothesis_template": template})
+            self.assertIn("hypothesis_template", report.outcomes[0].message)
+
+    def test_an_image_that_is_none_fails_alone(self) -> None:
+        for bad in ("not base64!", "aGVsbG8=", "/etc/passwd", "http://localhost/a.png", 3):
+            for name in ("image-classification", "object-detection"):
+                self.assert_fails_alone(name, tiny_models.png(), bad)
+
+    def test_sound_that_is_none_fails_alone(self) -> None:
+        for bad in ("not base64!", "aGVsbG8=", "/etc/passwd", {"raw": [0.1], "sampling_rate": 16_000}):
+            self.assert_fails_alone("automatic-speech-recognition", TONES[0], bad)
+
+    def test_a_chat_that_is_none_fails_alone(self) -> None:
+        for bad in ([], [{"role": "user"}], [{"content": "a"}], [{"role": "user", "content": [{"type": "image"}]}], ""):
+            self.assert_fails_alone("text-generation", "a", bad, **GREEDY)
+
+    def test_an_unknown_parameter_is_the_input_s_fault_and_not_the_model_s(self) -> None:
+        report = run(engine("fill-mask"), ["a [MASK]", "b [MASK]"], {"colour": "red"})
+        self.assertEqual([type(outcome) for outcome in report.outcomes], [InvalidInput, InvalidInput])
+        self.assertEqual(report.calls, 1)
+
+    def test_long_texts_are_cut_at_the_model_s_limit(self) -> None:
+        long = "the cat " * 500
+        for name in ("text-classification", "feature-extraction", "token-classification"):
+            with self.subTest(name):
+                self.assert_batching_changes_nothing(name, [long, "a dog"])
+        self.assertEqual(len(self.answers("feature-extraction", [long])[0][0]), 64)
+
+
+class LoadTests(TestCase):
+    def assert_refused(self, spec: ModelSpec, *words: str) -> None:
+        with self.assertRaises(ModelUnavailable) as caught:
+            loading.ready(spec, "cpu")
+        for word in words:
+            self.assertIn(word, caught.exception.message)
+        self.assertNotIn("Traceback", caught.exception.message)
+
+    def test_a_task_that_is_gone_names_those_that_are_served(self) -> None:
+        self.assert_refused(ModelSpec(name="m", task="summarization", model="x"), "summarization", "text-generation")
+
+    def test_a_folder_without_a_tokenizer_says_so(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            tiny_models.build("fill-mask", Path(folder))
+            for file in Path(folder).glob("tokenizer*"):
+                file.unlink()
+            self.assert_refused(ModelSpec(name="m", task="fill-mask", model=folder), "tokenizer")
+
+    def test_truncated_weights_are_refused(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            weights = tiny_models.build("fill-mask", Path(folder)) / "model.safetensors"
+            weights.write_bytes(weights.read_bytes()[:-1000])
+            self.assert_refused(ModelSpec(name="m", task="fill-mask", model=folder), "could not be loaded")
+
+    def test_the_dtype_of_the_catalog_is_used(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            tiny_models.build("text-classification", Path(folder))
+            spec = ModelSpec(name="m", task="sentiment-analysis", model=folder, dtype="bfloat16")
+            loaded: Any = loading.ready(spec, "cpu")
+            self.assertEqual(str(loaded.pipe.model.dtype), "torch.bfloat16")
+            self.assertEqual(run(loaded, ["a cat"], {}).calls, 1)

@@ -1,0 +1,268 @@
+"""The operator's pages: read-only facts, harmless strings, and actions that say exactly what happened."""
+
+import datetime
+import uuid
+
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.test import TestCase
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from inference.admin import display, filters
+from inference.models import Bulk, Job, Priority, Status, Webhook, WebhookState, Worker, WorkerState
+
+JOBS = reverse("admin:inference_job_changelist")
+HARMFUL = ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "\x1b[31mred\x07", "\u202egnp.exe", "{{ 7 }}")
+
+
+def make_job(**values: object) -> Job:
+    return Job.objects.create(**{"model": "embeddings", "inputs": "a text", **values})
+
+
+def make_worker(**values: object) -> Worker:
+    return Worker.objects.create(**{"name": "worker@host", "pid": 7, "state": WorkerState.READY, **values})
+
+
+def page_of(job: Job) -> str:
+    return reverse("admin:inference_job_change", args=[job.pk])
+
+
+class AdminCase(TestCase):
+    def setUp(self) -> None:
+        self.client.force_login(User.objects.create_superuser("operator"))
+
+    def text(self, url: str, **query: str) -> str:
+        answer = self.client.get(url, query)
+        self.assertEqual(answer.status_code, 200, url)
+        return answer.content.decode()
+
+    def listed(self, **query: str) -> list[Job]:
+        return list(self.client.get(JOBS, query).context["cl"].result_list)
+
+    def act(self, action: str, *chosen: Job) -> list[str]:
+        data = {"action": action, "_selected_action": [job.pk for job in chosen]}
+        return [str(message) for message in self.client.post(JOBS, data, follow=True).context["messages"]]
+
+
+class TestJobPages(AdminCase):
+    def test_the_list_shows_status_batch_size_times_and_worker(self) -> None:
+        begun = timezone.now() - datetime.timedelta(seconds=10)
+        make_job(
+            status=Status.SUCCEEDED,
+            batch=uuid.uuid4(),
+            batch_size=24,
+            worker=make_worker().pk,
+            created_at=begun,
+            started_at=begun + datetime.timedelta(milliseconds=480),
+            finished_at=begun + datetime.timedelta(milliseconds=600),
+        )
+        text = self.text(JOBS)
+        for fact in ("badge-succeeded", ">24<", "480 ms", "120 ms", "worker@host", "Normal"):
+            self.assertIn(fact, text)
+
+    def test_a_page_of_each_status_can_be_read(self) -> None:
+        for status in Status:
+            self.assertIn(f"badge-{status}", self.text(page_of(make_job(status=status))))
+
+    def test_jobs_are_found_by_id_and_by_request_id_in_full_only(self) -> None:
+        job, _other = make_job(request_id="req-1"), make_job(request_id="req-2")
+        self.assertEqual(self.listed(q=str(job.pk)), [job])
+        self.assertEqual(self.listed(q=f" {job.pk.hex} "), [job])
+        self.assertEqual(self.listed(q="req-1"), [job])
+        self.assertEqual(self.listed(q="req"), [])
+
+    def test_filters_narrow_the_list(self) -> None:
+        worker = make_worker()
+        job = make_job(status=Status.FAILED, error_code="crashed", priority=Priority.HIGH, worker=worker.pk)
+        old = make_job(id=filters.first_id_at(timezone.now() - datetime.timedelta(days=2)), model="gone")
+        for query in (
+            {"status__exact": "failed"},
+            {"priority__exact": "1"},
+            {"model": "embeddings"},
+            {"error_code": "crashed"},
+            {"worker": str(worker.pk)},
+            {"accepted": "1h"},
+        ):
+            self.assertEqual(self.listed(**query), [job], query)
+        self.assertEqual(self.listed(accepted="7d"), [job, old])
+
+    def test_a_nonsensical_filter_is_no_server_error(self) -> None:
+        for query in ({"worker": "x"}, {"batch": "x"}, {"accepted": "x"}, {"status__exact": "x"}, {"p": "999"}):
+            self.assertLess(self.client.get(JOBS, query).status_code, 400, query)
+
+    def test_the_list_neither_counts_all_rows_nor_reads_their_data(self) -> None:
+        with CaptureQueriesContext(connection) as queries:
+            self.client.get(JOBS)
+        of_jobs = [query["sql"] for query in queries if 'FROM "inference_job"' in query["sql"]]
+        for sql in of_jobs:
+            self.assertTrue("COUNT" not in sql or f"LIMIT {filters.COUNT_LIMIT}" in sql, sql)
+            self.assertNotIn('"inference_job"."inputs"', sql)
+            self.assertNotIn('"inference_job"."output"', sql)
+        self.assertEqual(len(of_jobs), 2)
+
+    def test_nothing_can_be_added_changed_or_deleted(self) -> None:
+        job = make_job()
+        self.assertEqual(self.client.get(reverse("admin:inference_job_add")).status_code, 403)
+        self.assertEqual(self.client.post(page_of(job), {"model": "other"}).status_code, 403)
+        self.assertEqual(self.client.post(reverse("admin:inference_job_delete", args=[job.pk])).status_code, 403)
+        job.refresh_from_db()
+        self.assertEqual(job.model, "embeddings")
+
+    def test_what_clients_wrote_cannot_act_on_the_reader(self) -> None:
+        for text in HARMFUL:
+            job = make_job(
+                inputs=[text, {text: text}],
+                parameters={text: text},
+                output=[{"label": text}],
+                status=Status.FAILED,
+                error_code="engine_error",
+                error_detail=text,
+                request_id=text,
+                idempotency_key=text,
+            )
+            for page in (JOBS, page_of(job), reverse("admin:index")):
+                shown = self.text(page)
+                for harm in ("<script>alert", "<img src=x", "\x1b", "\x07", "\u202e"):
+                    self.assertNotIn(harm, shown, (page, text))
+            job.delete()
+
+    def test_an_embedding_is_shown_by_its_head(self) -> None:
+        text = self.text(page_of(make_job(status=Status.SUCCEEDED, output=[0.25] * 384)))
+        self.assertIn("... 384 numbers", text)
+
+    def test_a_huge_input_is_cut(self) -> None:
+        text = self.text(page_of(make_job(inputs="x" * 1_000_000)))
+        self.assertLess(len(text), 60_000)
+        self.assertIn("more characters", text)
+
+
+class TestActions(AdminCase):
+    def test_cancelling_says_what_became_of_each_kind(self) -> None:
+        queued, running = make_job(), make_job(status=Status.RUNNING)
+        done = make_job(status=Status.SUCCEEDED)
+        self.assertEqual(
+            self.act("cancel_jobs", queued, running, done),
+            [
+                "1 job cancelled before a run",
+                "1 job cancelled while running, with the output dropped",
+                "1 job left as found: succeeded already",
+            ],
+        )
+        self.assertEqual(
+            list(Job.objects.order_by("pk").values_list("status", flat=True)), ["cancelled"] * 2 + ["succeeded"]
+        )
+
+    def test_retrying_makes_new_jobs_and_leaves_the_old_ones_alone(self) -> None:
+        failed = [make_job(status=Status.FAILED, inputs=f"text {n}") for n in range(2)]
+        self.assertEqual(self.act("retry_jobs", *failed), ["2 jobs submitted again, as new jobs with ids of their own"])
+        self.assertEqual(Job.objects.filter(status=Status.FAILED).count(), 2)
+        self.assertEqual(
+            set(Job.objects.filter(status=Status.QUEUED).values_list("inputs", flat=True)), {"text 0", "text 1"}
+        )
+
+    def test_a_retry_that_is_refused_says_why(self) -> None:
+        [message] = self.act("retry_jobs", make_job(status=Status.FAILED, model="gone"))
+        self.assertIn("1 job not accepted. There is no model 'gone'", message)
+
+    def test_a_job_is_steered_from_its_own_page(self) -> None:
+        job = make_job()
+        self.assertIn("Cancel this job", self.text(page_of(job)))
+        self.client.post(reverse("admin:inference_job_steer", args=[job.pk]), {"action": "cancel"})
+        job.refresh_from_db()
+        self.assertEqual(job.status, Status.CANCELLED)
+        self.assertNotIn("Cancel this job", self.text(page_of(job)))
+        self.assertIn("Cancelled.", self.text(reverse("admin:inference_job_history", args=[job.pk])))
+
+    def test_who_may_only_look_cannot_steer(self) -> None:
+        job, viewer = make_job(), User.objects.create_user("viewer", is_staff=True)
+        viewer.user_permissions.add(Permission.objects.get(codename="view_job"))
+        self.client.force_login(viewer)
+        self.assertNotIn("Cancel", self.text(page_of(job)))
+        self.assertNotIn("cancel_jobs", self.text(JOBS))
+        answer = self.client.post(reverse("admin:inference_job_steer", args=[job.pk]), {"action": "cancel"})
+        self.assertEqual(answer.status_code, 403)
+        self.client.post(JOBS, {"action": "cancel_jobs", "_selected_action": [job.pk]})
+        job.refresh_from_db()
+        self.assertEqual(job.status, Status.QUEUED)
+
+    def test_steering_needs_a_post(self) -> None:
+        self.assertEqual(self.client.get(reverse("admin:inference_job_steer", args=[make_job().pk])).status_code, 405)
+
+
+class TestWorkerPages(AdminCase):
+    def test_a_worker_that_went_silent_is_not_called_ready(self) -> None:
+        worker = make_worker(heartbeat_at=timezone.now() - datetime.timedelta(minutes=3))
+        text = self.text(reverse("admin:inference_worker_change", args=[worker.pk]))
+        self.assertIn("badge-silent", text)
+
+    def test_a_model_that_could_not_be_loaded_says_why_in_full(self) -> None:
+        why = "the package is not installed: " + "x" * 500
+        replicas = {"0": {"pid": 8, "device": "cuda:0", "models": {"embeddings": why, "fill": "ready"}}}
+        worker = make_worker(state=WorkerState.DEGRADED, replicas=replicas, error=f"embeddings: {why}")
+        self.assertEqual(self.text(reverse("admin:inference_worker_change", args=[worker.pk])).count(why), 2)
+        self.assertIn(why, self.text(reverse("admin:index")))
+
+
+class TestWebhookPages(AdminCase):
+    def test_a_webhook_is_found_from_its_job_and_says_why_it_failed(self) -> None:
+        job = make_job(status=Status.SUCCEEDED)
+        webhook = Webhook.objects.create(
+            job=job, url="https://example.org/<b>", state=WebhookState.GIVEN_UP, last_error="503 \x1b[31m"
+        )
+        page = reverse("admin:inference_webhook_change", args=[webhook.pk])
+        self.assertIn(page, self.text(page_of(job)))
+        for text in (self.text(page), self.text(reverse("admin:inference_webhook_changelist"))):
+            self.assertIn("given up", text)
+            self.assertIn("503 \\u001b[31m", text)
+            self.assertNotIn("<b>", text)
+
+    def test_the_jobs_of_a_bulk_are_found_from_one_of_them(self) -> None:
+        bulk = Bulk.objects.create(model="embeddings", total=2)
+        jobs = [make_job(bulk=bulk, bulk_index=index) for index in range(2)]
+        make_job()
+        self.assertIn(f"?bulk={bulk.pk}", self.text(page_of(jobs[0])))
+        self.assertEqual(set(self.listed(bulk=str(bulk.pk))), set(jobs))
+
+
+class TestDashboard(AdminCase):
+    url = reverse("admin:index")
+
+    def test_it_is_readable_with_nothing_in_the_database(self) -> None:
+        text = self.text(self.url)
+        self.assertIn("No worker runs", text)
+        self.assertIn("embeddings", text)
+
+    def test_it_shows_queues_batches_workers_and_failures(self) -> None:
+        make_worker(model_names=["embeddings"], replicas_total=2, replicas_ready=2, replicas_busy=1, held=43)
+        for _ in range(3):
+            make_job()
+        make_job(status=Status.SUCCEEDED, batch_size=24)
+        make_job(status=Status.FAILED, error_code="crashed", error_detail="its process died")
+        text = self.text(self.url)
+        for fact in ("3 of 1000", "jobs in batches of 16-31", "24.0", "2 of 2 ready, 1 busy", "its process died"):
+            self.assertIn(fact, text)
+
+    def test_failures_older_than_an_hour_are_not_shown(self) -> None:
+        old = filters.first_id_at(timezone.now() - datetime.timedelta(hours=2))
+        make_job(id=old, status=Status.FAILED, error_code="crashed", error_detail="long ago")
+        self.assertNotIn("long ago", self.text(self.url))
+
+    def test_who_may_not_see_jobs_sees_none(self) -> None:
+        make_job(status=Status.FAILED, error_code="crashed", error_detail="private text")
+        self.client.force_login(User.objects.create_user("clerk", is_staff=True))
+        self.assertNotIn("private text", self.text(self.url))
+
+
+class TestDisplay(TestCase):
+    def test_durations_are_read_at_a_glance(self) -> None:
+        for seconds, text in ((0.0, "0 ms"), (0.012, "12 ms"), (3.44, "3.4 s"), (59, "59 s"), (300, "5 min"),
+                              (7200, "2 h"), (259_200, "3 d"), (None, "-")):  # fmt: skip
+            self.assertEqual(display.duration(seconds), text)
+
+    def test_an_id_of_a_moment_sorts_before_every_job_of_it(self) -> None:
+        job = make_job()
+        moment = job.created_at
+        self.assertLess(filters.first_id_at(moment - datetime.timedelta(seconds=1)), job.pk)
+        self.assertGreater(filters.first_id_at(moment + datetime.timedelta(seconds=1)), job.pk)

@@ -1,0 +1,37 @@
+"""What may be imported where: torch in pool children only, the policy pure, the core without HTTP."""
+
+import subprocess
+import sys
+import unittest
+
+from django.conf import settings
+
+HEAVY = {"torch", "transformers", "tensorflow", "jax"}
+
+
+def modules_after(statements: str) -> set[str]:
+    """Top-level names of the modules that a fresh interpreter holds after `statements`."""
+    code = f"import sys\n{statements}\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=settings.BASE_DIR)
+    return set(run.stdout.split())
+
+
+class TestImports(unittest.TestCase):
+    def test_the_web_process_does_not_load_torch(self) -> None:
+        loaded = modules_after("import project.wsgi, project.urls")
+        self.assertIn("django", loaded)
+        self.assertFalse(loaded & HEAVY)
+
+    def test_the_worker_s_main_process_does_not_load_torch(self) -> None:
+        loaded = modules_after(
+            "import project.wsgi, project.celery\n"
+            "from inference.worker import consumer, dispatch, pool, presence, setup\n"
+            "project.celery.app.loader.import_default_modules()"
+        )
+        self.assertIn("celery", loaded)
+        self.assertFalse(loaded & HEAVY)
+
+    def test_the_batching_policy_needs_the_standard_library_only(self) -> None:
+        ours = modules_after("import inference.batching")
+        self.assertLessEqual(ours - modules_after("pass") - set(sys.stdlib_module_names), {"inference"})

@@ -1,0 +1,83 @@
+import threading
+import time
+from uuid import uuid4
+
+from django.db import connection
+from django.test import TransactionTestCase
+
+from inference import notices
+from inference.broker import publish
+from inference.models import Job, Status
+from tests.conditions import eventually
+
+
+class ListenerTests(TransactionTestCase):
+    def setUp(self):
+        self.listener = notices.Listener()
+        self.job = Job.objects.create(model="echo", inputs="text")
+
+    def finish(self) -> None:
+        Job.objects.filter(pk=self.job.pk).update(status=Status.SUCCEEDED, output="done")
+
+    def wait_in_thread(self, timeout_s: float) -> tuple[threading.Thread, list]:
+        answers: list = []
+
+        def wait():
+            with self.listener.expect(self.job.id) as waiter:
+                answers.append(waiter.wait(timeout_s))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        eventually(lambda: len(self.listener) == 1)
+        return thread, answers
+
+    def test_a_notice_wakes_the_waiter_with_the_finished_row(self):
+        thread, answers = self.wait_in_thread(30)
+        self.finish()
+        eventually(lambda: notices.publish(publish.redis_client(), [self.job.id]) or answers)
+        thread.join()
+        with self.assertNumQueries(0):  # an answer is made of it with no further look
+            shown = {field.name: getattr(answers[0], field.attname) for field in Job._meta.concrete_fields[3:]}
+        self.assertEqual(shown["output"], "done")
+
+    def test_a_missed_notice_is_found_by_the_slow_poll(self):
+        thread, answers = self.wait_in_thread(30)
+        self.finish()
+        thread.join()
+        self.assertEqual(answers[0].output, "done")
+
+    def test_a_notice_of_an_unfinished_job_wakes_nobody(self):
+        thread, answers = self.wait_in_thread(0.3)
+        notices.publish(publish.redis_client(), [self.job.id])
+        thread.join()
+        self.assertEqual(answers, [None])
+
+    def test_nothing_is_left_behind_after_a_wait(self):
+        thread, _ = self.wait_in_thread(0.05)
+        thread.join()
+        self.assertEqual(len(self.listener), 0)
+        self.assertEqual(self.listener._waiters, {})
+
+    def test_a_malformed_notice_is_dropped(self):
+        thread, answers = self.wait_in_thread(30)
+        publish.redis_client().publish(notices.CHANNEL, b"\xff not ids")
+        self.finish()
+        eventually(lambda: notices.publish(publish.redis_client(), [uuid4(), self.job.id]) or answers)
+        thread.join()
+        self.assertEqual(answers[0].status, Status.SUCCEEDED)
+
+    def test_a_waiting_request_holds_no_database_connection(self):
+        held: list = []
+
+        def wait():
+            Job.objects.count()
+            with self.listener.expect(self.job.id) as waiter:
+                waiter.wait(0.2)
+                held.append(connection.connection)
+
+        thread = threading.Thread(target=wait)
+        started = time.monotonic()
+        thread.start()
+        thread.join()
+        self.assertLess(time.monotonic() - started, 30)
+        self.assertEqual(held, [None])

@@ -1,0 +1,137 @@
+import datetime
+import itertools
+from unittest.mock import patch
+from uuid import UUID, uuid4
+
+from django.conf import settings
+from django.test import TransactionTestCase
+from django.utils import timezone
+
+from inference import errors, reconcile
+from inference.broker import publish
+from inference.jobs import models
+from inference.models import Job, Status, Worker, WorkerState, first_id_at
+
+MODEL = "embeddings"
+_number = itertools.count()
+
+
+def ago(seconds: float) -> datetime.datetime:
+    return timezone.now() - datetime.timedelta(seconds=seconds)
+
+
+def make_job(**values) -> Job:
+    values = {"model": MODEL, "inputs": "text", "created_at": ago(60), "published_at": ago(60), **values}
+    return Job.objects.create(id=UUID(int=first_id_at(values["created_at"]).int + next(_number)), **values)
+
+
+def make_worker(**values) -> Worker:
+    return Worker.objects.create(
+        **{"name": "w", "pid": 1, "state": WorkerState.READY, "model_names": [MODEL], **values}
+    )
+
+
+class ReconcileTests(TransactionTestCase):
+    """The broker is the real one of the test run."""
+
+    def setUp(self):
+        self.queue = models()[MODEL].queue
+        publish.redis_client().flushdb()
+
+    def queued_messages(self) -> int:
+        return publish.queue_lengths([self.queue])[self.queue]
+
+    def running(self, worker: Worker, **values) -> Job:
+        return make_job(status=Status.RUNNING, worker=worker.pk, batch=uuid4(), started_at=ago(5), **values)
+
+    def test_a_silent_worker_is_gone_and_its_jobs_are_given_back_and_sent_again(self):
+        worker = make_worker(heartbeat_at=ago(settings.WORKER_SILENT_S + 5))
+        job = self.running(worker)
+        reconcile.reconcile()
+        worker.refresh_from_db()
+        job.refresh_from_db()
+        self.assertEqual(worker.state, WorkerState.GONE)
+        self.assertEqual((job.status, job.batch, job.recoveries), (Status.QUEUED, None, 1))
+        self.assertEqual(self.queued_messages(), 1)
+
+    def test_the_jobs_of_a_living_worker_are_left_alone(self):
+        job = self.running(make_worker())
+        reconcile.reconcile()
+        job.refresh_from_db()
+        self.assertEqual((job.status, job.recoveries), (Status.RUNNING, 0))
+
+    def test_a_job_far_past_its_models_limit_is_given_back_though_its_worker_lives(self):
+        job = self.running(make_worker())
+        Job.objects.update(started_at=ago(models()[MODEL].time_limit_s + reconcile.OVERDUE_S + 5))
+        reconcile.reconcile()
+        job.refresh_from_db()
+        self.assertEqual((job.status, job.recoveries), (Status.QUEUED, 1))
+
+    def test_a_job_given_back_too_often_fails_as_lost(self):
+        job = self.running(make_worker(state=WorkerState.GONE), recoveries=settings.MAX_RECOVERIES - 1)
+        reconcile.reconcile()
+        job.refresh_from_db()
+        self.assertEqual((job.status, job.error_code), (Status.FAILED, errors.Lost.code))
+        self.assertIsNotNone(job.finished_at)
+
+    def test_a_queued_job_past_its_deadline_expires(self):
+        job = make_job(expires_at=ago(1))
+        reconcile.reconcile()
+        job.refresh_from_db()
+        self.assertEqual((job.status, job.error_code), (Status.EXPIRED, errors.Expired.code))
+
+    def test_a_job_accepted_without_a_broker_is_sent(self):
+        make_job(published_at=None, created_at=ago(2))
+        reconcile.reconcile()
+        self.assertEqual(self.queued_messages(), 1)
+        reconcile.reconcile()
+        self.assertEqual(self.queued_messages(), 1)
+
+    def test_queued_jobs_are_sent_again_when_the_broker_lost_everything(self):
+        for _ in range(3):
+            make_job()
+        reconcile.reconcile()
+        self.assertEqual(self.queued_messages(), 3)
+
+    def test_a_message_that_may_still_be_on_its_way_is_not_doubled(self):
+        make_job(created_at=ago(1), published_at=ago(1))
+        reconcile.reconcile()
+        self.assertEqual(self.queued_messages(), 0)
+
+    def test_a_job_that_a_worker_may_hold_is_not_doubled(self):
+        make_job(published_at=ago(reconcile.RESEND_S + 1))
+        make_worker(held=1)
+        reconcile.reconcile()
+        self.assertEqual(self.queued_messages(), 0)
+
+    def test_a_lost_message_is_sent_again_though_a_worker_is_always_busy_with_other_models(self):
+        make_job(published_at=ago(reconcile.HELD_S + 1))
+        make_worker(held=1, replicas_busy=1)
+        reconcile.reconcile()
+        self.assertEqual(self.queued_messages(), 1)
+
+    def test_a_job_that_was_passed_by_younger_ones_is_sent_again(self):
+        sent_at = ago(reconcile.RESEND_S + 1)
+        passed, next_ = (make_job(created_at=ago(age), published_at=sent_at) for age in (60, 20))
+        make_worker(held=1, reached={MODEL: {"2": ago(30).timestamp()}})
+        reconcile.reconcile()
+        passed.refresh_from_db()
+        next_.refresh_from_db()
+        self.assertGreater(passed.published_at, sent_at)
+        self.assertEqual(next_.published_at, sent_at)
+
+    def test_two_reconcilers_do_no_harm(self):
+        job = self.running(make_worker(state=WorkerState.GONE))
+        reconcile.reconcile()
+        reconcile.reconcile()
+        job.refresh_from_db()
+        self.assertEqual((job.status, job.recoveries), (Status.QUEUED, 1))
+
+    def test_a_broker_that_is_away_leaves_the_rows_for_the_next_round(self):
+        job = make_job(published_at=None, created_at=ago(2))
+        with patch.object(publish, "publish", side_effect=errors.BrokerUnavailable("away")):
+            reconcile.reconcile()
+        job.refresh_from_db()
+        self.assertIsNone(job.published_at)
+        reconcile.reconcile()
+        self.assertEqual(self.queued_messages(), 1)

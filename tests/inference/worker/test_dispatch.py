@@ -1,0 +1,344 @@
+"""The dispatcher against a pool that is driven by hand; real processes are in tests/e2e and tests/faults."""
+
+import math
+import signal
+import subprocess
+import time
+from types import SimpleNamespace
+from unittest import TestCase
+from uuid import UUID, uuid4
+
+from billiard.exceptions import WorkerLostError
+
+from inference.batching import Item
+from inference.catalog import ModelSpec
+from inference.errors import DeviceFailed
+from inference.worker.calls import BatchReport
+from inference.worker.dispatch import STUCK_S, Dispatcher
+from inference.worker.isolation import DEVICE_FAILURES
+
+CATALOG = {
+    "a": ModelSpec(name="a", engine="x:Y", max_batch_size=8, time_limit_s=5),
+    "b": ModelSpec(name="b", engine="x:Y", max_batch_size=8),
+}
+
+
+class Pool:
+    """Records the calls; the test says what becomes of them."""
+
+    def __init__(self, replicas: int) -> None:
+        self.replicas = replicas
+        self.calls: list[SimpleNamespace] = []
+        self._cache: dict = {}
+        self.closing = False
+
+    @property
+    def idle(self) -> int:
+        return self.replicas - sum(not call.over for call in self.calls)
+
+    ready = busy = 0
+
+    def apply_async(self, function, args, callback, error_callback, accept_callback):
+        if self.closing:
+            return None
+        call = SimpleNamespace(
+            batch=args[0], callback=callback, error_callback=error_callback, accept=accept_callback, over=False
+        )
+        self.calls.append(call)
+        self._cache[id(call)] = call
+        return call
+
+    def finish(self, call, errors=None, **report) -> None:
+        call.over = True
+        codes = dict.fromkeys(call.batch.job_ids, "") | (errors or {})
+        call.callback(BatchReport(errors=codes, engine_s=0.01, size=len(codes), length=10, calls=1, **report))
+
+    def lose(self, call, cause=None) -> None:
+        call.over = True
+        call.error_callback(SimpleNamespace(exception=cause or WorkerLostError("signal 9")))
+
+
+class Request:
+    def __init__(self) -> None:
+        self.events: list = []
+
+    def started(self, pid: int) -> None:
+        self.events.append("started")
+
+    def finished(self, error: str, runtime: float) -> None:
+        self.events.append(("finished", error))
+
+    def give_back(self) -> None:
+        self.events.append("given back")
+
+
+class DispatcherTests(TestCase):
+    def setUp(self):
+        self.pool = Pool(replicas=1)
+        self.dispatcher = Dispatcher(CATALOG, ["a", "b"], lambda: self.pool)
+        self.clock = time.time() - 100
+
+    def add(self, model: str = "a", **values) -> tuple[UUID, Request]:
+        self.clock += 0.001
+        job_id, request = uuid4(), Request()
+        item = {"group": "", "size": 1, "length": 10, "priority": 2, "arrived_at_s": self.clock, **values}
+        self.dispatcher.add(Item(id=str(job_id), **item), model, request)
+        return job_id, request
+
+    def fill(self, count: int) -> list[tuple[UUID, Request]]:
+        """Hold `count` jobs behind a batch that occupies the only replica, then free it: they form one batch."""
+        self.add()
+        self.dispatcher.kick()
+        jobs = [self.add() for _ in range(count)]
+        self.pool.finish(self.pool.calls[-1])
+        return jobs
+
+    @property
+    def last(self):
+        return self.pool.calls[-1]
+
+    def now(self) -> None:
+        """What is to run again later may run now."""
+        for part in self.dispatcher.isolation.parts:
+            part.not_before = 0.0
+
+    def test_an_idle_replica_gets_the_first_job_at_once(self):
+        job_id, _ = self.add()
+        self.dispatcher.kick()
+        self.assertEqual(self.last.batch.job_ids, (job_id,))
+
+    def test_jobs_gather_while_the_replica_is_busy(self):
+        jobs = self.fill(5)
+        self.assertEqual(set(self.last.batch.job_ids), {job_id for job_id, _ in jobs})
+
+    def test_a_message_is_acknowledged_after_its_outcome_was_recorded(self):
+        _, request = self.add()
+        self.dispatcher.kick()
+        self.last.accept(1234, 0.0)
+        self.assertEqual(request.events, ["started"])
+        self.pool.finish(self.last)
+        self.assertEqual(request.events, ["started", ("finished", "")])
+        self.assertEqual(self.dispatcher.held, {})
+
+    def test_the_error_of_one_job_is_its_own(self):
+        (bad, bad_request), (_, good_request) = self.fill(2)
+        self.pool.finish(self.last, {bad: "engine_error"})
+        self.assertEqual(bad_request.events, [("finished", "engine_error")])
+        self.assertEqual(good_request.events, [("finished", "")])
+
+    def test_a_doubled_message_runs_once_and_both_are_acknowledged(self):
+        job_id, first = self.add()
+        second = Request()
+        item = self.dispatcher.held[str(job_id)].item
+        self.dispatcher.add(item, "a", second)
+        self.dispatcher.kick()
+        third = Request()
+        self.dispatcher.add(item, "a", third)
+        self.pool.finish(self.last)
+        self.assertEqual(len(self.pool.calls), 1)
+        for request in (first, second, third):
+            self.assertEqual(request.events[-1], ("finished", ""))
+
+    def test_one_batch_holds_one_model(self):
+        self.add("a")
+        self.dispatcher.kick()
+        self.add("b")
+        self.add("a")
+        self.pool.finish(self.last)
+        self.assertEqual(self.last.batch.model, "b")
+        self.pool.finish(self.last)
+        self.assertEqual(self.last.batch.model, "a")
+
+    def test_half_of_a_lost_batch_is_run_again_and_takes_its_claim_over(self):
+        self.fill(8)
+        lost = self.last
+        self.pool.lose(lost)
+        half = self.last
+        self.assertEqual((len(half.batch.job_ids), half.batch.takes_over), (4, (lost.batch.batch,)))
+
+    def settle(self, poison: UUID) -> int:
+        """Run until nothing is left; `poison` kills its process. How many calls ran an engine."""
+        runs = 0
+        while not self.last.over:
+            call = self.last
+            runs += not call.batch.verdict
+            if call.batch.verdict:
+                self.pool.finish(call, {poison: call.batch.verdict})
+            elif poison in call.batch.job_ids:
+                self.pool.lose(call)
+            else:
+                self.pool.finish(call)
+        return runs
+
+    def test_one_poison_job_of_a_batch_fails_alone_and_costs_few_calls(self):
+        for size in range(2, 9):
+            for place in range(size):
+                with self.subTest(size=size, place=place):
+                    self.setUp()
+                    jobs = self.fill(size)
+                    poison, poison_request = jobs[place]
+                    beyond_the_first = self.settle(poison) - 1
+                    self.assertLessEqual(beyond_the_first, math.ceil(math.log2(size)) + 2)
+                    self.assertEqual(poison_request.events, [("finished", "crashed")])
+                    others = [request.events for job_id, request in jobs if job_id != poison]
+                    self.assertEqual(others, [[("finished", "")]] * (size - 1))
+                    self.assertEqual((self.dispatcher.held, len(self.dispatcher.isolation)), ({}, 0))
+
+    def test_two_poison_jobs_of_a_batch_fail_and_the_others_succeed(self):
+        jobs = self.fill(8)
+        poison = {jobs[1][0], jobs[6][0]}
+        while not self.last.over:
+            call = self.last
+            culprits = poison & set(call.batch.job_ids)
+            if call.batch.verdict:
+                self.pool.finish(call, dict.fromkeys(culprits, call.batch.verdict))
+            elif culprits:
+                self.pool.lose(call)
+            else:
+                self.pool.finish(call)
+        for job_id, request in jobs:
+            self.assertEqual(request.events, [("finished", "crashed" if job_id in poison else "")])
+
+    def test_a_device_that_fails_during_a_search_leaves_no_job_behind(self):
+        self.fill(8)
+        self.pool.lose(self.last)
+        self.pool.lose(self.last, DeviceFailed("CUDA error: device-side assert triggered"))
+        while not self.last.over:
+            self.pool.finish(self.last)
+        self.assertEqual(self.dispatcher.held, {})
+
+    def test_a_search_goes_on_after_a_step_that_failed_through_no_fault_of_its_jobs(self):
+        jobs = self.fill(4)
+        poison, request = jobs[3]
+        self.pool.lose(self.last)
+        self.pool.lose(self.last, RuntimeError("database away"))
+        self.now()
+        self.dispatcher.kick()
+        self.settle(poison)
+        self.assertEqual(request.events, [("finished", "crashed")])
+        self.assertEqual(self.dispatcher.held, {})
+
+    def test_a_lone_job_whose_child_was_killed_gets_one_more_try(self):
+        job_id, request = self.add()
+        self.dispatcher.kick()
+        self.pool.lose(self.last)
+        self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict), ((job_id,), ""))
+        self.pool.finish(self.last)
+        self.assertEqual(request.events, [("finished", "")])
+
+    def test_a_lone_job_whose_engine_ran_past_the_limit_fails_at_once(self):
+        job_id, _ = self.add()
+        self.dispatcher.kick()
+        self.last.accept(1, None)
+        next(iter(self.dispatcher.batches.values())).accepted_at -= CATALOG["a"].time_limit_s
+        self.pool.lose(self.last, WorkerLostError("Worker exited prematurely: exitcode 1 Job: 0."))
+        self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict), ((job_id,), "timed_out"))
+
+    def test_a_child_that_is_stuck_outside_its_engine_is_killed_and_its_job_not_blamed(self):
+        child = subprocess.Popen(["sleep", "60"])
+        self.addCleanup(child.wait)
+        self.addCleanup(child.kill)
+        self.add()
+        self.dispatcher.kick()
+        self.last.accept(child.pid, None)
+        next(iter(self.dispatcher.batches.values())).accepted_at -= CATALOG["a"].time_limit_s + STUCK_S + 1
+        self.dispatcher.sweep()
+        self.assertEqual(child.wait(), -signal.SIGUSR2)  # which a child answers with its stack
+        self.pool.lose(self.last)
+        self.now()
+        self.dispatcher.kick()
+        self.assertEqual(self.last.batch.verdict, "")
+        self.assertEqual(self.dispatcher.held[str(self.last.batch.job_ids[0])].crashes_alone, 0)
+
+    def test_a_device_that_fails_again_and_again_ends_the_taking_of_work(self):
+        jobs, lost = self.fill(8), []
+        self.dispatcher.on_device_lost = lambda: lost.append(True)
+        for _ in range(DEVICE_FAILURES):
+            self.assertEqual(lost, [])
+            self.pool.lose(self.last, DeviceFailed("CUDA error: unspecified launch failure"))
+        self.assertEqual(lost, [True])
+        self.assertEqual([request.events for _, request in jobs], [[]] * 8)
+
+    def test_an_input_that_breaks_the_device_fails_alone(self):
+        (bad, _), *_ = self.fill(2)
+        while self.last.batch.job_ids != (bad,) or not self.last.batch.verdict:
+            if bad in self.last.batch.job_ids:
+                self.pool.lose(self.last, DeviceFailed("CUDA error: device-side assert triggered"))
+            else:
+                self.pool.finish(self.last)
+        self.assertEqual(self.last.batch.verdict, DeviceFailed.code)
+
+    def test_a_failure_that_is_not_the_jobs_own_sends_them_again_later(self):
+        job_id, request = self.add()
+        self.dispatcher.kick()
+        self.pool.lose(self.last, RuntimeError("database away"))
+        self.assertEqual(len(self.pool.calls), 1)
+        self.assertGreater(self.dispatcher.due_in_s(), 0)
+        self.now()
+        self.dispatcher.sweep()
+        self.assertEqual(self.last.batch.job_ids, (job_id,))
+        self.assertEqual(request.events, [])
+
+    def test_after_a_reconnect_waiting_jobs_are_forgotten_and_running_ones_kept(self):
+        running, old_request = self.add()
+        self.dispatcher.kick()
+        self.add()
+        self.dispatcher.forget_messages()
+        self.assertEqual(set(self.dispatcher.held), {str(running)})
+        new_request = Request()
+        self.dispatcher.add(self.dispatcher.held[str(running)].item, "a", new_request)
+        self.pool.finish(self.last)
+        self.assertEqual((old_request.events, new_request.events), ([], [("finished", "")]))
+
+    def test_a_call_that_the_pool_dropped_is_sent_again(self):
+        job_id, _ = self.add()
+        self.dispatcher.kick()
+        dropped = self.last
+        dropped.over = True
+        self.pool._cache.clear()
+        self.dispatcher.sweep()
+        self.assertIsNot(self.last, dropped)
+        self.assertEqual(self.last.batch.job_ids, (job_id,))
+
+    def test_a_closing_pool_leaves_the_messages_to_the_broker(self):
+        self.pool.closing = True
+        _, request = self.add()
+        self.dispatcher.kick()
+        self.assertFalse(self.dispatcher.open)
+        self.assertEqual(request.events, [])
+
+    def test_the_messages_of_a_withdrawn_model_are_given_back(self):
+        self.add("b")
+        self.dispatcher.kick()
+        _, request = self.add("a")
+        self.dispatcher.withdraw({"a"})
+        self.assertEqual(request.events, ["given back"])
+        self.assertEqual(len(self.dispatcher.queues["a"]), 0)
+
+    def test_expired_jobs_leave_before_the_call(self):
+        self.add("b")
+        self.dispatcher.kick()
+        _, request = self.add("a", expires_at_s=time.time() - 1)
+        self.dispatcher.sweep()
+        self.assertEqual(request.events, [("finished", "expired")])
+
+    def test_a_model_whose_jobs_have_expired_does_not_hold_up_another(self):
+        self.add("a", expires_at_s=time.time() - 1)
+        job_id, _ = self.add("b")
+        self.dispatcher.kick()
+        self.assertEqual(self.last.batch.job_ids, (job_id,))
+
+    def test_facts_tell_what_waits_and_how_far_the_model_has_come(self):
+        self.fill(3)
+        self.add()
+        facts = self.dispatcher.facts()
+        self.assertEqual((facts.held, facts.finished), (1, 1))
+        self.assertLessEqual(facts.reached["a"]["2"], self.clock)
+
+    def test_what_runs_is_not_counted_as_held_while_its_messages_are_acknowledged(self):
+        held = []
+        jobs = self.fill(2)
+        for _, request in jobs:
+            request.finished = lambda error, runtime: held.append(self.dispatcher.facts().held)
+        self.pool.finish(self.pool.calls[-1])
+        self.assertEqual(held, [0, 0])

@@ -1,0 +1,83 @@
+"""A PostgreSQL server of our own, on a socket in a folder of its own: `python -m tests.postgres make test`.
+
+Runs the command with DATABASE_URL set to it. Debian's package `postgresql` has the programs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+from inference.broker.address import short_root
+from inference.supervisor import Guard
+from tests.conditions import eventually
+
+UNPRIVILEGED = "nobody"  # the server refuses to run as root
+
+
+def program(name: str) -> str:
+    """The newest installed one; Debian keeps them off the PATH."""
+    installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[4]))
+    found = str(installed[-1]) if installed else shutil.which(name)
+    if not found:
+        raise FileNotFoundError(f"{name} is not installed. On Debian and Ubuntu: apt install postgresql")
+    return found
+
+
+class Postgres:
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="postgres-", dir=short_root()))
+        self.data = self.folder / "data"
+        self.user = UNPRIVILEGED if os.getuid() == 0 else None
+        self.guard = Guard()
+        if self.user:
+            shutil.chown(self.folder, self.user)
+        self._run(program("initdb"), "--auth=trust", "--username=inference", "--no-sync", f"--pgdata={self.data}")
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgres://inference@{quote(str(self.folder), safe='')}/{database}"
+
+    def start(self) -> None:
+        """Returns once it takes connections."""
+        options = {"listen_addresses": "", "unix_socket_directories": str(self.folder), "fsync": "off"}
+        settings = (f"--{name}={value}" for name, value in options.items())
+        with open(self.folder / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                [program("postgres"), "-D", str(self.data), *settings],
+                stdout=log, stderr=log, user=self.user, start_new_session=True, cwd=self.folder,
+            )  # fmt: skip
+        self.guard.add(self.process.pid, grace_s=5)
+        ready = [program("pg_isready"), "--quiet", f"--host={self.folder}"]
+        eventually(lambda: subprocess.run(ready, check=False).returncode == 0, "PostgreSQL takes connections")
+
+    def stop(self) -> None:
+        """Disconnects everybody, as a restart of the server does."""
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(30)
+        self.guard.remove(self.process.pid)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self.guard.close()
+        shutil.rmtree(self.folder)
+
+    def _run(self, *command: str) -> None:
+        subprocess.run(command, check=True, user=self.user, stdout=subprocess.DEVNULL, cwd=self.folder)
+
+
+if __name__ == "__main__":
+    with Postgres() as server:
+        environment = {**os.environ, "DATABASE_URL": server.url()}
+        code = subprocess.run(sys.argv[1:], env=environment, check=False).returncode
+    sys.exit(code)

@@ -1,0 +1,54 @@
+"""What runs on this machine, read from /proc. A zombie is dead."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
+
+
+def of_group(group: int) -> list[int]:
+    """The living processes of a group."""
+    return [pid for pid in living() if _stat(pid)[2] == str(group)]
+
+
+def of_data_folder(folder: str) -> list[int]:
+    """The living processes of the service that has its data there: by their environment, which a server that sets its
+    title writes over, or by the folder they work in."""
+    entry = f"DATA_DIR={folder}".encode()
+    return [pid for pid in living() if entry in _read(pid, "environ").split(b"\0") or _works_in(pid, folder)]
+
+
+def maps(pid: int) -> str:
+    """The files that a process has mapped: its libraries."""
+    return _read(pid, "maps").decode()
+
+
+def command(pid: int) -> str:
+    return _read(pid, "cmdline").replace(b"\0", b" ").decode()
+
+
+def _works_in(pid: int, folder: str) -> bool:
+    with contextlib.suppress(*GONE):
+        return Path(f"/proc/{pid}/cwd").readlink().is_relative_to(folder)
+    return False
+
+
+def living() -> Iterator[int]:
+    for name in sorted(filter(str.isdigit, os.listdir("/proc")), key=int):
+        if _stat(int(name))[0] not in ("Z", ""):
+            yield int(name)
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent, group and more, or empty strings."""
+    return _read(pid, "stat").decode().rpartition(") ")[2].split() or [""] * 3
+
+
+def _read(pid: int, file: str) -> bytes:
+    with contextlib.suppress(*GONE):
+        return Path(f"/proc/{pid}/{file}").read_bytes()
+    return b""

@@ -1,0 +1,5 @@
+"""How property tests run here: few examples, the same ones each time, nothing kept between runs."""
+
+from hypothesis import settings
+
+QUICK = settings(max_examples=60, stateful_step_count=30, deadline=None, database=None, derandomize=True)

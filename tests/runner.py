@@ -1,0 +1,109 @@
+"""`manage.py test`: Django's runner, with a broker of its own on a private socket.
+
+Processes of a parallel run share the server, each in a database of its own.
+"""
+
+import atexit
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import connection
+from django.test import runner
+
+from inference.broker import address
+from inference.broker.embedded import EmbeddedBroker
+from inference.supervisor import Guard
+
+
+def use_broker(url: str) -> None:
+    """Point this process, and those it starts, at the server."""
+    from project.celery import app
+
+    os.environ["REDIS_URL"] = url
+    os.environ.pop("BROKER_URL", None)
+    settings.REDIS_URL = url
+    settings.CELERY_BROKER_URL = app.conf.broker_url = address.kombu_url(url)
+
+
+class TestBroker:
+    """Ends with the test run, also when that is killed."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="inference-test-", dir=address.short_root()))
+        self.server = EmbeddedBroker(self.folder / "data", self.folder / "broker.sock")
+
+        self.guard = Guard()
+        atexit.register(self.stop)
+
+    def start(self) -> None:
+        self.server.start()
+        assert self.server.process
+        self.guard.add(self.server.process.pid, grace_s=5)
+
+    def stop(self) -> None:
+        atexit.unregister(self.stop)
+        self.server.stop()
+        self.guard.close()
+        shutil.rmtree(self.folder)
+
+
+class CountingResult(unittest.TextTestResult):
+    passed = 0
+
+    def addSuccess(self, test: unittest.TestCase) -> None:
+        super().addSuccess(test)
+        self.passed += 1
+
+
+def init_worker(counter: Any, *arguments: Any) -> None:
+    runner._init_worker(counter, *arguments)
+    use_broker(f"{os.environ['REDIS_URL']}?db={runner._worker_id}")
+
+
+class ParallelTestSuite(runner.ParallelTestSuite):
+    init_worker = init_worker
+
+
+class Runner(runner.DiscoverRunner):
+    parallel_test_suite = ParallelTestSuite
+
+    def setup_test_environment(self, **kwargs: Any) -> None:
+        super().setup_test_environment(**kwargs)
+        if self.verbosity < 2:  # what tests provoke is not news
+            for handler in logging.getLogger().handlers:
+                handler.setLevel(logging.CRITICAL)
+        self.broker = TestBroker()
+        self.broker.start()
+        use_broker(self.broker.server.url)
+
+    def teardown_databases(self, *args: Any, **kwargs: Any) -> None:
+        """PostgreSQL drops no database that somebody is connected to, and threads that still listen are."""
+        if connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+        super().teardown_databases(*args, **kwargs)
+
+    def teardown_test_environment(self, **kwargs: Any) -> None:
+        super().teardown_test_environment(**kwargs)
+        logging.disable()  # threads that still listen would complain
+        self.broker.stop()
+
+    def get_resultclass(self) -> type[CountingResult]:
+        """Django's own for --debug-sql and --pdb, and a count of what passed."""
+        base = super().get_resultclass() or unittest.TextTestResult
+        return type("Result", (CountingResult, base), {})
+
+    def suite_result(self, suite: Any, result: Any, **kwargs: Any) -> int:
+        failed = super().suite_result(suite, result, **kwargs)
+        sys.stdout.write(f"{result.passed} passed, {failed} failed\n")
+        return failed

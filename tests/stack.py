@@ -1,0 +1,230 @@
+"""The whole service in a folder of its own: broker, web server and workers as child processes, for end-to-end tests.
+
+    with Stack(models=ECHO) as stack:
+        job = stack.post("/v1/jobs", {"model": "echo", "inputs": "a"}).json
+        stack.finished(job["id"])
+
+Each part can be stopped, killed and started again alone. Nothing is left behind, also when the tests are killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+from uuid import UUID
+
+from django.db.models import QuerySet
+
+from inference.broker.address import short_root
+from inference.broker.embedded import is_answering
+from inference.models import Job, Worker
+from inference.supervisor import Child, Guard, Program, broker_program, web_program, worker_program
+from inference.workers import SERVING
+from tests import databases
+from tests.conditions import eventually
+
+HOST = "127.0.0.1"
+LOG_LINES_SHOWN = 200
+ECHO = """
+[echo]
+engine = "inference.engines.echo:EchoEngine"
+max_batch_size = 16
+time_limit_s = 10
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the web server answered."""
+
+    status: int
+    headers: Mapping[str, str]  # names in lower case
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Stack:
+    def __init__(
+        self,
+        *,
+        models: str = ECHO,
+        workers: int = 1,
+        replicas: int = 2,
+        worker_options: Iterable[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`models` is the text of models.toml, `replicas` those of each worker. Without a DATABASE_URL of its own in
+        `environment` it has a database of the kind that the tests run on."""
+        self.worker_names = [f"worker{number}" for number in range(1, workers + 1)]
+        self.worker_options = ("-c", str(replicas), *worker_options)
+        self.folder = Path(tempfile.mkdtemp(prefix="stack-", dir=short_root()))
+        self.models_file = self.folder / "models.toml"
+        self.models_file.write_text(models)
+        self.port = free_port()
+        self.socket = self.folder / "broker.sock"
+        self.environment = {
+            "DATA_DIR": str(self.folder),
+            "DEBUG": "1",
+            "MODELS_FILE": str(self.models_file),
+            "REDIS_URL": f"unix://{self.socket}",
+            "BROKER_URL": "",
+            "OMP_NUM_THREADS": "1",
+            **(environment or {}),
+        }
+        self.log: list[str] = []
+        self.children: dict[str, Child] = {}
+        self.watch = Guard()
+
+    # Life
+
+    def __enter__(self) -> Self:
+        try:
+            self.make_database()
+            self.start_broker()
+            self.start_web()
+            for name in self.worker_names:
+                self.start_worker(name)
+            self.ready()
+        except BaseException:
+            self.show_log()
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if error:
+            self.show_log()
+        self.close()
+
+    def close(self) -> None:
+        for child in self.children.values():
+            child.kill()
+        self.watch.close()
+        databases.drop(self.alias)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def start_broker(self) -> Child:
+        child = self.start(broker_program(data=self.folder / "broker", socket=self.socket))
+        eventually(lambda: is_answering(self.socket), "the broker answers")
+        return child
+
+    def start_web(self) -> Child:
+        return self.start(web_program(host=HOST, port=self.port))
+
+    def start_worker(self, name: str = "worker1", **environment: str) -> Child:
+        program = worker_program(name=name, devices="cpu", options=self.worker_options)
+        return self.start(replace(program, environment=environment))
+
+    def start(self, program: Program) -> Child:
+        """Start a program under its name, in place of one that has ended."""
+        environment = {**self.environment, **program.environment}
+        child = Child(replace(program, environment=environment), self.write_log, self.watch)
+        self.children[program.name] = child
+        return child
+
+    def ready(self, *, limit_s: float = 120.0) -> None:
+        """Wait until the web server answers, and each running worker has loaded its models."""
+        eventually(self.answers, "the web server answers", limit_s=limit_s)
+        running = (child for name, child in self.children.items() if name.startswith("worker"))
+        pids = {child.pid for child in running if child.exit_code is None}
+        ready = self.workers.filter(pid__in=pids, state__in=SERVING)
+        eventually(lambda: ready.count() == len(pids), "the workers are ready", limit_s=limit_s)
+
+    def answers(self) -> bool:
+        for name, child in self.children.items():
+            if child.exit_code is not None:
+                raise AssertionError(f"{name} ended with {child.exit_code}")
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return self.get("/healthz").status == 200
+        return False
+
+    def write_log(self, name: str, line: str) -> None:
+        self.log.append(f"{name:<8}| {line}")
+
+    def show_log(self) -> None:
+        sys.stderr.write("\n".join(["", *self.log[-LOG_LINES_SHOWN:], ""]))
+
+    # HTTP
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> Answer:
+        """`body` is sent as JSON, or as it is when it is bytes."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        default = {"Content-Type": "application/json"} if data is not None else {}
+        with contextlib.closing(http.client.HTTPConnection(HOST, self.port, timeout=timeout_s)) as connection:
+            connection.request(method, path, data, {**default, **(headers or {})})
+            answer = connection.getresponse()
+            names = {name.lower(): value for name, value in answer.getheaders()}
+            return Answer(status=answer.status, headers=names, body=answer.read())
+
+    def get(self, path: str, **options: Any) -> Answer:
+        return self.request("GET", path, **options)
+
+    def post(self, path: str, body: Any, **options: Any) -> Answer:
+        return self.request("POST", path, body, **options)
+
+    def submit(self, inputs: Any, *, model: str = "echo", **fields: Any) -> UUID:
+        """The id of a job that the service accepted."""
+        answer = self.post("/v1/jobs", {"model": model, "inputs": inputs, **fields})
+        if answer.status != 202:
+            raise AssertionError(f"not accepted: {answer.status} {answer.body!r:.500}")
+        return UUID(answer.json["id"])
+
+    # The database, read and written beside the service
+
+    @property
+    def alias(self) -> str:
+        return f"stack-{self.port}"
+
+    @property
+    def jobs(self) -> QuerySet[Job]:
+        return Job.objects.using(self.alias)
+
+    @property
+    def workers(self) -> QuerySet[Worker]:
+        return Worker.objects.using(self.alias)
+
+    def finished(self, *ids: UUID, limit_s: float = 60.0) -> list[Job]:
+        """The jobs, in the order of `ids`, once all are finished."""
+
+        def all_finished() -> list[Job]:
+            found = {job.id: job for job in self.jobs.filter(pk__in=ids)}
+            return [found[job_id] for job_id in ids] if all(job.is_finished for job in found.values()) else []
+
+        return eventually(all_finished, f"{len(ids)} jobs finish", limit_s=limit_s, every_s=0.05)
+
+    def replica_pids(self, name: str = "worker1") -> list[int]:
+        """The pool children of a worker."""
+        row = self.workers.get(pid=self.children[name].pid)
+        return [replica["pid"] for _, replica in sorted(row.replicas.items())]
+
+    def make_database(self) -> None:
+        if url := self.environment.get("DATABASE_URL"):
+            databases.attach(self.alias, url)
+        else:
+            self.environment["DATABASE_URL"] = databases.create(self.alias, self.folder)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,39 @@
+"""The systemd units start what the supervisor starts."""
+
+import re
+import shlex
+from pathlib import Path
+
+from django.conf import settings
+from django.test import SimpleTestCase
+
+from inference.supervisor import web_program, webhooks_program, worker_program
+
+DEPLOY = Path(settings.BASE_DIR) / "deploy"
+
+
+def command_of(unit: str) -> list[str]:
+    text = (DEPLOY / unit).read_text().replace("\\\n", " ")
+    return shlex.split(re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)[0])
+
+
+class TestUnits(SimpleTestCase):
+    def test_the_web_server_is_started_as_by_make_run_with_more_processes(self) -> None:
+        command = command_of("inference-web.service")
+        processes = command.index("--workers")
+        del command[processes : processes + 2]
+        self.assertEqual(command[1:], list(web_program(host="127.0.0.1", port=8000).command[1:]))
+
+    def test_the_workers_are_started_as_by_make_run(self) -> None:
+        for unit, program in (
+            ("inference-worker.service", worker_program()),
+            ("inference-webhooks.service", webhooks_program()),
+        ):
+            command = [part.replace("%H", "%h") for part in command_of(unit)]
+            self.assertEqual(command[1:], list(program.command[1:]), unit)
+
+    def test_the_example_names_variables_that_readme_explains(self) -> None:
+        names = re.findall(r"^([A-Z_]+)=", (DEPLOY / "inference.env.example").read_text(), re.MULTILINE)
+        readme = (DEPLOY.parent / "README.md").read_text()
+        for name in set(names) - {"HF_HOME"}:
+            self.assertIn(f"`{name}`", readme)

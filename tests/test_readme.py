@@ -1,0 +1,67 @@
+"""What README names exists: variables, commands, versions, files, addresses."""
+
+import re
+import subprocess
+from pathlib import Path
+
+from django.conf import settings
+from django.core.management import get_commands
+from django.test import SimpleTestCase
+from django.urls import resolve
+
+from api.errors import not_found
+
+ROOT = Path(settings.BASE_DIR)
+README = (ROOT / "README.md").read_text()
+CONFIGURATION = README[README.index("## Configuration") : README.index("## Tuning")]
+READS = re.compile(r"""(?:os\.environ(?:\.get\(|\[)|env_flag\(|env_list\()\s*"([A-Z_]+)\"""")
+NOT_SETTINGS = re.compile(r"INFERENCE_|CUDA_VISIBLE_DEVICES|TOKENIZERS_|OMP_NUM_|XDG_RUNTIME_DIR|FAILPOINT|HF_")
+
+
+def variables_read() -> set[str]:
+    """The environment variables that the service's own code reads."""
+    sources = (
+        file.read_text() for folder in ("project", "inference", "api") for file in ROOT.glob(f"{folder}/**/*.py")
+    )
+    return {name for source in sources for name in READS.findall(source) if not NOT_SETTINGS.match(name)}
+
+
+class TestReadme(SimpleTestCase):
+    def test_the_table_has_the_variables_that_the_code_reads_and_no_others(self) -> None:
+        rows = re.findall(r"^\| (`[^|]*`) \|", CONFIGURATION, re.MULTILINE)
+        self.assertEqual({name for row in rows for name in re.findall(r"`([A-Z_]+)`", row)}, variables_read())
+
+    def test_the_make_targets_exist(self) -> None:
+        targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        self.assertLessEqual(set(re.findall(r"`make ([a-z-]+)", README)), targets)
+
+    def test_the_management_commands_exist(self) -> None:
+        self.assertLessEqual(set(re.findall(r"manage\.py ([a-z_]+)", README)), set(get_commands()))
+
+    def test_the_versions_are_those_of_the_requirements(self) -> None:
+        pins = dict(re.findall(r"^([A-Za-z-]+)==([\d.]+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
+        for name, package in (("Django", "Django"), ("Celery", "celery"), ("torch", "torch"), ("transformers",) * 2):
+            self.assertIn(f"{name} {pins[package]}", README.replace("\n", " "))
+
+    def test_the_files_it_links_to_exist(self) -> None:
+        for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")):
+            for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+                self.assertTrue((page.parent / link).exists(), f"{page.name} links to {link}")
+
+    def test_the_addresses_in_its_curl_lines_are_served(self) -> None:
+        paths = re.findall(r"curl http://127\.0\.0\.1:8000(/[^ ?\n]*)", README)
+        self.assertGreaterEqual(len(paths), 3)
+        for path in paths:
+            self.assertIsNot(resolve(path).func, not_found, path)
+
+    def test_the_first_screen_has_the_two_commands_and_a_curl(self) -> None:
+        first_screen = "\n".join(README.splitlines()[:35])
+        for part in ("make run", "make test", "curl http://127.0.0.1:8000/v1/models/embeddings", "384 numbers]"):
+            self.assertIn(part, first_screen)
+
+
+class TestMakefile(SimpleTestCase):
+    def test_help_lists_every_target_with_a_word(self) -> None:
+        listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for target in ("run", "test", "lint", "format", "bench", "clean"):
+            self.assertRegex(listed, rf"make {target} +\S")

@@ -1,0 +1,241 @@
+"""Small models of real architectures with random weights, for every task that is served: built in a second, no hub.
+
+    folder = build("fill-mask", Path("/tmp/fill"))        # then: task = "fill-mask", model = the folder
+
+The weights are wide, so that answers differ from text to text; they are the same at every call. Torch is imported
+when a model is built, not with this module.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import struct
+import wave
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SEED = 20261
+WIDTH = 32  # of every hidden state
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORDS = (
+    "the",
+    "a",
+    "is",
+    "was",
+    "in",
+    "on",
+    "it",
+    "and",
+    "cat",
+    "dog",
+    "house",
+    "red",
+    "good",
+    "bad",
+    "paris",
+    "france",
+)
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+ENCODER = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 2 * WIDTH,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.5,
+}
+SOUND = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": WIDTH,
+    "conv_dim": (16, 16),
+    "conv_stride": (10, 8),
+    "conv_kernel": (10, 8),
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "initializer_range": 0.1,
+}
+
+
+def build(name: str, folder: Path) -> Path:
+    """Save a model for the task `name` in `folder`, which is made, and return the folder.
+
+    "whisper" and "gpt2-features" are second architectures, of speech recognition and feature extraction.
+    """
+    import torch
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    folder.mkdir(parents=True, exist_ok=True)
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        for part in BUILDERS[name](folder):
+            part.save_pretrained(folder)
+    return folder
+
+
+def png(color: tuple[int, int, int] = (200, 30, 30), size: tuple[int, int] = (40, 30)) -> str:
+    """A picture of one colour, as base64 of a PNG."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.new("RGB", size, color).save(buffer, format="PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def wav(hertz: float = 440.0, seconds: float = 0.2, rate: int = 16_000) -> str:
+    """A tone, as base64 of a WAV of 16 bits."""
+    samples = [int(20_000 * math.sin(2 * math.pi * hertz * n / rate)) for n in range(int(seconds * rate))]
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((1, 2, rate, len(samples), "NONE", ""))
+        file.writeframes(struct.pack(f"<{len(samples)}h", *samples))
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _word_tokenizer() -> Any:
+    """WordPiece over a few words and all letters, as BERT's."""
+    from transformers import BertTokenizerFast
+
+    vocabulary = [*SPECIAL, *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS), *".,!?0123456789"]
+    unique = {token: index for index, token in enumerate(dict.fromkeys(vocabulary))}
+    return BertTokenizerFast(vocab=unique, model_max_length=ENCODER["max_position_embeddings"])
+
+
+def _byte_tokenizer(*special: str, kind: Any = None) -> Any:
+    """Byte-level BPE without merges, as GPT-2's: an end token, and no padding token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    kind = kind or PreTrainedTokenizerFast
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*alphabet, "<|endoftext|>", *special])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return kind(
+        tokenizer_object=tokenizer, eos_token="<|endoftext|>", bos_token="<|endoftext|>",
+        additional_special_tokens=list(special),
+    )  # fmt: skip
+
+
+def _encoder(model: str, **config: Any) -> list[Any]:
+    import transformers
+
+    tokenizer = _word_tokenizer()
+    made = transformers.BertConfig(vocab_size=len(tokenizer), **{**ENCODER, **config})
+    return [getattr(transformers, model)(made).eval(), tokenizer]
+
+
+def _labels(*names: str) -> dict[str, Any]:
+    return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
+
+
+def _decoder(model: str) -> list[Any]:
+    import transformers
+
+    tokenizer = _byte_tokenizer()
+    tokenizer.padding_side = "left"  # as chat models have it
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    config = transformers.GPT2Config(
+        vocab_size=len(tokenizer), n_embd=WIDTH, n_layer=2, n_head=2, n_positions=128, initializer_range=0.5,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    return [getattr(transformers, model)(config).eval(), tokenizer]
+
+
+def _image_classification() -> list[Any]:
+    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
+
+    size = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": WIDTH}
+    config = ViTConfig(image_size=32, patch_size=8, initializer_range=0.5, **size, **_labels("red", "green", "blue"))
+    return [ViTForImageClassification(config).eval(), ViTImageProcessorPil(size={"height": 32, "width": 32})]
+
+
+def _object_detection() -> list[Any]:
+    from transformers import YolosConfig, YolosForObjectDetection, YolosImageProcessorPil
+
+    size = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": WIDTH}
+    config = YolosConfig(
+        image_size=[32, 32],
+        patch_size=8,
+        num_detection_tokens=4,
+        initializer_range=0.5,
+        **size,
+        **_labels("cat", "dog"),
+    )
+    return [YolosForObjectDetection(config).eval(), YolosImageProcessorPil(size={"height": 32, "width": 32})]
+
+
+def _image_segmentation() -> list[Any]:
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation, SegformerImageProcessorPil
+
+    config = SegformerConfig(
+        num_encoder_blocks=2, depths=[1, 1], sr_ratios=[1, 1], hidden_sizes=[16, WIDTH], num_attention_heads=[1, 2],
+        patch_sizes=[7, 3], strides=[4, 2], mlp_ratios=[2, 2], decoder_hidden_size=16, **_labels("sky", "sea"),
+    )  # fmt: skip
+    processor = SegformerImageProcessorPil(size={"height": 32, "width": 32})
+    return [SegformerForSemanticSegmentation(config).eval(), processor]
+
+
+def _audio_classification() -> list[Any]:
+    from transformers import Wav2Vec2Config, Wav2Vec2FeatureExtractor, Wav2Vec2ForSequenceClassification
+
+    config = Wav2Vec2Config(**SOUND, **_labels("low", "high"))
+    return [Wav2Vec2ForSequenceClassification(config).eval(), Wav2Vec2FeatureExtractor()]
+
+
+def _speech_by_letters(folder: Path) -> list[Any]:
+    from transformers import Wav2Vec2Config, Wav2Vec2CTCTokenizer, Wav2Vec2FeatureExtractor, Wav2Vec2ForCTC
+
+    tokens = ["<pad>", "<s>", "</s>", "<unk>", "|", *LETTERS.upper()]
+    vocabulary = folder / "vocab.json"
+    vocabulary.write_text(json.dumps({token: index for index, token in enumerate(tokens)}))
+    config = Wav2Vec2Config(vocab_size=len(tokens), pad_token_id=0, **SOUND)
+    return [Wav2Vec2ForCTC(config).eval(), Wav2Vec2CTCTokenizer(str(vocabulary)), Wav2Vec2FeatureExtractor()]
+
+
+def _speech_by_windows() -> list[Any]:
+    from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizer
+
+    special = ["<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"]
+    tokenizer = _byte_tokenizer(*special, kind=WhisperTokenizer)
+    end, start = tokenizer.convert_tokens_to_ids(["<|endoftext|>", special[0]])
+    layers = {f"{side}_layers": 1 for side in ("encoder", "decoder")}
+    heads = {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}
+    inner = {f"{side}_ffn_dim": WIDTH for side in ("encoder", "decoder")}
+    config = WhisperConfig(
+        vocab_size=len(tokenizer), d_model=WIDTH, num_mel_bins=80, max_target_positions=32, init_std=0.5,
+        bos_token_id=end, eos_token_id=end, pad_token_id=end, decoder_start_token_id=start, **layers, **heads, **inner,
+    )  # fmt: skip
+    model = WhisperForConditionalGeneration(config).eval()
+    model.generation_config.update(
+        max_length=12, suppress_tokens=None, begin_suppress_tokens=None, is_multilingual=False
+    )
+    return [model, tokenizer, WhisperFeatureExtractor(feature_size=80)]
+
+
+BUILDERS: dict[str, Callable[[Path], list[Any]]] = {
+    "fill-mask": lambda folder: _encoder("BertForMaskedLM"),
+    "text-classification": lambda folder: _encoder("BertForSequenceClassification", **_labels("negative", "positive")),
+    "token-classification": lambda folder: _encoder("BertForTokenClassification", **_labels("O", "B-LOC", "I-LOC")),
+    "zero-shot-classification": lambda folder: _encoder(
+        "BertForSequenceClassification", **_labels("contradiction", "neutral", "entailment")
+    ),
+    "feature-extraction": lambda folder: _encoder("BertModel"),
+    "gpt2-features": lambda folder: _decoder("GPT2Model"),
+    "text-generation": lambda folder: _decoder("GPT2LMHeadModel"),
+    "image-classification": lambda folder: _image_classification(),
+    "object-detection": lambda folder: _object_detection(),
+    "image-segmentation": lambda folder: _image_segmentation(),
+    "audio-classification": lambda folder: _audio_classification(),
+    "automatic-speech-recognition": _speech_by_letters,
+    "whisper": lambda folder: _speech_by_windows(),
+}
