@@ -1,0 +1,98 @@
+"""What the figures are to show, and whether they do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.offline import Offline
+from benchmarks.results import Results, Row
+from benchmarks.systems import SYSTEMS
+
+OURS = "service"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One thing that the benchmark is to show."""
+
+    what: str
+    measured: float
+    aim: float
+    unit: str = "x"
+    at_most: bool = False
+
+    def cells(self) -> list[str]:
+        held = self.measured <= self.aim if self.at_most else self.measured >= self.aim
+        bound = "at most" if self.at_most else "at least"
+        return [self.what, f"{self.measured:.2f} {self.unit}", f"{bound} {self.aim:g}", "held" if held else "NOT held"]
+
+
+def claims(results: Results) -> list[Claim]:
+    """Of what was measured; nothing is claimed of what was not."""
+    found: list[Claim] = []
+    for workload in results.workloads():
+        for load in results.loads(workload):
+            rows = results.rows(workload, load)
+            if ours := rows.get(OURS):
+                found += claims_of(results, workload, load, ours, rows)
+    return found
+
+
+def claims_of(results: Results, workload: str, load: str, ours: Row, rows: dict[str, Row]) -> Iterator[Claim]:
+    where = f"{workload}, {load}"
+    if one := rows.get("service-1"):
+        yield Claim(what=f"{where}: our own max_batch_size = 1", measured=ours.rate / one.rate, aim=1)
+    if load == "1 client":
+        bare_ms = matching(results, workload, ours.variant).bare_ms
+        yield Claim(what=f"{where}: over the bare pipeline", measured=ours.p50_ms - bare_ms, aim=6, unit="ms",
+                    at_most=True)  # fmt: skip
+    if load == "32 clients":
+        yield from claims_at_32(results, workload, where, ours, rows)
+
+
+def claims_at_32(results: Results, workload: str, where: str, ours: Row, rows: dict[str, Row]) -> Iterator[Claim]:
+    peer, unbatched = best_peer(rows, batching=True), best_peer(rows, batching=False)
+    if workload == "mixed":
+        offline = matching(results, workload, ours.variant)
+        yield Claim(what=f"{where}: the pipeline alone, sorted", measured=ours.rate / offline.rate, aim=0.85)
+        for other, aim in ((peer, 3), (unbatched, 1.7)):
+            if other:
+                label = SYSTEMS[other.system].label
+                yield Claim(what=f"{where}: {label}", measured=ours.rate / other.rate, aim=aim)
+                yield Claim(what=f"{where}: p99 of {label}", measured=ours.p99_ms / other.p99_ms, aim=1, at_most=True)
+    elif peer := best_peer(rows):
+        aim = {"short": 0.9, "fill": 0.97, "tiny": 1.0}[workload]
+        behind = ("litserve", "service-streamer", "celery-batches") if workload == "tiny" else (peer.system,)
+        for name in behind:
+            if other := rows.get(name):
+                label = SYSTEMS[name].label
+                yield Claim(what=f"{where}: {label}", measured=ours.rate / other.rate, aim=aim)
+    if workload == "tiny":
+        engine = engine_ms(matching(results, workload, ours.variant), ours.mean_batch)
+        yield Claim(what=f"{where}: CPU outside the engine", measured=ours.cpu_ms - engine, aim=1.2, unit="ms",
+                    at_most=True)  # fmt: skip
+
+
+def engine_ms(offline: Offline, batch: float | None) -> float:
+    """CPU of the pipeline alone for one item, in batches of `batch`, or in its best ones."""
+    if batch is None:
+        return offline.cpu_ms[offline.best]
+    sizes = sorted(offline.cpu_ms)
+    above = next((size for size in sizes if size >= batch), sizes[-1])
+    below = max((size for size in sizes if size <= batch), default=sizes[0])
+    share = (math.log(batch) - math.log(below)) / (math.log(above) - math.log(below)) if above > below else 0.0
+    return offline.cpu_ms[below] + share * (offline.cpu_ms[above] - offline.cpu_ms[below])
+
+
+def matching(results: Results, workload: str, variant: str) -> Offline:
+    """The pipeline alone with the same processes and threads."""
+    return next(offline for offline in results.offline[workload] if offline.variant == variant)
+
+
+def best_peer(rows: dict[str, Row], *, batching: bool | None = None) -> Row | None:
+    peers = [row for name, row in rows.items() if not SYSTEMS[name].is_ours]
+    if batching is not None:
+        peers = [row for row in peers if SYSTEMS[row.system].batches == batching]
+    return max(peers, key=lambda row: row.rate, default=None)

@@ -1,0 +1,104 @@
+"""The figures for people: tables for the terminal and for docs/benchmarks.md, and what they show."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks import plot
+from benchmarks.claims import best_peer, claims, engine_ms, matching
+from benchmarks.offline import Offline
+from benchmarks.results import Results, Row
+from benchmarks.systems import SYSTEMS
+from benchmarks.workloads import WORKLOADS
+
+BEGIN, END = "<!-- figures: make bench -- --publish -->", "<!-- end of figures -->"
+HEAD = (
+    "system", "workers x threads", "req/s", "of the best peer", "of offline", "p50 ms", "p99 ms", "CPU ms/req",
+    "beyond the engine", "MiB", "wrong",
+)  # fmt: skip
+
+
+def machine() -> dict[str, str]:
+    cores = len(os.sched_getaffinity(0))
+    names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+             if line.startswith("model name")]  # fmt: skip
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return {
+        "date": datetime.date.today().isoformat(),
+        "processor": f"{cores} cores of {names[0] if names else platform.processor()}",
+        "system": platform.platform(terse=True),
+        "python": platform.python_version(),
+        "commit": commit.stdout.strip(),
+    }
+
+
+def cells(row: Row, rows: dict[str, Row], results: Results, workload: str) -> list[str]:
+    peer, ceiling = best_peer(rows), results.ceiling(workload)
+    beyond_ms = row.cpu_ms - engine_ms(matching(results, workload, row.variant), row.mean_batch)
+    return [
+        SYSTEMS[row.system].label, row.variant, f"{row.rate:.1f}", f"{row.rate / peer.rate:.2f}" if peer else "",
+        f"{row.rate / ceiling.rate:.0%}", f"{row.p50_ms:.1f}", f"{row.p99_ms:.1f}", f"{row.cpu_ms:.2f}",
+        f"{beyond_ms:.2f}", f"{row.resident_mib:.0f}", str(row.wrong),
+    ]  # fmt: skip
+
+
+def tables(results: Results) -> Iterator[tuple[str, list[list[str]]]]:
+    for workload in results.workloads():
+        for load in results.loads(workload):
+            rows = results.rows(workload, load)
+            ordered = sorted(rows.values(), key=lambda row: -row.rate)
+            yield (
+                f"{WORKLOADS[workload].title}; {load}; {offline_line(results.ceiling(workload))}",
+                [cells(row, rows, results, workload) for row in ordered],
+            )
+
+
+def offline_line(offline: Offline) -> str:
+    return f"offline {offline.rate:.0f}/s ({offline.variant}, batches of {offline.best} by length)"
+
+
+def as_text(results: Results) -> str:
+    parts = [f"{name}: {value}" for name, value in results.machine.items()]
+    for title, lines in tables(results):
+        parts += ["", title, aligned([HEAD, *lines])]
+    parts += ["", "What it shows", aligned([claim.cells() for claim in claims(results)])]
+    parts += [f"\nleft out: {failure}" for failure in results.failures]
+    return "\n".join(parts)
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(width) if index else cell.ljust(width)
+                  for index, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
+        for line in lines
+    )  # fmt: skip
+
+
+def as_markdown(results: Results) -> str:
+    parts = [", ".join(f"{name} {value}" for name, value in results.machine.items()) + "."]
+    parts.append(f"Medians of {results.rounds} rounds, windows of {results.seconds:g} s.")
+    parts += ["", *markdown_table(["", "measured", "aim", ""], [claim.cells() for claim in claims(results)])]
+    for title, lines in tables(results):
+        parts += ["", f"### {title}", "", *markdown_table(HEAD, lines)]
+    return "\n".join(parts)
+
+
+def markdown_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    rule = ["---", *("---:" for _ in head[1:])]
+    return [f"| {' | '.join(line)} |" for line in (head, rule, *lines)]
+
+
+def publish(results: Results, docs: Path) -> None:
+    """Put the figures between the marks in docs/benchmarks.md, the plot and the JSON beside it."""
+    page = docs / "benchmarks.md"
+    before, _, rest = page.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    page.write_text(f"{before}{BEGIN}\n{as_markdown(results)}\n{END}{after}")
+    plot.write(results, docs / "benchmarks.svg")
+    results.write(docs / "benchmarks.json")

