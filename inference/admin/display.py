@@ -17,12 +17,13 @@ NONE = "-"
 
 
 def visible(text: str) -> str:
-    """Control, formatting and surrogate characters as \\uXXXX: none may act on the reader's screen."""
+    """Control, formatting, separating and surrogate characters as \\uXXXX: none may act on the reader's screen."""
     return "".join(c if _is_harmless(c) else f"\\u{ord(c):04x}" for c in text)
 
 
 def _is_harmless(character: str) -> bool:
-    return character in "\n\t" or not unicodedata.category(character).startswith("C")
+    category = unicodedata.category(character)
+    return character in "\n\t" or not (category.startswith("C") or category in ("Zl", "Zp"))
 
 
 def badge(state: str, label: str = "") -> SafeString:

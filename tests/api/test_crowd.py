@@ -16,7 +16,6 @@ from tests.api.crowd import MODELS, crowd
 from tests.e2e.case import StackCase
 
 CANCELS = 200
-HELD_UP_S = 3.0  # ten times what is promised: a busy machine is no failure, a GET behind the waiting ones is
 QUICK = """
 [quick]
 engine = "inference.engines.echo:EchoEngine"
@@ -41,7 +40,6 @@ class CrowdTests(StackCase):
         self.assertEqual(sum(outcome.answers.values()), 150)
         self.assertGreater(outcome.answers["200"], 0)
         self.assertGreater(outcome.answers["504 not_finished"], 0)
-        self.assertLess(outcome.get_p95_s, HELD_UP_S)
 
 
 class CancelTests(StackCase):

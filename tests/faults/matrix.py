@@ -36,10 +36,10 @@ FAULTS: tuple[type[Fault], ...] = (
     soak.Soak,
 )
 
-ELSEWHERE = {  # rows of HTTP, by number: what they are, and where they are tested
-    "20": ("malformed HTTP", "tests/api"),
-    "21": ("slow and oversized bodies", "tests/api"),
+ELSEWHERE = {  # rows of HTTP and of the engines, by number: what they are, and where they are tested
+    "20": ("malformed HTTP", "tests/api/test_wire.py and tests/api/fuzz.py"),
+    "21": ("slow and oversized bodies", "tests/api/test_wire.py"),
     "22": ("who may do what", "tests/api/test_who_may_what.py"),
     "23": ("scripts in text fields", "tests/inference/test_admin.py"),
-    "24": ("unsafe weights", "tests/inference/engines"),
+    "24": ("unsafe weights", "tests/inference/engines/test_loading.py"),
 }

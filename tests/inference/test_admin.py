@@ -1,6 +1,7 @@
 """The operator's pages: read-only facts, harmless strings, and actions that say exactly what happened."""
 
 import datetime
+import re
 import uuid
 
 from django.contrib.auth.models import Permission, User
@@ -14,7 +15,23 @@ from inference.admin import display, filters
 from inference.models import Bulk, Job, Priority, Status, Webhook, WebhookState, Worker, WorkerState
 
 JOBS = reverse("admin:inference_job_changelist")
-HARMFUL = ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "\x1b[31mred\x07", "\u202egnp.exe", "{{ 7 }}")
+MARKUP = (
+    "<script>alert(1)</script>", "</script><script>alert(1)</script>", "<ScRiPt src=//evil.example/x.js></sCrIpT>",
+    '"><img src=x onerror=alert(1)>', "'><svg/onload=alert(1)>", "<iframe srcdoc='<script>alert(1)</script>'>",
+    "<a href=javascript:alert(1)>click</a>", "</pre></td></table><form action=//evil.example>", "<!-- gone", "]]><x y>",
+    "<style>*{display:none}</style>", '<base href="//evil.example/">', "<meta http-equiv=refresh content=0>",
+    "<noscript><p title=\"</noscript><img src=x onerror=alert(1)>\">", "<b onmouseover=alert(1)>",
+    '" autofocus onfocus="x()',
+)  # fmt: skip
+INVISIBLE = (
+    "\x1b[31mred\x07", "\x1b]0;title\x07", "\x1b]8;;http://evil.example\x1b\\link", "\x9b31m", "back\x08\x08space",
+    "\u202egnp.exe", "\u2066isolated\u2069", "zero\u200bwidth", "\ufeffmark", "line\u2028separator", "nul\x01",
+    "\x7fdelete",
+)  # fmt: skip
+FORMULAS = ("{{ 7 * 7 }}", "{% debug %}", '=HYPERLINK("//evil.example")', "%(password)s {0.__class__}")
+
+UNSEEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u2028-\u202e\u2066-\u2069\ufeff]")
+ACTIVE = re.compile(r"(?s)<[^>]*\b(on(error|load|focus|mouseover)|srcdoc)=")
 
 
 def make_job(**values: object) -> Job:
@@ -111,7 +128,7 @@ class TestJobPages(AdminCase):
         self.assertEqual(job.model, "embeddings")
 
     def test_what_clients_wrote_cannot_act_on_the_reader(self) -> None:
-        for text in HARMFUL:
+        for text in (*MARKUP, *INVISIBLE, *FORMULAS):
             job = make_job(
                 inputs=[text, {text: text}],
                 parameters={text: text},
@@ -124,8 +141,9 @@ class TestJobPages(AdminCase):
             )
             for page in (JOBS, page_of(job), reverse("admin:index")):
                 shown = self.text(page)
-                for harm in ("<script>alert", "<img src=x", "\x1b", "\x07", "\u202e"):
-                    self.assertNotIn(harm, shown, (page, text))
+                self.assertFalse(text in MARKUP and text in shown, (page, text))
+                self.assertIsNone(UNSEEN.search(shown), (page, text))
+                self.assertIsNone(ACTIVE.search(shown), (page, text))
             job.delete()
 
     def test_an_embedding_is_shown_by_its_head(self) -> None:

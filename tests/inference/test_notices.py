@@ -1,5 +1,4 @@
 import threading
-import time
 from uuid import uuid4
 
 from django.db import connection
@@ -76,8 +75,6 @@ class ListenerTests(TransactionTestCase):
                 held.append(connection.connection)
 
         thread = threading.Thread(target=wait)
-        started = time.monotonic()
         thread.start()
         thread.join()
-        self.assertLess(time.monotonic() - started, 30)
         self.assertEqual(held, [None])
