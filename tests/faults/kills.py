@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
+from pathlib import Path
 from uuid import UUID
 
 from inference.models import Status
@@ -11,6 +14,16 @@ from tests.faults.fault import Fault
 from tests.faults.trial import Trial
 
 SUPERVISOR_DELAY_S = 1.0  # the first back-off of `manage.py up`
+
+
+def is_writable(database: Path) -> bool:
+    with contextlib.closing(sqlite3.connect(database, timeout=1.0, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        connection.execute("ROLLBACK")
+        return True
 
 
 class WorkerKilled(Fault):
@@ -85,14 +98,23 @@ class WorkerStopped(Fault):
         held = trial.service.jobs.filter(status=Status.RUNNING, worker=zombie.pk)
         trial.until(held.exists, "the worker runs a batch")
         trial.pause(0.0, 0.5)
+        self.stop_between_writes(trial, zombie.pid)
         claimed = set(held.values_list("pk", flat=True))
-        os.killpg(zombie.pid, signal.SIGSTOP)
         trial.broken()
         try:
             trial.until(lambda: not trial.service.unfinished(ids), "the other worker finishes all", limit_s=60)
         finally:
             os.killpg(zombie.pid, signal.SIGCONT)
         self.zombie_is_refused(trial, claimed)
+
+    def stop_between_writes(self, trial: Trial, pid: int) -> None:
+        """SQLite's one lock stays with a process that is stopped in a write: nobody writes until it goes on."""
+        while True:
+            os.killpg(pid, signal.SIGSTOP)
+            if is_writable(trial.service.folder / "db.sqlite3"):
+                return
+            os.killpg(pid, signal.SIGCONT)
+            trial.pause(0.0, 0.05)
 
     def zombie_is_refused(self, trial: Trial, claimed: set[UUID]) -> None:
         stolen = trial.service.jobs.filter(pk__in=claimed, recoveries__gt=0).count()
