@@ -27,20 +27,25 @@ RETRY_AFTER_S = (1.0, 60.0)
 class Tally:
     """Upper estimates of how many jobs wait, by key: the last count and what this process added since.
 
-    Counted again when the estimate is old, and before a refusal.
+    Counted again when the estimate is old, by one thread while the others use it still, and before a refusal.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[Any, tuple[int, float]] = {}  # count, fresh until
+        self._counting: set[Any] = set()
 
     def waiting(self, key: Any, limit: int, jobs: Callable[[], QuerySet[Job]]) -> int:
         """How many of `jobs` wait, counted up to `limit` only."""
-        count, fresh_until = self._counts.get(key, (0, 0.0))
+        count, fresh_until = self._counts.get(key, (limit, 0.0))
         started = time.monotonic()
-        if started < fresh_until and count < limit:
+        if count < limit and (started < fresh_until or key in self._counting):
             return count
-        count = jobs().order_by().values("pk")[:limit].count()
+        self._counting.add(key)
+        try:
+            count = jobs().order_by().values("pk")[:limit].count()
+        finally:
+            self._counting.discard(key)
         took_s = time.monotonic() - started
         with self._lock:
             self._counts[key] = (count, started + max(RECOUNT_S, took_s / COUNTING_SHARE))

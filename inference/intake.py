@@ -8,11 +8,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from django.db import DatabaseError, IntegrityError, InterfaceError, connection, transaction
 
-from inference import catalog, failpoints
+from inference import catalog, failpoints, rows
 from inference.broker import publish
 from inference.errors import BrokerUnavailable, InferenceError, StoreUnavailable
 from inference.models import Job
@@ -21,8 +20,6 @@ logger = logging.getLogger(__name__)
 
 PATIENCE_S = 5.0  # an answer must be given within 6 s
 MAX_GROUP = 256
-
-_FIELDS: Sequence[Any] = Job._meta.concrete_fields
 
 
 class Submission:
@@ -119,15 +116,8 @@ def _write(group: list[Submission]) -> list[Job]:
 
 
 def insert(jobs: Sequence[Job]) -> None:
-    """Insert the rows in one transaction, without the cost of the ORM a row."""
     failpoints.reach("before_insert")
-    names = ", ".join(connection.ops.quote_name(field.column) for field in _FIELDS)
-    marks = ", ".join(["%s"] * len(_FIELDS))
-    rows = [[field.get_db_prep_save(getattr(job, field.attname), connection) for field in _FIELDS] for job in jobs]
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.executemany(f"INSERT INTO {Job._meta.db_table} ({names}) VALUES ({marks})", rows)  # noqa: S608 - own names
-    for job in jobs:
-        job._state.adding, job._state.db = False, connection.alias
+    rows.insert(jobs)
     failpoints.reach("after_insert")
 
 

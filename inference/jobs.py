@@ -20,6 +20,7 @@ from inference.broker import publish
 from inference.errors import JobNotFound, NoWorker, UnknownModel
 from inference.intake import PATIENCE_S, intake
 from inference.models import WAITING, Job, Priority, Status
+from inference.rows import Changes
 
 
 def submit(
@@ -83,7 +84,8 @@ def wait(job_id: UUID, *, timeout_s: float, owner: Any = None) -> Job:
         job = fetch(job_id, owner=owner)
         if job.is_finished or timeout_s <= 0:
             return job
-        return waiter.wait(timeout_s) or fetch(job_id, owner=owner)
+        changes = waiter.wait(timeout_s)
+    return _changed(job, changes) if changes else fetch(job_id, owner=owner)
 
 
 def cancel(job_id: UUID, *, owner: Any = None) -> Job:
@@ -169,10 +171,16 @@ def _store_and_wait(job: Job, timeout_s: float) -> Job:
     with notices.listener.expect(job.id) as waiter:
         submission = intake.offer(job, waiter.fail)
         first_s = min(timeout_s, PATIENCE_S)
-        if finished := waiter.wait(first_s):
-            return finished
-        submission.confirm(PATIENCE_S - first_s)
-        return waiter.wait(timeout_s - first_s) or fetch(job.id)
+        changes = waiter.wait(first_s)
+        if not changes:
+            submission.confirm(PATIENCE_S - first_s)
+            changes = waiter.wait(timeout_s - first_s)
+    return _changed(job, changes) if changes else fetch(job.id)
+
+
+def _changed(job: Job, changes: Changes) -> Job:
+    vars(job).update(changes)
+    return job
 
 
 def _known(job: Job, error: IntegrityError) -> Job:

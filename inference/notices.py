@@ -12,14 +12,14 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterator
-from typing import Any
 from uuid import UUID
 
 import redis
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection
 
-from inference.models import TERMINAL, Job
+from inference import rows
+from inference.rows import Changes
 
 logger = logging.getLogger(__name__)
 
@@ -43,22 +43,22 @@ class Waiter:
 
     def __init__(self, job_id: UUID) -> None:
         self.job_id = job_id
-        self._job: Job | None = None
+        self._changes: Changes | None = None
         self._error: Exception | None = None
         self._closed = threading.Lock()
         self._closed.acquire()
 
-    def wait(self, timeout_s: float) -> Job | None:
-        """The finished job, or None after `timeout_s`. Raises what `fail` was told."""
+    def wait(self, timeout_s: float) -> Changes | None:
+        """What became of the finished job, or None after `timeout_s`. Raises what `fail` was told."""
         connection.close()
-        if self._job is None and self._error is None:
+        if self._changes is None and self._error is None:
             self._closed.acquire(timeout=timeout_s)
         if self._error:
             raise self._error
-        return self._job
+        return self._changes
 
-    def wake(self, job: Job) -> None:
-        self._job = job
+    def wake(self, changes: Changes) -> None:
+        self._changes = changes
         self._open()
 
     def fail(self, error: Exception) -> None:
@@ -138,25 +138,15 @@ class Listener:
         if not wanted:
             return
         try:
-            finished = _finished(wanted)
+            finished = rows.finished(wanted)
         except (DatabaseError, InterfaceError) as error:
             logger.warning("finished jobs not read, polling: %s", error)
             connection.close()
             return
         with self._lock:
-            for job in finished:
-                for waiter in self._waiters.get(job.id, ()):
-                    waiter.wake(job)
-
-
-def _finished(ids: Collection[UUID]) -> list[Job]:
-    """Those of these jobs that are finished, without their inputs. The ORM's query costs twice as much to build."""
-    key: Any = Job._meta.pk
-    columns = ", ".join(str(field.column) for field in Job._meta.concrete_fields if field.name != "inputs")
-    marks, states = ", ".join(["%s"] * len(ids)), ", ".join(["%s"] * len(TERMINAL))
-    query = f"SELECT {columns} FROM {Job._meta.db_table} WHERE id IN ({marks}) AND status IN ({states})"  # noqa: S608 - own names
-    values = [*(key.get_db_prep_value(job_id, connection) for job_id in ids), *TERMINAL]
-    return list(Job.objects.raw(query, values))
+            for job_id, changes in finished.items():
+                for waiter in self._waiters.get(job_id, ()):
+                    waiter.wake(changes)
 
 
 def _ids(data: bytes) -> list[UUID]:

@@ -30,20 +30,18 @@ class ListenerTests(TransactionTestCase):
         eventually(lambda: len(self.listener) == 1)
         return thread, answers
 
-    def test_a_notice_wakes_the_waiter_with_the_finished_row(self):
+    def test_a_notice_wakes_the_waiter_with_what_became_of_the_job(self):
         thread, answers = self.wait_in_thread(30)
         self.finish()
         eventually(lambda: notices.publish(publish.redis_client(), [self.job.id]) or answers)
         thread.join()
-        with self.assertNumQueries(0):  # an answer is made of it with no further look
-            shown = {field.name: getattr(answers[0], field.attname) for field in Job._meta.concrete_fields[3:]}
-        self.assertEqual(shown["output"], "done")
+        self.assertEqual(answers[0]["output"], "done")
 
     def test_a_missed_notice_is_found_by_the_slow_poll(self):
         thread, answers = self.wait_in_thread(30)
         self.finish()
         thread.join()
-        self.assertEqual(answers[0].output, "done")
+        self.assertEqual(answers[0]["output"], "done")
 
     def test_a_notice_of_an_unfinished_job_wakes_nobody(self):
         thread, answers = self.wait_in_thread(0.3)
@@ -63,7 +61,7 @@ class ListenerTests(TransactionTestCase):
         self.finish()
         eventually(lambda: notices.publish(publish.redis_client(), [uuid4(), self.job.id]) or answers)
         thread.join()
-        self.assertEqual(answers[0].status, Status.SUCCEEDED)
+        self.assertEqual(answers[0]["status"], Status.SUCCEEDED)
 
     def test_a_waiting_request_holds_no_database_connection(self):
         held: list = []

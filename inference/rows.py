@@ -1,0 +1,90 @@
+"""Job rows in bulk, at a third of what the ORM costs a row: new jobs in, outcomes out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+from uuid import UUID
+
+from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
+
+from inference.models import TERMINAL, Job
+
+Changes = dict[str, Any]  # what happened to a job since it was inserted, by attribute
+
+_FIELDS: Sequence[Any] = Job._meta.concrete_fields
+_CHANGING: Sequence[Any] = [
+    Job._meta.get_field(name)
+    for name in (
+        "id", "status", "output", "error_code", "error_detail", "batch", "batch_size", "attempts", "recoveries",
+        "worker", "device", "published_at", "started_at", "finished_at",
+    )
+]  # fmt: skip
+
+
+def _is_stored_as_it_is(field: Any) -> bool:
+    return isinstance(field, models.CharField | models.TextField | models.IntegerField) and not field.choices
+
+
+_PREPARED: Sequence[tuple[str, Any]] = [
+    (field.attname, None if _is_stored_as_it_is(field) else field) for field in _FIELDS
+]
+
+
+def insert(jobs: Sequence[Job]) -> None:
+    """Insert the rows in one transaction. Raises `IntegrityError` for all when one key is taken."""
+    database: Any = connections[DEFAULT_DB_ALIAS]
+    names = ", ".join(database.ops.quote_name(field.column) for field in _FIELDS)
+    query = f"INSERT INTO {Job._meta.db_table} ({names}) VALUES ({_marks(len(_FIELDS))})"  # noqa: S608 - own names
+    with transaction.atomic(), database.cursor() as cursor:
+        cursor.executemany(query, [_row(job, database) for job in jobs])
+    for job in jobs:
+        job._state.adding, job._state.db = False, database.alias
+
+
+def _row(job: Job, database: Any) -> list[Any]:
+    values = vars(job)
+    return [
+        values[name] if field is None or values[name] is None else field.get_db_prep_save(values[name], database)
+        for name, field in _PREPARED
+    ]
+
+
+def finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
+    """What became of those of these jobs that are finished."""
+    database: Any = connections[DEFAULT_DB_ALIAS]
+    key: Any = Job._meta.pk
+    columns = ", ".join(field.column for field in _CHANGING)
+    where = f"id IN ({_marks(len(ids))}) AND status IN ({_marks(len(TERMINAL))})"
+    with database.cursor() as cursor:
+        cursor.execute(
+            f"SELECT {columns} FROM {Job._meta.db_table} WHERE {where}",  # noqa: S608 - own names
+            [*(key.get_db_prep_value(job_id, database) for job_id in ids), *TERMINAL],
+        )
+        rows = cursor.fetchall()
+    converters = _converters(database.alias, database.vendor)
+    return {changes["id"]: changes for row in rows if (changes := _from_db(row, converters, database))}
+
+
+def _from_db(row: Sequence[Any], converters: Sequence[tuple[Any, list[Callable]]], database: Any) -> Changes:
+    changes: Changes = {}
+    for value, (column, conversions) in zip(row, converters, strict=True):
+        for convert in conversions:
+            value = convert(value, column, database)
+        changes[column.target.attname] = value
+    return changes
+
+
+@functools.cache
+def _converters(alias: str, vendor: str) -> list[tuple[Any, list[Callable]]]:
+    """Of each changing column, as the ORM would convert it."""
+    database = connections[alias]
+    columns = [field.get_col(Job._meta.db_table) for field in _CHANGING]
+    return [
+        (column, [*database.ops.get_db_converters(column), *column.get_db_converters(database)]) for column in columns
+    ]
+
+
+def _marks(count: int) -> str:
+    return ", ".join(["%s"] * count)
