@@ -28,6 +28,7 @@ GUESS_CALLS = 0.1  # measured calls that weigh as much as the guess
 
 CELL_CALLS = 8  # the last of one shape, that are kept
 HALF_LIFE = 200.0  # calls of other shapes, for each that is kept, until what was learnt of a shape counts half
+OVERHEADS = 32  # the last ones, that are kept
 REFIT_EVERY = 32  # calls; more often at the beginning
 RATE_MEMORY = 0.98  # of the measured speed, from one call to the next
 SHORTEST_S = 1e-6  # a clock shows no less
@@ -75,11 +76,12 @@ class _Rate:
 class CostModel:
     """Learns what one call costs, in seconds, from calls that were measured.
 
-    `overhead_s` is what a call costs besides the engine: its hand-over, claim and record.
+    `overhead_s` is what a call costs besides the engine, its claim, record and notice: a first guess, then measured.
     """
 
     def __init__(self, *, overhead_s: float = 0.001) -> None:
         self.overhead_s = overhead_s
+        self._overheads: deque[float] = deque(maxlen=OVERHEADS)
         self.calls = 0
         self.weights = _guess(GUESS_TOKEN_S)
         self._cells: dict[tuple[int, int], _Cell] = {}
@@ -113,6 +115,11 @@ class CostModel:
         if self.calls >= self._fit_at:
             self.weights = self._fit()
             self._fit_at = self.calls + min(REFIT_EVERY, 1 + self.calls // 8)
+
+    def observe_overhead(self, seconds: float) -> None:
+        """A call took `seconds` besides the engine. Of the last ones, a fast one speaks for all."""
+        self._overheads.append(seconds)
+        self.overhead_s = sorted(self._overheads)[(len(self._overheads) - 1) // 3]
 
     def items_per_s(self) -> float:
         """Measured speed of the engine while it runs; 0.0 before the first call."""

@@ -25,6 +25,7 @@ class BatchReport:
 
     errors: dict[UUID, str]  # code by job, of those that were claimed; "" for a success
     engine_s: float = 0.0
+    overhead_s: float = 0.0  # of the replica, besides the engine
     size: int = 0  # items of the engine call
     length: int = 0  # tokens of its longest item
     calls: int = 0  # engine calls; more than one when a culprit was isolated

@@ -80,6 +80,7 @@ def _load(name: str) -> str:
 
 def run_batch(call: BatchCall) -> BatchReport:
     """Run one batch from claim to notice."""
+    started = time.monotonic()
     failpoints.reach("before_claim")
     jobs = _patiently(lambda: _claim(call))
     failpoints.reach("after_claim")
@@ -93,7 +94,7 @@ def run_batch(call: BatchCall) -> BatchReport:
         outcomes, reports = _run(call.model, jobs)
         failpoints.reach("after_run")
     _finish(call.batch, outcomes, batch_size=sum(job.size for job in jobs))
-    return _report(jobs, outcomes, reports)
+    return _report(jobs, outcomes, reports, took_s=time.monotonic() - started)
 
 
 def _claim(call: BatchCall) -> list[Job]:
@@ -179,10 +180,14 @@ def _finish(batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int) -> Non
     failpoints.reach("after_notify")
 
 
-def _report(jobs: Sequence[Job], outcomes: Sequence[Outcome], reports: Sequence[RunReport]) -> BatchReport:
+def _report(
+    jobs: Sequence[Job], outcomes: Sequence[Outcome], reports: Sequence[RunReport], *, took_s: float
+) -> BatchReport:
+    engine_s = sum(report.engine_s for report in reports)
     return BatchReport(
         errors={outcome.job_id: outcome.error_code for outcome in outcomes},
-        engine_s=sum(report.engine_s for report in reports),
+        engine_s=engine_s,
+        overhead_s=took_s - engine_s,
         size=sum(job.size for job in jobs),
         length=max(job.length for job in jobs),
         calls=sum(report.calls for report in reports),

@@ -166,7 +166,9 @@ class Dispatcher:
     def _finished(self, batch: Batch, report: BatchReport) -> None:
         self.isolation.succeeded(batch)
         if report.engine_s and report.calls == 1:
-            self.costs[batch.spec.name].observe(report.size, report.length, report.engine_s)
+            costs = self.costs[batch.spec.name]
+            costs.observe(report.size, report.length, report.engine_s)
+            costs.observe_overhead(report.overhead_s)
         if report.oom_shape:
             self.queues[batch.spec.name].out_of_memory(*report.oom_shape)
         failpoints.reach("before_ack")

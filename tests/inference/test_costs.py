@@ -99,6 +99,12 @@ class PredictionTests(TestCase):
             self.assertGreaterEqual(more, least)
             self.assertGreaterEqual((most - more) * (1 + 1e-6), (more - least) * (1 - 1e-6) - 1e-9)
 
+    def test_what_a_call_costs_besides_the_engine_is_measured_and_a_pause_is_no_cost(self):
+        costs = CostModel()
+        for number in range(100):
+            costs.observe_overhead(5.0 if number % 4 == 0 else 0.004)
+        self.assertEqual(costs.overhead_s, 0.004)
+
     def test_the_measured_speed_is_items_over_seconds_of_late(self):
         costs = CostModel()
         self.assertEqual(costs.items_per_s(), 0.0)
