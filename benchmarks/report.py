@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import plot
-from benchmarks.claims import best_peer, claims, engine_ms, matching
+from benchmarks.claims import OURS, best_peer, claims, engine_ms, matching
 from benchmarks.offline import Offline
 from benchmarks.results import Results, Row
 from benchmarks.systems import SYSTEMS
 from benchmarks.workloads import WORKLOADS
 
 BEGIN, END = "<!-- figures: make bench -- --publish -->", "<!-- end of figures -->"
+SUMMARY_LOAD = "32 clients"
 HEAD = (
     "system", "workers x threads", "req/s", "of the best peer", "of offline", "p50 ms", "p99 ms", "CPU ms/req",
     "beyond the engine", "MiB", "wrong",
@@ -80,9 +81,24 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
     )  # fmt: skip
 
 
+def summary(results: Results) -> str:
+    """Requests a second with 32 clients, and where they are from: what README shows."""
+    lines = []
+    for workload in results.workloads():
+        rows = results.rows(workload, SUMMARY_LOAD)
+        best = (rows.get(OURS), best_peer(rows, batching=True), best_peer(rows, batching=False))
+        shown = [f"{row.rate:.0f}, p99 {row.p99_ms:.0f} ms" if row else "" for row in best]
+        if best[1]:
+            shown[1] += f" ({SYSTEMS[best[1].system].label})"
+        lines.append([WORKLOADS[workload].title, *shown])
+    where = ", ".join(f"{name} {value}" for name, value in results.machine.items())
+    rounds = f"Medians of {results.rounds} rounds, windows of {results.seconds:g} s; {where}."
+    head = (f"requests a second, {SUMMARY_LOAD}", "this service", "best batching server", "one at a time")
+    return "\n".join([*markdown_table(head, lines), "", rounds])
+
+
 def as_markdown(results: Results) -> str:
-    parts = [", ".join(f"{name} {value}" for name, value in results.machine.items()) + "."]
-    parts.append(f"Medians of {results.rounds} rounds, windows of {results.seconds:g} s.")
+    parts = [summary(results)]
     parts += ["", *markdown_table(["", "measured", "aim", ""], [claim.cells() for claim in claims(results)])]
     for title, lines in tables(results):
         parts += ["", f"### {title}", "", *markdown_table(HEAD, lines)]
@@ -95,10 +111,13 @@ def markdown_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[
 
 
 def publish(results: Results, docs: Path) -> None:
-    """Put the figures between the marks in docs/benchmarks.md, the plot and the JSON beside it."""
-    page = docs / "benchmarks.md"
-    before, _, rest = page.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    page.write_text(f"{before}{BEGIN}\n{as_markdown(results)}\n{END}{after}")
+    """Put the figures between the marks of docs/benchmarks.md and README.md, the plot and the JSON into docs/."""
+    for page, figures in (
+        (docs / "benchmarks.md", as_markdown(results)),
+        (docs.parent / "README.md", summary(results)),
+    ):
+        before, _, rest = page.read_text().partition(BEGIN)
+        after = rest.partition(END)[2]
+        page.write_text(f"{before}{BEGIN}\n{figures}\n{END}{after}")
     plot.write(results, docs / "benchmarks.svg")
     results.write(docs / "benchmarks.json")
