@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import django
 from tqdm import tqdm
 
+from benchmarks import processes
 from benchmarks.processes import stat
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ class Backlog:
     def run(self) -> None:
         self.stack.children["worker1"].stop()
         self.fill(FEW)
-        self.submit(WARM_UP)
         few = self.submission("100 jobs waiting")
         self.fill(self.jobs - self.stack.jobs.count())
         many = self.submission(f"{self.jobs:,} jobs waiting")
@@ -64,6 +64,8 @@ class Backlog:
         self.compare(many, few)
 
     def submission(self, title: str) -> float:
+        processes.settle()  # what the filling left to be saved and checkpointed
+        self.submit(WARM_UP)
         begun = time.monotonic()
         self.submit(self.sample)
         rate = self.sample / (time.monotonic() - begun)
@@ -124,7 +126,10 @@ def group_of(leader: int) -> list[int]:
 
 
 def proportional_mib(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:  # it has ended
+        return 0.0
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
