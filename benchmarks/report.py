@@ -32,7 +32,7 @@ def machine() -> dict[str, str]:
     return {
         "date": datetime.date.today().isoformat(),
         "processor": f"{cores} cores of {names[0] if names else platform.processor()}",
-        "system": platform.platform(terse=True),
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
         "commit": commit.stdout.strip(),
     }
