@@ -14,14 +14,12 @@ import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import django
 from tqdm import tqdm
 
 from benchmarks import processes
-from benchmarks.processes import stat
 
 if TYPE_CHECKING:
     from tests.stack import Stack
@@ -117,20 +115,13 @@ class Backlog:
 
     def memory(self) -> str:
         running = {name: child.pid for name, child in self.stack.children.items() if child.exit_code is None}
-        return ", ".join(f"{name} {sum(map(proportional_mib, group_of(pid))):.0f} MiB" for name, pid in running.items())
+        sizes = {name: processes.resident_bytes(group_of(pid)) / 2**20 for name, pid in running.items()}
+        return ", ".join(f"{name} {mib:.0f} MiB" for name, mib in sizes.items())
 
 
 def group_of(leader: int) -> list[int]:
     pids = map(int, filter(str.isdigit, os.listdir("/proc")))
-    return [pid for pid in pids if (fields := stat(pid)) and int(fields[2]) == leader]
-
-
-def proportional_mib(pid: int) -> float:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:  # it has ended
-        return 0.0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+    return [pid for pid in pids if (fields := processes.stat(pid)) and int(fields[2]) == leader]
 
 
 def main() -> None:

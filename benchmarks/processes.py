@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,10 +64,10 @@ def cpu_seconds() -> float:
     return sum(ticks) / TICKS_PER_S
 
 
-def resident_bytes() -> int:
-    """Proportional set size of all processes below this one: what is shared counts once."""
+def resident_bytes(pids: Iterable[int] | None = None) -> int:
+    """Proportional set size of these processes, or of all below this one: what is shared counts once."""
     total = 0
-    for pid in descendants():
+    for pid in descendants() if pids is None else pids:
         with contextlib.suppress(OSError):
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))

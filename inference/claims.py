@@ -15,6 +15,7 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 
 from inference.models import Job, Status
+from inference.rows import marks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +57,10 @@ def _claim_sql(ids: int, takes_over: int) -> str:
     now = _now_sql()
     free = f"status = 'queued' AND (expires_at IS NULL OR expires_at > {now})"
     if takes_over:
-        free += f" OR status = 'running' AND batch IN ({_marks(takes_over)})"
+        free += f" OR status = 'running' AND batch IN ({marks(takes_over)})"
     return (
         f"UPDATE {Job._meta.db_table} SET status = 'running', batch = %s, worker = %s, device = %s,"  # noqa: S608 - our own names only
-        f" started_at = {now}, attempts = attempts + 1 WHERE id IN ({_marks(ids)}) AND model = %s AND ({free})"
+        f" started_at = {now}, attempts = attempts + 1 WHERE id IN ({marks(ids)}) AND model = %s AND ({free})"
         " RETURNING id, model, inputs, parameters, size, length, created_at"
     )
 
@@ -94,10 +95,6 @@ def _now_sql() -> str:
     """The clock of the database: no two hosts' clocks are ever compared. Doubled where it passes through `%`."""
     compiler = Job.objects.all().query.get_compiler(connection=connection)
     return str(compiler.compile(Now())[0])
-
-
-def _marks(count: int) -> str:
-    return ", ".join(["%s"] * count)
 
 
 def _to_db(name: str, value: Any) -> Any:

@@ -36,7 +36,7 @@ def insert(jobs: Sequence[Job]) -> None:
     """Insert the rows in one transaction. Raises `IntegrityError` for all when one key is taken."""
     database: Any = connections[DEFAULT_DB_ALIAS]
     names = ", ".join(database.ops.quote_name(field.column) for field in _FIELDS)
-    query = f"INSERT INTO {Job._meta.db_table} ({names}) VALUES ({_marks(len(_FIELDS))})"  # noqa: S608 - own names
+    query = f"INSERT INTO {Job._meta.db_table} ({names}) VALUES ({marks(len(_FIELDS))})"  # noqa: S608 - own names
     with transaction.atomic(), database.cursor() as cursor:
         cursor.executemany(query, [_row(job, database) for job in jobs])
     for job in jobs:
@@ -56,14 +56,14 @@ def finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
     database: Any = connections[DEFAULT_DB_ALIAS]
     key: Any = Job._meta.pk
     columns = ", ".join(field.column for field in _CHANGING)
-    where = f"id IN ({_marks(len(ids))}) AND status IN ({_marks(len(TERMINAL))})"
+    where = f"id IN ({marks(len(ids))}) AND status IN ({marks(len(TERMINAL))})"
     with database.cursor() as cursor:
         cursor.execute(
             f"SELECT {columns} FROM {Job._meta.db_table} WHERE {where}",  # noqa: S608 - own names
             [*(key.get_db_prep_value(job_id, database) for job_id in ids), *TERMINAL],
         )
         rows = cursor.fetchall()
-    converters = _converters(database.alias, database.vendor)
+    converters = _converters(database.alias)
     return {changes["id"]: changes for row in rows if (changes := _from_db(row, converters, database))}
 
 
@@ -77,7 +77,7 @@ def _from_db(row: Sequence[Any], converters: Sequence[tuple[Any, list[Callable]]
 
 
 @functools.cache
-def _converters(alias: str, vendor: str) -> list[tuple[Any, list[Callable]]]:
+def _converters(alias: str) -> list[tuple[Any, list[Callable]]]:
     """Of each changing column, as the ORM would convert it."""
     database = connections[alias]
     columns = [field.get_col(Job._meta.db_table) for field in _CHANGING]
@@ -86,5 +86,6 @@ def _converters(alias: str, vendor: str) -> list[tuple[Any, list[Callable]]]:
     ]
 
 
-def _marks(count: int) -> str:
+def marks(count: int) -> str:
+    """So many placeholders of a statement."""
     return ", ".join(["%s"] * count)
