@@ -17,6 +17,7 @@ __all__ = ["BatchQueue", "CostModel", "Item", "Limits"]
 
 AT_ONCE = -math.inf
 LARGEST = 1_000_000_000  # items or tokens: what a message may claim
+LOOK_AHEAD = 8  # batches' worth of items that are looked through for those of one group
 NEIGHBOURS = 24  # on either side, that are weighed: the work of forming a batch has a bound
 
 
@@ -61,14 +62,15 @@ class _Load:
 class BatchQueue:
     """The waiting items of one model. Not thread-safe: the worker's event loop owns it.
 
-    A batch is formed around the oldest item of the highest priority, among its neighbours in length order, so that
-    forming it costs the same however many wait.
+    A batch is formed around the oldest item of the highest priority: of its neighbours in length order where a batch
+    is padded to its longest item, else of the next to arrive. Forming it costs the same however many wait.
     """
 
     def __init__(self, limits: Limits, costs: CostModel) -> None:
         self.limits = limits
         self.costs = costs
-        self.max_tokens = limits.max_batch_tokens  # lowered by what did not fit
+        self.max_tokens: float = limits.max_batch_tokens  # lowered by what did not fit
+        self.padded = True  # each item of a batch costs what the longest costs; else each costs its own
         self._numbers: dict[str, tuple[Item, int]] = {}  # by id: the item, and its number in the order of adding
         self._number = count()
         self._by_arrival: dict[int, Ordered] = {}  # by priority
@@ -139,7 +141,7 @@ class BatchQueue:
             self.remove(item.id)
         return batch
 
-    def out_of_memory(self, size: int, length: int) -> None:
+    def out_of_memory(self, size: int, length: float) -> None:
         """A call of that shape did not fit: no later batch is as large."""
         self.max_tokens = min(self.max_tokens, size * length - 1)
 
@@ -165,10 +167,29 @@ class BatchQueue:
         """A lower priority rides along only when nothing of a higher one is left behind."""
         batch = [head]
         for priority in sorted(self._by_arrival):
-            batch = self._widen(batch, head, priority, now_s)
+            batch = self._widen(batch, head, priority, now_s) if self.padded else self._fill(batch, priority)
             if sum(item.priority == priority for item in batch) < len(self._by_arrival[priority]):
                 break
         return batch
+
+    def _fill(self, batch: list[Item], priority: int) -> list[Item]:
+        """With the next of `priority` to arrive: as many as give most tokens a second, but never slower than apart."""
+        head, found = batch[0], list(batch)
+        size, tokens, apart_s = 0, 0, 0.0
+        most, best = 0.0, len(batch)
+        line = islice(self._by_arrival[priority], LOOK_AHEAD * self.limits.max_batch_size)
+        found += (key[-1] for key in line if key[-1].group == head.group and key[-1] is not head)
+        for last, item in enumerate(found, 1):
+            size, tokens = size + item.size, tokens + item.size * item.length
+            apart_s += self.costs.seconds(item.size, item.length)
+            if last < len(batch):
+                continue
+            if last > 1 and (size > self.limits.max_batch_size or tokens > self.max_tokens):
+                break
+            seconds = self.costs.seconds(size, tokens / size)
+            if tokens / seconds > most and (seconds <= apart_s or last == len(batch)):
+                most, best = tokens / seconds, last
+        return found[:best]
 
     def _widen(self, batch: list[Item], head: Item, priority: int, now_s: float) -> list[Item]:
         """With the neighbours of `priority` that pay."""

@@ -39,7 +39,7 @@ class ModelSpec:
     revision: str = ""  # pinned for hub ids
     dtype: str = "auto"
     max_batch_size: int = 32  # items
-    max_batch_tokens: int = 8192  # padded
+    max_batch_tokens: int = 8192  # with their padding
     max_length: int = 0  # tokens of one item: encoders cut there, generation refuses; 0: the model's own
     max_wait_ms: float = 0.0
     time_limit_s: float = 60.0  # of one batch

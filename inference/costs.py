@@ -38,7 +38,7 @@ class Call(NamedTuple):
     """A measured call of the engine."""
 
     size: int
-    length: int
+    length: float
     seconds: float
 
     def terms(self) -> list[float]:
@@ -88,11 +88,11 @@ class CostModel:
         self._fit_at = 1
         self._rate = _Rate()
 
-    def seconds(self, size: int, length: int) -> float:
-        """Predicted duration of a call of `size` items padded to `length` tokens."""
+    def seconds(self, size: int, length: float) -> float:
+        """Predicted duration of a call of `size` items of `length` tokens: padded to that, or on average."""
         return self.seconds_of([size], length)[0]
 
-    def seconds_of(self, sizes: Sequence[int], length: int) -> list[float]:
+    def seconds_of(self, sizes: Sequence[int], length: float) -> list[float]:
         """The same for several calls of one length, the largest first."""
         call, item, token, token_length, *beyond = self.weights
         call += self.overhead_s
@@ -105,7 +105,7 @@ class CostModel:
                 seconds[place] += weight * (size * length - bend)
         return seconds
 
-    def observe(self, size: int, length: int, seconds: float) -> None:
+    def observe(self, size: int, length: float, seconds: float) -> None:
         """The engine took `seconds` for a call of that shape."""
         if size < 1 or length < 1 or not 0.0 <= seconds < math.inf:
             raise ValueError(f"a call has items, tokens and a finite time; not {size=} {length=} {seconds=}")
@@ -162,7 +162,7 @@ class CostModel:
         return non_negative(rows, SHRINK, _guess(token_s), GUESS_CALLS)
 
 
-def _half_octave(value: int) -> int:
+def _half_octave(value: float) -> int:
     return round(2 * math.log2(value))
 
 

@@ -40,7 +40,7 @@ class _Calls:
 class WindowSearch:
     """Over nodes in ascending order of length, around the node `must`."""
 
-    def __init__(self, nodes: Sequence[Node], must: int, costs: CostModel, *, max_size: int, max_tokens: int) -> None:
+    def __init__(self, nodes: Sequence[Node], must: int, costs: CostModel, *, max_size: int, max_tokens: float) -> None:
         self.nodes = nodes
         self.must = must
         self.costs = costs

@@ -13,6 +13,8 @@ from inference.catalog import ModelSpec
 class Engine(ABC):
     """One loaded model on one device. Made, loaded and called in one thread of one pool child."""
 
+    padded = True  # each item of a batch costs what the longest costs; False, set by `load`, when each costs its own
+
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
 

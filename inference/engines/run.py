@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from inference import lengths
@@ -32,7 +33,7 @@ class RunReport:
     outcomes: list[Any]  # an item: its answer, or the `InferenceError` that it failed with
     engine_s: float  # time within the engine's calls
     calls: int  # engine calls made; 1 when nothing failed
-    oom_shape: tuple[int, int] | None = None  # (items, tokens of the longest) that did not fit, though its halves did
+    oom_shape: tuple[int, float] | None = None  # (items, tokens of each) that did not fit, though its halves did
 
 
 def run(engine: Engine, items: Sequence[Any], parameters: dict[str, Any]) -> RunReport:
@@ -53,7 +54,7 @@ class _Batch:
         self.engine_s = 0.0
         self.calls = 0
         self.searches = 0
-        self.oom_shape: tuple[int, int] | None = None
+        self.oom_shape: tuple[int, float] | None = None
 
     def run(self, indexes: list[int]) -> None:
         failure = self.call(indexes)
@@ -86,14 +87,15 @@ class _Batch:
         for half in _halves(indexes):
             self.run(half)
         if not any(isinstance(self.outcomes[index], OutOfMemory) for index in indexes) and self.oom_shape is None:
-            self.oom_shape = (len(indexes), self.longest(indexes))
+            self.oom_shape = (len(indexes), self.length(indexes))
 
     def each(self, indexes: list[int]) -> None:
         for index in indexes:
             self.call([index])
 
-    def longest(self, indexes: list[int]) -> int:
-        return max(lengths.measure(self.engine.spec, self.items[index])[1] for index in indexes)
+    def length(self, indexes: list[int]) -> float:
+        own = [lengths.measure(self.engine.spec, self.items[index])[1] for index in indexes]
+        return max(own) if self.engine.padded else fmean(own)
 
     def call(self, indexes: list[int]) -> InferenceError | None:
         """One engine call: outcomes of these items, or why the call failed. An item that fails alone has its error."""

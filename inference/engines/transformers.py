@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers.pipelines.base import ChunkPipeline, PipelineException, pad_collate_fn
 
-from inference.engines import generation, media, pipelines, rows
+from inference.engines import generation, media, packing, pipelines, rows
 from inference.engines.base import Engine
 from inference.engines.faults import describe
 from inference.engines.rows import Row
@@ -46,6 +46,7 @@ class PipelineEngine(Engine):
             )
         self.feed = TASKS[self.task]
         self.pipe = pipelines.load(self.spec, self.task, device)
+        self.padded = not (self.pipe.tokenizer and packing.install(self.pipe.model, self.pipe.tokenizer))
         if self.feed.batched:
             extractor = self.pipe.feature_extractor or self.pipe.image_processor
             self.collate = pad_collate_fn(self.pipe.tokenizer, extractor)

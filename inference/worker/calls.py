@@ -27,9 +27,10 @@ class BatchReport:
     engine_s: float = 0.0
     overhead_s: float = 0.0  # of the replica, besides the engine
     size: int = 0  # items of the engine call
-    length: int = 0  # tokens of its longest item
+    length: float = 0.0  # tokens of each: of the longest where items are padded, else of all on average
+    padded: bool = True
     calls: int = 0  # engine calls; more than one when a culprit was isolated
-    oom_shape: tuple[int, int] | None = None  # (size, length) that did not fit on the device
+    oom_shape: tuple[int, float] | None = None  # (size, length) that did not fit on the device
 
 
 def run_batch(call: BatchCall) -> BatchReport:

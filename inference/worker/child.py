@@ -94,7 +94,7 @@ def run_batch(call: BatchCall) -> BatchReport:
         outcomes, reports = _run(call.model, jobs)
         failpoints.reach("after_run")
     _finish(call.batch, outcomes, batch_size=sum(job.size for job in jobs))
-    return _report(jobs, outcomes, reports, took_s=time.monotonic() - started)
+    return _report(replica.engines[call.model].padded, jobs, outcomes, reports, took_s=time.monotonic() - started)
 
 
 def _claim(call: BatchCall) -> list[Job]:
@@ -181,15 +181,17 @@ def _finish(batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int) -> Non
 
 
 def _report(
-    jobs: Sequence[Job], outcomes: Sequence[Outcome], reports: Sequence[RunReport], *, took_s: float
+    padded: bool, jobs: Sequence[Job], outcomes: Sequence[Outcome], reports: Sequence[RunReport], *, took_s: float
 ) -> BatchReport:
     engine_s = sum(report.engine_s for report in reports)
+    size = sum(job.size for job in jobs)
     return BatchReport(
         errors={outcome.job_id: outcome.error_code for outcome in outcomes},
         engine_s=engine_s,
         overhead_s=took_s - engine_s,
-        size=sum(job.size for job in jobs),
-        length=max(job.length for job in jobs),
+        size=size,
+        length=max(job.length for job in jobs) if padded else sum(job.size * job.length for job in jobs) / size,
+        padded=padded,
         calls=sum(report.calls for report in reports),
         oom_shape=next((report.oom_shape for report in reports if report.oom_shape), None),
     )

@@ -169,6 +169,7 @@ class Dispatcher:
             costs = self.costs[batch.spec.name]
             costs.observe(report.size, report.length, report.engine_s)
             costs.observe_overhead(report.overhead_s)
+            self.queues[batch.spec.name].padded = report.padded
         if report.oom_shape:
             self.queues[batch.spec.name].out_of_memory(*report.oom_shape)
         failpoints.reach("before_ack")

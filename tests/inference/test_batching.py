@@ -34,8 +34,9 @@ def learnt(calls) -> CostModel:
     return costs
 
 
-def filled(items, limits=ROOMY, costs=None) -> BatchQueue:
+def filled(items, limits=ROOMY, costs=None, padded=True) -> BatchQueue:
     queue = BatchQueue(limits, costs or CostModel())
+    queue.padded = padded
     for waiting in items:
         queue.add(waiting)
     return queue
@@ -45,40 +46,43 @@ def batches(queue: BatchQueue, now_s: float = 20.0) -> list[list[Item]]:
     return list(iter(lambda: queue.take(now_s), []))
 
 
-def shape(batch) -> tuple[int, int]:
-    return sum(job.size for job in batch), max(job.length for job in batch)
+def shape(batch, padded: bool) -> tuple[int, float]:
+    size = sum(job.size for job in batch)
+    if padded:
+        return size, max(job.length for job in batch)
+    return size, sum(job.size * job.length for job in batch) / size
 
 
-def is_within(batch, max_size: int, max_tokens: int) -> bool:
-    size, length = shape(batch)
-    return len(batch) == 1 or (size <= max_size and size * length <= max_tokens)
+def is_within(batch, max_size: int, max_tokens: int, padded: bool) -> bool:
+    size, length = shape(batch, padded)
+    return len(batch) == 1 or (size <= max_size and size * length <= max_tokens + 1e-6)
 
 
 class BatchTests(TestCase):
     @QUICK
-    @given(queues_of_jobs, limits, measured_calls)
-    def test_every_job_is_in_one_batch(self, items, limits, calls):
-        taken = [job for batch in batches(filled(items, limits, learnt(calls))) for job in batch]
+    @given(queues_of_jobs, limits, measured_calls, st.booleans())
+    def test_every_job_is_in_one_batch(self, items, limits, calls, padded):
+        taken = [job for batch in batches(filled(items, limits, learnt(calls), padded)) for job in batch]
         self.assertEqual(sorted(taken, key=lambda job: int(job.id)), items)
 
     @QUICK
-    @given(queues_of_jobs, limits, measured_calls)
-    def test_a_batch_is_within_the_limits_or_a_lone_job(self, items, limits, calls):
-        for batch in batches(filled(items, limits, learnt(calls))):
-            self.assertTrue(is_within(batch, limits.max_batch_size, limits.max_batch_tokens), batch)
+    @given(queues_of_jobs, limits, measured_calls, st.booleans())
+    def test_a_batch_is_within_the_limits_or_a_lone_job(self, items, limits, calls, padded):
+        for batch in batches(filled(items, limits, learnt(calls), padded)):
+            self.assertTrue(is_within(batch, limits.max_batch_size, limits.max_batch_tokens, padded), batch)
 
     @QUICK
-    @given(queues_of_jobs, limits, measured_calls)
-    def test_a_batch_is_never_predicted_to_be_slower_than_one_at_a_time(self, items, limits, calls):
+    @given(queues_of_jobs, limits, measured_calls, st.booleans())
+    def test_a_batch_is_never_predicted_to_be_slower_than_one_at_a_time(self, items, limits, calls, padded):
         costs = learnt(calls)
-        for batch in batches(filled(items, limits, costs)):
+        for batch in batches(filled(items, limits, costs, padded)):
             apart_s = sum(costs.seconds(job.size, job.length) for job in batch)
-            self.assertLessEqual(costs.seconds(*shape(batch)), apart_s * (1 + 1e-9))
+            self.assertLessEqual(costs.seconds(*shape(batch, padded)), apart_s * (1 + 1e-9))
 
     @QUICK
-    @given(queues_of_jobs, limits, measured_calls)
-    def test_a_batch_holds_the_oldest_of_the_highest_priority_and_one_group(self, items, limits, calls):
-        queue = filled(items, limits, learnt(calls))
+    @given(queues_of_jobs, limits, measured_calls, st.booleans())
+    def test_a_batch_holds_the_oldest_of_the_highest_priority_and_one_group(self, items, limits, calls, padded):
+        queue = filled(items, limits, learnt(calls), padded)
         while (head := queue.head()) is not None:
             first = min(items, key=lambda job: (job.priority, job.arrived_at_s))
             batch = queue.take(20.0)
@@ -88,27 +92,28 @@ class BatchTests(TestCase):
             items = [job for job in items if job not in batch]
 
     @QUICK
-    @given(queues_of_jobs, measured_calls, st.lists(jobs, min_size=100, max_size=100))
-    def test_nothing_starves_while_younger_jobs_keep_coming(self, items, calls, newcomers):
-        queue = filled(items, costs=learnt(calls))
+    @given(queues_of_jobs, measured_calls, st.lists(jobs, min_size=100, max_size=100), st.booleans())
+    def test_nothing_starves_while_younger_jobs_keep_coming(self, items, calls, newcomers, padded):
+        queue = filled(items, costs=learnt(calls), padded=padded)
         for turn, newcomer in enumerate(newcomers[: len(items)]):
             queue.add(item(f"new{turn}", **{**newcomer, "priority": 3, "arrived_at_s": 21.0 + turn}))
             queue.take(21.0 + turn)
         self.assertEqual([job for job in items if queue.remove(job.id)], [])
 
     @QUICK
-    @given(queues_of_jobs, measured_calls)
-    def test_jobs_that_differ_in_age_only_leave_in_order(self, items, calls):
-        turn = {job: at for at, batch in enumerate(batches(filled(items, costs=learnt(calls)))) for job in batch}
+    @given(queues_of_jobs, measured_calls, st.booleans())
+    def test_jobs_that_differ_in_age_only_leave_in_order(self, items, calls, padded):
+        queue = filled(items, costs=learnt(calls), padded=padded)
+        turn = {job: at for at, batch in enumerate(batches(queue)) for job in batch}
         for older in items:
             for younger in items:
                 if _alike(older, younger) and older.arrived_at_s < younger.arrived_at_s:
                     self.assertLessEqual(turn[older], turn[younger])
 
     @QUICK
-    @given(queues_of_jobs, measured_calls)
-    def test_a_lower_priority_rides_along_when_nothing_higher_is_left_behind(self, items, calls):
-        queue = filled(items, costs=learnt(calls))
+    @given(queues_of_jobs, measured_calls, st.booleans())
+    def test_a_lower_priority_rides_along_when_nothing_higher_is_left_behind(self, items, calls, padded):
+        queue = filled(items, costs=learnt(calls), padded=padded)
         while batch := queue.take(20.0):
             items = [job for job in items if job not in batch]
             highest_left = min((job.priority for job in items), default=9)
@@ -117,6 +122,20 @@ class BatchTests(TestCase):
     def test_near_lengths_share_a_batch_and_far_ones_do_not(self):
         batch = filled(item(str(n), length=length) for n, length in enumerate([10, 500, 12, 11, 480])).take(0.0)
         self.assertEqual([job.length for job in batch], [10, 12, 11])
+
+    def test_what_is_not_padded_goes_together_in_the_order_of_arrival(self):
+        lengths = [10, 500, 12, 11, 480]
+        waiting = [item(str(n), length=length, arrived_at_s=float(n)) for n, length in enumerate(lengths)]
+        self.assertEqual(filled(waiting, padded=False).take(9.0), waiting)
+
+    def test_what_is_not_padded_is_cut_where_a_call_does_most_work_a_second(self):
+        bends = CostModel()
+        for size in (1, 2, 4, 8, 16, 32):  # 10 ms a call, 1 ms an item, and 10 ms an item beyond 256 tokens
+            for _ in range(8):
+                bends.observe(size, 64, 0.01 + 0.001 * size + 0.01 * max(0, size - 4))
+        self.assertEqual([len(batch) for batch in batches(filled(
+            [item(str(n), length=64, arrived_at_s=float(n)) for n in range(12)], costs=bends, padded=False
+        ))], [4, 4, 4])  # fmt: skip
 
     def test_idle_lower_priorities_fill_a_batch(self):
         batch = filled([item("low", priority=3), item("high", priority=1), item("normal")]).take(0.0)
@@ -138,14 +157,17 @@ def _alike(one: Item, other: Item) -> bool:
 
 class MemoryTests(TestCase):
     @QUICK
-    @given(queues_of_jobs, measured_calls, st.lists(st.tuples(st.integers(1, 64), lengths), min_size=1, max_size=3))
-    def test_no_later_batch_is_as_large_as_one_that_did_not_fit(self, items, calls, failed):
-        queue = filled(items, costs=learnt(calls))
+    @given(
+        queues_of_jobs, measured_calls, st.lists(st.tuples(st.integers(1, 64), lengths), min_size=1, max_size=3),
+        st.booleans(),
+    )  # fmt: skip
+    def test_no_later_batch_is_as_large_as_one_that_did_not_fit(self, items, calls, failed, padded):
+        queue = filled(items, costs=learnt(calls), padded=padded)
         for size, length in failed:
             queue.out_of_memory(size, length)
         smallest = min(size * length for size, length in failed)
         for batch in batches(queue):
-            self.assertTrue(is_within(batch, ROOMY.max_batch_size, smallest - 1), batch)
+            self.assertTrue(is_within(batch, ROOMY.max_batch_size, smallest - 1, padded), batch)
 
     def test_what_went_through_leaves_nothing_behind(self):
         queue = BatchQueue(ROOMY, CostModel())
@@ -161,13 +183,16 @@ class MemoryTests(TestCase):
         return sum(isinstance(thing, Item | Ordered) for thing in gc.get_objects())
 
     def test_forming_a_batch_weighs_no_more_when_more_wait(self):
-        self.assertLessEqual(self._weighed(20_000), 1.2 * self._weighed(500))
+        for padded in (True, False):
+            with self.subTest(padded=padded):
+                self.assertLessEqual(self._weighed(20_000, padded), 1.2 * self._weighed(500, padded))
 
-    def _weighed(self, waiting: int) -> int:
+    def _weighed(self, waiting: int, padded: bool) -> int:
         costs = CountingCosts()
         queue = filled(
-            (item(str(n), length=1 + 7919 * n % 300, arrived_at_s=float(n)) for n in range(waiting)), costs=costs
-        )
+            (item(str(n), length=1 + 7919 * n % 300, arrived_at_s=float(n)) for n in range(waiting)), costs=costs,
+            padded=padded,
+        )  # fmt: skip
         for _ in range(10):
             queue.take(1e6)
         return costs.predicted
@@ -236,6 +261,10 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(name=st.integers(0, 30).map(str))
     def remove(self, name):
         assert self.queue.remove(name) == self.waiting.pop(name, None)
+
+    @rule(padded=st.booleans())
+    def learn(self, padded):
+        self.queue.padded = padded
 
     @rule(passed_s=times)
     def wait(self, passed_s):
