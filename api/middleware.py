@@ -12,6 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import get_resolver
 
 from api import errors, request_id
+from inference.turns import turns
 
 logger = logging.getLogger("api.access")
 
@@ -51,7 +52,10 @@ class Api:
             return self.get_response(request)
         if request.path_info.endswith("/"):
             request.path_info = request.path = request.path_info.rstrip("/") or "/"
-        return refusal(request) or self._view(request)
+        try:
+            return refusal(request) or self._view(request)
+        finally:
+            turns.give_back()
 
     def _view(self, request: HttpRequest) -> HttpResponse:
         match = get_resolver("api.urls").resolve(request.path_info)

@@ -15,6 +15,7 @@ from inference import catalog, failpoints, rows
 from inference.broker import publish
 from inference.errors import BrokerUnavailable, InferenceError, StoreUnavailable
 from inference.models import Job
+from inference.turns import turns
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,9 @@ class Submission:
 
     def confirm(self, patience_s: float = PATIENCE_S) -> None:
         """Returns when the row is committed. Raises `IntegrityError` for a key that is taken, `StoreUnavailable`."""
-        if not self.written.wait(patience_s):
+        with turns.lent():
+            written = self.written.wait(patience_s)
+        if not written:
             self.abandoned = True
             raise _unavailable()
         if self.error:

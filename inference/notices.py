@@ -20,6 +20,7 @@ from django.db import DatabaseError, InterfaceError, connection
 
 from inference import rows
 from inference.rows import Changes
+from inference.turns import turns
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,8 @@ class Waiter:
         """What became of the finished job, or None after `timeout_s`. Raises what `fail` was told."""
         connection.close()
         if self._changes is None and self._error is None:
-            self._closed.acquire(timeout=timeout_s)
+            with turns.lent():
+                self._closed.acquire(timeout=timeout_s)
         if self._error:
             raise self._error
         return self._changes

@@ -17,6 +17,7 @@ from api.waiting import slots
 from inference import jobs, retention
 from inference.errors import JobNotFound
 from inference.models import Job
+from inference.turns import turns
 
 JSON_TYPES = ("", codec.CONTENT_TYPE)
 
@@ -81,13 +82,15 @@ def _absent(key: UUID) -> JobNotFound | JobGone:
 
 
 def body_of(request: Request) -> bytes:
-    """Raises `ApiError` for a body that ended before its announced length: its end is missing."""
+    """Once it is here, the request takes its turn. Raises `ApiError` for a body that ended before its announced length:
+    its end is missing."""
     try:
         body: bytes = request.body
     except UnreadablePostError as error:
         raise ApiError("The body could not be read to its end.") from error
     if len(body) < int(request.META.get("CONTENT_LENGTH") or 0):
         raise ApiError(f"The body ended after {len(body)} bytes, before its Content-Length.")
+    turns.take()
     return body
 
 

@@ -12,6 +12,7 @@ from api.views.base import ApiView, body_of, json_only, media_type, with_etag
 from inference import bulk
 from inference.errors import BulkNotFound
 from inference.models import Bulk
+from inference.turns import turns
 
 
 class BulksView(ApiView):
@@ -24,6 +25,7 @@ class BulksView(ApiView):
         else:
             json_only(request)
             submission = bulk_body.read_document(body_of(request))
+        turns.give_back()  # nobody should wait for thousands of inputs
         accepted = bulk.submit(**submission, **self.submitter(request, submission["priority"]))
         headers = {"Location": f"/v1/jobs/bulk/{accepted.id}", "Retry-After": "5"}
         return codec.answer(resources.bulk(accepted, with_jobs=True), status=202, headers=headers)
