@@ -14,14 +14,14 @@ from django.db.models import Count
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from inference import admission, idempotency, intake, lengths, notices, validation
+from inference import admission, idempotency, intake, lengths, notices, rows, validation
 from inference.broker import publish
 from inference.catalog import ModelSpec
 from inference.errors import BulkNotFound, InferenceError, InvalidInput
 from inference.jobs import spec_of
 from inference.models import TERMINAL, WAITING, Bulk, Job, Priority, Status
 
-CHUNK = 500
+CHUNK = rows.MOST
 SHOWN_ERRORS = 100
 
 
@@ -148,7 +148,8 @@ def _store(bulk: Bulk, jobs: Sequence[Job]) -> Bulk:
     try:
         with transaction.atomic():
             bulk.save(force_insert=True)
-            intake.insert(jobs)
+            for chunk in _chunks(jobs):
+                intake.insert(chunk)
     except IntegrityError:
         if known := idempotency.known(bulk):
             return known

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from typing import Any
 from uuid import UUID
 
 from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
 
 from inference.models import TERMINAL, Job
+
+MOST = 500  # rows of one statement: SQLite takes 32,766 values
 
 Changes = dict[str, Any]  # what happened to a job since it was inserted, by attribute
 
@@ -33,12 +36,17 @@ _PREPARED: Sequence[tuple[str, Any]] = [
 
 
 def insert(jobs: Sequence[Job]) -> None:
-    """Insert the rows in one transaction. Raises `IntegrityError` for all when one key is taken."""
+    """Insert the rows, at most `MOST` of them. Raises `IntegrityError` for all when one key is taken.
+
+    One statement, which is a transaction by itself: each step of a statement gives up the interpreter, and busy threads
+    let the writer wait for it each time.
+    """
     database: Any = connections[DEFAULT_DB_ALIAS]
     names = ", ".join(database.ops.quote_name(field.column) for field in _FIELDS)
-    query = f"INSERT INTO {Job._meta.db_table} ({names}) VALUES ({marks(len(_FIELDS))})"  # noqa: S608 - own names
-    with transaction.atomic(), database.cursor() as cursor:
-        cursor.executemany(query, [_row(job, database) for job in jobs])
+    values = ", ".join([f"({marks(len(_FIELDS))})"] * len(jobs))
+    query = f"INSERT INTO {Job._meta.db_table} ({names}) VALUES {values}"  # noqa: S608 - own names
+    with transaction.atomic() if database.in_atomic_block else nullcontext(), database.cursor() as cursor:
+        cursor.execute(query, [value for job in jobs for value in _row(job, database)])
     for job in jobs:
         job._state.adding, job._state.db = False, database.alias
 
