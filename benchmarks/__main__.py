@@ -33,7 +33,7 @@ def names_of(known: Mapping[str, object], what: str) -> Callable[[str], tuple[st
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(",") if part)
+    return tuple(int(part) for part in text.split(",") if int(part or 0))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -47,7 +47,7 @@ def parse_arguments() -> argparse.Namespace:
                         help=f"workloads: {', '.join(WORKLOADS)}")  # fmt: skip
     parser.add_argument("--clients", type=numbers, help="clients in closed loop (default 1,32,128; quick: 32)")
     parser.add_argument("--poisson", type=numbers, metavar="PERCENT",
-                        help="random arrivals, in %% of the rate at 32 clients (default 50,80)")  # fmt: skip
+                        help="random arrivals, in %% of the rate at 32 clients (default 50,80; 0: none)")  # fmt: skip
     parser.add_argument("--rounds", type=int, help="default 3; quick: 1")
     parser.add_argument("--seconds", type=float, help="length of a window (default 8; quick: 2)")
     parser.add_argument("--publish", action="store_true", help="write the figures, the plot and the JSON into docs/")

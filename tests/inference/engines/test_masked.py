@@ -1,0 +1,65 @@
+"""Scoring masks alone changes no answer, and spares the last layer everything else."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest import TestCase
+from unittest.mock import patch
+
+import torch
+import transformers
+
+from inference.catalog import ModelSpec
+from inference.engines import loading, masked
+from tests import tiny_models
+from tests.inference.engines.test_packing import DISTILBERT, SHAPE
+
+TEXTS = ["the [MASK] runs", "a [MASK] and a [MASK] in paris", "[MASK]"]
+
+
+def scores_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Of the masked places, which have the number 3."""
+    with torch.inference_mode():
+        return model(input_ids=ids).logits[ids == 3]
+
+
+class ScorerTests(TestCase):
+    def test_masks_of_every_kind_of_model_have_the_scores_that_they_had(self):
+        ids = torch.tensor([[5, 3, 7, 8], [3, 9, 3, 4], [9, 9, 9, 9]])
+        for kind in ("albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"):
+            with self.subTest(kind):
+                shape = DISTILBERT if kind == "distilbert" else SHAPE
+                config = transformers.AutoConfig.for_model(kind, **shape)
+                model = transformers.AutoModelForMaskedLM.from_config(config).eval()
+                before = scores_of(model, ids)
+                masked.Scorer(model, 3)
+                torch.testing.assert_close(scores_of(model, ids), before)
+
+
+class EngineTests(TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.spec = ModelSpec(name="m", task="fill-mask", model=str(tiny_models.build("fill-mask", Path(folder.name))))
+
+    def test_answers_are_those_of_the_complete_model(self):
+        with patch.object(masked, "install"):
+            complete = loading.ready(self.spec, "cpu").predict(TEXTS, {"top_k": 3})
+        self.assertEqual(loading.ready(self.spec, "cpu").predict(TEXTS, {"top_k": 3}), complete)
+
+    def test_the_last_layer_sees_masks_only(self):
+        engine = loading.ready(self.spec, "cpu")
+        seen: list[int] = []
+        last = engine.pipe.model.get_output_embeddings()
+        run = last.forward
+        with patch.object(last, "forward", side_effect=lambda states: seen.append(len(states)) or run(states)):
+            engine.predict(TEXTS, {})
+        self.assertEqual(seen, [4])
+
+    def test_a_model_that_would_answer_differently_scores_everything(self):
+        wrong = patch.object(masked.Scorer, "_choose", lambda self, last, arguments: 2 * arguments[0][self.masked])
+        with wrong, self.assertLogs(masked.logger, "WARNING"):
+            engine = loading.ready(self.spec, "cpu")
+        with patch.object(masked, "install"):
+            complete = loading.ready(self.spec, "cpu").predict(TEXTS, {})
+        self.assertEqual(engine.predict(TEXTS, {}), complete)
