@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers.pipelines.base import ChunkPipeline, PipelineException, pad_collate_fn
 
-from inference.engines import generation, masked, media, packing, pipelines, rows
+from inference.engines import firsts, generation, masked, media, packing, pipelines, rows
 from inference.engines.base import Engine
 from inference.engines.faults import describe
 from inference.engines.rows import Row
@@ -47,6 +47,8 @@ class PipelineEngine(Engine):
         self.feed = TASKS[self.task]
         self.pipe = pipelines.load(self.spec, self.task, device)
         self.padded = not (self.pipe.tokenizer and packing.install(self.pipe.model, self.pipe.tokenizer))
+        if self.task in ("text-classification", "zero-shot-classification"):
+            firsts.install(self.pipe.model, self.pipe.tokenizer)
         if self.task == "fill-mask":
             masked.install(self.pipe, f"warm {self.pipe.tokenizer.mask_token}")
         if self.feed.batched:
