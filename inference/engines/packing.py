@@ -19,6 +19,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from inference.engines import trials
+
 logger = logging.getLogger(__name__)
 
 ATTENTION = "packed"
@@ -32,8 +34,6 @@ LAYERS = {  # of the models whose layers know nothing of positions, by type: the
 }
 RUN_COST = 150_000  # of the attention to texts of one length that follow each other, beyond that of one call for all:
 # what a layer does with so many padded tokens x hidden size squared in the same time
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}  # of states about 1 large; 0.1 for shorter types
-TEXTS = ("a", "a b c d e f")
 
 
 def install(model: Any, tokenizer: Any) -> bool:
@@ -41,7 +41,7 @@ def install(model: Any, tokenizer: Any) -> bool:
     name = LAYERS.get(model.config.model_type)
     if name is None or model.device.type != "cpu" or model.config._attn_implementation != "sdpa":
         return False
-    tokens = tokenizer(list(TEXTS), padding=True, return_tensors="pt")
+    tokens = tokenizer(list(trials.TEXTS), padding=True, return_tensors="pt")
     padded = _states(model, tokens)
     model.set_attn_implementation(ATTENTION)
     layers = getattr(model.base_model, name)
@@ -49,7 +49,7 @@ def install(model: Any, tokenizer: Any) -> bool:
         layers.register_forward_pre_hook(_pack, with_kwargs=True),
         layers.register_forward_hook(_unpack, with_kwargs=True),
     )
-    if _are_close(_states(model, tokens), padded):
+    if trials.same(_states(model, tokens), padded):
         return True
     logger.warning("%s answers differently when its batches are packed; they are padded", model.config.model_type)
     model.set_attn_implementation("sdpa")
@@ -63,10 +63,6 @@ def _states(model: Any, tokens: Any) -> torch.Tensor:
     """Of the texts' own tokens, one a row."""
     states: torch.Tensor = model.base_model(**tokens).last_hidden_state
     return states[tokens["attention_mask"].bool()]
-
-
-def _are_close(states: torch.Tensor, others: torch.Tensor) -> bool:
-    return torch.allclose(states, others, rtol=0.0, atol=TOLERANCE.get(states.dtype, 0.1))
 
 
 def _pack(layers: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:

@@ -8,13 +8,14 @@ import torch
 import transformers
 
 from inference.engines import firsts, packing
-from tests.inference.engines.test_packing import SHAPE, TEXTS, tokenizer
+from tests.inference.engines.test_packing import DISTILBERT, SHAPE, TEXTS, tokenizer
 
 
 def classifier(kind: str, **more: Any) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        config = transformers.AutoConfig.for_model(kind, **SHAPE, num_labels=4, **more)
+        shape = DISTILBERT if kind == "distilbert" else SHAPE
+        config = transformers.AutoConfig.for_model(kind, **shape, num_labels=4, **more)
         return transformers.AutoModelForSequenceClassification.from_config(config).eval()
 
 
