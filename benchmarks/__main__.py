@@ -1,6 +1,6 @@
 """`make bench`: this service beside its peers, in turn, over the same pipeline. docs/benchmarks.md says how to read it.
 
-make bench -- --quick                          ten minutes, set-up included
+make bench -- --quick                          about ten minutes
 make bench -- --only service,unbatched --workload mixed --clients 32
 """
 
