@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inference.engines import trials
+from inference.engines import packing, trials
 
 logger = logging.getLogger(__name__)
 
@@ -98,19 +98,13 @@ def _first_tokens(
     else:
         lengths = own.sum(1)
         places = (0, lengths.cumsum(0) - lengths)
-        key, value, mask = _padded(key, own), _padded(value, own), own[:, None, None]
+        key, value, mask = packing.padded(key[0], own), packing.padded(value[0], own), own[:, None, None]
     first = hidden[places].unsqueeze(1)
     query, key, value = (_by_head(part, last.attention) for part in (last.query(first), key, value))
     attended = functional.scaled_dot_product_attention(query, key, value, mask, scale=last.attention.scaling)
     states = torch.zeros_like(hidden)
     states[places] = last.finish(attended.transpose(1, 2).flatten(2), first).squeeze(1)
     return states
-
-
-def _padded(row: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    padded = row.new_zeros(*own.shape, row.shape[-1])
-    padded[own] = row[0]
-    return padded
 
 
 def _by_head(part: torch.Tensor, attention: Any) -> torch.Tensor:

@@ -42,14 +42,14 @@ def install(model: Any, tokenizer: Any) -> bool:
     if name is None or model.device.type != "cpu" or model.config._attn_implementation != "sdpa":
         return False
     tokens = tokenizer(list(trials.TEXTS), padding=True, return_tensors="pt")
-    padded = _states(model, tokens)
+    before = _states(model, tokens)
     model.set_attn_implementation(ATTENTION)
     layers = getattr(model.base_model, name)
     hooks = (
         layers.register_forward_pre_hook(_pack, with_kwargs=True),
         layers.register_forward_hook(_unpack, with_kwargs=True),
     )
-    if trials.same(_states(model, tokens), padded):
+    if trials.same(_states(model, tokens), before):
         return True
     logger.warning("%s answers differently when its batches are packed; they are padded", model.config.model_type)
     model.set_attn_implementation("sdpa")
@@ -88,11 +88,15 @@ def _unpack(layers: nn.Module, arguments: Any, options: dict[str, Any], output: 
     """After the layers: padded rows again."""
     own = options.get("own")
     if own is not None:
-        row = output.last_hidden_state
-        states = row.new_zeros(*own.shape, row.shape[-1])
-        states[own] = row[0]
-        output.last_hidden_state = states
+        output.last_hidden_state = padded(output.last_hidden_state[0], own)
     return output
+
+
+def padded(values: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """(tokens, size) to (texts, longest, size): `values` in order where `own` is true, else zeros."""
+    rows = values.new_zeros(*own.shape, values.shape[-1])
+    rows[own] = values
+    return rows
 
 
 def _attention(

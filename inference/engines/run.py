@@ -33,6 +33,7 @@ class RunReport:
     outcomes: list[Any]  # an item: its answer, or the `InferenceError` that it failed with
     engine_s: float  # time within the engine's calls
     calls: int  # engine calls made; 1 when nothing failed
+    padded: bool = True
     oom_shape: tuple[int, float] | None = None  # (items, tokens of each) that did not fit, though its halves did
 
 
@@ -40,7 +41,10 @@ def run(engine: Engine, items: Sequence[Any], parameters: dict[str, Any]) -> Run
     """Answer every item, in order. Raises `DeviceFailed` when this process cannot use its device any more."""
     batch = _Batch(engine, items, parameters)
     batch.run(list(range(len(items))))
-    return RunReport(outcomes=batch.outcomes, engine_s=batch.engine_s, calls=batch.calls, oom_shape=batch.oom_shape)
+    return RunReport(
+        outcomes=batch.outcomes, engine_s=batch.engine_s, calls=batch.calls, padded=engine.padded,
+        oom_shape=batch.oom_shape,
+    )  # fmt: skip
 
 
 class _Batch:

@@ -94,7 +94,7 @@ def run_batch(call: BatchCall) -> BatchReport:
         outcomes, reports = _run(call.model, jobs)
         failpoints.reach("after_run")
     _finish(call.batch, outcomes, batch_size=sum(job.size for job in jobs))
-    return _report(replica.engines[call.model].padded, jobs, outcomes, reports, took_s=time.monotonic() - started)
+    return _report(jobs, outcomes, reports, took_s=time.monotonic() - started)
 
 
 def _claim(call: BatchCall) -> list[Job]:
@@ -181,10 +181,11 @@ def _finish(batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int) -> Non
 
 
 def _report(
-    padded: bool, jobs: Sequence[Job], outcomes: Sequence[Outcome], reports: Sequence[RunReport], *, took_s: float
+    jobs: Sequence[Job], outcomes: Sequence[Outcome], reports: Sequence[RunReport], *, took_s: float
 ) -> BatchReport:
     engine_s = sum(report.engine_s for report in reports)
     size = sum(job.size for job in jobs)
+    padded = all(report.padded for report in reports)
     return BatchReport(
         errors={outcome.job_id: outcome.error_code for outcome in outcomes},
         engine_s=engine_s,

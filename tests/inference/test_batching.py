@@ -54,8 +54,9 @@ def shape(batch, padded: bool) -> tuple[int, float]:
 
 
 def is_within(batch, max_size: int, max_tokens: int, padded: bool) -> bool:
-    size, length = shape(batch, padded)
-    return len(batch) == 1 or (size <= max_size and size * length <= max_tokens + 1e-6)
+    size = sum(job.size for job in batch)
+    tokens = size * max(job.length for job in batch) if padded else sum(job.size * job.length for job in batch)
+    return len(batch) == 1 or (size <= max_size and tokens <= max_tokens)
 
 
 class BatchTests(TestCase):
