@@ -14,7 +14,7 @@ run: .venv/.installed  ## Serve on http://127.0.0.1:8000 (PORT=8001 for another 
 	@DEBUG=$${DEBUG:-1} exec $(PY) manage.py up
 
 test: .venv/.installed-dev  ## Run the tests (T=tests.inference.test_catalog for some of them)
-	@exec $(PY) manage.py test $(T)
+	@exec $(PY) manage.py test --noinput $(T)
 
 fuzz: .venv/.installed-dev  ## Fuzz the HTTP interface, 300 examples an operation (N=5000 for more)
 	@exec $(PY) -m tests.api.fuzz $(or $(N),300)

@@ -13,6 +13,7 @@ from inference.broker import publish
 from inference.models import Job, Priority, Status, Worker, WorkerState
 from inference.workers import served_models
 from tests.conditions import eventually
+from tests.messages import messages_for
 
 MODEL = "embeddings"
 
@@ -21,12 +22,8 @@ class JobsTests(TransactionTestCase):
     """The broker is the real one of the test run; there is no worker."""
 
     def setUp(self):
-        publish.redis_client().flushdb()
         served_models.forget()
         admission.forget()
-
-    def messages(self) -> int:
-        return sum(publish.queue_lengths([jobs.spec_of(MODEL).queue]).values())
 
     def serve(self) -> None:
         Worker.objects.create(name="w", pid=1, state=WorkerState.READY, model_names=[MODEL])
@@ -36,7 +33,7 @@ class JobsTests(TransactionTestCase):
         row = Job.objects.get(pk=job.pk)
         self.assertEqual((row.status, row.inputs, row.size, row.priority), (Status.QUEUED, "some text", 1, 1))
         self.assertEqual(row.request_id, "r1")
-        self.assertEqual(self.messages(), 1)
+        eventually(lambda: messages_for(job) == 1, "the message follows the row")
 
     def test_a_list_is_several_items_of_one_job(self):
         self.assertEqual(jobs.submit(model=MODEL, inputs=["a", "b", "c"]).size, 3)
