@@ -12,12 +12,13 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks import plot, processes, report, service, workloads
+from benchmarks import offline, plot, processes, report, service, workloads
 from benchmarks.results import Load
 from benchmarks.rounds import TRIAL_CLIENTS, Bench, Plan
 from benchmarks.systems import SYSTEMS, variants
 from benchmarks.workloads import FOLDER, WORKLOADS
 
+OWN_UNBATCHED = "service-1"
 DOCS = Path(__file__).parent.parent / "docs"
 
 
@@ -40,8 +41,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="make bench --", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="one short round, 32 clients; each peer one worker a core")
-    parser.add_argument("--only", type=names_of(SYSTEMS, "system"), default=tuple(SYSTEMS), metavar="NAMES",
+    parser.add_argument("--quick", action="store_true",
+                        help=f"one short round, 32 clients, no {OWN_UNBATCHED}; each peer one worker a core")  # fmt: skip
+    parser.add_argument("--only", type=names_of(SYSTEMS, "system"), metavar="NAMES",
                         help=f"systems: {', '.join(SYSTEMS)}")  # fmt: skip
     parser.add_argument("--workload", type=names_of(WORKLOADS, "workload"), default=tuple(WORKLOADS), metavar="NAMES",
                         help=f"workloads: {', '.join(WORKLOADS)}")  # fmt: skip
@@ -61,9 +63,11 @@ def make_plan(options: argparse.Namespace) -> Plan:
     shares = shares if options.poisson is None else options.poisson
     if shares and TRIAL_CLIENTS not in clients:
         sys.exit(f"--poisson needs the rate at {TRIAL_CLIENTS} clients: add {TRIAL_CLIENTS} to --clients.")
+    systems = tuple(name for name in SYSTEMS if not (options.quick and name == OWN_UNBATCHED))
     return Plan(
         rounds=options.rounds or rounds, seconds=options.seconds or seconds, workloads=options.workload,
-        systems=options.only, variants=variants()[:1] if options.quick else variants(),
+        systems=options.only or systems, variants=variants()[:1] if options.quick else variants(),
+        offline_sizes=(4, 8, 32) if options.quick else offline.BATCH_SIZES,
         loads=(*(Load(clients=count) for count in clients), *(Load(share=share / 100) for share in shares)),
     )  # fmt: skip
 

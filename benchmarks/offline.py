@@ -7,7 +7,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks import processes
@@ -37,10 +37,10 @@ class Offline:
         return self.rates[self.best]
 
 
-def measure(workload: Workload, variant: Variant, seconds: float) -> Offline:
+def measure(workload: Workload, variant: Variant, seconds: float, sizes: Sequence[int] = BATCH_SIZES) -> Offline:
     with workers(workload, variant) as started:
         rates, cpu_ms = {}, {}
-        for size in BATCH_SIZES:
+        for size in sizes:
             results = ask(started, f"{size} {seconds}")
             rates[size] = sum(result["items"] / result["wall_s"] for result in results)
             cpu_ms[size] = 1000 * sum(r["cpu_s"] for r in results) / sum(r["items"] for r in results)

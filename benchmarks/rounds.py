@@ -26,6 +26,7 @@ class Plan:
     systems: tuple[str, ...]
     loads: tuple[Load, ...]
     variants: tuple[Variant, ...]  # of which each peer takes its best
+    offline_sizes: tuple[int, ...]  # batches of the pipeline alone
 
     @property
     def steps(self) -> int:
@@ -66,7 +67,7 @@ class Bench:
     def ceiling(self, workload: Workload) -> None:
         for variant in self.plan.variants:
             self.step(f"{workload.name}: the pipeline alone, {variant}")
-            measured = offline.measure(workload, variant, self.plan.seconds / 3)
+            measured = offline.measure(workload, variant, self.plan.seconds / 3, self.plan.offline_sizes)
             self.results.offline.setdefault(workload.name, []).append(measured)
         self.bar.update()
 

@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from inference import catalog, health, jobs
 from inference.models import Worker
-from inference.workers import SERVING
+from inference.workers import REMEMBERED_S, SERVING
 
 REPORT_EVERY_S = 5.0
 REQUEST_TIMEOUT_S = 60.0
@@ -131,21 +131,30 @@ class Welcome(threading.Thread):
         if spec is None or settings.API_KEY_REQUIRED:
             return []
         url, body = f"{self.url}/v1/models/{spec.name}", json.dumps(example(spec))
-        begun_s = time.monotonic()
         try:
-            answer = post(url, body)
+            took_ms, answer = self.sent(url, body)
         except (OSError, ValueError) as error:
             return [f"A first request failed: {error}"]
-        took_ms = (time.monotonic() - begun_s) * 1000
         curl = f"  curl {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
         return [f"A request, and the answer it got in {took_ms:.0f} ms:", "", curl, "", f"  {answer}", ""]
 
+    def sent(self, url: str, body: str) -> tuple[float, str]:
+        """How long an answer took, in ms, and the answer. Who asked before the worker was ready has left the web server
+        with the impression that there is none, for a moment."""
+        deadline = time.monotonic() + 2 * REMEMBERED_S
+        while True:
+            begun_s = time.monotonic()
+            status, answer = post(url, body)
+            if status != 503 or begun_s > deadline or self.stopping.wait(0.1):
+                return (time.monotonic() - begun_s) * 1000, answer
 
-def post(url: str, body: str) -> str:
-    """The answer, shortened; also one that says what is wrong."""
+
+def post(url: str, body: str) -> tuple[int, str]:
+    """Status and answer, shortened; also one that says what is wrong."""
     request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"})  # noqa: S310 - http
     try:
-        answer = NO_PROXY.open(request, timeout=REQUEST_TIMEOUT_S).read()
+        with NO_PROXY.open(request, timeout=REQUEST_TIMEOUT_S) as response:
+            status, answer = response.status, response.read()
     except urllib.error.HTTPError as error:
-        answer = error.read()
-    return json.dumps(shorten(json.loads(answer)))[:LONGEST_ANSWER]
+        status, answer = error.code, error.read()
+    return status, json.dumps(shorten(json.loads(answer)))[:LONGEST_ANSWER]

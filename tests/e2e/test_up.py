@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 import signal
 import socket
@@ -9,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 from unittest import TestCase
@@ -75,9 +79,30 @@ class Up:
         return [pid for pid in processes.of_data_folder(self.folder.name) if pid != self.process.pid]
 
 
+@contextlib.contextmanager
+def impatient_client(port: int) -> Iterator[None]:
+    """Asks again and again, also while there is no worker yet."""
+    ended = threading.Event()
+
+    def ask() -> None:
+        request = urllib.request.Request(f"http://{HOST}:{port}/v1/models/embeddings", b'{"inputs": "now?"}')
+        request.add_header("Content-Type", "application/json")
+        while not ended.wait(0.05):
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                urllib.request.urlopen(request, timeout=5).close()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 class TestUp(TestCase):
     def test_it_serves_shows_a_real_answer_and_stops_cleanly(self) -> None:
-        with Up(port := free_port()) as up:
+        with Up(port := free_port()) as up, impatient_client(port):
             up.shows(f"Ready on http://{HOST}:{port}, serving embeddings")
             up.shows("A request, and the answer it got")
             up.shows(f"curl http://{HOST}:{port}/v1/models/embeddings")
