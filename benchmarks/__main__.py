@@ -42,7 +42,7 @@ def parse_arguments() -> argparse.Namespace:
         prog="make bench --", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true",
-                        help=f"one short round, 32 clients, no {OWN_UNBATCHED}; each peer one worker a core")  # fmt: skip
+                        help=f"one short round, 32 clients, no {OWN_UNBATCHED}, one worker a core")  # fmt: skip
     parser.add_argument("--only", type=names_of(SYSTEMS, "system"), metavar="NAMES",
                         help=f"systems: {', '.join(SYSTEMS)}")  # fmt: skip
     parser.add_argument("--workload", type=names_of(WORKLOADS, "workload"), default=tuple(WORKLOADS), metavar="NAMES",
