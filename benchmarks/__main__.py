@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks import offline, plot, processes, report, service, workloads
+from benchmarks.claims import OURS_UNBATCHED
 from benchmarks.results import Load
 from benchmarks.rounds import TRIAL_CLIENTS, Bench, Plan
 from benchmarks.systems import SYSTEMS, variants
 from benchmarks.workloads import FOLDER, WORKLOADS
 
-OWN_UNBATCHED = "service-1"
 DOCS = Path(__file__).parent.parent / "docs"
 
 
@@ -42,7 +42,7 @@ def parse_arguments() -> argparse.Namespace:
         prog="make bench --", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true",
-                        help=f"one short round, 32 clients, no {OWN_UNBATCHED}, one worker a core")  # fmt: skip
+                        help=f"one short round, 32 clients, no {OURS_UNBATCHED}, one worker a core")  # fmt: skip
     parser.add_argument("--only", type=names_of(SYSTEMS, "system"), metavar="NAMES",
                         help=f"systems: {', '.join(SYSTEMS)}")  # fmt: skip
     parser.add_argument("--workload", type=names_of(WORKLOADS, "workload"), default=tuple(WORKLOADS), metavar="NAMES",
@@ -63,7 +63,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
     shares = shares if options.poisson is None else options.poisson
     if shares and TRIAL_CLIENTS not in clients:
         sys.exit(f"--poisson needs the rate at {TRIAL_CLIENTS} clients: add {TRIAL_CLIENTS} to --clients.")
-    systems = tuple(name for name in SYSTEMS if not (options.quick and name == OWN_UNBATCHED))
+    systems = tuple(name for name in SYSTEMS if not (options.quick and name == OURS_UNBATCHED))
     return Plan(
         rounds=options.rounds or rounds, seconds=options.seconds or seconds, workloads=options.workload,
         systems=options.only or systems, variants=variants()[:1] if options.quick else variants(),

@@ -11,6 +11,7 @@ from benchmarks.results import Results, Row
 from benchmarks.systems import SYSTEMS
 
 OURS = "service"
+OURS_UNBATCHED = "service-1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ def claims(results: Results) -> list[Claim]:
 
 def claims_of(results: Results, workload: str, load: str, ours: Row, rows: dict[str, Row]) -> Iterator[Claim]:
     where = f"{workload}, {load}"
-    if load.endswith("clients") and (one := rows.get("service-1")):  # one client makes no batch, Poisson sets the rate
+    if load.endswith("clients") and (one := rows.get(OURS_UNBATCHED)):  # one makes no batch, Poisson sets the rate
         yield Claim(what=f"{where}: our own max_batch_size = 1", measured=ours.rate / one.rate, aim=1)
     if load == "1 client":
         bare_ms = matching(results, workload, ours.variant).bare_ms

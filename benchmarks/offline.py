@@ -37,7 +37,7 @@ class Offline:
         return self.rates[self.best]
 
 
-def measure(workload: Workload, variant: Variant, seconds: float, sizes: Sequence[int] = BATCH_SIZES) -> Offline:
+def measure(workload: Workload, variant: Variant, seconds: float, sizes: Sequence[int]) -> Offline:
     with workers(workload, variant) as started:
         rates, cpu_ms = {}, {}
         for size in sizes:
