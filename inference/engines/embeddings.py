@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
 from inference.catalog import ModelSpec
-from inference.engines import packing, weights
+from inference.engines import encoders, weights
 from inference.engines.base import Engine
 from inference.errors import InferenceError, InvalidInput
 
@@ -34,7 +34,7 @@ class SentenceEmbeddings(Engine):
             local_files_only=True,
             trust_remote_code=False,
         ).to(self.device)
-        self.padded = not packing.install(self.model, self.tokenizer)
+        self.padded = encoders.install(self.model, self.tokenizer) is None
         self.max_tokens = _max_tokens(self.spec, weights.config(folder, "sentence_bert_config.json"), self.tokenizer)
 
     def warm_up(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from inference.engines import packing, trials
+from inference.engines import trials
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,9 @@ class Scorer:
         return arguments[0][self.masked]
 
     def _place(self, last: nn.Module, arguments: Any, scores: torch.Tensor) -> torch.Tensor:
-        return packing.padded(scores, self.masked)
+        placed = scores.new_zeros(*self.masked.shape, scores.shape[-1])
+        placed[self.masked] = scores
+        return placed
 
 
 def install(pipe: Any, example: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers.pipelines.base import ChunkPipeline, PipelineException, pad_collate_fn
 
-from inference.engines import firsts, generation, masked, media, packing, pipelines, rows
+from inference.engines import encoders, generation, masked, media, pipelines, rows
 from inference.engines.base import Engine
 from inference.engines.faults import describe
 from inference.engines.rows import Row
@@ -46,9 +46,10 @@ class PipelineEngine(Engine):
             )
         self.feed = TASKS[self.task]
         self.pipe = pipelines.load(self.spec, self.task, device)
-        self.padded = not (self.pipe.tokenizer and packing.install(self.pipe.model, self.pipe.tokenizer))
-        if self.task in ("text-classification", "zero-shot-classification"):
-            firsts.install(self.pipe.model, self.pipe.tokenizer)
+        layers = encoders.install(self.pipe.model, self.pipe.tokenizer) if self.pipe.tokenizer else None
+        self.padded = layers is None
+        if layers and self.task in ("text-classification", "zero-shot-classification"):
+            encoders.read_firsts_only(layers, self.pipe.model, self.pipe.tokenizer)
         if self.task == "fill-mask":
             masked.install(self.pipe, f"warm {self.pipe.tokenizer.mask_token}")
         if self.feed.batched:

@@ -12,7 +12,7 @@ import transformers
 from inference.catalog import ModelSpec
 from inference.engines import loading, masked
 from tests import tiny_models
-from tests.inference.engines.test_packing import DISTILBERT, SHAPE
+from tests.inference.engines.test_encoders import DISTILBERT, SHAPE
 
 TEXTS = ["the [MASK] runs", "a [MASK] and a [MASK] in paris", "[MASK]"]
 

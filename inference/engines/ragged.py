@@ -1,0 +1,130 @@
+"""Texts of many lengths as one row of tokens, and attention within each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+CALL_COST = 300_000  # of one more call of attention: what it does with so many padded products meanwhile
+
+
+class Group(NamedTuple):
+    """Texts of near lengths that follow each other: one call of attention."""
+
+    start: int  # their tokens in the row
+    end: int
+    first: int  # the texts, in the row's order
+    last: int
+    longest: int
+    own: torch.Tensor | None  # (texts, longest), false for padding; None where there is none
+    places: torch.Tensor | None  # of their tokens among the padded ones
+
+
+class Texts:
+    """The tokens of a batch without its padding, the texts ordered by length.
+
+    `shape` is (texts, longest, hidden) as it comes, `own` of shape (texts, longest) is false for padding, or None.
+    """
+
+    def __init__(self, shape: Sequence[int], own: torch.Tensor | None) -> None:
+        self.count, self.longest, self.hidden = shape
+        if own is None:
+            self.order, self.index = None, None
+            lengths = [self.longest] * self.count
+        else:
+            counts = own.sum(1).tolist()
+            order = sorted(range(self.count), key=counts.__getitem__)
+            lengths = [counts[text] for text in order]
+            tokens = own.flatten().nonzero().squeeze(1).split(counts)
+            self.order = torch.tensor(order)
+            self.index = torch.cat([tokens[text] for text in order])
+        ends = torch.tensor(lengths).cumsum(0)
+        self.firsts = ends - torch.tensor(lengths)
+        self.groups = [self._group(lengths, first, last, ends) for first, last in near(lengths, self.hidden)]
+
+    def _group(self, lengths: list[int], first: int, last: int, ends: torch.Tensor) -> Group:
+        longest = lengths[last - 1]
+        start, end = int(ends[first]) - lengths[first], int(ends[last - 1])
+        if lengths[first] == longest:
+            return Group(start, end, first, last, longest, None, None)
+        own = torch.arange(longest) < torch.tensor(lengths[first:last]).unsqueeze(1)
+        return Group(start, end, first, last, longest, own, own.flatten().nonzero().squeeze(1))
+
+    def rows(self, padded: torch.Tensor) -> torch.Tensor:
+        """(texts, longest, hidden) to (tokens, hidden)."""
+        flat = padded.flatten(0, 1)
+        return flat if self.index is None else flat[self.index]
+
+    def padded(self, rows: torch.Tensor) -> torch.Tensor:
+        """And back, with zeros for padding."""
+        if self.index is not None:
+            rows = rows.new_zeros(self.count * self.longest, rows.shape[-1]).index_copy_(0, self.index, rows)
+        return rows.unflatten(0, (self.count, self.longest))
+
+    def in_order(self, values: torch.Tensor) -> torch.Tensor:
+        """A row a text, in the order in which the texts came."""
+        return values if self.order is None else torch.empty_like(values).index_copy_(0, self.order, values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Of each text to itself, with heads of `size`."""
+
+    size: int
+    scale: float
+
+    def of_all(self, texts: Texts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """(tokens, hidden) in and out."""
+        return _joined([self._within(group, query, key, value) for group in texts.groups])
+
+    def of_firsts(self, texts: Texts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """`query` of shape (texts, hidden), as is the answer; `key` and `value` of shape (tokens, hidden)."""
+        parts = []
+        for group in texts.groups:
+            first = query[group.first : group.last].unflatten(1, (-1, 1, self.size))
+            parts.append(self._attended(group, first, self._spread(group, key), self._spread(group, value)).flatten(1))
+        return _joined(parts)
+
+    def _within(self, group: Group, *parts: torch.Tensor) -> torch.Tensor:
+        attended = self._attended(group, *(self._spread(group, part) for part in parts))
+        rows = attended.transpose(1, 2).flatten(0, 1).flatten(1)
+        return rows if group.places is None else rows.index_select(0, group.places)
+
+    def _attended(self, group: Group, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Of tensors of shape (texts, heads, tokens, size)."""
+        mask = None if group.own is None else group.own[:, None, None]
+        return functional.scaled_dot_product_attention(query, key, value, mask, scale=self.scale)
+
+    def _spread(self, group: Group, rows: torch.Tensor) -> torch.Tensor:
+        """The tokens of a group, padded: (tokens, hidden) to (texts, heads, longest, size)."""
+        part = rows[group.start : group.end]
+        count = group.last - group.first
+        if group.places is not None:
+            padded = part.new_zeros(count * group.longest, part.shape[-1])
+            part = padded.index_copy_(0, group.places, part)
+        return part.view(count, group.longest, -1, self.size).transpose(1, 2)
+
+
+def near(lengths: Sequence[int], hidden: int) -> list[tuple[int, int]]:
+    """From and to of the texts whose attention costs less together, padded, than in two calls. `lengths` ascend."""
+    groups: list[tuple[int, int]] = []
+    end = len(lengths)
+    while end:
+        start = end - 1
+        padding = 0
+        while start:
+            padding += 2 * hidden * (lengths[end - 1] ** 2 - lengths[start - 1] ** 2)
+            if padding > CALL_COST:
+                break
+            start -= 1
+        groups.append((start, end))
+        end = start
+    return groups[::-1]
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

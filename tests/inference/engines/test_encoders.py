@@ -1,0 +1,189 @@
+"""Layers without padding, and last layers of first tokens only: nobody's answer tells."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import TestCase
+from unittest.mock import patch
+
+import torch
+import transformers
+
+from inference.catalog import ModelSpec
+from inference.engines import encoders, loading, ragged
+from tests import tiny_models
+
+SHAPE = {
+    "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+    "max_position_embeddings": 64, "initializer_range": 0.5, "pad_token_id": 0,
+}  # fmt: skip
+DISTILBERT = {
+    "vocab_size": 100, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 64,
+    "initializer_range": 0.5, "pad_token_id": 0,
+}  # fmt: skip
+TEXTS = ["the cat runs in paris", "a dog", "a dog", "it was a good house and the red cat sleeps on it", "small"]
+
+
+def model_of(kind: str, **more: Any) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        shape = DISTILBERT if kind == "distilbert" else SHAPE
+        config = transformers.AutoConfig.for_model(kind, **shape, **more)
+        return transformers.AutoModel.from_config(config).eval()
+
+
+def tokenizer(texts: list[str], **options: Any) -> Any:
+    """A token a word, numbered by its letters."""
+    ids = [[1, *(2 + sum(map(ord, word)) % 90 for word in text.split()), 1] for text in texts]
+    longest = max(map(len, ids))
+    return {
+        "input_ids": torch.tensor([row + [0] * (longest - len(row)) for row in ids]),
+        "attention_mask": torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ids]),
+    }
+
+
+def states(model: Any, texts: list[str]) -> list[torch.Tensor]:
+    """Of each text, those of its own tokens."""
+    tokens = tokenizer(texts)
+    with torch.inference_mode():
+        padded = model(**tokens).last_hidden_state
+    return [row[: int(count)] for row, count in zip(padded, tokens["attention_mask"].sum(1), strict=True)]
+
+
+def classifier(kind: str, **more: Any) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        shape = DISTILBERT if kind == "distilbert" else SHAPE
+        config = transformers.AutoConfig.for_model(kind, **shape, num_labels=4, **more)
+        return transformers.AutoModelForSequenceClassification.from_config(config).eval()
+
+
+def scores(model: Any, texts: list[str]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(**tokenizer(texts)).logits
+
+
+def rows_computed(model: Any, run: Callable[[Any, list[str]], object], texts: list[str]) -> list[int]:
+    """How many tokens each layer computes to its end."""
+    with patch.object(encoders.Layer, "_finish", autospec=True, side_effect=encoders.Layer._finish) as finish:
+        run(model, texts)
+    return [len(call.args[1]) for call in finish.call_args_list]
+
+
+class EncoderTests(TestCase):
+    def test_answers_are_those_of_each_text_alone_for_every_kind_of_model(self):
+        for kind in encoders.KINDS:
+            for call_cost in (0, ragged.CALL_COST):  # each length apart, and near lengths together
+                with self.subTest(kind, call_cost=call_cost), patch.object(ragged, "CALL_COST", call_cost):
+                    model = model_of(kind)
+                    alone = [states(model, [text])[0] for text in TEXTS]
+                    self.assertIsNotNone(encoders.install(model, tokenizer))
+                    for own, together in zip(alone, states(model, TEXTS), strict=True):
+                        torch.testing.assert_close(together, own, rtol=1e-4, atol=1e-4)
+                    torch.testing.assert_close(states(model, TEXTS[:1])[0], alone[0], rtol=1e-4, atol=1e-4)
+
+    def test_layers_compute_the_tokens_of_the_texts_and_no_others(self):
+        model = model_of("bert")
+        encoders.install(model, tokenizer)
+        tokens = sum(len(text.split()) + 2 for text in TEXTS)
+        self.assertEqual(rows_computed(model, states, TEXTS), [tokens, tokens])
+
+    def test_a_model_that_answers_differently_is_padded(self):
+        model = model_of("bert", is_decoder=True)
+        before = states(model, TEXTS)
+        with self.assertLogs(encoders.logger, "WARNING"):
+            self.assertIsNone(encoders.install(model, tokenizer))
+        torch.testing.assert_close(states(model, TEXTS), before)
+
+    def test_layers_with_other_parts_are_left_alone(self):
+        model = model_of("bert")
+        dense = model.encoder.layer[1].intermediate.dense
+        model.encoder.layer[1].intermediate.dense = torch.nn.Sequential(dense)
+        self.assertIsNone(encoders.install(model, tokenizer))
+
+    def test_another_kind_of_model_is_left_alone(self):
+        config = transformers.AutoConfig.for_model(
+            "gpt2", n_embd=32, n_layer=1, n_head=2, vocab_size=100, bos_token_id=1, eos_token_id=1
+        )
+        self.assertIsNone(encoders.install(transformers.AutoModel.from_config(config), tokenizer))
+
+
+class FirstTokenTests(TestCase):
+    def test_scores_of_every_kind_of_model_are_those_of_the_complete_model(self):
+        for kind in encoders.KINDS:
+            for call_cost in (0, ragged.CALL_COST):
+                with self.subTest(kind, call_cost=call_cost), patch.object(ragged, "CALL_COST", call_cost):
+                    model = classifier(kind)
+                    complete, alone = scores(model, TEXTS), scores(model, TEXTS[:1])
+                    layers = install_for_firsts(model)
+                    self.assertTrue(layers.first_only)
+                    torch.testing.assert_close(scores(model, TEXTS), complete, rtol=1e-4, atol=1e-4)
+                    torch.testing.assert_close(scores(model, TEXTS[:1]), alone, rtol=1e-4, atol=1e-4)
+
+    def test_the_last_layer_computes_a_token_a_text(self):
+        model = classifier("bert")
+        install_for_firsts(model)
+        self.assertEqual(rows_computed(model, scores, TEXTS)[1], len(TEXTS))
+
+    def test_a_model_that_reads_other_tokens_too_computes_all(self):
+        readers: dict[str, Any] = {
+            "the last": lambda pooler, arguments: (arguments[0].flip(1),),
+            "the second": lambda pooler, arguments: (arguments[0][:, 1].unsqueeze(1),),
+        }
+        for name, reader in readers.items():
+            with self.subTest(name):
+                model = classifier("bert")
+                model.bert.pooler.register_forward_pre_hook(reader)
+                layers = encoders.install(model, tokenizer)
+                assert layers is not None
+                complete = scores(model, TEXTS)
+                with self.assertLogs(encoders.logger, "WARNING"):
+                    encoders.read_firsts_only(layers, model, tokenizer)
+                self.assertFalse(layers.first_only)
+                torch.testing.assert_close(scores(model, TEXTS), complete, rtol=1e-4, atol=1e-4)
+
+
+def install_for_firsts(model: Any) -> encoders.Layers:
+    layers = encoders.install(model, tokenizer)
+    assert layers is not None
+    encoders.read_firsts_only(layers, model, tokenizer)
+    return layers
+
+
+class EngineTests(TestCase):
+    """Every task of such a model, through the engine."""
+
+    TASKS: dict[str, Any] = {
+        "text-classification": {"top_k": 3},
+        "token-classification": {},
+        "feature-extraction": {},
+        "fill-mask": {},
+        "zero-shot-classification": {"candidate_labels": ["red", "a good house"]},
+    }
+
+    def test_answers_together_equal_those_one_by_one(self):
+        for task, parameters in self.TASKS.items():
+            with self.subTest(task), tempfile.TemporaryDirectory() as folder:
+                model = str(tiny_models.build(task, Path(folder)))
+                engine = loading.ready(ModelSpec(name=task, task=task, model=model), "cpu")
+                self.assertFalse(engine.padded)
+                texts = [f"{text} [MASK]" for text in TEXTS] if task == "fill-mask" else TEXTS
+                alone = [engine.predict([text], parameters)[0] for text in texts]
+                self.assert_close(engine.predict(texts, parameters), alone)
+
+    def assert_close(self, answer: Any, expected: Any) -> None:
+        if isinstance(expected, dict):
+            self.assertEqual(answer.keys(), expected.keys())
+            for key, value in expected.items():
+                self.assert_close(answer[key], value)
+        elif isinstance(expected, list | tuple):
+            self.assertEqual(len(answer), len(expected))
+            for one, other in zip(answer, expected, strict=True):
+                self.assert_close(one, other)
+        elif isinstance(expected, float):
+            self.assertAlmostEqual(answer, expected, places=4)
+        elif isinstance(expected, torch.Tensor):
+            torch.testing.assert_close(answer, expected, rtol=1e-4, atol=1e-4)
+        else:
+            self.assertEqual(answer, expected)
