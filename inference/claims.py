@@ -6,14 +6,16 @@ means that somebody else owns the job now, and the outcome is dropped.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 from uuid import UUID
 
-from django.db import connection, transaction
+from django.db import DEFAULT_DB_ALIAS, connection, connections, transaction
 from django.db.models.functions import Now
 
+from inference import rows
 from inference.models import Job, Status
 from inference.rows import marks
 
@@ -32,23 +34,41 @@ class Outcome:
         return Status.FAILED if self.error_code else Status.SUCCEEDED
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """What running a job takes of its row."""
+
+    id: UUID
+    model: str
+    inputs: Any
+    parameters: dict[str, Any]
+    size: int
+    length: int
+    created_at: datetime.datetime
+
+
+_CLAIMED = tuple(field.name for field in fields(Claimed))
+
+
 def claim(
     ids: Collection[UUID], batch: UUID, *, model: str, takes_over: Collection[UUID], worker: UUID, device: str
-) -> list[Job]:
+) -> list[Claimed]:
     """Claim what may be claimed of `ids` for `batch`, and return it with its inputs, the oldest first.
 
     `takes_over` names batches of this worker that are known to be over: their rows are claimed though running.
     """
-    claimed = Job.objects.raw(
-        _claim_sql(len(ids), len(takes_over)),
-        [
-            *(_to_db("batch", value) for value in (batch, worker)),
-            device,
-            *(_to_db("id", job_id) for job_id in ids),
-            model,
-            *(_to_db("batch", over) for over in takes_over),
-        ],
-    )
+    with connection.cursor() as cursor:
+        cursor.execute(
+            _claim_sql(len(ids), len(takes_over)),
+            [
+                *(_to_db("batch", value) for value in (batch, worker)),
+                device,
+                *(_to_db("id", job_id) for job_id in ids),
+                model,
+                *(_to_db("batch", over) for over in takes_over),
+            ],
+        )
+        claimed = [Claimed(**values) for values in rows.from_db(cursor.fetchall(), _CLAIMED, _database())]
     return sorted(claimed, key=lambda job: (job.created_at, job.id))
 
 
@@ -61,7 +81,7 @@ def _claim_sql(ids: int, takes_over: int) -> str:
     return (
         f"UPDATE {Job._meta.db_table} SET status = 'running', batch = %s, worker = %s, device = %s,"  # noqa: S608 - our own names only
         f" started_at = {now}, attempts = attempts + 1 WHERE id IN ({marks(ids)}) AND model = %s AND ({free})"
-        " RETURNING id, model, inputs, parameters, size, length, created_at"
+        f" RETURNING {', '.join(_CLAIMED)}"
     )
 
 
@@ -98,5 +118,8 @@ def _now_sql() -> str:
 
 
 def _to_db(name: str, value: Any) -> Any:
-    field: Any = Job._meta.get_field(name)
-    return field.get_db_prep_save(value, connection)
+    return rows.to_db(name, value, _database())
+
+
+def _database() -> Any:
+    return connections[DEFAULT_DB_ALIAS]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 from uuid import UUID
@@ -17,22 +17,19 @@ MOST = 500  # rows of one statement: SQLite takes 32,766 values
 Changes = dict[str, Any]  # what happened to a job since it was inserted, by attribute
 
 _FIELDS: Sequence[Any] = Job._meta.concrete_fields
-_CHANGING: Sequence[Any] = [
-    Job._meta.get_field(name)
-    for name in (
-        "id", "status", "output", "error_code", "error_detail", "batch", "batch_size", "attempts", "recoveries",
-        "worker", "device", "published_at", "started_at", "finished_at",
-    )
-]  # fmt: skip
+_CHANGING = (
+    "id", "status", "output", "error_code", "error_detail", "batch", "batch_size", "attempts", "recoveries", "worker",
+    "device", "published_at", "started_at", "finished_at",
+)  # fmt: skip
 
 
 def _is_stored_as_it_is(field: Any) -> bool:
     return isinstance(field, models.CharField | models.TextField | models.IntegerField) and not field.choices
 
 
-_PREPARED: Sequence[tuple[str, Any]] = [
-    (field.attname, None if _is_stored_as_it_is(field) else field) for field in _FIELDS
-]
+_PREPARED: dict[str, Any] = {  # by attribute: the field that prepares a value for the database, if it needs to be
+    field.attname: None if _is_stored_as_it_is(field) else field for field in _FIELDS
+}
 
 
 def insert(jobs: Sequence[Job]) -> None:
@@ -53,17 +50,20 @@ def insert(jobs: Sequence[Job]) -> None:
 
 def _row(job: Job, database: Any) -> list[Any]:
     values = vars(job)
-    return [
-        values[name] if field is None or values[name] is None else field.get_db_prep_save(values[name], database)
-        for name, field in _PREPARED
-    ]
+    return [to_db(name, values[name], database) for name in _PREPARED]
+
+
+def to_db(name: str, value: Any, database: Any) -> Any:
+    """A value of the column `name` as the database takes it."""
+    field = _PREPARED[name]
+    return value if field is None or value is None else field.get_db_prep_save(value, database)
 
 
 def finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
     """What became of those of these jobs that are finished."""
     database: Any = connections[DEFAULT_DB_ALIAS]
     key: Any = Job._meta.pk
-    columns = ", ".join(field.column for field in _CHANGING)
+    columns = ", ".join(_CHANGING)
     where = f"id IN ({marks(len(ids))}) AND status IN ({marks(len(TERMINAL))})"
     with database.cursor() as cursor:
         cursor.execute(
@@ -71,24 +71,26 @@ def finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
             [*(key.get_db_prep_value(job_id, database) for job_id in ids), *TERMINAL],
         )
         rows = cursor.fetchall()
-    converters = _converters(database.alias)
-    return {changes["id"]: changes for row in rows if (changes := _from_db(row, converters, database))}
+    return {changes["id"]: changes for changes in from_db(rows, _CHANGING, database)}
 
 
-def _from_db(row: Sequence[Any], converters: Sequence[tuple[Any, list[Callable]]], database: Any) -> Changes:
-    changes: Changes = {}
-    for value, (column, conversions) in zip(row, converters, strict=True):
-        for convert in conversions:
-            value = convert(value, column, database)
-        changes[column.target.attname] = value
-    return changes
+def from_db(rows: Iterable[Sequence[Any]], names: tuple[str, ...], database: Any) -> Iterator[dict[str, Any]]:
+    """Each row's values by name, as the ORM would convert them. `names` are columns."""
+    converters = _converters(database.alias, names)
+    for row in rows:
+        values = {}
+        for name, value, (column, conversions) in zip(names, row, converters, strict=True):
+            for convert in conversions:
+                value = convert(value, column, database)
+            values[name] = value
+        yield values
 
 
 @functools.cache
-def _converters(alias: str) -> list[tuple[Any, list[Callable]]]:
-    """Of each changing column, as the ORM would convert it."""
+def _converters(alias: str, names: tuple[str, ...]) -> list[tuple[Any, list[Callable]]]:
     database = connections[alias]
-    columns = [field.get_col(Job._meta.db_table) for field in _CHANGING]
+    fields: Sequence[Any] = [Job._meta.get_field(name) for name in names]
+    columns = [field.get_col(Job._meta.db_table) for field in fields]
     return [
         (column, [*database.ops.get_db_converters(column), *column.get_db_converters(database)]) for column in columns
     ]

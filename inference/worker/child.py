@@ -20,12 +20,11 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 
 from inference import catalog, claims, errors, failpoints, lengths, notices, validation
 from inference.broker import publish
-from inference.claims import Outcome
+from inference.claims import Claimed, Outcome
 from inference.engines import loading
 from inference.engines.base import Engine
 from inference.engines.run import RunReport
 from inference.engines.run import run as run_engine
-from inference.models import Job
 from inference.worker import devices, presence
 from inference.worker.calls import BatchCall, BatchReport
 
@@ -97,18 +96,18 @@ def run_batch(call: BatchCall) -> BatchReport:
     return _report(jobs, outcomes, reports, took_s=time.monotonic() - started)
 
 
-def _claim(call: BatchCall) -> list[Job]:
+def _claim(call: BatchCall) -> list[Claimed]:
     return claims.claim(
         call.job_ids, call.batch, model=call.model, takes_over=call.takes_over, worker=replica.worker,
         device=replica.device,
     )  # fmt: skip
 
 
-def _condemn(jobs: Sequence[Job], code: str) -> list[Outcome]:
+def _condemn(jobs: Sequence[Claimed], code: str) -> list[Outcome]:
     return [Outcome(job_id=job.id, error_code=code, error_detail=VERDICTS[code]) for job in jobs]
 
 
-def _run(model: str, jobs: Sequence[Job]) -> tuple[list[Outcome], list[RunReport]]:
+def _run(model: str, jobs: Sequence[Claimed]) -> tuple[list[Outcome], list[RunReport]]:
     """One engine call a set of parameters; the messages already grouped them, so there is one set."""
     outcomes: list[Outcome] = []
     reports: list[RunReport] = []
@@ -139,23 +138,23 @@ def _limited(limit_s: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _by_parameters(jobs: Sequence[Job]) -> Iterator[list[Job]]:
-    def digest(job: Job) -> str:
+def _by_parameters(jobs: Sequence[Claimed]) -> Iterator[list[Claimed]]:
+    def digest(job: Claimed) -> str:
         return catalog.parameters_digest(job.parameters)
 
     for _, same in groupby(sorted(jobs, key=digest), key=digest):
         yield list(same)
 
 
-def _is_list(job: Job) -> bool:
+def _is_list(job: Claimed) -> bool:
     return lengths.is_list(replica.engines[job.model].spec, job.inputs)
 
 
-def _items(job: Job) -> list[object]:
+def _items(job: Claimed) -> list[object]:
     return job.inputs if _is_list(job) else [job.inputs]
 
 
-def _outcome(job: Job, answers: list[object]) -> Outcome:
+def _outcome(job: Claimed, answers: list[object]) -> Outcome:
     """A job of several items fails with its first failed item."""
     for index, answer in enumerate(answers):
         if isinstance(answer, errors.InferenceError):
@@ -181,7 +180,7 @@ def _finish(batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int) -> Non
 
 
 def _report(
-    jobs: Sequence[Job], outcomes: Sequence[Outcome], reports: Sequence[RunReport], *, took_s: float
+    jobs: Sequence[Claimed], outcomes: Sequence[Outcome], reports: Sequence[RunReport], *, took_s: float
 ) -> BatchReport:
     engine_s = sum(report.engine_s for report in reports)
     size = sum(job.size for job in jobs)

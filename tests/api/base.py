@@ -54,7 +54,7 @@ class Laborer(threading.Thread):
                 claims.record(batch, [self.outcome(mine)], batch_size=mine.size)
                 notices.publish(publish.redis_client(), [mine.id])
 
-    def outcome(self, job: Job) -> Outcome:
+    def outcome(self, job: claims.Claimed) -> Outcome:
         several = isinstance(job.inputs, list)
         answers = [self.answer(item, job.parameters) for item in (job.inputs if several else [job.inputs])]
         for answer in answers:

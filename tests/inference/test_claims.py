@@ -15,7 +15,7 @@ def make_job(**values) -> Job:
     return Job.objects.create(**{"model": "echo", "inputs": "text", **values})
 
 
-def claim(*jobs: Job, batch: UUID, takes_over=(), model: str = "echo") -> list[Job]:
+def claim(*jobs: Job, batch: UUID, takes_over=(), model: str = "echo") -> list[claims.Claimed]:
     return claims.claim(
         [job.pk for job in jobs], batch, model=model, takes_over=takes_over, worker=WORKER, device="cpu"
     )
@@ -49,7 +49,7 @@ class ClaimTests(TestCase):
     def test_a_job_past_its_deadline_is_not_claimed(self):
         past = make_job(expires_at=timezone.now() - datetime.timedelta(seconds=5))
         future = make_job(expires_at=timezone.now() + datetime.timedelta(seconds=60))
-        self.assertEqual([job.pk for job in claim(past, future, batch=uuid4())], [future.pk])
+        self.assertEqual([job.id for job in claim(past, future, batch=uuid4())], [future.pk])
 
     def test_a_job_of_another_model_or_an_unknown_id_is_not_claimed(self):
         job = make_job(model="other")
