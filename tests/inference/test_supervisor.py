@@ -9,7 +9,7 @@ import threading
 import unittest
 
 from inference import guard
-from inference.supervisor import Child, Guard, Program, Supervisor, describe_exit
+from inference.supervisor import Child, Guard, Program, Supervisor, describe_exit, web_program
 from tests.conditions import eventually
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
@@ -27,7 +27,7 @@ print("up", flush=True)
 while len(os.sched_getaffinity(0)) > 1:
     time.sleep(0.01)
 os.fork()
-threading.Thread(target=lambda: print(os.sched_getaffinity(0), flush=True)).start()
+threading.Thread(target=lambda: os.write(1, f"{os.sched_getaffinity(0)}\\n".encode())).start()  # one write: no mixing
 """
 
 
@@ -73,6 +73,9 @@ class TestChild(unittest.TestCase):
         eventually(lambda: len(self.log.lines) == 3, "the cores of two threads")
         core = sorted(os.sched_getaffinity(0))[child.pid % len(os.sched_getaffinity(0))]
         self.assertEqual(self.log.lines[1:], [("p", str({core}))] * 2)
+
+    def test_the_web_server_is_a_program_for_one_core(self) -> None:
+        self.assertTrue(web_program(host="127.0.0.1", port=8000).one_core)
 
     def test_what_it_started_ends_with_it(self) -> None:
         child = self.child(PARENT)

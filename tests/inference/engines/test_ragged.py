@@ -3,7 +3,7 @@
 from unittest import TestCase
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
@@ -29,6 +29,7 @@ def attention_alone(row: torch.Tensor) -> torch.Tensor:
 
 
 class TextsTests(TestCase):
+    @settings(deadline=None)
     @given(lengths_of_texts)
     def test_there_and_back_leaves_zeros_for_padding(self, lengths):
         padded, own = batch(lengths)
@@ -37,6 +38,7 @@ class TextsTests(TestCase):
         self.assertEqual(len(rows), sum(lengths))
         torch.testing.assert_close(texts.padded(rows), padded * own.unsqueeze(2))
 
+    @settings(deadline=None)
     @given(lengths_of_texts)
     def test_attention_is_that_of_each_text_alone(self, lengths):
         padded, own = batch(lengths)
@@ -56,6 +58,7 @@ class TextsTests(TestCase):
 
 
 class NearTests(TestCase):
+    @settings(deadline=None)
     @given(lengths_of_texts.map(sorted), st.sampled_from([32, 384, 768]))
     def test_every_text_is_in_one_group_whose_padding_is_cheaper_than_a_call(self, lengths, hidden):
         groups = near(lengths, hidden)
