@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 from uuid import UUID
 
-from django.db import DEFAULT_DB_ALIAS, connection, connections, transaction
+from django.db import connection, transaction
 from django.db.models.functions import Now
 
 from inference import rows
@@ -68,7 +68,7 @@ def claim(
                 *(_to_db("batch", over) for over in takes_over),
             ],
         )
-        claimed = [Claimed(**values) for values in rows.from_db(cursor.fetchall(), _CLAIMED, _database())]
+        claimed = [Claimed(**values) for values in rows.from_db(cursor.fetchall(), _CLAIMED, connection)]
     return sorted(claimed, key=lambda job: (job.created_at, job.id))
 
 
@@ -118,8 +118,4 @@ def _now_sql() -> str:
 
 
 def _to_db(name: str, value: Any) -> Any:
-    return rows.to_db(name, value, _database())
-
-
-def _database() -> Any:
-    return connections[DEFAULT_DB_ALIAS]
+    return rows.to_db(name, value, connection)

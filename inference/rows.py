@@ -62,13 +62,12 @@ def to_db(name: str, value: Any, database: Any) -> Any:
 def finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
     """What became of those of these jobs that are finished."""
     database: Any = connections[DEFAULT_DB_ALIAS]
-    key: Any = Job._meta.pk
     columns = ", ".join(_CHANGING)
     where = f"id IN ({marks(len(ids))}) AND status IN ({marks(len(TERMINAL))})"
     with database.cursor() as cursor:
         cursor.execute(
             f"SELECT {columns} FROM {Job._meta.db_table} WHERE {where}",  # noqa: S608 - own names
-            [*(key.get_db_prep_value(job_id, database) for job_id in ids), *TERMINAL],
+            [*(to_db("id", job_id, database) for job_id in ids), *TERMINAL],
         )
         rows = cursor.fetchall()
     return {changes["id"]: changes for changes in from_db(rows, _CHANGING, database)}

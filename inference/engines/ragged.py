@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
-CALL_COST = 300_000  # of one more call of attention: what it does with so many padded products meanwhile
+CALL_COST = 300_000  # one more call of attention costs as much as so many multiplications with padding
 
 
 class Group(NamedTuple):
@@ -42,13 +43,13 @@ class Texts:
             tokens = own.flatten().nonzero().squeeze(1).split(counts)
             self.order = torch.tensor(order)
             self.index = torch.cat([tokens[text] for text in order])
-        ends = torch.tensor(lengths).cumsum(0)
-        self.firsts = ends - torch.tensor(lengths)
+        ends = list(accumulate(lengths))
+        self.firsts = torch.tensor([end - length for end, length in zip(ends, lengths, strict=True)])
         self.groups = [self._group(lengths, first, last, ends) for first, last in near(lengths, self.hidden)]
 
-    def _group(self, lengths: list[int], first: int, last: int, ends: torch.Tensor) -> Group:
+    def _group(self, lengths: list[int], first: int, last: int, ends: list[int]) -> Group:
         longest = lengths[last - 1]
-        start, end = int(ends[first]) - lengths[first], int(ends[last - 1])
+        start, end = ends[first] - lengths[first], ends[last - 1]
         if lengths[first] == longest:
             return Group(start, end, first, last, longest, None, None)
         own = torch.arange(longest) < torch.tensor(lengths[first:last]).unsqueeze(1)
