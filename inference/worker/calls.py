@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from uuid import UUID
 
-RAN_PAST_ITS_LIMIT = 1  # exit code of a child whose engine did: that of `faulthandler`, which ends it
+PAST_ITS_LIMIT = signal.SIGALRM  # what a child dies of whose engine ran past the model's limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

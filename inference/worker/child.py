@@ -7,6 +7,7 @@ import faulthandler
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from inference.engines.base import Engine
 from inference.engines.run import RunReport
 from inference.engines.run import run as run_engine
 from inference.worker import devices, presence
-from inference.worker.calls import BatchCall, BatchReport
+from inference.worker.calls import PAST_ITS_LIMIT, BatchCall, BatchReport
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -57,6 +58,8 @@ def start() -> None:
     global replica
     # The main process asks for the stack before it kills.
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
+    faulthandler.register(PAST_ITS_LIMIT, file=2, all_threads=True, chain=True)
+    threading.Thread(target=threading.Event().wait, name="hears-signals", daemon=True).start()
     plan = devices.Plan.from_environment()
     index = current_process_index(base=0) or 0
     replica = Replica(worker=plan.worker, device=plan.bind(index))
@@ -129,13 +132,15 @@ def _run(model: str, jobs: Sequence[Claimed]) -> tuple[list[Outcome], list[RunRe
 
 @contextlib.contextmanager
 def _limited(limit_s: float) -> Iterator[None]:
-    """Past the limit this process prints its stacks and exits, also when a C call of the engine holds the interpreter
-    or no signal is heard. Waits for the database do not count."""
-    faulthandler.dump_traceback_later(limit_s, exit=True, file=2)
+    """Past the limit this process prints its stacks and dies, also when a C call of the engine holds the interpreter
+    or hears no signal: another thread does. Waits for the database do not count.
+
+    faulthandler's own timer starts and ends a thread for each call: 0.3 ms instead of 4 µs."""
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:
         yield
     finally:
-        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _by_parameters(jobs: Sequence[Claimed]) -> Iterator[list[Claimed]]:

@@ -18,7 +18,7 @@ from billiard.exceptions import Terminated, WorkerLostError
 from inference import errors, failpoints
 from inference.batching import BatchQueue, CostModel, Item, Limits
 from inference.catalog import Catalog, ModelSpec
-from inference.worker.calls import RAN_PAST_ITS_LIMIT, BatchCall, BatchReport, run_batch
+from inference.worker.calls import PAST_ITS_LIMIT, BatchCall, BatchReport, run_batch
 from inference.worker.held import Batch, Held, Search, Totals
 from inference.worker.isolation import RETRY_S, Isolation
 from inference.worker.pool import ReplicaPool
@@ -196,7 +196,7 @@ class Dispatcher:
         if isinstance(cause, errors.DeviceFailed):
             self._device_failed(batch, cause)
         elif isinstance(cause, (WorkerLostError, Terminated)) and not batch.stuck:
-            batch.timed_out = _ran_past_its_limit(batch, cause)
+            batch.timed_out = f"signal {PAST_ITS_LIMIT:d} " in str(cause)
             self.isolation.died(batch, cause)
         else:
             self.isolation.retry(batch, cause)
@@ -264,13 +264,6 @@ def _limits(spec: ModelSpec) -> Limits:
     return Limits(
         max_batch_size=spec.max_batch_size, max_batch_tokens=spec.max_batch_tokens, max_wait_s=spec.max_wait_ms / 1000
     )
-
-
-def _ran_past_its_limit(batch: Batch, cause: BaseException) -> bool:
-    """Told by the exit code, and by the time: an engine may exit with that code too. Half of it, since the moment of
-    acceptance may have been noted late."""
-    late = time.monotonic() - batch.accepted_at >= batch.spec.time_limit_s / 2
-    return late and f"exitcode {RAN_PAST_ITS_LIMIT} " in str(cause)
 
 
 def _signal(pid: int, number: int) -> None:

@@ -229,9 +229,7 @@ class DispatcherTests(TestCase):
     def test_a_lone_job_whose_engine_ran_past_the_limit_fails_at_once(self):
         job_id, _ = self.add()
         self.dispatcher.kick()
-        self.last.accept(1, None)
-        next(iter(self.dispatcher.batches.values())).accepted_at -= CATALOG["a"].time_limit_s
-        self.pool.lose(self.last, WorkerLostError("Worker exited prematurely: exitcode 1 Job: 0."))
+        self.pool.lose(self.last, WorkerLostError("Worker exited prematurely: signal 14 (SIGALRM) Job: 0."))
         self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict), ((job_id,), "timed_out"))
 
     def test_a_child_that_is_stuck_outside_its_engine_is_killed_and_its_job_not_blamed(self):
