@@ -48,9 +48,5 @@ def forward(
     """One forward of the model; an output a row, each as if it had run alone."""
     if len(rows) == 1:
         return [run(dict(rows[0].features), **parameters)]
-    return split(collate([row.features for row in rows]), len(rows), run, parameters)
-
-
-def split(batch: Any, size: int, run: Callable[..., Any], parameters: dict[str, Any]) -> list[Any]:
-    """One forward of a batch that is already stacked; an output a row."""
-    return list(PipelineIterator([batch], run, parameters, loader_batch_size=size))
+    batch = collate([row.features for row in rows])
+    return list(PipelineIterator([batch], run, parameters, loader_batch_size=len(rows)))

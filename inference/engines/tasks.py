@@ -9,10 +9,11 @@ from typing import Any
 
 from transformers.utils.chat_template_utils import Chat
 
-from inference.engines import media
+from inference.engines import media, outputs
 from inference.errors import InvalidInput
 
 Prepare = Callable[[Any, Any], Any]  # (input, pipeline) -> what the pipeline's preprocess takes
+Read = Callable[..., list[Any]]  # (pipeline, the model's output, tokens of each text, **parameters) -> answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Task:
 
     prepare: Prepare
     batched: bool = False  # its pipeline's forward takes several items at once
-    tokenized: bool = False  # preprocessing a text is one call of the tokenizer, and nothing else
+    read: Read | None = None  # of tasks whose preprocessing is one call of the tokenizer, and whose texts are one row
     preprocess: dict[str, Any] = field(default_factory=dict)  # parameters of the pipeline's preprocess
     example: Callable[[Any], Any] | None = lambda pipe: "warm up"  # of a pipeline: an input that is always right
     parameters: dict[str, Any] = field(default_factory=dict)  # and parameters with it
@@ -177,14 +178,12 @@ def _table_example(pipe: Any) -> dict[str, Any]:
     return {"table": {"city": ["Paris", "Rome"]}, "query": "which city?"}
 
 
-_CUT = {"truncation": True}
+CUT = {"truncation": True}  # to what the model can take
 
 TASKS: dict[str, Task] = {
-    "text-classification": Task(prepare=text_or_pair, batched=True, tokenized=True, preprocess=_CUT),
-    "feature-extraction": Task(prepare=text, batched=True, tokenized=True, preprocess=_CUT),
-    "fill-mask": Task(
-        prepare=masked_text, batched=True, preprocess={"tokenizer_kwargs": _CUT}, example=_masked_example
-    ),
+    "text-classification": Task(prepare=text_or_pair, batched=True, read=outputs.classes, preprocess=CUT),
+    "feature-extraction": Task(prepare=text, batched=True, read=outputs.states, preprocess=CUT),
+    "fill-mask": Task(prepare=masked_text, batched=True, preprocess={"tokenizer_kwargs": CUT}, example=_masked_example),
     "token-classification": Task(prepare=text, batched=True),
     "zero-shot-classification": Task(
         prepare=labelled_text, batched=True, parameters={"candidate_labels": ["one", "other"]}
