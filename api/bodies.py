@@ -70,13 +70,13 @@ class CompletionBody(Body):
     stream = StrictFlag(required=False, help_text="false; answers are not streamed.")
 
 
-def seconds(query: Mapping[str, str], name: str, default: float) -> float:
-    """A number of seconds from 0 to `MAX_WAIT_S` out of the query. Raises `ApiError`."""
+def seconds(query: Mapping[str, str], name: str, default: float, most: float = MAX_WAIT_S) -> float:
+    """A number of seconds from 0 to `most` out of the query. Raises `ApiError`."""
     text = query.get(name)
     if text is None:
         return default
-    if not _NUMBER.fullmatch(text) or not text.isascii() or float(text) > MAX_WAIT_S:
-        raise ApiError(f"{name} must be a number of seconds from 0 to {MAX_WAIT_S:g}, such as ?{name}=10.")
+    if not _NUMBER.fullmatch(text) or not text.isascii() or float(text) > most:
+        raise ApiError(f"{name} must be a number of seconds from 0 to {most:.0f}, such as ?{name}=10.")
     return float(text)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rest_framework.serializers import ValidationError
 
 from api import codec, errors
-from api.bodies import PRIORITIES, BulkBody, LineBody, seconds
+from api.bodies import MAX_EXPIRES_IN_S, PRIORITIES, BulkBody, LineBody, seconds
 from api.errors import ApiError
 from inference.bulk import Item
 from inference.errors import InferenceError, InvalidInput
@@ -43,7 +43,7 @@ def read_lines(body: bytes, query: Mapping[str, str]) -> dict[str, Any]:
         "model": query["model"],
         "items": list(_items(body)),
         "priority": PRIORITIES[priority],
-        "expires_in_s": seconds(query, "expires_in", 0.0) or None,
+        "expires_in_s": seconds(query, "expires_in", 0.0, MAX_EXPIRES_IN_S) or None,
     }
 
 

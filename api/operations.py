@@ -91,7 +91,7 @@ submit_bulk = operation(
         IDEMPOTENCY_KEY,
         query("model", {"type": "string"}, "With JSON lines: the model."),
         query("priority", {"type": "string", "enum": list(bodies.PRIORITIES)}, "With JSON lines: the priority."),
-        wait("expires_in", 0, "the start of each job, with JSON lines"),
+        wait("expires_in", 0, "the start of each job, with JSON lines; 0: for ever", bodies.MAX_EXPIRES_IN_S),
     ],
     headers={"Location": [202], "Retry-After": [202, 429, 503]},
 )

@@ -63,6 +63,14 @@ class BulkTests(ApiTestCase):
         )
         self.assertEqual(Job.objects.get(pk=shown["jobs"][1]["id"]).parameters["top_k"], 2)
 
+    def test_json_lines_expire_within_a_week(self):
+        answer = self.lines('{"inputs": "a"}', query="model=echo&expires_in=604800")
+        job = Job.objects.get(pk=answer.json()["jobs"][0]["id"])
+        self.assertEqual((job.expires_at - job.created_at).total_seconds(), 604_800)
+        refused = self.lines('{"inputs": "a"}', query="model=echo&expires_in=604801")
+        self.assert_problem(refused, 400, "bad_request")
+        self.assertIn("from 0 to 604800", refused.json()["detail"])
+
     def test_json_lines_need_the_model_in_the_query(self):
         self.assert_problem(self.lines('{"inputs": "a"}', query="priority=low"), 400, "bad_request")
         self.assert_problem(self.lines('{"inputs": "a"}', query="model=nope"), 404, "unknown_model")
