@@ -1,9 +1,17 @@
+import json
 import os
+import re
+import stat
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
+from typing import Any
 
 from django.conf import settings
 from django.test import Client, SimpleTestCase, TestCase
+
+README = settings.BASE_DIR / "README.md"
 
 
 class DeployTests(SimpleTestCase):
@@ -18,6 +26,55 @@ class DeployTests(SimpleTestCase):
             check=False,
         )
         self.assertEqual((checked.returncode, checked.stderr), (0, ""))
+
+
+class SettingsTests(SimpleTestCase):
+    """What README says of variables that are not set, in a process where none is."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def of(self, **variables: str) -> dict[str, Any]:
+        show = "import json; from project import settings; print(json.dumps(vars(settings), default=str))"
+        made = subprocess.run(
+            [sys.executable, "-c", show], cwd=settings.BASE_DIR, capture_output=True, text=True, check=True,
+            env={"PATH": os.environ["PATH"], "DATA_DIR": str(self.folder), **variables},
+        )  # fmt: skip
+        return json.loads(made.stdout)
+
+    def test_numbers_are_those_of_the_readme(self) -> None:
+        found = self.of()
+        rows = re.findall(r"^\| (`[A-Z_`, ]+`) \| ([\d, ]+)(?::[^|]*)? \|", README.read_text(), re.MULTILINE)
+        said = {
+            name: float(number)
+            for names, numbers in rows
+            for name, number in zip(re.findall(r"[A-Z_]+", names), numbers.split(", "), strict=True)
+            if name != "DATABASE_POOL_SIZE"  # of the web process alone
+        }
+        self.assertGreaterEqual(len(said), 10)
+        self.assertEqual({name: float(found[name]) for name in said}, said)
+
+    def test_without_debug_keys_are_required_and_cookies_want_https(self) -> None:
+        names = ("DEBUG", "API_KEY_REQUIRED", "SESSION_COOKIE_SECURE", "CSRF_COOKIE_SECURE", "SECURE_HSTS_SECONDS")
+        found, debugging = self.of(), self.of(DEBUG="1")
+        self.assertEqual([found[name] for name in names], [False, True, True, True, 86_400])
+        self.assertEqual([debugging[name] for name in names], [True, False, False, False, 0])
+
+    def test_a_proxy_is_believed_only_where_that_is_said(self) -> None:
+        self.assertIsNone(self.of().get("SECURE_PROXY_SSL_HEADER"))
+        self.assertEqual(self.of(TRUST_PROXY="1")["SECURE_PROXY_SSL_HEADER"], ["HTTP_X_FORWARDED_PROTO", "https"])
+
+    def test_hosts_are_separated_by_commas(self) -> None:
+        self.assertEqual(self.of(ALLOWED_HOSTS="a.example, b.example")["ALLOWED_HOSTS"], ["a.example", "b.example"])
+
+    def test_a_secret_is_generated_once_a_data_folder_and_nobody_else_reads_it(self) -> None:
+        first = self.of()["SECRET_KEY"]
+        self.assertEqual(self.of()["SECRET_KEY"], first)
+        (file,) = (path for path in self.folder.rglob("*") if path.is_file() and first in path.read_text())
+        self.assertEqual(stat.S_IMODE(file.stat().st_mode), 0o600)
+        self.assertNotEqual(self.of(DATA_DIR=str(self.folder / "other"))["SECRET_KEY"], first)
 
 
 class PageTests(TestCase):

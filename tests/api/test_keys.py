@@ -107,6 +107,12 @@ class QuotaTests(ApiTestCase):
         self.assert_problem(answers[-1], 429, "too_many_requests")
         self.assertGreaterEqual(int(answers[-1]["Retry-After"]), 1)
 
+    @override_settings(API_KEY_RATE=20)
+    def test_a_key_without_a_rate_of_its_own_has_the_general_one(self):
+        _, key = ApiKey.objects.issue(owner=self.ada)
+        answers = [self.client.get("/v1/models", headers=bearer(key)) for _ in range(6)]
+        self.assertEqual((answers[0].status_code, answers[-1].status_code), (200, 429))
+
     def test_the_rate_is_kept_without_the_broker_too(self):
         with patch.object(rates.publish, "redis_client", side_effect=rates.redis.ConnectionError):
             waits = [rates.take("somebody", 20) for _ in range(6)]
@@ -126,8 +132,14 @@ class QuotaTests(ApiTestCase):
         Job.objects.create(model="echo", inputs="x", owner=self.ada, priority=Priority.LOW)
         self.assertEqual(self.submit_as(key).status_code, 202)
 
-    def submit_as(self, key: str):
-        return self.post("/v1/jobs", {"model": "echo", "inputs": "x"}, headers=bearer(key))
+    @override_settings(API_KEY_MAX_LOW_QUEUED=2)
+    def test_the_share_at_low_priority_has_a_limit_too(self):
+        _, key = ApiKey.objects.issue(owner=self.ada)
+        statuses = [self.submit_as(key, priority="low").status_code for _ in range(3)]
+        self.assertEqual(statuses, [202, 202, 429])
+
+    def submit_as(self, key: str, **more: str):
+        return self.post("/v1/jobs", {"model": "echo", "inputs": "x", **more}, headers=bearer(key))
 
 
 class CommandTests(ApiTestCase):
