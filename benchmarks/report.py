@@ -92,9 +92,9 @@ def summary(results: Results) -> str:
             shown[1] += f" ({SYSTEMS[best[1].system].label})"
         lines.append([WORKLOADS[workload].title, *shown])
     where = ", ".join(f"{name} {value}" for name, value in results.machine.items())
-    rounds = f"Medians of {results.rounds} rounds, windows of {results.seconds:g} s; {where}."
+    rounds = f"Medians of {results.rounds} rounds" if results.rounds > 1 else "One round"
     head = (f"requests a second, {SUMMARY_LOAD}", "this service", "best batching server", "one at a time")
-    return "\n".join([*markdown_table(head, lines), "", rounds])
+    return "\n".join([*markdown_table(head, lines), "", f"{rounds}, windows of {results.seconds:g} s; {where}."])
 
 
 def as_markdown(results: Results) -> str:
