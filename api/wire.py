@@ -1,4 +1,4 @@
-"""Below Django: bodies whose length is not announced. Django takes a chunked body for an empty one."""
+"""Below Django: bodies whose length is not announced, and bodies that nobody has read."""
 
 from __future__ import annotations
 
@@ -12,21 +12,31 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 READ = 65_536
 
 
-class ChunkedBodies:
-    """Reads a chunked body up to one byte over the limit, which is then refused as any body over it is."""
+class WholeBodies:
+    """Reads every body to its end before the request is answered. The server closes a connection that has unread bytes:
+    under the client's next request, or while it still sends and then never hears that its key is wrong.
+
+    A chunked body, which Django takes for an empty one, is read up to one byte over the limit and then refused as any
+    body over it is. Of bodies over twice the limit the rest is left unread."""
 
     def __init__(self, application: Application) -> None:
         self.application = application
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        stream, limit = environ["wsgi.input"], settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         if environ.get("HTTP_TRANSFER_ENCODING"):
-            body = _read(environ["wsgi.input"], settings.DATA_UPLOAD_MAX_MEMORY_SIZE + 1)
+            body = b"".join(_parts(stream, limit + 1))
             environ.update({"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))})
-        return self.application(environ, start_response)
+        answer = self.application(environ, start_response)
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+        if 0 < length <= 2 * limit and "HTTP_EXPECT" not in environ:  # who expects an answer first has sent nothing
+            for _ in _parts(stream, 2 * limit):
+                pass
+        return answer
 
 
-def _read(stream: Any, limit: int) -> bytes:
-    body = b""
-    while len(body) < limit and (part := stream.read(min(READ, limit - len(body)))):
-        body += part
-    return body
+def _parts(stream: Any, limit: int) -> Iterable[bytes]:
+    """What is left of a body, up to `limit` bytes of it."""
+    while limit > 0 and (part := stream.read(min(READ, limit))):
+        limit -= len(part)
+        yield part

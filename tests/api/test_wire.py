@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPResponse
 
 from tests.e2e.case import StackCase
 from tests.stack import ECHO, HOST
@@ -152,6 +153,20 @@ class MalformedTests(WireCase):
             self.assertIn(b"100 Continue", opened.recv(100))
             opened.sendall(BODY)
             self.assertIn(b" 202 ", opened.recv(65_536))
+
+    def test_a_connection_goes_on_after_a_refused_body(self) -> None:
+        """Its body comes late and piece by piece; nobody has looked at it. Without that the server hangs up."""
+        for path, size in (("/v1/models/nope", 30), ("/nope", LIMIT - 1), ("/v1/jobs", 2 * LIMIT)):
+            head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {size}\r\n\r\n".encode()
+            with self.subTest(path), self.connection() as opened:
+                for _ in range(10):
+                    opened.sendall(head)
+                    for piece in (b"x", b"x" * (size // 2 - 1), b"x" * (size - size // 2)):
+                        opened.sendall(piece)
+                    answer = HTTPResponse(opened)
+                    answer.begin()
+                    self.assertIn(answer.status, (404, 413, 415))
+                    self.assertEqual(json.loads(answer.read())["status"], answer.status)
 
     def test_a_header_cannot_be_split_by_a_request_id(self) -> None:
         answer = self.exchange(get(b"/healthz", b"X-Request-Id: a b\x0bc\r\n"))
