@@ -10,6 +10,7 @@ from django.test import SimpleTestCase
 from django.urls import resolve
 
 from api.errors import not_found
+from inference import catalog
 
 ROOT = Path(settings.BASE_DIR)
 README = (ROOT / "README.md").read_text()
@@ -54,6 +55,10 @@ class TestReadme(SimpleTestCase):
         for path in paths:
             self.assertIsNot(resolve(path).func, not_found, path)
 
+    def test_its_table_for_models_toml_is_a_model(self) -> None:
+        (table,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+        self.assertEqual([spec.task for spec in catalog.parse(table).values()], ["text-classification"])
+
     def test_the_first_screen_has_the_two_commands_and_a_curl(self) -> None:
         first_screen = "\n".join(README.splitlines()[:35])
         for part in ("make run", "make test", "curl http://127.0.0.1:8000/v1/models/embeddings", "384 numbers]"):
@@ -61,7 +66,16 @@ class TestReadme(SimpleTestCase):
 
 
 class TestMakefile(SimpleTestCase):
+    def make(self, *arguments: str) -> str:
+        installed = ("-o", ".venv/.installed")  # is not looked at, whoever runs the tests
+        command = ("make", "--no-print-directory", *installed, *arguments)
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
     def test_help_lists_every_target_with_a_word(self) -> None:
-        listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for target in ("run", "test", "lint", "format", "bench", "clean"):
+        listed = self.make("help")
+        for target in re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE):
             self.assertRegex(listed, rf"make {target} +\S")
+
+    def test_run_takes_a_port(self) -> None:
+        self.assertIn("\nPORT=8001\n", self.make("run", "PORT=8001", "PY=env #"))
+        self.assertIn("\nDEBUG=1\n", self.make("run", "PY=env #"))

@@ -1,7 +1,9 @@
+from unittest.mock import patch
 from uuid import uuid4
 
 from django.test import override_settings
 
+from inference import workers
 from inference.engines import echo
 from inference.models import Job, Priority, Status, Webhook
 from tests.api.base import ApiTestCase
@@ -50,11 +52,21 @@ class SubmitTests(ApiTestCase):
                 self.assertEqual([error["field"] for error in problem["errors"]], [field])
         self.assertEqual(Job.objects.count(), 0)
 
-    def test_a_full_queue_is_503_with_the_time_to_come_back(self):
+    def test_a_full_queue_is_503_until_there_is_room_at_the_measured_speed(self):
         Job.objects.bulk_create(Job(model="echo", inputs="x") for _ in range(20))
-        answer = self.post("/v1/jobs", {"model": "echo", "inputs": "x"})
-        self.assert_problem(answer, 503, "queue_full")
-        self.assertGreaterEqual(int(answer["Retry-After"]), 1)
+        for speed, seconds in ((0.3, "4"), (0.01, "60"), (100.0, "1")):
+            with self.subTest(speed=speed), patch.object(workers, "speeds", lambda speed=speed: {"echo": speed}):
+                answer = self.post("/v1/jobs", {"model": "echo", "inputs": "x"})
+                self.assert_problem(answer, 503, "queue_full")
+                self.assertEqual(answer["Retry-After"], seconds)
+
+    @override_settings(MAX_LOW_QUEUED=23)
+    def test_more_jobs_of_low_priority_may_wait_up_to_a_limit_of_their_own(self):
+        Job.objects.bulk_create(Job(model="echo", inputs="x") for _ in range(20))
+        low = {"model": "echo", "inputs": "x", "priority": "low"}
+        answers = [self.post("/v1/jobs", low) for _ in range(4)]
+        self.assertEqual([answer.status_code for answer in answers], [202, 202, 202, 503])
+        self.assert_problem(answers[-1], 503, "queue_full")
 
 
 class PollTests(ApiTestCase):

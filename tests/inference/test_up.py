@@ -1,0 +1,42 @@
+"""What `manage.py up` starts, by the variables of README. The programs themselves: tests/e2e/test_up.py."""
+
+from __future__ import annotations
+
+import os
+from unittest.mock import patch
+
+from django.core.management.base import CommandError
+from django.test import SimpleTestCase, override_settings
+
+from inference.broker import embedded
+from inference.management.commands import up
+
+
+class ProgramsTests(SimpleTestCase):
+    def names(self, **environment: str) -> list[str]:
+        with patch.dict(os.environ, environment), patch.object(embedded, "is_answering", lambda socket: False):
+            return [program.name for program in up.programs("127.0.0.1", 8000)]
+
+    def setUp(self) -> None:
+        self.enterContext(patch.dict(os.environ))
+        os.environ.pop("REDIS_URL", None)
+
+    def test_the_broker_starts_first(self) -> None:
+        self.assertEqual(self.names(), ["broker", "worker", "web"])
+
+    def test_a_broker_of_one_s_own_takes_the_place_of_the_embedded_one(self) -> None:
+        self.assertEqual(self.names(REDIS_URL="redis://127.0.0.1:6379/0"), ["worker", "web"])
+
+    @override_settings(WEBHOOK_HOSTS=["hooks.example"])
+    def test_webhooks_are_told_where_hosts_may_be_told(self) -> None:
+        self.assertEqual(self.names(), ["broker", "worker", "web", "webhooks"])
+
+    def test_a_folder_whose_service_runs_is_left_alone(self) -> None:
+        with patch.object(embedded, "is_answering", lambda socket: True), self.assertRaises(CommandError) as refused:
+            up.programs("127.0.0.1", 8000)
+        self.assertIn("Stop it first", str(refused.exception))
+
+    def test_where_it_listens_is_taken_from_the_environment(self) -> None:
+        with patch.dict(os.environ, HOST="0.0.0.0", PORT="9000"):
+            options = up.Command().create_parser("manage.py", "up").parse_args([])
+        self.assertEqual((options.host, options.port), ("0.0.0.0", 9000))
