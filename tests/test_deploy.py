@@ -29,7 +29,8 @@ class TestUnits(SimpleTestCase):
             ("inference-worker.service", worker_program()),
             ("inference-webhooks.service", webhooks_program()),
         ):
-            command = [part.replace("%H", "%h") for part in command_of(unit)]
+            self.assertIn("\nEnvironment=LOG_LEVEL=INFO\nEnvironmentFile=", (DEPLOY / unit).read_text())
+            command = [part.replace("%H", "%h").replace("${LOG_LEVEL}", "INFO") for part in command_of(unit)]
             self.assertEqual(command[1:], list(program.command[1:]), unit)
 
     def test_the_example_names_variables_that_readme_explains(self) -> None:
