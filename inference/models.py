@@ -93,7 +93,9 @@ class Job(models.Model):
     finished_at = models.DateTimeField(null=True, default=None)
     expires_at = models.DateTimeField(null=True, default=None)
 
-    owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET_NULL)
+    owner = models.ForeignKey(  # job_by_owner is its index
+        settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET_NULL, db_index=False
+    )
     idempotency_key = models.CharField(max_length=300, null=True, default=None, help_text="OWNER:KEY, one job each.")
     idempotency_digest = models.CharField(max_length=64, blank=True, default="", help_text="Of its request.")
     request_id = models.CharField(max_length=128, blank=True, default="")
@@ -104,8 +106,7 @@ class Job(models.Model):
         ordering = ["-id"]
         indexes = [
             models.Index(fields=["model", "priority", "id"], name="job_queued", condition=Q(status="queued")),
-            models.Index(fields=["worker", "started_at"], name="job_running", condition=Q(status="running")),
-            models.Index(fields=["expires_at"], name="job_expiring", condition=Q(status="queued")),
+            models.Index(fields=["status", "expires_at"], name="job_expiring", condition=Q(expires_at__isnull=False)),
             models.Index(fields=["status", "-id"], name="job_by_status"),
             models.Index(fields=["model", "-id"], name="job_by_model"),
             models.Index(fields=["owner", "-id"], name="job_by_owner"),

@@ -1,0 +1,57 @@
+"""What is asked all the time is answered from an index, and never by a scan of the finished jobs."""
+
+from __future__ import annotations
+
+import datetime
+
+from django.contrib.auth import get_user_model
+from django.db import connection
+from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
+from django.test import TestCase
+from django.utils import timezone
+
+from inference.models import Job, Priority, Status
+
+NUMBER = 300
+QUEUED = Job.objects.filter(status=Status.QUEUED)
+AN_HOUR = datetime.timedelta(hours=1)
+
+
+class IndexTests(TestCase):
+    @classmethod
+    def setUpTestData(cls) -> None:
+        cls.owner = get_user_model().objects.create_user("ada")
+        soon = timezone.now() + AN_HOUR
+        rows = [Job(model="a", inputs="x", status=Status.SUCCEEDED, owner=cls.owner) for _ in range(NUMBER)]
+        rows += [Job(model="a", inputs="x", expires_at=soon, owner=cls.owner) for _ in range(5)]
+        Job.objects.bulk_create(rows)
+
+    def plan(self, jobs: QuerySet[Job]) -> str:
+        with connection.cursor() as cursor:
+            if connection.vendor == "postgresql":  # a table this small would be scanned in any case
+                cursor.execute("SET LOCAL enable_seqscan = off")
+        return jobs.explain()
+
+    def assert_uses(self, indexes: str, jobs: QuerySet[Job]) -> None:
+        self.assertRegex(self.plan(jobs), rf"\b({indexes})\b")
+
+    def test_admission_counts_waiting_jobs_alone(self) -> None:
+        low = Priority.LOW
+        self.assert_uses("job_queued", QUEUED.filter(model="a", priority__lte=low).order_by().values("pk"))
+        own = QUEUED.filter(owner=self.owner, priority__lte=low).order_by().values("pk")
+        self.assert_uses("job_queued_by_owner|job_queued", own)
+
+    def test_the_reconciler_reads_running_and_overdue_jobs_alone(self) -> None:
+        self.assert_uses("job_expiring|job_queued", QUEUED.filter(expires_at__lte=Now()).order_by())
+        overdue = Q(worker=None) | Q(model="a", started_at__lt=Now() - AN_HOUR)
+        self.assert_uses("job_by_status", Job.objects.filter(overdue, status=Status.RUNNING).order_by())
+
+    def test_lists_read_one_page_from_its_index(self) -> None:
+        for index, jobs in (
+            ("job_by_owner", Job.objects.filter(owner=self.owner)),
+            ("job_by_status", Job.objects.filter(status=Status.FAILED)),
+            ("job_by_model", Job.objects.filter(model="b")),
+        ):
+            with self.subTest(index):
+                self.assert_uses(index, jobs.order_by("-id")[:20])
