@@ -18,6 +18,7 @@ __all__ = ["BatchQueue", "CostModel", "Item", "Limits"]
 AT_ONCE = -math.inf
 LARGEST = 1_000_000_000  # items or tokens: what a message may claim
 LOOK_AHEAD = 8  # batches' worth of items that are looked through for those of one group
+MEMORY_S = 600.0  # for so long batches stay small after one did not fit: its memory may have been somebody else's
 NEIGHBOURS = 24  # on either side, that are weighed: the work of forming a batch has a bound
 
 
@@ -69,7 +70,8 @@ class BatchQueue:
     def __init__(self, limits: Limits, costs: CostModel) -> None:
         self.limits = limits
         self.costs = costs
-        self.max_tokens: float = limits.max_batch_tokens  # lowered by what did not fit
+        self.max_tokens: float = limits.max_batch_tokens  # lowered for a while by what did not fit
+        self._lowered_until_s = math.inf
         self.padded = True  # each item of a batch costs what the longest costs; else each costs its own
         self._numbers: dict[str, tuple[Item, int]] = {}  # by id: the item, and its number in the order of adding
         self._number = count()
@@ -134,6 +136,8 @@ class BatchQueue:
     def take(self, now_s: float) -> list[Item]:
         """Form the next batch and take it out. Holds the oldest item of the highest priority. [] when empty."""
         self._set_expired_apart(now_s)
+        if now_s >= self._lowered_until_s:
+            self.max_tokens, self._lowered_until_s = self.limits.max_batch_tokens, math.inf
         if not self._numbers:
             return []
         batch = sorted(self._form(self._head(), now_s), key=self._turn)
@@ -141,9 +145,10 @@ class BatchQueue:
             self.remove(item.id)
         return batch
 
-    def out_of_memory(self, size: int, length: float) -> None:
-        """A call of that shape did not fit: no later batch is as large."""
-        self.max_tokens = min(self.max_tokens, size * length - 1)
+    def out_of_memory(self, size: int, length: float, now_s: float) -> None:
+        """A call of that shape did not fit, and its halves did: no batch is larger than those for a while."""
+        self.max_tokens = min(self.max_tokens, size * length / 2)
+        self._lowered_until_s = now_s + MEMORY_S
 
     def _set_expired_apart(self, now_s: float) -> None:
         while self._by_deadline and self._by_deadline.first[0] <= now_s:

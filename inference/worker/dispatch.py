@@ -171,7 +171,7 @@ class Dispatcher:
             costs.observe_overhead(report.overhead_s)
             self.queues[batch.spec.name].padded = report.padded
         if report.oom_shape:
-            self.queues[batch.spec.name].out_of_memory(*report.oom_shape)
+            self.queues[batch.spec.name].out_of_memory(*report.oom_shape, now_s=time.time())
         failpoints.reach("before_ack")
         for held in batch.jobs:
             self._release(held, report)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inference.batching import BatchQueue, CostModel, Item, Limits
+from inference.batching import MEMORY_S, BatchQueue, CostModel, Item, Limits
 from inference.ordered import Ordered
 from tests.properties import QUICK
 
@@ -162,13 +162,19 @@ class MemoryTests(TestCase):
         queues_of_jobs, measured_calls, st.lists(st.tuples(st.integers(1, 64), lengths), min_size=1, max_size=3),
         st.booleans(),
     )  # fmt: skip
-    def test_no_later_batch_is_as_large_as_one_that_did_not_fit(self, items, calls, failed, padded):
+    def test_what_did_not_fit_is_halved_for_a_while(self, items, calls, failed, padded):
         queue = filled(items, costs=learnt(calls), padded=padded)
         for size, length in failed:
-            queue.out_of_memory(size, length)
-        smallest = min(size * length for size, length in failed)
+            queue.out_of_memory(size, length, now_s=1000.0)
+        fits = min(size * length for size, length in failed) / 2
         for batch in batches(queue):
-            self.assertTrue(is_within(batch, ROOMY.max_batch_size, smallest - 1, padded), batch)
+            self.assertTrue(is_within(batch, ROOMY.max_batch_size, fits, padded), batch)
+
+    def test_after_a_while_it_is_tried_again(self):
+        queue = filled([item(str(number), length=10) for number in range(96)], padded=False)
+        queue.out_of_memory(16, 10, now_s=1000.0)
+        sizes = [len(queue.take(now_s)) for now_s in (1000.0, 1000.0 + MEMORY_S - 1, 1000.0 + MEMORY_S)]
+        self.assertEqual(sizes, [8, 8, 32])
 
     def test_what_went_through_leaves_nothing_behind(self):
         queue = BatchQueue(ROOMY, CostModel())

@@ -107,6 +107,12 @@ class DispatcherTests(TestCase):
         self.dispatcher.kick()
         self.assertEqual(self.last.batch.job_ids, (job_id,))
 
+    def test_after_a_call_that_did_not_fit_batches_are_half_as_large(self):
+        self.fill(24)
+        self.assertEqual(len(self.last.batch.job_ids), 8)
+        self.pool.finish(self.last, oom_shape=(8, 10.0))
+        self.assertEqual(len(self.last.batch.job_ids), 4)
+
     def test_jobs_gather_while_the_replica_is_busy(self):
         jobs = self.fill(5)
         self.assertEqual(set(self.last.batch.job_ids), {job_id for job_id, _ in jobs})
