@@ -49,11 +49,12 @@ class Parts(NamedTuple):
 
 def _like_bert(model: Any) -> tuple[nn.Module, list[Parts]]:
     def parts(layer: Any) -> Parts:
-        attention = layer.attention.self
+        attention, attended = layer.attention.self, layer.attention.output
         return Parts(
-            attention, attention.query, attention.key, attention.value, layer.attention.output.dense,
-            layer.attention.output.LayerNorm, layer.intermediate.dense, layer.intermediate.intermediate_act_fn,
-            layer.output.dense, layer.output.LayerNorm,
+            attention=attention, query=attention.query, key=attention.key, value=attention.value,
+            mix=attended.dense, mix_norm=attended.LayerNorm,
+            widen=layer.intermediate.dense, activation=layer.intermediate.intermediate_act_fn,
+            narrow=layer.output.dense, norm=layer.output.LayerNorm,
         )  # fmt: skip
 
     return model.encoder, [parts(layer) for layer in model.encoder.layer]
@@ -61,10 +62,11 @@ def _like_bert(model: Any) -> tuple[nn.Module, list[Parts]]:
 
 def _like_distilbert(model: Any) -> tuple[nn.Module, list[Parts]]:
     def parts(layer: Any) -> Parts:
-        attention = layer.attention
+        attention, ffn = layer.attention, layer.ffn
         return Parts(
-            attention, attention.q_lin, attention.k_lin, attention.v_lin, attention.out_lin, layer.sa_layer_norm,
-            layer.ffn.lin1, layer.ffn.activation, layer.ffn.lin2, layer.output_layer_norm,
+            attention=attention, query=attention.q_lin, key=attention.k_lin, value=attention.v_lin,
+            mix=attention.out_lin, mix_norm=layer.sa_layer_norm,
+            widen=ffn.lin1, activation=ffn.activation, narrow=ffn.lin2, norm=layer.output_layer_norm,
         )  # fmt: skip
 
     return model.transformer, [parts(layer) for layer in model.transformer.layer]
