@@ -31,7 +31,7 @@ options = { fixed_ms = 100 }
 [slow]                     # long enough to be stopped in the middle
 engine = "tests.faults.engines:RecordingEcho"
 max_batch_size = 8
-time_limit_s = 20
+time_limit_s = 90                 # longer than it is stopped for, also on a busy machine
 options = { fixed_ms = 700 }
 
 [batched]                  # waits until a batch is full, so that it is known who shares it
