@@ -22,7 +22,7 @@ fuzz: .venv/.installed-dev  ## Fuzz the HTTP interface, 300 examples an operatio
 faults-quick: .venv/.installed-dev  ## Play the faults of docs/reliability.md, a few trials each
 	@exec $(PY) -m tests.faults --trials ci
 
-faults: .venv/.installed-dev  ## Play them all at full counts, in hours
+faults: .venv/.installed-dev  ## Play them all at full counts, in about two hours
 	@exec $(PY) -m tests.faults --trials full
 
 lint: .venv/.installed-dev  ## Check style, types and the direction of imports
