@@ -133,6 +133,7 @@ MAX_ESTIMATED_WAIT_S = float(os.environ.get("MAX_ESTIMATED_WAIT_S", 600))  # 503
 CELERY_BROKER_URL = os.environ.get("BROKER_URL") or address.kombu_url(REDIS_URL)
 CELERY_BROKER_TRANSPORT_OPTIONS = address.kombu_options(CELERY_BROKER_URL)
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_CHANNEL_ERROR_RETRY = True  # a broker without room answers with errors, until it has room again
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TASK_SERIALIZER = "json"
 CELERY_TASK_IGNORE_RESULT = True

@@ -6,6 +6,8 @@ import os
 import signal
 from uuid import UUID
 
+import redis
+
 from inference.engines import echo
 from inference.models import Job, Status
 from tests.conditions import eventually
@@ -55,6 +57,14 @@ class TestSurvival(StackCase):
         self.assertEqual(self.stack.get(f"/v1/jobs/{ids[0]}").json["status"], "queued")
         self.stack.start_broker()
         self.assert_each_succeeded(ids)
+
+    def test_a_worker_outlives_an_error_that_the_broker_answers_with(self) -> None:
+        """Such as that it does not know the script of the fetch, or has no room on its disk."""
+        with redis.Redis.from_url(f"unix://{self.stack.socket}") as broker:
+            broker.script_flush()
+        self.assert_each_succeeded(self.submit(3))
+        self.assertIsNone(self.stack.children["worker1"].exit_code)
+        self.assertTrue(any("NoScriptError" in line for line in self.stack.log))
 
     def test_the_web_server_stops_and_the_jobs_go_on(self) -> None:
         ids = self.submit()
