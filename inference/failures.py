@@ -1,0 +1,119 @@
+"""What failed, judged by its kind. Only a lost connection is tried again, and never without a bound or a growing pause.
+
+Each other kind ends in one job's outcome or one caller's error: the same call would fail again, for ever.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import redis
+from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, OperationalError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Kind(enum.Enum):
+    CONNECTION = (
+        "connection lost"  # the other side is away, restarting, locked or full: later the same call may succeed
+    )
+    STATEMENT = "statement refused"  # the other side understands no such call: a missing table, a missing right
+    DATA = "data refused"  # these values cannot be stored
+    BUG = "bug"  # anything that nobody foresaw
+
+
+# SQLSTATE, by its first characters (https://www.postgresql.org/docs/current/errcodes-appendix.html).
+_AWAY = (
+    "08",  # connection exception
+    "25006",  # read-only: a standby that is being promoted
+    "40",  # rolled back: a deadlock, a serialization failure
+    "53",  # disk, memory or connections used up
+    "55P03",  # a lock was not to be had in time
+    "57",  # shut down, starting up, or cancelled by statement_timeout
+    "58",  # input or output of the server's host
+)
+_REFUSED_DATA = ("22", "23", "54")
+
+_SQLITE_AWAY = frozenset(
+    {
+        sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT,
+    }
+)  # fmt: skip
+
+_REDIS_AWAY = (redis.ConnectionError, redis.TimeoutError, redis.OutOfMemoryError, redis.ReadOnlyError)
+
+
+def kind_of(error: BaseException) -> Kind:
+    """The kind of what the database or the broker raised, or of a value that cannot be encoded for them."""
+    if isinstance(error, DatabaseError | InterfaceError):
+        return _of_database(error)
+    if isinstance(error, redis.RedisError):
+        return _of_redis(error)
+    if isinstance(error, ConnectionError | TimeoutError):
+        return Kind.CONNECTION
+    return Kind.DATA if isinstance(error, UnicodeError) else Kind.BUG
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether trying again later can help."""
+    return kind_of(error) is Kind.CONNECTION
+
+
+def _of_database(error: DatabaseError | InterfaceError) -> Kind:
+    cause = error.__cause__
+    if state := getattr(cause, "sqlstate", None):
+        if state.startswith(_AWAY):
+            return Kind.CONNECTION
+        return Kind.DATA if state.startswith(_REFUSED_DATA) else Kind.STATEMENT
+    if code := getattr(cause, "sqlite_errorcode", None):
+        if code & 0xFF in _SQLITE_AWAY:  # the low byte of an extended code
+            return Kind.CONNECTION
+        return Kind.DATA if isinstance(error, DataError | IntegrityError) else Kind.STATEMENT
+    if isinstance(error, DataError | IntegrityError):
+        return Kind.DATA
+    return Kind.CONNECTION if isinstance(error, OperationalError | InterfaceError) else Kind.STATEMENT
+
+
+def _of_redis(error: redis.RedisError) -> Kind:
+    if isinstance(error, _REDIS_AWAY) or str(error).startswith(("MISCONF", "LOADING", "CLUSTERDOWN", "TRYAGAIN")):
+        return Kind.CONNECTION
+    return Kind.DATA if isinstance(error, redis.DataError) else Kind.STATEMENT
+
+
+class Pauses:
+    """Between tries: `first_s`, then twice as long each time up to `longest_s`, a fifth more or less at random."""
+
+    def __init__(self, *, first_s: float, longest_s: float) -> None:
+        self.first_s, self.longest_s = first_s, longest_s
+        self._next_s = first_s
+
+    def next_s(self) -> float:
+        pause_s, self._next_s = self._next_s, min(self._next_s * 2, self.longest_s)
+        return pause_s * random.uniform(0.8, 1.2)
+
+    def reset(self) -> None:
+        """What was tried has succeeded."""
+        self._next_s = self.first_s
+
+
+def patiently(call: Callable[[], T], *, limit_s: float, reconnect: Callable[[], None]) -> T:
+    """What `call` returns, tried again for `limit_s` while its connection is lost. Raises whatever else it raises."""
+    pauses = Pauses(first_s=0.1, longest_s=1.0)
+    give_up_at = time.monotonic() + limit_s
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            if not is_away(error) or time.monotonic() > give_up_at:
+                raise
+            logger.warning("connection lost, trying again: %s", error)
+        reconnect()
+        time.sleep(pauses.next_s())

@@ -1,0 +1,89 @@
+import sqlite3
+
+import redis
+from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, OperationalError, ProgrammingError
+from django.test import SimpleTestCase
+
+from inference.failures import Kind, Pauses, kind_of, patiently
+
+
+def caused(error: Exception, **attributes: object) -> Exception:
+    cause = Exception()
+    for name, value in attributes.items():
+        setattr(cause, name, value)
+    error.__cause__ = cause
+    return error
+
+
+class KindTests(SimpleTestCase):
+    def test_each_error_is_of_one_kind(self) -> None:
+        cases = [
+            (OperationalError("connection refused"), Kind.CONNECTION),
+            (InterfaceError("connection already closed"), Kind.CONNECTION),
+            (caused(OperationalError(), sqlstate="57P01"), Kind.CONNECTION),
+            (caused(OperationalError(), sqlstate="57014"), Kind.CONNECTION),
+            (caused(OperationalError(), sqlstate="40P01"), Kind.CONNECTION),
+            (caused(OperationalError(), sqlstate="53100"), Kind.CONNECTION),
+            (caused(DataError(), sqlstate="22P05"), Kind.DATA),
+            (caused(IntegrityError(), sqlstate="23505"), Kind.DATA),
+            (caused(OperationalError(), sqlstate="54000"), Kind.DATA),
+            (caused(ProgrammingError(), sqlstate="42P01"), Kind.STATEMENT),
+            (caused(OperationalError(), sqlite_errorcode=sqlite3.SQLITE_BUSY_SNAPSHOT), Kind.CONNECTION),
+            (caused(OperationalError(), sqlite_errorcode=sqlite3.SQLITE_FULL), Kind.CONNECTION),
+            (caused(OperationalError(), sqlite_errorcode=sqlite3.SQLITE_ERROR), Kind.STATEMENT),
+            (caused(IntegrityError(), sqlite_errorcode=sqlite3.SQLITE_CONSTRAINT_UNIQUE), Kind.DATA),
+            (DatabaseError("whatever"), Kind.STATEMENT),
+            (redis.ConnectionError(), Kind.CONNECTION),
+            (redis.BusyLoadingError(), Kind.CONNECTION),
+            (redis.OutOfMemoryError(), Kind.CONNECTION),
+            (redis.ResponseError("MISCONF Errors writing to the AOF file"), Kind.CONNECTION),
+            (redis.ResponseError("WRONGTYPE"), Kind.STATEMENT),
+            (redis.DataError(), Kind.DATA),
+            ("\ud800".encode, Kind.DATA),
+            (KeyError("model"), Kind.BUG),
+        ]
+        for error, kind in cases:
+            with self.subTest(error=error):
+                self.assertIs(kind_of(_raised(error)), kind)
+
+
+def _raised(error: object) -> BaseException:
+    if isinstance(error, BaseException):
+        return error
+    try:
+        error()  # type: ignore[operator]
+    except Exception as raised:
+        return raised
+    raise AssertionError("nothing raised")
+
+
+class PatienceTests(SimpleTestCase):
+    def test_a_lost_connection_is_tried_again_until_the_limit(self) -> None:
+        tries = []
+
+        def call() -> None:
+            tries.append(1)
+            raise OperationalError("away")
+
+        with self.assertRaises(OperationalError):
+            patiently(call, limit_s=0.2, reconnect=lambda: None)
+        self.assertGreater(len(tries), 1)
+
+    def test_what_is_refused_is_not_tried_again(self) -> None:
+        tries = []
+
+        def call() -> None:
+            tries.append(1)
+            raise DataError("no")
+
+        with self.assertRaises(DataError):
+            patiently(call, limit_s=60, reconnect=lambda: None)
+        self.assertEqual(len(tries), 1)
+
+    def test_pauses_grow_to_their_bound(self) -> None:
+        pauses = Pauses(first_s=1, longest_s=8)
+        found = [pauses.next_s() for _ in range(6)]
+        for pause, expected in zip(found, [1, 2, 4, 8, 8, 8], strict=True):
+            self.assertTrue(0.8 * expected <= pause <= 1.2 * expected)
+        pauses.reset()
+        self.assertLessEqual(pauses.next_s(), 1.2)
