@@ -63,10 +63,8 @@ def worker_program(*, name: str = "worker", devices: str = "auto", options: tupl
 
 
 def webhooks_program() -> Program:
-    """A plain worker: it calls clients' servers, and runs no model."""
-    celery = ("celery", "--quiet", "-A", "project", "worker", "--without-mingle", "--without-gossip", "-Q", "webhooks")
-    own = ("--loglevel", os.environ.get("LOG_LEVEL", "INFO"), "-n", "webhooks@%h", "-P", "threads", "-c", "8")
-    return Program(name="webhooks", command=python_module(*celery, *own), grace_s=20.0)
+    """Calls clients' servers, and runs no model."""
+    return Program(name="webhooks", command=(sys.executable, "manage.py", "deliver_webhooks"), grace_s=20.0)
 
 
 def raise_open_files_limit() -> None:

@@ -1,7 +1,8 @@
 """Signed notices that a job is finished, as Standard Webhooks describes them (https://www.standardwebhooks.com).
 
 Off unless WEBHOOK_HOSTS names the hosts that may be called and WEBHOOK_SECRET signs. The row is the truth here too:
-what is due is found by looking, so that no notice is lost however the job ended, and one may come twice.
+what is due is found by looking, so that no notice is lost however the job ended, and one may come twice. Whoever
+delivers one has leased its row: `manage.py deliver_webhooks`, on as many hosts as one likes.
 """
 
 from __future__ import annotations
@@ -11,21 +12,17 @@ import binascii
 import datetime
 import hashlib
 import hmac
-import http.client
-import ipaddress
 import logging
 import re
-import socket
-import ssl
 import time
-from urllib.parse import SplitResult, urlsplit
-from uuid import UUID
+from urllib.parse import urlsplit
 
 import orjson
 from django.conf import settings
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from inference import outbound
 from inference.errors import InvalidInput
 from inference.models import TERMINAL, Job, Webhook, WebhookState
 
@@ -42,13 +39,8 @@ DELAYS_S = (
     50_400,
 )  # after each failure; the standard's own schedule, then given up
 VISIBLE = re.compile(r"[\x21-\x7e]{1,500}")
-LEASE_S = 60  # for one attempt: then it is due again
-TIMEOUT_S = 15.0
-AT_ONCE = 200
-
-
-class NotDelivered(Exception):
-    """Why an attempt failed; what the operator may read."""
+ATTEMPT_S = 15.0  # for all of one attempt
+LEASE_S = 4 * ATTEMPT_S  # then it is due again: whoever had it has died
 
 
 def check(url: str) -> None:
@@ -80,29 +72,29 @@ def register(job: Job, url: str) -> None:
     Webhook.objects.get_or_create(job=job, defaults={"url": url})
 
 
-def take_due() -> list[UUID]:
-    """Notices to be sent now, leased to the caller."""
-    due = Webhook.objects.filter(state=WebhookState.PENDING, due_at__lte=Now(), job__status__in=TERMINAL)
-    ids = list(due.order_by("due_at").values_list("pk", flat=True)[:AT_ONCE])
-    lease = Now() + datetime.timedelta(seconds=LEASE_S)
+def take_due(at_most: int) -> list[Webhook]:
+    """Notices to be sent now, with their jobs, leased to the caller for `LEASE_S`."""
     pending = Webhook.objects.filter(state=WebhookState.PENDING, due_at__lte=Now())
-    return [key for key in ids if pending.filter(pk=key).update(due_at=lease)]
+    due = pending.filter(job__status__in=TERMINAL).order_by("due_at").values_list("pk", flat=True)
+    lease = Now() + datetime.timedelta(seconds=LEASE_S)
+    taken = [key for key in list(due[:at_most]) if pending.filter(pk=key).update(due_at=lease)]
+    found = Webhook.objects.filter(pk__in=taken).select_related("job").defer("job__inputs", "job__output")
+    return list(found.order_by("pk"))
 
 
-def deliver(key: UUID) -> None:
-    """One attempt. A failed one is due again later, until the schedule ends."""
-    webhook = Webhook.objects.select_related("job").filter(pk=key, state=WebhookState.PENDING).first()
-    if webhook is None:
-        return
+def deliver(webhook: Webhook) -> None:
+    """One attempt, by who has leased the notice. A failed one is due again later, until the schedule ends."""
+    leased_until = webhook.due_at
     webhook.attempts += 1
     try:
         _post(webhook)
-    except NotDelivered as error:
+    except outbound.NotSent as error:
         _postpone(webhook, str(error))
     else:
         webhook.state, webhook.last_error = WebhookState.DELIVERED, ""
         logger.info("webhook=%s job=%s delivered", webhook.pk, webhook.job_id)
-    webhook.save(update_fields=["state", "attempts", "due_at", "last_error"])
+    outcome = {name: getattr(webhook, name) for name in ("state", "attempts", "due_at", "last_error")}
+    Webhook.objects.filter(pk=webhook.pk, due_at=leased_until).update(**outcome)
 
 
 def _postpone(webhook: Webhook, why: str) -> None:
@@ -112,7 +104,7 @@ def _postpone(webhook: Webhook, why: str) -> None:
         logger.error("webhook=%s job=%s given up: %s", webhook.pk, webhook.job_id, why)
         return
     delay_s = DELAYS_S[webhook.attempts - 1]
-    webhook.due_at = timezone.now() + datetime.timedelta(seconds=delay_s)
+    webhook.due_at = Now() + datetime.timedelta(seconds=delay_s)
     logger.warning("webhook=%s job=%s not delivered, again in %d s: %s", webhook.pk, webhook.job_id, delay_s, why)
 
 
@@ -151,9 +143,10 @@ def secret() -> bytes:
 
 
 def _post(webhook: Webhook) -> None:
-    parts = urlsplit(webhook.url)
-    if parts.hostname not in settings.WEBHOOK_HOSTS:
-        raise NotDelivered(f"the host {parts.hostname} may not be called any more")
+    """Raises `NotSent`."""
+    host = urlsplit(webhook.url).hostname
+    if host not in settings.WEBHOOK_HOSTS:
+        raise outbound.NotSent(f"the host {host} may not be called any more")
     body, now = payload(webhook.job), int(time.time())
     headers = {
         "Content-Type": "application/json",
@@ -161,36 +154,6 @@ def _post(webhook: Webhook) -> None:
         "webhook-timestamp": str(now),
         "webhook-signature": sign(str(webhook.pk), now, body),
     }
-    connection = _connection(parts)
-    try:
-        connection.request("POST", parts._replace(scheme="", netloc="", fragment="").geturl() or "/", body, headers)
-        status = connection.getresponse().status
-    except (OSError, http.client.HTTPException) as error:
-        raise NotDelivered(f"{type(error).__name__}: {error}") from error
-    finally:
-        connection.close()
+    status = outbound.post(webhook.url, body, headers, limit_s=ATTEMPT_S, private=settings.WEBHOOK_ALLOW_PRIVATE)
     if not 200 <= status < 300:  # a redirect is a failure: it could lead anywhere
-        raise NotDelivered(f"answered {status}")
-
-
-def _connection(parts: SplitResult) -> http.client.HTTPConnection:
-    """To an address that was resolved once and looked at: a second look-up could give another."""
-    host = parts.hostname or ""
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
-    try:
-        connected = socket.create_connection((_resolve(host, port), port), timeout=TIMEOUT_S)
-        if parts.scheme == "https":
-            connected = ssl.create_default_context().wrap_socket(connected, server_hostname=host)
-    except OSError as error:
-        raise NotDelivered(f"{type(error).__name__}: {error}") from error
-    connection.sock = connected
-    return connection
-
-
-def _resolve(host: str, port: int) -> str:
-    addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-    for address in sorted(addresses):
-        if not settings.WEBHOOK_ALLOW_PRIVATE and not ipaddress.ip_address(address).is_global:
-            raise NotDelivered(f"{host} resolves to {address}, which is not a public address")
-    return min(addresses)
+        raise outbound.NotSent(f"answered {status}")

@@ -146,11 +146,10 @@ CELERY_WORKER_ENABLE_PREFETCH_COUNT_REDUCTION = False
 CELERY_WORKER_REDIRECT_STDOUTS = False
 CELERY_WORKER_SEND_TASK_EVENTS = False
 
-# Webhooks: off while no host may be called. `celery -A project worker -Q webhooks -P threads` delivers them.
+# Webhooks: off while no host may be called. `manage.py deliver_webhooks` delivers them.
 WEBHOOK_HOSTS = env_list("WEBHOOK_HOSTS")
 WEBHOOK_SECRET = os.environ.get("WEBHOOK_SECRET", "")  # whsec_ and base64 of 24 to 64 random bytes
 WEBHOOK_ALLOW_PRIVATE = env_flag("WEBHOOK_ALLOW_PRIVATE")  # also http, and addresses that are not public
-WEBHOOK_QUEUE = "webhooks"
 
 try:
     _models = list(catalog.load_cached(MODELS_FILE).values())

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from unittest.mock import patch
+from uuid import UUID
 
 from django.test import TestCase, override_settings
 from django.utils import timezone
@@ -59,9 +60,15 @@ class DeliveryTests(TestCase):
         return Webhook.objects.get(job=job)
 
     def deliver(self, hook: Webhook) -> Webhook:
-        webhooks.deliver(hook.pk)
+        """As if it were due now."""
+        Webhook.objects.filter(pk=hook.pk).update(due_at=timezone.now() - datetime.timedelta(seconds=1))
+        for taken in webhooks.take_due(8):
+            webhooks.deliver(taken)
         hook.refresh_from_db()
         return hook
+
+    def due(self) -> list[UUID]:
+        return [hook.pk for hook in webhooks.take_due(8)]
 
     def test_a_notice_is_signed_and_tells_the_outcome_without_the_output(self):
         with receiving() as url:
@@ -104,16 +111,32 @@ class DeliveryTests(TestCase):
 
     def test_only_notices_of_finished_jobs_are_due_and_one_taker_has_them(self):
         finished, waiting = self.hook("http://127.0.0.1/"), self.hook("http://127.0.0.1/", Status.QUEUED)
-        self.assertEqual(webhooks.take_due(), [finished.pk])
-        self.assertEqual(webhooks.take_due(), [])
+        self.assertEqual(self.due(), [finished.pk])
+        self.assertEqual(self.due(), [])
         Job.objects.filter(pk=waiting.job_id).update(status=Status.CANCELLED)
-        self.assertEqual(webhooks.take_due(), [waiting.pk])
+        self.assertEqual(self.due(), [waiting.pk])
 
     def test_a_taken_notice_that_was_never_sent_is_due_again(self):
         hook = self.hook("http://127.0.0.1/")
-        webhooks.take_due()
+        self.assertEqual(self.due(), [hook.pk])
         Webhook.objects.update(due_at=timezone.now() - datetime.timedelta(seconds=1))
-        self.assertEqual(webhooks.take_due(), [hook.pk])
+        self.assertEqual(self.due(), [hook.pk])
+
+    def test_who_comes_after_its_lease_changes_nothing(self):
+        with receiving(500) as url:
+            self.hook(url)
+            (late,) = webhooks.take_due(8)
+            Webhook.objects.update(due_at=timezone.now() - datetime.timedelta(seconds=1))
+            (timely,) = webhooks.take_due(8)
+            webhooks.deliver(late)
+            self.assertEqual(Webhook.objects.get().attempts, 0)
+            webhooks.deliver(timely)
+        self.assertEqual(Webhook.objects.get().attempts, 1)
+
+    def test_no_more_are_taken_than_asked_for(self):
+        for _ in range(3):
+            self.hook("http://127.0.0.1/")
+        self.assertEqual((len(webhooks.take_due(2)), len(webhooks.take_due(2))), (2, 1))
 
     @override_settings(WEBHOOK_ALLOW_PRIVATE=False)
     def test_a_public_name_that_leads_inside_is_not_called(self):
@@ -124,13 +147,14 @@ class DeliveryTests(TestCase):
 
     @override_settings(WEBHOOK_ALLOW_PRIVATE=False)
     def test_the_address_that_was_looked_at_is_the_one_that_is_called(self):
-        public = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("93.184.216.34", 443))]
+        public = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 443)) for host in ("93.184.216.34", "1.1.1.1")]
         with (
             patch.object(socket, "getaddrinfo", return_value=public),
             patch.object(socket, "create_connection", side_effect=TimeoutError("no answer")) as connect,
         ):
             self.deliver(self.hook("https://hooks.example/"))
-        self.assertEqual(connect.call_args.args[0], ("93.184.216.34", 443))
+        tried = [call.args[0] for call in connect.call_args_list]
+        self.assertEqual(tried, [("93.184.216.34", 443), ("1.1.1.1", 443)])
 
     @override_settings(WEBHOOK_HOSTS=["other.example"])
     def test_a_host_that_may_no_longer_be_called_is_not(self):

@@ -1,0 +1,63 @@
+"""`manage.py deliver_webhooks`: the program that tells clients' servers of finished jobs."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from django.db import connection
+
+from inference import webhooks
+from inference.failures import Pauses, is_away
+from inference.models import Webhook
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE = 8  # deliveries, each in a thread of its own
+LOOK_EVERY_S = 1.0
+
+
+class Command(BaseCommand):
+    help = "Deliver webhooks until it is stopped (SIGTERM, Ctrl-C): attempts that run are finished first."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        stopping = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stopping.set())
+        logger.info("delivering webhooks, at most %d at a time", AT_ONCE)
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="webhook") as pool:
+            _deliver_until(stopping, pool)
+
+
+def _deliver_until(stopping: threading.Event, pool: ThreadPoolExecutor) -> None:
+    """No more is taken than there are threads for: a leased notice never waits."""
+    running: set[Future[None]] = set()
+    pauses = Pauses(first_s=LOOK_EVERY_S, longest_s=30.0)
+    pause_s = LOOK_EVERY_S
+    while not stopping.wait(0.0 if running else pause_s):
+        pause_s = LOOK_EVERY_S
+        try:
+            taken = webhooks.take_due(AT_ONCE - len(running))
+            pauses.reset()
+        except Exception as error:
+            if not is_away(error):
+                raise
+            taken, pause_s = [], pauses.next_s()
+            logger.warning("no webhooks are delivered, the database is away: %s", error)
+            connection.close()
+        running |= {pool.submit(_deliver, webhook) for webhook in taken}
+        running = set(wait(running, LOOK_EVERY_S, return_when="FIRST_COMPLETED").not_done) if running else running
+
+
+def _deliver(webhook: Webhook) -> None:
+    """What could not be written down is due again when its lease is over."""
+    try:
+        webhooks.deliver(webhook)
+    except Exception:
+        logger.exception("webhook=%s failed, it is due again in %g s", webhook.pk, webhooks.LEASE_S)
+    finally:
+        connection.close()

@@ -1,0 +1,120 @@
+"""One POST to a client's server: to an address that was looked at, within one deadline for everything."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import socket
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+LONGEST_STATUS_LINE = 1024  # bytes
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
+
+_resolvers = ThreadPoolExecutor(8, thread_name_prefix="resolver")  # a look-up has no timeout of its own
+
+
+class NotSent(Exception):
+    """Why there was no answer; what an operator may read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    at_s: float  # monotonic
+
+    @classmethod
+    def in_s(cls, seconds: float) -> Deadline:
+        return cls(time.monotonic() + seconds)
+
+    def left_s(self) -> float:
+        """Raises `TimeoutError` when nothing is."""
+        if (left_s := self.at_s - time.monotonic()) <= 0:
+            raise TimeoutError("timed out")
+        return left_s
+
+
+def post(url: str, body: bytes, headers: Mapping[str, str], *, limit_s: float, private: bool) -> int:
+    """The status of the answer, of which no more is read. `private` also allows addresses that are not public.
+
+    Raises `NotSent`, at the latest `limit_s` seconds after the call.
+    """
+    parts, deadline = urlsplit(url), Deadline.in_s(limit_s)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        addresses = _resolve(host, port, deadline)
+        if not private:
+            _refuse_private(host, addresses)
+        with _connect(addresses, port, deadline) as plain, _secured(plain, parts.scheme, host, deadline) as connected:
+            request = http.client.HTTPConnection(host, port)
+            request.sock = connected
+            connected.settimeout(deadline.left_s())
+            request.request(
+                "POST", parts._replace(scheme="", netloc="", fragment="").geturl() or "/", body, dict(headers)
+            )
+            return _status(connected, deadline)
+    except (OSError, http.client.HTTPException) as error:
+        raise NotSent(f"{type(error).__name__}: {error}") from error
+
+
+def is_public(address: str) -> bool:
+    """Whether an address is one of the public internet, and so is the IPv4 address that it stands for, if it does."""
+    found = ipaddress.ip_address(address)
+    if isinstance(found, ipaddress.IPv4Address):
+        return _is_public(found)
+    if found in NAT64:
+        return _is_public(ipaddress.IPv4Address(int(found) & 0xFFFF_FFFF))
+    return _is_public(found) and (found.sixtofour is None or _is_public(found.sixtofour))
+
+
+def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Mapped, compatible, Teredo's and a network's own NAT64 addresses are none: nobody publishes those."""
+    return address.is_global and not (address.is_multicast or address.is_reserved)
+
+
+def _resolve(host: str, port: int, deadline: Deadline) -> list[str]:
+    """All addresses of the host, in the order in which the system would try them."""
+    looked_up = _resolvers.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(info[4][0]) for info in looked_up.result(deadline.left_s())))
+
+
+def _refuse_private(host: str, addresses: Sequence[str]) -> None:
+    for address in addresses:
+        if not is_public(address):
+            raise NotSent(f"{host} resolves to {address}, which is not a public address")
+
+
+def _connect(addresses: Sequence[str], port: int, deadline: Deadline) -> socket.socket:
+    """To the first that answers; each but the last may take its share of the time that is left."""
+    for tries_left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
+        try:
+            return socket.create_connection((address, port), timeout=deadline.left_s() / tries_left)
+        except OSError:
+            if tries_left == 1:
+                raise
+    raise OSError("the name has no address")
+
+
+def _secured(connected: socket.socket, scheme: str, host: str, deadline: Deadline) -> socket.socket:
+    if scheme != "https":
+        return connected
+    connected.settimeout(deadline.left_s())
+    return ssl.create_default_context().wrap_socket(connected, server_hostname=host)
+
+
+def _status(connected: socket.socket, deadline: Deadline) -> int:
+    """Of the status line, however slowly it comes."""
+    line = b""
+    while b"\n" not in line:
+        connected.settimeout(deadline.left_s())
+        part = connected.recv(LONGEST_STATUS_LINE)
+        if not part or len(line) > LONGEST_STATUS_LINE:
+            raise http.client.BadStatusLine(repr(line[:100]))
+        line += part
+    version, status, *_ = [*line.split(b"\n")[0].split(None, 2), b"", b""]
+    if not version.startswith(b"HTTP/") or not status.isdigit():
+        raise http.client.BadStatusLine(repr(line[:100]))
+    return int(status)
