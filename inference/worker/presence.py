@@ -15,7 +15,7 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection, transaction
 from django.db.models.functions import Now
 
-from inference import catalog, errors, reconcile, retention, tasks
+from inference import catalog, errors, reconcile, retention
 from inference.broker import publish
 from inference.models import Worker, WorkerState
 from inference.worker.devices import Plan
@@ -79,7 +79,6 @@ class Presence(threading.Thread):
                     reconcile.reconcile()
                     self._watch()
                     self._sweeper.sweep()
-                    tasks.send_due_webhooks()
                     reconciled_at = time.monotonic()
             except errors.BrokerUnavailable as error:
                 logger.warning("worker=%s cannot see its queues: %s", self.node, error)
