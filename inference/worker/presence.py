@@ -1,9 +1,8 @@
-"""A worker's row: its heartbeat, and what its replicas report. The reconciler runs beside it."""
+"""A worker's row: its heartbeat, alone in its thread, and what its replicas report."""
 
 from __future__ import annotations
 
 import dataclasses
-import faulthandler
 import logging
 import os
 import threading
@@ -15,15 +14,12 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection, transaction
 from django.db.models.functions import Now
 
-from inference import catalog, errors, reconcile, retention
-from inference.broker import publish
+from inference.failures import Pauses, is_away
 from inference.models import Worker, WorkerState
 from inference.worker.devices import Plan
-from inference.worker.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
-RECONCILE_S = settings.WORKER_SILENT_S / 3
 READY = "ready"
 
 
@@ -49,7 +45,7 @@ def report_replica(worker: UUID, index: int, *, pid: int, device: str, models: M
 
 
 class Presence(threading.Thread):
-    """Keeps the worker's row alive from a thread of the main process, and reconciles."""
+    """Keeps the worker's row alive from a thread of the main process, which does nothing that could take long."""
 
     def __init__(self, plan: Plan, name: str) -> None:
         super().__init__(name="presence", daemon=True)
@@ -61,8 +57,6 @@ class Presence(threading.Thread):
         self._announced = False
         self._withdrawn: dict[str, str] = {}
         self._rate = _Rate()
-        self._watchdog = Watchdog()
-        self._sweeper = retention.Sweeper()
 
     def register(self) -> None:
         Worker.objects.create(
@@ -71,23 +65,23 @@ class Presence(threading.Thread):
         )  # fmt: skip
 
     def run(self) -> None:
-        reconciled_at = 0.0
+        pauses = Pauses(first_s=0.2, longest_s=settings.WORKER_HEARTBEAT_S)
         while not self._stopping.is_set():
-            try:
-                self._beat()
-                if time.monotonic() - reconciled_at >= RECONCILE_S:
-                    reconcile.reconcile()
-                    self._watch()
-                    self._sweeper.sweep()
-                    reconciled_at = time.monotonic()
-            except errors.BrokerUnavailable as error:
-                logger.warning("worker=%s cannot see its queues: %s", self.node, error)
-            except (DatabaseError, InterfaceError) as error:
+            if beaten := self._try_to_beat():
+                pauses.reset()
+            self._stopping.wait(settings.WORKER_HEARTBEAT_S if beaten and self._announced else pauses.next_s())
+
+    def _try_to_beat(self) -> bool:
+        try:
+            self._beat()
+        except Exception as error:
+            connection.close()
+            if is_away(error):
                 logger.warning("worker=%s no heartbeat, the database is away: %s", self.plan.worker, error)
-                connection.close()
-            except Exception:
+            else:
                 logger.exception("worker=%s heartbeat failed, trying again", self.plan.worker)
-            self._stopping.wait(settings.WORKER_HEARTBEAT_S if self._announced else 0.2)
+            return False
+        return True
 
     def stop(self) -> None:
         self._stopping.set()
@@ -102,26 +96,9 @@ class Presence(threading.Thread):
         facts = self.facts()
         row = Worker.objects.get(pk=self.plan.worker)
         state = self._state(row)
-        Worker.objects.filter(pk=self.plan.worker).update(
+        Worker.objects.filter(pk=self.plan.worker).exclude(state=WorkerState.STOPPED).update(
             heartbeat_at=Now(), state=state, jobs_per_s=self._rate.of(facts.finished), **_columns(facts)
         )
-
-    def _watch(self) -> None:
-        """Leave at once when the main process no longer works: its supervisor starts another."""
-        if self.facts is None:
-            return
-        facts = self.facts()
-        specs = catalog.load_cached(settings.MODELS_FILE)
-        served = Worker.objects.values_list("model_names", flat=True).get(pk=self.plan.worker)
-        waiting = sum(publish.queue_lengths([specs[name].queue for name in served]).values())
-        reason = self._watchdog.reason(
-            now=time.monotonic(), looped_at=facts.looped_at, waiting=waiting, held=facts.held,
-            busy=facts.replicas_busy, ready=facts.replicas_ready,
-        )  # fmt: skip
-        if reason:
-            logger.critical("worker=%s exits to be started again: %s", self.node, reason)
-            faulthandler.dump_traceback(file=2, all_threads=True)
-            os._exit(os.EX_SOFTWARE)
 
     def withdraw(self, models: Iterable[str], reason: str) -> None:
         """These models are not served any more: their rows and /readyz say why."""

@@ -51,6 +51,7 @@ def _plan(worker: Any) -> None:
     """Plan the replicas of the models whose queues this worker consumes, and register."""
     from inference.models import new_job_id
     from inference.worker.presence import Presence
+    from inference.worker.upkeep import Upkeep
 
     models = catalog.load(settings.MODELS_FILE)
     consumed = worker.app.amqp.queues.consume_from
@@ -67,6 +68,8 @@ def _plan(worker: Any) -> None:
     worker.presence = Presence(plan, worker.hostname)
     worker.presence.register()
     worker.presence.start()
+    worker.upkeep = Upkeep(worker.presence)
+    worker.upkeep.start()
 
 
 def refuse_what_breaks_batching(worker: Any) -> None:
@@ -106,4 +109,5 @@ def configure_logging(loglevel: int | None = None, **kwargs: Any) -> None:
 
 def leave(sender: Any, **kwargs: Any) -> None:
     if presence := getattr(sender, "presence", None):
+        sender.upkeep.stop()
         presence.stop()

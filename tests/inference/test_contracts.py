@@ -26,7 +26,7 @@ class TestImports(unittest.TestCase):
     def test_the_worker_s_main_process_does_not_load_torch(self) -> None:
         loaded = modules_after(
             "import project.wsgi, project.celery\n"
-            "from inference.worker import consumer, dispatch, pool, presence, setup\n"
+            "from inference.worker import consumer, dispatch, pool, presence, setup, upkeep\n"
             "project.celery.app.loader.import_default_modules()"
         )
         self.assertIn("celery", loaded)

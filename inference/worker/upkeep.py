@@ -1,0 +1,72 @@
+"""What every worker does beside its jobs, every few seconds; in its own thread: a long round delays no heartbeat."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from django.conf import settings
+from django.db import connection
+
+from inference import catalog, errors, reconcile, retention
+from inference.broker import publish
+from inference.failures import is_away
+from inference.models import Worker
+from inference.worker.presence import Presence
+from inference.worker.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+ROUND_S = settings.WORKER_SILENT_S / 3
+
+
+class Upkeep(threading.Thread):
+    """Finds what others left undone, removes what is old, and ends this worker when it has stopped working."""
+
+    def __init__(self, presence: Presence) -> None:
+        super().__init__(name="upkeep", daemon=True)
+        self.presence = presence
+        self._watchdog = Watchdog()
+        self._sweeper = retention.Sweeper()
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            for chore in (self._watch, reconcile.reconcile, self._sweeper.sweep):
+                self._do(chore)
+            self._stopping.wait(ROUND_S)
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def _do(self, chore: Callable[[], None]) -> None:
+        """One that fails leaves the others their turn, and has its own again in the next round."""
+        try:
+            chore()
+        except Exception as error:
+            connection.close()
+            if isinstance(error, errors.BrokerUnavailable) or is_away(error):
+                logger.warning("worker=%s %s waits for its next round: %s", self.presence.node, chore.__name__, error)
+            else:
+                logger.exception("worker=%s %s failed", self.presence.node, chore.__name__)
+
+    def _watch(self) -> None:
+        """Leave at once when the main process no longer works: its supervisor starts another."""
+        if self.presence.facts is None:
+            return
+        facts = self.presence.facts()
+        specs = catalog.load_cached(settings.MODELS_FILE)
+        served = Worker.objects.values_list("model_names", flat=True).get(pk=self.presence.plan.worker)
+        waiting = sum(publish.queue_lengths([specs[name].queue for name in served]).values())
+        reason = self._watchdog.reason(
+            now=time.monotonic(), looped_at=facts.looped_at, waiting=waiting, held=facts.held,
+            busy=facts.replicas_busy, ready=facts.replicas_ready,
+        )  # fmt: skip
+        if reason:
+            logger.critical("worker=%s exits to be started again: %s", self.presence.node, reason)
+            faulthandler.dump_traceback(file=2, all_threads=True)
+            os._exit(os.EX_SOFTWARE)

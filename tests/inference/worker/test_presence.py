@@ -1,0 +1,54 @@
+"""The threads of a worker's main process that keep its row alive and do its upkeep."""
+
+import threading
+import time
+from unittest.mock import patch
+from uuid import uuid4
+
+from django.test import TransactionTestCase, override_settings
+
+from inference import reconcile
+from inference.models import Worker
+from inference.worker.devices import Plan
+from inference.worker.presence import Facts, Presence
+from inference.worker.upkeep import Upkeep
+from tests.conditions import eventually
+
+
+def facts(**values) -> Facts:
+    idle = {"replicas_ready": 1, "replicas_busy": 0, "held": 0, "finished": 0, "speeds": {}, "reached": {}}
+    return Facts(**{**idle, "looped_at": time.monotonic(), **values})
+
+
+def make_presence(**values) -> Presence:
+    plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models=("embeddings",))
+    presence = Presence(plan, "w")
+    presence.facts = lambda: facts(**values)
+    presence.register()
+    return presence
+
+
+@override_settings(WORKER_HEARTBEAT_S=0.05)
+class HeartbeatTests(TransactionTestCase):
+    def test_a_round_of_upkeep_that_takes_long_delays_no_heartbeat(self):
+        presence = make_presence()
+        upkeep = Upkeep(presence)
+        reached, go_on = threading.Event(), threading.Event()
+
+        def takes_long() -> None:
+            reached.set()
+            go_on.wait(60)
+
+        with patch.object(reconcile, "reconcile", takes_long):
+            self.start(presence)
+            self.start(upkeep)
+            self.addCleanup(go_on.set)
+            self.assertTrue(reached.wait(20))
+            row = Worker.objects.get(pk=presence.plan.worker)
+            eventually(lambda: Worker.objects.filter(pk=row.pk, heartbeat_at__gt=row.heartbeat_at).exists())
+            self.assertFalse(go_on.is_set())
+
+    def start(self, thread: Presence | Upkeep) -> None:
+        thread.start()
+        self.addCleanup(thread.join, 20)
+        self.addCleanup(thread.stop)
