@@ -12,8 +12,7 @@ from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
-from inference.catalog import ModelSpec
-from inference.engines import encoders, weights
+from inference.engines import encoders, pipelines, weights
 from inference.engines.base import Engine
 from inference.errors import InferenceError, InvalidInput
 
@@ -35,7 +34,8 @@ class SentenceEmbeddings(Engine):
             trust_remote_code=False,
         ).to(self.device)
         self.padded = encoders.install(self.model, self.tokenizer) is None
-        self.max_tokens = _max_tokens(self.spec, weights.config(folder, "sentence_bert_config.json"), self.tokenizer)
+        saved = weights.config(folder, "sentence_bert_config.json").get("max_seq_length")
+        self.max_tokens = pipelines.max_tokens(self.model, self.tokenizer, saved, self.spec.max_length)
 
     def warm_up(self) -> None:
         self.embed(["warm up"])
@@ -84,11 +84,6 @@ class SentenceSimilarity(SentenceEmbeddings):
         if not parts:
             return torch.empty(0, 0)
         return torch.cat(parts)[torch.tensor(order).argsort()]
-
-
-def _max_tokens(spec: ModelSpec, saved: dict[str, Any], tokenizer: Any) -> int:
-    limits = (spec.max_length, saved.get("max_seq_length"), tokenizer.model_max_length)
-    return min(limit for limit in limits if limit)
 
 
 def _cosines(rows: torch.Tensor) -> list[float]:

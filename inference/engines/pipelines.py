@@ -41,10 +41,17 @@ def load(spec: ModelSpec, task: str, device: str) -> Any:
     return pipe
 
 
+def max_tokens(model: nn.Module, tokenizer: Any, *more: int | None) -> int:
+    """Where a text is cut: the least limit of the model, its tokenizer and `more`; what is not positive is none."""
+    return min(limit for limit in (max_positions(model), tokenizer.model_max_length, *more) if limit and limit > 0)
+
+
 def max_positions(model: nn.Module) -> int:
-    """Tokens that the model can tell apart by position; `NO_LIMIT` when it has no such limit."""
+    """Tokens that the model can tell apart by position; `NO_LIMIT` when it has no such limit, as XLNet, which says -1."""
     config = model.config.get_text_config()
-    positions = getattr(config, "max_position_embeddings", None) or NO_LIMIT
+    positions = getattr(config, "max_position_embeddings", None)
+    if not positions or positions < 0:
+        return NO_LIMIT
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             return positions - module.padding_idx - 1  # RoBERTa and its kin count positions from behind the padding
@@ -63,5 +70,4 @@ def _fit_tokenizer(spec: ModelSpec, pipe: Any) -> None:
     for config in (pipe.model.config, pipe.model.config.get_text_config()):
         if getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = tokenizer.pad_token_id
-    limits = (tokenizer.model_max_length, max_positions(pipe.model), spec.max_length or NO_LIMIT)
-    tokenizer.model_max_length = min(limits)
+    tokenizer.model_max_length = max_tokens(pipe.model, tokenizer, spec.max_length)
