@@ -16,7 +16,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from rest_framework import exceptions
 
 from api import request_id
-from inference.errors import InferenceError
+from inference.errors import RETRYABLE_OUTCOMES, InferenceError
 from inference.models import Job
 
 logger = logging.getLogger(__name__)
@@ -52,14 +52,22 @@ TABLE: dict[str, tuple[int, str]] = {
     "crashed": (502, "The model's process died of this input"),
     "lost": (502, "Every worker that ran the job was lost"),
     "failed": (502, "The job failed"),
-    "device_failed": (503, "The model's device failed"),
-    "model_unavailable": (503, "The model could not be loaded"),
+    "device_failed": (502, "The model's device failed"),
+    "model_unavailable": (502, "The model could not be loaded"),
     "queue_full": (503, "The model's queue is full"),
     "overloaded": (503, "The wait would be too long"),
     "no_worker": (503, "No worker serves the model now"),
     "store_unavailable": (503, "The database does not answer"),
     "not_finished": (504, "The wait is over, the job is not finished"),
 }
+
+OUTCOMES = {  # what a job without output ends with: its client must neither wait nor ask again
+    code: TABLE[code]
+    for code in (
+        "cancelled", "expired", "invalid_input", "out_of_memory", "engine_error", "bad_output", "timed_out", "crashed",
+        "lost", "failed", "device_failed", "model_unavailable",
+    )
+}  # fmt: skip
 
 
 class ApiError(InferenceError):
@@ -104,12 +112,13 @@ def problem(
     code: str,
     detail: str = "",
     *,
+    table: Mapping[str, tuple[int, str]] = TABLE,
     retry_after_s: float | None = None,
     headers: Mapping[str, str] | None = None,
     **members: Any,
 ) -> HttpResponse:
     """The answer for `code`; `members` are added to the document."""
-    status, title = TABLE.get(code, TABLE["failed"])
+    status, title = table.get(code, table["failed"])
     detail = detail or f"{title}."
     body = {
         "type": TYPE_PREFIX + code, "title": title, "status": status, "detail": detail, "code": code, "error": detail,
@@ -124,8 +133,11 @@ def problem(
 
 
 def job_problem(job: Job) -> HttpResponse:
-    """Why a finished job has no output."""
-    return problem(job.error_code or job.status, job.error_detail, job_id=str(job.id))
+    """Why a finished job has no output, and whether a new one of the same inputs may have one."""
+    code = job.error_code or job.status
+    retryable = code in RETRYABLE_OUTCOMES
+    again = f" Run it again with POST /v1/jobs/{job.id}/retry." if retryable else ""
+    return problem(code, job.error_detail + again, table=OUTCOMES, job_id=str(job.id), retryable=retryable)
 
 
 def of_exception(error: BaseException) -> HttpResponse:

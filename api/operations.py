@@ -6,7 +6,18 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
 
 from api import bodies, codec, listing, shown
-from api.schema import FAILED_JOB, IDEMPOTENCY_KEY, JOB, NONE_MATCH, PREFER, SUBMITTING, operation, query, wait
+from api.schema import (
+    ADMISSION,
+    FAILED_JOB,
+    IDEMPOTENCY_KEY,
+    JOB,
+    NONE_MATCH,
+    PREFER,
+    SUBMITTING,
+    operation,
+    query,
+    wait,
+)
 from inference.catalog import NAME
 from inference.models import Status
 
@@ -80,6 +91,14 @@ cancel_job = operation(
     answers={200: shown.JobShown},
     problems=(*JOB, *_EMPTY_BODY),
     parameters=[_JOB_ID],
+)
+retry_job = operation(
+    "jobs_retry",
+    "Run a job again, as a new job with the same inputs, parameters and priority",
+    answers={202: shown.JobShown},
+    problems=(*JOB, *_EMPTY_BODY, *ADMISSION, "invalid_input"),
+    parameters=[_JOB_ID, IDEMPOTENCY_KEY],
+    headers={"Location": [202], "Retry-After": [202, 429, 503]},
 )
 submit_bulk = operation(
     "bulk_submit",

@@ -9,6 +9,7 @@ from api import huggingface
 from inference import backlog, jobs, workers
 from inference import bulk as bulks
 from inference.catalog import ModelSpec
+from inference.errors import RETRYABLE_OUTCOMES
 from inference.models import Bulk, Job, Priority, Status
 from inference.parameters import ParameterSpec
 
@@ -28,11 +29,16 @@ def job(row: Job, *, with_output: bool = True) -> dict[str, Any]:
         "request_id": row.request_id,
         "bulk": row.bulk_id,
         "bulk_index": row.bulk_index,
-        "error": {"code": row.error_code, "detail": row.error_detail} if row.error_code else None,
+        "error": _error(row) if row.error_code else None,
     }
     if with_output:
         shown["output"] = output(row)
     return shown
+
+
+def _error(row: Job) -> dict[str, Any]:
+    retryable = row.error_code in RETRYABLE_OUTCOMES
+    return {"code": row.error_code, "detail": row.error_detail, "retryable": retryable}
 
 
 def waiting_job(row: Job) -> dict[str, Any]:

@@ -8,20 +8,16 @@ from typing import Any
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, OpenApiResponse, extend_schema
 
 from api import bodies
-from api.errors import CONTENT_TYPE, TABLE
+from api.errors import CONTENT_TYPE, OUTCOMES, TABLE
 from api.shown import ProblemShown
 from inference import jobs
 
 ALWAYS = ("bad_request", "store_unavailable", "internal")
 WITH_KEY = ("unauthorized", "too_many_requests")
 WITH_BODY = ("invalid_json", "body_too_large", "unsupported_media_type", "invalid_input")
-SUBMITTING = (
-    *WITH_BODY, "unknown_model", "idempotency_mismatch", "too_many_queued", "queue_full", "overloaded",
-)  # fmt: skip
-FAILED_JOB = (
-    "cancelled", "expired", "invalid_input", "out_of_memory", "engine_error", "bad_output", "timed_out", "crashed",
-    "lost", "device_failed", "model_unavailable", "not_finished",
-)  # fmt: skip
+ADMISSION = ("unknown_model", "idempotency_mismatch", "too_many_queued", "queue_full", "overloaded")
+SUBMITTING = (*WITH_BODY, *ADMISSION)
+FAILED_JOB = (*OUTCOMES, "not_finished")
 JOB = ("job_not_found", "job_gone")
 
 IDEMPOTENCY_KEY = OpenApiParameter(

@@ -17,6 +17,7 @@ class AnyValue(serializers.Field):
 class FailureShown(serializers.Serializer):
     code = serializers.CharField()
     detail = serializers.CharField()
+    retryable = serializers.BooleanField(help_text="Whether a new job of the same inputs may succeed.")
 
 
 class ListedJobShown(serializers.Serializer):
@@ -132,6 +133,9 @@ class ProblemShown(serializers.Serializer):
     request_id = serializers.CharField(allow_blank=True)
     errors = FieldErrorShown(many=True, required=False, help_text="What is wrong with which field.")
     job_id = serializers.UUIDField(required=False, help_text="A job that goes on, or that ended without output.")
+    retryable = serializers.BooleanField(
+        required=False, help_text="Of a job that ended without output: whether a new one of its inputs may succeed."
+    )
 
 
 class ProblemTypeShown(serializers.Serializer):

@@ -13,6 +13,7 @@ urlpatterns = [
     path("v1/jobs/<str:job_id>", jobs.JobView.as_view()),
     path("v1/jobs/<str:job_id>/output", jobs.OutputView.as_view()),
     path("v1/jobs/<str:job_id>/cancel", jobs.CancelView.as_view()),
+    path("v1/jobs/<str:job_id>/retry", jobs.RetryView.as_view()),
     path("v1/jobs", jobs.JobsView.as_view()),
     path("v1/problems/<str:code>", about.ProblemView.as_view()),
     path("v1/schema", about.SchemaView.as_view()),

@@ -144,6 +144,9 @@ class Expired(JobError):
     code = "expired"
 
 
+RETRYABLE_OUTCOMES = frozenset(error.code for error in JobError.__subclasses__() if error.retryable)
+
+
 class BrokerUnavailable(InferenceError):
     """Inside the service only: a job is accepted without its message, and sent later."""
 

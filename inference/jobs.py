@@ -97,12 +97,15 @@ def cancel(job_id: UUID, *, owner: Any = None) -> Job:
     return fetch(job_id)
 
 
-def retry(job_id: UUID, *, owner: Any = None) -> Job:
-    """Submit the same inputs again as a new job: terminal states never change."""
-    old = fetch(job_id, owner=owner)
+def retry(
+    job_id: UUID, *, max_owned: int | None = None, idempotency_key: str | None = None, request_id: str | None = None
+) -> Job:
+    """Submit the same inputs again as a new job of the same owner: terminal states never change."""
+    old = fetch(job_id)
     return submit(
         model=old.model, inputs=old.inputs, parameters=old.parameters, priority=old.priority, owner=old.owner,
-        request_id=old.request_id,
+        max_owned=max_owned, idempotency_key=idempotency_key,
+        request_id=old.request_id if request_id is None else request_id,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""/v1/jobs: submit, look, wait, cancel, list."""
+"""/v1/jobs: submit, look, wait, cancel, run again, list."""
 
 from __future__ import annotations
 
@@ -64,6 +64,16 @@ class CancelView(ApiView):
         job = jobs.cancel(self.fetch(job_id).id)
         was_running = job.status == Status.CANCELLED and job.started_at is not None
         return codec.answer({**resources.job(job), "was_running": was_running})
+
+
+class RetryView(ApiView):
+    @operations.retry_job
+    def post(self, request: Request, job_id: str) -> HttpResponse:
+        """The new job has the owner of the old one, whoever runs it again."""
+        old = self.fetch(job_id)
+        submitter = self.submitter(request, old.priority)
+        del submitter["owner"]
+        return accepted(jobs.retry(old.id, **submitter))
 
 
 def location(job: Job) -> str:

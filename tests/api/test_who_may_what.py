@@ -29,6 +29,7 @@ TABLE = {
     ("GET", "/v1/jobs/{job}"): OWN,
     ("GET", "/v1/jobs/{job}/output"): {**OWN, "owner": 504, "staff": 504},
     ("POST", "/v1/jobs/{job}/cancel"): OWN,
+    ("POST", "/v1/jobs/{job}/retry"): {**OWN, "owner": 202, "staff": 202},
     ("GET", "/v1/jobs/bulk/{bulk}"): OWN,
     ("POST", "/v1/jobs/bulk/{bulk}/cancel"): OWN,
     ("POST", "/v1/jobs"): {**ALL_KEYS, "owner": 202, "other": 202, "staff": 202},

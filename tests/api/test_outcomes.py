@@ -1,0 +1,136 @@
+"""A finished job ends every client's loop, whatever it ended with."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.test import override_settings
+from django.utils import timezone
+
+from api import errors
+from api.auth import keyring
+from api.models import ApiKey
+from inference.errors import RETRYABLE_OUTCOMES
+from inference.models import TERMINAL, Job, Status
+from tests.api.base import ApiTestCase
+
+AGAIN = (202, 429, 503, 504)  # a client that polls goes on
+CODES = (*errors.TABLE, "an_engine_s_own")
+DOCUMENTED = re.search(
+    r"```python\n(def output\(.*?)```", (Path(settings.BASE_DIR) / "docs/api.md").read_text(), re.DOTALL
+)
+
+
+def ended(code: str) -> Job:
+    status = code if code in (Status.CANCELLED, Status.EXPIRED) else Status.FAILED
+    return Job.objects.create(
+        model="echo", inputs="x", status=status, finished_at=timezone.now(), error_detail="It did not go well.",
+        error_code="" if status == code else code,
+    )  # fmt: skip
+
+
+class Session:
+    """What the documented loop uses of `requests.Session`."""
+
+    def __init__(self, client: Any) -> None:
+        self.client, self.calls = client, 0
+
+    def get(self, url: str, timeout: float) -> Any:
+        self.calls += 1
+        answer = self.client.get(url)
+        return SimpleNamespace(
+            status_code=answer.status_code,
+            headers=answer.headers,
+            json=answer.json,
+            raise_for_status=lambda: fail(answer),
+        )
+
+
+def fail(answer: Any) -> None:
+    if answer.status_code >= 400:
+        raise ValueError(answer.json()["code"])
+
+
+class FinishedTests(ApiTestCase):
+    def test_no_outcome_is_answered_as_if_it_were_not_over(self):
+        for code in CODES:
+            job = ended(code)
+            for path in (f"/v1/jobs/{job.id}", f"/v1/jobs/{job.id}/output", f"/v1/jobs/{job.id}/output?wait=5"):
+                with self.subTest(code, path=path):
+                    answer = self.client.get(path)
+                    self.assertNotIn(answer.status_code, AGAIN)
+                    self.assertNotIn("Retry-After", answer)
+
+    def test_the_blocking_call_says_the_same_of_a_job_that_ended(self):
+        with self.worker(lambda code, parameters: failure(code)):
+            for code in CODES:
+                with self.subTest(code):
+                    answer = self.post("/v1/models/echo?timeout=20", {"inputs": code})
+                    self.assertNotIn(answer.status_code, AGAIN)
+                    self.assertNotIn("Retry-After", answer)
+                    self.assertEqual(answer.json()["retryable"], code in RETRYABLE_OUTCOMES)
+
+    def test_the_documented_loop_asks_once(self):
+        scope: dict[str, Any] = {"time": SimpleNamespace(monotonic=lambda: 0.0, sleep=self.fail)}
+        exec(DOCUMENTED[1], scope)
+        for code in CODES:
+            with self.subTest(code):
+                session, job = Session(self.client), ended(code)
+                with self.assertRaises(ValueError):
+                    scope["output"](session, "", job.id)
+                self.assertEqual(session.calls, 1)
+
+    def test_what_may_succeed_as_a_new_job_says_so_and_how(self):
+        for code in errors.OUTCOMES:
+            with self.subTest(code):
+                job = ended(code)
+                problem = self.client.get(f"/v1/jobs/{job.id}/output").json()
+                self.assertEqual(problem["retryable"], code in RETRYABLE_OUTCOMES)
+                self.assertEqual(f"POST /v1/jobs/{job.id}/retry" in problem["detail"], code in RETRYABLE_OUTCOMES)
+                shown = self.client.get(f"/v1/jobs/{job.id}").json()["error"]
+                self.assertEqual(bool(shown and shown["retryable"]), code in RETRYABLE_OUTCOMES)
+        self.assertEqual(RETRYABLE_OUTCOMES, {"device_failed", "model_unavailable", "lost"})
+
+    def test_each_final_state_is_among_the_outcomes(self):
+        self.assertLessEqual(set(TERMINAL) - {Status.SUCCEEDED}, errors.OUTCOMES.keys())
+
+
+def failure(code: str) -> Exception:
+    error = errors.InferenceError("It did not go well.")
+    error.code = code  # type: ignore[misc]
+    return error
+
+
+class RetryTests(ApiTestCase):
+    def test_running_again_is_a_new_job_with_the_same_inputs(self):
+        old = ended("lost")
+        answer = self.post(f"/v1/jobs/{old.id}/retry")
+        new = Job.objects.get(pk=answer.json()["id"])
+        self.assertEqual((answer.status_code, answer["Location"]), (202, f"/v1/jobs/{new.id}"))
+        self.assertEqual((new.inputs, new.status, new.request_id), ("x", Status.QUEUED, answer["X-Request-Id"]))
+        old.refresh_from_db()
+        self.assertEqual(old.status, Status.FAILED)
+
+    def test_a_key_makes_one_new_job_however_often(self):
+        old = ended("lost")
+        ids = {self.post(f"/v1/jobs/{old.id}/retry", headers={"Idempotency-Key": "k"}).json()["id"] for _ in range(2)}
+        self.assertEqual((len(ids), Job.objects.count()), (1, 2))
+
+    @override_settings(API_KEY_REQUIRED=True)
+    def test_the_new_job_belongs_to_the_old_one_s_owner_and_nobody_else_may_make_it(self):
+        keyring.forget()
+        users = get_user_model().objects
+        ada = users.create_user("ada")
+        old = ended("lost")
+        Job.objects.filter(pk=old.pk).update(owner=ada)
+        for user, status in ((users.create_user("eve"), 404), (users.create_user("staff", is_staff=True), 202)):
+            with self.subTest(user):
+                key = ApiKey.objects.issue(owner=user)[1]
+                answer = self.post(f"/v1/jobs/{old.id}/retry", headers={"Authorization": f"Bearer {key}"})
+                self.assertEqual(answer.status_code, status)
+        self.assertEqual(Job.objects.exclude(pk=old.pk).get().owner, ada)
