@@ -36,8 +36,10 @@ def server(serve: Callable[[socket.socket, threading.Event], None]) -> Iterator[
 
         def run() -> None:
             connected, _ = listening.accept()
+            request = b""
             with connected, contextlib.suppress(OSError):
-                connected.recv(65_536)
+                while not request.endswith(b"{}"):  # closing with unread bytes would reset the connection
+                    request += connected.recv(65_536)
                 serve(connected, over)
 
         thread = threading.Thread(target=run)
