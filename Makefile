@@ -11,7 +11,7 @@ help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 run: .venv/.installed  ## Serve on http://127.0.0.1:8000 (PORT=8001 for another port)
-	@DEBUG=$${DEBUG:-1} exec $(PY) manage.py up
+	@DEVELOPMENT=$${DEVELOPMENT:-1} exec $(PY) manage.py up
 
 test: .venv/.installed-dev  ## Run the tests (T=tests.inference.test_catalog for some of them)
 	@exec $(PY) manage.py test --noinput $(T)

@@ -1,44 +1,21 @@
 """Settings, from the environment. README lists the variables."""
 
 import os
-import secrets
 from pathlib import Path
 
-import dj_database_url
 from kombu import Exchange, Queue
 
 from inference import catalog
 from inference.broker import address
+from project import environment as env
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 DATA_DIR = Path(os.environ.get("DATA_DIR", BASE_DIR / "var"))
 
-
-def env_flag(name: str, default: bool = False) -> bool:
-    return os.environ.get(name, str(int(default))).strip().lower() in ("1", "true", "yes", "on")
-
-
-def env_list(name: str, default: str = "") -> list[str]:
-    return [part.strip() for part in os.environ.get(name, default).split(",") if part.strip()]
-
-
-def secret_key() -> str:
-    """SECRET_KEY, or one made once for this checkout: no key is ever the same in two places."""
-    if key := os.environ.get("SECRET_KEY"):
-        return key
-    file = DATA_DIR / "secret_key"
-    DATA_DIR.mkdir(parents=True, exist_ok=True)
-    try:
-        with open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as new:
-            new.write(secrets.token_urlsafe(50))
-    except FileExistsError:
-        pass
-    return file.read_text()
-
-
-DEBUG = env_flag("DEBUG")
-SECRET_KEY = secret_key()
-ALLOWED_HOSTS = env_list("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
+DEBUG = env.flag("DEBUG")  # Django's: pages with tracebacks, and every statement kept for them
+DEVELOPMENT = env.flag("DEVELOPMENT", DEBUG)  # plain HTTP, and no keys asked for
+SECRET_KEY = env.secret("SECRET_KEY", DATA_DIR / "secret_key")
+ALLOWED_HOSTS = env.texts("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 
 INSTALLED_APPS = [
     "django.contrib.admin",
@@ -82,9 +59,9 @@ TEMPLATES = [
     }
 ]
 # Over HTTPS, which a proxy in front speaks. It also redirects: here a redirect would turn a POST into a GET.
-SECURE_HSTS_SECONDS = int(os.environ.get("HSTS_SECONDS", 0 if DEBUG else 86_400))
-SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = env_flag("SECURE_COOKIES", not DEBUG)
-if env_flag("TRUST_PROXY"):
+SECURE_HSTS_SECONDS = env.integer("HSTS_SECONDS", 0 if DEVELOPMENT else 86_400)
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = env.flag("SECURE_COOKIES", not DEVELOPMENT)
+if env.flag("TRUST_PROXY"):
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W008", "security.W021"]  # subdomains, redirect, preloading
 
@@ -96,14 +73,10 @@ LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
 USE_TZ = True
 USE_I18N = False
-DATA_UPLOAD_MAX_MEMORY_SIZE = int(os.environ.get("MAX_BODY_BYTES", 10 * 1024 * 1024))
+DATA_UPLOAD_MAX_MEMORY_SIZE = env.integer("MAX_BODY_BYTES", 10 * 1024 * 1024)
 TEST_RUNNER = "tests.runner.Runner"
 
-DATABASES = {
-    "default": dj_database_url.parse(
-        os.environ.get("DATABASE_URL", f"sqlite:///{DATA_DIR}/db.sqlite3"), conn_max_age=None
-    )
-}
+DATABASES = {"default": env.database("DATABASE_URL", f"sqlite:///{DATA_DIR}/db.sqlite3")}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["OPTIONS"] = {
         "transaction_mode": "IMMEDIATE",  # a writer queues up instead of failing in the middle
@@ -113,7 +86,7 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     }
     # A file, as in production: in memory a connection cannot be closed, nor shared between processes.
     DATABASES["default"]["TEST"] = {"NAME": DATA_DIR / "test.sqlite3"}
-elif pool_size := int(os.environ.get("DATABASE_POOL_SIZE", 0)):  # 0: each thread has its own
+elif pool_size := env.integer("DATABASE_POOL_SIZE", 0):  # 0: each thread has its own
     DATABASES["default"]["OPTIONS"] = {
         # It gives up connecting early, and starts anew: after a long outage its pauses would be as long.
         "pool": {"min_size": 1, "max_size": pool_size, "timeout": 5, "reconnect_timeout": 5}
@@ -122,15 +95,15 @@ elif pool_size := int(os.environ.get("DATABASE_POOL_SIZE", 0)):  # 0: each threa
 
 # The models, the broker and the worker.
 MODELS_FILE = Path(os.environ.get("MODELS_FILE", BASE_DIR / "models.toml"))
-REDIS_URL = os.environ.get("REDIS_URL") or address.embedded_url(BASE_DIR)
-WORKER_HEARTBEAT_S = float(os.environ.get("WORKER_HEARTBEAT_S", 2))
-WORKER_SILENT_S = float(os.environ.get("WORKER_SILENT_S", 15))  # a worker silent for longer is gone
+REDIS_URL = env.url("REDIS_URL", ("redis", "rediss", "unix")) or address.embedded_url(BASE_DIR)
+WORKER_HEARTBEAT_S = env.number("WORKER_HEARTBEAT_S", 2)
+WORKER_SILENT_S = env.number("WORKER_SILENT_S", 15)  # a worker silent for longer is gone
 MAX_RECOVERIES = 3  # a job given back this often fails with the code `lost`
-MAX_BULK_INPUTS = int(os.environ.get("MAX_BULK_INPUTS", 10_000))  # of one request
-MAX_LOW_QUEUED = int(os.environ.get("MAX_LOW_QUEUED", 100_000))  # of one model at low priority: bulk
-MAX_ESTIMATED_WAIT_S = float(os.environ.get("MAX_ESTIMATED_WAIT_S", 600))  # 503 beyond it, but for low; 0: no limit
+MAX_BULK_INPUTS = env.integer("MAX_BULK_INPUTS", 10_000)  # of one request
+MAX_LOW_QUEUED = env.integer("MAX_LOW_QUEUED", 100_000)  # of one model at low priority: bulk
+MAX_ESTIMATED_WAIT_S = env.number("MAX_ESTIMATED_WAIT_S", 600)  # 503 beyond it, but for low; 0: no limit
 
-CELERY_BROKER_URL = os.environ.get("BROKER_URL") or address.kombu_url(REDIS_URL)
+CELERY_BROKER_URL = env.url("BROKER_URL") or address.kombu_url(REDIS_URL)
 CELERY_BROKER_TRANSPORT_OPTIONS = address.kombu_options(CELERY_BROKER_URL)
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CHANNEL_ERROR_RETRY = True  # a broker without room answers with errors, until it has room again
@@ -147,9 +120,9 @@ CELERY_WORKER_REDIRECT_STDOUTS = False
 CELERY_WORKER_SEND_TASK_EVENTS = False
 
 # Webhooks: off while no host may be called. `manage.py deliver_webhooks` delivers them.
-WEBHOOK_HOSTS = env_list("WEBHOOK_HOSTS")
+WEBHOOK_HOSTS = env.texts("WEBHOOK_HOSTS")
 WEBHOOK_SECRET = os.environ.get("WEBHOOK_SECRET", "")  # whsec_ and base64 of 24 to 64 random bytes
-WEBHOOK_ALLOW_PRIVATE = env_flag("WEBHOOK_ALLOW_PRIVATE")  # also http, and addresses that are not public
+WEBHOOK_ALLOW_PRIVATE = env.flag("WEBHOOK_ALLOW_PRIVATE")  # also http, and addresses that are not public
 
 try:
     _models = list(catalog.load_cached(MODELS_FILE).values())
@@ -158,12 +131,12 @@ except catalog.CatalogError:
 CELERY_TASK_QUEUES = [Queue(spec.queue, Exchange("inference"), routing_key=spec.queue) for spec in _models]
 
 # The HTTP interface.
-API_KEY_REQUIRED = env_flag("API_KEY_REQUIRED", not DEBUG)
-API_KEY_RATE = int(os.environ.get("API_KEY_RATE", 0))  # requests a minute of a key that has no rate of its own; 0: any
-API_KEY_MAX_QUEUED = int(os.environ.get("API_KEY_MAX_QUEUED", 500))  # waiting jobs of one owner; 0: any
-API_KEY_MAX_LOW_QUEUED = int(os.environ.get("API_KEY_MAX_LOW_QUEUED", 50_000))  # the same at low priority: bulk
-JOB_RETENTION_DAYS = float(os.environ.get("JOB_RETENTION_DAYS", 30))  # finished jobs are then removed; 0: kept for ever
-MAX_WAITING_REQUESTS = int(os.environ.get("MAX_WAITING_REQUESTS", 400))  # a process; each holds one of its threads
+API_KEY_REQUIRED = env.flag("API_KEY_REQUIRED", not DEVELOPMENT)
+API_KEY_RATE = env.integer("API_KEY_RATE", 0)  # requests a minute of a key that has no rate of its own; 0: any
+API_KEY_MAX_QUEUED = env.integer("API_KEY_MAX_QUEUED", 500)  # waiting jobs of one owner; 0: any
+API_KEY_MAX_LOW_QUEUED = env.integer("API_KEY_MAX_LOW_QUEUED", 50_000)  # the same at low priority: bulk
+JOB_RETENTION_DAYS = env.number("JOB_RETENTION_DAYS", 30)  # finished jobs are then removed; 0: kept for ever
+MAX_WAITING_REQUESTS = env.integer("MAX_WAITING_REQUESTS", 400)  # a process; each holds one of its threads
 REST_FRAMEWORK = {
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
@@ -185,6 +158,7 @@ SPECTACULAR_SETTINGS = {
     "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "api.schema.complete"],
 }
 
+LOG_LEVEL = env.choice("LOG_LEVEL", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), "INFO")
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -195,5 +169,8 @@ LOGGING = {
     "formatters": {"line": {"format": "%(asctime)s %(levelname)-7s %(name)s %(message)s%(request_id)s"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["request_id"]}},
     "loggers": {"django.request": {"filters": ["exceptions"]}},
-    "root": {"handlers": ["stderr"], "level": os.environ.get("LOG_LEVEL", "INFO")},
+    "root": {
+        "handlers": ["stderr"],
+        "level": LOG_LEVEL,
+    },
 }

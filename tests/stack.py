@@ -76,7 +76,7 @@ class Stack:
         self.socket = self.folder / "broker.sock"
         self.environment = {
             "DATA_DIR": str(self.folder),
-            "DEBUG": "1",
+            "DEVELOPMENT": "1",
             "MODELS_FILE": str(self.models_file),
             "REDIS_URL": f"unix://{self.socket}",
             "BROKER_URL": "",

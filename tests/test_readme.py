@@ -15,7 +15,7 @@ from inference import catalog
 ROOT = Path(settings.BASE_DIR)
 README = (ROOT / "README.md").read_text()
 CONFIGURATION = README[README.index("## Configuration") : README.index("## Tuning")]
-READS = re.compile(r"""(?:os\.environ(?:\.get\(|\[)|env_flag\(|env_list\()\s*"([A-Z_]+)\"""")
+READS = re.compile(r"""(?:os\.environ(?:\.get\(|\[)|env\.[a-z]+\()\s*"([A-Z_]+)\"""")
 NOT_SETTINGS = re.compile(r"INFERENCE_|CUDA_VISIBLE_DEVICES|TOKENIZERS_|OMP_NUM_|XDG_RUNTIME_DIR|FAILPOINT|HF_")
 
 
@@ -78,4 +78,4 @@ class TestMakefile(SimpleTestCase):
 
     def test_run_takes_a_port(self) -> None:
         self.assertIn("PORT=8001", self.make("run", "PORT=8001", "PY=env #").splitlines())
-        self.assertIn("DEBUG=1", self.make("run", "PY=env #").splitlines())
+        self.assertIn("DEVELOPMENT=1", self.make("run", "PY=env #").splitlines())

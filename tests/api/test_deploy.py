@@ -20,7 +20,7 @@ class DeployTests(SimpleTestCase):
         checked = subprocess.run(
             command,
             cwd=settings.BASE_DIR,
-            env={**os.environ, "DEBUG": "0"},
+            env={**os.environ, "DEBUG": "0", "DEVELOPMENT": "0"},
             capture_output=True,
             text=True,
             check=False,
@@ -56,11 +56,26 @@ class SettingsTests(SimpleTestCase):
         self.assertGreaterEqual(len(said), 10)
         self.assertEqual({name: float(found[name]) for name in said}, said)
 
-    def test_without_debug_keys_are_required_and_cookies_want_https(self) -> None:
+    def test_unless_developing_keys_are_required_and_cookies_want_https(self) -> None:
         names = ("DEBUG", "API_KEY_REQUIRED", "SESSION_COOKIE_SECURE", "CSRF_COOKIE_SECURE", "SECURE_HSTS_SECONDS")
-        found, debugging = self.of(), self.of(DEBUG="1")
-        self.assertEqual([found[name] for name in names], [False, True, True, True, 86_400])
-        self.assertEqual([debugging[name] for name in names], [True, False, False, False, 0])
+        values = {name: [self.of(**{name: "1"})[setting] for setting in names] for name in ("DEBUG", "DEVELOPMENT")}
+        self.assertEqual([self.of()[name] for name in names], [False, True, True, True, 86_400])
+        self.assertEqual(values["DEBUG"], [True, False, False, False, 0])
+        self.assertEqual(values["DEVELOPMENT"], [False, False, False, False, 0])
+
+    def test_a_value_that_cannot_be_used_is_told_in_a_sentence_that_names_its_variable(self) -> None:
+        a_file = self.folder / "file"
+        a_file.touch()
+        wrong = {
+            "API_KEY_RATE": "abc", "MAX_BODY_BYTES": "-1", "WORKER_SILENT_S": "nan", "JOB_RETENTION_DAYS": "",
+            "API_KEY_REQUIRED": "perhaps", "LOG_LEVEL": "loud", "DATA_DIR": str(a_file),
+            "DATABASE_URL": "user:pa55word", "REDIS_URL": "pa55word@host", "BROKER_URL": "pa55word",
+        }  # fmt: skip
+        for name, value in wrong.items():
+            with self.subTest(name), self.assertRaises(subprocess.CalledProcessError) as ended:
+                self.of(**{name: value})
+            self.assertRegex(ended.exception.stderr, rf"\AError: {name} .*\.\n\Z")
+            self.assertNotIn("pa55word", ended.exception.stderr)
 
     def test_a_proxy_is_believed_only_where_that_is_said(self) -> None:
         self.assertIsNone(self.of().get("SECURE_PROXY_SSL_HEADER"))

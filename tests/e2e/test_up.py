@@ -34,7 +34,7 @@ class Up:
     def __init__(self, port: int, models_file: Path = settings.BASE_DIR / "models.toml") -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="up-")
         environment = {name: value for name, value in os.environ.items() if name not in ("REDIS_URL", "BROKER_URL")}
-        own = {"DATA_DIR": self.folder.name, "XDG_RUNTIME_DIR": self.folder.name, "DEBUG": "1", "PORT": str(port)}
+        own = {"DATA_DIR": self.folder.name, "XDG_RUNTIME_DIR": self.folder.name, "DEVELOPMENT": "1", "PORT": str(port)}
         self.process = subprocess.Popen(
             [sys.executable, "manage.py", "up"],
             env={**environment, **own, "MODELS_FILE": str(models_file), "OMP_NUM_THREADS": "1"},

@@ -1,0 +1,95 @@
+"""Values from the environment. One that cannot be used ends the program with a sentence that names its variable."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import secrets
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+import dj_database_url
+
+ON, OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+
+
+def flag(name: str, default: bool = False) -> bool:
+    text = os.environ.get(name, str(int(default))).strip().lower()
+    if text not in ON + OFF:
+        refuse(name, f"must be 1 or 0, not {text!r}")
+    return text in ON
+
+
+def texts(name: str, default: str = "") -> list[str]:
+    """Separated by commas."""
+    return [part.strip() for part in os.environ.get(name, default).split(",") if part.strip()]
+
+
+def integer(name: str, default: int) -> int:
+    """Not negative."""
+    text = os.environ.get(name, str(default))
+    if not (text.isascii() and text.isdigit()):
+        refuse(name, f"must be a whole number from 0 on, not {text!r}")
+    return int(text)
+
+
+def number(name: str, default: float) -> float:
+    """Not negative."""
+    text = os.environ.get(name, str(default))
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        refuse(name, f"must be a number from 0 on, not {text!r}")
+    return value
+
+
+def choice(name: str, choices: tuple[str, ...], default: str) -> str:
+    text = os.environ.get(name, default)
+    if text not in choices:
+        refuse(name, f"must be one of {', '.join(choices)}, not {text!r}")
+    return text
+
+
+def url(name: str, schemes: tuple[str, ...] = ()) -> str:
+    """Empty when it is not set. Its text is not repeated in an error: it may hold a password."""
+    address = os.environ.get(name, "")
+    try:
+        scheme = urlsplit(address).scheme
+    except ValueError:
+        scheme = ""
+    if address and (not scheme or (schemes and scheme not in schemes)):
+        known = " or ".join(f"{known}://…" for known in schemes) or "an address such as amqp://…"
+        refuse(name, f"must be {known}")
+    return address
+
+
+def database(name: str, default: str) -> dict[str, Any]:
+    """Django's entry in DATABASES."""
+    try:
+        return dict(dj_database_url.parse(os.environ.get(name) or default, conn_max_age=None))
+    except ValueError:
+        refuse(name, "must be an address such as postgres://user:password@host/name, or sqlite:///file")
+
+
+def secret(name: str, file: Path) -> str:
+    """The variable, or what was generated once for this folder: no secret is ever the same in two places."""
+    if given := os.environ.get(name):
+        return given
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            contextlib.suppress(FileExistsError),
+            open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as new,
+        ):
+            new.write(secrets.token_urlsafe(50))
+        return file.read_text()
+    except OSError as error:
+        refuse("DATA_DIR", f"{file.parent} cannot be written: {error.strerror}. Choose another folder, or free it")
+
+
+def refuse(name: str, why: str) -> NoReturn:
+    raise SystemExit(f"Error: {name} {why}.")
