@@ -16,6 +16,7 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 
 from inference import rows
+from inference.fields import storable
 from inference.models import Job, Status
 from inference.rows import marks
 
@@ -86,7 +87,9 @@ def _claim_sql(ids: int, takes_over: int) -> str:
 
 
 def record(batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int) -> int:
-    """Record the outcomes that `batch` still owns, in one transaction. Returns how many rows took theirs."""
+    """Record the outcomes that `batch` still owns, in one transaction. Returns how many rows took theirs.
+
+    Raises what the database raises: `inference.failures` tells one that is away from one that refuses a value."""
     if not outcomes:
         return 0
     with transaction.atomic(), connection.cursor() as cursor:
@@ -106,7 +109,7 @@ def _record_sql() -> str:
 
 
 def _record_row(batch: UUID, outcome: Outcome, batch_size: int) -> list[Any]:
-    values = (outcome.status, outcome.output, outcome.error_code, outcome.error_detail, batch_size)
+    values = (outcome.status, outcome.output, outcome.error_code, storable(outcome.error_detail), batch_size)
     row = [_to_db(name, value) for name, value in zip(_RECORDED, values, strict=True)]
     return [*row, _to_db("id", outcome.job_id), _to_db("batch", batch)]
 

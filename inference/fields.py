@@ -12,10 +12,18 @@ from django.db.models.expressions import BaseExpression, Col
 
 
 def dumps(value: Any) -> str:
+    """Raises `UnicodeEncodeError` for a lone surrogate, which could be stored as an escape and then not be read."""
     try:
         return orjson.dumps(value).decode()
     except TypeError:  # integers beyond 64 bits, which JSON allows
-        return json.dumps(value)
+        text = json.dumps(value, ensure_ascii=False)
+        text.encode()
+        return text
+
+
+def storable(text: str) -> str:
+    """With escapes in place of NUL characters and lone surrogates, which no database stores as text."""
+    return text.replace("\0", "\\u0000").encode(errors="backslashreplace").decode()
 
 
 class JSONField(models.JSONField):

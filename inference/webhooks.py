@@ -24,6 +24,7 @@ from django.utils import timezone
 
 from inference import outbound
 from inference.errors import InvalidInput
+from inference.fields import storable
 from inference.models import TERMINAL, Job, Webhook, WebhookState
 
 logger = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ def deliver(webhook: Webhook) -> None:
 
 
 def _postpone(webhook: Webhook, why: str) -> None:
-    webhook.last_error = why[:300]
+    webhook.last_error = storable(why)[:300]
     if webhook.attempts > len(DELAYS_S):
         webhook.state = WebhookState.GIVEN_UP
         logger.error("webhook=%s job=%s given up: %s", webhook.pk, webhook.job_id, why)

@@ -7,19 +7,21 @@ from typing import Any
 
 from inference.errors import BadOutput
 
-_PLAIN = (str, bool, int, type(None))
+_PLAIN = (bool, int, type(None))
 
 
 def plain(value: Any) -> Any:
     """`value` as JSON values: numpy scalars, arrays and tensors become numbers and lists.
 
-    Raises `BadOutput` on NaN, infinity, and what JSON cannot carry.
+    Raises `BadOutput` on NaN, infinity, text that no database stores, and what JSON cannot carry.
     """
     kind = type(value)
     if kind is list and value and set(map(type, value)) == {float}:
         return _finite_list(value)
     if kind in _PLAIN:
         return value
+    if isinstance(value, str):
+        return _text(value)
     if isinstance(value, float):
         return _finite(float(value))
     if isinstance(value, dict):
@@ -47,5 +49,16 @@ def _finite(value: float) -> float:
     return value
 
 
+def _text(value: str) -> str:
+    if "\0" in value:
+        raise BadOutput("The engine's answer holds the character U+0000, which cannot be stored.")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise BadOutput("The engine's answer holds half of a character, a lone surrogate.") from None
+    return value
+
+
 def _key(key: Any) -> str:
-    return key if isinstance(key, str) else str(key)
+    return _text(str(key))

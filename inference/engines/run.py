@@ -146,6 +146,8 @@ def _outcome(answer: Any) -> Any:
         return plain(answer)
     except BadOutput as error:
         return error
+    except Exception as error:  # an object's own code, or lists that hold themselves
+        return BadOutput(f"The engine's answer could not be read. {describe(error)}")
 
 
 def _failure(error: BaseException) -> InferenceError:

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from celery.utils.log import current_process_index
 from django.conf import settings
-from django.db import DatabaseError, InterfaceError, close_old_connections, connection
+from django.db import connection
 
 from inference import catalog, claims, errors, failpoints, lengths, notices, validation
 from inference.broker import publish
@@ -26,13 +26,15 @@ from inference.engines import loading
 from inference.engines.base import Engine
 from inference.engines.run import RunReport
 from inference.engines.run import run as run_engine
+from inference.failures import is_away, patiently
 from inference.worker import devices, presence
 from inference.worker.calls import PAST_ITS_LIMIT, BatchCall, BatchReport
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-DATABASE_PATIENCE_S = 8.0  # then the main process sends the batch again later
+CLAIM_PATIENCE_S = 8.0  # then the main process sends the batch again later
+RECORD_PATIENCE_S = 3600.0  # results are kept for as long
 
 VERDICTS = {
     errors.Crashed.code: "The process that ran this input died, twice, and with this input alone.",
@@ -84,7 +86,7 @@ def run_batch(call: BatchCall) -> BatchReport:
     """Run one batch from claim to notice."""
     started = time.monotonic()
     failpoints.reach("before_claim")
-    jobs = _patiently(lambda: _claim(call))
+    jobs = _claim(call)
     failpoints.reach("after_claim")
     if not jobs:
         return BatchReport(errors={})
@@ -95,15 +97,25 @@ def run_batch(call: BatchCall) -> BatchReport:
         failpoints.reach("before_run")
         outcomes, reports = _run(call.model, jobs)
         failpoints.reach("after_run")
-    _finish(call.batch, outcomes, batch_size=sum(job.size for job in jobs))
+    outcomes = _finish(call.batch, outcomes, batch_size=sum(job.size for job in jobs))
     return _report(jobs, outcomes, reports, took_s=time.monotonic() - started)
 
 
 def _claim(call: BatchCall) -> list[Claimed]:
-    return claims.claim(
-        call.job_ids, call.batch, model=call.model, takes_over=call.takes_over, worker=replica.worker,
-        device=replica.device,
-    )  # fmt: skip
+    """Raises `StoreUnavailable` while the database is away: nothing has begun."""
+
+    def statement() -> list[Claimed]:
+        return claims.claim(
+            call.job_ids, call.batch, model=call.model, takes_over=call.takes_over, worker=replica.worker,
+            device=replica.device,
+        )  # fmt: skip
+
+    try:
+        return _patiently(statement, CLAIM_PATIENCE_S)
+    except Exception as error:
+        if is_away(error):
+            raise errors.StoreUnavailable(f"no claim, the database is away: {error}") from None
+        raise
 
 
 def _condemn(jobs: Sequence[Claimed], code: str) -> list[Outcome]:
@@ -168,20 +180,39 @@ def _outcome(job: Claimed, answers: list[object]) -> Outcome:
     return Outcome(job_id=job.id, output=answers if _is_list(job) else answers[0])
 
 
-def _finish(batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int) -> None:
+def _finish(batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int) -> list[Outcome]:
+    """Record the outcomes, and wake who waits. Returns them as they were recorded."""
     failpoints.reach("before_record")
-    recorded = _patiently(lambda: claims.record(batch, outcomes, batch_size=batch_size))
+    recorded = _record(batch, outcomes, batch_size)
     failpoints.reach("after_record")
-    if recorded < len(outcomes):
-        logger.info(
-            "batch=%s %d of %d outcomes dropped: cancelled or given back",
-            batch,
-            len(outcomes) - recorded,
-            len(outcomes),
-        )
     failpoints.reach("before_notify")
-    notices.publish(publish.redis_client(), [outcome.job_id for outcome in outcomes])
+    notices.publish(publish.redis_client(), [outcome.job_id for outcome in recorded])
     failpoints.reach("after_notify")
+    return recorded
+
+
+def _record(batch: UUID, outcomes: Sequence[Outcome], batch_size: int) -> list[Outcome]:
+    """All at once; or one by one when the database refuses something: then that one fails alone."""
+    try:
+        _record_at_once(batch, outcomes, batch_size)
+    except Exception as error:
+        if is_away(error) or (len(outcomes) == 1 and outcomes[0].error_code == errors.BadOutput.code):
+            raise
+        logger.error("batch=%s jobs=%d not recorded, the database refuses it: %s", batch, len(outcomes), error)
+        parts = [[outcome] for outcome in outcomes] if len(outcomes) > 1 else [[_refused(outcomes[0])]]
+        return [recorded for part in parts for recorded in _record(batch, part, batch_size)]
+    return list(outcomes)
+
+
+def _refused(outcome: Outcome) -> Outcome:
+    detail = "The database refused to store the answer."
+    return Outcome(job_id=outcome.job_id, error_code=errors.BadOutput.code, error_detail=detail)
+
+
+def _record_at_once(batch: UUID, outcomes: Sequence[Outcome], batch_size: int) -> None:
+    recorded = _patiently(lambda: claims.record(batch, outcomes, batch_size=batch_size), RECORD_PATIENCE_S)
+    if dropped := len(outcomes) - recorded:
+        logger.info("batch=%s %d of %d outcomes dropped: cancelled or given back", batch, dropped, len(outcomes))
 
 
 def _report(
@@ -202,16 +233,5 @@ def _report(
     )
 
 
-def _patiently(statement: Callable[[], T]) -> T:
-    """Try again while the database is away; give up before the batch's own time limit would be blamed for it."""
-    give_up_at = time.monotonic() + DATABASE_PATIENCE_S
-    while True:
-        try:
-            return statement()
-        except (DatabaseError, InterfaceError) as error:
-            if time.monotonic() > give_up_at:
-                raise
-            logger.warning("database away, trying again: %s", error)
-            connection.close()
-            close_old_connections()
-            time.sleep(0.2)
+def _patiently(statement: Callable[[], T], limit_s: float) -> T:
+    return patiently(statement, limit_s=limit_s, reconnect=connection.close)

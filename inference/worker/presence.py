@@ -15,6 +15,7 @@ from django.db import DatabaseError, InterfaceError, connection, transaction
 from django.db.models.functions import Now
 
 from inference.failures import Pauses, is_away
+from inference.fields import storable
 from inference.models import Worker, WorkerState
 from inference.worker.devices import Plan
 
@@ -40,7 +41,8 @@ def report_replica(worker: UUID, index: int, *, pid: int, device: str, models: M
     """Called by a pool child once its models are loaded, or could not be."""
     with transaction.atomic():
         row = Worker.objects.select_for_update().get(pk=worker)
-        row.replicas[str(index)] = {"pid": pid, "device": device, "models": dict(models)}
+        states = {name: storable(state) for name, state in models.items()}
+        row.replicas[str(index)] = {"pid": pid, "device": device, "models": states}
         row.save(update_fields=["replicas"])
 
 

@@ -18,3 +18,7 @@ class JSONFieldTests(TestCase):
         Job.objects.create(model="m", inputs="x", parameters={"top_k": 3, "mode": "fast"})
         self.assertEqual(Job.objects.filter(parameters__top_k=3).count(), 1)
         self.assertEqual(Job.objects.values_list("parameters__mode", flat=True).get(), "fast")
+
+    def test_what_could_be_stored_and_then_not_be_read_is_refused(self):
+        with self.assertRaises(UnicodeEncodeError):
+            Job.objects.create(model="m", inputs=["\ud800"])

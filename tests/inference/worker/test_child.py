@@ -1,24 +1,77 @@
-"""What a pool child does with a batch that it is not to run."""
+"""What a pool child does with a batch, beside its engine."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
 
 from django.test import TransactionTestCase
 
 from inference import errors, rows
+from inference.catalog import ModelSpec
+from inference.engines.base import Engine
 from inference.models import Job, Status
 from inference.worker import child
-from inference.worker.calls import BatchCall
+from inference.worker.calls import BatchCall, BatchReport
+
+
+class Answers(Engine):
+    """Gives each input its answer."""
+
+    def __init__(self, answers: Mapping[str, Any]) -> None:
+        super().__init__(ModelSpec(name="m", engine="x:Y"))
+        self.answers = answers
+
+    def load(self, device: str) -> None:
+        pass
+
+    def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        return [self.answers[text] for text in inputs]
+
+
+def run_batch(engines: dict[str, Engine], *jobs: Job, verdict: str = "") -> BatchReport:
+    rows.insert(jobs)
+    replica = child.Replica(worker=uuid4(), device="cpu", engines=engines)
+    call = BatchCall(batch=uuid4(), model=jobs[0].model, job_ids=tuple(job.pk for job in jobs), verdict=verdict)
+    with patch.object(child, "replica", replica, create=True):
+        report = child.run_batch(call)
+    for job in jobs:
+        job.refresh_from_db()
+    return report
 
 
 class VerdictTests(TransactionTestCase):
     def test_a_condemned_job_fails_also_where_its_model_is_not_loaded(self):
         job = Job(model="gone", inputs="text")
-        rows.insert([job])
-        replica = child.Replica(worker=uuid4(), device="cpu")
-        call = BatchCall(batch=uuid4(), model="gone", job_ids=(job.pk,), verdict=errors.Crashed.code)
-        with patch.object(child, "replica", replica, create=True):
-            report = child.run_batch(call)
-        job.refresh_from_db()
+        report = run_batch({}, job, verdict=errors.Crashed.code)
         self.assertEqual((job.status, job.error_code), (Status.FAILED, errors.Crashed.code))
         self.assertEqual((report.errors, report.calls), ({job.pk: errors.Crashed.code}, 0))
+
+
+class RecordTests(TransactionTestCase):
+    def run_with(self, answer: Any) -> Job:
+        """One job with this answer, among others that succeed."""
+        jobs = [Job(model="m", inputs=text) for text in ("a", "bad", "z")]
+        report = run_batch({"m": Answers({"a": "A", "bad": answer, "z": ["Ω"]})}, *jobs)
+        self.assertEqual([(job.status, job.output) for job in jobs[::2]], [("succeeded", "A"), ("succeeded", ["Ω"])])
+        self.assertEqual(report.errors, {job.pk: job.error_code for job in jobs})
+        return jobs[1]
+
+    def test_text_that_no_database_stores_fails_alone(self):
+        for answer in ("\0", ["\ud800"], {"a\0": 1}, [{"\udfff": 1}], "é\ud83d"):
+            with self.subTest(answer):
+                self.assertEqual(self.run_with(answer).error_code, errors.BadOutput.code)
+
+    def test_an_answer_that_cannot_be_read_fails_alone(self):
+        endless: list[Any] = []
+        endless.append(endless)
+        self.assertEqual(self.run_with(endless).error_code, errors.BadOutput.code)
+
+    def test_what_only_the_database_refuses_fails_alone(self):
+        self.assertEqual(self.run_with(10**5000).error_code, errors.BadOutput.code)
+
+    def test_an_error_is_recorded_whatever_its_text_holds(self):
+        job = self.run_with(errors.InvalidInput("\0 and \ud800"))
+        self.assertEqual((job.error_code, job.error_detail), ("invalid_input", r"\u0000 and \ud800"))
