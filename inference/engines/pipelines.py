@@ -47,7 +47,7 @@ def max_tokens(model: nn.Module, tokenizer: Any, *more: int | None) -> int:
 
 
 def max_positions(model: nn.Module) -> int:
-    """Tokens that the model can tell apart by position; `NO_LIMIT` when it has no such limit, as XLNet, which says -1."""
+    """Tokens that the model can tell apart by position; `NO_LIMIT` when it has none, as XLNet, which says -1."""
     config = model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
     if not positions or positions < 0:
