@@ -16,6 +16,7 @@ from inference.turns import turns
 
 logger = logging.getLogger("api.access")
 
+PROBES = ("/healthz", "/readyz")  # load balancers ask by address
 PAGES = ("/admin/", "/static/")  # answered in HTML, with sessions; everything else is the API
 
 Answer = Callable[[HttpRequest], HttpResponse]
@@ -69,7 +70,7 @@ def refusal(request: HttpRequest) -> HttpResponse | None:
     if not request.path_info.startswith("/"):
         return errors.problem("bad_request", "The address must be a path, such as /v1/models.")
     try:
-        request.get_host()
+        _ = request.path_info in PROBES or request.get_host()
     except DisallowedHost:
         return errors.problem("bad_request", "The Host header is not one of this service's names (ALLOWED_HOSTS).")
     length = request.META.get("CONTENT_LENGTH") or "0"

@@ -5,7 +5,6 @@ Nothing outlives the supervisor: on its end, also by SIGKILL, the guard process 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import signal
@@ -35,7 +34,6 @@ class Program:
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)  # added to this process's
     grace_s: float = 15.0  # from SIGTERM to SIGKILL
-    one_core: bool = False  # keep all its threads on one core: one at a time holds Python's lock anyway
 
 
 def python_module(*arguments: str) -> tuple[str, ...]:
@@ -53,7 +51,7 @@ def web_program(*, host: str, port: int, blocking_threads: int = 512) -> Program
     options = ("--interface", "wsgi", "--host", host, "--port", str(port), "--no-ws", "--log-level", "error")
     threads = ("--blocking-threads", str(blocking_threads), "--backlog", "2048", "--workers-kill-timeout", "10")
     command = python_module("granian", *options, *threads, "project.wsgi:application")
-    return Program(name="web", command=command, one_core=True)
+    return Program(name="web", command=command)
 
 
 def worker_program(*, name: str = "worker", devices: str = "auto", options: tuple[str, ...] = ()) -> Program:
@@ -72,15 +70,6 @@ def raise_open_files_limit() -> None:
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def keep_on_one_core(pid: int) -> None:
-    """Threads that take turns with Python's lock then find their data in the core's cache: a fifth less CPU a request
-    for the web server. Each process has a core of its own choice, so that two services seldom share one."""
-    if hasattr(os, "sched_setaffinity"):  # Linux
-        cores = sorted(os.sched_getaffinity(0))
-        with contextlib.suppress(OSError):  # the cores may have changed meanwhile; it then runs anywhere
-            os.sched_setaffinity(pid, {cores[pid % len(cores)]})
 
 
 def describe_exit(code: int) -> str:
@@ -129,8 +118,6 @@ class Child:
             start_new_session=True,  # Ctrl-C reaches the supervisor only, which stops all in order
         )
         watch.add(self.pid, program.grace_s)
-        if program.one_core:
-            keep_on_one_core(self.pid)
         self.pump = threading.Thread(target=self._pump, args=(log,), name=f"log-{program.name}", daemon=True)
         self.pump.start()
 

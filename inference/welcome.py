@@ -110,12 +110,12 @@ class Welcome(threading.Thread):
             else:
                 self.say(f"model {name} is not served: {state}")
         names = ", ".join(spec.name for spec in specs) or "no model"
-        python = min(os.path.relpath(sys.executable), sys.executable, key=len)
+        manage = f"{_settings_that_differ()}{min(os.path.relpath(sys.executable), sys.executable, key=len)} manage.py"
         self.show(
             f"Ready on {self.url}, serving {names}.",
             *self.first_answer(next((spec for spec in specs if example(spec)), None)),
-            f"{self.keys()}: {python} manage.py create_api_key NAME",
-            f"The admin: {self.url}/admin/ (an operator is made by: {python} manage.py createsuperuser)",
+            f"{self.keys()}: {manage} create_api_key NAME",
+            f"The admin: {self.url}/admin/ (an operator is made by: {manage} createsuperuser)",
             "Ctrl-C stops everything.",
         )
 
@@ -147,6 +147,14 @@ class Welcome(threading.Thread):
             status, answer = post(url, body)
             if status != 503 or begun_s > deadline or self.stopping.wait(0.1):
                 return (time.monotonic() - begun_s) * 1000, answer
+
+
+def _settings_that_differ() -> str:
+    """What a command in another terminal needs to find this service's database; a password is not shown."""
+    if "DATABASE_URL" in os.environ:
+        return 'DATABASE_URL="$DATABASE_URL" '
+    folder = os.environ.get("DATA_DIR")
+    return f"DATA_DIR={shlex.quote(folder)} " if folder else ""
 
 
 def post(url: str, body: str) -> tuple[int, str]:

@@ -38,3 +38,6 @@ class TestUnits(SimpleTestCase):
         readme = (DEPLOY.parent / "README.md").read_text()
         for name in set(names) - {"HF_HOME"}:
             self.assertIn(f"`{name}`", readme)
+
+    def test_the_web_server_is_reloaded_without_an_end(self) -> None:
+        self.assertIn("\nExecReload=/bin/kill -HUP $MAINPID\n", (DEPLOY / "inference-web.service").read_text())

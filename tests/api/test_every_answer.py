@@ -55,7 +55,9 @@ class ProblemTests(ApiTestCase):
         self.assertIn("100", problem["detail"])
 
     def test_a_foreign_host_is_a_problem(self):
-        self.assert_problem(self.client.get("/healthz", headers={"Host": "evil.example"}), 400, "bad_request")
+        self.assert_problem(self.client.get("/v1/models", headers={"Host": "evil.example"}), 400, "bad_request")
+        for probe in ("/healthz", "/readyz", "/healthz/"):  # a load balancer asks by address
+            self.assertIn(self.client.get(probe, headers={"Host": "10.1.2.3"}).status_code, (200, 503))
 
     def test_the_database_away_is_503_with_retry_after(self):
         with patch.object(jobs, "submit", side_effect=OperationalError("server closed the connection")):

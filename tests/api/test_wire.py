@@ -73,7 +73,7 @@ PROBLEMS = {
     "chunked over the limit": (chunked(*[b"x" * 50_000] * 3), 413),
     "chunked and empty": (chunked(), 400),
     "no host": (b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n", 400),
-    "a foreign host": (b"GET /healthz HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n", 400),
+    "a foreign host": (b"GET /v1/models HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n", 400),
     "path out of the root": (get(b"/v1/../../etc/passwd"), 404),
     "path that is not UTF-8": (get(b"/v1/jobs/%ff%fe"), 404),
     "NUL in the path": (get(b"/v1/jobs/%00"), 404),

@@ -9,7 +9,7 @@ import threading
 import unittest
 
 from inference import guard
-from inference.supervisor import Child, Guard, Program, Supervisor, describe_exit, web_program
+from inference.supervisor import Child, Guard, Program, Supervisor, describe_exit
 from tests.conditions import eventually
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
@@ -19,16 +19,6 @@ PARENT = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'impor
 
 def program(code: str, *, name: str = "p", grace_s: float = 5.0) -> Program:
     return Program(name=name, command=(sys.executable, "-c", code), grace_s=grace_s)
-
-
-ON_ONE_CORE = """
-import os, threading, time
-print("up", flush=True)
-while len(os.sched_getaffinity(0)) > 1:
-    time.sleep(0.01)
-os.fork()
-threading.Thread(target=lambda: os.write(1, f"{os.sched_getaffinity(0)}\\n".encode())).start()  # one write: no mixing
-"""
 
 
 class Log:
@@ -64,18 +54,6 @@ class TestChild(unittest.TestCase):
         hurry = threading.Event()
         hurry.set()
         self.assertEqual(self.child(DEAF, grace_s=600).stop(hurry), -signal.SIGKILL)
-
-    @unittest.skipUnless(hasattr(os, "sched_setaffinity"), "Linux only")
-    def test_threads_and_processes_of_a_program_for_one_core_are_on_it(self) -> None:
-        command = (sys.executable, "-c", ON_ONE_CORE)
-        child = Child(Program(name="p", command=command, one_core=True), self.log, self.watch)
-        self.addCleanup(child.kill)
-        eventually(lambda: len(self.log.lines) == 3, "the cores of two threads")
-        core = sorted(os.sched_getaffinity(0))[child.pid % len(os.sched_getaffinity(0))]
-        self.assertEqual(self.log.lines[1:], [("p", str({core}))] * 2)
-
-    def test_the_web_server_is_a_program_for_one_core(self) -> None:
-        self.assertTrue(web_program(host="127.0.0.1", port=8000).one_core)
 
     def test_what_it_started_ends_with_it(self) -> None:
         child = self.child(PARENT)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
 import sys
 import threading
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from typing import Any
 
 from django.conf import settings
@@ -49,10 +50,11 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--host", default=os.environ.get("HOST", "127.0.0.1"), help="HOST, default 127.0.0.1")
-        parser.add_argument("--port", type=int, default=os.environ.get("PORT", "8000"), help="PORT, default 8000")
+        parser.add_argument("--port", type=port, default=os.environ.get("PORT", "8000"), help="PORT, default 8000")
 
     def handle(self, *args: Any, host: str, port: int, **options: Any) -> None:
         refuse_taken_port(host, port)
+        warn_of_open_doors(host)
         migrate()
         supervisor.raise_open_files_limit()
         log = Output()
@@ -79,16 +81,34 @@ def embedded_broker() -> supervisor.Program:
     return supervisor.broker_program(data=settings.DATA_DIR / "broker", socket=socket_path)
 
 
+def port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65_535:
+        raise ArgumentTypeError(f"PORT must be a whole number from 1 to 65535, not {text!r}")
+    return int(text)
+
+
 def refuse_taken_port(host: str, port: int) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError as error:
-            raise CommandError(
-                f"Cannot listen on {host} port {port}: {error.strerror}. Choose another port: make run PORT={port + 1}"
-            ) from error
+        except (OSError, UnicodeError) as error:
+            raise CommandError(cannot_listen(host, port, error)) from error
+
+
+def cannot_listen(host: str, port: int, error: Exception) -> str:
+    number = getattr(error, "errno", None)
+    if number == errno.EADDRINUSE:
+        return f"Something listens on {host} port {port} already. Choose another: make run PORT={port % 65_535 + 1}"
+    if number in (errno.EACCES, errno.EPERM):
+        return f"Only root may listen on port {port}. Choose one above 1023: make run PORT=8000"
+    return f"HOST: {host} is no address of this machine. Leave it out for 127.0.0.1, or take 0.0.0.0 for all of them"
+
+
+def warn_of_open_doors(host: str) -> None:
+    if host not in ("127.0.0.1", "::1", "localhost") and not settings.API_KEY_REQUIRED:
+        print(f"Whoever reaches {host} may use this service: API_KEY_REQUIRED=1 asks for keys.", file=sys.stderr)
 
 
 def migrate() -> None:

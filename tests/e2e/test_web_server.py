@@ -1,0 +1,100 @@
+"""The web server as systemd runs it: two processes, each on one core, replaced under load without a lost request."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import threading
+import unittest
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from inference.supervisor import Child, web_program
+from tests.conditions import eventually
+from tests.stack import HOST, Stack
+
+
+class WebOnly(Stack):
+    """Two web processes, no worker."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.make_database()
+            self.start_broker()
+            self.start_web()
+            self.ready()
+        except BaseException:
+            self.show_log()
+            self.close()
+            raise
+        return self
+
+    def start_web(self) -> Child:
+        program = web_program(host=HOST, port=self.port)
+        return self.start(replace(program, command=(*program.command, "--workers", "2")))
+
+    def web_pids(self) -> list[int]:
+        """The processes that answer, each with its threads."""
+        main = self.children["web"].pid
+        children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+        return [int(pid) for pid in children if len(os.listdir(f"/proc/{pid}/task")) > 2]
+
+
+class Clients:
+    """Ask one after the other, each on connections of its own, until they are stopped."""
+
+    def __init__(self, port: int, count: int) -> None:
+        self.port = port
+        self.answers: Counter[str] = Counter()
+        self.stopping = threading.Event()
+        self.threads = [threading.Thread(target=self._ask) for _ in range(count)]
+        for thread in self.threads:
+            thread.start()
+
+    def _ask(self) -> None:
+        while not self.stopping.is_set():
+            self.answers[self._answer()] += 1
+
+    def _answer(self) -> str:
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=30)
+        try:
+            connection.request("GET", "/v1/models")
+            return str(connection.getresponse().status)
+        except (OSError, http.client.HTTPException) as error:
+            return repr(error)
+        finally:
+            connection.close()
+
+    def stop(self) -> Counter[str]:
+        self.stopping.set()
+        for thread in self.threads:
+            thread.join()
+        return self.answers
+
+
+@unittest.skipUnless(Path("/proc/self/task").exists(), "Linux only")
+class TestWebServer(unittest.TestCase):
+    def test_each_process_stays_on_one_core(self) -> None:
+        with WebOnly() as stack:
+            pids = eventually(lambda: len(found := stack.web_pids()) == 2 and found, "two processes serve")
+            for pid in pids:
+                threads = os.listdir(f"/proc/{pid}/task")
+                self.assertEqual({len(os.sched_getaffinity(int(thread))) for thread in threads}, {1})
+
+    def test_a_reload_loses_no_request(self) -> None:
+        """SIGHUP, which ExecReload of the unit sends."""
+        with WebOnly() as stack:
+            before = eventually(lambda: len(found := stack.web_pids()) == 2 and found, "two processes serve")
+            clients = Clients(stack.port, 4)
+            for _ in range(2):
+                stack.children["web"].process.send_signal(signal.SIGHUP)
+                eventually(
+                    lambda old=before: len(found := stack.web_pids()) == 2 and not set(found) & set(old),
+                    "both processes are new", limit_s=60,
+                )  # fmt: skip
+                before = stack.web_pids()
+            answers = clients.stop()
+        self.assertEqual(answers.keys(), {"200"})
