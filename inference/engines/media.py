@@ -9,6 +9,7 @@ import base64
 import binascii
 import io
 import wave
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,15 @@ import numpy.typing as npt
 from inference.errors import InvalidInput
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-MAX_AUDIO_SAMPLES = 1800 * 48_000  # half an hour of one channel at 48 kHz: a small file can hold hours of silence
+MAX_PIXELS = 50_000_000  # of all images of one input: a file of some KB can hold a thousand times as many bytes
+MAX_RATIO = 100  # of an image's sides: processors scale the shorter one up
+TIFF_TILE = (322, 323)  # the tags of a tile's width and length, which may be more than the image's
+
+RATES = (4_000, 192_000)  # samples a second
+MAX_CHANNELS = 8
+MAX_AUDIO_S = 1800
+MAX_AUDIO_SAMPLES = MAX_AUDIO_S * 48_000  # of all channels: what decoding costs
+BLOCK_S, OVERLAP_S = 30, 2  # that are decoded and resampled at a time, of which the edges are heard twice
 
 
 def decode(value: Any, what: str) -> bytes:
@@ -31,16 +40,46 @@ def decode(value: Any, what: str) -> bytes:
         raise InvalidInput(f"{what} must be base64 of the file's bytes; addresses are not fetched.") from error
 
 
-def image(value: Any) -> Any:
-    """A PIL image, RGB, the right way up."""
-    from PIL import Image, ImageOps
+class Images:
+    """The images of one input, which share a bound."""
 
-    content = decode(value, "An image")
-    try:
-        with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as opened:
-            return ImageOps.exif_transpose(opened).convert("RGB")
-    except Exception as error:  # Pillow's decoders raise many kinds
-        raise InvalidInput(f"The image cannot be read; it must be one of {', '.join(IMAGE_FORMATS)}.") from error
+    def __init__(self) -> None:
+        self.pixels = 0
+
+    def open(self, value: Any) -> Any:
+        """A PIL image, RGB, the right way up. What it would take is read from its header before it is decoded."""
+        from PIL import Image, ImageOps
+
+        content = decode(value, "An image")
+        try:
+            opened = Image.open(io.BytesIO(content), formats=IMAGE_FORMATS)
+            self._check(opened)
+            ImageOps.exif_transpose(opened, in_place=True)
+            return opened if opened.mode == "RGB" else opened.convert("RGB")
+        except InvalidInput:
+            raise
+        except Image.DecompressionBombError as error:
+            raise _too_large("more") from error
+        except Exception as error:  # Pillow's decoders raise many kinds
+            raise InvalidInput(f"The image cannot be read; it must be one of {', '.join(IMAGE_FORMATS)}.") from error
+
+    def _check(self, opened: Any) -> None:
+        width, length = opened.size
+        if max(width, length) > MAX_RATIO * min(width, length):
+            raise InvalidInput(f"The image has {width} x {length} pixels; no side may be {MAX_RATIO} times the other.")
+        tile_width, tile_length = (getattr(opened, "tag_v2", {}).get(tag, 0) for tag in TIFF_TILE)
+        self.pixels += max(width * length, tile_width * tile_length)
+        if self.pixels > MAX_PIXELS:
+            raise _too_large(str(self.pixels))
+
+
+def _too_large(pixels: str) -> InvalidInput:
+    return InvalidInput(f"The images of an input must have at most {MAX_PIXELS} pixels together, not {pixels}.")
+
+
+def image(value: Any) -> Any:
+    """The only image of an input."""
+    return Images().open(value)
 
 
 def audio(value: Any, rate: int) -> npt.NDArray[np.float32]:
@@ -50,12 +89,35 @@ def audio(value: Any, rate: int) -> npt.NDArray[np.float32]:
     content = decode(value, "Audio")
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as opened:
-            if opened.frames * opened.channels > MAX_AUDIO_SAMPLES:
-                raise InvalidInput("The audio is longer than half an hour: send it in parts.")
-            samples = opened.read(dtype="float32", always_2d=True).mean(axis=1)
-            return _resampled(samples, opened.samplerate, rate)
+            _check_sound(opened)
+            return np.concatenate(list(_pieces(opened, rate)) or [np.zeros(0, np.float32)])
     except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
         raise InvalidInput("The audio cannot be read; it must be WAV, FLAC, OGG or MP3.") from error
+
+
+def _check_sound(opened: Any) -> None:
+    """By the header: a few KB can say that they are hours, or one sample a second."""
+    low, high = RATES
+    if not low <= opened.samplerate <= high:
+        raise InvalidInput(f"The audio must have from {low} to {high} samples a second, not {opened.samplerate}.")
+    if opened.channels > MAX_CHANNELS:
+        raise InvalidInput(f"The audio must have at most {MAX_CHANNELS} channels, not {opened.channels}.")
+    if opened.frames > MAX_AUDIO_S * opened.samplerate or opened.frames * opened.channels > MAX_AUDIO_SAMPLES:
+        raise InvalidInput(
+            f"The audio must last at most {MAX_AUDIO_S} s and have at most {MAX_AUDIO_SAMPLES} samples in all its"
+            f" channels, not {opened.frames / opened.samplerate:.0f} s and {opened.frames * opened.channels} samples."
+            " Send it in parts."
+        )
+
+
+def _pieces(opened: Any, wanted: int) -> Iterator[npt.NDArray[np.float32]]:
+    """The whole sound, mixed and resampled piece by piece: all its channels at once may be ten times as much."""
+    rate, edge = opened.samplerate, OVERLAP_S // 2 * wanted
+    blocks = opened.blocks(BLOCK_S * rate, OVERLAP_S * rate, dtype="float32", always_2d=True)
+    for number, block in enumerate(blocks):
+        is_last = number * (BLOCK_S - OVERLAP_S) * rate + len(block) >= opened.frames
+        piece = _resampled(block.mean(axis=1), rate, wanted)
+        yield piece[edge if number else 0 : None if is_last else -edge]
 
 
 def png(picture: Any) -> str:

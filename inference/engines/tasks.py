@@ -58,7 +58,7 @@ def masked_text(value: Any, pipe: Any) -> str:
 def prompt(value: Any, pipe: Any) -> Any:
     """A text, or a list of chat messages."""
     if isinstance(value, list):
-        return Chat(messages(value, with_images=False))
+        return Chat(messages(value, images=None))
     if not text(value, pipe):
         raise InvalidInput("The prompt is empty: send at least one character.")
     return value
@@ -104,12 +104,13 @@ def image_fields(value: Any, pipe: Any) -> Any:
 
 def image_and_text(value: Any, pipe: Any) -> Any:
     """Chat messages with images in them, or {"images": [base64, …], "text": …}."""
+    opened = media.Images()
     if isinstance(value, list):
-        return {"text": messages(value, with_images=True)}
+        return {"text": messages(value, images=opened)}
     if not isinstance(value, dict) or "images" not in value:
         raise InvalidInput('An input must be {"images": [base64, …], "text": "…"} or a list of chat messages.')
     images = value["images"] if isinstance(value["images"], list) else [value["images"]]
-    return {"images": [media.image(item) for item in images], "text": text(value.get("text"), pipe)}
+    return {"images": [opened.open(item) for item in images], "text": text(value.get("text"), pipe)}
 
 
 def table(value: Any, pipe: Any) -> Any:
@@ -118,28 +119,28 @@ def table(value: Any, pipe: Any) -> Any:
     return {"table": value["table"], "query": text(value.get("query"), pipe)}
 
 
-def messages(value: list[Any], *, with_images: bool) -> list[dict[str, Any]]:
+def messages(value: list[Any], *, images: media.Images | None) -> list[dict[str, Any]]:
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
             raise InvalidInput('A chat must be a list of {"role": "user", "content": "…"}.')
-    return [{**message, "content": _content(message["content"], with_images)} for message in value]
+    return [{**message, "content": _content(message["content"], images)} for message in value]
 
 
-def _content(content: Any, with_images: bool) -> Any:
+def _content(content: Any, images: media.Images | None) -> Any:
     if isinstance(content, list):
-        return [_part(part, with_images) for part in content]
+        return [_part(part, images) for part in content]
     return text(content, None)
 
 
-def _part(part: Any, with_images: bool) -> dict[str, Any]:
+def _part(part: Any, images: media.Images | None) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text":
         return {"type": "text", "text": text(part.get("text"), None)}
-    if kind in ("image", "image_url") and with_images:
+    if kind in ("image", "image_url") and images:
         source = part.get(kind)
-        return {"type": "image", "image": media.image(source.get("url") if isinstance(source, dict) else source)}
+        return {"type": "image", "image": images.open(source.get("url") if isinstance(source, dict) else source)}
     raise InvalidInput(
-        'A part of a message must be {"type": "text", "text": "…"}' + (" or an image." if with_images else ".")
+        'A part of a message must be {"type": "text", "text": "…"}' + (" or an image." if images else ".")
     )
 
 
