@@ -48,22 +48,35 @@ class Claimed:
     created_at: datetime.datetime
 
 
+LEASE_MARGIN_S = 20.0  # past the model's time limit, which the worker itself enforces
+
 _CLAIMED = tuple(field.name for field in fields(Claimed))
 
 
 def claim(
-    ids: Collection[UUID], batch: UUID, *, model: str, takes_over: Collection[UUID], worker: UUID, device: str
+    ids: Collection[UUID],
+    batch: UUID,
+    *,
+    model: str,
+    time_limit_s: float,
+    takes_over: Collection[UUID],
+    worker: UUID,
+    device: str,
 ) -> list[Claimed]:
     """Claim what may be claimed of `ids` for `batch`, and return it with its inputs, the oldest first.
 
+    `LEASE_MARGIN_S` past the time limit of this run it may be given back.
+
     `takes_over` names batches of this worker that are known to be over: their rows are claimed though running.
     """
+    lease_sql, lease = _compiled(Now() + datetime.timedelta(seconds=time_limit_s + LEASE_MARGIN_S))
     with connection.cursor() as cursor:
         cursor.execute(
-            _claim_sql(len(ids), len(takes_over)),
+            _claim_sql(len(ids), len(takes_over), lease_sql),
             [
                 *(_to_db("batch", value) for value in (batch, worker)),
                 device,
+                *lease,
                 *(_to_db("id", job_id) for job_id in ids),
                 model,
                 *(_to_db("batch", over) for over in takes_over),
@@ -73,7 +86,7 @@ def claim(
     return sorted(claimed, key=lambda job: (job.created_at, job.id))
 
 
-def _claim_sql(ids: int, takes_over: int) -> str:
+def _claim_sql(ids: int, takes_over: int, lease: str) -> str:
     """One statement that changes the rows and returns them: nothing can come in between."""
     now = _now_sql()
     free = f"status = 'queued' AND (expires_at IS NULL OR expires_at > {now})"
@@ -81,7 +94,8 @@ def _claim_sql(ids: int, takes_over: int) -> str:
         free += f" OR status = 'running' AND batch IN ({marks(takes_over)})"
     return (
         f"UPDATE {Job._meta.db_table} SET status = 'running', batch = %s, worker = %s, device = %s,"  # noqa: S608 - our own names only
-        f" started_at = {now}, attempts = attempts + 1 WHERE id IN ({marks(ids)}) AND model = %s AND ({free})"
+        f" started_at = {now}, lease_until = {lease}, attempts = attempts + 1"
+        f" WHERE id IN ({marks(ids)}) AND model = %s AND ({free})"
         f" RETURNING {', '.join(_CLAIMED)}"
     )
 
@@ -116,8 +130,14 @@ def _record_row(batch: UUID, outcome: Outcome, batch_size: int) -> list[Any]:
 
 def _now_sql() -> str:
     """The clock of the database: no two hosts' clocks are ever compared. Doubled where it passes through `%`."""
-    compiler = Job.objects.all().query.get_compiler(connection=connection)
-    return str(compiler.compile(Now())[0])
+    return _compiled(Now())[0]
+
+
+def _compiled(moment: Any) -> tuple[str, Sequence[Any]]:
+    """An expression of time as SQL and its values."""
+    query = Job.objects.all().query
+    sql, values = query.get_compiler(connection=connection).compile(moment.resolve_expression(query))
+    return str(sql), values
 
 
 def _to_db(name: str, value: Any) -> Any:

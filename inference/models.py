@@ -83,13 +83,14 @@ class Job(models.Model):
     batch = models.UUIDField(null=True, default=None, help_text="The claim: who may record the outcome.")
     batch_size = models.PositiveIntegerField(null=True, default=None, help_text="Items of the whole batch.")
     attempts = models.PositiveIntegerField(default=0, help_text="Times it was claimed by a replica.")
-    recoveries = models.PositiveIntegerField(default=0, help_text="Times it was given back by the reconciler.")
+    recoveries = models.PositiveIntegerField(default=0, help_text="Times that whoever ran it was lost.")
     worker = models.UUIDField(null=True, default=None)
     device = models.CharField(max_length=20, blank=True, default="")
 
     created_at = models.DateTimeField(default=timezone.now)
     published_at = models.DateTimeField(null=True, default=None, help_text="When its message was last sent.")
     started_at = models.DateTimeField(null=True, default=None)
+    lease_until = models.DateTimeField(null=True, default=None, help_text="When a running job may be given back.")
     finished_at = models.DateTimeField(null=True, default=None)
     expires_at = models.DateTimeField(null=True, default=None)
 
@@ -145,6 +146,7 @@ class WorkerState(models.TextChoices):
     STARTING = "starting"
     READY = "ready"
     DEGRADED = "degraded"
+    STOPPING = "stopping"
     STOPPED = "stopped"
     GONE = "gone"
 

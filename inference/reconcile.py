@@ -1,7 +1,8 @@
 """What was lost is found again. Every worker runs this every few seconds; several at once do no harm.
 
 1. A worker that is silent for too long is gone.
-2. A running job whose worker is gone, or that ran past its model's limit, is given back; too often, it fails.
+2. A running job whose worker has stopped, is gone, or kept it for longer than it said, is given back; it fails when it
+   was lost too often, the last time alone in its worker.
 3. A queued job past its deadline expires.
 4. A queued job whose message was lost is sent again. A doubled message is harmless: only one claim wins.
 """
@@ -11,8 +12,10 @@ from __future__ import annotations
 import datetime
 import itertools
 import logging
+import math
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
+from uuid import UUID
 
 from django.conf import settings
 from django.db.models import F, Q, QuerySet
@@ -27,17 +30,20 @@ from inference.models import Job, Status, Worker, WorkerState, first_id_at
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-OVERDUE_S = 20.0  # past the time limit, which the worker itself enforces
 RESEND_S = settings.WORKER_SILENT_S * 2 / 3  # a message younger than this may still be on its way
 HELD_S = settings.WORKER_SILENT_S  # what left its queue and was not started for longer is not waited for any more
 PASSED_S = settings.WORKER_SILENT_S / 3  # a job is passed when one that is this much younger was started before it
 CHUNK = 500
+_QUEUED_AGAIN = {"status": Status.QUEUED, "batch": None, "worker": None, "started_at": None, "published_at": None}
 
 
-def reconcile() -> None:
-    """One round."""
-    _mark_gone()
-    _give_back()
+def reconcile(*, answering_s: float = math.inf) -> None:
+    """One round. `answering_s`: for how long the database has answered whoever asks. After an outage nobody is judged
+    before all have had the time to be heard again: the first to come back would take the jobs of all others."""
+    if answering_s >= settings.WORKER_SILENT_S:
+        _mark_silent()
+        _give_back_lost()
+    _give_back_stopped()
     _expire()
     try:
         _send_again()
@@ -49,30 +55,40 @@ def _ago(seconds: float) -> Now:
     return Now() - datetime.timedelta(seconds=seconds)  # type: ignore[return-value]
 
 
-def _mark_gone() -> None:
+def _mark_silent() -> None:
     silent = Worker.objects.filter(state__in=workers.PRESENT, heartbeat_at__lt=workers.silent_since())
-    if gone := silent.update(state=WorkerState.GONE, replicas_ready=0, replicas_busy=0, held=0):
+    idle = {"replicas_ready": 0, "replicas_busy": 0, "held": 0}
+    silent.filter(state=WorkerState.STOPPING).update(state=WorkerState.STOPPED, **idle)
+    if gone := silent.update(state=WorkerState.GONE, **idle):
         logger.warning("%d workers are silent for %g s, their jobs are given back", gone, settings.WORKER_SILENT_S)
 
 
-def _give_back() -> None:
-    lost = Q(worker__in=Worker.objects.exclude(state__in=workers.PRESENT).values("pk"))
-    for spec in models().values():
-        lost |= Q(model=spec.name, started_at__lt=_ago(spec.time_limit_s + OVERDUE_S))
-    running = Job.objects.filter(lost, status=Status.RUNNING)
+def _running(**conditions: object) -> QuerySet[Job]:
+    return Job.objects.filter(status=Status.RUNNING, **conditions)
+
+
+def _of(state: WorkerState) -> QuerySet[Worker, UUID]:
+    return Worker.objects.filter(state=state).values_list("pk", flat=True)
+
+
+def _give_back_lost() -> None:
+    lost = _running().filter(Q(worker__in=_of(WorkerState.GONE)) | Q(lease_until__lt=Now()))
     failed = _finish(
-        running.filter(recoveries__gte=settings.MAX_RECOVERIES - 1),
+        lost.filter(recoveries__gte=settings.MAX_RECOVERIES - 1),
         Status.FAILED,
         recoveries=F("recoveries") + 1,
         error_code=errors.Lost.code,
-        error_detail=f"Given back {settings.MAX_RECOVERIES} times: every worker that ran it was lost.",
+        error_detail=f"Every worker that ran it was lost, {settings.MAX_RECOVERIES} times; the last one ran it alone.",
     )
-    given = running.update(
-        status=Status.QUEUED, batch=None, worker=None, started_at=None, published_at=None,
-        recoveries=F("recoveries") + 1,
-    )  # fmt: skip
+    given = lost.update(**_QUEUED_AGAIN, recoveries=F("recoveries") + 1)
     if failed or given:
         logger.warning("%d running jobs given back, %d given up as lost", given, failed)
+
+
+def _give_back_stopped() -> None:
+    """Who stops a worker says nothing about its jobs: it does not count."""
+    if given := _running(worker__in=_of(WorkerState.STOPPED)).update(**_QUEUED_AGAIN):
+        logger.warning("%d running jobs of stopped workers given back", given)
 
 
 def _expire() -> None:

@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 
 from inference.models import Worker, WorkerState
 
-PRESENT = (WorkerState.STARTING, WorkerState.READY, WorkerState.DEGRADED)
+PRESENT = (WorkerState.STARTING, WorkerState.READY, WorkerState.DEGRADED, WorkerState.STOPPING)
 SERVING = (WorkerState.READY, WorkerState.DEGRADED)
 REMEMBERED_S = 1.0
 T = TypeVar("T")

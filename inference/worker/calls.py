@@ -16,6 +16,7 @@ class BatchCall:
     batch: UUID
     model: str
     job_ids: tuple[UUID, ...]
+    time_limit_s: float  # of the engine
     takes_over: tuple[UUID, ...] = ()  # batches that are known to be over, whose rows may be claimed
     verdict: str = ""  # do not run: fail the jobs with this error code
 

@@ -123,6 +123,7 @@ class Dispatcher:
             batch=batch.id,
             model=batch.spec.name,
             job_ids=tuple(UUID(held.item.id) for held in batch.jobs),
+            time_limit_s=batch.spec.time_limit_s,
             takes_over=tuple({held.takes_over for held in batch.jobs if held.takes_over}),
             verdict=batch.jobs[0].verdict,
         )

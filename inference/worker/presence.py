@@ -22,6 +22,7 @@ from inference.worker.devices import Plan
 logger = logging.getLogger(__name__)
 
 READY = "ready"
+LATE_S = settings.WORKER_SILENT_S / 2  # a heartbeat that comes so much later than the one before it
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,8 @@ class Presence(threading.Thread):
         self.facts: Callable[[], Facts] | None = None
         self.on_broken_models: Callable[[frozenset[str]], None] | None = None
         self._stopping = threading.Event()
+        self.leaving = False
+        self._beaten_at = self._answering_since = time.monotonic()
         self._announced = False
         self._withdrawn: dict[str, str] = {}
         self._rate = _Rate()
@@ -73,6 +76,16 @@ class Presence(threading.Thread):
                 pauses.reset()
             self._stopping.wait(settings.WORKER_HEARTBEAT_S if beaten and self._announced else pauses.next_s())
 
+    @property
+    def answering_s(self) -> float:
+        """For how long the database has answered each heartbeat in time, as far as this worker can tell."""
+        now = time.monotonic()
+        return now - self._answering_since if now - self._beaten_at < LATE_S else 0.0
+
+    def leave(self, **kwargs: object) -> None:
+        """In a signal handler, which may do no more: the next heartbeat says that this worker was told to stop."""
+        self.leaving = True
+
     def _try_to_beat(self) -> bool:
         try:
             self._beat()
@@ -83,6 +96,10 @@ class Presence(threading.Thread):
             else:
                 logger.exception("worker=%s heartbeat failed, trying again", self.plan.worker)
             return False
+        now = time.monotonic()
+        if now - self._beaten_at >= LATE_S:
+            self._answering_since = now
+        self._beaten_at = now
         return True
 
     def stop(self) -> None:
@@ -94,10 +111,11 @@ class Presence(threading.Thread):
 
     def _beat(self) -> None:
         if self.facts is None:
+            Worker.objects.filter(pk=self.plan.worker).update(heartbeat_at=Now())
             return
         facts = self.facts()
         row = Worker.objects.get(pk=self.plan.worker)
-        state = self._state(row)
+        state = WorkerState.STOPPING if self.leaving else self._state(row)
         Worker.objects.filter(pk=self.plan.worker).exclude(state=WorkerState.STOPPED).update(
             heartbeat_at=Now(), state=state, jobs_per_s=self._rate.of(facts.finished), **_columns(facts)
         )

@@ -67,6 +67,7 @@ def _plan(worker: Any) -> None:
     worker.inference_plan, worker.inference_catalog = plan, models
     worker.presence = Presence(plan, worker.hostname)
     worker.presence.register()
+    signals.worker_shutting_down.connect(worker.presence.leave)
     worker.presence.start()
     worker.upkeep = Upkeep(worker.presence)
     worker.upkeep.start()

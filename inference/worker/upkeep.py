@@ -36,7 +36,7 @@ class Upkeep(threading.Thread):
 
     def run(self) -> None:
         while not self._stopping.is_set():
-            for chore in (self._watch, reconcile.reconcile, self._sweeper.sweep):
+            for chore in (self._watch, self._reconcile, self._sweeper.sweep):
                 self._do(chore)
             self._stopping.wait(ROUND_S)
 
@@ -53,6 +53,9 @@ class Upkeep(threading.Thread):
                 logger.warning("worker=%s %s waits for its next round: %s", self.presence.node, chore.__name__, error)
             else:
                 logger.exception("worker=%s %s failed", self.presence.node, chore.__name__)
+
+    def _reconcile(self) -> None:
+        reconcile.reconcile(answering_s=self.presence.answering_s)
 
     def _watch(self) -> None:
         """Leave at once when the main process no longer works: its supervisor starts another."""

@@ -11,7 +11,7 @@ def main() -> None:
     django.setup()
     from inference import reconcile  # needs Django
 
-    reconcile.reconcile = lambda: None
+    reconcile.reconcile = lambda **_: None
 
     from celery.__main__ import main as celery
 

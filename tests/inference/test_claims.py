@@ -17,7 +17,13 @@ def make_job(**values) -> Job:
 
 def claim(*jobs: Job, batch: UUID, takes_over=(), model: str = "echo") -> list[claims.Claimed]:
     return claims.claim(
-        [job.pk for job in jobs], batch, model=model, takes_over=takes_over, worker=WORKER, device="cpu"
+        [job.pk for job in jobs],
+        batch,
+        model=model,
+        time_limit_s=60,
+        takes_over=takes_over,
+        worker=WORKER,
+        device="cpu",
     )
 
 
@@ -29,6 +35,13 @@ class ClaimTests(TestCase):
         job.refresh_from_db()
         self.assertEqual((job.status, job.batch, job.worker, job.attempts), (Status.RUNNING, batch, WORKER, 1))
         self.assertIsNotNone(job.started_at)
+
+    def test_the_lease_is_the_time_limit_of_this_run_and_a_margin(self):
+        job = make_job()
+        claim(job, batch=uuid4())
+        job.refresh_from_db()
+        lease_s = (job.lease_until - job.started_at).total_seconds()
+        self.assertAlmostEqual(lease_s, 60 + claims.LEASE_MARGIN_S, places=2)
 
     def test_running_a_claimed_job_reads_nothing_more(self):
         job = make_job()

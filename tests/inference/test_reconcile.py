@@ -60,12 +60,32 @@ class ReconcileTests(TransactionTestCase):
         job.refresh_from_db()
         self.assertEqual((job.status, job.recoveries), (Status.RUNNING, 0))
 
-    def test_a_job_far_past_its_models_limit_is_given_back_though_its_worker_lives(self):
-        job = self.running(make_worker())
-        Job.objects.update(started_at=ago(models()[MODEL].time_limit_s + reconcile.OVERDUE_S + 5))
+    def test_a_job_past_its_lease_is_given_back_though_its_worker_lives(self):
+        job, other = self.running(make_worker(), lease_until=ago(1)), self.running(make_worker(), lease_until=ago(-60))
         reconcile.reconcile()
         job.refresh_from_db()
+        other.refresh_from_db()
         self.assertEqual((job.status, job.recoveries), (Status.QUEUED, 1))
+        self.assertEqual((other.status, other.recoveries), (Status.RUNNING, 0))
+
+    def test_after_an_outage_nobody_is_judged_before_all_could_be_heard(self):
+        worker = make_worker(heartbeat_at=ago(settings.WORKER_SILENT_S + 5))
+        job = self.running(worker, recoveries=settings.MAX_RECOVERIES - 1, lease_until=ago(1))
+        reconcile.reconcile(answering_s=settings.WORKER_SILENT_S / 2)
+        worker.refresh_from_db()
+        job.refresh_from_db()
+        self.assertEqual((worker.state, job.status), (WorkerState.READY, Status.RUNNING))
+
+    def test_the_stop_of_a_worker_does_not_count_against_the_jobs_that_it_ran(self):
+        last = settings.MAX_RECOVERIES - 1
+        stopped = self.running(make_worker(state=WorkerState.STOPPED), recoveries=last)
+        killed_late = self.running(
+            make_worker(state=WorkerState.STOPPING, heartbeat_at=ago(settings.WORKER_SILENT_S + 5)), recoveries=last
+        )
+        reconcile.reconcile()
+        for job in (stopped, killed_late):
+            job.refresh_from_db()
+            self.assertEqual((job.status, job.recoveries), (Status.QUEUED, last))
 
     def test_a_job_given_back_too_often_fails_as_lost(self):
         job = self.running(make_worker(state=WorkerState.GONE), recoveries=settings.MAX_RECOVERIES - 1)

@@ -34,7 +34,8 @@ class Answers(Engine):
 def run_batch(engines: dict[str, Engine], *jobs: Job, verdict: str = "") -> BatchReport:
     rows.insert(jobs)
     replica = child.Replica(worker=uuid4(), device="cpu", engines=engines)
-    call = BatchCall(batch=uuid4(), model=jobs[0].model, job_ids=tuple(job.pk for job in jobs), verdict=verdict)
+    ids = tuple(job.pk for job in jobs)
+    call = BatchCall(batch=uuid4(), model=jobs[0].model, job_ids=ids, time_limit_s=60, verdict=verdict)
     with patch.object(child, "replica", replica, create=True):
         report = child.run_batch(call)
     for job in jobs:

@@ -8,9 +8,9 @@ from uuid import uuid4
 from django.test import TransactionTestCase, override_settings
 
 from inference import reconcile
-from inference.models import Worker
+from inference.models import Worker, WorkerState
 from inference.worker.devices import Plan
-from inference.worker.presence import Facts, Presence
+from inference.worker.presence import LATE_S, Facts, Presence
 from inference.worker.upkeep import Upkeep
 from tests.conditions import eventually
 
@@ -35,7 +35,7 @@ class HeartbeatTests(TransactionTestCase):
         upkeep = Upkeep(presence)
         reached, go_on = threading.Event(), threading.Event()
 
-        def takes_long() -> None:
+        def takes_long(**_) -> None:
             reached.set()
             go_on.wait(60)
 
@@ -47,6 +47,22 @@ class HeartbeatTests(TransactionTestCase):
             row = Worker.objects.get(pk=presence.plan.worker)
             eventually(lambda: Worker.objects.filter(pk=row.pk, heartbeat_at__gt=row.heartbeat_at).exists())
             self.assertFalse(go_on.is_set())
+
+    def test_the_database_answers_for_as_long_as_no_heartbeat_came_late(self):
+        presence = make_presence()
+        presence._answering_since -= 1000
+        self.assertTrue(presence._try_to_beat())
+        self.assertGreaterEqual(presence.answering_s, 1000)
+        presence._beaten_at -= LATE_S  # as after an outage
+        self.assertEqual(presence.answering_s, 0)
+        self.assertTrue(presence._try_to_beat())
+        self.assertLess(presence.answering_s, LATE_S)
+
+    def test_a_worker_that_was_told_to_stop_says_so_with_its_next_heartbeat(self):
+        presence = make_presence()
+        presence.leave()
+        self.start(presence)
+        eventually(lambda: Worker.objects.filter(pk=presence.plan.worker, state=WorkerState.STOPPING).exists())
 
     def start(self, thread: Presence | Upkeep) -> None:
         thread.start()
