@@ -46,6 +46,11 @@ def redis_key(queue: str, step: int) -> str:
     return f"{queue}\x06\x16{step}" if step else queue
 
 
+def queue_arguments(broker_url: str) -> dict[str, str]:
+    """With which workers and senders declare their queues: what a quorum queue holds outlives a node of RabbitMQ."""
+    return {"x-queue-type": "quorum"} if broker_url.startswith(("amqp", "pyamqp")) else {}
+
+
 def kombu_options(broker_url: str) -> dict[str, object]:
     """`broker_transport_options`: other brokers know none of them."""
     if "redis" not in broker_url.partition(":")[0]:

@@ -3,47 +3,110 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any, NoReturn, TypeVar
 
 import kombu
+from amqp.exceptions import Blocked
 from django.conf import settings
-from kombu import pools
 from kombu.exceptions import KombuError
 
 from inference.broker import messages as wire
 from inference.broker.breaker import Breaker
 from inference.broker.messages import JobMessage
+from inference.errors import BrokerUnavailable
 
+T = TypeVar("T")
+
+CONNECTIONS = 10  # for all threads of a process
 TIMEOUT_S = 1.0
-ONCE_MORE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
+
+
+class Refused(BrokerUnavailable):
+    """The broker answers, but not to this: a queue that exists with other arguments, say."""
 
 
 class AnyBroker:
+    """Shares a few connections. One on which a call failed is closed, and never used again."""
+
     def __init__(self, url: str) -> None:
-        self.connection = kombu.Connection(url, connect_timeout=TIMEOUT_S, transport_options=_options())
-        transport = self.connection.transport
+        self.connect = functools.partial(kombu.Connection, url, connect_timeout=TIMEOUT_S, transport_options=_options())
+        transport = self.connect().transport
         self.is_redis = transport.driver_type == "redis"
-        failures = {KombuError, OSError, *transport.connection_errors, *transport.channel_errors}
-        self.breaker = Breaker(*failures, slots=pools.get_limit())
+        self.refusals = transport.channel_errors
+        self.breaker = Breaker(KombuError, OSError, *transport.connection_errors, slots=CONNECTIONS)
+        self.idle: deque[kombu.Connection] = deque()
 
     def publish(self, messages: Sequence[JobMessage]) -> None:
-        with self.breaker.call(), pools.producers[self.connection].acquire(block=True, timeout=TIMEOUT_S) as producer:
-            for message in messages:
-                _send(producer, message, message.redis_priority if self.is_redis else message.amqp_priority)
+        """A queue that is refused keeps no message from the others."""
+        refused = []
+        by_queue = attrgetter("queue")
+        for queue, group in itertools.groupby(sorted(messages, key=by_queue), by_queue):
+            try:
+                self._call(functools.partial(self._send, queue, list(group)))
+            except Refused as error:
+                refused.append(f"{queue}: {error.message}")
+        if refused:
+            raise Refused("; ".join(refused))
 
     def queue_lengths(self, queues: Sequence[str]) -> dict[str, int]:
-        with (
-            self.breaker.call(),
-            pools.connections[self.connection].acquire(block=True, timeout=TIMEOUT_S) as connection,
-        ):
-            return {queue: _length(connection, queue) for queue in queues}
+        return self._call(lambda connection: {queue: _length(connection, queue) for queue in queues})
+
+    def _send(self, queue: str, messages: Iterable[JobMessage], connection: kombu.Connection) -> None:
+        """Declares the queue before: it may have been deleted, and what is sent to no queue is dropped in silence. And
+        after: the answer says that the messages were read, which RabbitMQ does not do while it has an alarm."""
+        declared = _declared(queue).bind(connection.default_channel)
+        declared.queue_declare()
+        producer = connection.Producer()
+        for message in messages:
+            _send(producer, message, message.redis_priority if self.is_redis else message.amqp_priority)
+        declared.queue_declare()
+
+    def _call(self, action: Callable[[kombu.Connection], T]) -> T:
+        with self.breaker.call():
+            try:
+                return self._on_any(action)
+            except self.refusals as error:
+                refusal = error
+        raise Refused(f"The broker refuses: {refusal}") from refusal
+
+    def _on_any(self, action: Callable[[kombu.Connection], T]) -> T:
+        """On an idle connection; where that is dead all are, and the call goes to a new one, once."""
+        try:
+            return self._on(self.idle.pop(), action)
+        except (TimeoutError, Blocked, *self.refusals):
+            raise
+        except Exception:  # py-amqp raises what it likes on a lost connection, and a deque IndexError when it is empty
+            self._close_idle()
+        return self._on(self.connect(), action)
+
+    def _on(self, connection: kombu.Connection, action: Callable[[kombu.Connection], T]) -> T:
+        try:
+            result = action(connection)
+        except BaseException:
+            connection.collect()  # without a word to a server that may not answer
+            raise
+        self.idle.append(connection)
+        return result
+
+    def _close_idle(self) -> None:
+        while self.idle:
+            self.idle.pop().collect()
 
 
 def _options() -> dict[str, Any]:
     """Those of the workers, but less patient."""
-    options = {**settings.CELERY_BROKER_TRANSPORT_OPTIONS, **ONCE_MORE, "connect_retries_timeout": TIMEOUT_S}
-    return {name: TIMEOUT_S if name == "socket_timeout" else value for name, value in options.items()}
+    once_more = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
+    timeouts = ("socket_timeout", "connect_retries_timeout", "read_timeout", "write_timeout")
+    options = {**settings.CELERY_BROKER_TRANSPORT_OPTIONS, **once_more, **dict.fromkeys(timeouts, TIMEOUT_S)}
+    return {**options, "on_blocked": _refuse}
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise Blocked("RabbitMQ takes no messages: its memory or disk is full.")
 
 
 @functools.lru_cache(maxsize=2)
@@ -67,13 +130,10 @@ def _send(producer: kombu.Producer, message: JobMessage, priority: int) -> None:
         routing_key=message.queue,
         serializer="json",
         headers=wire.headers(message),
-        declare=[_declared(message.queue)],
         correlation_id=message.job_id,
         reply_to="",
         delivery_mode=2,
         priority=priority,
-        retry=True,
-        retry_policy=ONCE_MORE,
         timeout=TIMEOUT_S,
     )
 

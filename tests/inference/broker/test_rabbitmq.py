@@ -1,0 +1,150 @@
+"""Publishing to a real RabbitMQ and counting in it, while it is restarted, refuses, and forgets."""
+
+import threading
+from unittest import skipUnless
+
+import kombu
+from django.test import SimpleTestCase, override_settings
+
+from inference.broker import address, anybroker, publish
+from inference.errors import BrokerUnavailable
+from tests import rabbitmq
+from tests.conditions import eventually
+from tests.inference.broker.test_publish import QUEUE, job_message
+
+OTHER = "inference.test-other"
+
+
+def declared(queue: str, url: str) -> kombu.Queue:
+    return kombu.Queue(queue, kombu.Exchange("inference"), queue, queue_arguments=address.queue_arguments(url))
+
+
+@skipUnless(rabbitmq.is_installed(), "rabbitmq-server is not installed")
+class RabbitMQTests(SimpleTestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.server = rabbitmq.RabbitMQ()
+        cls.addClassCleanup(cls.server.close)
+        cls.server.start()
+        overridden = override_settings(
+            CELERY_BROKER_URL=cls.server.url,
+            CELERY_BROKER_TRANSPORT_OPTIONS={},
+            CELERY_TASK_QUEUES=[declared(name, cls.server.url) for name in (QUEUE, OTHER)],
+        )
+        overridden.enable()
+        cls.addClassCleanup(overridden.disable)
+
+    def setUp(self):
+        anybroker._broker.cache_clear()
+        self.connection = kombu.Connection(self.server.url)
+        self.addCleanup(self.connection.release)
+        for name in (QUEUE, OTHER):
+            self.delete(name)
+
+    def delete(self, queue: str) -> None:
+        self.connection.ensure_connection(max_retries=5)
+        with self.connection.channel() as channel:
+            channel.queue_delete(queue)
+
+    def waiting(self, queue: str = QUEUE) -> int:
+        return publish.queue_lengths([queue])[queue]
+
+    def is_delivered(self) -> bool:
+        try:
+            publish.publish([job_message()])
+        except BrokerUnavailable:
+            return False
+        return True
+
+    def use_many_connections(self) -> None:
+        gate = threading.Barrier(8)
+
+        def use() -> None:
+            gate.wait()
+            publish.publish([job_message()])
+            publish.queue_lengths([QUEUE])
+
+        threads = [threading.Thread(target=use) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def test_messages_wait_in_quorum_queues_and_are_counted(self):
+        self.assertEqual(publish.queue_lengths([QUEUE, OTHER]), {QUEUE: 0, OTHER: 0})
+        publish.publish([job_message(), job_message(queue=OTHER), job_message()])
+        eventually(lambda: publish.queue_lengths([QUEUE, OTHER]) == {QUEUE: 2, OTHER: 1}, "all are counted")
+        self.assertIn(f"{QUEUE}\tquorum", self.server.control("list_queues", "name", "type"))
+
+    def test_after_a_restart_every_thread_publishes_and_counts_again(self):
+        anybroker._broker(self.server.url).breaker.rest_s = 0  # each call asks the server
+        self.use_many_connections()
+        self.server.kill()
+        for _ in range(20):
+            self.assertRaises(BrokerUnavailable, publish.queue_lengths, [QUEUE])
+            self.assertRaises(BrokerUnavailable, publish.publish, [job_message()])
+        self.server.start()
+        eventually(self.is_delivered, "publishing works again")
+        for _ in range(20):
+            publish.publish([job_message()])
+            publish.queue_lengths([QUEUE])
+
+    def test_a_restart_between_two_calls_is_not_noticed(self):
+        self.use_many_connections()
+        self.server.stop()
+        self.server.start()
+        publish.publish([job_message()])
+        self.use_many_connections()
+
+    def test_calls_during_a_kill_fail_as_broker_unavailable_only(self):
+        wrong: list[BaseException] = []
+        over = threading.Event()
+
+        def use() -> None:
+            while not over.is_set():
+                try:
+                    publish.publish([job_message(), job_message(queue=OTHER)])
+                    publish.queue_lengths([QUEUE, OTHER])
+                except BrokerUnavailable:
+                    over.wait(0.05)
+                except BaseException as error:
+                    wrong.append(error)
+                    raise
+
+        threads = [threading.Thread(target=use) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        self.server.kill()
+        self.server.start()
+        eventually(self.is_delivered, "publishing works again")
+        over.set()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong, [])
+
+    def test_a_queue_that_was_deleted_is_there_again_with_the_next_message(self):
+        publish.publish([job_message()])
+        self.delete(QUEUE)
+        self.assertEqual(self.waiting(), 0)
+        publish.publish([job_message()])
+        eventually(lambda: self.waiting() == 1, "the message waits")
+
+    def test_a_queue_that_the_broker_refuses_keeps_nobody_from_the_others(self):
+        with self.connection.channel() as channel:
+            channel.queue_declare(QUEUE, durable=True, auto_delete=False)  # of the classic type
+        for _ in range(3):
+            with self.assertRaisesRegex(BrokerUnavailable, f"{QUEUE}.*x-queue-type"):
+                publish.publish([job_message(), job_message(queue=OTHER)])
+        eventually(lambda: self.waiting(OTHER) == 3, "the others' messages wait")
+
+    def test_a_broker_with_an_alarm_refuses_instead_of_holding_its_callers(self):
+        anybroker._broker(self.server.url).breaker.rest_s = 0  # each call asks the server
+        self.server.control("set_vm_memory_high_watermark", "0")
+        self.addCleanup(self.server.control, "set_vm_memory_high_watermark", "0.4")
+        eventually(lambda: not self.is_delivered(), "publishing is refused", limit_s=30)
+        for _ in range(20):
+            self.assertRaises(BrokerUnavailable, publish.publish, [job_message()])
+        self.assertEqual(self.waiting(OTHER), 0)
+        self.server.control("set_vm_memory_high_watermark", "0.4")
+        eventually(self.is_delivered, "publishing works again")
