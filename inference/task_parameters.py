@@ -9,7 +9,18 @@ from collections.abc import Mapping
 
 from inference.parameters import ParameterSpec
 
-ALIASES = {"sentiment-analysis": "text-classification", "ner": "token-classification"}
+ALIASES = {
+    "sentiment-analysis": "text-classification",
+    "ner": "token-classification",
+    "text-to-speech": "text-to-audio",
+}
+SERVED = (  # what `inference.engines.tasks` feeds, told without transformers
+    "text-classification", "feature-extraction", "fill-mask", "token-classification", "zero-shot-classification",
+    "text-generation", "image-classification", "audio-classification", "automatic-speech-recognition",
+    "image-feature-extraction", "image-segmentation", "object-detection", "depth-estimation", "mask-generation",
+    "zero-shot-image-classification", "zero-shot-audio-classification", "zero-shot-object-detection",
+    "document-question-answering", "image-text-to-text", "table-question-answering", "text-to-audio", *ALIASES,
+)  # fmt: skip
 
 _LABELS = ParameterSpec(type="array", items="string", min_items=1, max_items=100, required=True)
 _HYPOTHESIS = ParameterSpec(type="string", max_length=1000)

