@@ -116,8 +116,10 @@ class JobAdmin(ReadOnlyAdmin):
     def ran_on(self, job: Job) -> SafeString | str:
         if job.worker is None:
             return display.NONE
+        name = getattr(job, "worker_name", None)
+        if name is None:  # its row is removed some time after its end
+            return f"…{job.worker.hex[-8:]}"
         url = reverse("admin:inference_worker_change", args=[job.worker])
-        name = getattr(job, "worker_name", None) or f"…{job.worker.hex[-8:]}"
         return format_html('<a href="{}">{}</a>', url, display.visible(name))
 
     @admin.display(description="batch")
