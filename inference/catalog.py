@@ -72,6 +72,9 @@ def load(path: Path) -> Catalog:
         raise CatalogError(
             f"{path}: {error.strerror}. Set MODELS_FILE to a file that lists models, such as models.toml."
         ) from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise CatalogError(f"{path}, line {line}: not UTF-8: save the file as UTF-8.") from error
     return parse(text, str(path))
 
 

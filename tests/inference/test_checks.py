@@ -11,11 +11,11 @@ from inference import task_parameters
 
 
 class TestModelsFileCheck(SimpleTestCase):
-    def check(self, text: str) -> str:
+    def check(self, text: str, encoding: str = "utf-8") -> str:
         """The message of `manage.py check` with this file."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "models.toml"
-            file.write_text(text)
+            file.write_text(text, encoding)
             with override_settings(MODELS_FILE=file), self.assertRaises(SystemCheckError) as caught:
                 call_command("check", fail_level="WARNING")
         return str(caught.exception)
@@ -24,6 +24,10 @@ class TestModelsFileCheck(SimpleTestCase):
         message = self.check('[a]\ntask = "fill-mask"\nmodel = "a/b"\nmax_batch_size = 0\n')
         self.assertIn("models.toml, line 4: max_batch_size must be a whole number from 1 to 4096, not 0", message)
         self.assertIn("inference.E001", message)
+
+    def test_a_file_in_another_encoding_is_told_by_line(self) -> None:
+        message = self.check('[a]\ntask = "fill-mask"\nmodel = "caf\u00e9"\n', "latin-1")
+        self.assertIn("models.toml, line 3: not UTF-8: save the file as UTF-8.", message)
 
     def test_an_engine_or_package_that_is_not_there_is_named(self) -> None:
         message = self.check(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import socket
 from unittest.mock import patch
 
 from django.core.management.base import CommandError
@@ -35,6 +38,29 @@ class ProgramsTests(SimpleTestCase):
         with patch.object(embedded, "is_answering", lambda socket: True), self.assertRaises(CommandError) as refused:
             up.programs("127.0.0.1", 8000)
         self.assertIn("Stop it first", str(refused.exception))
+
+    def test_where_it_cannot_listen_is_said_by_what_is_wrong(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            for host, number, words in (
+                ("127.0.0.1", port, f"Choose another: make run PORT={port % 65_535 + 1}"),
+                ("999.1.1.1", 8000, "HOST: 999.1.1.1 is no address of this machine"),
+                ("192.0.2.1", 8000, "HOST: 192.0.2.1 is no address of this machine"),
+            ):
+                with self.subTest(host), self.assertRaisesRegex(CommandError, words):
+                    up.refuse_taken_port(host, number)
+        for text in ("99999", "0", "-1", "http"):
+            with (
+                self.subTest(text),
+                self.assertRaisesRegex(CommandError, "PORT must be a whole number from 1 to 65535"),
+            ):
+                up.Command().create_parser("manage.py", "up").parse_args(["--port", text])
+
+    def test_open_doors_are_told(self) -> None:
+        for host, keys, warned in (("0.0.0.0", False, True), ("0.0.0.0", True, False), ("127.0.0.1", False, False)):
+            with override_settings(API_KEY_REQUIRED=keys), contextlib.redirect_stderr(io.StringIO()) as said:
+                up.warn_of_open_doors(host)
+            self.assertEqual("API_KEY_REQUIRED=1" in said.getvalue(), warned)
 
     def test_where_it_listens_is_taken_from_the_environment(self) -> None:
         with patch.dict(os.environ, HOST="0.0.0.0", PORT="9000"):
