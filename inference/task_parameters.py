@@ -22,7 +22,7 @@ SERVED = (  # what `inference.engines.tasks` feeds, told without transformers
     "document-question-answering", "image-text-to-text", "table-question-answering", "text-to-audio", *ALIASES,
 )  # fmt: skip
 
-_LABELS = ParameterSpec(type="array", items="string", min_items=1, max_items=100, required=True)
+_LABELS = ParameterSpec(type="array", items="string", min_items=1, max_items=100, max_length=1000, required=True)
 _HYPOTHESIS = ParameterSpec(type="string", max_length=1000)
 _SCORING = ParameterSpec(type="string", choices=("sigmoid", "softmax", "none"))
 _FLAG = ParameterSpec(type="boolean")

@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from inference.engines import encoders, pipelines, weights
 from inference.engines.base import Engine
+from inference.engines.tokens import beginning
 from inference.errors import InferenceError, InvalidInput
 
 logging.disable_progress_bar()  # thousands of lines in a log file
@@ -50,8 +51,9 @@ class SentenceEmbeddings(Engine):
         if not texts:
             return torch.empty(0, 0)
         tokens = self.tokenizer(
-            texts, padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt"
-        ).to(self.device)
+            [beginning(self.tokenizer, text, self.max_tokens) for text in texts],
+            padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt",
+        ).to(self.device)  # fmt: skip
         with torch.inference_mode():
             states = self.model(**tokens).last_hidden_state.float()
             mask = tokens["attention_mask"].unsqueeze(-1).float()

@@ -70,4 +70,5 @@ def _fit_tokenizer(spec: ModelSpec, pipe: Any) -> None:
     for config in (pipe.model.config, pipe.model.config.get_text_config()):
         if getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = tokenizer.pad_token_id
-    tokenizer.model_max_length = max_tokens(pipe.model, tokenizer, spec.max_length)
+    limit = max_tokens(pipe.model, tokenizer, spec.max_length)
+    tokenizer.model_max_length = limit if limit < NO_LIMIT else spec.max_batch_tokens

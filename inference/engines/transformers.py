@@ -101,7 +101,7 @@ class PipelineEngine(Engine):
         if not all(isinstance(text, str) for text in texts):
             return None
         try:
-            batch = self._tokens(texts, steps.preprocess)
+            batch = self._tokens([tokens.beginning(self.pipe.tokenizer, text) for text in texts], steps.preprocess)
         except _WRONG_INPUT:
             return None
         if "attention_mask" not in batch:

@@ -8,7 +8,7 @@ from unittest import TestCase
 import torch
 from transformers import AutoTokenizer
 
-from inference.engines.tokens import encoder
+from inference.engines.tokens import MARGIN, MOST_CHARACTERS, beginning, encoder
 from tests import tiny_models
 
 TEXTS = ["a cat", "a [SEP] cat", "", "the dog runs in paris " * 40, "a"]
@@ -55,3 +55,50 @@ class EncoderTests(TestCase):
 
         made.__class__ = Own
         self.assertIsNone(encoder(made))
+
+
+LIMIT = 50
+LONG = {
+    "words": "the dog runs in paris, a cat was good! " * 5_000,
+    "one word": "dog" * 50_000,
+    "blanks, then words": " " * 5_000 + "the dog runs in paris " * 5_000,
+    "a long word, then words": "x" * 5_000 + " the dog runs in paris" * 5_000,
+    "other letters": "大きい house\u0301\u200d 😀" * 5_000,
+}
+
+
+class Recorder:
+    """A tokenizer that notes how many characters it was given."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.characters = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def __call__(self, text: Any, *arguments: Any, **options: Any) -> Any:
+        self.characters += len(text) if isinstance(text, str) else sum(map(len, text))
+        return self.tokenizer(text, *arguments, **options)
+
+
+class BeginningTests(TestCase):
+    def test_its_tokens_are_those_of_the_whole_text_and_the_rest_is_not_looked_at(self) -> None:
+        for side in ("right", "left"):
+            for kind in ("text-classification", "gpt2-features"):
+                made = tokenizer(kind, model_max_length=LIMIT, truncation_side=side)
+                for name, text in LONG.items():
+                    with self.subTest(name, side=side, kind=kind):
+                        recorder = Recorder(made)
+                        part = beginning(recorder, text)
+                        self.assertEqual(made(part, truncation=True).input_ids, made(text, truncation=True).input_ids)
+                        self.assertLess(recorder.characters, 2 * MOST_CHARACTERS * (LIMIT + MARGIN))
+
+    def test_a_short_text_is_left_as_it_is(self) -> None:
+        recorder = Recorder(tokenizer(model_max_length=LIMIT))
+        self.assertEqual(beginning(recorder, "a cat " * 100), "a cat " * 100)
+        self.assertEqual(recorder.characters, 0)
+
+    def test_a_text_of_nothing_but_blanks_ends_somewhere(self) -> None:
+        part = beginning(tokenizer(model_max_length=LIMIT), " " * 1_000_000)
+        self.assertEqual(len(part), MOST_CHARACTERS * (LIMIT + MARGIN))

