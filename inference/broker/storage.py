@@ -1,0 +1,80 @@
+"""The folder of the embedded server: can it be written, and can the server read what lies there?
+
+The rows of the database are the truth. Files that the server cannot read, because another version wrote them or
+because they are broken, are set aside: the server starts empty, and the reconciler sends the messages again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+FILES = ("appendonlydir", "appendonly.aof")  # since version 7, and before
+KEPT = 3  # of what was set aside
+ROOM = 64 * 1024  # bytes
+
+
+class StorageError(Exception):
+    """The folder cannot be used; the message says what would help."""
+
+
+def make_usable(folder: Path, start: Callable[[Path], str]) -> None:
+    """`start` starts a server on a folder, stops it again, and returns why it did not start, or "".
+
+    Raises `StorageError`, and leaves all as it is, when that is not the fault of the files.
+    """
+    with _explained(folder):
+        _make_writable(folder)
+    if any((folder / name).exists() for name in FILES) and (reason := start(folder)):
+        with _explained(folder):
+            _blame_the_files(folder, start, reason)
+
+
+@contextlib.contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        cure = "Free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Make the folder writable"
+        raise StorageError(
+            f"The broker cannot write to {folder}: {error.strerror}. {cure}, or set REDIS_URL."
+        ) from error
+
+
+def _make_writable(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as probe:
+        probe.write(bytes(ROOM))
+        probe.flush()
+        os.fsync(probe.fileno())
+
+
+def _blame_the_files(folder: Path, start: Callable[[Path], str], reason: str) -> None:
+    """If the server starts without them."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix="empty-") as empty:
+        if start(Path(empty)):
+            raise StorageError(f"The broker's server does not start: {reason}")
+    kept = _set_aside(folder)
+    logger.warning(
+        "The broker's data cannot be read (%s). It is set aside in %s; accepted jobs are sent again.", reason, kept
+    )
+
+
+def _set_aside(folder: Path) -> Path:
+    kept = folder / f"unreadable-{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H-%M-%SZ}"
+    kept.mkdir(mode=0o700)
+    for name in FILES:
+        if (folder / name).exists():
+            (folder / name).rename(kept / name)
+    for old in sorted(folder.glob("unreadable-*"))[:-KEPT]:
+        shutil.rmtree(old)
+    return kept
