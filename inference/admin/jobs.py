@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
@@ -25,18 +26,20 @@ from inference.admin.filters import (
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.models import Job, Webhook, Worker
 
+END_OF_ID = re.compile(r"…?([0-9A-Fa-f]{8,12})")
 ACTION_LIMIT = 1000  # jobs of one action
 
 
 @admin.register(Job)
 class JobAdmin(ReadOnlyAdmin):
     list_display = (
-        "short_id", "model", "state", "accepted", "wait", "run", "batched", "size", "priority", "attempts", "ran_on",
+        "short_id", "model", "state", "code", "accepted", "wait", "run", "batched", "size", "priority", "attempts",
+        "ran_on",
     )  # fmt: skip
     list_filter = ("status", ModelFilter, AcceptedFilter, "priority", WorkerFilter, ErrorFilter)
     list_per_page = 50
     search_fields = ("id",)  # shows the box; get_search_results does the work
-    search_help_text = "A job's id, or a request's id (X-Request-Id), in full"
+    search_help_text = "A job's id or its end, as the list shows it, or a request's id (X-Request-Id) in full"
     sortable_by = ()
     paginator = BoundedPaginator
     actions = ("cancel_jobs", "retry_jobs")
@@ -60,6 +63,8 @@ class JobAdmin(ReadOnlyAdmin):
         term = search_term.strip()
         if not term:
             return queryset, False
+        if end := END_OF_ID.fullmatch(term):
+            return queryset.filter(pk__endswith=end[1].lower()), False
         try:
             return queryset.filter(pk=UUID(term)), False
         except ValueError:
@@ -75,6 +80,10 @@ class JobAdmin(ReadOnlyAdmin):
     @admin.display(description="status")
     def state(self, job: Job) -> SafeString:
         return display.badge(job.status)
+
+    @admin.display(description="error")
+    def code(self, job: Job) -> str:
+        return job.error_code or display.NONE
 
     @admin.display(description="batch")
     def batched(self, job: Job) -> Any:

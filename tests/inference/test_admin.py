@@ -87,6 +87,9 @@ class TestJobPages(AdminCase):
         job, _other = make_job(request_id="req-1"), make_job(request_id="req-2")
         self.assertEqual(self.listed(q=str(job.pk)), [job])
         self.assertEqual(self.listed(q=f" {job.pk.hex} "), [job])
+        for end in (job.pk.hex[-8:], f"…{job.pk.hex[-8:]}", job.pk.hex[-12:].upper()):
+            self.assertEqual(self.listed(q=end), [job])
+        self.assertEqual(self.listed(q="0" * 8), [])
         self.assertEqual(self.listed(q="req-1"), [job])
         self.assertEqual(self.listed(q="req"), [])
 
