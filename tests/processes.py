@@ -15,6 +15,10 @@ def of_group(group: int) -> list[int]:
     return [pid for pid in living() if _stat(pid)[2] == str(group)]
 
 
+def children(parent: int) -> list[int]:
+    return [pid for pid in living() if _stat(pid)[1] == str(parent)]
+
+
 def of_data_folder(folder: str) -> list[int]:
     """The living processes of the service that has its data there: by their environment, which a server that sets its
     title writes over, or by the folder they work in."""

@@ -29,6 +29,8 @@ class Fail(enum.StrEnum):
     EXCEPTION = "exception"  # the call raises
     INVALID = "invalid"  # this item is refused, in its place
     NAN = "nan"  # this item's answer is not a number
+    NUL = "nul"  # this item's answer has a character that PostgreSQL cannot store
+    SURROGATE = "surrogate"  # this item's answer has half a character
     SHORT = "short"  # the call answers one item less
     OOM = "oom"  # the call raises what torch raises when a device's memory is full
     HANG_SLEEP = "hang-sleep"  # sleeps, for "seconds"
@@ -39,6 +41,7 @@ class Fail(enum.StrEnum):
     EXHAUST = "exhaust"  # really takes "megabytes" of memory
 
 
+UNSTORABLE = {Fail.NUL: "a\0b", Fail.SURROGATE: "a\ud800b"}
 ANSWERED = {"", *(fail.value for fail in Fail)}
 
 
@@ -90,6 +93,8 @@ def _answer(value: Any) -> Any:
     fail = _fail(value)
     if fail == Fail.NAN:
         return {"echo": value, "score": math.nan}
+    if fail in UNSTORABLE:
+        return {"echo": value, "text": UNSTORABLE[Fail(fail)]}
     if fail == Fail.INVALID or fail not in ANSWERED:
         return InvalidInput(f"fail must be one of {', '.join(Fail)}, not {fail!r}.", field="inputs.fail")
     return expected(value)

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 
+from tests.faults.backends import REDIS
 from tests.faults.fault import Fault
 from tests.faults.proxy import Mode, Proxy
 from tests.faults.service import Service
@@ -38,9 +39,9 @@ class BrokerKilled(Fault):
     def trial(self, trial: Trial) -> None:
         with trial.load(per_s=60) as load:
             trial.pause(0.3, 1.0)
-            trial.service.children["broker"].kill()
+            trial.service.broker.kill()
             answers_meanwhile(trial, self.AWAY_S[trial.number % 3])
-            trial.service.start_broker()
+            trial.service.broker.start()
             trial.healed()
             trial.pause(0.2, 0.6)
         trial.add(load, answer_limit_s=ANSWER_LIMIT_S)
@@ -52,11 +53,10 @@ class BrokerForgets(Fault):
     def trial(self, trial: Trial) -> None:
         with trial.load(per_s=150) as load:
             trial.pause(0.3, 1.5)
-            with contextlib.closing(trial.service.redis()) as client:
-                if trial.number % 2:
-                    client.delete(*client.keys("inference.echo*"), "none")
-                else:
-                    client.flushall()
+            if trial.number % 2 or trial.service.rabbit:
+                trial.service.broker.forget("inference.echo")
+            else:
+                trial.service.flush()
             trial.broken()
             trial.pause(0.0, 0.3)
         trial.add(load)
@@ -79,6 +79,7 @@ class QuietModelForgotten(Fault):
 
 class BrokerStalls(Fault):
     row, title, ci, full = "11", "broker stalls: SIGSTOP for 4 and 20 s, CLIENT PAUSE", 3, 10
+    brokers = (REDIS,)
     recovery_limit_s = 60.0
     STALLS_S = (4.0, 20.0)
 
@@ -108,14 +109,13 @@ class BrokerStalls(Fault):
 
 
 class ConnectionsCut(Fault):
-    row, title, ci, full = "12", "connections cut: CLIENT KILL, 10 times", 5, 30
+    row, title, ci, full = "12", "connections cut, 10 times", 5, 30
 
     def trial(self, trial: Trial) -> None:
-        with trial.load(per_s=100) as load, contextlib.closing(trial.service.redis()) as client:
+        with trial.load(per_s=100) as load:
             for _ in range(10):
                 trial.pause(0.05, 0.4)
-                for kind in ("normal", "pubsub"):
-                    client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+                trial.service.broker.cut_connections()
             trial.broken()
             trial.pause(0.1, 0.3)
         trial.add(load, answer_limit_s=ANSWER_LIMIT_S)
@@ -123,6 +123,7 @@ class ConnectionsCut(Fault):
 
 class Partition(Fault):
     row, title, ci, full = "13", "partition, cut, latency, half-open connections", 4, 20
+    brokers = (REDIS,)
     recovery_limit_s = 60.0
     chunk = 4
     MODES = (Mode.HOLD, Mode.SILENT, Mode.CUT, Mode.SLOW)
@@ -130,7 +131,7 @@ class Partition(Fault):
     @contextlib.contextmanager
     def service(self) -> Iterator[Service]:
         with Proxy() as proxy:
-            service = Service(quick=self.quick, environment={"REDIS_URL": f"redis://{HOST}:{proxy.port}/0"})
+            service = self.make(environment={"REDIS_URL": f"redis://{HOST}:{proxy.port}/0"})
             proxy.target = service.socket
             self.proxy = proxy
             with service:

@@ -6,8 +6,6 @@ import json
 import re
 import socket
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -162,22 +160,16 @@ class Greedy(Fault):
     SLACK_S = 5.0
 
     def trial(self, trial: Trial) -> None:
-        noisy, quiet = (self.key(trial, owner) for owner in ("noisy", "quiet"))
-        with trial.load(per_s=10_000, count=1000, clients=20, headers=noisy) as load:
+        noisy, quiet = (trial.service.key(owner) for owner in ("noisy", "quiet"))
+        with trial.load(per_s=10_000, count=1000, clients=20, headers=lambda: noisy) as load:
             load.finish()
         trial.add(load, refusals=[429])
-        with trial.load(per_s=1000, count=10, clients=1, headers=quiet) as few:
+        with trial.load(per_s=1000, count=10, clients=1, headers=lambda: quiet) as few:
             few.finish()
         trial.broken()
         trial.add(few)
         self.quiet = list(few.result.accepted)
         trial.expect(len(self.quiet) == 10, "the quiet key was refused")
-
-    def key(self, trial: Trial, owner: str) -> dict[str, str]:
-        command = [sys.executable, "manage.py", "create_api_key", owner]
-        environment = trial.service.environment_of_children()
-        made = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-        return {"Authorization": f"Bearer {made.stdout.strip()}"}
 
     def after(self, trial: Trial) -> None:
         """Nobody waits for longer than one key's share of the queue takes."""

@@ -13,16 +13,19 @@ from pathlib import Path
 import django
 
 from tests.faults import matrix
+from tests.faults.backends import BROKERS, DATABASES, REDIS, SQLITE, Backends
 from tests.faults.fault import Fault, Run
 from tests.faults.table import Tally, render, say
+
+SHOWN = 20  # problems of a row
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     logs = options.logs or Path(tempfile.mkdtemp(prefix="faults-"))
-    say(f"seed {options.seed}, trials {options.trials}, {options.parallel} services side by side")
+    say(f"{_what(options)}, {options.parallel} services side by side")
     started = time.monotonic()
-    runs = [run for fault in _chosen(options.rows) for run in _runs(fault, options.trials, options.seed, logs)]
+    runs = [run for fault in _chosen(options.rows) for run in _runs(fault, options, logs)]
     tallies = _play([run for run in runs if not run.fault.alone], options.parallel)
     tallies += _play([run for run in runs if run.fault.alone], 1)
     return _report(_merged(tallies, options.rows), options, time.monotonic() - started)
@@ -35,6 +38,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--rows", type=lambda text: text.split(","), default=[], help="such as 1,9; default: all")
     parser.add_argument("--trials", default="ci", help="ci, full, or a number of trials a row; default: ci")
+    parser.add_argument("--database", choices=DATABASES, default=SQLITE, help="default: sqlite")
+    parser.add_argument("--broker", choices=BROKERS, default=REDIS, help="of the messages; default: redis")
     parser.add_argument("--seed", type=int, default=1, help="decides every random moment; default: 1")
     parser.add_argument("--parallel", type=int, default=3, help="services side by side; default: 3")
     parser.add_argument("--logs", type=Path, help="where the logs of failed trials go; default: a new folder")
@@ -45,13 +50,25 @@ def _chosen(rows: Sequence[str]) -> Iterable[type[Fault]]:
     return (fault for fault in matrix.FAULTS if not rows or fault.row in rows)
 
 
-def _runs(fault: type[Fault], trials: str, seed: int, logs: Path) -> Iterable[Run]:
+def _what(options: argparse.Namespace) -> str:
+    return f"{options.database} with {options.broker}, seed {options.seed}, trials {options.trials}"
+
+
+def _runs(fault: type[Fault], options: argparse.Namespace, logs: Path) -> Iterable[Run]:
     """The trials of a fault in chunks."""
-    count = {"ci": fault.ci, "full": fault.full}.get(trials)
-    count = int(trials) if count is None else count
+    count = {"ci": fault.ci, "full": fault.full}.get(options.trials)
+    count = int(options.trials) if count is None else count
+    backends = Backends(database=options.database, broker=options.broker)
     for start in range(0, count, fault.chunk):
         numbers = range(start, min(start + fault.chunk, count))
-        yield Run(fault=fault, numbers=numbers, seed=seed, quick=trials != "full", logs=logs)
+        yield Run(
+            fault=fault,
+            numbers=numbers,
+            seed=options.seed,
+            quick=options.trials != "full",
+            backends=backends,
+            logs=logs,
+        )
 
 
 def _play(runs: Sequence[Run], parallel: int) -> list[Tally]:
@@ -77,9 +94,9 @@ def _merged(tallies: Iterable[Tally], rows: Sequence[str]) -> list[Tally]:
 
 
 def _report(tallies: Sequence[Tally], options: argparse.Namespace, took_s: float) -> int:
-    problems = [problem for tally in tallies for problem in tally.problems]
+    problems = sum(len(tally.problems) for tally in tallies)
     say("\n" + render(tallies))
-    say(f"\nseed {options.seed}, {took_s:.0f} s, {len(problems)} problems")
-    for problem in problems:
-        say(f"  {problem}")
+    say(f"\n{_what(options)}, {took_s:.0f} s, {problems} problems")
+    for tally in tallies:
+        say(*(f"  {problem}" for problem in tally.problems[:SHOWN]))
     return 1 if problems else 0

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sqlite3
 import time
 from collections.abc import Iterator
 
 from django.db import connections
 
+from tests import processes
+from tests.faults.backends import POSTGRES, SQLITE
 from tests.faults.fault import Fault
 from tests.faults.service import Service
 from tests.faults.trial import ANSWER_LIMIT_S, Trial
@@ -16,6 +20,61 @@ from tests.postgres import Postgres, program
 
 AWAY_S = 30.0
 REFUSED_S = 5.0  # by then nothing that was asked before the database went is still on its way
+
+
+def without_program() -> str:
+    """Why PostgreSQL cannot be started here, or nothing."""
+    try:
+        program("postgres")
+    except FileNotFoundError as error:
+        return str(error)
+    return ""
+
+
+def server(service: Service) -> Postgres:
+    assert service.database
+    return service.database
+
+
+@contextlib.contextmanager
+def locked(service: Service) -> Iterator[None]:
+    connection = sqlite3.connect(service.folder / "db.sqlite3", timeout=10, isolation_level=None)
+    connection.execute("BEGIN EXCLUSIVE")
+    try:
+        yield
+    finally:
+        connection.execute("ROLLBACK")
+        connection.close()
+
+
+@contextlib.contextmanager
+def stopped(service: Service) -> Iterator[None]:
+    """As in a restart: everybody is disconnected."""
+    server(service).stop()
+    try:
+        yield
+    finally:
+        server(service).start()
+        connections[service.alias].close()
+
+
+@contextlib.contextmanager
+def standing_still(service: Service) -> Iterator[None]:
+    """All its processes, from the one that would make more of them."""
+    leader = server(service).process.pid
+    os.kill(leader, signal.SIGSTOP)
+    stopped = [leader, *processes.children(leader)]
+    for pid in stopped[1:]:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+
+
+def away(service: Service) -> contextlib.AbstractContextManager[None]:
+    return stopped(service) if service.database else locked(service)
 
 
 class DatabaseAway(Fault):
@@ -26,15 +85,12 @@ class DatabaseAway(Fault):
         with trial.load(per_s=40, clients=20) as load:
             trial.until_running()
             trial.pause(0.1, 0.5)
-            with self.away(trial):
+            with away(trial.service):
                 self.refused_in_time(trial)
             trial.healed()
             trial.pause(0.5, 1.5)
         trial.add(load, refusals=[503], answer_limit_s=ANSWER_LIMIT_S)
         trial.service.restart_ended()
-
-    def away(self, trial: Trial) -> contextlib.AbstractContextManager[None]:
-        raise NotImplementedError
 
     def refused_in_time(self, trial: Trial) -> None:
         """503 with Retry-After, once what was in flight has been refused."""
@@ -52,40 +108,17 @@ class DatabaseAway(Fault):
 
 class Locked(DatabaseAway):
     row, title, ci, full = "15", "SQLite locked for 30 s", 3, 10
-
-    @contextlib.contextmanager
-    def away(self, trial: Trial) -> Iterator[None]:
-        connection = sqlite3.connect(trial.service.folder / "db.sqlite3", timeout=10, isolation_level=None)
-        connection.execute("BEGIN EXCLUSIVE")
-        try:
-            yield
-        finally:
-            connection.execute("ROLLBACK")
-            connection.close()
+    databases = (SQLITE,)
 
 
-class Stopped(DatabaseAway):
-    row, title, ci, full = "15", "PostgreSQL stopped for 30 s", 2, 10
+class OnPostgres(Fault):
+    """Played on PostgreSQL, whatever the others are played on."""
+
+    databases = (POSTGRES,)
 
     def unavailable(self) -> str:
-        try:
-            program("postgres")
-        except FileNotFoundError as error:
-            return str(error)
-        return ""
+        return super().unavailable() or without_program()
 
-    @contextlib.contextmanager
-    def service(self) -> Iterator[Service]:
-        with Postgres() as self.server, Service(
-            quick=self.quick, environment={"DATABASE_URL": self.server.url()}
-        ) as service:  # fmt: skip
-            yield service
 
-    @contextlib.contextmanager
-    def away(self, trial: Trial) -> Iterator[None]:
-        self.server.stop()
-        try:
-            yield
-        finally:
-            self.server.start()
-            connections[trial.service.alias].close()
+class Stopped(OnPostgres, DatabaseAway):
+    row, title, ci, full = "15", "PostgreSQL stopped for 30 s", 2, 10

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 from inference.engines.echo import EchoEngine
+from inference.errors import ModelUnavailable
 
 CALLS = "engine-calls"  # in DATA_DIR: a line an engine call: its process, and the number of its items
+CANNOT_LOAD = "cannot-load"  # in DATA_DIR: while there is such a file, no fragile model can be loaded
+LOADING_S = 3.0
 
 
 class RecordingEcho(EchoEngine):
@@ -17,6 +21,21 @@ class RecordingEcho(EchoEngine):
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         _note_call(len(inputs))
         return super().predict(inputs, parameters)
+
+
+class Fragile(RecordingEcho):
+    """Cannot always be loaded."""
+
+    def load(self, device: str) -> None:
+        if (Path(os.environ["DATA_DIR"]) / CANNOT_LOAD).exists():
+            raise ModelUnavailable("told not to load")
+        super().load(device)
+
+
+class SlowToLoad(RecordingEcho):
+    def load(self, device: str) -> None:
+        time.sleep(LOADING_S)
+        super().load(device)
 
 
 def _note_call(items: int) -> None:

@@ -6,12 +6,13 @@ import contextlib
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tests.faults import holdings
+from tests.faults.backends import BROKERS, DATABASES, POSTGRES, Backends
 from tests.faults.oracle import Oracle, Verdict
 from tests.faults.service import Service
 from tests.faults.table import Tally, say
@@ -34,18 +35,31 @@ class Fault(ABC):
     recovery_limit_s: ClassVar[float] = 30.0
     may_repeat: ClassVar[bool] = True  # a job may be executed more than once
 
-    def __init__(self, *, quick: bool) -> None:
-        self.quick = quick
-
     options: ClassVar[Mapping[str, Any]] = {}  # of the service
+    model: ClassVar[str] = "echo"  # that is asked whether the service serves again
+    databases: ClassVar[Sequence[str]] = DATABASES  # that it is played on; POSTGRES alone: on that whatever is chosen
+    brokers: ClassVar[Sequence[str]] = BROKERS
+
+    def __init__(self, *, quick: bool, backends: Backends | None = None) -> None:
+        self.quick = quick
+        self.backends = backends or Backends()
+        if self.databases == (POSTGRES,):
+            self.backends = replace(self.backends, database=POSTGRES)
 
     def unavailable(self) -> str:
-        """Why this machine cannot play the fault, or nothing."""
+        """Why the fault cannot be played here, or nothing."""
+        for chosen, known in ((self.backends.database, self.databases), (self.backends.broker, self.brokers)):
+            if chosen not in known:
+                return f"on {' and '.join(known)} only"
         return ""
+
+    def make(self, **options: Any) -> Service:
+        """A service of the kind that this run is about."""
+        return Service(quick=self.quick, backends=self.backends, **{**self.options, **options})
 
     @contextlib.contextmanager
     def service(self) -> Iterator[Service]:
-        with Service(quick=self.quick, **self.options) as service:
+        with self.make() as service:
             yield service
 
     @abstractmethod
@@ -64,11 +78,12 @@ class Run:
     numbers: range
     seed: int
     quick: bool
+    backends: Backends
     logs: Path
     _left: list[int] = field(default_factory=list)
 
     def __call__(self) -> Tally:
-        fault = self.fault(quick=self.quick)
+        fault = self.fault(quick=self.quick, backends=self.backends)
         tally = Tally(row=fault.row, fault=fault.title)
         if reason := fault.unavailable():
             tally.note = f"not run: {reason}"
@@ -125,6 +140,7 @@ def play(fault: Fault, trial: Trial, tally: Tally) -> list[str]:
         )
         if not verdict.lost:
             fault.after(trial)
+        serves_again(fault, trial)
         recovery_s = _recovery_s(trial, verdict)
     except Exception:
         trial.problems.append(f"the trial itself failed: {traceback.format_exc()}")
@@ -138,6 +154,11 @@ def play(fault: Fault, trial: Trial, tally: Tally) -> list[str]:
         problems.append(f"{verdict.executed_twice} jobs were executed twice")
     _count(tally, trial, verdict, fault.units)
     return problems
+
+
+def serves_again(fault: Fault, trial: Trial) -> None:
+    """A client with a key is answered, whatever was done to the service."""
+    trial.until(lambda: trial.service.serves(fault.model), "a POST with a key is answered", fault.recovery_limit_s)
 
 
 def _recovery_s(trial: Trial, verdict: Verdict) -> float | None:

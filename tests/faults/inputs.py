@@ -122,6 +122,44 @@ class Errors(Culprit):
         return "wide" if fail == Fail.EXCEPTION else "batched", fail, ERRORS[fail]
 
 
+class Unstorable(Culprit):
+    row, title, ci, full = "30", "an output with NUL, or with half a character", 2, 20
+    FAILS = (Fail.NUL, Fail.SURROGATE)
+
+    def choose(self, trial: Trial) -> tuple[str, Fail, str]:
+        return "batched", self.FAILS[trial.number % 2], "bad_output"
+
+
+class PoisonousForDevices(Fault):
+    """As many device errors as would condemn a device, if jobs could."""
+
+    row, title, ci, full = "34", "8 inputs that put the device into an error state, two workers", 1, 5
+    options = {"workers": 2}
+    chunk = 5
+    settle_limit_s = 240.0
+    recovery_limit_s = 180.0  # two processes a culprit, at least, and each of them starts anew
+    CULPRITS, GOOD = 8, 40
+
+    def trial(self, trial: Trial) -> None:
+        names = [trial.text() for _ in range(self.CULPRITS + self.GOOD)]
+        culprits = set(trial.random.sample(range(len(names)), self.CULPRITS))
+        inputs = [{"text": text, "fail": Fail.DEVICE} if at in culprits else text for at, text in enumerate(names)]
+        ids = trial.submit_together(inputs, model="echo")
+        trial.outcomes |= {ids[number]: frozenset({"device_failed"}) for number in culprits}
+        trial.broken()
+
+    def after(self, trial: Trial) -> None:
+        trial.service.whole_again(120.0)
+        readiness = trial.service.get("/readyz")
+        trial.expect(readiness.status == 200, f"/readyz says {readiness.body!r:.300}")
+        before = len(trial.service.engine_calls())
+        trial.submit_some(4 * self.GOOD)
+        trial.until(lambda: not trial.service.unfinished(trial.accepted), "what comes next runs", 60)
+        replicas = {pid for pid, _ in trial.service.engine_calls()[before:]}
+        for name in trial.service.worker_names:
+            trial.expect(replicas & set(trial.service.replica_pids(name)), f"{name} takes no jobs any more")
+
+
 def _address_space(pid: int) -> int:
     with open(f"/proc/{pid}/statm") as file:
         return int(file.read().split()[0]) * resource.getpagesize()

@@ -10,6 +10,7 @@ from pathlib import Path
 from uuid import UUID
 
 from inference.models import Status
+from tests.faults.backends import Backends
 from tests.faults.fault import Fault
 from tests.faults.trial import Trial
 
@@ -46,8 +47,8 @@ class WorkerKilledAtDefaults(WorkerKilled):
 
     row, title, ci, full = "1", "the same, with default settings", 1, 0
 
-    def __init__(self, *, quick: bool) -> None:
-        super().__init__(quick=False)
+    def __init__(self, *, quick: bool, backends: Backends | None = None) -> None:
+        super().__init__(quick=False, backends=backends)
 
 
 class ChildKilled(Fault):
@@ -111,7 +112,7 @@ class WorkerStopped(Fault):
         """SQLite's one lock stays with a process that is stopped in a write: nobody writes until it goes on."""
         while True:
             os.killpg(pid, signal.SIGSTOP)
-            if is_writable(trial.service.folder / "db.sqlite3"):
+            if trial.service.database or is_writable(trial.service.folder / "db.sqlite3"):
                 return
             os.killpg(pid, signal.SIGCONT)
             trial.pause(0.0, 0.05)

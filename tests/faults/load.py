@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 from uuid import UUID
@@ -26,6 +26,7 @@ class Submissions:
     statuses: Counter[int] = field(default_factory=Counter)
     bodies: dict[int, bytes] = field(default_factory=dict)  # the last of each status
     slowest_s: float = 0.0
+    refused_at: float = 0.0  # since the epoch: when the last request began that was not accepted
 
     @property
     def attempted(self) -> int:
@@ -35,7 +36,8 @@ class Submissions:
 class Load:
     """`with Load(...) as load:` submits from `clients` threads, `per_s` in all, until the block is left.
 
-    `count` bounds the jobs; a client waits for its answer before it sends its next request.
+    `count` bounds the jobs; a client waits for its answer before it sends its next request. `headers` makes those of
+    each request.
     """
 
     def __init__(
@@ -47,10 +49,10 @@ class Load:
         count: int = 1_000_000,
         model: str = "echo",
         clients: int = 6,
-        headers: dict[str, str] | None = None,
+        headers: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self.port, self.make, self.model = port, make, model
-        self.headers = {"Content-Type": "application/json", **(headers or {})}
+        self.headers = headers
         self.interval_s = 1.0 / per_s
         self.left = count
         self.result = Submissions()
@@ -91,14 +93,17 @@ class Load:
             return due_at
 
     def _submit(self, inputs: Any) -> None:
-        started = time.monotonic()
-        status, body = post(self.port, {"model": self.model, "inputs": inputs}, self.headers)
+        began_at, started = time.time(), time.monotonic()
+        headers = {"Content-Type": "application/json", **self.headers()}
+        status, body = post(self.port, {"model": self.model, "inputs": inputs}, headers)
         with self._lock:
             self.result.slowest_s = max(self.result.slowest_s, time.monotonic() - started)
             self.result.statuses[status] += 1
             self.result.bodies[status] = body
             if status == 202:
                 self.result.accepted[UUID(json.loads(body)["id"])] = inputs
+            else:
+                self.result.refused_at = max(self.result.refused_at, began_at)
 
 
 def post(port: int, body: Any, headers: dict[str, str], path: str = "/v1/jobs") -> tuple[int, bytes]:

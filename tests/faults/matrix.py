@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from tests.faults import broker, clients, database, inputs, kills, messages, pipelines, soak, space, steps
+from tests.faults import (
+    broker,
+    broker_data,
+    clients,
+    database,
+    inputs,
+    kills,
+    loading,
+    messages,
+    outages,
+    pipelines,
+    soak,
+    space,
+    steps,
+)  # fmt: skip
 from tests.faults.fault import Fault
 
 FAULTS: tuple[type[Fault], ...] = (
@@ -34,6 +48,18 @@ FAULTS: tuple[type[Fault], ...] = (
     clients.Cancelling,
     clients.Greedy,
     soak.Soak,
+    outages.PoolOfFour,
+    outages.PoolOfThirtyTwo,
+    inputs.Unstorable,
+    loading.ChildCannotLoad,
+    outages.BrokerAwayForLong,
+    broker_data.LostUnderLowQueue,
+    inputs.PoisonousForDevices,
+    outages.HostLost,
+    outages.LongerThanSilence,
+    loading.ModelCannotLoad,
+    loading.Joining,
+    broker_data.Unreadable,
 )
 
 ELSEWHERE = {  # rows of HTTP and of the engines, by number: what they are, and where they are tested

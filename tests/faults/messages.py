@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import pickle
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from inference.broker.address import redis_key
 from inference.broker.messages import JobMessage, redis_envelope
 from tests.faults.fault import Fault
 from tests.faults.trial import Trial
@@ -91,8 +89,7 @@ class Malformed(Fault):
         marker = trial.service.folder / "run-by-a-message"
         victim = trial.submit(trial.text())
         trial.until(lambda: not trial.service.unfinished([victim]), "a job before it")
-        with contextlib.closing(trial.service.redis()) as client:
-            client.lpush(redis_key(QUEUE, 2), make(Forger(victim, marker)))
+        trial.service.broker.put(QUEUE, make(Forger(victim, marker)))
         trial.broken()
         job_id = trial.submit(trial.text())
         deadline = time.monotonic() + CONSUMING_AGAIN_S

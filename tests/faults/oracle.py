@@ -162,11 +162,11 @@ class Oracle:
         ]  # fmt: skip
 
     def _waiting(self) -> dict[str, int]:
-        return {queue: count for queue, count in self.service.messages()[0].items() if count}
+        return {queue: count for queue, count in self.service.broker.messages()[0].items() if count}
 
     def _taken(self) -> list[UUID]:
         """A message that a dead worker has taken is harmless once its job has ended."""
-        taken = self.service.messages()[1]
+        taken = self.service.broker.messages()[1]
         return list(self.service.jobs.filter(pk__in=taken).exclude(status__in=TERMINAL).values_list("pk", flat=True))
 
 

@@ -33,13 +33,14 @@ TOLERANCE = 1e-4
 class Transformers(Fault):
     row, title, ci, full = "1 2 7", "worker killed, child killed, poison: on a transformers model", 3, 9
     chunk = 9
+    model = "tiny"
     recovery_limit_s = 90.0  # the new processes import torch first
 
     @contextlib.contextmanager
     def service(self) -> Iterator[Service]:
         with tempfile.TemporaryDirectory() as folder:
             tiny_models.build(TASK, Path(folder))
-            with Service(quick=self.quick, models=CATALOG.format(task=TASK, folder=folder)) as service:
+            with self.make(models=CATALOG.format(task=TASK, folder=folder)) as service:
                 yield service
 
     def trial(self, trial: Trial) -> None:

@@ -1,4 +1,4 @@
-"""A TCP proxy on the loopback in front of the broker's socket, that can fail the way networks do."""
+"""A TCP proxy on the loopback in front of a server's socket, that can fail the way networks do."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Mode(enum.StrEnum):
     CUT = "cut"  # connections are closed, and new ones too
     HOLD = "hold"  # a partition: nothing passes, and all of it arrives in the end
     SLOW = "slow"  # everything takes longer
+    LOST = "lost"  # the host behind is gone: nothing passes, also of new connections, and nobody is told
     SILENT = "silent"  # the state of the connections of now is lost: nothing passes them any more, nobody is told
 
 
@@ -40,7 +41,7 @@ class _Link:
 class Proxy:
     """Runs an event loop in a thread of its own."""
 
-    target: Path  # the broker's Unix socket
+    target: Path  # the server's Unix socket
 
     def __init__(self) -> None:
         self.mode = Mode.PASS
@@ -78,13 +79,16 @@ class Proxy:
         else:
             self._open.set()
         for link in list(self._links):
-            link.dead |= mode == Mode.SILENT
+            link.dead |= mode in (Mode.SILENT, Mode.LOST)
             if mode == Mode.CUT:
                 link.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.mode == Mode.CUT:
             writer.close()
+            return
+        if self.mode == Mode.LOST:
+            await self._swallow(reader, writer)
             return
         await self._open.wait()
         try:
@@ -96,6 +100,12 @@ class Proxy:
         self._links.add(link)
         await asyncio.gather(self._client_to_server(link, reader), self._pump(link, from_server, writer))
         self._links.discard(link)
+
+    async def _swallow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while await reader.read(CHUNK):
+                pass
+        writer.close()
 
     async def _client_to_server(self, link: _Link, reader: asyncio.StreamReader) -> None:
         await self._pump(link, reader, link.writers[1])

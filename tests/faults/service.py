@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import redis
+from django.contrib.auth import get_user_model
 
+from api.models import ApiKey
 from inference.models import TERMINAL, Worker
 from inference.supervisor import Child, web_program, worker_program
 from inference.workers import PRESENT
+from tests import databases
 from tests.conditions import eventually
+from tests.faults.backends import POOL_SIZE, POSTGRES, RABBITMQ, Backends, MessageBroker, RabbitBroker, RedisBroker
 from tests.faults.engines import CALLS
+from tests.postgres import Postgres
 from tests.stack import HOST, Stack
 
 QUICK = {"WORKER_HEARTBEAT_S": "0.5", "WORKER_SILENT_S": "4"}  # a dead worker is found in seconds, not in 15
@@ -53,8 +59,6 @@ max_wait_ms = 30000
 time_limit_s = 2
 """
 
-_JOB_ID = re.compile(r'\\?"id\\?": ?\\?"([0-9a-f-]{36})\\?"')
-
 
 class Service(Stack):
     def __init__(
@@ -66,12 +70,38 @@ class Service(Stack):
         environment: Mapping[str, str] | None = None,
         worker_module: str = "celery",
         blocking_threads: int = 64,
+        backends: Backends | None = None,
         **options: Any,
     ) -> None:
         self.worker_module = worker_module
         self.blocking_threads = blocking_threads
+        self.backends = backends or Backends()
+        self.keys: dict[str, dict[str, str]] = {}
+        self.database = Postgres() if self.backends.database == POSTGRES else None
+        self.rabbit = RabbitBroker() if self.backends.broker == RABBITMQ else None
+        self.broker: MessageBroker = self.rabbit or RedisBroker(self)
         pace = QUICK if quick else {}
         super().__init__(models=models, workers=workers, environment={**pace, **(environment or {})}, **options)
+
+    def make_database(self) -> None:
+        """And what else runs beside the programs."""
+        if self.rabbit:
+            self.rabbit.start()
+            self.environment["BROKER_URL"] = self.rabbit.url
+        if self.database:
+            self.database.start()
+            databases.attach(self.alias, self.database.url())
+            url = {"DATABASE_URL": self.database.url(), "DATABASE_POOL_SIZE": POOL_SIZE}
+            self.environment = {**url, **self.environment}
+        else:
+            super().make_database()
+
+    def close(self) -> None:
+        super().close()
+        if self.rabbit:
+            self.rabbit.server.close()
+        if self.database:
+            self.database.__exit__()
 
     def start_web(self, **environment: str) -> Child:
         program = web_program(host=HOST, port=self.port, blocking_threads=self.blocking_threads)
@@ -99,10 +129,30 @@ class Service(Stack):
             self.restart(name)
         return ended
 
-    def environment_of_children(self) -> dict[str, str]:
-        return {**os.environ, **self.environment}
+    # As its clients see it
+
+    def serves(self, model: str) -> bool:
+        """Whether a client with a key has an answer to a call that it may repeat."""
+        headers = {**self.key("prober"), "Idempotency-Key": str(uuid4())}
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            body = {"inputs": "does it serve?"}
+            return self.post(f"/v1/models/{model}?timeout=5", body, headers=headers, timeout_s=10).status == 200
+        return False
+
+    def key(self, owner: str) -> dict[str, str]:
+        """The header of a client with a key of this owner."""
+        if owner not in self.keys:
+            user, _ = get_user_model().objects.using(self.alias).get_or_create(username=owner)
+            _, key = ApiKey.objects.db_manager(self.alias).issue(owner=user)
+            self.keys[owner] = {"Authorization": f"Bearer {key}"}
+        return self.keys[owner]
 
     # Beside the service
+
+    def flush(self) -> None:
+        """The embedded broker loses its data."""
+        with contextlib.closing(self.redis()) as client:
+            client.flushall()
 
     def redis(self) -> redis.Redis:
         """Straight to the server, with a connection a call."""
@@ -133,26 +183,8 @@ class Service(Stack):
         lines = file.read_text().splitlines() if file.exists() else []
         return [(int(pid), int(items)) for pid, items in map(str.split, lines)]
 
-    def messages(self) -> tuple[dict[str, int], set[UUID]]:
-        """Messages that wait by queue, and the jobs of those that a worker has taken and not acknowledged."""
-        client = self.redis()
-        waiting: dict[str, int] = {}
-        taken: set[UUID] = set()
-        for key in client.scan_iter():
-            kind, name = client.type(key), key.decode(errors="replace")
-            if kind == b"list" and name.startswith("inference."):
-                waiting[name] = client.llen(key)
-            elif kind == b"hash":
-                taken |= {UUID(found) for value in client.hvals(key) for found in _job_ids(value)}
-        client.close()
-        return waiting, taken
-
     def unfinished(self, ids: Iterable[UUID]) -> int:
         return self.jobs.filter(pk__in=list(ids)).exclude(status__in=TERMINAL).count()
-
-
-def _job_ids(text: bytes) -> list[str]:
-    return _JOB_ID.findall(text.decode(errors="replace"))
 
 
 def _is_alive(pid: int) -> bool:

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 
 from tests.faults import holdings
+from tests.faults.backends import REDIS
 from tests.faults.fault import Fault
 from tests.faults.trial import Trial
 
@@ -50,6 +51,7 @@ class Samples:
 class Soak(Fault):
     row, title, ci, full = "28", "soak: kills of workers and children, cut connections, 30 min", 0, 1
     options = {"workers": 2}
+    brokers = (REDIS,)
 
     def trial(self, trial: Trial) -> None:
         samples = Samples()

@@ -12,6 +12,7 @@ from pathlib import Path
 from django.db import connections
 
 from inference.broker.address import short_root
+from tests.faults.backends import REDIS, SQLITE
 from tests.faults.fault import Fault
 from tests.faults.service import Service
 from tests.faults.trial import ANSWER_LIMIT_S, Trial
@@ -22,6 +23,7 @@ ROOM_FOR_MESSAGES = 20_000  # bytes that the broker may still take
 
 class BrokerFull(Fault):
     row, title, ci, full = "14", "broker full: maxmemory", 3, 10
+    brokers = (REDIS,)
 
     def trial(self, trial: Trial) -> None:
         with contextlib.closing(trial.service.redis()) as client:
@@ -40,8 +42,11 @@ class BrokerFull(Fault):
 class DiskFull(Fault):
     row, title, ci, full = "14", f"disk full: everything on {DISK_MB} MB", 3, 10
     recovery_limit_s = 60.0
+    databases, brokers = (SQLITE,), (REDIS,)
 
     def unavailable(self) -> str:
+        if reason := super().unavailable():
+            return reason
         if os.geteuid() != 0:
             return "only root may mount a tmpfs"
         try:
@@ -54,7 +59,7 @@ class DiskFull(Fault):
     def service(self) -> Iterator[Service]:
         with tempfile.TemporaryDirectory(prefix="disk-", dir=short_root()) as folder, small_disk(Path(folder)):
             with _sockets_in(folder):
-                service = Service(quick=self.quick)
+                service = self.make()
             with service:
                 yield service
 

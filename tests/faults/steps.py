@@ -21,7 +21,7 @@ class Step(Fault):
 
     @contextlib.contextmanager
     def service(self) -> Iterator[Service]:
-        service = Service(quick=self.quick)
+        service = self.make()
         self.folder = service.folder / "failpoints"
         self.folder.mkdir()
         service.environment["FAILPOINTS"] = str(self.folder)

@@ -59,9 +59,9 @@ class Trial:
     def submit_some(self, count: int, *, model: str = "echo") -> list[UUID]:
         return [self.submit(self.text(), model=model) for _ in range(count)]
 
-    def submit_together(self, inputs: list[Any], *, model: str) -> list[UUID]:
+    def submit_together(self, inputs: list[Any], *, model: str, priority: str = "normal") -> list[UUID]:
         """Jobs that arrive at one moment, in the order of their inputs."""
-        answer = self.service.post("/v1/jobs/bulk", {"model": model, "inputs": inputs, "priority": "normal"})
+        answer = self.service.post("/v1/jobs/bulk", {"model": model, "inputs": inputs, "priority": priority})
         if answer.status != 202:
             raise AssertionError(f"not accepted: {answer.status} {answer.body!r:.500}")
         jobs = self.service.jobs.filter(bulk=answer.json["id"]).order_by("bulk_index")

@@ -1,0 +1,88 @@
+"""Rows 33 and 39: the broker's data is gone while much waits, or was written by another version."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.faults.backends import REDIS
+from tests.faults.fault import Fault
+from tests.faults.trial import Trial
+
+
+class LostUnderLowQueue(Fault):
+    """What is sent again must not go before what matters more."""
+
+    row, title, ci, full = "33", "broker loses its data under a long low queue, high jobs arrive", 1, 10
+    chunk = 5
+    settle_limit_s = 240.0
+    recovery_limit_s = 180.0  # what the low queue takes
+    LOW, QUICK_LOW = 1500, 500
+    HIGH, HIGH_LIMIT_S = 10, 6.0
+
+    def trial(self, trial: Trial) -> None:
+        texts = [trial.text() for _ in range(self.QUICK_LOW if trial.quick else self.LOW)]
+        trial.submit_together(texts, model="slow", priority="low")
+        trial.until_running("slow")
+        if trial.service.rabbit:
+            trial.service.broker.forget("inference.slow")
+        else:
+            trial.service.flush()
+        trial.broken()
+        self.high = [self.submit_high(trial) for _ in range(self.HIGH)]
+
+    def submit_high(self, trial: Trial) -> object:
+        job_id = trial.submit(trial.text(), model="slow", priority="high")
+        trial.pause(0.5, 1.5)
+        return job_id
+
+    def after(self, trial: Trial) -> None:
+        times = trial.service.jobs.filter(pk__in=self.high).values_list("created_at", "finished_at")
+        longest = max((finished - created).total_seconds() for created, finished in times)
+        trial.measured["s for a high job"] = longest
+        trial.expect(longest <= self.HIGH_LIMIT_S, f"a high job took {longest:.1f} s")
+
+
+def _newer_snapshot(data: Path) -> None:
+    """As of a server of the future."""
+    folder = data / "appendonlydir"
+    for file in folder.glob("*.rdb"):
+        file.write_bytes(b"REDIS9999" + file.read_bytes()[9:])
+
+
+def _garbage_manifest(data: Path) -> None:
+    for file in (data / "appendonlydir").glob("*.manifest"):
+        file.write_text("no manifest at all\n")
+
+
+def _garbage_in_the_log(data: Path) -> None:
+    for file in (data / "appendonlydir").glob("*.incr.aof"):
+        file.write_bytes(b"*1\r\n$9\r\nno command of this server\r\n" * 8 + file.read_bytes())
+
+
+class Unreadable(Fault):
+    row, title, ci, full = "39", "the broker's data is of another version, or damaged", 3, 15
+    brokers = (REDIS,)
+    chunk = 5
+    KINDS: tuple[Callable[[Path], None], ...] = (_newer_snapshot, _garbage_manifest, _garbage_in_the_log)
+
+    def trial(self, trial: Trial) -> None:
+        with trial.load(per_s=60) as load:
+            trial.pause(0.3, 1.0)
+            trial.service.broker.kill()
+            self.KINDS[trial.number % len(self.KINDS)](trial.service.folder / "broker")
+            self.start_until_it_answers(trial)
+            trial.healed()
+            trial.pause(0.2, 0.6)
+        trial.add(load)
+
+    def start_until_it_answers(self, trial: Trial) -> None:
+        """As a supervisor does."""
+        until = time.monotonic() + 30.0
+        while time.monotonic() < until:
+            with contextlib.suppress(AssertionError):
+                trial.service.broker.start()
+                return
+        trial.problems.append("the broker does not start with this data")
