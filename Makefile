@@ -19,11 +19,11 @@ test: .venv/.installed-dev  ## Run the tests (T=tests.inference.test_catalog for
 fuzz: .venv/.installed-dev  ## Fuzz the HTTP interface, 300 examples an operation (N=5000 for more)
 	@exec $(PY) -m tests.api.fuzz $(or $(N),300)
 
-faults-quick: .venv/.installed-dev  ## Play the faults of docs/reliability.md, a few trials each
-	@exec $(PY) -m tests.faults --trials ci
+faults-quick: .venv/.installed-dev  ## Play the faults of docs/reliability.md, a few trials each (ON="--broker rabbitmq" for another stack)
+	@exec $(PY) -m tests.faults --trials ci $(ON)
 
-faults: .venv/.installed-dev  ## Play them all at full counts, in about two hours
-	@exec $(PY) -m tests.faults --trials full
+faults: .venv/.installed-dev  ## Play them all at full counts, in about two hours and a half (ON as above)
+	@exec $(PY) -m tests.faults --trials full $(ON)
 
 lint: .venv/.installed-dev  ## Check style, types and the direction of imports
 	$(PY) -m ruff check .

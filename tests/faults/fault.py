@@ -125,7 +125,7 @@ class Run:
 
     def _keep_log(self, trial: Trial, problems: list[str]) -> None:
         self.logs.mkdir(parents=True, exist_ok=True)
-        file = self.logs / f"{trial.name.replace(' ', '-')}.log"
+        file = self.logs / f"{trial.name.replace(' ', '-')}-{self.fault.__name__}.log"
         file.write_text("\n".join([*problems, "", *trial.service.log[trial.log_start :], ""]))
         say(*(f"    {line}" for line in (*problems[:8], f"the log is in {file}")))
 
