@@ -140,7 +140,7 @@ def play(fault: Fault, trial: Trial, tally: Tally) -> list[str]:
         )
         if not verdict.lost:
             fault.after(trial)
-        serves_again(fault, trial)
+            serves_again(fault, trial)
         recovery_s = _recovery_s(trial, verdict)
     except Exception:
         trial.problems.append(f"the trial itself failed: {traceback.format_exc()}")

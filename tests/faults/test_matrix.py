@@ -1,0 +1,39 @@
+"""What is played where."""
+
+from __future__ import annotations
+
+import unittest
+from pathlib import Path
+
+from tests.faults import broker, database, matrix, space
+from tests.faults.backends import POSTGRES, RABBITMQ, SQLITE, Backends
+
+RELIABILITY = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
+
+
+class MatrixTests(unittest.TestCase):
+    def test_each_row_is_played_or_tested_elsewhere(self) -> None:
+        played = {int(number) for fault in matrix.FAULTS for number in fault.row.split()}
+        self.assertEqual(sorted(played | set(map(int, matrix.ELSEWHERE))), list(range(1, 40)))
+
+    def test_each_fault_has_a_count_in_full_or_is_a_variant_for_quick_runs(self) -> None:
+        for fault in matrix.FAULTS:
+            with self.subTest(fault.title):
+                self.assertTrue(fault.full or fault.ci)
+
+    def test_the_page_tells_what_the_new_rows_are(self) -> None:
+        page = RELIABILITY.read_text()
+        for fault in matrix.FAULTS:
+            if fault.row.isdigit() and int(fault.row) > 28:
+                self.assertIn(f"\n| {fault.row} | ", page)
+
+    def test_a_fault_that_the_chosen_stack_cannot_have_says_so(self) -> None:
+        stack = Backends(database=POSTGRES, broker=RABBITMQ)
+        self.assertEqual(broker.Partition(quick=True, backends=stack).unavailable(), "on redis only")
+        self.assertEqual(database.Locked(quick=True, backends=stack).unavailable(), "on sqlite only")
+        self.assertEqual(broker.BrokerKilled(quick=True, backends=stack).unavailable(), "")
+        self.assertEqual(space.DiskFull(quick=True, backends=stack).unavailable(), "on sqlite only")
+
+    def test_a_fault_of_postgresql_is_played_on_it_whatever_was_chosen(self) -> None:
+        fault = database.Stopped(quick=True, backends=Backends(database=SQLITE))
+        self.assertEqual(fault.backends.database, POSTGRES)
