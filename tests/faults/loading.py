@@ -19,7 +19,7 @@ FRAGILE = """
 [fragile]
 engine = "tests.faults.engines:Fragile"
 max_batch_size = 8
-options = { fixed_ms = 50 }
+options = { fixed_ms = 400 }
 """
 SLOW_TO_LOAD = """
 [echo]
@@ -51,16 +51,19 @@ class ChildCannotLoad(Fault):
 
     def trial(self, trial: Trial) -> None:
         trial.service.whole_again(90.0)
-        with not_loading(trial), trial.load(per_s=30, model="fragile") as load:
+        with not_loading(trial), trial.load(per_s=40, model="fragile") as load:
             trial.until_running("fragile")
             os.kill(trial.service.replica_pids()[0], signal.SIGKILL)
             trial.broken()
-            trial.pause(6.0, 10.0)
+            trial.pause(10.0, 14.0)
             self.ready_and_served_agree(trial)
         trial.add(load)
         trial.healed()
         trial.service.whole_again(90.0)
         self.ready_and_served_agree(trial)
+
+        names = trial.service.worker_row("worker1").model_names
+        trial.expect("fragile" in names, f"the worker that can load it again serves {names}")
 
     def ready_and_served_agree(self, trial: Trial) -> None:
         ready = trial.service.get("/readyz").status == 200
