@@ -117,7 +117,7 @@ class Joining(Fault):
     def trial(self, trial: Trial) -> None:
         name = trial.random.choice(trial.service.worker_names)
         trial.service.children[name].stop()
-        quiet = self.longest_wait_s(trial, lambda: trial.pause(6.0, 8.0))
+        quiet = self.longest_wait_s(trial, lambda: trial.pause(4.0, 6.0))
         joined = self.longest_wait_s(trial, lambda: self.join(trial, name))
         rolled = self.longest_wait_s(trial, lambda: self.roll(trial))
         trial.broken()
