@@ -39,6 +39,7 @@ RECORD_PATIENCE_S = 3600.0  # results are kept for as long
 VERDICTS = {
     errors.Crashed.code: "The process that ran this input died, twice, and with this input alone.",
     errors.DeviceFailed.code: "The device went into an error state with this input alone, twice.",
+    errors.JobError.code: "The worker failed with this input alone, twice; its log says why.",
     errors.TimedOut.code: "This input ran past the model's time_limit_s, alone in its batch.",
 }
 

@@ -146,6 +146,7 @@ class BatchingStep(bootsteps.StartStopStep):
     def register_with_event_loop(self, c: Any, hub: Any) -> None:
         c.pool._pool.on_idle = c.dispatch_soon
         c.controller.presence.facts = c.dispatcher.facts
+        c.dispatcher.answering_s = lambda: c.controller.presence.answering_s
         hub.call_repeatedly(SWEEP_S, self._sweep, c)
 
     def stop(self, c: Any) -> None:

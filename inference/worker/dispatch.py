@@ -6,6 +6,7 @@ Belongs to the worker's event loop: nothing here blocks, and nothing reads the d
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import time
@@ -20,13 +21,13 @@ from inference.batching import BatchQueue, CostModel, Item, Limits
 from inference.catalog import Catalog, ModelSpec
 from inference.worker.calls import PAST_ITS_LIMIT, BatchCall, BatchReport, run_batch
 from inference.worker.held import Batch, Held, Search, Totals
-from inference.worker.isolation import RETRY_S, Isolation
+from inference.worker.isolation import Isolation
 from inference.worker.pool import ReplicaPool
 from inference.worker.presence import Facts
 
 logger = logging.getLogger(__name__)
 
-STUCK_S = 30.0  # past the limit that a child keeps to itself: it may wait for the database meanwhile
+STUCK_S = 30.0  # past the limit that a child keeps to itself, while the database answers: a child may wait for that
 KILL_GRACE_S = 1.0  # between asking a stuck child for its stack and killing it
 
 
@@ -47,6 +48,7 @@ class Dispatcher:
         self.isolation = Isolation()
         self.totals = Totals()
         self.on_device_lost: Callable[[], None] = _nobody
+        self.answering_s: Callable[[], float] = lambda: math.inf  # for how long the database has answered
         self.looped_at = time.monotonic()
         self.open = True
 
@@ -157,9 +159,9 @@ class Dispatcher:
         """The pool swallows what its callbacks raise: say it, and never leave the batch behind."""
         try:
             settle(batch, result)
-        except Exception:
-            logger.exception("batch=%s not settled, its jobs are sent again", batch.id)
-            self.isolation.again(batch, RETRY_S)
+        except Exception as error:
+            logger.exception("batch=%s not settled", batch.id)
+            self._broke(batch, error)
         finally:
             self.batches.pop(batch.id, None)
         self.kick()
@@ -199,8 +201,18 @@ class Dispatcher:
         elif isinstance(cause, (WorkerLostError, Terminated)) and not batch.stuck:
             batch.timed_out = f"signal {PAST_ITS_LIMIT:d} " in str(cause)
             self.isolation.died(batch, cause)
-        else:
+        elif isinstance(cause, errors.InferenceError) and cause.retryable:
             self.isolation.retry(batch, cause)
+        else:
+            self._broke(batch, cause)
+
+    def _broke(self, batch: Batch, cause: BaseException) -> None:
+        if not batch.jobs[0].verdict:
+            self.isolation.broke(batch, cause)
+            return
+        logger.error("batch=%s its verdict was not recorded, its row is left to the reconciler: %r", batch.id, cause)
+        for held in batch.jobs:
+            self._release(held, BatchReport(errors={}))
 
     def _device_failed(self, batch: Batch, cause: BaseException) -> None:
         """A device in a sticky error state recovers with a new process only."""
@@ -216,7 +228,8 @@ class Dispatcher:
         self.looped_at = now = time.monotonic()
         for batch in list(self.batches.values()):
             if batch.pid is not None:
-                stuck_s = now - batch.accepted_at - batch.spec.time_limit_s - STUCK_S
+                waited_s = now - batch.accepted_at - batch.spec.time_limit_s
+                stuck_s = min(waited_s, self.answering_s()) - STUCK_S
                 if stuck_s > 0:
                     self._kill_stuck(batch, batch.pid, stuck_s)
             elif batch.result not in self.pool._cache.values():

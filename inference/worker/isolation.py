@@ -7,7 +7,10 @@ import time
 from collections.abc import Container
 from dataclasses import dataclass
 
+from billiard.exceptions import Terminated, WorkerLostError
+
 from inference import errors
+from inference.failures import Pauses
 from inference.worker.held import Batch, Held, Search
 
 logger = logging.getLogger(__name__)
@@ -15,7 +18,8 @@ logger = logging.getLogger(__name__)
 CRASHES_ALONE = 2  # a lone job whose process died may have been killed from outside: one more try
 CRASHES = 3  # alone once, and every time that it was among others: no more tries
 DEVICE_FAILURES = 5  # in a row: with one bad input among good ones, something succeeds in between
-RETRY_S = 1.0  # after a failure that is not the jobs' own, such as a database that is away
+RETRY_S = 1.0  # after a failure that may pass, such as a database that is away
+LONGEST_RETRY_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +37,7 @@ class Isolation:
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self.device_failures = 0  # in a row
+        self.pauses = Pauses(first_s=RETRY_S, longest_s=LONGEST_RETRY_S)
 
     def __len__(self) -> int:
         """Jobs that wait to be run again."""
@@ -56,15 +61,21 @@ class Isolation:
         self._add(batch.jobs, batch.search, after_s)
 
     def succeeded(self, batch: Batch) -> None:
+        self.pauses.reset()
         self.device_failures = 0
         if batch.search:
             batch.search.narrow(batch.jobs, died=False)
             self._go_on(batch.search)
 
     def retry(self, batch: Batch, cause: BaseException) -> None:
-        """It failed through no fault of its jobs."""
-        logger.error("batch=%s failed, its jobs are sent again in %g s: %r", batch.id, RETRY_S, cause)
-        self.again(batch, RETRY_S)
+        """Nothing of it has begun, and later it may."""
+        after_s = self.pauses.next_s()
+        logger.error("batch=%s not begun, tried again in %.1f s: %s", batch.id, after_s, cause)
+        self.again(batch, after_s)
+
+    def broke(self, batch: Batch, cause: BaseException) -> None:
+        """By something that nobody foresaw, and perhaps by one of its jobs only. It ends, whatever it was."""
+        self._apart(batch, cause, after_s=RETRY_S)
 
     def device_failed(self, batch: Batch, cause: BaseException) -> bool:
         """One bad input can put a device into a sticky error state, so the batch is run in halves; when nothing
@@ -74,15 +85,19 @@ class Isolation:
             logger.critical("%d device failures in a row, this worker takes no more work: %s", DEVICE_FAILURES, cause)
             self.again(batch)
             return True
+        self._apart(batch, cause)
+        return False
+
+    def _apart(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
+        """Its halves, and what its search has not run yet."""
         if batch.search:
             self._add([held for held in batch.search.suspects if held not in batch.jobs])
             self._add(batch.search.aside)
-        if not self._died_alone(batch, cause):
-            logger.error("batch=%s of %d lost, running its halves apart: %s", batch.id, len(batch.jobs), cause)
+        if not self._died_alone(batch, cause, after_s):
+            logger.error("batch=%s of %d lost, running its halves apart: %r", batch.id, len(batch.jobs), cause)
             middle = len(batch.jobs) // 2
-            self._add(batch.jobs[:middle])
-            self._add(batch.jobs[middle:])
-        return False
+            self._add(batch.jobs[:middle], after_s=after_s)
+            self._add(batch.jobs[middle:], after_s=after_s)
 
     def died(self, batch: Batch, cause: BaseException) -> None:
         """Its process died with it, of one of its jobs."""
@@ -106,7 +121,7 @@ class Isolation:
         if jobs:
             self.parts.append(Part(jobs=jobs, not_before=time.time() + after_s, search=search))
 
-    def _died_alone(self, batch: Batch, cause: BaseException) -> bool:
+    def _died_alone(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> bool:
         """Whether it was one job; that is condemned then, or tried once more."""
         for held in batch.jobs:
             held.crashes += 1
@@ -116,8 +131,8 @@ class Isolation:
         held.crashes_alone += 1
         held.verdict = _verdict(batch, held, cause)
         fate = f"fails as {held.verdict}" if held.verdict else "tried once more"
-        logger.error("batch=%s job=%s lost alone, %s: %s", batch.id, held.item.id, fate, cause)
-        self._add([held])
+        logger.error("batch=%s job=%s lost alone, %s: %r", batch.id, held.item.id, fate, cause)
+        self._add([held], after_s=after_s)
         return True
 
 
@@ -127,4 +142,6 @@ def _verdict(batch: Batch, held: Held, cause: BaseException) -> str:
         return errors.TimedOut.code
     if isinstance(cause, errors.DeviceFailed):
         return errors.DeviceFailed.code if held.crashes_alone >= CRASHES_ALONE else ""
+    if batch.stuck or not isinstance(cause, WorkerLostError | Terminated):
+        return errors.JobError.code if held.crashes_alone >= CRASHES_ALONE else ""
     return errors.Crashed.code if held.crashes_alone >= CRASHES_ALONE or held.crashes >= CRASHES else ""

@@ -12,10 +12,10 @@ from billiard.exceptions import WorkerLostError
 
 from inference.batching import Item
 from inference.catalog import ModelSpec
-from inference.errors import DeviceFailed
+from inference.errors import DeviceFailed, StoreUnavailable
 from inference.worker.calls import BatchReport
 from inference.worker.dispatch import STUCK_S, Dispatcher
-from inference.worker.isolation import DEVICE_FAILURES
+from inference.worker.isolation import DEVICE_FAILURES, LONGEST_RETRY_S
 
 CATALOG = {
     "a": ModelSpec(name="a", engine="x:Y", max_batch_size=8, time_limit_s=5),
@@ -217,7 +217,7 @@ class DispatcherTests(TestCase):
         jobs = self.fill(4)
         poison, request = jobs[3]
         self.pool.lose(self.last)
-        self.pool.lose(self.last, RuntimeError("database away"))
+        self.pool.lose(self.last, StoreUnavailable("database away"))
         self.now()
         self.dispatcher.kick()
         self.settle(poison)
@@ -238,7 +238,7 @@ class DispatcherTests(TestCase):
         self.pool.lose(self.last, WorkerLostError("Worker exited prematurely: signal 14 (SIGALRM) Job: 0."))
         self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict), ((job_id,), "timed_out"))
 
-    def test_a_child_that_is_stuck_outside_its_engine_is_killed_and_its_job_not_blamed(self):
+    def test_a_child_that_is_stuck_outside_its_engine_is_killed_and_its_job_tried_again(self):
         child = subprocess.Popen(["sleep", "60"])
         self.addCleanup(child.wait)
         self.addCleanup(child.kill)
@@ -246,13 +246,16 @@ class DispatcherTests(TestCase):
         self.dispatcher.kick()
         self.last.accept(child.pid, None)
         next(iter(self.dispatcher.batches.values())).accepted_at -= CATALOG["a"].time_limit_s + STUCK_S + 1
+        self.dispatcher.answering_s = lambda: STUCK_S - 1  # the child may still wait for the database
+        self.dispatcher.sweep()
+        self.assertIsNone(child.poll())
+        self.dispatcher.answering_s = lambda: STUCK_S + 1
         self.dispatcher.sweep()
         self.assertEqual(child.wait(), -signal.SIGUSR2)  # which a child answers with its stack
         self.pool.lose(self.last)
         self.now()
         self.dispatcher.kick()
         self.assertEqual(self.last.batch.verdict, "")
-        self.assertEqual(self.dispatcher.held[str(self.last.batch.job_ids[0])].crashes_alone, 0)
 
     def test_a_device_that_fails_again_and_again_ends_the_taking_of_work(self):
         jobs, lost = self.fill(8), []
@@ -272,10 +275,68 @@ class DispatcherTests(TestCase):
                 self.pool.finish(self.last)
         self.assertEqual(self.last.batch.verdict, DeviceFailed.code)
 
+    def run_out(self, *causes: Exception, limit: int = 100) -> int:
+        """Lose every call until none is sent any more; how many were."""
+        for number in range(limit):
+            if self.last.over:
+                return number
+            self.pool.lose(self.last, causes[number % len(causes)])
+            self.now()
+            self.dispatcher.kick()
+        raise AssertionError(f"still runs after {limit} calls")
+
+    def test_a_batch_that_fails_again_and_again_ends(self):
+        jobs = self.fill(8)
+        self.run_out(RuntimeError("nobody foresaw this"))
+        self.assertEqual([request.events for _, request in jobs], [[("finished", "")]] * 8)
+        self.assertEqual((self.dispatcher.held, len(self.dispatcher.isolation)), ({}, 0))
+
+    def test_one_job_of_a_batch_that_fails_for_a_bug_fails_alone(self):
+        jobs = self.fill(8)
+        bad, bad_request = jobs[5]
+        for _ in range(30):
+            if self.last.over:
+                break
+            if self.last.batch.verdict:
+                self.pool.finish(self.last, {bad: self.last.batch.verdict})
+            elif bad in self.last.batch.job_ids:
+                self.pool.lose(self.last, RuntimeError("nobody foresaw this"))
+            else:
+                self.pool.finish(self.last)
+            self.now()
+            self.dispatcher.kick()
+        self.assertEqual(bad_request.events, [("finished", "failed")])
+        for job_id, request in jobs:
+            self.assertEqual(request.events, [("finished", "failed" if job_id == bad else "")])
+
+    def test_what_cannot_be_settled_ends(self):
+        _, request = self.add()
+        request.finished = lambda error, runtime: 1 / 0
+        self.dispatcher.kick()
+        for _ in range(10):
+            if not self.last.over:
+                self.pool.finish(self.last)
+                self.now()
+                self.dispatcher.kick()
+        self.assertEqual((self.dispatcher.held, len(self.dispatcher.isolation)), ({}, 0))
+
+    def test_the_pauses_grow_while_the_database_is_away_and_nobody_is_blamed(self):
+        job_id, request = self.add()
+        self.dispatcher.kick()
+        pauses = []
+        for _ in range(6):
+            self.pool.lose(self.last, StoreUnavailable("database away"))
+            pauses.append(self.dispatcher.due_in_s())
+            self.now()
+            self.dispatcher.kick()
+        self.assertEqual(sorted(pauses)[:3], pauses[:3])
+        self.assertLessEqual(max(pauses), LONGEST_RETRY_S * 1.2)
+        self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict, request.events), ((job_id,), "", []))
+
     def test_a_failure_that_is_not_the_jobs_own_sends_them_again_later(self):
         job_id, request = self.add()
         self.dispatcher.kick()
-        self.pool.lose(self.last, RuntimeError("database away"))
+        self.pool.lose(self.last, StoreUnavailable("database away"))
         self.assertEqual(len(self.pool.calls), 1)
         self.assertGreater(self.dispatcher.due_in_s(), 0)
         self.now()
