@@ -34,6 +34,7 @@ RESEND_S = settings.WORKER_SILENT_S * 2 / 3  # a message younger than this may s
 HELD_S = settings.WORKER_SILENT_S  # what left its queue and was not started for longer is not waited for any more
 PASSED_S = settings.WORKER_SILENT_S / 3  # a job is passed when one that is this much younger was started before it
 CHUNK = 500
+MOST = 20 * CHUNK  # jobs sent again in a round
 _QUEUED_AGAIN = {"status": Status.QUEUED, "batch": None, "worker": None, "started_at": None, "published_at": None}
 
 
@@ -109,26 +110,30 @@ def _finish(jobs: QuerySet[Job], status: Status, **values: object) -> int:
 
 
 def _send_again() -> None:
+    """High priorities first, and the oldest: a round is bounded."""
     lost = Q(published_at=None, created_at__lt=_ago(1.0)) | (Q(published_at__lt=_ago(RESEND_S)) & _missing())
-    jobs = Job.objects.filter(lost, status=Status.QUEUED, model__in=models()).defer("inputs", "output").order_by("pk")
-    for chunk in itertools.islice(_chunks(jobs.iterator(CHUNK)), 20):
-        publish.publish([message_of(job, recovered=True) for job in chunk])
-        Job.objects.filter(pk__in=[job.pk for job in chunk]).update(published_at=Now())
-        logger.warning("%d queued jobs had no message, sent again", len(chunk))
+    jobs = Job.objects.filter(lost, status=Status.QUEUED, model__in=models()).defer("inputs", "output")
+    found = jobs.order_by("priority", "pk")[:MOST].iterator(CHUNK)
+    messages = [message_of(job, recovered=True) for job in found]
+    publish.publish(messages)
+    for chunk in _chunks(messages):
+        Job.objects.filter(pk__in=[message.job_id for message in chunk]).update(published_at=Now())
+    if messages:
+        logger.warning("%d queued jobs had no message, sent again", len(messages))
 
 
 def _missing() -> Q:
-    """Queued jobs that have no message: nothing of their model is in the broker or prefetched, or they were passed."""
+    """Queued jobs without a message: none of their model and priority is in the broker or held, or they were passed."""
     waiting = set(Job.objects.filter(status=Status.QUEUED).order_by().values_list("model", flat=True).distinct()) & set(
         models()
     )
-    lengths = publish.queue_lengths([models()[name].queue for name in waiting])
+    priorities = publish.waiting_priorities([models()[name].queue for name in waiting])
     living = list(workers.living())
     held = any(worker.held or worker.replicas_busy for worker in living)
     missing = Q(pk__in=[])
     for name in waiting:
-        if not lengths[models()[name].queue]:
-            missing |= Q(model=name, published_at__lt=_ago(HELD_S if held else RESEND_S))
+        of_lost = Q(model=name, published_at__lt=_ago(HELD_S if held else RESEND_S))
+        missing |= of_lost & ~Q(priority__in=priorities[models()[name].queue])
         for priority, reached in _reached(living, name).items():
             missing |= Q(
                 model=name, priority=priority, pk__lt=first_id_at(reached - datetime.timedelta(seconds=PASSED_S))

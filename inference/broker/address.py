@@ -7,7 +7,8 @@ from pathlib import Path
 
 LONGEST_SOCKET_PATH = 103  # bytes on macOS; Linux takes 107
 LONGEST_ROOT = 60  # leaves room for the folder's and the socket's names
-PRIORITY_STEPS = (0, 1, 2, 3)  # sent again, high, normal, low: a Redis list each, looked at in this order
+PRIORITIES = (1, 2, 3)  # high, normal, low: a Redis list each, looked at in this order
+PRIORITY_STEPS = (0, *PRIORITIES)  # an earlier version put into the first what it sent again
 
 
 def short_root() -> Path:

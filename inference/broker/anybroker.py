@@ -62,7 +62,7 @@ class AnyBroker:
         declared.queue_declare()
         producer = connection.Producer()
         for message in messages:
-            _send(producer, message, message.redis_priority if self.is_redis else message.amqp_priority)
+            _send(producer, message, message.priority if self.is_redis else message.amqp_priority)
         declared.queue_declare()
 
     def _call(self, action: Callable[[kombu.Connection], T]) -> T:

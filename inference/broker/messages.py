@@ -30,16 +30,11 @@ class JobMessage:
     priority: int  # 1 high, 2 normal, 3 low
     created_at: float  # s since the epoch
     expires_at: float | None  # s since the epoch
-    recovered: bool = False  # sent again: goes before all others
-
-    @property
-    def redis_priority(self) -> int:
-        """The smallest goes first, one list each."""
-        return 0 if self.recovered else self.priority
+    recovered: bool = False  # sent again: in Redis it goes before the others of its priority
 
     @property
     def amqp_priority(self) -> int:
-        return 9 if self.recovered else AMQP_PRIORITIES[self.priority]
+        return AMQP_PRIORITIES[self.priority]
 
     @property
     def hints(self) -> dict[str, Any]:
@@ -102,7 +97,7 @@ def redis_envelope(message: JobMessage) -> bytes:
                 "reply_to": "",
                 "delivery_mode": 2,
                 "delivery_info": {"exchange": "", "routing_key": message.queue},
-                "priority": message.redis_priority,
+                "priority": message.priority,
                 "body_encoding": "base64",
                 "delivery_tag": str(uuid4()),
             },

@@ -6,6 +6,7 @@ A Redis broker is written to directly, the way kombu would; any other is reached
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 
 import redis
@@ -17,7 +18,7 @@ from inference.broker import address, anybroker
 from inference.broker.breaker import Breaker
 from inference.broker.messages import JobMessage, redis_envelope
 
-__all__ = ["JobMessage", "publish", "queue_lengths", "redis_client"]
+__all__ = ["JobMessage", "publish", "queue_lengths", "redis_client", "waiting_priorities"]
 
 CONNECTIONS = 16  # for all threads of a process
 TIMEOUT_S = 1.0
@@ -32,7 +33,10 @@ _breaker = new_breaker()
 
 
 def publish(messages: Sequence[JobMessage]) -> None:
-    """Send all messages. Raises `BrokerUnavailable`: then some may have been sent, and may be sent again."""
+    """Send all messages, the oldest first. Those that are sent again go before what waits, where the broker can.
+
+    Raises `BrokerUnavailable`: then some may have been sent, and may be sent again.
+    """
     if not messages:
         return
     if not _is_redis():
@@ -41,21 +45,37 @@ def publish(messages: Sequence[JobMessage]) -> None:
     commands = list(_pushes(messages))
     client = redis_client()
     with _breaker.call():
-        for key, texts in commands:
-            client.lpush(key, *texts)
+        for command, key, texts in commands:
+            client.execute_command(command, key, *texts)
 
 
 def queue_lengths(queues: Sequence[str]) -> dict[str, int]:
     """Messages that wait in each queue, over all priorities. Raises `BrokerUnavailable`."""
     if not _is_redis():
         return anybroker.queue_lengths(queues)
+    return {queue: sum(lengths) for queue, lengths in _lengths(queues).items()}
+
+
+def waiting_priorities(queues: Sequence[str]) -> dict[str, set[int]]:
+    """Of which priorities messages may wait in each queue. Raises `BrokerUnavailable`."""
+    if not _is_redis():
+        lengths = anybroker.queue_lengths(queues)
+        return {queue: set(address.PRIORITIES if length else ()) for queue, length in lengths.items()}
+    return {
+        queue: {priority for priority, length in zip(address.PRIORITIES, lengths, strict=True) if length or of_any}
+        for queue, (of_any, *lengths) in _lengths(queues).items()
+    }
+
+
+def _lengths(queues: Sequence[str]) -> dict[str, list[int]]:
+    """Of a queue's lists, in the order of `PRIORITY_STEPS`."""
+    steps = address.PRIORITY_STEPS
     client = redis_client()
     with _breaker.call(), client.pipeline(transaction=False) as pipe:
-        for queue in queues:
-            for step in address.PRIORITY_STEPS:
-                pipe.llen(address.redis_key(queue, step))
+        for queue, step in itertools.product(queues, steps):
+            pipe.llen(address.redis_key(queue, step))
         counts = iter(pipe.execute())
-        return {queue: sum(next(counts) for _ in address.PRIORITY_STEPS) for queue in queues}
+        return {queue: list(itertools.islice(counts, len(steps))) for queue in queues}
 
 
 def redis_client() -> redis.Redis:
@@ -83,11 +103,14 @@ def _is_redis() -> bool:
     return settings.CELERY_BROKER_URL in (address.kombu_url(url), address.stock_kombu_url(url))
 
 
-def _pushes(messages: Sequence[JobMessage]) -> Iterator[tuple[str, list[bytes]]]:
-    """Keys and what to push there at once, in the messages' order."""
-    texts: dict[str, list[bytes]] = {}
+def _pushes(messages: Sequence[JobMessage]) -> Iterator[tuple[str, str, list[bytes]]]:
+    """Commands, keys and what to push there at once: each next message before or behind those before it."""
+    texts: dict[tuple[str, str], list[bytes]] = {}
     for message in messages:
-        texts.setdefault(address.redis_key(message.queue, message.redis_priority), []).append(redis_envelope(message))
-    for key, waiting in texts.items():
-        for start in range(0, len(waiting), CHUNK):
-            yield key, waiting[start : start + CHUNK]
+        command = "RPUSH" if message.recovered else "LPUSH"
+        key = address.redis_key(message.queue, message.priority)
+        texts.setdefault((command, key), []).append(redis_envelope(message))
+    for (command, key), waiting in texts.items():
+        ordered = waiting[::-1] if command == "RPUSH" else waiting
+        for start in range(0, len(ordered), CHUNK):
+            yield command, key, ordered[start : start + CHUNK]

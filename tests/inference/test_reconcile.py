@@ -1,5 +1,6 @@
 import datetime
 import itertools
+import json
 from unittest.mock import patch
 from uuid import UUID, uuid4
 
@@ -7,8 +8,8 @@ from django.conf import settings
 from django.test import TransactionTestCase
 from django.utils import timezone
 
-from inference import errors, reconcile
-from inference.broker import publish
+from inference import errors, intake, reconcile
+from inference.broker import address, publish
 from inference.jobs import models
 from inference.models import Job, Status, Worker, WorkerState, first_id_at
 
@@ -139,6 +140,37 @@ class ReconcileTests(TransactionTestCase):
         next_.refresh_from_db()
         self.assertGreater(passed.published_at, sent_at)
         self.assertEqual(next_.published_at, sent_at)
+
+    def waiting(self, step: int) -> list[str]:
+        """The ids of the messages of a priority, the next one first."""
+        texts = publish.redis_client().lrange(address.redis_key(self.queue, step), 0, -1)
+        return [json.loads(text)["headers"]["id"] for text in reversed(texts)]
+
+    def test_after_a_loss_a_high_job_goes_before_all_low_ones_and_the_oldest_of_these_first(self):
+        low = [str(make_job(priority=3).id) for _ in range(reconcile.CHUNK + 10)]
+        high = make_job(priority=1)
+        reconcile.reconcile()
+        later = make_job(priority=1, created_at=timezone.now(), published_at=timezone.now())
+        intake.send([later])
+        self.assertEqual(self.waiting(0), [])
+        self.assertEqual(self.waiting(1), [str(high.id), str(later.id)])
+        self.assertEqual(self.waiting(3), low)
+
+    def test_a_round_sends_high_jobs_before_it_reaches_its_bound(self):
+        for _ in range(3):
+            make_job(priority=3)
+        high = make_job(priority=1)
+        with patch.object(reconcile, "MOST", 2):
+            reconcile.reconcile()
+        self.assertEqual(self.waiting(1), [str(high.id)])
+        self.assertEqual(self.queued_messages(), 2)
+
+    def test_a_lost_high_job_is_sent_again_though_low_ones_wait(self):
+        low = [make_job(priority=3) for _ in range(2)]
+        high = make_job(priority=1)
+        intake.send(low)
+        reconcile.reconcile()
+        self.assertEqual((self.waiting(1), len(self.waiting(3))), ([str(high.id)], 2))
 
     def test_two_reconcilers_do_no_harm(self):
         job = self.running(make_worker(state=WorkerState.GONE))

@@ -75,7 +75,7 @@ class PublishTests(SimpleTestCase):
             app.conf.broker_transport_options = address.kombu_options(stock_url())
             app.send_task(
                 messages.TASK, args=[message.job_id], kwargs=message.hints, task_id=message.job_id, queue=QUEUE,
-                priority=message.redis_priority, ignore_result=True, reply_to="",
+                priority=message.priority, ignore_result=True, reply_to="",
             )  # fmt: skip
             publish.publish([message])
         theirs, ours = self.waiting()
@@ -92,14 +92,24 @@ class PublishTests(SimpleTestCase):
         self.assertEqual((got.headers["task"], got.headers["id"]), ("inference.run", message.job_id))
         self.assertEqual(got.payload[:2], [[message.job_id], message.hints])
 
-    def test_messages_sent_again_go_first_then_high_normal_low_each_in_order(self):
+    def test_high_goes_before_normal_before_low_each_in_order_and_what_is_sent_again_first_of_its_own(self):
         sent = [job_message(priority=priority) for priority in (3, 2, 1, 3, 2, 1)]
-        again = job_message(priority=3, recovered=True)
-        publish.publish([*sent, again])
+        again = [job_message(priority=priority, recovered=True) for priority in (1, 3, 3)]
+        publish.publish([*sent, *again])
         with stock_connection() as connection:
-            arrived = [got.headers["id"] for got in received(connection, 7)]
-        order = [again, sent[2], sent[5], sent[1], sent[4], sent[0], sent[3]]
+            arrived = [got.headers["id"] for got in received(connection, 9)]
+        order = [again[0], sent[2], sent[5], sent[1], sent[4], again[1], again[2], sent[0], sent[3]]
         self.assertEqual(arrived, [message.job_id for message in order])
+
+    def test_thousands_that_are_sent_again_keep_their_order(self):
+        sent = [job_message(priority=3, recovered=True) for _ in range(publish.CHUNK * 2 + 1)]
+        publish.publish(sent)
+        self.assertEqual([waiting["headers"]["id"] for waiting in self.waiting(3)], [each.job_id for each in sent])
+
+    def test_what_an_earlier_version_sent_again_is_still_consumed(self):
+        self.client.lpush(address.redis_key(QUEUE, 0), messages.redis_envelope(job_message()))
+        with stock_connection() as connection:
+            self.assertEqual(len(received(connection, 1)), 1)
 
     def test_many_messages_go_in_a_few_commands(self):
         before = self.client.info("commandstats").get("cmdstat_lpush", {"calls": 0})["calls"]
@@ -111,6 +121,9 @@ class PublishTests(SimpleTestCase):
     def test_lengths_are_counted_over_all_priorities(self):
         publish.publish([job_message(priority=1), job_message(priority=3), job_message(recovered=True)])
         self.assertEqual(publish.queue_lengths([QUEUE, "inference.other"]), {QUEUE: 3, "inference.other": 0})
+        self.assertEqual(
+            publish.waiting_priorities([QUEUE, "inference.other"]), {QUEUE: {1, 2, 3}, "inference.other": set()}
+        )
 
     def test_512_threads_share_a_few_connections(self):
         def clients() -> int:
@@ -165,7 +178,7 @@ class AnyBrokerTests(SimpleTestCase):
         url = address.stock_kombu_url(other)
         with kombu.Connection(url, transport_options=address.kombu_options(url)) as connection:
             arrived = [got.headers["id"] for got in received(connection, 3)]
-        self.assertEqual(arrived, [sent[2].job_id, sent[1].job_id, sent[0].job_id])
+        self.assertEqual(arrived, [sent[1].job_id, sent[0].job_id, sent[2].job_id])
 
     @override_settings(CELERY_BROKER_URL="amqp://127.0.0.1:1//", CELERY_BROKER_TRANSPORT_OPTIONS={})
     def test_a_broker_that_is_away_is_a_broker_unavailable(self):
