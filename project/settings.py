@@ -106,6 +106,7 @@ MAX_ESTIMATED_WAIT_S = env.number("MAX_ESTIMATED_WAIT_S", 600)  # 503 beyond it,
 CELERY_BROKER_URL = env.url("BROKER_URL") or address.kombu_url(REDIS_URL)
 CELERY_BROKER_TRANSPORT_OPTIONS = address.kombu_options(CELERY_BROKER_URL)
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # it waits, 30 s at most between tries: models are not loaded anew for it
 CELERY_BROKER_CHANNEL_ERROR_RETRY = True  # a broker without room answers with errors, until it has room again
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TASK_SERIALIZER = "json"

@@ -6,13 +6,14 @@ WORKING = {"waiting": 0, "held": 0, "busy": 0, "ready": 1}
 
 
 class WatchdogTests(TestCase):
-    def reasons(self, *rounds: dict) -> list[str]:
-        """One look every half of the limit."""
+    def reasons(self, *rounds: dict | None) -> list[str]:
+        """One look every half of the limit; None for one that finds no broker."""
         dog = Watchdog()
         moments = [index * STALLED_S / 2 for index in range(len(rounds))]
         return [
             dog.reason(**{"now": now, "looped_at": now, **WORKING, **facts})
             for now, facts in zip(moments, rounds, strict=True)
+            if facts is not None
         ]
 
     def test_an_idle_worker_with_an_empty_queue_stays(self):
@@ -34,5 +35,15 @@ class WatchdogTests(TestCase):
         )
 
     def test_a_worker_whose_loop_hangs_goes(self):
-        reason = Watchdog().reason(now=1000.0, looped_at=900.0, **WORKING)
-        self.assertIn("event loop has not turned for 100 s", reason)
+        last = self.reasons(*[{"looped_at": 0.0}] * 4)[-1]
+        self.assertIn("event loop has not turned for 90 s", last)
+
+    def test_a_worker_that_waited_for_its_broker_or_was_stopped_stays(self):
+        away = [None] * 5
+        back = {"looped_at": 0.0, "waiting": 9}  # and connected a moment later
+        self.assertEqual(set(self.reasons({}, *away, back, back, {})), {""})
+
+    def test_a_worker_that_does_not_connect_to_its_broker_once_that_is_back_goes(self):
+        away = [None] * 5
+        last = self.reasons({}, *away, *[{"looped_at": 0.0}] * 4)[-1]
+        self.assertIn("event loop has not turned", last)
