@@ -19,6 +19,7 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection
 
 from inference import rows
+from inference.failures import Pauses
 from inference.rows import Changes
 from inference.turns import turns
 
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 CHANNEL = "inference.finished"
 POLL_S = 5.0  # while notices arrive
 POLL_DEAF_S = 0.5  # while they do not
+LONGEST_DEAF_S = 5.0  # between tries to hear them again
 
 
 def publish(client: redis.Redis, ids: Collection[UUID]) -> None:
@@ -107,17 +109,22 @@ class Listener:
             self._thread.start()
 
     def _listen_forever(self) -> None:
+        pauses = Pauses(first_s=POLL_DEAF_S, longest_s=LONGEST_DEAF_S)
         while True:
             try:
-                self._listen()
-            except redis.RedisError as error:
-                logger.warning("no finished notices, polling every %g s: %s", POLL_DEAF_S, error)
-                self._poll_until(time.monotonic() + 2.0)
+                self._listen_or_poll(pauses)
             except Exception:
                 logger.exception("listener failed, starting again")
-                time.sleep(POLL_DEAF_S)
+                time.sleep(pauses.next_s())
 
-    def _listen(self) -> None:
+    def _listen_or_poll(self, pauses: Pauses) -> None:
+        try:
+            self._listen(pauses)
+        except redis.RedisError as error:
+            logger.warning("no finished notices, polling every %g s: %s", POLL_DEAF_S, error)
+            self._poll_until(time.monotonic() + pauses.next_s())
+
+    def _listen(self, pauses: Pauses) -> None:
         client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=10.0, socket_connect_timeout=1.0)
         with client, client.pubsub(ignore_subscribe_messages=True) as subscription:
             subscription.subscribe(CHANNEL)
@@ -129,6 +136,7 @@ class Listener:
                 if time.monotonic() - polled_at > POLL_S:
                     self._wake(list(self._waiters))
                     polled_at = time.monotonic()
+                pauses.reset()
 
     def _poll_until(self, deadline: float) -> None:
         while time.monotonic() < deadline:

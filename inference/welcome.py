@@ -20,6 +20,7 @@ from django.db import DatabaseError, connection
 from django.utils import timezone
 
 from inference import catalog, health, jobs
+from inference.failures import Pauses
 from inference.models import Worker
 from inference.workers import REMEMBERED_S, SERVING
 
@@ -79,7 +80,8 @@ class Welcome(threading.Thread):
     def wait_for(self, what: str, condition: Callable[[], Any]) -> Any:
         """What `condition` returns once that is true, with a sign of life meanwhile; None when the service stops."""
         begun_s = reported_s = time.monotonic()
-        while not self.stopping.wait(0.1):
+        pauses = Pauses(first_s=0.1, longest_s=0.5)
+        while not self.stopping.wait(pauses.next_s()):
             if result := condition():
                 return result
             if time.monotonic() - reported_s > REPORT_EVERY_S:

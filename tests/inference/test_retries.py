@@ -1,0 +1,87 @@
+"""There is no retry without a bound or a growing pause: each loop that tries again is listed with the one it has.
+
+A loop is listed when it catches errors or pauses; so is every option that lets a library try again.
+"""
+
+import ast
+import unittest
+from collections.abc import Iterator
+
+from django.conf import settings
+
+FOLDERS = ("inference", "api", "project")
+PAUSES = {"sleep", "wait", "next_s"}
+OPTIONS = {"retry", "max_retries", "retry_policy", "autoretry_for", "retry_on_timeout", "connection_max_retries"}
+
+LISTED = {
+    "inference/broker/anybroker.py _options": "once more, at once",
+    "inference/broker/embedded.py EmbeddedBroker.wait_until_answering": "LOADING_LIMIT_S, and the life of the server",
+    "inference/broker/publish.py _client": "once more, at once",
+    "inference/failures.py patiently": "growing pauses, limit_s",
+    "inference/guard.py end": "waits for an end: grace_s, then it is killed",
+    "inference/intake.py Intake._write_forever": "waits for submissions; one that failed is refused, not tried again",
+    "inference/management/commands/deliver_webhooks.py _deliver_until": "growing pauses; a notice has its schedule",
+    "inference/notices.py Listener._listen_forever": "growing pauses",
+    "inference/notices.py Listener._poll_until": "the deadline of its caller",
+    "inference/supervisor.py Child.stop": "waits for an end: grace_s, then it is killed",
+    "inference/supervisor.py Supervisor.run": "looks after programs, whose restarts have growing pauses",
+    "inference/tuning/replica.py _serve": "answers its parent until that is gone",
+    "inference/welcome.py Welcome.sent": "2 s, for an answer that may be a second old",
+    "inference/welcome.py Welcome.wait_for": "growing pauses, until the operator stops it",
+    "inference/worker/presence.py Presence.run": "growing pauses up to the heartbeat's own",
+    "inference/worker/upkeep.py Upkeep.run": "a round every ROUND_S: what failed has its next turn then",
+    "project/settings.py": "Celery's connection to the broker: its pauses grow by 2 s up to 30 s",
+}
+
+
+def places() -> Iterator[str]:
+    """`file function` of each loop and option."""
+    for folder in FOLDERS:
+        for path in sorted((settings.BASE_DIR / folder).rglob("*.py")):
+            name = path.relative_to(settings.BASE_DIR).as_posix()
+            for scope, node in _scoped(ast.parse(path.read_text()), ""):
+                if _tries_again(node):
+                    yield f"{name} {scope}".rstrip()
+
+
+def _scoped(tree: ast.AST, scope: str) -> Iterator[tuple[str, ast.AST]]:
+    """Every node with the name of the class and function around it."""
+    for node in ast.iter_child_nodes(tree):
+        yield scope, node
+        inner = getattr(node, "name", "") if isinstance(node, ast.FunctionDef | ast.ClassDef) else ""
+        yield from _scoped(node, f"{scope}.{inner}".strip(".") if inner else scope)
+
+
+def _tries_again(node: ast.AST) -> bool:
+    if isinstance(node, ast.While):
+        return any(_catches(inner) or _pauses(inner) for inner in ast.walk(node))
+    if isinstance(node, ast.Assign):
+        return any(_is_setting(target) for target in node.targets)
+    if isinstance(node, ast.Dict):
+        return any(isinstance(key, ast.Constant) and key.value in OPTIONS - {"retry"} for key in node.keys)
+    return isinstance(node, ast.keyword) and node.arg in OPTIONS
+
+
+def _is_setting(target: ast.expr) -> bool:
+    return isinstance(target, ast.Name) and target.id.startswith("CELERY") and "RETR" in target.id
+
+
+def _catches(node: ast.AST) -> bool:
+    return isinstance(node, ast.Try) and bool(node.handlers)
+
+
+def _pauses(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    return getattr(node.func, "attr", getattr(node.func, "id", "")) in PAUSES
+
+
+class RetryTests(unittest.TestCase):
+    maxDiff = None
+
+    def test_every_loop_that_tries_again_is_listed_with_its_bound_or_its_growing_pause(self):
+        self.assertEqual(sorted(set(places())), sorted(LISTED))
+
+    def test_a_new_loop_is_seen(self):
+        for loop in ("while True:\n try: f()\n except OSError: pass", "while f():\n time.sleep(1)", "f(max_retries=9)"):
+            self.assertTrue(any(_tries_again(node) for node in ast.walk(ast.parse(loop))), loop)
