@@ -90,7 +90,7 @@ def model(spec: ModelSpec) -> dict[str, Any]:
         },
         "parameters": {name: _parameter(parameter) for name, parameter in spec.parameters.items()},
         "served": {
-            "workers": workers.served_models().get(spec.name, 0),
+            "workers": workers.serving(spec.name),
             "queued": backlog.queued(spec),
             "items_per_s": workers.speeds().get(spec.name),
         },

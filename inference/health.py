@@ -33,15 +33,16 @@ def _broker() -> Iterator[str]:
 
 
 def _models(living: list[Worker]) -> Iterator[str]:
+    served = workers.count_served(worker for worker in living if worker.connected)
     for name in catalog.load_cached(settings.MODELS_FILE):
-        states = [state for worker in living if (state := model_state(worker, name))]
-        if READY not in states:
-            yield f"{name}: {states[0] if states else 'no living worker serves it.'}"
+        if not served[name]:
+            reasons = (reason for worker in living if (reason := why_not(worker, name)))
+            yield f"{name}: {next(reasons, 'no living worker serves it.')}"
 
 
-def model_state(worker: Worker, name: str) -> str:
-    """ "ready" when a replica of the worker serves the model, else why not; "" when the worker knows nothing of it."""
+def why_not(worker: Worker, name: str) -> str:
+    """Why the worker does not serve the model; nothing when it does, or knows nothing of it."""
+    if name in worker.model_names:
+        return "" if worker.connected else "its worker is not connected to the broker."
     states = [str(state) for replica in worker.replicas.values() if (state := replica.get("models", {}).get(name))]
-    if not states and name in worker.model_names:
-        return "its worker is loading it."
-    return READY if READY in states else next(iter(states), "")
+    return next((state for state in states if state != READY), "")

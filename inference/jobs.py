@@ -195,7 +195,7 @@ def _known(job: Job, error: IntegrityError) -> Job:
 
 def _require_worker(model: str) -> None:
     """Raises `NoWorker`."""
-    if model not in workers.served_models():
+    if not workers.serving(model):
         raise NoWorker(
             f"No worker serves {model!r} now. Jobs posted to /v1/jobs are kept until one does.", retry_after_s=5
         )

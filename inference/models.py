@@ -158,12 +158,13 @@ class Worker(models.Model):
     name = models.CharField(max_length=255, help_text="Celery's node name.")
     pid = models.PositiveIntegerField()
     state = models.CharField(max_length=10, choices=WorkerState, default=WorkerState.STARTING)
-    model_names = models.JSONField(default=list, help_text="The models it consumes.")
+    model_names = models.JSONField(default=list, help_text="The models it serves.")
     devices = models.JSONField(default=list)
     replicas = models.JSONField(
         default=dict, help_text='By index: {"pid", "device", "models": {name: "ready" or why not}}.'
     )
     error = models.TextField(blank=True, default="", help_text="Which models it cannot serve, and why.")
+    connected = models.BooleanField(default=True, db_default=True, help_text="To the broker.")
     replicas_total = models.PositiveIntegerField(default=0)
     replicas_ready = models.PositiveIntegerField(default=0)
     replicas_busy = models.PositiveIntegerField(default=0)

@@ -73,7 +73,15 @@ def _of(state: WorkerState) -> QuerySet[Worker, UUID]:
 
 
 def _give_back_lost() -> None:
-    lost = _running().filter(Q(worker__in=_of(WorkerState.GONE)) | Q(lease_until__lt=Now()))
+    _give_back(_running().filter(Q(worker__in=_of(WorkerState.GONE)) | Q(lease_until__lt=Now())))
+
+
+def give_back_batch(batch: UUID) -> None:
+    """The jobs of a batch that died, when their worker cannot run them again."""
+    _give_back(_running(batch=batch))
+
+
+def _give_back(lost: QuerySet[Job]) -> None:
     failed = _finish(
         lost.filter(recoveries__gte=settings.MAX_RECOVERIES - 1),
         Status.FAILED,

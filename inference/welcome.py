@@ -106,11 +106,10 @@ class Welcome(threading.Thread):
     def introduce(self, worker: Worker) -> None:
         specs = []
         for name, spec in jobs.models().items():
-            state = health.model_state(worker, name)
-            if state == health.READY:
+            if name in worker.model_names:
                 specs.append(spec)
             else:
-                self.say(f"model {name} is not served: {state}")
+                self.say(f"model {name} is not served: {health.why_not(worker, name) or 'no worker was asked to.'}")
         names = ", ".join(spec.name for spec in specs) or "no model"
         manage = f"{_settings_that_differ()}{min(os.path.relpath(sys.executable), sys.executable, key=len)} manage.py"
         self.show(

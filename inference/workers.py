@@ -6,7 +6,7 @@ import datetime
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
@@ -71,21 +71,32 @@ class Remembered(Generic[T]):
         self._value = None
 
 
-def _read_served() -> Mapping[str, int]:
-    rows = living().filter(state__in=SERVING).values_list("model_names", flat=True)
-    return Counter(name for names in rows for name in names)
+def count_served(rows: Iterable[Worker]) -> Counter[str]:
+    """By model: how many of these living workers serve it. The one rule: for clients, /readyz and the admin."""
+    return Counter(name for worker in rows for name in worker.model_names)
+
+
+def _read_served() -> Counter[str]:
+    return count_served(living().only("model_names"))
 
 
 def _read_speeds() -> dict[str, float]:
     total: dict[str, float] = {}
-    for replicas, speeds in living().filter(state__in=SERVING).values_list("replicas_ready", "speeds"):
+    for replicas, speeds in living().values_list("replicas_ready", "speeds"):
         for model, speed in speeds.items():
             total[model] = total.get(model, 0.0) + speed * max(1, replicas)
     return total
 
 
-served_models = Remembered(_read_served)  # by model: how many living workers serve it
+served_models = Remembered(_read_served)
 speeds = Remembered(_read_speeds)  # by model: items a second of all replicas together, while they run
+
+
+def serving(model: str) -> int:
+    """How many living workers serve the model. That there is none is never remembered, but looked for again."""
+    if not served_models().get(model):
+        served_models.forget()
+    return served_models()[model]
 
 
 def seconds_for(model: str, jobs: int) -> float | None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import datetime
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from django.db.models import Count, Max, Min, Q
 from django.utils import timezone
 
-from inference import catalog, jobs
+from inference import catalog, jobs, workers
 from inference.admin import display
 from inference.admin.filters import COUNT_LIMIT, first_id_at
 from inference.admin.workers import ENDED, live_state
 from inference.models import TERMINAL, Job, Status, Worker
-from inference.workers import SERVING
 
 RECENT = 500  # finished jobs of a model that its batch sizes and times are taken from
 BUCKETS = ((1, 1), (2, 3), (4, 7), (8, 15), (16, 31), (32, None))  # items of a batch
@@ -78,7 +76,7 @@ def hour_ago() -> datetime.datetime:
 
 def model_rows() -> list[ModelRow]:
     queued, running = _by_model(Status.QUEUED), _by_model(Status.RUNNING)
-    serving = Counter(name for row in worker_rows() if row.state in SERVING for name in row.worker.model_names)
+    serving = workers.count_served(workers.living())
     return [
         _model_row(spec, queued.get(spec.name), running.get(spec.name), serving[spec.name])
         for spec in jobs.models().values()

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from inference.catalog import ModelSpec
 from inference.engines.base import Engine
-from inference.engines.faults import describe
+from inference.engines.faults import describe, is_device_failure, is_out_of_memory
 from inference.engines.weights import weights
 from inference.errors import ModelUnavailable
 
 __all__ = ["FunctionEngine", "make", "ready", "weights"]
 
+CPU = "cpu"
 Predict = Callable[[list[Any], dict[str, Any]], list[Any]]
 
 
@@ -59,6 +61,25 @@ def ready(spec: ModelSpec, device: str) -> Engine:
     except Exception as error:
         raise ModelUnavailable(f"{spec.name}: could not be loaded on {device}: {describe(error)}") from error
     return engine
+
+
+def broken(device: str) -> ModelUnavailable | None:
+    """Why nothing can be computed on `device`, shown by a known good call; nothing when it can, or was not used."""
+    torch = sys.modules.get("torch")
+    if device == CPU or torch is None:
+        return None
+    try:
+        torch.ones(2, device=device).sum().item()
+    except RuntimeError as error:
+        return ModelUnavailable(f"the device does not compute: {describe(error)}")
+    return None
+
+
+def is_bug(failure: ModelUnavailable) -> bool:
+    """Whether an engine's own code failed, and not what it was given: its author needs to know where."""
+    cause = failure.__cause__
+    expected = isinstance(cause, OSError | ImportError | ModelUnavailable)
+    return cause is not None and not (expected or is_out_of_memory(cause) or is_device_failure(cause))
 
 
 def _resolve(spec: ModelSpec) -> Any:

@@ -3,10 +3,32 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from uuid import UUID
 
+from inference.catalog import Catalog
+from inference.worker.devices import Plan
+
+READY = "ready"  # the state of a model that a replica has loaded
 PAST_ITS_LIMIT = signal.SIGALRM  # what a child dies of whose engine ran past the model's limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a child is to be, for as long as its worker lives."""
+
+    plan: Plan
+    catalog: Catalog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a child has loaded."""
+
+    pid: int
+    models: Mapping[str, str]  # by name: READY, or why not
+    tracebacks: Mapping[str, str] = field(default_factory=dict)  # of those whose engine's own code failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +57,22 @@ class BatchReport:
     oom_shape: tuple[int, float] | None = None  # (size, length) that did not fit on the device
 
 
+# These run in a pool child, where the engines may be imported.
+
+
+def start(order: Order) -> Loaded:
+    from inference.worker import child
+
+    return child.start(order)
+
+
+def load_missing() -> Loaded:
+    from inference.worker import child
+
+    return child.load_missing()
+
+
 def run_batch(call: BatchCall) -> BatchReport:
-    """Runs in a pool child, where the engines may be imported."""
     from inference.worker import child
 
     return child.run_batch(call)

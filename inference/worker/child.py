@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TypeVar
 from uuid import UUID
 
 from celery.utils.log import current_process_index
-from django.conf import settings
 from django.db import connection
 
 from inference import catalog, claims, errors, failpoints, lengths, notices, validation
 from inference.broker import publish
+from inference.catalog import ModelSpec
 from inference.claims import Claimed, Outcome
 from inference.engines import loading
 from inference.engines.base import Engine
 from inference.engines.run import RunReport
 from inference.engines.run import run as run_engine
 from inference.failures import is_away, patiently
-from inference.worker import devices, presence
-from inference.worker.calls import PAST_ITS_LIMIT, BatchCall, BatchReport
+from inference.fields import storable
+from inference.worker.calls import PAST_ITS_LIMIT, READY, BatchCall, BatchReport, Loaded, Order
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,42 +52,66 @@ class Replica:
 
     worker: UUID
     device: str
+    specs: Mapping[str, ModelSpec] = field(default_factory=dict)  # of all that it is to load
     engines: dict[str, Engine] = field(default_factory=dict)
 
 
 replica: Replica
 
 
-def start() -> None:
-    """Bind the device, load and warm up the models, report. Runs once, before the child takes calls."""
+def start(order: Order) -> Loaded:
+    """Bind the device, load and warm up the models. Runs once, before the child takes calls."""
     global replica
     # The main process asks for the stack before it kills.
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     faulthandler.register(PAST_ITS_LIMIT, file=2, all_threads=True, chain=True)
     threading.Thread(target=threading.Event().wait, name="hears-signals", daemon=True).start()
-    plan = devices.Plan.from_environment()
-    index = current_process_index(base=0) or 0
-    replica = Replica(worker=plan.worker, device=plan.bind(index))
-    states = {name: _load(name) for name in plan.models}
-    presence.report_replica(plan.worker, index, pid=os.getpid(), device=plan.device_of(index), models=states)
+    specs = {name: order.catalog[name] for name in order.plan.models}
+    device = order.plan.bind(current_process_index(base=0) or 0)
+    replica = Replica(worker=order.plan.worker, device=device, specs=specs)
+    return load_missing()
 
 
-def _load(name: str) -> str:
-    """ "ready", or why the model could not be loaded: the child stays up and serves the others."""
-    spec = catalog.load_cached(settings.MODELS_FILE)[name]
+def load_missing() -> Loaded:
+    """Load what is not loaded. A model that cannot be leaves the others as they are; a broken device takes them all."""
+    importlib.invalidate_caches()
+    failures = {name: failure for name in replica.specs if name not in replica.engines and (failure := _load(name))}
+    if broken := loading.broken(replica.device):
+        replica.engines.clear()
+        failures = dict.fromkeys(replica.specs, broken)
+    return Loaded(
+        pid=os.getpid(),
+        models={name: _why(name, failures[name]) if name in failures else READY for name in replica.specs},
+        tracebacks={name: _trace(failure) for name, failure in failures.items() if loading.is_bug(failure)},
+    )
+
+
+def _load(name: str) -> errors.ModelUnavailable | None:
+    """Why the model could not be loaded."""
     started = time.monotonic()
     try:
-        replica.engines[name] = loading.ready(spec, replica.device)
-    except errors.ModelUnavailable as error:
-        logger.exception("model=%s not loaded, the others are served", name)
-        return error.message
+        replica.engines[name] = loading.ready(replica.specs[name], replica.device)
+    except errors.ModelUnavailable as failure:
+        logger.debug("model=%s not loaded on %s", name, replica.device, exc_info=True)
+        return failure
     logger.info("model=%s loaded on %s in %.1f s", name, replica.device, time.monotonic() - started)
-    return "ready"
+    return None
+
+
+def _why(name: str, failure: errors.ModelUnavailable) -> str:
+    """Beside the model's name, which begins the message."""
+    return storable(failure.message.removeprefix(f"{name}: "))
+
+
+def _trace(failure: errors.ModelUnavailable) -> str:
+    return "".join(traceback.format_exception(failure.__cause__)).rstrip()
 
 
 def run_batch(call: BatchCall) -> BatchReport:
     """Run one batch from claim to notice."""
     started = time.monotonic()
+    if not call.verdict and call.model not in replica.engines:
+        raise errors.ModelUnavailable(f"{call.model} is not loaded in the process that was to run it.")
     failpoints.reach("before_claim")
     jobs = _claim(call)
     failpoints.reach("after_claim")

@@ -104,8 +104,8 @@ def item_of(request: Request, dispatcher: Dispatcher) -> tuple[Item, str]:
         hints = request.kwargs
         job_id = str(UUID(request.args[0]))
         model = hints["model"]
-        if model not in dispatcher.specs:
-            raise ValueError(f"no model {model!r} is served here")
+        if model not in dispatcher.replicas.serving:  # such as one of a forged message
+            raise ValueError(f"no model {model!r} is served here now")
         expires_at = hints.get("expires_at")
         return Item(
             id=job_id,
@@ -131,21 +131,22 @@ class BatchingStep(bootsteps.StartStopStep):
         c.dispatcher = None
         if not self.include_if(c):  # a plain worker, of other queues: it drops what is not for it
             return
-        plan = c.controller.inference_plan
-        c.dispatcher = Dispatcher(c.controller.inference_catalog, plan.models, lambda: c.pool._pool)
+        order, presence = c.controller.inference_order, c.controller.presence
+        c.dispatcher = Dispatcher(order.catalog, c.controller.inference_replicas, lambda: c.pool._pool)
+        c.dispatcher.on_rows_left = c.controller.upkeep.give_back
         c.dispatch_soon = lambda: self._dispatch_soon(c)
         biggest = max(spec.max_batch_size for spec in c.dispatcher.specs.values())
-        c.initial_prefetch_count = plan.replicas * biggest * 2  # one batch running, one to choose the next from
-        c.controller.presence.on_broken_models = lambda models: c.hub.call_soon(self._withdraw, c, models)
-        c.dispatcher.on_device_lost = lambda: self._device_lost(c)
+        c.initial_prefetch_count = order.plan.replicas * biggest * 2  # one batch running, one to choose the next from
+        presence.facts = c.dispatcher.facts
+        self._told: Any = None  # the state that the row was last told of
         self._scheduled = False
 
     def include_if(self, c: Any) -> bool:
-        return getattr(c.controller, "inference_plan", None) is not None
+        return getattr(c.controller, "inference_order", None) is not None
 
     def register_with_event_loop(self, c: Any, hub: Any) -> None:
         c.pool._pool.on_idle = c.dispatch_soon
-        c.controller.presence.facts = c.dispatcher.facts
+        c.dispatcher.connected = True
         c.dispatcher.answering_s = lambda: c.controller.presence.answering_s
         hub.call_repeatedly(SWEEP_S, self._sweep, c)
 
@@ -154,7 +155,26 @@ class BatchingStep(bootsteps.StartStopStep):
 
     def _sweep(self, c: Any) -> None:
         c.pool.maintain_pool()  # the pool itself may notice a dead child only after 5 s
+        c.pool._pool.try_again()
+        self._follow(c)
         c.dispatcher.sweep()
+
+    def _follow(self, c: Any) -> None:
+        """Consume the queues of the models that a replica can run now, and no other. After a reconnect Celery consumes
+        those that are selected."""
+        dispatcher, queues = c.dispatcher, c.app.amqp.queues
+        wanted = {dispatcher.specs[name].queue for name in dispatcher.replicas.serving}
+        consumed = {spec.queue for spec in dispatcher.specs.values()} & set(queues.consume_from)
+        for queue in consumed - wanted:
+            c.cancel_task_queue(queue)
+        for queue in wanted - consumed:
+            c.add_task_queue(queue)
+        replicas = dispatcher.replicas
+        state = replicas.serving, replicas.served, replicas.have_told, dispatcher.connected
+        if state != self._told:
+            self._told = state
+            dispatcher.let_go()
+            c.controller.presence.changed()
 
     def _dispatch_soon(self, c: Any) -> None:
         """Once per turn of the loop: messages that arrive together are batched together."""
@@ -166,6 +186,7 @@ class BatchingStep(bootsteps.StartStopStep):
         self._scheduled = False
         if c.pool._pool is None:  # the worker leaves, and the event loop runs its last callbacks
             return
+        self._follow(c)
         dispatcher = c.dispatcher
         dispatcher.kick()
         due_in_s = dispatcher.due_in_s()
@@ -176,12 +197,3 @@ class BatchingStep(bootsteps.StartStopStep):
         if self.timer is not None:
             self.timer.cancel()
         self.timer = c.timer.call_after(delay_s, self._dispatch, (c,))
-
-    def _device_lost(self, c: Any) -> None:
-        c.controller.presence.withdraw(c.dispatcher.specs, "the device fails again and again; see the worker's log")
-        self._withdraw(c, frozenset(c.dispatcher.specs))
-
-    def _withdraw(self, c: Any, models: frozenset[str]) -> None:
-        for model in models:
-            c.cancel_task_queue(c.dispatcher.specs[model].queue)
-        c.dispatcher.withdraw(models)

@@ -15,7 +15,7 @@ NAME = re.compile(r"cpu|cuda:\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Child i runs on device i mod n, with `threads` torch threads. Handed to the children in the environment."""
+    """Child i runs on device i mod n, with `threads` torch threads."""
 
     worker: UUID
     devices: tuple[str, ...]
@@ -33,23 +33,10 @@ class Plan:
         return CPU if device == CPU else "cuda:0"
 
     def to_environment(self) -> None:
-        os.environ["INFERENCE_WORKER"] = str(self.worker)
-        os.environ["INFERENCE_DEVICES"] = ",".join(self.devices)
-        os.environ["INFERENCE_REPLICAS"] = str(self.replicas)
-        os.environ["INFERENCE_MODELS"] = ",".join(self.models)
+        """What the children's libraries read as they are imported."""
         for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ[variable] = str(self.threads)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-
-    @classmethod
-    def from_environment(cls) -> Plan:
-        return cls(
-            worker=UUID(os.environ["INFERENCE_WORKER"]),
-            devices=tuple(os.environ["INFERENCE_DEVICES"].split(",")),
-            replicas=int(os.environ["INFERENCE_REPLICAS"]),
-            threads=int(os.environ["OMP_NUM_THREADS"]),
-            models=tuple(os.environ["INFERENCE_MODELS"].split(",")),
-        )
 
 
 def parse(option: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -19,11 +19,13 @@ from billiard.exceptions import Terminated, WorkerLostError
 from inference import errors, failpoints
 from inference.batching import BatchQueue, CostModel, Item, Limits
 from inference.catalog import Catalog, ModelSpec
+from inference.models import WorkerState
 from inference.worker.calls import PAST_ITS_LIMIT, BatchCall, BatchReport, run_batch
 from inference.worker.held import Batch, Held, Search, Totals
 from inference.worker.isolation import Isolation
 from inference.worker.pool import ReplicaPool
 from inference.worker.presence import Facts
+from inference.worker.replicas import Replicas
 
 logger = logging.getLogger(__name__)
 
@@ -31,23 +33,25 @@ STUCK_S = 30.0  # past the limit that a child keeps to itself, while the databas
 KILL_GRACE_S = 1.0  # between asking a stuck child for its stack and killing it
 
 
-def _nobody() -> None:
+def _nobody(batches: frozenset[UUID]) -> None:
     """Until the worker listens."""
 
 
 class Dispatcher:
     """The batch queues of a worker's models and the batches in flight. Lives as long as the worker, over reconnects."""
 
-    def __init__(self, catalog: Catalog, models: Iterable[str], pool: Callable[[], Any]) -> None:
+    def __init__(self, catalog: Catalog, replicas: Replicas, pool: Callable[[], Any]) -> None:
         self._pool = pool
-        self.specs = {name: catalog[name] for name in models}
+        self.replicas = replicas
+        self.specs = {name: catalog[name] for name in replicas.plan.models}
         self.costs = {name: CostModel() for name in self.specs}
         self.queues = {name: BatchQueue(_limits(spec), self.costs[name]) for name, spec in self.specs.items()}
         self.held: dict[str, Held] = {}
         self.batches: dict[UUID, Batch] = {}
         self.isolation = Isolation()
         self.totals = Totals()
-        self.on_device_lost: Callable[[], None] = _nobody
+        self.on_rows_left: Callable[[frozenset[UUID]], None] = _nobody
+        self.connected = False
         self.answering_s: Callable[[], float] = lambda: math.inf  # for how long the database has answered
         self.looped_at = time.monotonic()
         self.open = True
@@ -63,25 +67,36 @@ class Dispatcher:
         self.queues[model].add(item)
 
     def forget_messages(self) -> None:
-        """The connection is gone: what waits is delivered again; what runs goes on, without its messages."""
+        """The connection is gone: what waits is delivered again; what runs, or has run and is looked into, goes on
+        without its messages."""
+        self.connected = False
         running = self._running()
-        self.isolation.forget()
-        for job_id, held in list(self.held.items()):
+        for held in list(self.held.values()):
             held.requests.clear()
-            if job_id not in running:
-                self.queues[held.model].remove(job_id)
-                del self.held[job_id]
+            if held.item.id not in running and not held.takes_over:
+                self._forget(held)
 
-    def withdraw(self, models: Collection[str]) -> None:
-        """These models are not served here: give their messages back."""
+    def let_go(self) -> None:
+        """What cannot be run here now goes back to its queue. What has run stays while a replica that had its model
+        starts again; when that has failed, its row goes back too."""
         running = self._running()
-        leaving = [held for held in self.held.values() if held.model in models and held.item.id not in running]
-        self.isolation.forget(models)
+        leaving = [
+            held
+            for held in self.held.values()
+            if held.model not in (self.replicas.served if held.takes_over else self.replicas.serving)
+            and held.item.id not in running
+        ]
         for held in leaving:
-            self.queues[held.model].remove(held.item.id)
-            del self.held[held.item.id]
+            self._forget(held)
             for request in held.requests:
                 request.give_back()
+        if batches := frozenset(held.takes_over for held in leaving if held.takes_over):
+            self.on_rows_left(batches)
+
+    def _forget(self, held: Held) -> None:
+        """The parts that it is in find out as they are next."""
+        del self.held[held.item.id]
+        self.queues[held.model].remove(held.item.id)
 
     def _running(self) -> set[str]:
         return {held.item.id for batch in self.batches.values() for held in batch.jobs}
@@ -97,8 +112,8 @@ class Dispatcher:
 
     def due_in_s(self) -> float | None:
         """Seconds until the next batch may go, when it waits for company only."""
-        due = [at for queue in self.queues.values() if (at := queue.due_at_s()) is not None]
-        if (apart := self.isolation.due_at()) is not None:
+        due = [at for queue in self._able_queues() if (at := queue.due_at_s()) is not None]
+        if (apart := self.isolation.due_at(self.replicas.serving)) is not None:
             due.append(apart)
         return max(0.0, min(due) - time.time()) if due else None
 
@@ -108,14 +123,17 @@ class Dispatcher:
 
     def _next(self) -> Batch | None:
         now = time.time()
-        while part := self.isolation.next(now):
+        while part := self.isolation.next(now, self.replicas.serving):
             if kept := [held for held in part.jobs if self.held.get(held.item.id) is held]:
                 return self._batch(kept, part.search)
-        due = [queue for queue in self.queues.values() if (at := queue.due_at_s()) is not None and at <= now]
+        due = [queue for queue in self._able_queues() if (at := queue.due_at_s()) is not None and at <= now]
         for queue in sorted(due, key=lambda queue: queue.head() or (0, 0.0)):
             if items := queue.take(now):  # none when all that was due has expired
                 return self._batch([self.held[item.id] for item in items])
         return None
+
+    def _able_queues(self) -> list[BatchQueue]:
+        return [queue for name, queue in self.queues.items() if name in self.replicas.serving]
 
     def _batch(self, jobs: list[Held], search: Search | None = None) -> Batch:
         return Batch(id=uuid4(), spec=self.specs[jobs[0].model], jobs=jobs, search=search)
@@ -164,6 +182,7 @@ class Dispatcher:
             self._broke(batch, error)
         finally:
             self.batches.pop(batch.id, None)
+        self.let_go()
         self.kick()
 
     def _finished(self, batch: Batch, report: BatchReport) -> None:
@@ -194,6 +213,9 @@ class Dispatcher:
 
     def _failed(self, batch: Batch, info: Any) -> None:
         cause = getattr(info.exception, "exc", info.exception)
+        if isinstance(cause, errors.ModelUnavailable):  # told before the claim: the rows are as they were
+            self.isolation.retry(batch, cause)
+            return
         for held in batch.jobs:
             held.takes_over = batch.id
         if isinstance(cause, errors.DeviceFailed):
@@ -215,11 +237,10 @@ class Dispatcher:
             self._release(held, BatchReport(errors={}))
 
     def _device_failed(self, batch: Batch, cause: BaseException) -> None:
-        """A device in a sticky error state recovers with a new process only."""
+        """A device in a sticky error state recovers with a new process only, which loads and so proves it."""
         if batch.pid is not None:
-            _signal(batch.pid, signal.SIGKILL)
-        if self.isolation.device_failed(batch, cause):
-            self.on_device_lost()
+            self.pool.end(batch.pid)
+        self.isolation.device_failed(batch, cause)
 
     # Twice a second
 
@@ -257,21 +278,32 @@ class Dispatcher:
         """Flushed by the pool before a child had it, after a reconnect: its messages come again."""
         del self.batches[batch.id]
         for held in batch.jobs:
-            if not held.requests:
+            if not held.requests and not held.takes_over:
                 self.held.pop(held.item.id, None)
         self.isolation.again(batch)
 
     def facts(self) -> Facts:
-        pool = self.pool
+        pool, replicas = self._pool(), self.replicas
         return Facts(
-            replicas_ready=pool.ready,
-            replicas_busy=pool.busy,
+            state=self._state(),
+            model_names=sorted(replicas.served),
+            replicas=replicas.rows(),
+            error="; ".join(f"{name}: {why}" for name, why in replicas.why_not().items()),
+            connected=self.connected,
+            replicas_ready=pool.ready if pool else 0,
+            replicas_busy=pool.busy if pool else 0,
             held=sum(map(len, self.queues.values())) + len(self.isolation),
             finished=self.totals.finished,
             speeds={name: costs.items_per_s() for name, costs in self.costs.items()},
             reached={model: dict(reached) for model, reached in list(self.totals.reached.items())},
             looped_at=self.looped_at,
         )
+
+    def _state(self) -> WorkerState:
+        if not self.replicas.have_told:
+            return WorkerState.STARTING
+        is_whole = len(self.replicas.served) == len(self.specs) and not self.replicas.why_not()
+        return WorkerState.READY if is_whole else WorkerState.DEGRADED
 
 
 def _limits(spec: ModelSpec) -> Limits:

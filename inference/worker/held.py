@@ -19,8 +19,7 @@ class Held:
     model: str
     requests: list[Any]
     takes_over: UUID | None = None  # the batch of its last run, which is known to be over
-    crashes: int = 0  # of its process
-    crashes_alone: int = 0
+    crashes_alone: int = 0  # of its process
     verdict: str = ""  # the error code it fails with, instead of being run
 
 
@@ -28,7 +27,7 @@ class Held:
 class Search:
     """For the one job of a dead batch that kills its process: half of the `suspects` run at a time.
 
-    What cannot be it is set aside and runs in one call at the end, so that one culprit of n costs at most log2(n) + 2
+    What cannot be it is set aside and runs in one call at the end, so that one culprit of n costs at most log2(n) + 3
     calls, and fewer processes than that.
     """
 

@@ -16,10 +16,7 @@ from inference.worker.held import Batch, Held, Search
 logger = logging.getLogger(__name__)
 
 CRASHES_ALONE = 2  # a lone job whose process died may have been killed from outside: one more try
-CRASHES = 3  # alone once, and every time that it was among others: no more tries
-DEVICE_FAILURES = 5  # in a row: with one bad input among good ones, something succeeds in between
-RETRY_S = 1.0  # after a failure that may pass, such as a database that is away
-LONGEST_RETRY_S = 5.0
+RETRY_S, LONGEST_RETRY_S = 1.0, 5.0  # after a failure that may pass, such as a database that is away
 
 
 @dataclass(slots=True, eq=False)
@@ -36,33 +33,27 @@ class Isolation:
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
-        self.device_failures = 0  # in a row
         self.pauses = Pauses(first_s=RETRY_S, longest_s=LONGEST_RETRY_S)
 
     def __len__(self) -> int:
         """Jobs that wait to be run again."""
         return sum(len(part.jobs) for part in list(self.parts))
 
-    def next(self, now: float) -> Part | None:
-        """The first part that may run now, taken out."""
+    def next(self, now: float, models: Container[str]) -> Part | None:
+        """The first part of these models that may run now, taken out."""
         for index, part in enumerate(self.parts):
-            if part.not_before <= now:
+            if part.not_before <= now and part.jobs[0].model in models:
                 return self.parts.pop(index)
         return None
 
-    def due_at(self) -> float | None:
-        return min((part.not_before for part in self.parts), default=None)
-
-    def forget(self, models: Container[str] | None = None) -> None:
-        """All parts, or those of these models."""
-        self.parts = [part for part in self.parts if models is not None and part.jobs[0].model not in models]
+    def due_at(self, models: Container[str]) -> float | None:
+        return min((part.not_before for part in self.parts if part.jobs[0].model in models), default=None)
 
     def again(self, batch: Batch, after_s: float = 0.0) -> None:
         self._add(batch.jobs, batch.search, after_s)
 
     def succeeded(self, batch: Batch) -> None:
         self.pauses.reset()
-        self.device_failures = 0
         if batch.search:
             batch.search.narrow(batch.jobs, died=False)
             self._go_on(batch.search)
@@ -77,16 +68,10 @@ class Isolation:
         """By something that nobody foresaw, and perhaps by one of its jobs only. It ends, whatever it was."""
         self._apart(batch, cause, after_s=RETRY_S)
 
-    def device_failed(self, batch: Batch, cause: BaseException) -> bool:
-        """One bad input can put a device into a sticky error state, so the batch is run in halves; when nothing
-        succeeds any more the device itself is lost: then this says so."""
-        self.device_failures += 1
-        if self.device_failures >= DEVICE_FAILURES:
-            logger.critical("%d device failures in a row, this worker takes no more work: %s", DEVICE_FAILURES, cause)
-            self.again(batch)
-            return True
+    def device_failed(self, batch: Batch, cause: BaseException) -> None:
+        """One bad input can put a device into a sticky error state, so the batch is run in halves. Whether the device
+        itself is lost is not told by jobs, but by the start of the next process."""
         self._apart(batch, cause)
-        return False
 
     def _apart(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
         """Its halves, and what its search has not run yet."""
@@ -123,8 +108,6 @@ class Isolation:
 
     def _died_alone(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> bool:
         """Whether it was one job; that is condemned then, or tried once more."""
-        for held in batch.jobs:
-            held.crashes += 1
         if len(batch.jobs) > 1:
             return False
         (held,) = batch.jobs
@@ -140,8 +123,10 @@ def _verdict(batch: Batch, held: Held, cause: BaseException) -> str:
     """The code that a job fails with whose process died with it alone, or nothing for one more try."""
     if batch.timed_out:
         return errors.TimedOut.code
+    if held.crashes_alone < CRASHES_ALONE:
+        return ""
     if isinstance(cause, errors.DeviceFailed):
-        return errors.DeviceFailed.code if held.crashes_alone >= CRASHES_ALONE else ""
+        return errors.DeviceFailed.code
     if batch.stuck or not isinstance(cause, WorkerLostError | Terminated):
-        return errors.JobError.code if held.crashes_alone >= CRASHES_ALONE else ""
-    return errors.Crashed.code if held.crashes_alone >= CRASHES_ALONE or held.crashes >= CRASHES else ""
+        return errors.JobError.code
+    return errors.Crashed.code

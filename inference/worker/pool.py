@@ -1,34 +1,124 @@
-"""The prefork pool, told apart by replica: it says when one becomes idle."""
+"""The prefork pool, told apart by replica: it says when one becomes idle, and starts those that have ended again."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
-from celery.concurrency import prefork
-from celery.concurrency.asynpool import AsynPool
+from billiard.pool import RUN
+from celery.concurrency import asynpool, prefork
+
+from inference.worker import calls
+from inference.worker.calls import Loaded, Order
+from inference.worker.replicas import Replicas
 
 
 def _nobody() -> None:
     """Until a consumer listens."""
 
 
-class ReplicaPool(AsynPool):
-    """Calls `on_idle` when a replica has loaded its models, and when it has finished a call.
+class ReplicaWorker(asynpool.Worker):
+    """What a child runs. It brings its order along: what lies on the disk may have changed since the worker started."""
+
+    order: Order | None = None
+    loaded: Loaded | None = None
+
+    def __reduce__(self) -> Any:
+        return (*super().__reduce__(), {"order": self.order})
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        if self.order:
+            self.loaded = calls.start(self.order)
+
+    def on_loop_start(self, pid: int) -> None:
+        self.outq.put((asynpool.WORKER_UP, (pid, self.loaded)))
+
+
+class ReplicaPool(asynpool.AsynPool):
+    """Calls `on_idle` when a replica can be given a call.
 
     The pool's semaphore counts children that still load, or that died: a call bound to one of them would wait for a
-    model to load while another replica is idle.
+    model to load while another replica is idle. Only children in `_all_inqueues` are given calls.
     """
 
+    Worker = ReplicaWorker
+    order: Order | None = None  # none in a worker that serves no models
+    replicas: Replicas | None = None
+    _trial: Any = None  # to load what no replica could load
     on_idle: Callable[[], None] = staticmethod(_nobody)
 
-    def on_process_alive(self, pid: int) -> None:
+    def WorkerProcess(self, worker: Any) -> Any:
+        worker.order = self.order
+        return super().WorkerProcess(worker)
+
+    def _create_worker_process(self, index: int) -> Any:
+        process = super()._create_worker_process(index)
+        if self.replicas:
+            self.replicas.started(index, process.pid)
+        return process
+
+    def on_process_alive(self, pid: int, loaded: Loaded | None = None) -> None:
         super().on_process_alive(pid)
+        if loaded:
+            self._note(loaded)
+
+    def _note(self, loaded: Loaded) -> None:
+        if self.replicas:
+            self.replicas.loaded(loaded)
+            self._keep_able()
         self.on_idle()
+
+    def _keep_able(self) -> None:
+        """Only a child that can run whatever is consumed can be given a call."""
+        for process in self._pool:
+            fd = process.inqW_fd
+            if self.replicas and self._fileno_to_inq.get(fd) is process:
+                able = self.replicas.may_run(process.pid)
+                (self._all_inqueues.add if able else self._all_inqueues.discard)(fd)
 
     def on_job_ready(self, job: Any, i: Any, obj: Any, inqW_fd: int) -> None:
         super().on_job_ready(job, i, obj, inqW_fd)
         self.on_idle()
+
+    def _repopulate_pool(self, exitcodes: Any) -> None:
+        """One that could not load what it must waits before it tries again."""
+        if not self.replicas:
+            super()._repopulate_pool(exitcodes)
+            return
+        living = {process.index for process in self._pool}
+        for index in range(self._processes):
+            if index not in living and self._state == RUN:
+                self.replicas.ended(index)
+                self._keep_able()
+                if self.replicas.may_start(index):
+                    self._create_worker_process(index)
+
+    def try_again(self) -> None:
+        """Restart the children that lack what others run; let one load what all lack."""
+        if not self.replicas:
+            return
+        for index in self.replicas.to_restart():
+            self._restart(index)
+        if self.idle > 0 and self.replicas.should_try() and self._trial not in self._cache.values():
+            self.replicas.tried()
+            self._trial = self.apply_async(calls.load_missing, callback=self._note, timeout=self._proc_alive_timeout)
+
+    def end(self, pid: int) -> None:
+        """This child must not be given another call."""
+        for process in self._pool:
+            if process.pid == pid and self.replicas:
+                self.replicas.ended(process.index)
+                self._keep_able()
+                os.kill(pid, signal.SIGKILL)
+
+    def _restart(self, index: int) -> None:
+        for process in self._pool:
+            calls_of = (job for job in self._cache.values() if process in (job._write_to, job._scheduled_for))
+            if process.index == index and not any(calls_of):
+                process.terminate_controlled()
 
     def flush(self) -> None:
         """Celery forgets every call that no child has accepted. A child that has read one still runs it, and would
@@ -44,7 +134,7 @@ class ReplicaPool(AsynPool):
 
     @property
     def ready(self) -> int:
-        """Replicas that have loaded their models."""
+        """Replicas that can be given a call, now or after the one they run."""
         return len(self._all_inqueues)
 
     @property
@@ -54,7 +144,7 @@ class ReplicaPool(AsynPool):
     @property
     def idle(self) -> int:
         """Replicas that would start a call at once."""
-        return self.ready - self.busy - len(self.outbound_buffer)
+        return len(self._all_inqueues - self._busy_workers) - len(self.outbound_buffer)
 
 
 class TaskPool(prefork.TaskPool):

@@ -1,4 +1,4 @@
-"""A worker's row: its heartbeat, alone in its thread, and what its replicas report."""
+"""A worker's row and its heartbeat, alone in its thread."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from uuid import UUID
+from collections.abc import Callable, Mapping, Sequence
 
 from django.conf import settings
-from django.db import DatabaseError, InterfaceError, connection, transaction
+from django.db import DatabaseError, InterfaceError, connection
 from django.db.models.functions import Now
 
 from inference.failures import Pauses, is_away
-from inference.fields import storable
 from inference.models import Worker, WorkerState
 from inference.worker.devices import Plan
 
 logger = logging.getLogger(__name__)
 
-READY = "ready"
 LATE_S = settings.WORKER_SILENT_S / 2  # a heartbeat that comes so much later than the one before it
 
 
@@ -29,6 +26,11 @@ LATE_S = settings.WORKER_SILENT_S / 2  # a heartbeat that comes so much later th
 class Facts:
     """What the main process knows of itself, for its row."""
 
+    state: WorkerState
+    model_names: Sequence[str]  # served: as `inference.workers` tells
+    replicas: Mapping[str, Mapping[str, object]]
+    error: str
+    connected: bool  # to the broker
     replicas_ready: int
     replicas_busy: int
     held: int
@@ -36,15 +38,6 @@ class Facts:
     speeds: Mapping[str, float]
     reached: Mapping[str, Mapping[str, float]]  # by model and priority: creation time of the newest job dispatched
     looped_at: float  # monotonic: the last turn of the event loop's sweep
-
-
-def report_replica(worker: UUID, index: int, *, pid: int, device: str, models: Mapping[str, str]) -> None:
-    """Called by a pool child once its models are loaded, or could not be."""
-    with transaction.atomic():
-        row = Worker.objects.select_for_update().get(pk=worker)
-        states = {name: storable(state) for name, state in models.items()}
-        row.replicas[str(index)] = {"pid": pid, "device": device, "models": states}
-        row.save(update_fields=["replicas"])
 
 
 class Presence(threading.Thread):
@@ -55,18 +48,16 @@ class Presence(threading.Thread):
         self.plan = plan
         self.node = name
         self.facts: Callable[[], Facts] | None = None
-        self.on_broken_models: Callable[[frozenset[str]], None] | None = None
         self._stopping = threading.Event()
+        self._changed = threading.Event()
         self.leaving = False
         self._beaten_at = self._answering_since = time.monotonic()
-        self._announced = False
-        self._withdrawn: dict[str, str] = {}
         self._rate = _Rate()
 
     def register(self) -> None:
         Worker.objects.create(
-            id=self.plan.worker, name=self.node, pid=os.getpid(), model_names=list(self.plan.models),
-            devices=list(self.plan.devices), replicas_total=self.plan.replicas,
+            id=self.plan.worker, name=self.node, pid=os.getpid(), devices=list(self.plan.devices),
+            replicas_total=self.plan.replicas,
         )  # fmt: skip
 
     def run(self) -> None:
@@ -74,7 +65,8 @@ class Presence(threading.Thread):
         while not self._stopping.is_set():
             if beaten := self._try_to_beat():
                 pauses.reset()
-            self._stopping.wait(settings.WORKER_HEARTBEAT_S if beaten and self._announced else pauses.next_s())
+            self._changed.wait(settings.WORKER_HEARTBEAT_S if beaten else pauses.next_s())
+            self._changed.clear()
 
     @property
     def answering_s(self) -> float:
@@ -102,8 +94,13 @@ class Presence(threading.Thread):
         self._beaten_at = now
         return True
 
+    def changed(self) -> None:
+        """What is served is not what the row says: it is written at once."""
+        self._changed.set()
+
     def stop(self) -> None:
         self._stopping.set()
+        self._changed.set()
         try:
             Worker.objects.filter(pk=self.plan.worker).update(state=WorkerState.STOPPED, heartbeat_at=Now())
         except (DatabaseError, InterfaceError) as error:
@@ -114,40 +111,10 @@ class Presence(threading.Thread):
             Worker.objects.filter(pk=self.plan.worker).update(heartbeat_at=Now())
             return
         facts = self.facts()
-        row = Worker.objects.get(pk=self.plan.worker)
-        state = WorkerState.STOPPING if self.leaving else self._state(row)
+        columns = _columns(facts) | ({"state": WorkerState.STOPPING} if self.leaving else {})
         Worker.objects.filter(pk=self.plan.worker).exclude(state=WorkerState.STOPPED).update(
-            heartbeat_at=Now(), state=state, jobs_per_s=self._rate.of(facts.finished), **_columns(facts)
+            heartbeat_at=Now(), jobs_per_s=self._rate.of(facts.finished), **columns
         )
-
-    def withdraw(self, models: Iterable[str], reason: str) -> None:
-        """These models are not served any more: their rows and /readyz say why."""
-        self._withdrawn |= dict.fromkeys(models, reason)
-
-    def _state(self, row: Worker) -> WorkerState:
-        if len(row.replicas) < self.plan.replicas:
-            return WorkerState.STARTING
-        broken = self._withdrawn | {
-            name: why for replica in row.replicas.values() for name, why in replica["models"].items() if why != READY
-        }
-        if not self._announced:
-            self._announce(broken)
-        if broken:
-            Worker.objects.filter(pk=row.pk).update(
-                model_names=[name for name in self.plan.models if name not in broken], error="; ".join(
-                    f"{name}: {why}" for name, why in broken.items())
-            )  # fmt: skip
-        return WorkerState.DEGRADED if broken else WorkerState.READY
-
-    def _announce(self, broken: Mapping[str, str]) -> None:
-        self._announced = True
-        for name, why in broken.items():
-            logger.error("worker=%s does not serve model=%s: %s", self.node, name, why)
-        if broken and self.on_broken_models:
-            self.on_broken_models(frozenset(broken))
-        served = [name for name in self.plan.models if name not in broken]
-        logger.info("worker=%s ready: %d replicas on %s serve %s", self.node, self.plan.replicas,
-                    ",".join(self.plan.devices), ", ".join(served) or "nothing")  # fmt: skip
 
 
 def _columns(facts: Facts) -> dict[str, object]:

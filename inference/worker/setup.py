@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import logging.config
-import os
 import sys
 from typing import Any
 
@@ -33,7 +32,6 @@ def install(app: Celery) -> None:
     app.user_options["worker"].add(click.Option(("--devices",), default="auto", show_default=True, help=DEVICES_HELP))
     signals.setup_logging.connect(configure_logging, weak=False)
     signals.worker_init.connect(prepare, weak=False)
-    signals.worker_process_init.connect(start_child, weak=False)
     signals.worker_shutdown.connect(leave, weak=False)
 
 
@@ -50,12 +48,15 @@ def prepare(sender: Any, **kwargs: Any) -> None:
 def _plan(worker: Any) -> None:
     """Plan the replicas of the models whose queues this worker consumes, and register."""
     from inference.models import new_job_id
+    from inference.worker.calls import Order
+    from inference.worker.pool import ReplicaPool
     from inference.worker.presence import Presence
+    from inference.worker.replicas import Replicas
     from inference.worker.upkeep import Upkeep
 
     models = catalog.load(settings.MODELS_FILE)
-    consumed = worker.app.amqp.queues.consume_from
-    served = tuple(name for name, spec in models.items() if spec.queue in consumed)
+    queues = worker.app.amqp.queues
+    served = tuple(name for name, spec in models.items() if spec.queue in queues.consume_from)
     if not served:
         return
     refuse_what_breaks_batching(worker)
@@ -64,7 +65,9 @@ def _plan(worker: Any) -> None:
     plan = devices.make_plan(worker=new_job_id(), devices=names, concurrency=asked, models=served)
     plan.to_environment()
     worker.concurrency = plan.replicas
-    worker.inference_plan, worker.inference_catalog = plan, models
+    worker.inference_order, worker.inference_replicas = Order(plan=plan, catalog=models), Replicas(plan)
+    ReplicaPool.order, ReplicaPool.replicas = worker.inference_order, worker.inference_replicas
+    queues.deselect([models[name].queue for name in served])  # each is consumed once a replica can run its model
     worker.presence = Presence(plan, worker.hostname)
     worker.presence.register()
     signals.worker_shutting_down.connect(worker.presence.leave)
@@ -86,19 +89,6 @@ def refuse_what_breaks_batching(worker: Any) -> None:
         raise ValueError("worker_enable_prefetch_count_reduction breaks batching after a reconnect; set it to False")
     if worker.app.tasks["inference.run"].rate_limit or conf.task_default_rate_limit:
         raise ValueError("a rate limit holds single jobs back from their batch; use max_queued in models.toml")
-
-
-def start_child(**kwargs: Any) -> None:
-    """In a pool child, before it takes its first call. Celery would only log what this raises and use the child."""
-    if "INFERENCE_WORKER" not in os.environ:
-        return
-    from inference.worker import child
-
-    try:
-        child.start()
-    except Exception:
-        logger.exception("pid=%d could not start, it exits and is started again", os.getpid())
-        os._exit(1)
 
 
 def configure_logging(loglevel: int | None = None, **kwargs: Any) -> None:

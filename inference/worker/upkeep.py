@@ -7,7 +7,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from uuid import UUID
 
 from django.conf import settings
 from django.db import connection
@@ -32,16 +34,26 @@ class Upkeep(threading.Thread):
         self.presence = presence
         self._watchdog = Watchdog()
         self._sweeper = retention.Sweeper()
+        self._given_up: deque[UUID] = deque()
         self._stopping = threading.Event()
 
     def run(self) -> None:
         while not self._stopping.is_set():
-            for chore in (self._watch, self._reconcile, self._sweeper.sweep):
+            for chore in (self._watch, self._give_back, self._reconcile, self._sweeper.sweep):
                 self._do(chore)
             self._stopping.wait(ROUND_S)
 
     def stop(self) -> None:
         self._stopping.set()
+
+    def give_back(self, batches: Iterable[UUID]) -> None:
+        """The next round gives the rows of these batches back to the queue: they are over, and not run again here."""
+        self._given_up.extend(batches)
+
+    def _give_back(self) -> None:
+        while self._given_up:
+            reconcile.give_back_batch(self._given_up[0])
+            self._given_up.popleft()
 
     def _do(self, chore: Callable[[], None]) -> None:
         """One that fails leaves the others their turn, and has its own again in the next round."""

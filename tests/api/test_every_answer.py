@@ -104,6 +104,23 @@ class RootTests(ApiTestCase):
 
 
 class HealthTests(ApiTestCase):
+    def test_a_worker_that_is_not_connected_to_the_broker_is_not_ready(self):
+        with self.worker() as laborer:
+            laborer.row.connected = False
+            laborer.row.save()
+            self.assertIn(
+                "echo: its worker is not connected to the broker.", self.client.get("/readyz").json()["reasons"]
+            )
+
+    def test_what_is_ready_is_served_at_once_also_to_who_was_refused_a_moment_ago(self):
+        refused = self.client.post("/v1/models/echo", {"inputs": "a"}, content_type="application/json")
+        self.assertEqual((refused.status_code, refused.json()["code"]), (503, "no_worker"))
+        with self.worker():
+            self.assertEqual(self.client.get("/readyz").status_code, 200)
+            served = self.client.post("/v1/models/echo", {"inputs": "a"}, content_type="application/json")
+            self.assertEqual(served.status_code, 200)
+            self.assertEqual(self.client.get("/v1/models/echo").json()["served"]["workers"], 1)
+
     def test_alive_needs_nothing(self):
         self.assertEqual(self.client.get("/healthz").json(), {"status": "ok"})
 
@@ -116,6 +133,7 @@ class HealthTests(ApiTestCase):
 
     def test_a_model_that_could_not_be_loaded_says_why(self):
         with self.worker() as laborer:
+            laborer.row.model_names.remove("echo")
             laborer.row.replicas["0"]["models"]["echo"] = "no weights at /nowhere"
             laborer.row.save()
             answer = self.client.get("/readyz")

@@ -38,6 +38,18 @@ class SlowToLoad(RecordingEcho):
         super().load(device)
 
 
+class GatedEcho(RecordingEcho):
+    """Cannot be loaded while there is a file broken-NAME in DATA_DIR, and takes its time while there is held-NAME."""
+
+    def load(self, device: str) -> None:
+        folder = Path(os.environ["DATA_DIR"])
+        while (folder / f"held-{self.spec.name}").exists():
+            time.sleep(0.02)
+        if (folder / f"broken-{self.spec.name}").exists():
+            raise RuntimeError("no weights yet")
+        super().load(device)
+
+
 def _note_call(items: int) -> None:
     """Appended in one write: many processes share the file, and some die in the call."""
     file = os.open(Path(os.environ["DATA_DIR"]) / CALLS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -45,9 +45,3 @@ class DevicesTests(TestCase):
         with patch.dict(os.environ, CUDA_VISIBLE_DEVICES="4,7"):
             self.assertEqual(plan(("cpu",)).bind(1), "cpu")
             self.assertEqual(os.environ["CUDA_VISIBLE_DEVICES"], "")
-
-    def test_the_plan_reaches_the_children_through_the_environment(self):
-        original = plan(("cuda:0", "cuda:1"), 4)
-        with patch.dict(os.environ):
-            original.to_environment()
-            self.assertEqual(devices.Plan.from_environment(), original)

@@ -12,11 +12,14 @@ from billiard.exceptions import WorkerLostError
 
 from inference.batching import Item
 from inference.catalog import ModelSpec
-from inference.errors import DeviceFailed, StoreUnavailable
-from inference.worker.calls import BatchReport
+from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
+from inference.worker.calls import READY, BatchReport, Loaded
+from inference.worker.devices import Plan
 from inference.worker.dispatch import STUCK_S, Dispatcher
-from inference.worker.isolation import DEVICE_FAILURES, LONGEST_RETRY_S
+from inference.worker.isolation import LONGEST_RETRY_S
+from inference.worker.replicas import Replicas
 
+PID = 4711
 CATALOG = {
     "a": ModelSpec(name="a", engine="x:Y", max_batch_size=8, time_limit_s=5),
     "b": ModelSpec(name="b", engine="x:Y", max_batch_size=8),
@@ -31,6 +34,7 @@ class Pool:
         self.calls: list[SimpleNamespace] = []
         self._cache: dict = {}
         self.closing = False
+        self.ended: list[int] = []
 
     @property
     def idle(self) -> int:
@@ -47,6 +51,9 @@ class Pool:
         self.calls.append(call)
         self._cache[id(call)] = call
         return call
+
+    def end(self, pid: int) -> None:
+        self.ended.append(pid)
 
     def finish(self, call, errors=None, **report) -> None:
         call.over = True
@@ -75,8 +82,15 @@ class Request:
 class DispatcherTests(TestCase):
     def setUp(self):
         self.pool = Pool(replicas=1)
-        self.dispatcher = Dispatcher(CATALOG, ["a", "b"], lambda: self.pool)
+        plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models=("a", "b"))
+        self.replicas = Replicas(plan)
+        self.replicas.started(0, PID)
+        self.load(a=READY, b=READY)
+        self.dispatcher = Dispatcher(CATALOG, self.replicas, lambda: self.pool)
         self.clock = time.time() - 100
+
+    def load(self, **models: str) -> None:
+        self.replicas.loaded(Loaded(pid=PID, models=models))
 
     def add(self, model: str = "a", **values) -> tuple[UUID, Request]:
         self.clock += 0.001
@@ -184,7 +198,7 @@ class DispatcherTests(TestCase):
                     jobs = self.fill(size)
                     poison, poison_request = jobs[place]
                     beyond_the_first = self.settle(poison) - 1
-                    self.assertLessEqual(beyond_the_first, math.ceil(math.log2(size)) + 2)
+                    self.assertLessEqual(beyond_the_first, math.ceil(math.log2(size)) + 3)
                     self.assertEqual(poison_request.events, [("finished", "crashed")])
                     others = [request.events for job_id, request in jobs if job_id != poison]
                     self.assertEqual(others, [[("finished", "")]] * (size - 1))
@@ -257,14 +271,25 @@ class DispatcherTests(TestCase):
         self.dispatcher.kick()
         self.assertEqual(self.last.batch.verdict, "")
 
-    def test_a_device_that_fails_again_and_again_ends_the_taking_of_work(self):
-        jobs, lost = self.fill(8), []
-        self.dispatcher.on_device_lost = lambda: lost.append(True)
-        for _ in range(DEVICE_FAILURES):
-            self.assertEqual(lost, [])
-            self.pool.lose(self.last, DeviceFailed("CUDA error: unspecified launch failure"))
-        self.assertEqual(lost, [True])
-        self.assertEqual([request.events for _, request in jobs], [[]] * 8)
+    def test_after_a_device_failure_the_process_is_given_no_other_call(self):
+        self.fill(8)
+        self.last.accept(PID, None)
+        self.pool.lose(self.last, DeviceFailed("CUDA error: unspecified launch failure"))
+        self.assertEqual(self.pool.ended, [PID])
+
+    def test_eight_inputs_that_break_the_device_fail_one_by_one_and_the_ninth_is_run(self):
+        jobs = self.fill(8)
+        poison = {job_id for job_id, _ in jobs}
+        _, request = self.add("b")
+        while not self.last.over:
+            call = self.last
+            culprits = poison & set(call.batch.job_ids)
+            if call.batch.verdict or not culprits:
+                self.pool.finish(call, dict.fromkeys(culprits, call.batch.verdict))
+            else:
+                self.pool.lose(call, DeviceFailed("CUDA error: device-side assert triggered"))
+        self.assertEqual([r.events for _, r in jobs], [[("finished", DeviceFailed.code)]] * 8)
+        self.assertEqual(request.events, [("finished", "")])
 
     def test_an_input_that_breaks_the_device_fails_alone(self):
         (bad, _), *_ = self.fill(2)
@@ -372,13 +397,79 @@ class DispatcherTests(TestCase):
         self.assertFalse(self.dispatcher.open)
         self.assertEqual(request.events, [])
 
-    def test_the_messages_of_a_withdrawn_model_are_given_back(self):
+    def test_messages_of_a_model_that_no_replica_has_go_back(self):
         self.add("b")
         self.dispatcher.kick()
         _, request = self.add("a")
-        self.dispatcher.withdraw({"a"})
+        self.load(a="no weights", b=READY)
+        self.dispatcher.let_go()
         self.assertEqual(request.events, ["given back"])
         self.assertEqual(len(self.dispatcher.queues["a"]), 0)
+
+    def crash(self, count: int) -> tuple[list[tuple[UUID, Request]], list]:
+        """A batch that has died with its only replica; and the rows that are given back."""
+        rows: list = []
+        self.dispatcher.on_rows_left = rows.append
+        jobs = self.fill(count)
+        self.replicas.ended(0)
+        self.pool.lose(self.last)
+        return jobs, rows
+
+    def test_a_search_waits_for_a_replica_that_starts_again(self):
+        jobs, rows = self.crash(4)
+        batches = len(self.pool.calls)
+        self.dispatcher.kick()
+        self.assertEqual((len(self.pool.calls), self.dispatcher.due_in_s(), rows), (batches, None, []))
+        self.replicas.started(0, PID)
+        self.load(a=READY, b=READY)
+        self.dispatcher.kick()
+        self.settle(jobs[1][0])
+        self.assertEqual(jobs[1][1].events, [("finished", "crashed")])
+
+    def test_what_has_run_and_cannot_be_run_again_here_gives_its_rows_back(self):
+        jobs, rows = self.crash(4)
+        over = self.last.batch.batch
+        self.replicas.started(0, PID)
+        self.load(a="no weights", b=READY)
+        self.dispatcher.let_go()
+        self.assertEqual((rows, self.dispatcher.held), ([{over}], {}))
+        self.assertEqual([request.events for _, request in jobs], [["given back"]] * 4)
+
+    def test_a_search_goes_on_after_a_reconnect(self):
+        jobs = self.fill(4)
+        self.pool.lose(self.last)
+        half = self.last
+        self.dispatcher.forget_messages()
+        self.assertEqual(len(self.dispatcher.held), 4)
+        again = Request()
+        self.dispatcher.add(self.dispatcher.held[str(jobs[3][0])].item, "a", again)
+        self.pool.lose(half)
+        self.assertTrue(self.last.batch.takes_over)
+        self.settle(jobs[0][0])
+        self.assertEqual((again.events, self.dispatcher.held), ([("finished", "")], {}))
+
+    def test_a_call_of_a_search_that_the_pool_dropped_after_a_reconnect_is_sent_again(self):
+        self.fill(4)
+        self.pool.lose(self.last)
+        dropped = self.last
+        self.dispatcher.forget_messages()
+        dropped.over = True
+        self.pool._cache.clear()
+        self.dispatcher.sweep()
+        self.assertEqual(self.last.batch.job_ids, dropped.batch.job_ids)
+
+    def test_a_child_that_has_not_loaded_the_model_touches_nothing_and_the_job_is_not_blamed(self):
+        job_id, request = self.add()
+        self.dispatcher.kick()
+        self.pool.lose(self.last, ModelUnavailable("a is not loaded"))
+        held = self.dispatcher.held[str(job_id)]
+        self.assertEqual((held.takes_over, held.crashes_alone, request.events), (None, 0, []))
+
+    def test_a_job_that_died_alone_once_and_among_others_twice_is_tried_once_more(self):
+        jobs = self.fill(4)
+        for _ in range(3):
+            self.pool.lose(self.last)
+        self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict), ((jobs[0][0],), ""))
 
     def test_expired_jobs_leave_before_the_call(self):
         self.add("b")

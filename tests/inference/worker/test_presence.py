@@ -16,7 +16,10 @@ from tests.conditions import eventually
 
 
 def facts(**values) -> Facts:
-    idle = {"replicas_ready": 1, "replicas_busy": 0, "held": 0, "finished": 0, "speeds": {}, "reached": {}}
+    idle = {
+        "state": "ready", "model_names": ["embeddings"], "replicas": {}, "error": "", "connected": True,
+        "replicas_ready": 1, "replicas_busy": 0, "held": 0, "finished": 0, "speeds": {}, "reached": {},
+    }  # fmt: skip
     return Facts(**{**idle, "looped_at": time.monotonic(), **values})
 
 

@@ -1,0 +1,163 @@
+"""Which replicas of this worker live and what each has loaded, and so which models the worker can run now.
+
+Belongs to the worker's event loop; other threads read what its properties and `rows` return.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from inference.failures import Pauses
+from inference.worker.calls import READY, Loaded
+from inference.worker.devices import Plan
+
+logger = logging.getLogger(__name__)
+
+LOADING = "its worker is loading it."
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+
+
+def _pauses() -> Pauses:
+    return Pauses(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+
+
+@dataclass(slots=True)
+class Replica:
+    """One child after the other on one device. `models` says of each model READY, LOADING, or why not."""
+
+    device: str
+    models: dict[str, str]
+    pid: int | None = None  # of its living process
+    is_up: bool = False  # its process has told what it loaded
+    had: frozenset[str] = frozenset()  # loaded by the process before; unknown again once a load has failed
+    told: bool = False  # some process of it has told, or has died of loading
+    retry_at: float = 0.0  # monotonic: when it may try again to load what it lacks
+    pauses: Pauses = field(default_factory=_pauses)
+
+    @property
+    def ready(self) -> frozenset[str]:
+        return frozenset(name for name, state in self.models.items() if state == READY) if self.is_up else frozenset()
+
+    def pause(self) -> None:
+        self.retry_at = time.monotonic() + self.pauses.next_s()
+
+
+class Replicas:
+    """A call goes to any idle child, so the worker runs what its best child has, and no child that lacks some of it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.replicas = [Replica(plan.device_of(i), dict.fromkeys(plan.models, LOADING)) for i in range(plan.replicas)]
+        self.serving: frozenset[str] = frozenset()  # what can be run now
+        self._tries = _pauses()
+        self._try_at = 0.0  # monotonic: when a child that runs what all run may try to load what all lack
+        self._said: set[tuple[str, str]] = set()
+
+    # What happens to the children
+
+    def started(self, index: int, pid: int) -> None:
+        replica = self.replicas[index]
+        replica.pid, replica.is_up = pid, False
+
+    def loaded(self, loaded: Loaded) -> None:
+        """A child says what it has, after its start or after another try."""
+        for replica in self.replicas:
+            if replica.pid == loaded.pid:
+                replica.models, replica.is_up, replica.told, replica.had = dict(loaded.models), True, True, frozenset()
+                if len(replica.ready) == len(self.plan.models):
+                    replica.pauses.reset()
+                else:
+                    replica.pause()
+                self._tell(replica, loaded.tracebacks)
+        self._choose()
+
+    def ended(self, index: int) -> None:
+        """Its process is gone, or must not be given another call. One that was gone already changes nothing."""
+        replica = self.replicas[index]
+        if replica.pid is None:
+            return
+        if replica.is_up:
+            replica.had = replica.ready
+        else:
+            replica.had, replica.told = frozenset(), True
+            replica.models = dict.fromkeys(self.plan.models, "its process ended while it loaded its models.")
+            self._tell(replica, {})
+            replica.pause()
+        replica.pid, replica.is_up = None, False
+        self._choose()
+
+    def _choose(self) -> None:
+        """The largest set; the one that is served already among equals."""
+        before = self.serving
+        sets = (replica.ready for replica in self.replicas)
+        self.serving = max(sets, key=lambda ready: (len(ready), ready == before), default=before)
+        if self.serving != before:
+            self.tried()
+        if len(self.serving) == len(self.plan.models):
+            self._tries.reset()
+        if self.serving - before:
+            logger.info("worker=%s serves %s", self.plan.worker, ", ".join(sorted(self.serving)))
+        if gone := before - self.served:
+            logger.error("worker=%s serves no more: %s", self.plan.worker, ", ".join(sorted(gone)))
+
+    def _tell(self, replica: Replica, tracebacks: Mapping[str, str]) -> None:
+        """One sentence for each reason, not for each child and try."""
+        for name, why in replica.models.items():
+            if why != READY and (name, why) not in self._said:
+                self._said.add((name, why))
+                trace = f"\n{tracebacks[name]}" if name in tracebacks else ""
+                logger.error("model=%s not loaded on %s, tried again and again: %s%s", name, replica.device, why, trace)
+
+    # What follows from it
+
+    @property
+    def served(self) -> frozenset[str]:
+        """What can be run now, or as soon as a child that ended has started again."""
+        return self.serving.union(*(replica.had for replica in self.replicas))
+
+    def may_run(self, pid: int) -> bool:
+        """Whether this child can be given any call."""
+        return any(r.pid == pid and bool(r.ready) and r.ready >= self.serving for r in self.replicas)
+
+    def may_start(self, index: int) -> bool:
+        return self.replicas[index].retry_at <= time.monotonic() or self.replicas[index].had != frozenset()
+
+    def to_restart(self) -> list[int]:
+        """Indexes of the children that lack what others run, or have nothing, when their pause is over."""
+        now = time.monotonic()
+        return [
+            index
+            for index, replica in enumerate(self.replicas)
+            if replica.is_up and replica.retry_at <= now and replica.pid and not self.may_run(replica.pid)
+        ]
+
+    def should_try(self) -> bool:
+        """Whether a child that runs what all run is to try again to load what all lack."""
+        return 0 < len(self.serving) < len(self.plan.models) and self._try_at <= time.monotonic()
+
+    def tried(self) -> None:
+        self._try_at = time.monotonic() + self._tries.next_s()
+
+    @property
+    def have_told(self) -> bool:
+        """Whether each has loaded what it can, or died of it, once."""
+        return all(replica.told for replica in self.replicas)
+
+    def why_not(self) -> dict[str, str]:
+        """By model: why a replica could not load it."""
+        return {
+            name: why
+            for replica in self.replicas
+            for name, why in replica.models.items()
+            if why not in (READY, LOADING)
+        }
+
+    def rows(self) -> dict[str, dict[str, object]]:
+        """By index, as the worker's row shows them."""
+        return {
+            str(index): {"pid": replica.pid, "device": replica.device, "models": dict(replica.models)}
+            for index, replica in enumerate(self.replicas)
+        }

@@ -1,0 +1,187 @@
+"""The life of a worker's replicas: a model's queue is consumed only while a replica of the worker can run it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import unittest
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from inference.models import Status, Worker, WorkerState
+from tests.conditions import eventually
+from tests.stack import Stack
+
+MODELS = """
+[late]
+engine = "tests.faults.engines:GatedEcho"
+max_batch_size = 4
+time_limit_s = 10
+
+[good]
+engine = "tests.faults.engines:GatedEcho"
+max_batch_size = 4
+time_limit_s = 10
+"""
+QUICK = {"WORKER_HEARTBEAT_S": "0.5", "WORKER_SILENT_S": "4"}
+
+
+class ReplicaCase(unittest.TestCase):
+    stack: Stack
+
+    def start(self, *files: str, **options: Any) -> None:
+        """The stack; `files` are in its folder before anything starts."""
+        self.stack = Stack(models=MODELS, environment=QUICK, **options)
+        for file in files:
+            self.file(file).touch()
+        self.enterContext(self.stack)
+
+    def file(self, name: str) -> Path:
+        return self.stack.folder / name
+
+    def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
+        result = super().run(result)
+        if result and any(test is self for test, _ in (*result.failures, *result.errors)) and hasattr(self, "stack"):
+            self.stack.show_log()
+        return result
+
+    def row(self, name: str = "worker1") -> Worker:
+        return self.stack.workers.get(pid=self.stack.children[name].pid)
+
+    def serves(self, *models: str, name: str = "worker1", ready: int | None = None) -> bool:
+        row = self.row(name)
+        return set(row.model_names) == set(models) and ready in (None, row.replicas_ready)
+
+    def submit(self, count: int, model: str) -> list[UUID]:
+        return [self.stack.submit(f"text {number}", model=model) for number in range(count)]
+
+    def kill_replica(self, index: int = 0) -> None:
+        os.kill(self.stack.replica_pids()[index], signal.SIGKILL)
+
+    def assert_untouched(self, ids: list[UUID]) -> None:
+        found = self.stack.jobs.filter(pk__in=ids).values_list("status", "attempts", "recoveries")
+        self.assertEqual(set(found), {(Status.QUEUED, 0, 0)})
+
+    def assert_succeeded(self, ids: list[UUID], *, attempts: int = 1) -> None:
+        jobs = self.stack.finished(*ids)
+        self.assertEqual({(job.status, job.error_detail) for job in jobs}, {(Status.SUCCEEDED, "")})
+        self.assertLessEqual(max(job.attempts for job in jobs), attempts)
+
+
+class BrokenModelTests(ReplicaCase):
+    def test_jobs_of_a_model_that_cannot_be_loaded_wait_through_restarts_until_it_can(self) -> None:
+        self.start("broken-late", replicas=1)
+        waiting = self.submit(6, "late")
+        for _ in range(4):
+            self.assert_succeeded(self.submit(2, "good"))
+            self.stack.children["worker1"].stop()
+            self.stack.start_worker("worker1")
+            self.stack.ready()
+        self.assertTrue(self.serves("good"))
+        self.assertEqual(self.row().state, WorkerState.DEGRADED)
+        self.assert_untouched(waiting)
+        self.assertEqual(self.stack.get("/readyz").json["reasons"].count(self.reason("late")), 1)
+        self.file("broken-late").unlink()
+        self.assert_succeeded(waiting)
+        eventually(lambda: self.serves("good", "late"), "the row says so")
+        self.assertEqual(self.stack.get("/readyz").status, 200)
+
+    def reason(self, model: str) -> str:
+        return f"{model}: could not be loaded on cpu: RuntimeError: no weights yet"
+
+    def test_one_sentence_is_logged_for_it_and_the_traceback_of_its_own_code_once(self) -> None:
+        self.start("broken-late", replicas=2)
+        told = [line for line in self.stack.log if "no weights yet" in line]
+        self.assertEqual(
+            [sum(part in line for line in told) for part in ("not loaded on cpu", "RuntimeError: ")], [1, 2]
+        )
+        self.assertEqual(sum("Traceback" in line for line in self.stack.log), 1)
+
+    def test_a_child_that_cannot_load_again_is_given_nothing_beside_one_that_can(self) -> None:
+        self.start(replicas=2)
+        self.file("broken-late").touch()
+        self.kill_replica()
+        eventually(lambda: any("no weights yet" in line for line in self.stack.log), "it tries")
+        self.assert_succeeded(self.submit(20, "late"))
+        self.assertTrue(self.serves("good", "late", ready=1))
+        self.file("broken-late").unlink()
+        eventually(lambda: self.serves("good", "late", ready=2), "it is back", limit_s=60)
+
+    def test_what_no_replica_can_load_again_is_not_served_until_one_can(self) -> None:
+        self.start(replicas=1)
+        self.file("broken-late").touch()
+        self.kill_replica()
+        eventually(lambda: self.serves("good", ready=1), "late is withdrawn")
+        waiting = self.submit(4, "late")
+        self.assertEqual(self.stack.post("/v1/models/late", {"inputs": "a"}).json["code"], "no_worker")
+        self.assert_succeeded(self.submit(4, "good"))
+        self.assert_untouched(waiting)
+        self.file("broken-late").unlink()
+        self.assert_succeeded(waiting)
+        eventually(lambda: self.stack.get("/readyz").status == 200, "all is served")
+        self.assertEqual(self.stack.post("/v1/models/late", {"inputs": "a"}).status, 200)
+
+    def test_a_worker_that_can_load_nothing_tries_again(self) -> None:
+        self.start("broken-late", "broken-good", replicas=1)
+        waiting = self.submit(3, "good")
+        eventually(lambda: self.row().state == WorkerState.DEGRADED, "it says so")
+        self.assertTrue(self.serves())
+        self.assert_untouched(waiting)
+        self.file("broken-good").unlink()
+        self.assert_succeeded(waiting)
+
+
+class JoiningTests(ReplicaCase):
+    def test_a_worker_that_loads_takes_nothing_from_one_that_serves(self) -> None:
+        self.start(replicas=1)
+        self.file("held-late").touch()
+        self.stack.start_worker("worker2")
+        eventually(lambda: self.stack.workers.filter(pid=self.stack.children["worker2"].pid), "it is there")
+        ids = self.submit(60, "good")
+        self.assert_succeeded(ids)
+        workers = set(self.stack.jobs.filter(pk__in=ids).values_list("worker", flat=True))
+        self.assertEqual(workers, {self.row().pk})
+        self.assertTrue(self.serves(name="worker2"))
+        self.file("held-late").unlink()
+        eventually(lambda: self.serves("late", "good", name="worker2"), "it serves, too")
+
+    def test_a_worker_whose_only_child_starts_again_leaves_the_jobs_to_the_others(self) -> None:
+        self.start(replicas=1, workers=2)
+        self.file("held-late").touch()
+        self.kill_replica()
+        eventually(lambda: self.row().replicas_ready == 0, "it loads again")
+        self.assert_succeeded(self.submit(60, "good"))
+        self.file("held-late").unlink()
+        eventually(lambda: self.row().replicas_ready == 1, "it is back")
+
+
+class DeviceTests(ReplicaCase):
+    def test_inputs_that_break_the_device_fail_alone_and_both_workers_go_on(self) -> None:
+        self.start(replicas=1, workers=2)
+        poison = [self.stack.submit({"text": str(number), "fail": "device"}, model="late") for number in range(8)]
+        good = self.submit(8, "late")
+        failed = self.stack.finished(*poison, limit_s=200)
+        self.assertEqual({(job.status, job.error_code) for job in failed}, {(Status.FAILED, "device_failed")})
+        self.assert_succeeded(good, attempts=99)
+        for name in ("worker1", "worker2"):
+            eventually(lambda name=name: self.serves("late", "good", name=name, ready=1), f"{name} goes on")
+
+
+class CatalogTests(ReplicaCase):
+    def test_a_child_that_starts_again_serves_the_catalog_that_its_worker_was_started_with(self) -> None:
+        self.start(replicas=1)
+        self.stack.models_file.write_text(MODELS.replace("tests.faults.engines:GatedEcho", "not.there:Engine"))
+        self.kill_replica()
+        self.assert_succeeded(self.submit(3, "late"), attempts=2)
+
+
+class ConnectionTests(ReplicaCase):
+    def test_the_row_of_a_worker_says_whether_it_is_connected_to_the_broker(self) -> None:
+        self.start(replicas=1)
+        eventually(lambda: self.row().connected, "it is connected")
+        self.stack.children["broker"].kill()
+        eventually(lambda: not self.row().connected, "it says that it is not")
+        self.assertIn("good: its worker is not connected to the broker.", self.stack.get("/readyz").json["reasons"])
+        self.stack.start_broker()
+        eventually(lambda: self.stack.get("/readyz").status == 200, "it is ready again", limit_s=60)
