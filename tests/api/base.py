@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from django.db import connection
 from django.test import TransactionTestCase, override_settings
@@ -50,9 +50,14 @@ class Laborer(threading.Thread):
     def work(self) -> None:
         for job in Job.objects.filter(status=Status.QUEUED).order_by("priority", "id"):
             batch = uuid4()
-            for mine in claims.claim([job.id], batch, model=job.model, takes_over=(), worker=self.row.id, device="cpu"):
+            for mine in self.claimed(job, batch):
                 claims.record(batch, [self.outcome(mine)], batch_size=mine.size)
                 notices.publish(publish.redis_client(), [mine.id])
+
+    def claimed(self, job: Job, batch: UUID) -> list[claims.Claimed]:
+        return claims.claim(
+            [job.id], batch, model=job.model, time_limit_s=10.0, takes_over=(), worker=self.row.id, device="cpu"
+        )
 
     def outcome(self, job: claims.Claimed) -> Outcome:
         several = isinstance(job.inputs, list)

@@ -354,7 +354,7 @@ class DispatcherTests(TestCase):
             pauses.append(self.dispatcher.due_in_s())
             self.now()
             self.dispatcher.kick()
-        self.assertEqual(sorted(pauses)[:3], pauses[:3])
+        self.assertLess(2 * pauses[0], pauses[2])  # of 1, 2, 4, each a fifth more or less
         self.assertLessEqual(max(pauses), LONGEST_RETRY_S * 1.2)
         self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict, request.events), ((job_id,), "", []))
 
