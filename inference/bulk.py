@@ -148,8 +148,8 @@ def _store(bulk: Bulk, jobs: Sequence[Job]) -> Bulk:
     try:
         with transaction.atomic():
             bulk.save(force_insert=True)
-            for chunk in _chunks(jobs):
-                intake.insert(chunk)
+            for group in rows.statements(map(rows.prepare, jobs)):
+                intake.insert(group)
     except IntegrityError:
         if known := idempotency.known(bulk):
             return known

@@ -29,6 +29,7 @@ The message of an exception is what the public may read: it names what would be 
 """
 
 from typing import ClassVar
+from uuid import UUID
 
 
 class InferenceError(Exception):
@@ -97,8 +98,14 @@ class JobNotFinished(InferenceError):
 
 
 class StoreUnavailable(InferenceError):
+    """`job_id` is of the job that may have been stored; None: for certain, nothing was."""
+
     code = "store_unavailable"
     retryable = True
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, job_id: UUID | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.job_id = job_id
 
 
 class JobError(InferenceError):

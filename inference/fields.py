@@ -35,7 +35,7 @@ class JSONField(models.JSONField):
         if connection.vendor == "postgresql":
             from psycopg.types.json import Jsonb
 
-            return Jsonb(value, dumps=dumps)
+            return Jsonb(dumps(value), dumps=str)  # the text is made once, by who has the value
         return dumps(value)
 
     def from_db_value(self, value: Any, expression: Any, connection: BaseDatabaseWrapper) -> Any:

@@ -9,11 +9,12 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from django.db import DatabaseError, IntegrityError, InterfaceError, connection, transaction
+from django.db import connection, transaction
 
-from inference import catalog, failpoints, rows
+from inference import catalog, connections, failpoints, rows
 from inference.broker import publish
-from inference.errors import BrokerUnavailable, InferenceError, StoreUnavailable
+from inference.errors import BrokerUnavailable, StoreUnavailable
+from inference.failures import is_away
 from inference.models import Job
 from inference.turns import turns
 
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 PATIENCE_S = 5.0  # an answer must be given within 6 s
 MAX_GROUP = 256
+CUT_OFF = ("08", "57P")  # SQLSTATE: the connection, or the server, ended
 
 
 class Submission:
@@ -28,20 +30,11 @@ class Submission:
 
     def __init__(self, job: Job, refused: Callable[[Exception], None] | None = None) -> None:
         self.job = job
+        self.row = rows.prepare(job)
+        self.size = self.row.size
         self.refused = refused  # told at once, by the intake's thread
         self.error: Exception | None = None
         self.written = threading.Event()
-        self.abandoned = False
-
-    def confirm(self, patience_s: float = PATIENCE_S) -> None:
-        """Returns when the row is committed. Raises `IntegrityError` for a key that is taken, `StoreUnavailable`."""
-        with turns.lent():
-            written = self.written.wait(patience_s)
-        if not written:
-            self.abandoned = True
-            raise _unavailable()
-        if self.error:
-            raise self.error
 
     def settle(self, error: Exception | None) -> None:
         if self.written.is_set():
@@ -62,13 +55,13 @@ class Intake:
 
     def accept(self, job: Job) -> None:
         """Returns when the row is committed. Raises `IntegrityError` for a key that is taken, `StoreUnavailable`."""
-        self.offer(job).confirm()
+        self.confirm(self.offer(job))
 
     def offer(self, job: Job, refused: Callable[[Exception], None] | None = None) -> Submission:
         """Returns at once: for who waits for the job's end anyway, and confirms when that does not come soon."""
         submission = Submission(job, refused)
         if connection.in_atomic_block:  # the row belongs to the caller's transaction
-            insert([job])
+            insert([submission.row])
             transaction.on_commit(lambda: send([job]))
             submission.settle(None)
             return submission
@@ -78,49 +71,101 @@ class Intake:
             self._arrived.notify()
         return submission
 
+    def confirm(self, submission: Submission, patience_s: float = PATIENCE_S) -> None:
+        """Returns when the row is committed. Raises `IntegrityError` for a key that is taken, `StoreUnavailable`."""
+        connections.give_back()
+        with turns.lent():
+            written = submission.written.wait(patience_s)
+        if not written and self._withdraw(submission):
+            raise _nothing_stored()
+        if not submission.written.is_set():
+            raise _perhaps_stored(submission.job)
+        if submission.error:
+            raise submission.error
+
+    def _withdraw(self, submission: Submission) -> bool:
+        """Whether it was not begun: then it never will be."""
+        with self._arrived:
+            if withdrawn := submission in self._submissions:
+                self._submissions.remove(submission)
+            return withdrawn
+
     def _ensure_thread(self) -> None:
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._write_forever, name="intake", daemon=True)
             self._thread.start()
 
     def _write_forever(self) -> None:
+        connections.own()
         while True:
-            with self._arrived:
-                while not self._submissions:
-                    self._arrived.wait()
-                group, self._submissions = self._submissions[:MAX_GROUP], self._submissions[MAX_GROUP:]
+            group = self._next_group()
             try:
-                accepted = _write([submission for submission in group if not submission.abandoned])
-                send(accepted)
+                send(self._write(group))
             except Exception as error:
                 logger.exception("intake failed, %d jobs are refused", len(group))
                 for submission in group:
                     submission.settle(error)
 
+    def _next_group(self) -> list[Submission]:
+        with self._arrived:
+            while not self._submissions:
+                self._arrived.wait()
+            group = next(rows.statements(self._submissions, MAX_GROUP))
+            del self._submissions[: len(group)]
+            return group
 
-def _write(group: list[Submission]) -> list[Job]:
-    """Commit the rows and let their requests go on. One that cannot be written never keeps the others out."""
-    try:
-        insert([submission.job for submission in group])
-    except IntegrityError as error:
-        if len(group) > 1:
-            return [job for submission in group for job in _write([submission])]
-        group[0].settle(error)
-        return []
-    except (DatabaseError, InterfaceError) as error:
-        logger.warning("%d jobs refused, the database is away: %s", len(group), error)
-        connection.close()
+    def _write(self, group: list[Submission]) -> list[Job]:
+        """Commit the rows and let their requests go on. One that cannot be written never keeps the others out."""
+        try:
+            _connect()
+        except Exception as error:
+            return self._refuse(group, error, is_certain=True)
+        try:
+            insert([submission.row for submission in group])
+        except Exception as error:
+            return self._refuse(group, error, is_certain=_is_refusal(error))
         for submission in group:
-            submission.settle(_unavailable())
+            submission.settle(None)
+        return [submission.job for submission in group]
+
+    def _refuse(self, group: list[Submission], error: Exception, *, is_certain: bool) -> list[Job]:
+        if is_away(error):
+            self._refuse_all(group, error, is_certain=is_certain)
+        elif len(group) == 1:
+            group[0].settle(error)
+        else:
+            middle = len(group) // 2
+            return self._write(group[:middle]) + self._write(group[middle:])
         return []
-    for submission in group:
-        submission.settle(None)
-    return [submission.job for submission in group]
+
+    def _refuse_all(self, group: list[Submission], error: Exception, *, is_certain: bool) -> None:
+        """Those too that came while the database was asked in vain: they have waited for it already."""
+        connection.close()
+        with self._arrived:
+            waiting, self._submissions = self._submissions, []
+        logger.warning("%d jobs refused, the database is away: %s", len(group) + len(waiting), error)
+        for submission in group:
+            submission.settle(_nothing_stored() if is_certain else _perhaps_stored(submission.job))
+        for submission in waiting:
+            submission.settle(_nothing_stored())
 
 
-def insert(jobs: Sequence[Job]) -> None:
+def _connect() -> None:
+    connections.ready()
+    connection.ensure_connection()
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the database said no, and was not cut off while it may have said yes."""
+    if connection.vendor != "postgresql":
+        return True
+    state = getattr(error.__cause__, "sqlstate", None)
+    return state is not None and not state.startswith(CUT_OFF)
+
+
+def insert(group: Sequence[rows.Row]) -> None:
     failpoints.reach("before_insert")
-    rows.insert(jobs)
+    rows.insert(group)
     failpoints.reach("after_insert")
 
 
@@ -153,8 +198,17 @@ def message_of(job: Job, *, recovered: bool = False) -> publish.JobMessage:
     )
 
 
-def _unavailable() -> InferenceError:
+def _nothing_stored() -> StoreUnavailable:
     return StoreUnavailable("The database does not answer now; nothing was stored. Try again later.", retry_after_s=5)
+
+
+def _perhaps_stored(job: Job) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"The database did not answer in time, and may have stored the job {job.id}. Look for it before you send it"
+        " again; with an Idempotency-Key, sending it again is safe.",
+        retry_after_s=5,
+        job_id=job.id,
+    )
 
 
 intake = Intake()

@@ -176,7 +176,7 @@ def _store_and_wait(job: Job, timeout_s: float) -> Job:
         first_s = min(timeout_s, PATIENCE_S)
         changes = waiter.wait(first_s)
         if not changes:
-            submission.confirm(PATIENCE_S - first_s)
+            intake.confirm(submission, PATIENCE_S - first_s)
             changes = waiter.wait(timeout_s - first_s)
     return _changed(job, changes) if changes else fetch(job.id)
 

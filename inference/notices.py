@@ -18,7 +18,7 @@ import redis
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection
 
-from inference import rows
+from inference import connections, rows
 from inference.failures import Pauses
 from inference.rows import Changes
 from inference.turns import turns
@@ -109,6 +109,7 @@ class Listener:
             self._thread.start()
 
     def _listen_forever(self) -> None:
+        connections.own()
         pauses = Pauses(first_s=POLL_DEAF_S, longest_s=LONGEST_DEAF_S)
         while True:
             try:
@@ -148,6 +149,7 @@ class Listener:
         if not wanted:
             return
         try:
+            connections.ready()
             finished = rows.finished(wanted)
         except (DatabaseError, InterfaceError) as error:
             logger.warning("finished jobs not read, polling: %s", error)

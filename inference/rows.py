@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
@@ -13,6 +14,7 @@ from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
 from inference.models import TERMINAL, Job
 
 MOST = 500  # rows of one statement: SQLite takes 32,766 values
+MOST_BYTES = 8 * 1024 * 1024  # of their documents; the database holds a statement several times
 
 Changes = dict[str, Any]  # what happened to a job since it was inserted, by attribute
 
@@ -32,7 +34,51 @@ _PREPARED: dict[str, Any] = {  # by attribute: the field that prepares a value f
 }
 
 
-def insert(jobs: Sequence[Job]) -> None:
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A new job as the database takes it."""
+
+    job: Job
+    values: Sequence[Any]
+    size: int  # bytes of its documents
+
+
+def prepare(job: Job) -> Row:
+    database: Any = connections[DEFAULT_DB_ALIAS]
+    values = _row(job, database)
+    return Row(job, values, sum(map(_bytes, values)))
+
+
+def _bytes(value: Any) -> int:
+    text = getattr(value, "obj", value)  # of a document for PostgreSQL
+    if not isinstance(text, str):
+        return 0
+    return len(text) if text.isascii() else len(text.encode(errors="replace"))
+
+
+class Sized(Protocol):
+    @property
+    def size(self) -> int: ...
+
+
+S = TypeVar("S", bound=Sized)
+
+
+def statements(items: Iterable[S], most: int = MOST) -> Iterator[list[S]]:
+    """In groups that one statement takes: `most` rows, and `MOST_BYTES` but for a row that alone has more."""
+    group: list[S] = []
+    size = 0
+    for item in items:
+        if group and (len(group) == most or size + item.size > MOST_BYTES):
+            yield group
+            group, size = [], 0
+        group.append(item)
+        size += item.size
+    if group:
+        yield group
+
+
+def insert(rows: Sequence[Row]) -> None:
     """Insert the rows, at most `MOST` of them. Raises `IntegrityError` for all when one key is taken.
 
     One statement, which is a transaction by itself: each step of a statement gives up the interpreter, and busy threads
@@ -40,12 +86,12 @@ def insert(jobs: Sequence[Job]) -> None:
     """
     database: Any = connections[DEFAULT_DB_ALIAS]
     names = ", ".join(database.ops.quote_name(field.column) for field in _FIELDS)
-    values = ", ".join([f"({marks(len(_FIELDS))})"] * len(jobs))
+    values = ", ".join([f"({marks(len(_FIELDS))})"] * len(rows))
     query = f"INSERT INTO {Job._meta.db_table} ({names}) VALUES {values}"  # noqa: S608 - own names
     with transaction.atomic() if database.in_atomic_block else nullcontext(), database.cursor() as cursor:
-        cursor.execute(query, [value for job in jobs for value in _row(job, database)])
-    for job in jobs:
-        job._state.adding, job._state.db = False, database.alias
+        cursor.execute(query, [value for row in rows for value in row.values])
+    for row in rows:
+        row.job._state.adding, row.job._state.db = False, database.alias
 
 
 def _row(job: Job, database: Any) -> list[Any]:

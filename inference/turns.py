@@ -10,6 +10,8 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+from inference import connections
+
 AT_ONCE = 2  # one computes, one reads or writes
 PATIENCE_S = 0.5
 
@@ -28,7 +30,11 @@ class Turns:
     def take(self) -> None:
         """Waits for `PATIENCE_S` at most."""
         if not self._own.holds:
-            self._own.holds = self._free.acquire(timeout=PATIENCE_S)
+            self._own.holds = self._free.acquire(blocking=False) or self._wait()
+
+    def _wait(self) -> bool:
+        connections.give_back()
+        return self._free.acquire(timeout=PATIENCE_S)
 
     def give_back(self) -> bool:
         """Whether this thread had one."""

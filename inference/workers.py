@@ -14,6 +14,7 @@ from django.conf import settings
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
+from inference import connections
 from inference.models import Worker, WorkerState
 
 PRESENT = (WorkerState.STARTING, WorkerState.READY, WorkerState.DEGRADED, WorkerState.STOPPING)
@@ -52,6 +53,8 @@ class Remembered(Generic[T]):
             reading = self._reading = self._reading or Future()
         if mine:
             self._finish(reading)
+        else:
+            connections.give_back()
         return reading.result()
 
     def _finish(self, reading: Future[T]) -> None:

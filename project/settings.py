@@ -80,18 +80,28 @@ DATABASES = {"default": env.database("DATABASE_URL", f"sqlite:///{DATA_DIR}/db.s
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["OPTIONS"] = {
         "transaction_mode": "IMMEDIATE",  # a writer queues up instead of failing in the middle
-        "timeout": 5,  # seconds; a request answers 503 then, a worker tries again
+        "timeout": 4,  # seconds; a request answers 503 then, a worker tries again
         # Each of hundreds of threads has a connection, and each of those a cache: 256 KiB instead of 2 MiB.
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA cache_size=-256;",
     }
     # A file, as in production: in memory a connection cannot be closed, nor shared between processes.
     DATABASES["default"]["TEST"] = {"NAME": DATA_DIR / "test.sqlite3"}
-elif pool_size := env.integer("DATABASE_POOL_SIZE", 0):  # 0: each thread has its own
+else:
+    DATABASES["default"]["ENGINE"] = "inference.postgresql"
+    DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
     DATABASES["default"]["OPTIONS"] = {
-        # It gives up connecting early, and starts anew: after a long outage its pauses would be as long.
-        "pool": {"min_size": 1, "max_size": pool_size, "timeout": 5, "reconnect_timeout": 5}
-    }
-    DATABASES["default"]["CONN_MAX_AGE"] = 0  # a thread gives its connection back after each request
+        # A host that is gone without a word is noticed within seconds.
+        "connect_timeout": 3, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 2,
+        "tcp_user_timeout": 8000,
+        **DATABASES["default"].get("OPTIONS", {}),
+    }  # fmt: skip
+    if pool_size := env.integer("DATABASE_POOL_SIZE", 0):  # 0: each thread has its own
+        # Reconnecting is given up early, and begun anew by who needs it: the pauses of a long outage would be as long.
+        DATABASES["default"]["OPTIONS"]["pool"] = {
+            "min_size": 1, "max_size": pool_size, "timeout": 2.5, "reconnect_timeout": 1
+        }  # fmt: skip
+        DATABASES["default"]["CONN_MAX_AGE"] = 0  # a thread gives its connection back after each request
+        DATABASES["default"]["CONN_HEALTH_CHECKS"] = False  # they would cost a query; the engine looks without one
 
 # The models, the broker and the worker.
 MODELS_FILE = Path(os.environ.get("MODELS_FILE", BASE_DIR / "models.toml"))

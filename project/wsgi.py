@@ -17,5 +17,6 @@ def keep_on_one_core() -> None:
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
 os.environ.setdefault("DATABASE_POOL_SIZE", "32")  # hundreds of threads; PostgreSQL takes 100 connections by default
+os.environ.setdefault("DATABASE_ANSWER_S", "4")  # a request is answered within 6 s, also when the database is not
 keep_on_one_core()
 application = WholeBodies(get_wsgi_application())

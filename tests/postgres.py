@@ -5,12 +5,14 @@ Runs the command with DATABASE_URL set to it. Debian's package `postgresql` has 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote
@@ -62,6 +64,24 @@ class Postgres:
         self.process.send_signal(signal.SIGINT)
         self.process.wait(30)
         self.guard.remove(self.process.pid)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """It takes connections and statements, as far as their senders can tell, and answers nothing."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        pids = [self.process.pid]
+        os.kill(self.process.pid, signal.SIGSTOP)  # first, so that it starts no others
+        pids += map(int, children.read_text().split())
+        self._send(pids, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._send(pids, signal.SIGCONT)
+
+    def _send(self, pids: list[int], number: int) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def __enter__(self) -> Self:
         self.start()

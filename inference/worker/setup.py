@@ -37,6 +37,7 @@ def install(app: Celery) -> None:
 
 def prepare(sender: Any, **kwargs: Any) -> None:
     """Before the pool is made. Celery would log what this raises, and go on with half a worker."""
+    os.environ.setdefault("DATABASE_ANSWER_S", "20")  # of the children too, who inherit it
     try:
         _plan(sender)
     except (catalog.CatalogError, ValueError) as error:

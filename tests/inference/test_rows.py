@@ -1,5 +1,6 @@
 import datetime
 import uuid
+from unittest.mock import patch
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError
@@ -29,7 +30,7 @@ class RowsTests(TransactionTestCase):
 
     def test_a_row_is_what_the_orm_would_have_written(self):
         for job in (self.full(), Job(model="echo", inputs="text")):
-            rows.insert([job])
+            rows.insert([rows.prepare(job)])
             self.assertFalse(job._state.adding)
             stored = Job.objects.get(pk=job.pk)
             for field in Job._meta.concrete_fields:
@@ -38,12 +39,19 @@ class RowsTests(TransactionTestCase):
     def test_one_taken_key_refuses_all(self):
         jobs = [Job(model="echo", inputs="text", idempotency_key=key) for key in ("a", "b", "a")]
         with self.assertRaises(IntegrityError):
-            rows.insert(jobs)
+            rows.insert(list(map(rows.prepare, jobs)))
         self.assertEqual(Job.objects.count(), 0)
+
+    def test_a_statement_is_bounded_in_rows_and_bytes_and_one_larger_row_goes_alone(self):
+        small, large = (rows.prepare(Job(model="echo", inputs="ä" * length)) for length in (500, 600_000))
+        self.assertGreater(large.size, 1_200_000)
+        with patch.object(rows, "MOST_BYTES", 1_000_000):
+            groups = list(rows.statements([small, large, *[small] * 7], most=5))
+        self.assertEqual([len(group) for group in groups], [1, 1, 5, 2])
 
     def test_all_that_changes_is_read_as_the_orm_reads_it(self):
         job, unfinished = Job(model="echo", inputs="text"), Job(model="echo", inputs="text")
-        rows.insert([job, unfinished])
+        rows.insert([rows.prepare(job), rows.prepare(unfinished)])
         Job.objects.filter(pk=job.pk).update(**CHANGED_LATER)
         found = rows.finished([job.pk, unfinished.pk, uuid.uuid4()])
         self.assertEqual(list(found), [job.pk])

@@ -32,7 +32,7 @@ class Answers(Engine):
 
 
 def run_batch(engines: dict[str, Engine], *jobs: Job, verdict: str = "") -> BatchReport:
-    rows.insert(jobs)
+    rows.insert(list(map(rows.prepare, jobs)))
     replica = child.Replica(worker=uuid4(), device="cpu", engines=engines)
     ids = tuple(job.pk for job in jobs)
     call = BatchCall(batch=uuid4(), model=jobs[0].model, job_ids=ids, time_limit_s=60, verdict=verdict)
