@@ -1,103 +1,109 @@
 """Whether a queue takes more jobs, at a cost that does not grow with the queue.
 
 A job waits for those of its priority and above only, so only those count: a long queue
-of low priority keeps nobody out.
+of low priority keeps nobody out. Within a process a limit is exact; several processes may pass it together, by what
+each lets in at the same moment.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
+from uuid import UUID
 
 from django.conf import settings
 from django.db.models import QuerySet
 
 from inference import workers
 from inference.catalog import ModelSpec
-from inference.errors import Overloaded, QueueFull, TooManyQueued
+from inference.errors import InvalidInput, Overloaded, QueueFull, TooManyQueued
+from inference.lines import Line
 from inference.models import Job, Priority, Status
 
-RECOUNT_S = 0.5
-COUNTING_SHARE = 0.01  # of the time: a long queue takes longer to count, and is counted less often
 RETRY_AFTER_S = (1.0, 60.0)
 
+_lines: dict[tuple[str, Any, int], Line] = {}  # by what they are of, its key, and priority
 
-class Tally:
-    """Upper estimates of how many jobs wait, by key: the last count and what this process added since.
 
-    Counted again when the estimate is old, by one thread while the others use it still, and before a refusal.
+@contextlib.contextmanager
+def room(spec: ModelSpec, jobs: Sequence[Job], max_owned: int | None = None) -> Iterator[None]:
+    """Room for jobs of one owner and priority, kept until they are stored, which is the end of the block.
+
+    Raises `TooManyQueued`, `QueueFull` or `Overloaded`, and `InvalidInput` where there can never be room for so many.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: dict[Any, tuple[int, float]] = {}  # count, fresh until
-        self._counting: set[Any] = set()
-
-    def waiting(self, key: Any, limit: int, jobs: Callable[[], QuerySet[Job]]) -> int:
-        """How many of `jobs` wait, counted up to `limit` only."""
-        count, fresh_until = self._counts.get(key, (limit, 0.0))
-        started = time.monotonic()
-        if count < limit and (started < fresh_until or key in self._counting):
-            return count
-        self._counting.add(key)
-        try:
-            count = jobs().order_by().values("pk")[:limit].count()
-        finally:
-            self._counting.discard(key)
-        took_s = time.monotonic() - started
-        with self._lock:
-            self._counts[key] = (count, started + max(RECOUNT_S, took_s / COUNTING_SHARE))
-        return count
-
-    def last(self, key: Any) -> int:
-        return self._counts.get(key, (0, 0.0))[0]
-
-    def add(self, key: Any, jobs: int) -> None:
-        with self._lock:
-            count, fresh_until = self._counts.get(key, (0, 0.0))
-            self._counts[key] = (count + jobs, fresh_until)
-
-    def forget(self) -> None:
-        with self._lock:
-            self._counts.clear()
+    with contextlib.ExitStack() as rooms:
+        if max_owned is not None and jobs[0].owner_id is not None:
+            rooms.enter_context(_owned_room(jobs, max_owned))
+        rooms.enter_context(_model_room(spec, jobs))
+        yield
 
 
-_ahead = Tally()
-_owned = Tally()
+@contextlib.contextmanager
+def _owned_room(jobs: Sequence[Job], limit: int) -> Iterator[None]:
+    owner, priority = jobs[0].owner_id, max(jobs[0].priority, Priority.NORMAL)  # high and normal share it
+    _require_possible(len(jobs), limit, "your share of the queue")
+    with _entered("owner", owner, priority, {job.id for job in jobs}, limit) as waiting:
+        if waiting is not None:
+            raise TooManyQueued(
+                f"{waiting} of your jobs wait, at most {limit} may. Try again when some are finished.",
+                retry_after_s=RETRY_AFTER_S[0],
+            )
+        yield
 
 
-def admit(spec: ModelSpec, priority: int = Priority.NORMAL, *, jobs: int = 1) -> None:
-    """Raises `QueueFull` or `Overloaded`."""
+@contextlib.contextmanager
+def _model_room(spec: ModelSpec, jobs: Sequence[Job]) -> Iterator[None]:
+    priority = jobs[0].priority
     limit = max_queued(spec, priority)
-    key = (spec.name, priority)
-    ahead = _ahead.waiting(key, limit, lambda: _queued(model=spec.name, priority__lte=priority))
-    if ahead + jobs > limit:
-        raise QueueFull(
-            f"The queue of {spec.name!r} is full: {ahead} jobs wait, at most {limit} may. Try again later.",
-            retry_after_s=_retry_after_s(spec.name, ahead + jobs - limit),
-        )
-    if priority < Priority.LOW:
-        _refuse_long_wait(spec.name, ahead)
-    _ahead.add(key, jobs)
+    _require_possible(len(jobs), limit, f"the queue of {spec.name!r}")
+    with _entered("model", spec.name, priority, {job.id for job in jobs}, limit) as waiting:
+        if waiting is not None:
+            raise QueueFull(
+                f"The queue of {spec.name!r} is full: {waiting} jobs wait, at most {limit} may. Try again later.",
+                retry_after_s=_retry_after_s(spec.name, waiting + len(jobs) - limit),
+            )
+        if priority < Priority.LOW:
+            _refuse_long_wait(spec.name, _line("model", spec.name, priority).waiting - len(jobs))
+        yield
+
+
+def _require_possible(jobs: int, limit: int, what: str) -> None:
+    """Raises `InvalidInput`."""
+    if jobs > limit:
+        raise InvalidInput(f"inputs: at most {limit} jobs fit in {what} at this priority; send {jobs} in parts.")
+
+
+@contextlib.contextmanager
+def _entered(kind: str, key: Any, priority: int, ids: Collection[UUID], limit: int) -> Iterator[int | None]:
+    """None when they were let in, else how many wait."""
+    own, *others = [_line(kind, key, each) for each in Priority if each >= priority]
+    if not own.enter(ids, limit):
+        yield own.waiting
+        return
+    for line in others:
+        line.join(ids)
+    stored = False
+    try:
+        yield None
+        stored = True
+    finally:
+        for line in (own, *others):
+            line.leave(ids, stored=stored)
+
+
+def _line(kind: str, key: Any, priority: int) -> Line:
+    name = (kind, key, priority)
+    return _lines.get(name) or _lines.setdefault(name, Line(lambda: _queued(priority, **{kind: key})))
+
+
+def _queued(priority: int, **conditions: Any) -> QuerySet[Job]:
+    return Job.objects.filter(status=Status.QUEUED, priority__lte=priority, **conditions)
 
 
 def wait_s(model: str, priority: int) -> float | None:
     """About how long a job that was admitted a moment ago waits, without asking the database."""
-    return workers.seconds_for(model, _ahead.last((model, priority)))
-
-
-def admit_owner(owner_id: int, limit: int, priority: int = Priority.NORMAL, *, jobs: int = 1) -> None:
-    """Raises `TooManyQueued` when more than `limit` jobs of one owner would wait at that priority and above."""
-    key = (owner_id, priority)
-    waiting = _owned.waiting(key, limit, lambda: _queued(owner=owner_id, priority__lte=priority))
-    if waiting + jobs > limit:
-        raise TooManyQueued(
-            f"{waiting} of your jobs wait, at most {limit} may. Try again when some are finished.",
-            retry_after_s=RETRY_AFTER_S[0],
-        )
-    _owned.add(key, jobs)
+    return workers.seconds_for(model, _line("model", model, priority).waiting)
 
 
 def max_queued(spec: ModelSpec, priority: int) -> int:
@@ -106,12 +112,7 @@ def max_queued(spec: ModelSpec, priority: int) -> int:
 
 
 def forget() -> None:
-    _ahead.forget()
-    _owned.forget()
-
-
-def _queued(**conditions: Any) -> QuerySet[Job]:
-    return Job.objects.filter(status=Status.QUEUED, **conditions)
+    _lines.clear()
 
 
 def _refuse_long_wait(model: str, ahead: int) -> None:

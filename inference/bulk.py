@@ -70,10 +70,8 @@ def submit(
     jobs = list(_jobs(spec, bulk, items, priority, expires_in_s))
     if not jobs:
         raise InvalidInput(f"None of {len(items)} inputs can be accepted. The first: {bulk.rejected[0]['detail']}")
-    if max_owned is not None and owner is not None:
-        admission.admit_owner(owner.pk, max_owned, priority=priority, jobs=len(jobs))
-    admission.admit(spec, priority, jobs=len(jobs))
-    return _store(bulk, jobs)
+    with admission.room(spec, jobs, max_owned):
+        return _store(bulk, jobs)
 
 
 def fetch(bulk_id: UUID) -> Bulk:

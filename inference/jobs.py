@@ -7,6 +7,7 @@ job = jobs.wait(job.id, timeout_s=10)
 from __future__ import annotations
 
 import datetime
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -23,49 +24,49 @@ from inference.models import WAITING, Job, Priority, Status
 from inference.rows import Changes
 
 
-def submit(
-    *,
-    model: str,
-    inputs: Any,
-    parameters: dict[str, Any] | None = None,
-    priority: int = Priority.NORMAL,
-    expires_in_s: float | None = None,
-    owner: Any = None,
-    max_owned: int | None = None,
-    idempotency_key: str | None = None,
-    request_id: str = "",
-    webhook: str = "",
-) -> Job:
-    """Record one job and enqueue it. The row is committed when this returns.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """`inputs` is one input, or a list of several that form one job. `max_owned` is how many jobs of `owner` may wait
+    at once. With an `idempotency_key` that the owner used before, the job is that of then. `webhook` is the address
+    that is told when the job is finished."""
 
-    `inputs` is one input, or a list of several that form one job. `max_owned` is how many jobs of `owner` may wait at
-    once. With an `idempotency_key` that the owner used before, it is the job of that time. `webhook` is the address
-    that is told when the job is finished. Raises `SubmissionError`.
+    model: str
+    inputs: Any
+    parameters: dict[str, Any] | None = None
+    priority: int = Priority.NORMAL
+    expires_in_s: float | None = None
+    owner: Any = None
+    max_owned: int | None = None
+    idempotency_key: str | None = None
+    request_id: str = ""
+    webhook: str = ""
+
+
+def submit(**fields: Any) -> Job:
+    """Record one job and enqueue it: `fields` are those of `Submission`. The row is committed when this returns.
+
+    Raises `SubmissionError`, or `StoreUnavailable`.
     """
-    if webhook:
-        webhooks.check(webhook)
-    job = _new_job(
-        model, inputs, parameters or {}, priority=priority, expires_in_s=expires_in_s, owner=owner,
-        idempotency_key=idempotency_key, request_id=request_id, webhook=webhook,
-    )  # fmt: skip
-    accepted = _accept(job, max_owned)
-    if webhook:
-        webhooks.register(accepted, webhook)
-    return accepted
+    submission = Submission(**fields)
+    job = _new_job(submission)
+    return _with_webhook(submission, idempotency.known(job) or _accept(submission, job))
 
 
-def run(*, timeout_s: float, model: str, inputs: Any, max_owned: int | None = None, **submission: Any) -> Job:
+def run(*, timeout_s: float, **fields: Any) -> Job:
     """`submit` and `wait` in one, without a moment in between: the answer cannot be missed.
 
     Raises `NoWorker` before anything is stored when nobody serves the model.
     """
-    job = _new_job(model, inputs, submission.pop("parameters", None) or {}, **submission)
-    _require_worker(model)
-    if known := idempotency.known(job):
-        return wait(known.id, timeout_s=timeout_s)
-    _admit(job, max_owned)
+    submission = Submission(**fields)
+    job = _new_job(submission)
+    known = idempotency.known(job)
+    if not known:
+        _require_worker(submission.model)
+    if known or submission.webhook:
+        accepted = _with_webhook(submission, known or _accept(submission, job))
+        return wait(accepted.id, timeout_s=timeout_s)
     try:
-        return _store_and_wait(job, timeout_s)
+        return _store_and_wait(submission, job, timeout_s)
     except IntegrityError as error:
         return wait(_known(job, error).id, timeout_s=timeout_s)
 
@@ -123,61 +124,54 @@ def spec_of(model: str) -> catalog.ModelSpec:
         raise UnknownModel(f"There is no model {model!r}. Known models: {known}.") from None
 
 
-def _new_job(
-    model: str,
-    inputs: Any,
-    parameters: dict[str, Any],
-    *,
-    priority: int = Priority.NORMAL,
-    expires_in_s: float | None = None,
-    owner: Any = None,
-    idempotency_key: str | None = None,
-    request_id: str = "",
-    webhook: str = "",
-) -> Job:
+def _new_job(submission: Submission) -> Job:
     """A job that the model takes, not stored yet."""
+    model, inputs, parameters = submission.model, submission.inputs, submission.parameters or {}
+    if submission.webhook:
+        webhooks.check(submission.webhook)
     spec = spec_of(model)
     checked = validation.validate(spec, inputs, parameters)
     size, length = lengths.measure(spec, inputs)
     now = timezone.now()
+    expires_in_s, priority = submission.expires_in_s, submission.priority
     job = Job(
-        model=model, inputs=inputs, parameters=checked, size=size, length=length, priority=priority, owner=owner,
-        created_at=now, published_at=now, request_id=request_id,
+        model=model, inputs=inputs, parameters=checked, size=size, length=length, priority=priority,
+        owner=submission.owner, created_at=now, published_at=now, request_id=submission.request_id,
         expires_at=now + datetime.timedelta(seconds=expires_in_s) if expires_in_s is not None else None,
     )  # fmt: skip
-    if idempotency_key is not None:
-        job.idempotency_key = idempotency.owned(owner, idempotency_key)
-        job.idempotency_digest = idempotency.digest(model, inputs, parameters, priority, expires_in_s, webhook)
+    if submission.idempotency_key is not None:
+        job.idempotency_key = idempotency.owned(submission.owner, submission.idempotency_key)
+        body = (model, inputs, parameters, priority, expires_in_s, submission.webhook)
+        job.idempotency_digest = idempotency.digest(*body)
     return job
 
 
-def _accept(job: Job, max_owned: int | None) -> Job:
-    """Store and send the job, unless it is known by its idempotency key."""
-    if known := idempotency.known(job):
-        return known
-    _admit(job, max_owned)
+def _accept(submission: Submission, job: Job) -> Job:
+    """Store and send the job, unless another request with its key has just done so."""
     try:
-        intake.accept(job)
+        with admission.room(spec_of(job.model), [job], submission.max_owned):
+            intake.accept(job)
     except IntegrityError as error:
         return _known(job, error)
     return job
 
 
-def _admit(job: Job, max_owned: int | None) -> None:
-    if max_owned is not None and job.owner_id is not None:
-        admission.admit_owner(job.owner_id, max_owned, job.priority)
-    admission.admit(spec_of(job.model), job.priority)
+def _with_webhook(submission: Submission, job: Job) -> Job:
+    if submission.webhook:
+        webhooks.register(job, submission.webhook)
+    return job
 
 
-def _store_and_wait(job: Job, timeout_s: float) -> Job:
+def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
     """One wait, not one for the commit and one for the end: a finished job was committed."""
     with notices.listener.expect(job.id) as waiter:
-        submission = intake.offer(job, waiter.fail)
         first_s = min(timeout_s, PATIENCE_S)
-        changes = waiter.wait(first_s)
-        if not changes:
-            intake.confirm(submission, PATIENCE_S - first_s)
-            changes = waiter.wait(timeout_s - first_s)
+        with admission.room(spec_of(job.model), [job], submission.max_owned):
+            offered = intake.offer(job, waiter.fail)
+            changes = waiter.wait(first_s)
+            if not changes:
+                intake.confirm(offered, PATIENCE_S - first_s)
+        changes = changes or waiter.wait(timeout_s - first_s)
     return _changed(job, changes) if changes else fetch(job.id)
 
 

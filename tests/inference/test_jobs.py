@@ -5,12 +5,13 @@ from unittest.mock import patch
 from uuid import uuid4
 
 from django.contrib.auth import get_user_model
-from django.test import TransactionTestCase
+from django.test import TransactionTestCase, override_settings
 from django.utils import timezone
 
 from inference import admission, errors, jobs, notices
 from inference.broker import publish
-from inference.models import Job, Priority, Status, Worker, WorkerState
+from inference.catalog import ModelSpec
+from inference.models import Job, Priority, Status, Webhook, Worker, WorkerState
 from inference.workers import served_models
 from tests.conditions import eventually
 from tests.messages import messages_for
@@ -55,13 +56,29 @@ class JobsTests(TransactionTestCase):
     def test_a_full_queue_refuses_and_says_when_to_come_back(self):
         spec = dataclasses.replace(jobs.spec_of(MODEL), max_queued=2)
         for _ in range(2):
-            admission.admit(spec)
+            self.enter(spec)
             Job.objects.create(model=MODEL, inputs="x")
         with self.assertRaises(errors.QueueFull) as refused:
-            admission.admit(spec)
+            self.enter(spec)
         self.assertGreater(refused.exception.retry_after_s, 0)
         Job.objects.update(status=Status.SUCCEEDED)
-        admission.admit(spec)
+        self.enter(spec)
+
+    def enter(self, spec: ModelSpec) -> None:
+        with admission.room(spec, [Job(model=MODEL, inputs="x")]):
+            pass
+
+    def test_a_known_key_is_answered_also_when_no_worker_serves(self):
+        job = jobs.submit(model=MODEL, inputs="x", idempotency_key="k")
+        self.assertEqual(jobs.run(model=MODEL, inputs="x", idempotency_key="k", timeout_s=0).pk, job.pk)
+
+    @override_settings(WEBHOOK_HOSTS=["example.com"])
+    def test_a_blocking_call_checks_and_registers_its_webhook(self):
+        self.serve()
+        with self.assertRaisesRegex(errors.InvalidInput, "not among those"):
+            jobs.run(model=MODEL, inputs="x", timeout_s=0, webhook="https://example.org/hook")
+        job = jobs.run(model=MODEL, inputs="x", timeout_s=0, webhook="https://example.com/hook")
+        self.assertEqual(Webhook.objects.get().job_id, job.pk)
 
     def test_a_blocking_call_with_no_worker_is_refused_and_stores_nothing(self):
         with self.assertRaises(errors.NoWorker):
