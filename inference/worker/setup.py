@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import logging.config
+import os
 import sys
 from typing import Any
 
