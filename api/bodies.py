@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from api.errors import ApiError
-from api.fields import Anything, Body, Choice, StrictArray, StrictFlag, StrictNumber, StrictObject, StrictString
+from api.fields import (
+    Anything,
+    Body,
+    Choice,
+    Seconds,
+    StrictArray,
+    StrictFlag,
+    StrictNumber,
+    StrictObject,
+    StrictString,
+)
+from inference import words
 from inference.models import Priority
 
 PRIORITIES = {"high": Priority.HIGH, "normal": Priority.NORMAL, "low": Priority.LOW}
 MAX_WAIT_S = 300.0
 DEFAULT_TIMEOUT_S = 30.0
-MAX_EXPIRES_IN_S = 7 * 86_400
+EXPIRES_IN_S = (0.001, 7 * 86_400.0)
 _NUMBER = re.compile(r"\d{1,6}(\.\d{1,6})?")
 KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _PREFER_WAIT = re.compile(r"(?:^|,)\s*wait\s*=\s*\"?(\d{1,6})\"?\s*(?=$|[,;])", re.IGNORECASE)
@@ -22,16 +33,13 @@ _PREFER_WAIT = re.compile(r"(?:^|,)\s*wait\s*=\s*\"?(\d{1,6})\"?\s*(?=$|[,;])", 
 class JobBody(Body):
     """One job."""
 
+    elsewhere = dict.fromkeys(("wait", "timeout"), "to wait for the job, send the header Prefer: wait=10.")
+
     model = StrictString(max_length=100, help_text="A name of GET /v1/models.")
     inputs = Anything(help_text="One input, or a list of several that form one job.")
     parameters = StrictObject(required=False, help_text="What the model allows: see GET /v1/models/{name}.")
     priority = Choice(PRIORITIES, required=False, help_text="high, normal or low.")
-    expires_in = StrictNumber(
-        required=False,
-        min_value=0.001,
-        max_value=MAX_EXPIRES_IN_S,
-        help_text="Seconds; a job not started by then expires.",
-    )
+    expires_in = Seconds(*EXPIRES_IN_S, required=False, help_text="Seconds; a job not started by then expires.")
     webhook = StrictString(required=False, help_text="Address to be told when the job is finished, where configured.")
 
 
@@ -42,7 +50,7 @@ class BulkBody(Body):
     inputs = StrictArray(help_text="Inputs, a job each.")
     parameters = StrictObject(required=False, help_text="For all of them.")
     priority = Choice(PRIORITIES, required=False, help_text="high, normal or low, which is the default here.")
-    expires_in = StrictNumber(required=False, min_value=0.001, max_value=MAX_EXPIRES_IN_S, help_text="Seconds.")
+    expires_in = Seconds(*EXPIRES_IN_S, required=False, help_text="Seconds.")
 
 
 class LineBody(Body):
@@ -54,6 +62,12 @@ class LineBody(Body):
 
 class RunBody(Body):
     """A call as Hugging Face clients send it. For feature-extraction, parameters may also be at the root."""
+
+    elsewhere = {
+        **dict.fromkeys(("wait", "timeout"), "timeout goes in the query: ?timeout=10."),
+        "model": "the address names the model.",
+        **dict.fromkeys(("priority", "expires_in", "webhook"), "post to /v1/jobs to use it."),
+    }
 
     inputs = Anything(help_text="One input, or a list of several.")
     parameters = StrictObject(required=False, help_text="What the model allows: see GET /v1/models/{name}.")
@@ -70,13 +84,14 @@ class CompletionBody(Body):
     stream = StrictFlag(required=False, help_text="false; answers are not streamed.")
 
 
-def seconds(query: Mapping[str, str], name: str, default: float, most: float = MAX_WAIT_S) -> float:
-    """A number of seconds from 0 to `most` out of the query. Raises `ApiError`."""
+def seconds(query: Mapping[str, str], name: str, bounds: tuple[float, float] = (0.0, MAX_WAIT_S)) -> float | None:
+    """A number of seconds out of the query, if it is there. Raises `ApiError`."""
     text = query.get(name)
     if text is None:
-        return default
-    if not _NUMBER.fullmatch(text) or not text.isascii() or float(text) > most:
-        raise ApiError(f"{name} must be a number of seconds from 0 to {most:.0f}, such as ?{name}=10.")
+        return None
+    least, most = bounds
+    if not _NUMBER.fullmatch(text) or not text.isascii() or not least <= float(text) <= most:
+        raise ApiError(f"{name} must be a number of seconds from {least:g} to {most:.0f}, such as ?{name}=10.")
     return float(text)
 
 
@@ -95,11 +110,11 @@ def idempotency_key(header: str | None) -> str | None:
     return header
 
 
-def known_query(query: Mapping[str, str], *names: str) -> None:
+def known_query(query: Mapping[str, str], names: Collection[str], elsewhere: Mapping[str, str]) -> None:
     """Raises `ApiError` for a parameter that nobody reads: a misspelt one would be ignored otherwise."""
-    if unknown := [name for name in query if name not in names]:
-        known = f"known are {', '.join(names)}" if names else "none is known here"
-        raise ApiError(f"Unknown query parameter {unknown[0][:100]!r}; {known}.")
+    if unknown := next((name for name in query if name not in names), None):
+        told = elsewhere.get(unknown) or words.hint(unknown, names)
+        raise ApiError(f"Unknown query parameter {words.name(unknown)!r}; {told}")
 
 
 def submission(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
+from django.conf import settings
 from rest_framework.serializers import ValidationError
 
 from api import codec, errors
-from api.bodies import MAX_EXPIRES_IN_S, PRIORITIES, BulkBody, LineBody, seconds
+from api.bodies import EXPIRES_IN_S, PRIORITIES, BulkBody, LineBody, seconds
 from api.errors import ApiError
+from inference import bulk
 from inference.bulk import Item
 from inference.errors import InferenceError, InvalidInput
 from inference.models import Priority
 
 LINE_TYPES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines", "application/jsonlines")
 
+FIELDS = ("model", "priority", "expires_in")  # in the query of JSON lines, in the body otherwise
+
 _BULK_BODY = BulkBody()
 _LINE_BODY = LineBody()
+_LINE = re.compile(rb"\S[^\n]*")
 
 
 def read_document(body: bytes) -> dict[str, Any]:
     """The arguments of `bulk.submit`."""
     document = _BULK_BODY.run_validation(codec.loads(body))
+    bulk.check_size(len(document["inputs"]))
     parameters = document.get("parameters")
     return {
         "model": document["model"],
@@ -41,21 +49,25 @@ def read_lines(body: bytes, query: Mapping[str, str]) -> dict[str, Any]:
         raise ApiError(f"priority must be one of {', '.join(PRIORITIES)}.")
     return {
         "model": query["model"],
-        "items": list(_items(body)),
+        "items": [_item(line) for line in _lines(body)],
         "priority": PRIORITIES[priority],
-        "expires_in_s": seconds(query, "expires_in", 0.0, MAX_EXPIRES_IN_S) or None,
+        "expires_in_s": seconds(query, "expires_in", EXPIRES_IN_S),
     }
 
 
-def _items(body: bytes) -> Iterator[Item]:
-    for line in body.split(b"\n"):
-        if not line.strip():
-            continue
-        try:
-            document = _LINE_BODY.run_validation(codec.loads(line))
-        except ValidationError as error:
-            yield Item(error=InvalidInput(errors.in_words(error)))
-        except InferenceError as error:
-            yield Item(error=error)
-        else:
-            yield Item(inputs=document["inputs"], parameters=document.get("parameters"))
+def _lines(body: bytes) -> list[bytes]:
+    """Counted before any of them is parsed. Raises `InvalidInput`, `BodyTooLarge`."""
+    codec.refuse_too_many_values(body)
+    lines = [found[0] for found in islice(_LINE.finditer(body), settings.MAX_BULK_INPUTS + 1)]
+    bulk.check_size(len(lines))
+    return lines
+
+
+def _item(line: bytes) -> Item:
+    try:
+        document = _LINE_BODY.run_validation(codec.loads(line))
+    except ValidationError as error:
+        return Item(error=InvalidInput(errors.in_words(error)))
+    except InferenceError as error:
+        return Item(error=error)
+    return Item(inputs=document["inputs"], parameters=document.get("parameters"))

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
+from django.core.exceptions import TooManyFieldsSent
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
 from rest_framework import exceptions
@@ -40,7 +41,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "job_gone": (410, "The job was removed after the time that jobs are kept"),
     "body_too_large": (413, "The body is too large"),
     "unsupported_media_type": (415, "The body's media type is not taken here"),
-    "invalid_input": (422, "The input is not what the model takes"),
+    "invalid_input": (422, "The input, or a field beside it, is not valid"),
     "out_of_memory": (422, "The input does not fit on the device, even alone"),
     "idempotency_mismatch": (422, "The Idempotency-Key was used with another body"),
     "too_many_requests": (429, "The key's request rate is used up"),
@@ -152,6 +153,8 @@ def of_exception(error: BaseException) -> HttpResponse:
         return _of_framework(error)
     if isinstance(error, Http404):
         return problem("not_found")
+    if isinstance(error, TooManyFieldsSent):
+        return problem("bad_request", "The query has too many parameters.")
     if isinstance(error, (OperationalError, InterfaceError)):
         logger.error("database away: %s", error)
         return problem("store_unavailable", "The database does not answer. Try again in a few seconds.")
@@ -189,7 +192,8 @@ def handle(error: Exception, context: dict[str, Any]) -> HttpResponse:
     """The framework's EXCEPTION_HANDLER."""
     if isinstance(error, exceptions.MethodNotAllowed):
         allowed = ", ".join(context["view"].allowed_methods)
-        return problem("method_not_allowed", f"Use {allowed}.", headers={"Allow": allowed})
+        cancel = f" To cancel: POST {context['request'].path[:200]}/cancel." if context["view"].is_cancellable else ""
+        return problem("method_not_allowed", f"Use {allowed}.{cancel}", headers={"Allow": allowed})
     return of_exception(error)
 
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
+from itertools import islice
 from typing import Any
 
 from drf_spectacular.drainage import set_override
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
+
+from inference import words
+
+UNKNOWN_TOLD = 3  # unknown fields of one body that its answer names
 
 
 class StrictString(serializers.CharField):
@@ -16,15 +22,24 @@ class StrictString(serializers.CharField):
 
     def to_internal_value(self, data: Any) -> str:
         if not isinstance(data, str):
-            raise serializers.ValidationError(f"must be a string, not {json_type(data)}.")
+            raise serializers.ValidationError(f"must be a string, not {words.type_of(data)}.")
         return data
 
 
 class StrictNumber(serializers.FloatField):
     def to_internal_value(self, data: Any) -> float:
         if isinstance(data, bool) or not isinstance(data, (int, float)):
-            raise serializers.ValidationError(f"must be a number, not {json_type(data)}.")
+            raise serializers.ValidationError(f"must be a number, not {words.type_of(data)}.")
         return data
+
+
+class Seconds(StrictNumber):
+    """Within bounds that are told together."""
+
+    def __init__(self, least: float, most: float, **options: Any) -> None:
+        bounds = f"must be from {least:g} to {most:.0f} seconds."
+        messages = {"min_value": bounds, "max_value": bounds}
+        super().__init__(min_value=least, max_value=most, error_messages=messages, **options)
 
 
 @extend_schema_field({"type": "object", "additionalProperties": True})
@@ -36,7 +51,7 @@ class StrictObject(serializers.Field):
 
     def to_internal_value(self, data: Any) -> Any:
         if not isinstance(data, self.kind):
-            raise serializers.ValidationError(f"must be {self.kind_name}, not {json_type(data)}.")
+            raise serializers.ValidationError(f"must be {self.kind_name}, not {words.type_of(data)}.")
         return data
 
     def to_representation(self, value: Any) -> Any:
@@ -90,19 +105,19 @@ class Body(serializers.Serializer):
     request costs more than the validation.
     """
 
+    elsewhere: Mapping[str, str] = {}  # by name: where it belongs
+
     def to_internal_value(self, data: Any) -> dict[str, Any]:
         if not isinstance(data, dict):
-            raise serializers.ValidationError(f"The body must be a JSON object, not {json_type(data)}.")
-        if unknown := [name for name in data if name not in self.fields]:
-            known = ", ".join(self.fields)
-            raise serializers.ValidationError(dict.fromkeys(unknown, f"unknown field; known are {known}."))
+            raise serializers.ValidationError(f"The body must be a JSON object, not {words.type_of(data)}.")
+        unknown = (name for name in data if name not in self.names)
+        if told := {words.name(name): self._unknown(name) for name in islice(unknown, UNKNOWN_TOLD)}:
+            raise serializers.ValidationError(told)
         return super().to_internal_value(data)
 
+    @cached_property
+    def names(self) -> list[str]:
+        return list(self.fields)
 
-_JSON_TYPES = {
-    bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "an array", dict: "an object",
-}  # fmt: skip
-
-
-def json_type(value: Any) -> str:
-    return _JSON_TYPES.get(type(value), "null")
+    def _unknown(self, name: str) -> str:
+        return f"unknown field; {self.elsewhere.get(name) or words.hint(name, self.names)}"

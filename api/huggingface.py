@@ -77,11 +77,11 @@ def _refuse_stream(document: dict[str, Any]) -> None:
 
 def _gather(document: dict[str, Any]) -> dict[str, Any]:
     """Parameters at the root of the body, moved to where they belong."""
-    known = RUN_BODY.fields.keys()
-    at_root = {name: value for name, value in document.items() if name not in known}
-    if not at_root or not isinstance(document.get("parameters", {}), dict):
+    own = {*RUN_BODY.names, *RUN_BODY.elsewhere}
+    at_root = {name: value for name, value in document.items() if name not in own}
+    if not at_root or "inputs" not in document or not isinstance(document.get("parameters", {}), dict):
         return document
-    rest = {name: value for name, value in document.items() if name in known}
+    rest = {name: value for name, value in document.items() if name in own}
     return {**rest, "parameters": {**at_root, **document.get("parameters", {})}}
 
 

@@ -24,6 +24,7 @@ from inference.models import Status
 _UUID = {"type": "string", "format": "uuid"}
 _TIME = {"type": "string", "format": "date-time"}
 _ANY = {"type": ["string", "number", "boolean", "object", "array", "null"]}
+_EXPIRES_IN = dict(zip(("type", "minimum", "maximum"), ("number", *bodies.EXPIRES_IN_S), strict=True))
 _JOB_ID = OpenApiParameter("job_id", _UUID, OpenApiParameter.PATH)
 _BULK_ID = OpenApiParameter("bulk_id", _UUID, OpenApiParameter.PATH)
 _EMPTY_BODY = ("body_too_large",)
@@ -110,7 +111,7 @@ submit_bulk = operation(
         IDEMPOTENCY_KEY,
         query("model", {"type": "string"}, "With JSON lines: the model."),
         query("priority", {"type": "string", "enum": list(bodies.PRIORITIES)}, "With JSON lines: the priority."),
-        wait("expires_in", 0, "the start of each job, with JSON lines; 0: for ever", bodies.MAX_EXPIRES_IN_S),
+        query("expires_in", _EXPIRES_IN, "With JSON lines: seconds; jobs not started by then expire."),
     ],
     headers={"Location": [202], "Retry-After": [202, 429, 503]},
 )

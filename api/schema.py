@@ -46,8 +46,8 @@ _PROBLEM = OpenApiExample(
 )  # fmt: skip
 
 
-def wait(name: str, default: float, what: str, most: float = bodies.MAX_WAIT_S) -> OpenApiParameter:
-    schema = {"type": "number", "minimum": 0, "maximum": most, "default": default}
+def wait(name: str, default: float, what: str) -> OpenApiParameter:
+    schema = {"type": "number", "minimum": 0, "maximum": bodies.MAX_WAIT_S, "default": default}
     return OpenApiParameter(name, schema, OpenApiParameter.QUERY, description=f"Seconds to wait for {what}.")
 
 

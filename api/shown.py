@@ -143,6 +143,7 @@ class ProblemTypeShown(serializers.Serializer):
     title = serializers.CharField()
     status = serializers.IntegerField()
     code = serializers.CharField()
+    what_to_do = serializers.CharField()
 
 
 class AliveShown(serializers.Serializer):

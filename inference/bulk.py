@@ -14,7 +14,7 @@ from django.db.models import Count
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from inference import admission, idempotency, intake, lengths, notices, rows, validation
+from inference import admission, fields, idempotency, intake, lengths, notices, rows, validation
 from inference.broker import publish
 from inference.catalog import ModelSpec
 from inference.errors import BulkNotFound, InferenceError, InvalidInput
@@ -60,7 +60,8 @@ def submit(
     Raises `SubmissionError` when nothing can be accepted.
     """
     spec = spec_of(model)
-    _check_size(items)
+    check_size(len(items))
+    _check_parameters(items)
     bulk = Bulk(model=model, total=len(items), owner=owner, request_id=request_id)
     if idempotency_key is not None:
         bulk.idempotency_key = idempotency.owned(owner, idempotency_key)
@@ -108,9 +109,23 @@ def cancel(bulk: Bulk) -> int:
     return cancelled
 
 
-def _check_size(items: Sequence[Item]) -> None:
-    if not 1 <= len(items) <= settings.MAX_BULK_INPUTS:
-        raise InvalidInput(f"inputs: must be from 1 to {settings.MAX_BULK_INPUTS} inputs, not {len(items)}.")
+def check_size(inputs: int) -> None:
+    """Raises `InvalidInput`."""
+    if not 1 <= inputs <= settings.MAX_BULK_INPUTS:
+        raise InvalidInput(f"inputs: must be from 1 to {settings.MAX_BULK_INPUTS} inputs.")
+
+
+def _check_parameters(items: Sequence[Item]) -> None:
+    """Parameters that are given once are stored with each job. Raises `InvalidInput`."""
+    given = items[0].parameters
+    if not given or any(item.parameters is not given for item in items):
+        return
+    most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE // len(items)
+    if len(fields.dumps(given)) > most:
+        raise InvalidInput(
+            f"parameters: of {len(items)} inputs at most {most} bytes, since each job keeps them. Send fewer at once.",
+            field="parameters",
+        )
 
 
 def _bodies(items: Sequence[Item]) -> list[Any]:
@@ -122,9 +137,10 @@ def _jobs(
 ) -> Iterator[Job]:
     now = timezone.now()
     expires_at = None if expires_in_s is None else now + datetime.timedelta(seconds=expires_in_s)
+    checked: dict[int, dict[str, Any]] = {}
     for index, item in enumerate(items):
         try:
-            parameters = _validated(spec, item)
+            parameters = _validated(spec, item, checked)
         except InferenceError as error:
             bulk.rejected.append({"index": index, "job": None, "code": error.code, "detail": error.message})
             continue
@@ -136,10 +152,15 @@ def _jobs(
         )  # fmt: skip
 
 
-def _validated(spec: ModelSpec, item: Item) -> dict[str, Any]:
+def _validated(spec: ModelSpec, item: Item, checked: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """The parameters of one input. Those that many share are checked once."""
     if item.error:
         raise item.error
-    return validation.validate(spec, item.inputs, item.parameters or {})
+    validation.validate_inputs(spec, item.inputs)
+    shared = id(item.parameters)
+    if shared not in checked:
+        checked[shared] = validation.validate_parameters(spec, item.parameters or {})
+    return checked[shared]
 
 
 def _store(bulk: Bulk, jobs: Sequence[Job]) -> Bulk:

@@ -16,7 +16,7 @@ from django.db import IntegrityError
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from inference import admission, catalog, idempotency, lengths, notices, validation, webhooks, workers
+from inference import admission, catalog, idempotency, lengths, notices, validation, webhooks, words, workers
 from inference.broker import publish
 from inference.errors import JobNotFound, NoWorker, UnknownModel
 from inference.intake import PATIENCE_S, intake
@@ -121,7 +121,7 @@ def spec_of(model: str) -> catalog.ModelSpec:
         return models()[model]
     except KeyError:
         known = ", ".join(sorted(models()))
-        raise UnknownModel(f"There is no model {model!r}. Known models: {known}.") from None
+        raise UnknownModel(f"There is no model {words.name(model)!r}. Known models: {known}.") from None
 
 
 def _new_job(submission: Submission) -> Job:

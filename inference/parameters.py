@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from inference import words
 from inference.errors import InvalidInput
 
 MAX_TEXT = 10_000  # characters of a string, where its spec sets no limit
@@ -15,6 +15,10 @@ MAX_ITEMS = 1000  # of an array, where its spec sets no limit
 
 TYPES: dict[str, type | tuple[type, ...]] = {
     "integer": int, "number": (int, float), "boolean": bool, "string": str, "array": list, "object": dict,
+}  # fmt: skip
+KINDS = {
+    "integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a string",
+    "array": "an array", "object": "an object",
 }  # fmt: skip
 
 
@@ -94,30 +98,29 @@ _KEYS: dict[str, tuple[Callable[[dict[str, Any], Any], bool], str]] = {
 
 def validate(specs: Mapping[str, ParameterSpec], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters with defaults filled in, in the order of `specs`. Raises `InvalidInput`."""
-    if unknown := [name for name in parameters if name not in specs]:
-        raise _invalid(unknown[0], f"unknown parameter; {_hint(unknown[0], specs)}")
+    if unknown := next((name for name in parameters if name not in specs), None):
+        raise _invalid(unknown, f"unknown parameter; {_hint(unknown, specs)}")
     values = {}
     for name, spec in specs.items():
         if name in parameters:
             values[name] = _checked(name, spec, parameters[name])
         elif spec.required:
-            raise _invalid(name, "is required")
+            raise _invalid(name, "is required.")
         elif spec.default is not None:
             values[name] = spec.default
     return values
 
 
 def _hint(name: str, specs: Mapping[str, ParameterSpec]) -> str:
-    if close := difflib.get_close_matches(name, specs, 1):
-        return f"did you mean {close[0]}?"
-    return f"known are {', '.join(specs)}" if specs else "this model takes none"
+    return words.hint(name, specs) if specs else "this model takes none."
 
 
 def _checked(name: str, spec: ParameterSpec, value: Any) -> Any:
     if not is_of_type(value, spec.type):
-        raise _invalid(name, f"must be of type {spec.type}, not {value!r:.50}")
+        raise _invalid(name, f"must be {KINDS[spec.type]}, not {words.value(value)}.")
     if spec.choices is not None and value not in spec.choices:
-        raise _invalid(name, f"must be one of {', '.join(map(str, spec.choices))}, not {value!r:.50}")
+        one_of = "one of " if len(spec.choices) > 1 else ""
+        raise _invalid(name, f"must be {one_of}{', '.join(map(words.value, spec.choices))}, not {words.value(value)}.")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         _check_number(name, spec, value)
     elif isinstance(value, str):
@@ -131,22 +134,23 @@ def _check_number(name: str, spec: ParameterSpec, value: float) -> None:
     low = -math.inf if spec.min is None else spec.min
     high = math.inf if spec.max is None else spec.max
     if not math.isfinite(value) or not low <= value <= high:
-        raise _invalid(name, f"must be from {low:g} to {high:g}, not {value!r}")
+        raise _invalid(name, f"must be from {low:g} to {high:g}, not {value!r}.")
 
 
 def _check_array(name: str, spec: ParameterSpec, value: list[Any]) -> None:
     _check_size(name, "items", len(value), spec.min_items or 0, spec.max_items or MAX_ITEMS)
     for index, item in enumerate(value):
         if spec.items and not is_of_type(item, spec.items):
-            raise _invalid(f"{name}[{index}]", f"must be of type {spec.items}, not {item!r:.50}")
+            raise _invalid(f"{name}[{index}]", f"must be {KINDS[spec.items]}, not {words.value(item)}.")
         if isinstance(item, str):
             _check_size(f"{name}[{index}]", "characters", len(item), 0, spec.max_length or MAX_TEXT)
 
 
 def _check_size(name: str, what: str, size: int, low: int, high: int) -> None:
     if not low <= size <= high:
-        raise _invalid(name, f"must have from {low} to {high} {what}, not {size}")
+        raise _invalid(name, f"must have from {low} to {high} {what}, not {size}.")
 
 
 def _invalid(name: str, message: str) -> InvalidInput:
-    return InvalidInput(f"parameters.{name}: {message}.", field=f"parameters.{name}")
+    field = f"parameters.{words.name(name)}"
+    return InvalidInput(f"{field}: {message}", field=field)

@@ -10,7 +10,7 @@ import binascii
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from inference import lengths, parameters, task_parameters
+from inference import lengths, parameters, task_parameters, words
 from inference.catalog import ModelSpec
 from inference.errors import InvalidInput
 
@@ -105,13 +105,13 @@ def _file(spec: ModelSpec, where: str, value: Any) -> None:
 def _fields(where: str, value: Mapping[str, Any], *known: str) -> None:
     for name in value:
         if name not in known:
-            raise InvalidInput(f"{where}.{name:.100}: unknown field; known are {', '.join(known)}.", field=where)
+            raise InvalidInput(f"{where}.{words.name(name)}: unknown field; {words.hint(name, known)}", field=where)
     if known[0] not in value:
         raise InvalidInput(f"{where}.{known[0]}: is required.", field=f"{where}.{known[0]}")
 
 
 def _wrong(where: str, right: str, value: Any) -> InvalidInput:
-    return InvalidInput(f"{where}: must be {right}, not {type(value).__name__}.", field=where)
+    return InvalidInput(f"{where}: must be {right}, not {words.type_of(value)}.", field=where)
 
 
 _CHECKS: Mapping[str, Callable[[ModelSpec, str, Any], None]] = {

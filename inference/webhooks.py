@@ -54,8 +54,9 @@ def check(url: str) -> None:
     except ValueError:
         raise _invalid("must be an address such as https://example.com/hook") from None
     if parts.scheme not in _schemes() or not parts.hostname or parts.username:
+        schemes = " or ".join(f"{scheme}://" for scheme in _schemes())
         raise _invalid(
-            f"must be an address of at most 500 characters that begins with {_schemes()[-1]}://, no user in it"
+            f"must be an address of at most 500 characters that begins with {schemes}, without user:password@"
         )
     if parts.hostname not in settings.WEBHOOK_HOSTS:
         raise _invalid(f"the host {parts.hostname:.100} is not among those that may be called")

@@ -10,6 +10,7 @@ from drf_spectacular.generators import SchemaGenerator
 from rest_framework.request import Request
 
 from api import auth, codec, errors, operations
+from api.advice import WHAT_TO_DO
 from api.views.base import ApiView
 from inference import metrics
 
@@ -55,7 +56,8 @@ class ProblemView(ApiView):
         if code not in errors.TABLE:
             raise errors.NotFound(f"There is no problem with the code {code[:100]!r}.")
         status, title = errors.TABLE[code]
-        return codec.answer({"type": errors.TYPE_PREFIX + code, "title": title, "status": status, "code": code})
+        shown = {"type": errors.TYPE_PREFIX + code, "title": title, "status": status, "code": code}
+        return codec.answer({**shown, "what_to_do": WHAT_TO_DO[code]})
 
 
 class MetricsView(ApiView):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
@@ -22,11 +23,18 @@ from inference.turns import turns
 JSON_TYPES = ("", codec.CONTENT_TYPE)
 
 
+def reading(*names: str) -> dict[str, tuple[str, ...]]:
+    """Query parameters of whatever reads."""
+    return {"GET": names, "HEAD": names}
+
+
 class ApiView(APIView):
     """Speaks JSON only, so that nothing is negotiated; errors are problem documents."""
 
     http_method_names = ["get", "head", "post"]
-    query_parameters: tuple[str, ...] = ()  # others are refused by name
+    query_parameters: Mapping[str, tuple[str, ...]] = {}  # by method; others are refused by name
+    elsewhere: Mapping[str, Mapping[str, str]] = {}  # by method: what to say of some of them
+    is_cancellable = False  # whether there is POST ADDRESS/cancel
     is_open = False  # whether it answers without a key
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -34,7 +42,8 @@ class ApiView(APIView):
         if not self.is_open:
             self.principal = auth.principal_of(request.META.get("HTTP_AUTHORIZATION", ""))
             auth.admit(self.principal)
-        bodies.known_query(request.GET, *self.query_parameters)
+        method = request.method or ""
+        bodies.known_query(request.GET, self.query_parameters.get(method, ()), self.elsewhere.get(method, {}))
 
     @property
     def default_response_headers(self) -> dict[str, str]:
@@ -56,7 +65,7 @@ class ApiView(APIView):
 
     def waited_for(self, request: Request, job_id: str) -> Job:
         """The job, after `?wait=N` seconds at most when it is not finished."""
-        wait_s = bodies.seconds(request.GET, "wait", 0.0)
+        wait_s = bodies.seconds(request.GET, "wait") or 0.0
         job = self.fetch(job_id)
         if not wait_s or job.is_finished:
             return job

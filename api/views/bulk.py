@@ -8,6 +8,7 @@ from django.http import HttpResponse
 from rest_framework.request import Request
 
 from api import bulk_body, codec, operations, resources
+from api.bodies import known_query
 from api.views.base import ApiView, body_of, json_only, media_type, with_etag
 from inference import bulk
 from inference.errors import BulkNotFound
@@ -16,7 +17,7 @@ from inference.turns import turns
 
 
 class BulksView(ApiView):
-    query_parameters = ("model", "priority", "expires_in")
+    query_parameters = {"POST": bulk_body.FIELDS}
 
     @operations.submit_bulk
     def post(self, request: Request) -> HttpResponse:
@@ -24,6 +25,7 @@ class BulksView(ApiView):
             submission = bulk_body.read_lines(body_of(request), request.GET)
         else:
             json_only(request)
+            known_query(request.GET, (), dict.fromkeys(bulk_body.FIELDS, "it belongs in the body."))
             submission = bulk_body.read_document(body_of(request))
         turns.give_back()  # nobody should wait for thousands of inputs
         accepted = bulk.submit(**submission, **self.submitter(request, submission["priority"]))
@@ -32,6 +34,8 @@ class BulksView(ApiView):
 
 
 class BulkView(ApiView):
+    is_cancellable = True
+
     @operations.get_bulk
     def get(self, request: Request, bulk_id: str) -> HttpResponse:
         return with_etag(request, codec.answer(resources.bulk(visible(self, bulk_id))))

@@ -8,7 +8,7 @@ from django.http import HttpResponse
 from rest_framework.request import Request
 
 from api import bodies, codec, errors, listing, operations, resources
-from api.views.base import ApiView, with_etag
+from api.views.base import ApiView, reading, with_etag
 from api.waiting import slots
 from inference import admission, jobs
 from inference.models import Job, Status
@@ -18,7 +18,8 @@ POLL_S = (1, 30)  # what Retry-After may say
 
 
 class JobsView(ApiView):
-    query_parameters = ("limit", "cursor", "model", "status", "bulk", "created_after", "created_before")
+    query_parameters = reading("limit", "cursor", "model", "status", "bulk", "created_after", "created_before")
+    elsewhere = {"POST": bodies.JobBody.elsewhere}
 
     @operations.list_jobs
     def get(self, request: Request) -> HttpResponse:
@@ -43,7 +44,8 @@ class JobsView(ApiView):
 
 
 class JobView(ApiView):
-    query_parameters = ("wait",)
+    is_cancellable = True
+    query_parameters = reading("wait")
 
     @operations.get_job
     def get(self, request: Request, job_id: str) -> HttpResponse:
@@ -51,7 +53,7 @@ class JobView(ApiView):
 
 
 class OutputView(ApiView):
-    query_parameters = ("wait",)
+    query_parameters = reading("wait")
 
     @operations.get_output
     def get(self, request: Request, job_id: str) -> HttpResponse:

@@ -20,7 +20,7 @@ class ModelsView(ApiView):
 
 
 class ModelView(ApiView):
-    query_parameters = ("timeout",)
+    query_parameters = {"POST": ("timeout",)}
 
     @operations.get_model
     def get(self, request: Request, name: str) -> HttpResponse:
@@ -33,7 +33,7 @@ class ModelView(ApiView):
 
 
 class CompletionView(ApiView):
-    query_parameters = ("timeout",)
+    query_parameters = {"POST": ("timeout",)}
 
     @operations.complete
     def post(self, request: Request, name: str) -> HttpResponse:
@@ -47,7 +47,8 @@ class CompletionView(ApiView):
 
 def run(view: ApiView, request: Request, name: str, call: huggingface.Call) -> Job:
     """The job, finished or not within ?timeout=."""
-    timeout_s = bodies.seconds(request.GET, "timeout", bodies.DEFAULT_TIMEOUT_S)
+    asked_s = bodies.seconds(request.GET, "timeout")
+    timeout_s = bodies.DEFAULT_TIMEOUT_S if asked_s is None else asked_s
     with slots.take(timeout_s) as granted_s:
         return jobs.run(
             timeout_s=granted_s,

@@ -69,7 +69,7 @@ class BulkTests(ApiTestCase):
         self.assertEqual((job.expires_at - job.created_at).total_seconds(), 604_800)
         refused = self.lines('{"inputs": "a"}', query="model=echo&expires_in=604801")
         self.assert_problem(refused, 400, "bad_request")
-        self.assertIn("from 0 to 604800", refused.json()["detail"])
+        self.assertIn("from 0.001 to 604800", refused.json()["detail"])
 
     def test_json_lines_need_the_model_in_the_query(self):
         self.assert_problem(self.lines('{"inputs": "a"}', query="priority=low"), 400, "bad_request")

@@ -5,6 +5,7 @@ from unittest.mock import patch
 from django.db import OperationalError
 from django.test import Client, override_settings
 
+from api import codec
 from inference import jobs
 from inference.models import Job
 from tests.api.base import ApiTestCase
@@ -70,6 +71,115 @@ class ProblemTests(ApiTestCase):
         with patch.object(jobs, "submit", side_effect=RuntimeError("secret")), self.assertLogs("api.errors", "ERROR"):
             answer = self.post(JOBS, {"model": "echo", "inputs": "x"})
         self.assertNotIn("secret", str(self.assert_problem(answer, 500, "internal")))
+
+
+class WordsTests(ApiTestCase):
+    """What is wrong is said in the client's own terms, with what would be right."""
+
+    def detail(self, path: str, body, status: int = 422, **options) -> str:
+        answer = self.post(path, body, **options)
+        self.assertEqual(answer.status_code, status, answer.content)
+        return answer.json()["detail"]
+
+    def test_a_misspelt_field_is_told_the_right_one(self):
+        for path, body in (("/v1/models/vectors", {"input": "x"}), ("/v1/models/echo", {"input": "x"}),
+                           (JOBS, {"model": "echo", "input": "x"})):  # fmt: skip
+            with self.subTest(path):
+                self.assertEqual(self.detail(path, body), "input: unknown field; did you mean inputs?")
+        known = self.detail("/v1/models/vectors", {"inputs": "x", "normalise": True})
+        self.assertEqual(known, "parameters.normalise: unknown parameter; did you mean normalize?")
+
+    def test_what_belongs_elsewhere_is_told_where(self):
+        for path in ("/v1/models/vectors", "/v1/models/echo"):
+            with self.subTest(path):
+                self.assertIn("timeout goes in the query: ?timeout=", self.detail(path, {"inputs": "x", "timeout": 3}))
+        self.assertIn("Prefer: wait=", self.detail(JOBS, {"model": "echo", "inputs": "x", "wait": 3}))
+        self.assertIn("Prefer: wait=", self.detail(f"{JOBS}?wait=3", {"model": "echo", "inputs": "x"}, 400))
+        belongs = self.detail(f"{JOBS}/bulk?priority=high", {"model": "echo", "inputs": ["x"]}, 400)
+        self.assertIn("it belongs in the body", belongs)
+
+    def test_a_query_is_refused_where_nobody_reads_it(self):
+        self.assertIn("none is known here", self.detail(f"{JOBS}?limit=5", {"model": "echo", "inputs": "x"}, 400))
+        self.assertEqual(self.client.get("/v1/models/echo?timeout=3").status_code, 400)
+        self.assertEqual(Job.objects.count(), 0)
+
+    def test_types_and_values_are_told_in_json_s_words(self):
+        wrong = {
+            "top_k": ("7", 'must be a whole number, not "7"'), "mode": (True, "must be a string, not true"),
+            "mod": (1, "did you mean mode?"),
+        }  # fmt: skip
+        for name, (value, told) in wrong.items():
+            with self.subTest(name):
+                detail = self.detail("/v1/models/echo", {"inputs": "x", "parameters": {name: value}})
+                self.assertIn(told, detail)
+        self.assertIn('must be one of "plain", "loud", not "x"',
+                      self.detail("/v1/models/echo", {"inputs": "x", "parameters": {"mode": "x"}}))  # fmt: skip
+        self.assertIn("not a number", self.detail("/v1/models/pictures", {"inputs": 7}))
+
+    def test_bounds_are_told_together(self):
+        for value in (0, -1, 604_801):
+            with self.subTest(value):
+                detail = self.detail(JOBS, {"model": "echo", "inputs": "x", "expires_in": value})
+                self.assertEqual(detail, "expires_in: must be from 0.001 to 604800 seconds.")
+        lines = self.detail(f"{JOBS}/bulk?model=echo&expires_in=0", b'{"inputs":"x"}', 400,
+                            content_type="application/x-ndjson")  # fmt: skip
+        self.assertIn("from 0.001 to 604800", lines)
+
+    def test_a_body_that_is_not_utf_8_is_told_where(self):
+        problem = self.assert_problem(self.post(JOBS, b'{"model": "\xff"}'), 400, "invalid_json")
+        self.assertEqual(problem["detail"], "The body is not UTF-8 at byte 11.")
+
+    def test_deleting_is_told_how_to_cancel(self):
+        job = self.submit()
+        problem = self.assert_problem(self.client.delete(f"{JOBS}/{job['id']}"), 405, "method_not_allowed")
+        self.assertIn(f"To cancel: POST {JOBS}/{job['id']}/cancel", problem["detail"])
+
+    @override_settings(WEBHOOK_HOSTS=["a.example"])
+    def test_an_address_s_schemes_are_named(self):
+        for private, schemes in ((False, "with https://, without"), (True, "with http:// or https://, without")):
+            with self.subTest(private), override_settings(WEBHOOK_ALLOW_PRIVATE=private):
+                body = {"model": "echo", "inputs": "x", "webhook": "ftp://u:p@a.example/"}
+                self.assertIn(f"{schemes} user:password@", self.detail(JOBS, body))
+
+
+class LengthTests(ApiTestCase):
+    """No answer repeats the question at length, and nothing is read that is too much to begin with."""
+
+    @override_settings(MAX_BULK_INPUTS=3)
+    def test_lines_are_counted_before_one_is_parsed(self):
+        with patch("api.bulk_body.codec.loads") as parse:
+            answer = self.post(f"{JOBS}/bulk?model=echo", b"{}\n" * 4, content_type="application/x-ndjson")
+        self.assertIn("1 to 3", self.assert_problem(answer, 422, "invalid_input")["detail"])
+        parse.assert_not_called()
+
+    def test_blank_lines_are_no_inputs(self):
+        with override_settings(MAX_BULK_INPUTS=1):
+            answer = self.post(f"{JOBS}/bulk?model=echo", b"\n\r\n" * 99 + b'{"inputs": "x"}\r\n',
+                               content_type="application/x-ndjson")  # fmt: skip
+        self.assertEqual((answer.status_code, answer.json()["total"]), (202, 1))
+
+    def test_values_are_counted_before_they_are_parsed_and_texts_hold_none(self):
+        with patch.object(codec, "MAX_VALUES", 10):
+            for body in (b'{"model":"echo","inputs":[%s]}' % b",".join([b"{}"] * 9), b"[" * 11, b'["\\\\",' * 11):
+                with self.subTest(body):
+                    self.assert_problem(self.post(JOBS, body), 413, "body_too_large")
+            text = ",[{" * 99 + '\\"' + '"' + ",[{" * 99
+            self.assertEqual(self.submit(text)["status"], "queued")
+
+    def test_many_unknown_fields_are_named_by_a_few(self):
+        body = {"model": "echo", "inputs": "x", **{f"{n}{'n' * 1000}": 0 for n in range(100)}}
+        answer = self.post(JOBS, body)
+        self.assert_problem(answer, 422, "invalid_input")
+        self.assertLess(len(answer.content), 3000)
+
+    @override_settings(DATA_UPLOAD_MAX_MEMORY_SIZE=10_000)
+    def test_parameters_that_many_jobs_share_are_bounded_by_what_they_take_together(self):
+        body = {"model": "echo", "inputs": ["x"] * 10, "parameters": {"mode": "n" * 1000}}
+        problem = self.assert_problem(self.post(f"{JOBS}/bulk", body), 422, "invalid_input")
+        self.assertIn("at most 1000 bytes", problem["detail"])
+
+    def test_too_many_query_parameters_are_a_bad_request(self):
+        self.assert_problem(self.client.get(f"{JOBS}?" + "&".join(["n=1"] * 1001)), 400, "bad_request")
 
 
 class RequestIdTests(ApiTestCase):

@@ -38,6 +38,7 @@ class SchemaTests(ApiTestCase):
             with self.subTest(code):
                 shown = self.client.get(errors.TYPE_PREFIX + code).json()
                 self.assertEqual((shown["code"], shown["status"], shown["title"]), (code, status, title))
+                self.assertNotIn(shown["what_to_do"].rstrip("."), ("", title))
         self.assert_problem(self.client.get("/v1/problems/nope"), 404, "not_found")
 
 
