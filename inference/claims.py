@@ -67,8 +67,10 @@ def claim(
 
     `LEASE_MARGIN_S` past the time limit of this run it may be given back.
 
-    `takes_over` names batches of this worker that are known to be over: their rows are claimed though running.
+    `takes_over` names batches of this worker that are known to be over: their rows are claimed though running. So are
+    its own: the answer to an earlier claim may have been lost on its way.
     """
+    takes_over = (*takes_over, batch)
     lease_sql, lease = _compiled(Now() + datetime.timedelta(seconds=time_limit_s + LEASE_MARGIN_S))
     with connection.cursor() as cursor:
         cursor.execute(
@@ -90,8 +92,7 @@ def _claim_sql(ids: int, takes_over: int, lease: str) -> str:
     """One statement that changes the rows and returns them: nothing can come in between."""
     now = _now_sql()
     free = f"status = 'queued' AND (expires_at IS NULL OR expires_at > {now})"
-    if takes_over:
-        free += f" OR status = 'running' AND batch IN ({marks(takes_over)})"
+    free += f" OR status = 'running' AND batch IN ({marks(takes_over)})"
     return (
         f"UPDATE {Job._meta.db_table} SET status = 'running', batch = %s, worker = %s, device = %s,"  # noqa: S608 - our own names only
         f" started_at = {now}, lease_until = {lease}, attempts = attempts + 1"

@@ -79,6 +79,7 @@ def away(service: Service) -> contextlib.AbstractContextManager[None]:
 
 class DatabaseAway(Fault):
     recovery_limit_s = 60.0
+    may_repeat = False  # workers keep their results, and nobody's jobs are taken by who is back first
     chunk = 2
 
     def trial(self, trial: Trial) -> None:

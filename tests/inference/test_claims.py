@@ -54,6 +54,11 @@ class ClaimTests(TestCase):
         self.assertEqual(len(claim(job, batch=uuid4())), 1)
         self.assertEqual(claim(job, batch=uuid4()), [])
 
+    def test_a_claim_whose_answer_was_lost_is_made_again(self):
+        job, batch = make_job(), uuid4()
+        claim(job, batch=batch)
+        self.assertEqual([claimed.id for claimed in claim(job, batch=batch)], [job.pk])
+
     def test_finished_and_cancelled_jobs_are_not_claimed(self):
         for status in (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.EXPIRED):
             with self.subTest(status):
