@@ -33,6 +33,7 @@ class Item:
     priority: int  # a smaller number goes first
     arrived_at_s: float  # clock of the caller
     expires_at_s: float | None = None
+    alone: bool = False  # nothing may run beside it
 
     def __post_init__(self) -> None:
         if not (1 <= self.size <= LARGEST and 1 <= self.length <= LARGEST):

@@ -7,11 +7,13 @@ means that somebody else owns the job now, and the outcome is dropped.
 from __future__ import annotations
 
 import datetime
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 from uuid import UUID
 
+from django.conf import settings
 from django.db import connection, transaction
 from django.db.models.functions import Now
 
@@ -59,6 +61,7 @@ def claim(
     *,
     model: str,
     time_limit_s: float,
+    alone: bool = False,
     takes_over: Collection[UUID],
     worker: UUID,
     device: str,
@@ -66,6 +69,8 @@ def claim(
     """Claim what may be claimed of `ids` for `batch`, and return it with its inputs, the oldest first.
 
     `LEASE_MARGIN_S` past the time limit of this run it may be given back.
+
+    Whose next loss is its last is claimed by who runs it `alone` only: no crash of another's input is to end it.
 
     `takes_over` names batches of this worker that are known to be over: their rows are claimed though running. So are
     its own: the answer to an earlier claim may have been lost on its way.
@@ -81,6 +86,7 @@ def claim(
                 *lease,
                 *(_to_db("id", job_id) for job_id in ids),
                 model,
+                sys.maxsize if alone else settings.MAX_RECOVERIES - 1,
                 *(_to_db("batch", over) for over in takes_over),
             ],
         )
@@ -91,7 +97,7 @@ def claim(
 def _claim_sql(ids: int, takes_over: int, lease: str) -> str:
     """One statement that changes the rows and returns them: nothing can come in between."""
     now = _now_sql()
-    free = f"status = 'queued' AND (expires_at IS NULL OR expires_at > {now})"
+    free = f"status = 'queued' AND (expires_at IS NULL OR expires_at > {now}) AND recoveries < %s"
     free += f" OR status = 'running' AND batch IN ({marks(takes_over)})"
     return (
         f"UPDATE {Job._meta.db_table} SET status = 'running', batch = %s, worker = %s, device = %s,"  # noqa: S608 - our own names only

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+from django.conf import settings
 from django.db import connection, transaction
 
 from inference import catalog, connections, failpoints, rows
@@ -194,6 +195,7 @@ def message_of(job: Job, *, recovered: bool = False) -> publish.JobMessage:
         priority=job.priority,
         created_at=job.created_at.timestamp(),
         expires_at=job.expires_at.timestamp() if job.expires_at else None,
+        alone=job.recoveries >= settings.MAX_RECOVERIES - 1,
         recovered=recovered,
     )
 

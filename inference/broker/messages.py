@@ -30,6 +30,7 @@ class JobMessage:
     priority: int  # 1 high, 2 normal, 3 low
     created_at: float  # s since the epoch
     expires_at: float | None  # s since the epoch
+    alone: bool = False  # to be run with nothing beside it
     recovered: bool = False  # sent again: in Redis it goes before the others of its priority
 
     @property
@@ -47,6 +48,7 @@ class JobMessage:
             "priority": self.priority,
             "created_at": self.created_at,
             "expires_at": self.expires_at,
+            "alone": self.alone,
         }
 
 

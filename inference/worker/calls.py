@@ -39,6 +39,7 @@ class BatchCall:
     model: str
     job_ids: tuple[UUID, ...]
     time_limit_s: float  # of the engine
+    alone: bool = False  # nothing runs beside it
     takes_over: tuple[UUID, ...] = ()  # batches that are known to be over, whose rows may be claimed
     verdict: str = ""  # do not run: fail the jobs with this error code
 

@@ -133,8 +133,8 @@ def _claim(call: BatchCall) -> list[Claimed]:
 
     def statement() -> list[Claimed]:
         return claims.claim(
-            call.job_ids, call.batch, model=call.model, time_limit_s=call.time_limit_s, takes_over=call.takes_over,
-            worker=replica.worker, device=replica.device,
+            call.job_ids, call.batch, model=call.model, time_limit_s=call.time_limit_s, alone=call.alone,
+            takes_over=call.takes_over, worker=replica.worker, device=replica.device,
         )  # fmt: skip
 
     try:

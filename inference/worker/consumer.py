@@ -115,6 +115,7 @@ def item_of(request: Request, dispatcher: Dispatcher) -> tuple[Item, str]:
             priority=int(hints.get("priority", 2)),
             arrived_at_s=min(float(hints.get("created_at") or time.time()), time.time()),
             expires_at_s=float(expires_at) if expires_at is not None else None,
+            alone=hints.get("alone") is True,
         ), model
     except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidTaskError(f"not a job message: {error!r}") from error

@@ -47,6 +47,7 @@ class Dispatcher:
         self.costs = {name: CostModel() for name in self.specs}
         self.queues = {name: BatchQueue(_limits(spec), self.costs[name]) for name, spec in self.specs.items()}
         self.held: dict[str, Held] = {}
+        self.alone: dict[str, Held] = {}  # of those, what waits until nothing runs
         self.batches: dict[UUID, Batch] = {}
         self.isolation = Isolation()
         self.totals = Totals()
@@ -62,9 +63,14 @@ class Dispatcher:
         """Hold a job until it is finished. A double of a held job only adds its message."""
         if known := self.held.get(item.id):
             known.requests.append(request)
+            if item.alone and self.queues[model].remove(item.id):
+                known.item, self.alone[item.id] = item, known
             return
-        self.held[item.id] = Held(item=item, model=model, requests=[request])
-        self.queues[model].add(item)
+        self.held[item.id] = held = Held(item=item, model=model, requests=[request])
+        if item.alone:
+            self.alone[item.id] = held
+        else:
+            self.queues[model].add(item)
 
     def forget_messages(self) -> None:
         """The connection is gone: what waits is delivered again; what runs, or has run and is looked into, goes on
@@ -96,6 +102,7 @@ class Dispatcher:
     def _forget(self, held: Held) -> None:
         """The parts that it is in find out as they are next."""
         del self.held[held.item.id]
+        self.alone.pop(held.item.id, None)
         self.queues[held.model].remove(held.item.id)
 
     def _running(self) -> set[str]:
@@ -105,10 +112,19 @@ class Dispatcher:
 
     def kick(self) -> None:
         """Hand a batch to every idle replica."""
-        while self.open and self.pool.idle > 0:
+        while self.open and self.pool.idle > 0 and not self._is_kept_free():
             batch = self._next()
             if batch is None or not self._send(batch):
                 return
+
+    def _is_kept_free(self) -> bool:
+        """Whether a job runs that nothing may run beside, or waits until all that runs has ended."""
+        if any(batch.jobs[0].item.alone for batch in self.batches.values()):
+            return True
+        return bool(self.batches) and self._next_alone() is not None
+
+    def _next_alone(self) -> Held | None:
+        return next((held for held in self.alone.values() if held.model in self.replicas.serving), None)
 
     def due_in_s(self) -> float | None:
         """Seconds until the next batch may go, when it waits for company only."""
@@ -123,6 +139,8 @@ class Dispatcher:
 
     def _next(self) -> Batch | None:
         now = time.time()
+        if alone := self._next_alone():
+            return self._batch([self.alone.pop(alone.item.id)])
         while part := self.isolation.next(now, self.replicas.serving):
             if kept := [held for held in part.jobs if self.held.get(held.item.id) is held]:
                 return self._batch(kept, part.search)
@@ -144,6 +162,7 @@ class Dispatcher:
             model=batch.spec.name,
             job_ids=tuple(UUID(held.item.id) for held in batch.jobs),
             time_limit_s=batch.spec.time_limit_s,
+            alone=batch.jobs[0].item.alone,
             takes_over=tuple({held.takes_over for held in batch.jobs if held.takes_over}),
             verdict=batch.jobs[0].verdict,
         )
@@ -292,7 +311,7 @@ class Dispatcher:
             connected=self.connected,
             replicas_ready=pool.ready if pool else 0,
             replicas_busy=pool.busy if pool else 0,
-            held=sum(map(len, self.queues.values())) + len(self.isolation),
+            held=sum(map(len, self.queues.values())) + len(self.isolation) + len(self.alone),
             finished=self.totals.finished,
             speeds={name: costs.items_per_s() for name, costs in self.costs.items()},
             reached={model: dict(reached) for model, reached in list(self.totals.reached.items())},

@@ -1,6 +1,7 @@
 import datetime
 from uuid import UUID, uuid4
 
+from django.conf import settings
 from django.test import TestCase
 from django.utils import timezone
 
@@ -15,12 +16,13 @@ def make_job(**values) -> Job:
     return Job.objects.create(**{"model": "echo", "inputs": "text", **values})
 
 
-def claim(*jobs: Job, batch: UUID, takes_over=(), model: str = "echo") -> list[claims.Claimed]:
+def claim(*jobs: Job, batch: UUID, takes_over=(), model: str = "echo", alone=False) -> list[claims.Claimed]:
     return claims.claim(
         [job.pk for job in jobs],
         batch,
         model=model,
         time_limit_s=60,
+        alone=alone,
         takes_over=takes_over,
         worker=WORKER,
         device="cpu",
@@ -53,6 +55,11 @@ class ClaimTests(TestCase):
         job = make_job()
         self.assertEqual(len(claim(job, batch=uuid4())), 1)
         self.assertEqual(claim(job, batch=uuid4()), [])
+
+    def test_a_job_before_its_last_recovery_is_claimed_by_who_runs_it_alone(self):
+        job = make_job(recoveries=settings.MAX_RECOVERIES - 1)
+        self.assertEqual(claim(job, batch=uuid4()), [])
+        self.assertEqual(len(claim(job, batch=uuid4(), alone=True)), 1)
 
     def test_a_claim_whose_answer_was_lost_is_made_again(self):
         job, batch = make_job(), uuid4()

@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from inference import errors, intake, reconcile
 from inference.broker import address, publish
+from inference.intake import message_of
 from inference.jobs import models
 from inference.models import Job, Status, Worker, WorkerState, first_id_at
 
@@ -94,6 +95,10 @@ class ReconcileTests(TransactionTestCase):
         job.refresh_from_db()
         self.assertEqual((job.status, job.error_code), (Status.FAILED, errors.Lost.code))
         self.assertIsNotNone(job.finished_at)
+
+    def test_before_its_last_recovery_a_job_is_sent_to_be_run_alone(self):
+        jobs = [make_job(recoveries=count) for count in range(settings.MAX_RECOVERIES)]
+        self.assertEqual([message_of(job).hints["alone"] for job in jobs], [False, False, True])
 
     def test_a_queued_job_past_its_deadline_expires(self):
         job = make_job(expires_at=ago(1))

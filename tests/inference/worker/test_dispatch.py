@@ -4,6 +4,7 @@ import math
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import TestCase
 from uuid import UUID, uuid4
@@ -158,6 +159,30 @@ class DispatcherTests(TestCase):
         self.assertEqual(len(self.pool.calls), 1)
         for request in (first, second, third):
             self.assertEqual(request.events[-1], ("finished", ""))
+
+    def test_a_job_that_is_to_run_alone_waits_for_what_runs_and_holds_up_what_waits(self):
+        self.pool.replicas = 3
+        self.add()
+        self.dispatcher.kick()
+        job_id, request = self.add(alone=True)
+        self.add()
+        self.dispatcher.kick()
+        self.assertEqual(len(self.pool.calls), 1)
+        self.pool.finish(self.last)
+        self.assertEqual((self.last.batch.job_ids, self.last.batch.alone), ((job_id,), True))
+        self.dispatcher.kick()
+        self.assertEqual(len(self.pool.calls), 2)
+        self.pool.finish(self.last)
+        self.assertEqual((len(self.pool.calls), self.last.batch.alone), (3, False))
+        self.assertEqual(request.events, [("finished", "")])
+
+    def test_what_a_later_message_wants_alone_leaves_its_queue(self):
+        self.add()
+        self.dispatcher.kick()
+        job_id, _ = self.add()
+        self.dispatcher.add(replace(self.dispatcher.held[str(job_id)].item, alone=True), "a", Request())
+        self.pool.finish(self.last)
+        self.assertEqual((self.last.batch.job_ids, self.last.batch.alone), ((job_id,), True))
 
     def test_one_batch_holds_one_model(self):
         self.add("a")
