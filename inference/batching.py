@@ -4,8 +4,8 @@ but the standard library."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Any
 
@@ -28,7 +28,7 @@ class Item:
 
     id: str
     group: str  # parameters digest: only items of one group share a batch
-    size: int  # engine items
+    size: int  # rows that the engine runs for it
     length: int  # tokens of the longest of them, padded cost
     priority: int  # a smaller number goes first
     arrived_at_s: float  # clock of the caller
@@ -44,8 +44,8 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    max_batch_size: int  # items
-    max_batch_tokens: int  # padded: items x longest
+    max_batch_size: int  # rows
+    max_batch_tokens: int  # padded: rows x longest
     max_wait_s: float = 0.0
 
 
@@ -73,6 +73,7 @@ class BatchQueue:
         self.costs = costs
         self.max_tokens: float = limits.max_batch_tokens  # lowered for a while by what did not fit
         self._lowered_until_s = math.inf
+        self.cut_at = math.inf  # tokens: no item is longer for the model
         self.padded = True  # each item of a batch costs what the longest costs; else each costs its own
         self._numbers: dict[str, tuple[Item, int]] = {}  # by id: the item, and its number in the order of adding
         self._number = count()
@@ -89,6 +90,8 @@ class BatchQueue:
         """False when an item of this id is already here: the caller drops the double."""
         if item.id in self._numbers or item.id in self._expired:
             return False
+        if item.length > self.cut_at:
+            item = replace(item, length=int(self.cut_at))
         number = next(self._number)
         self._numbers[item.id] = item, number
         self._by_arrival.setdefault(item.priority, Ordered()).add(_arrival_key(item, number))
@@ -146,6 +149,12 @@ class BatchQueue:
             self.remove(item.id)
         return batch
 
+    def ran(self, size: int, length: float, seconds: float, *, jobs: int) -> None:
+        """The engine took `seconds` for `jobs` of `size` rows in all. Of one job's rows it runs no more than a batch
+        holds at a time: what it took for each of those is learnt."""
+        calls = math.ceil(size / self.limits.max_batch_size)
+        self.costs.observe(math.ceil(size / calls), length, seconds / calls, jobs=jobs / calls)
+
     def out_of_memory(self, size: int, length: float, now_s: float) -> None:
         """A call of that shape did not fit, and its halves did: no batch is larger than those for a while."""
         self.max_tokens = min(self.max_tokens, size * length / 2)
@@ -184,7 +193,7 @@ class BatchQueue:
         size, tokens, apart_s = 0, 0, 0.0
         most, best = 0.0, len(batch)
         line = islice(self._by_arrival[priority], LOOK_AHEAD * self.limits.max_batch_size)
-        found += (key[-1] for key in line if key[-1].group == head.group and key[-1] is not head)
+        found += (key[-1] for key in line if key[-1].group == head.group and self._fits_beside(head, key[-1]))
         for last, item in enumerate(found, 1):
             size, tokens = size + item.size, tokens + item.size * item.length
             apart_s += self.costs.seconds(item.size, item.length)
@@ -215,9 +224,18 @@ class BatchQueue:
         if line is None:
             return [], []
         length, most = max(item.length for item in batch), self.limits.max_batch_size
-        shorter = (item for item in _downwards(line, length) if item is not head)
-        longer = (key[-1] for key in line.between((length + 1,)))
-        return _blocks(list(islice(shorter, most))), _blocks(list(islice(longer, most)))
+        shorter = islice(_downwards(line, length), LOOK_AHEAD * most)
+        longer = islice((key[-1] for key in line.between((length + 1,))), LOOK_AHEAD * most)
+        return self._first_blocks(head, shorter), self._first_blocks(head, longer)
+
+    def _first_blocks(self, head: Item, line: Iterable[Item]) -> list[list[Item]]:
+        return _blocks(
+            list(islice((item for item in line if self._fits_beside(head, item)), self.limits.max_batch_size))
+        )
+
+    def _fits_beside(self, head: Item, item: Item) -> bool:
+        """One that does not would be in the way of those behind it."""
+        return item is not head and head.size + item.size <= self.limits.max_batch_size
 
     def _node(self, block: list[Item], head: Item, now_s: float) -> Node:
         oldest_s = now_s - head.arrived_at_s

@@ -63,12 +63,12 @@ class _Cell:
 
 @dataclass(slots=True)
 class _Rate:
-    """Items a second while the engine runs, over about the last fifty calls."""
+    """Jobs a second while the engine runs, over about the last fifty calls."""
 
     items: float = 0.0
     seconds: float = 0.0
 
-    def note(self, items: int, seconds: float) -> None:
+    def note(self, items: float, seconds: float) -> None:
         self.items = self.items * RATE_MEMORY + items
         self.seconds = self.seconds * RATE_MEMORY + seconds
 
@@ -105,12 +105,12 @@ class CostModel:
                 seconds[place] += weight * (size * length - bend)
         return seconds
 
-    def observe(self, size: int, length: float, seconds: float) -> None:
-        """The engine took `seconds` for a call of that shape."""
+    def observe(self, size: int, length: float, seconds: float, *, jobs: float | None = None) -> None:
+        """The engine took `seconds` for a call of that shape, for as many jobs as it has items if not said."""
         if size < 1 or length < 1 or not 0.0 <= seconds < math.inf:
             raise ValueError(f"a call has items, tokens and a finite time; not {size=} {length=} {seconds=}")
         self.calls += 1
-        self._rate.note(size, seconds)
+        self._rate.note(size if jobs is None else jobs, seconds)
         self._keep(Call(size, length, max(seconds, SHORTEST_S)))
         if self.calls >= self._fit_at:
             self.weights = self._fit()

@@ -131,7 +131,7 @@ def _new_job(submission: Submission) -> Job:
         webhooks.check(submission.webhook)
     spec = spec_of(model)
     checked = validation.validate(spec, inputs, parameters)
-    size, length = lengths.measure(spec, inputs)
+    size, length = lengths.measure(spec, inputs, checked)
     now = timezone.now()
     expires_in_s, priority = submission.expires_in_s, submission.priority
     job = Job(

@@ -1,4 +1,4 @@
-"""How many items an input holds, and how long the longest is: what batching needs, with no tokenizer and no torch.
+"""How many rows a model runs for an input, and how long they are: what batching needs, with no tokenizer and no torch.
 
 Lengths are tokens, estimated; for images and sound they are what models make of them: patches and frames. A batch costs
 its longest item times their number, so near lengths run together, and an error of some percent costs some percent.
@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from inference.catalog import ModelSpec
+from inference.task_parameters import ALIASES
 
+# Encoders, which cut what they cannot read.
+CUT_TASKS = frozenset({
+    "feature-extraction", "fill-mask", "sentence-similarity", "text-classification", "token-classification",
+    "zero-shot-classification",
+})  # fmt: skip
 CHAT_TASKS = frozenset({"text-generation", "image-text-to-text"})
 IMAGE_TASKS = frozenset({
     "depth-estimation", "image-classification", "image-feature-extraction", "image-segmentation", "mask-generation",
@@ -23,6 +31,12 @@ AUDIO_TASKS = frozenset({"audio-classification", "automatic-speech-recognition",
 # for nine of ten texts. Other scripts are cut into their letters there; the last weight is for them.
 PER_TEXT, PER_WORD, PER_CHARACTER, PER_MARK, PER_EXTRA_BYTE = 2.0, 0.39, 0.12, 1.34, 0.55
 MARKS = ".,:;-'\"()!?/_"
+SAMPLE = 50_000  # characters of a text, or items of a list, that are looked at; the rest is taken to be like them
+
+NEW_TOKENS = (
+    256  # of a generated text, when neither the request nor the model says how many: the pipeline's own default
+)
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 IMAGE_BYTES_PER_PATCH = 64  # a JPEG has about a quarter of a byte a pixel, a patch 16 x 16 pixels
 MAX_PATCHES = 1024  # models scale images down
@@ -40,17 +54,18 @@ def items(spec: ModelSpec, inputs: Any) -> list[Any]:
     return list(inputs) if is_list(spec, inputs) else [inputs]
 
 
-def measure(spec: ModelSpec, inputs: Any) -> tuple[int, int]:
-    """(items, tokens of the longest), each at least 1; what a model cuts off is not counted."""
-    several = items(spec, inputs)
-    longest = max(_length(spec, item) for item in several)
-    if spec.max_length and spec.task not in CHAT_TASKS:
-        longest = min(longest, spec.max_length)
-    return len(several), max(1, longest)
+def measure(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any] = NONE) -> tuple[int, int]:
+    """(rows, tokens of each), each at least 1: a text is a row, and so is each of its labels, or of the sentences that
+    it is compared with. Tokens are those of the longest, with what is generated and without what `max_length` cuts off;
+    on average where an input has many texts."""
+    shapes = [_shape(spec, item, parameters) for item in items(spec, inputs)]
+    return sum(rows for rows, _ in shapes), max(1, *(tokens for _, tokens in shapes))
 
 
 def tokens(text: str) -> int:
-    """An estimate, in a few microseconds."""
+    """An estimate, in a few microseconds; never in more than some hundred."""
+    if len(text) > SAMPLE:
+        return tokens(text[:SAMPLE]) * len(text) // SAMPLE
     size = len(text)
     extra = 0 if text.isascii() else len(text.encode("utf-8", "surrogatepass")) - size
     marks = sum(map(text.count, MARKS))
@@ -58,18 +73,46 @@ def tokens(text: str) -> int:
     return int(PER_TEXT + PER_WORD * words + PER_CHARACTER * size + PER_MARK * marks + PER_EXTRA_BYTE * extra)
 
 
-def _is_chat(inputs: list[Any]) -> bool:
-    return isinstance(inputs[0], dict) and "role" in inputs[0]
-
-
-def _length(spec: ModelSpec, item: Any) -> int:
+def length(spec: ModelSpec, item: Any) -> int:
+    """Tokens of one input, whole."""
     if isinstance(item, str):
         if spec.task in IMAGE_TASKS:
             return min(MAX_PATCHES, _bytes(item) // IMAGE_BYTES_PER_PATCH)
         return int(FRAMES_PER_S * _seconds(item)) if spec.task in AUDIO_TASKS else tokens(item)
     if isinstance(item, dict):
-        return sum(_length(spec, value) for value in item.values())
-    return sum(_length(spec, value) for value in item) if isinstance(item, list) else 1
+        return _total(spec, list(item.values()))
+    return _total(spec, item) if isinstance(item, list) else 1
+
+
+def _total(spec: ModelSpec, parts: list[Any]) -> int:
+    total = sum(length(spec, part) for part in parts[:SAMPLE])
+    return total if len(parts) <= SAMPLE else total * len(parts) // SAMPLE
+
+
+def _shape(spec: ModelSpec, item: Any, parameters: Mapping[str, Any]) -> tuple[int, int]:
+    task = ALIASES.get(spec.task, spec.task)
+    if task == "sentence-similarity" and isinstance(item, dict):
+        each = [_cut(spec, length(spec, text)) for text in _texts(item.values())]
+        return max(1, len(each)), -(-sum(each) // max(1, len(each)))
+    if task == "zero-shot-classification":
+        labels = parameters.get("candidate_labels")
+        return len(labels) if isinstance(labels, list) and labels else 1, _cut(spec, length(spec, item))
+    if task == "text-generation":
+        new_tokens = parameters.get("max_new_tokens", 0 if "max_length" in parameters else NEW_TOKENS)
+        return 1, max(length(spec, item) + new_tokens, parameters.get("max_length", 0))
+    return 1, _cut(spec, length(spec, item))
+
+
+def _texts(values: Iterable[Any]) -> list[Any]:
+    return [text for value in values for text in (value if isinstance(value, list) else [value])]
+
+
+def _cut(spec: ModelSpec, tokens: int) -> int:
+    return min(tokens, spec.max_length) if spec.max_length and spec.task not in CHAT_TASKS else tokens
+
+
+def _is_chat(inputs: list[Any]) -> bool:
+    return isinstance(inputs[0], dict) and "role" in inputs[0]
 
 
 def _bytes(encoded: str) -> int:

@@ -16,12 +16,16 @@ from inference.errors import InvalidInput
 
 SURELY_TOO_LONG = 2.0  # times the limit: the estimate of a text's tokens is rough, the engine counts them
 MAX_SENTENCES = 1000
+MAX_ROWS = 1024  # of one job: its inputs, each times its labels or with its sentences; never below max_batch_size
 
 
 def validate(spec: ModelSpec, inputs: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters with their defaults. Raises `InvalidInput`, which names the field."""
     validate_inputs(spec, inputs)
-    return validate_parameters(spec, given)
+    checked = validate_parameters(spec, given)
+    if (rows := lengths.measure(spec, inputs, checked)[0]) > max(MAX_ROWS, spec.max_batch_size):
+        raise InvalidInput(f"inputs: their labels or sentences make {rows} texts; at most {MAX_ROWS} run in one job.")
+    return checked
 
 
 def validate_parameters(spec: ModelSpec, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +73,7 @@ def _prompt(spec: ModelSpec, where: str, value: Any) -> None:
                 raise _wrong(f"{where}[{index}]", 'a message such as {"role": "user", "content": "…"}', message)
     else:
         _text(spec, where, value)
-    tokens = lengths.measure(spec, value)[1]
+    tokens = lengths.length(spec, value)
     if spec.max_length and tokens > SURELY_TOO_LONG * spec.max_length:
         raise InvalidInput(f"{where}: about {tokens} tokens, where at most {spec.max_length} fit.", field=where)
 
@@ -119,6 +123,7 @@ _CHECKS: Mapping[str, Callable[[ModelSpec, str, Any], None]] = {
     "token-classification": _text,
     "zero-shot-classification": _text,
     "fill-mask": _text,
+    "text-to-audio": _text,
     "feature-extraction": _text,
     "text-generation": _prompt,
     "sentence-similarity": _sentences,

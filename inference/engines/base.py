@@ -15,6 +15,8 @@ class Engine(ABC):
 
     padded = True  # each item of a batch costs what the longest costs; False, set by `load`, when each costs its own
 
+    max_tokens: int | None = None  # of a text, that are read: the rest is cut off; set by `load`
+
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from inference.engines.pipelines import max_positions
-
-NEW_TOKENS = 256  # when neither the request nor the model says how many: the pipeline's own default
+from inference.lengths import NEW_TOKENS
 
 
 def with_new_tokens(model: Any, parameters: dict[str, Any]) -> dict[str, Any]:

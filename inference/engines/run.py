@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from inference import lengths
@@ -34,7 +33,8 @@ class RunReport:
     engine_s: float  # time within the engine's calls
     calls: int  # engine calls made; 1 when nothing failed
     padded: bool = True
-    oom_shape: tuple[int, float] | None = None  # (items, tokens of each) that did not fit, though its halves did
+    cut_at: int | None = None  # tokens of a text, that the model reads
+    oom_shape: tuple[int, float] | None = None  # (rows, tokens of each) that did not fit, though its halves did
 
 
 def run(engine: Engine, items: Sequence[Any], parameters: dict[str, Any]) -> RunReport:
@@ -43,7 +43,7 @@ def run(engine: Engine, items: Sequence[Any], parameters: dict[str, Any]) -> Run
     batch.run(list(range(len(items))))
     return RunReport(
         outcomes=batch.outcomes, engine_s=batch.engine_s, calls=batch.calls, padded=engine.padded,
-        oom_shape=batch.oom_shape,
+        cut_at=engine.max_tokens, oom_shape=batch.oom_shape,
     )  # fmt: skip
 
 
@@ -91,15 +91,17 @@ class _Batch:
         for half in _halves(indexes):
             self.run(half)
         if not any(isinstance(self.outcomes[index], OutOfMemory) for index in indexes) and self.oom_shape is None:
-            self.oom_shape = (len(indexes), self.length(indexes))
+            self.oom_shape = self.shape(indexes)
 
     def each(self, indexes: list[int]) -> None:
         for index in indexes:
             self.call([index])
 
-    def length(self, indexes: list[int]) -> float:
-        own = [lengths.measure(self.engine.spec, self.items[index])[1] for index in indexes]
-        return max(own) if self.engine.padded else fmean(own)
+    def shape(self, indexes: list[int]) -> tuple[int, float]:
+        shapes = [lengths.measure(self.engine.spec, self.items[index], self.parameters) for index in indexes]
+        rows = sum(size for size, _ in shapes)
+        longest = max(length for _, length in shapes)
+        return rows, longest if self.engine.padded else sum(size * length for size, length in shapes) / rows
 
     def call(self, indexes: list[int]) -> InferenceError | None:
         """One engine call: outcomes of these items, or why the call failed. An item that fails alone has its error."""

@@ -20,6 +20,7 @@ from inference.engines.faults import describe
 from inference.engines.rows import Row
 from inference.engines.tasks import CUT, TASKS, Read, With, labels, template
 from inference.errors import InvalidInput, ModelUnavailable
+from inference.lengths import CUT_TASKS
 from inference.task_parameters import ALIASES
 
 _WRONG_INPUT = (ValueError, TypeError, KeyError, IndexError, AttributeError, PipelineException)
@@ -50,6 +51,8 @@ class PipelineEngine(Engine):
         self.pipe = pipelines.load(self.spec, self.task, device)
         layers = encoders.install(self.pipe.model, self.pipe.tokenizer) if self.pipe.tokenizer else None
         self.padded = layers is None
+        if self.task in CUT_TASKS:
+            self.max_tokens = self.pipe.tokenizer.model_max_length
         self.encode = tokens.encoder(self.pipe.tokenizer) if self.feed.read else None
         if layers and self.task in ("text-classification", "zero-shot-classification"):
             encoders.read_firsts_only(layers, self.pipe.model, self.pipe.tokenizer)

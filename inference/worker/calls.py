@@ -51,8 +51,9 @@ class BatchReport:
     errors: dict[UUID, str]  # code by job, of those that were claimed; "" for a success
     engine_s: float = 0.0
     overhead_s: float = 0.0  # of the replica, besides the engine
-    size: int = 0  # items of the engine call
+    size: int = 0  # rows of the engine call
     length: float = 0.0  # tokens of each: of the longest where items are padded, else of all on average
+    cut_at: int | None = None  # tokens of a text, that the model reads
     padded: bool = True
     calls: int = 0  # engine calls; more than one when a culprit was isolated
     oom_shape: tuple[int, float] | None = None  # (size, length) that did not fit on the device

@@ -165,7 +165,7 @@ def _run(model: str, jobs: Sequence[Claimed]) -> tuple[list[Outcome], list[RunRe
             report = run_engine(engine, items, parameters)
         reports.append(report)
         answers = iter(report.outcomes)
-        outcomes += [_outcome(job, [next(answers) for _ in range(job.size)]) for job in same]
+        outcomes += [_outcome(job, [next(answers) for _ in _items(job)]) for job in same]
     return outcomes, reports
 
 
@@ -248,12 +248,15 @@ def _report(
     engine_s = sum(report.engine_s for report in reports)
     size = sum(job.size for job in jobs)
     padded = all(report.padded for report in reports)
+    cut_at = next((report.cut_at for report in reports), None)
+    tokens = [min(job.length, cut_at or job.length) for job in jobs]
     return BatchReport(
         errors={outcome.job_id: outcome.error_code for outcome in outcomes},
         engine_s=engine_s,
         overhead_s=took_s - engine_s,
         size=size,
-        length=max(job.length for job in jobs) if padded else sum(job.size * job.length for job in jobs) / size,
+        length=max(tokens) if padded else sum(job.size * own for job, own in zip(jobs, tokens, strict=True)) / size,
+        cut_at=cut_at,
         padded=padded,
         calls=sum(report.calls for report in reports),
         oom_shape=next((report.oom_shape for report in reports if report.oom_shape), None),

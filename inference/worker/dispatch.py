@@ -206,13 +206,14 @@ class Dispatcher:
 
     def _finished(self, batch: Batch, report: BatchReport) -> None:
         self.isolation.succeeded(batch)
+        queue = self.queues[batch.spec.name]
         if report.engine_s and report.calls == 1:
-            costs = self.costs[batch.spec.name]
-            costs.observe(report.size, report.length, report.engine_s)
-            costs.observe_overhead(report.overhead_s)
-            self.queues[batch.spec.name].padded = report.padded
+            queue.ran(report.size, report.length, report.engine_s, jobs=len(report.errors))
+            queue.costs.observe_overhead(report.overhead_s)
+            queue.padded = report.padded
+            queue.cut_at = report.cut_at or math.inf
         if report.oom_shape:
-            self.queues[batch.spec.name].out_of_memory(*report.oom_shape, now_s=time.time())
+            queue.out_of_memory(*report.oom_shape, now_s=time.time())
         failpoints.reach("before_ack")
         for held in batch.jobs:
             self._release(held, report)

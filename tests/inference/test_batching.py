@@ -1,13 +1,20 @@
 """The promises of the batching policy, as properties over random queues, limits and learnt costs."""
 
 import gc
+import itertools
+import math
+import random
+from statistics import fmean
 from unittest import TestCase
 
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from benchmarks.simulator.workloads import cpu
 from inference.batching import MEMORY_S, BatchQueue, CostModel, Item, Limits
+from inference.catalog import ModelSpec
+from inference.lengths import measure
 from inference.ordered import Ordered
 from tests.properties import QUICK
 
@@ -306,3 +313,51 @@ class QueueTests(QueueMachine.TestCase):
     """No job is lost, doubled, or run after its deadline, whatever happens to it."""
 
     settings = QUICK
+
+
+def cost_s(jobs: list[Item]) -> float:
+    """Of an engine that pads nothing, and runs at most 32 rows at a time."""
+    size, length = shape(jobs, padded=False)
+    calls = math.ceil(size / ROOMY.max_batch_size)
+    return calls * cpu(size // calls, int(length))
+
+
+class ManyRowsTests(TestCase):
+    """A job of a thousand sentences beside jobs of one text."""
+
+    def batches(self, *, large_every: int) -> list[int]:
+        """How many jobs of one text share a call, in the end, if so many calls bring another large one."""
+        spec = ModelSpec(name="m", engine="x:Y", task="sentence-similarity", max_length=256)
+        size, length = measure(spec, {"source_sentence": "it was good " * 5, "sentences": ["it was good " * 5] * 1000})
+        queue = filled([], padded=False)
+        found, numbers, chance = [], itertools.count(), random.Random(1)
+        for call in range(250):
+            if call % large_every == 0:
+                queue.add(item(f"large {call}", size=size, length=length, arrived_at_s=float(next(numbers))))
+            while len(queue) < 64:
+                queue.add(item(str(call), length=chance.randint(8, 20), arrived_at_s=float(next(numbers))))
+                call += 1000
+            batch = queue.take(float(next(numbers)))
+            queue.ran(*shape(batch, padded=False), cost_s(batch), jobs=len(batch))
+            found += [len(batch)] * (batch[0].size == 1)
+        return found[100:]
+
+    def test_it_goes_alone_and_the_others_batches_stay_as_large(self):
+        without = fmean(self.batches(large_every=10**9))
+        self.assertGreater(fmean(self.batches(large_every=5)), 0.9 * without)
+
+    def test_what_a_batch_s_worth_of_its_rows_took_is_learnt(self):
+        queue = BatchQueue(ROOMY, CostModel())
+        for _ in range(100):
+            for size in (1, 8, 32, 960):
+                queue.ran(size, 20, cost_s([item("a", size=size, length=20)]), jobs=1)
+        for size in (1, 8, 32):
+            expected = cost_s([item("a", size=size, length=20)])
+            self.assertAlmostEqual(queue.costs.seconds(size, 20) / expected, 1.0, delta=0.1)
+
+    def test_no_text_is_longer_than_the_model_reads(self):
+        queue = BatchQueue(ROOMY, CostModel())
+        queue.cut_at = 512
+        for name, length in (("long", 19_802), ("short", 20)):
+            queue.add(item(name, length=length))
+        self.assertEqual(sorted(job.length for batch in batches(queue) for job in batch), [20, 512])

@@ -41,7 +41,38 @@ class ItemsTests(TestCase):
             self.assertGreaterEqual(length, 1)
 
 
+class RowsTests(TestCase):
+    def test_each_label_and_each_sentence_is_a_row(self) -> None:
+        zero_shot = spec("zero-shot-classification")
+        self.assertEqual(lengths.measure(zero_shot, ["a", "b"], {"candidate_labels": ["x", "y", "z"]})[0], 6)
+        self.assertEqual(lengths.measure(zero_shot, "a")[0], 1)
+        value = {"source_sentence": PROSE[0], "sentences": [PROSE[0]] * 9}
+        alike = spec("sentence-similarity")
+        self.assertEqual(lengths.measure(alike, value), (10, lengths.tokens(PROSE[0])))
+        self.assertEqual(lengths.measure(alike, [value, value])[0], 20)
+
+    def test_sentences_are_cut_one_by_one(self) -> None:
+        value = {"source_sentence": PROSE[-1], "sentences": [PROSE[-1]] * 3}
+        self.assertEqual(lengths.measure(spec("sentence-similarity", max_length=16), value), (4, 16))
+
+    def test_what_is_generated_is_counted(self) -> None:
+        generation = spec("text-generation")
+        prompt = lengths.tokens(PROSE[0])
+        for parameters, tokens in (
+            ({}, prompt + lengths.NEW_TOKENS), ({"max_new_tokens": 7}, prompt + 7), ({"max_length": 900}, 900),
+            ({"max_length": 2}, prompt),
+        ):  # fmt: skip
+            self.assertEqual(lengths.measure(generation, PROSE[0], parameters), (1, tokens))
+
+
 class TokensTests(TestCase):
+    def test_of_a_very_long_text_a_part_tells(self) -> None:
+        text = PROSE[0] * 40_000
+        whole = len(text) // lengths.SAMPLE * lengths.tokens(text[: lengths.SAMPLE])
+        self.assertAlmostEqual(lengths.tokens(text) / whole, 1.0, places=1)
+        self.assertAlmostEqual(lengths.measure(spec(""), [1] * 1_000_000)[0], 1_000_000)
+        self.assertEqual(lengths.length(spec(""), {"numbers": [1] * 1_000_000}), 1_000_000)
+
     def test_estimates_are_near_the_tokenizer(self) -> None:
         from tokenizers import Tokenizer
 

@@ -80,6 +80,16 @@ class InputTests(SimpleTestCase):
                 validate_inputs(spec(task), inputs)
             self.assertEqual(refused.exception.field, field)
 
+    def test_labels_and_sentences_of_one_job_have_a_bound(self):
+        labels = {"candidate_labels": [f"label {n}" for n in range(100)]}
+        model = parse('[m]\ntask = "zero-shot-classification"\nmodel = "m"\n')["m"]
+        self.assertEqual(len(validate(model, ["a"] * 10, labels)["candidate_labels"]), 100)
+        with self.assertRaisesRegex(InvalidInput, "make 1100 texts; at most 1024"):
+            validate(model, ["a"] * 11, labels)
+        sentences = {"source_sentence": "a", "sentences": ["b"] * 600}
+        with self.assertRaisesRegex(InvalidInput, "make 1202 texts; at most 1024"):
+            validate(spec("sentence-similarity"), [sentences] * 2, {})
+
     def test_too_many_inputs_point_to_the_bulk(self):
         with self.assertRaisesRegex(InvalidInput, "at most 8 inputs.*not 9.*/v1/jobs/bulk"):
             validate_inputs(spec("fill-mask"), ["a"] * 9)
