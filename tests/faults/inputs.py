@@ -11,7 +11,7 @@ from inference.engines.echo import Fail
 from tests.faults.fault import Fault
 from tests.faults.trial import Trial
 
-CALLS_BEYOND_THE_FIRST = 7  # to find one culprit of 32: log2(32) halvings, the culprit alone, and those set aside
+CALLS_BEYOND_THE_FIRST = 8  # to find one culprit of 32: log2(32) halvings, it alone, twice, and those set aside
 HANGS = (Fail.HANG_SLEEP, Fail.HANG_BUSY, Fail.HANG_GIL)
 ERRORS = {
     Fail.EXCEPTION: "engine_error",
