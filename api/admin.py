@@ -5,11 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
-from django.db.models import QuerySet
+from django.contrib.auth import get_user_model
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 
 from api.models import ApiKey
+
+
+def owners(user: Any) -> QuerySet[Any]:
+    """Whose keys `user` may make and change: nobody's who may do more. Keys of staff read every job."""
+    users = get_user_model().objects
+    if user.is_superuser:
+        return users.all()
+    below = Q(is_staff=False, is_superuser=False)
+    return users.filter(below | Q(pk=user.pk) if user.has_perm("inference.view_job") else below)
+
+
+def is_below(user: Any, key: ApiKey | None) -> bool:
+    return key is None or owners(user).filter(pk=key.owner_id).exists()
 
 
 @admin.register(ApiKey)
@@ -31,11 +45,27 @@ class ApiKeyAdmin(admin.ModelAdmin):
             return "revoked"
         return "expired" if key.expires_at and key.expires_at <= timezone.now() else "valid"
 
-    @admin.action(description="Revoke the selected keys")
-    def revoke(self, request: HttpRequest, keys: QuerySet[ApiKey]) -> None:
+    def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **options: Any) -> Any:
+        if db_field.name == "owner":
+            options["queryset"] = owners(request.user)
+        return super().formfield_for_foreignkey(db_field, request, **options)
+
+    def has_change_permission(self, request: HttpRequest, obj: ApiKey | None = None) -> bool:
+        return super().has_change_permission(request, obj) and is_below(request.user, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: ApiKey | None = None) -> bool:
+        return super().has_delete_permission(request, obj) and is_below(request.user, obj)
+
+    @admin.action(description="Revoke the selected keys", permissions=["change"])
+    def revoke(self, request: HttpRequest, chosen: QuerySet[ApiKey]) -> None:
+        keys = chosen.filter(owner__in=owners(request.user))
+        left = chosen.exclude(owner__in=owners(request.user)).count()
         for key in keys:
             key.revoke()
+            self.log_change(request, key, "Revoked.")
         self.message_user(request, f"{len(keys)} keys no longer open.", messages.SUCCESS)
+        if left:
+            self.message_user(request, f"{left} keys still open: their owners may do more than you.", messages.ERROR)
 
     def save_model(self, request: HttpRequest, obj: ApiKey, form: Any, change: bool) -> None:
         if change:

@@ -1,10 +1,15 @@
-"""How many requests of this process may wait at once: each holds a thread, and polls need some too."""
+"""How many requests of this process may wait at once: each holds a thread, and polls need some too.
+
+One principal may hold as many slots as are free: half of them while nobody else waits, and whoever comes finds room.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from django.conf import settings
 
@@ -12,31 +17,30 @@ from django.conf import settings
 class Slots:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._taken = 0
+        self._held: Counter[Any] = Counter()  # by principal
 
     @contextlib.contextmanager
-    def take(self, timeout_s: float) -> Iterator[float]:
+    def take(self, principal: Any, timeout_s: float) -> Iterator[float]:
         """How long this request may wait: `timeout_s`, or 0 when too many wait already."""
-        granted = timeout_s > 0 and self._enter()
+        granted = timeout_s > 0 and self._enter(principal)
         try:
             yield timeout_s if granted else 0.0
         finally:
             if granted:
-                self._leave()
+                self._leave(principal)
 
-    def __len__(self) -> int:
-        return self._taken
-
-    def _enter(self) -> bool:
+    def _enter(self, principal: Any) -> bool:
         with self._lock:
-            if self._taken >= settings.MAX_WAITING_REQUESTS:
+            free = settings.MAX_WAITING_REQUESTS - self._held.total()
+            if self._held[principal] >= free:
                 return False
-            self._taken += 1
+            self._held[principal] += 1
             return True
 
-    def _leave(self) -> None:
+    def _leave(self, principal: Any) -> None:
         with self._lock:
-            self._taken -= 1
+            self._held[principal] -= 1
+            self._held += Counter()  # drops those that hold none
 
 
 slots = Slots()

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -36,6 +37,7 @@ class ApiView(APIView):
     elsewhere: Mapping[str, Mapping[str, str]] = {}  # by method: what to say of some of them
     is_cancellable = False  # whether there is POST ADDRESS/cancel
     is_open = False  # whether it answers without a key
+    kept_waiting = True  # False: there was no room for its wait
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         self.principal: Principal = ANONYMOUS
@@ -69,8 +71,15 @@ class ApiView(APIView):
         job = self.fetch(job_id)
         if not wait_s or job.is_finished:
             return job
-        with slots.take(wait_s) as granted_s:
+        with self.slot(wait_s) as granted_s:
             return jobs.wait(job.id, timeout_s=granted_s)
+
+    @contextlib.contextmanager
+    def slot(self, wait_s: float) -> Iterator[float]:
+        """How long this request may wait: 0 when too many of its principal do."""
+        with slots.take(self.principal.user_id, wait_s) as granted_s:
+            self.kept_waiting = granted_s == wait_s
+            yield granted_s
 
     def fetch(self, job_id: str) -> Job:
         """Raises `JobNotFound`, the same for somebody else's job as for none, or `JobGone`."""

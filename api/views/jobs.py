@@ -9,7 +9,6 @@ from rest_framework.request import Request
 
 from api import bodies, codec, errors, listing, operations, resources
 from api.views.base import ApiView, reading, with_etag
-from api.waiting import slots
 from inference import admission, jobs
 from inference.models import Job, Status
 
@@ -36,7 +35,7 @@ class JobsView(ApiView):
         )
         if wait_s is None:
             return accepted(job)
-        with slots.take(wait_s) as granted_s:
+        with self.slot(wait_s) as granted_s:
             job = jobs.wait(job.id, timeout_s=granted_s)
         response = answered(job) if job.is_finished else accepted(job)
         response.headers["Preference-Applied"] = f"wait={wait_s}"
@@ -57,7 +56,8 @@ class OutputView(ApiView):
 
     @operations.get_output
     def get(self, request: Request, job_id: str) -> HttpResponse:
-        return output(self.waited_for(request, job_id), request)
+        job = self.waited_for(request, job_id)
+        return output(self, request, job)
 
 
 class CancelView(ApiView):
@@ -94,16 +94,17 @@ def accepted(job: Job) -> HttpResponse:
     return codec.answer(resources.job(job), status=202, headers=headers)
 
 
-def output(job: Job, request: Request) -> HttpResponse:
+def output(view: ApiView, request: Request, job: Job) -> HttpResponse:
     """The output alone; 504 while there is none, a problem when there will be none."""
     if job.status == Status.SUCCEEDED:
         user_agent = request.META.get("HTTP_USER_AGENT", "")
         return codec.answer(resources.output(job, user_agent), headers={"Content-Location": f"{location(job)}/output"})
     if job.is_finished:
         return errors.job_problem(job)
+    at_once = "" if view.kept_waiting else "Too many of your requests wait already: this one was answered at once. "
     return errors.problem(
         "not_finished",
-        f"The job is {job.status}. It goes on: GET {location(job)} or {location(job)}/output later.",
+        f"{at_once}The job is {job.status}. It goes on: GET {location(job)} or {location(job)}/output later.",
         headers={"Location": location(job), "Retry-After": retry_after(admission.wait_s(job.model, job.priority))},
         job_id=str(job.id),
     )

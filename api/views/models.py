@@ -8,7 +8,6 @@ from rest_framework.request import Request
 from api import bodies, codec, huggingface, operations, resources
 from api.views.base import ApiView, body_of, json_only
 from api.views.jobs import output
-from api.waiting import slots
 from inference import jobs
 from inference.models import Job, Priority, Status
 
@@ -29,7 +28,7 @@ class ModelView(ApiView):
     @operations.run_model
     def post(self, request: Request, name: str) -> HttpResponse:
         call = huggingface.read(jobs.spec_of(name), body_of(request), request.META.get("CONTENT_TYPE", ""))
-        return output(run(self, request, name, call), request)
+        return output(self, request, run(self, request, name, call))
 
 
 class CompletionView(ApiView):
@@ -42,14 +41,14 @@ class CompletionView(ApiView):
         job = run(self, request, name, huggingface.read_completion(spec, codec.loads(body_of(request))))
         if job.status == Status.SUCCEEDED:
             return codec.answer(huggingface.completion(spec, job.output))
-        return output(job, request)
+        return output(self, request, job)
 
 
 def run(view: ApiView, request: Request, name: str, call: huggingface.Call) -> Job:
     """The job, finished or not within ?timeout=."""
     asked_s = bodies.seconds(request.GET, "timeout")
     timeout_s = bodies.DEFAULT_TIMEOUT_S if asked_s is None else asked_s
-    with slots.take(timeout_s) as granted_s:
+    with view.slot(timeout_s) as granted_s:
         return jobs.run(
             timeout_s=granted_s,
             model=name,

@@ -1,0 +1,62 @@
+"""Who may do what with keys in the admin: nobody gives, takes or closes more than they have."""
+
+from __future__ import annotations
+
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Permission
+from django.test import TestCase
+from django.urls import reverse
+
+from api.models import ApiKey
+
+KEYS = reverse("admin:api_apikey_changelist")
+ADD = reverse("admin:api_apikey_add")
+
+
+class KeyAdminTests(TestCase):
+    def setUp(self) -> None:
+        users = get_user_model().objects
+        self.root, self.clerk = users.create_superuser("root"), users.create_user("clerk", is_staff=True)
+        self.colleague, self.client_user = users.create_user("colleague", is_staff=True), users.create_user("customer")
+        self.client.force_login(self.clerk)
+
+    def permit(self, *names: str) -> None:
+        self.clerk.user_permissions.set(Permission.objects.filter(codename__in=names))
+
+    def add(self, owner) -> bool:
+        self.client.post(ADD, {"owner": owner.pk, "name": "new"})
+        return ApiKey.objects.filter(owner=owner).exists()
+
+    def revoke(self, *owners) -> list[bool]:
+        keys = [ApiKey.objects.issue(owner=owner)[0] for owner in owners]
+        self.client.post(KEYS, {"action": "revoke", "_selected_action": [key.pk for key in keys]})
+        return [ApiKey.objects.get(pk=key.pk).revoked_at is not None for key in keys]
+
+    def test_who_may_only_look_cannot_revoke(self):
+        self.permit("view_apikey")
+        self.assertEqual(self.revoke(self.client_user), [False])
+
+    def test_who_may_change_revokes_keys_of_those_below_only(self):
+        self.permit("view_apikey", "change_apikey")
+        self.assertEqual(self.revoke(self.client_user, self.root, self.colleague), [True, False, False])
+
+    def test_who_may_add_makes_no_key_that_opens_more_than_its_maker_may_see(self):
+        self.permit("add_apikey", "view_apikey")
+        made = [self.add(owner) for owner in (self.client_user, self.root, self.colleague, self.clerk)]
+        self.assertEqual(made, [True, False, False, False])
+        self.permit("add_apikey", "view_apikey", "view_job")
+        self.assertTrue(self.add(self.clerk))
+
+    def test_who_may_change_or_delete_touches_no_key_of_those_above(self):
+        self.permit("view_apikey", "change_apikey", "delete_apikey")
+        for owner, status in ((self.client_user, 302), (self.root, 403)):
+            with self.subTest(owner):
+                key = ApiKey.objects.issue(owner=owner)[0]
+                change, delete = (reverse(f"admin:api_apikey_{what}", args=[key.pk]) for what in ("change", "delete"))
+                self.assertEqual(self.client.post(change, {"name": "other"}).status_code, status)
+                self.assertEqual(self.client.post(delete, {"post": "yes"}).status_code, status)
+
+    def test_a_superuser_may_all(self):
+        self.client.force_login(self.root)
+        self.assertTrue(all(self.add(owner) for owner in (self.root, self.colleague)))
+        self.assertEqual(self.revoke(self.root, self.colleague), [True, True])

@@ -1,0 +1,64 @@
+"""Room for waiting requests is shared: who takes much leaves some for whoever comes."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
+from django.contrib.auth import get_user_model
+from django.test import SimpleTestCase, override_settings
+
+from api.auth import keyring
+from api.models import ApiKey
+from api.waiting import Slots, slots
+from inference.engines import echo
+from tests.api.base import ApiTestCase
+
+
+@override_settings(MAX_WAITING_REQUESTS=16)
+class SlotTests(SimpleTestCase):
+    def setUp(self) -> None:
+        self.slots = Slots()
+        self.stack = self.enterContext(contextlib.ExitStack())
+
+    def granted(self, principal: str, requests: int) -> int:
+        return sum(self.stack.enter_context(self.slots.take(principal, 5.0)) > 0 for _ in range(requests))
+
+    def test_one_principal_takes_half_and_each_newcomer_finds_room(self):
+        self.assertEqual([self.granted(name, 100) for name in "abcd"], [8, 4, 2, 1])
+
+    def test_what_was_given_back_can_be_taken_again(self):
+        for _ in range(3):
+            self.assertEqual(self.granted("a", 100), 8)
+            self.stack.close()
+
+    def test_who_does_not_wait_needs_no_room(self):
+        self.granted("a", 100)
+        with self.slots.take("a", 0.0) as granted_s:
+            self.assertEqual(granted_s, 0.0)
+
+
+@override_settings(MAX_WAITING_REQUESTS=4, API_KEY_REQUIRED=True)
+class ShareTests(ApiTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        keyring.forget()
+
+    def key_of(self, name: str) -> dict[str, str]:
+        user, _ = get_user_model().objects.get_or_create(username=name)
+        return {"Authorization": f"Bearer {ApiKey.objects.issue(owner=user)[1]}"}
+
+    def test_long_polls_of_one_user_leave_room_for_another_s_blocking_call(self):
+        noisy, again, quiet = self.key_of("noisy"), self.key_of("noisy"), self.key_of("quiet")
+        owner = get_user_model().objects.get(username="noisy")
+        with contextlib.ExitStack() as polls, self.worker():
+            for _ in range(50):
+                polls.enter_context(slots.take(owner.pk, 300.0))
+            for headers in (noisy, again):
+                answer = self.post("/v1/models/echo?timeout=20", {"inputs": {"sleep_ms": 0}}, headers=headers)
+                self.assertIn(
+                    "Too many of your requests wait", self.assert_problem(answer, 504, "not_finished")["detail"]
+                )
+            with ThreadPoolExecutor(1) as client:
+                answer = client.submit(self.post, "/v1/models/echo?timeout=20", {"inputs": "x"}, headers=quiet).result()
+        self.assertEqual((answer.status_code, answer.json()), (200, echo.expected("x")))
