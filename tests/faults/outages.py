@@ -66,7 +66,7 @@ class ComesBackToACrowd(OnPostgres):
         keys = [trial.service.key(f"owner {number}") for number in range(self.OWNERS)]
         owners = itertools.cycle(keys)
         return trial.load(
-            per_s=150, clients=self.CLIENTS, headers=lambda: {**next(owners), "Idempotency-Key": str(uuid4())}
+            per_s=50, clients=self.CLIENTS, headers=lambda: {**next(owners), "Idempotency-Key": str(uuid4())}
         )
 
 
