@@ -10,6 +10,7 @@ from django.db import DatabaseError, InterfaceError
 
 from inference import catalog, workers
 from inference.broker import publish
+from inference.errors import BrokerUnavailable
 from inference.models import Worker
 
 READY = "ready"
@@ -27,9 +28,15 @@ def problems() -> list[str]:
 
 def _broker() -> Iterator[str]:
     try:
+        publish.ping()
+    except BrokerUnavailable:
+        yield "The broker does not answer; jobs are accepted and run when it is back."
+    if publish.is_redis():
+        return
+    try:
         publish.redis_client().ping()
     except redis.RedisError:
-        yield "The broker does not answer; jobs are accepted and run when it is back."
+        yield "The Redis of the notices does not answer; requests that wait find their answers later."
 
 
 def _models(living: list[Worker]) -> Iterator[str]:

@@ -55,6 +55,9 @@ class AnyBroker:
     def queue_lengths(self, queues: Sequence[str]) -> dict[str, int]:
         return self._call(lambda connection: {queue: _length(connection, queue) for queue in queues})
 
+    def ping(self) -> None:
+        self._call(lambda connection: connection.channel().close())
+
     def _send(self, queue: str, messages: Iterable[JobMessage], connection: kombu.Connection) -> None:
         """Declares the queue before: it may have been deleted, and what is sent to no queue is dropped in silence. And
         after: the answer says that the messages were read, which RabbitMQ does not do while it has an alarm."""
@@ -122,6 +125,11 @@ def publish(messages: Sequence[JobMessage]) -> None:
 def queue_lengths(queues: Sequence[str]) -> dict[str, int]:
     """Raises `BrokerUnavailable`."""
     return _broker(settings.CELERY_BROKER_URL).queue_lengths(queues)
+
+
+def ping() -> None:
+    """Raises `BrokerUnavailable`."""
+    _broker(settings.CELERY_BROKER_URL).ping()
 
 
 def _send(producer: kombu.Producer, message: JobMessage, priority: int) -> None:

@@ -18,7 +18,7 @@ from inference.broker import address, anybroker
 from inference.broker.breaker import Breaker
 from inference.broker.messages import JobMessage, redis_envelope
 
-__all__ = ["JobMessage", "publish", "queue_lengths", "redis_client", "waiting_priorities"]
+__all__ = ["JobMessage", "is_redis", "ping", "publish", "queue_lengths", "redis_client", "waiting_priorities"]
 
 CONNECTIONS = 16  # for all threads of a process
 TIMEOUT_S = 1.0
@@ -39,7 +39,7 @@ def publish(messages: Sequence[JobMessage]) -> None:
     """
     if not messages:
         return
-    if not _is_redis():
+    if not is_redis():
         anybroker.publish(messages)
         return
     commands = list(_pushes(messages))
@@ -51,14 +51,14 @@ def publish(messages: Sequence[JobMessage]) -> None:
 
 def queue_lengths(queues: Sequence[str]) -> dict[str, int]:
     """Messages that wait in each queue, over all priorities. Raises `BrokerUnavailable`."""
-    if not _is_redis():
+    if not is_redis():
         return anybroker.queue_lengths(queues)
     return {queue: sum(lengths) for queue, lengths in _lengths(queues).items()}
 
 
 def waiting_priorities(queues: Sequence[str]) -> dict[str, set[int]]:
     """Of which priorities messages may wait in each queue. Raises `BrokerUnavailable`."""
-    if not _is_redis():
+    if not is_redis():
         lengths = anybroker.queue_lengths(queues)
         return {queue: set(address.PRIORITIES if length else ()) for queue, length in lengths.items()}
     return {
@@ -76,6 +76,16 @@ def _lengths(queues: Sequence[str]) -> dict[str, list[int]]:
             pipe.llen(address.redis_key(queue, step))
         counts = iter(pipe.execute())
         return {queue: list(itertools.islice(counts, len(steps))) for queue in queues}
+
+
+def ping() -> None:
+    """Ask the broker of the messages whether it is there. Raises `BrokerUnavailable`."""
+    if not is_redis():
+        anybroker.ping()
+        return
+    client = redis_client()
+    with _breaker.call():
+        client.ping()
 
 
 def redis_client() -> redis.Redis:
@@ -98,7 +108,8 @@ def _client(url: str) -> redis.Redis:
     )
 
 
-def _is_redis() -> bool:
+def is_redis() -> bool:
+    """Whether the messages go to REDIS_URL, as the notices do."""
     url = settings.REDIS_URL
     return settings.CELERY_BROKER_URL in (address.kombu_url(url), address.stock_kombu_url(url))
 

@@ -231,6 +231,19 @@ class HealthTests(ApiTestCase):
             self.assertEqual(served.status_code, 200)
             self.assertEqual(self.client.get("/v1/models/echo").json()["served"]["workers"], 1)
 
+    def test_it_names_which_of_two_brokers_is_away_and_no_password(self):
+        away = "//user:s3cret@127.0.0.1:1/"
+        for settings, reason in (
+            ({"CELERY_BROKER_URL": f"amqp:{away}/"}, "The broker does not answer"),
+            ({"CELERY_BROKER_URL": "memory://", "REDIS_URL": f"redis:{away}0"}, "The Redis of the notices"),
+        ):
+            with self.subTest(reason), self.worker(), override_settings(**settings):
+                answer = self.client.get("/readyz")
+                self.assertEqual(answer.status_code, 503)
+                [found] = answer.json()["reasons"]
+                self.assertTrue(found.startswith(reason), found)
+                self.assertNotIn("s3cret", answer.content.decode())
+
     def test_alive_needs_nothing(self):
         self.assertEqual(self.client.get("/healthz").json(), {"status": "ok"})
 
