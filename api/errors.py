@@ -138,7 +138,7 @@ def job_problem(job: Job) -> HttpResponse:
     code = job.error_code or job.status
     retryable = code in RETRYABLE_OUTCOMES
     again = f" Run it again with POST /v1/jobs/{job.id}/retry." if retryable else ""
-    return problem(code, job.error_detail + again, table=OUTCOMES, job_id=str(job.id), retryable=retryable)
+    return problem(code, job.public_detail + again, table=OUTCOMES, job_id=str(job.id), retryable=retryable)
 
 
 def of_exception(error: BaseException) -> HttpResponse:

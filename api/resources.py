@@ -38,7 +38,7 @@ def job(row: Job, *, with_output: bool = True) -> dict[str, Any]:
 
 def _error(row: Job) -> dict[str, Any]:
     retryable = row.error_code in RETRYABLE_OUTCOMES
-    return {"code": row.error_code, "detail": row.error_detail, "retryable": retryable}
+    return {"code": row.error_code, "detail": row.public_detail, "retryable": retryable}
 
 
 def waiting_job(row: Job) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def progress(bulk: Bulk) -> Progress:
     )  # fmt: skip
     failed = bulk.job_set.filter(status=Status.FAILED).order_by("bulk_index")[:SHOWN_ERRORS]
     errors = bulk.rejected + [
-        {"index": job.bulk_index, "job": job.pk, "code": job.error_code, "detail": job.error_detail}
+        {"index": job.bulk_index, "job": job.pk, "code": job.error_code, "detail": job.public_detail}
         for job in failed.only("bulk_index", "error_code", "error_detail")
     ]
     return Progress(counts=counts, errors=sorted(errors, key=lambda error: error["index"])[:SHOWN_ERRORS])

@@ -44,6 +44,7 @@ class ModelSpec:
     max_wait_ms: float = 0.0
     time_limit_s: float = 60.0  # of one batch
     max_queued: int = 1000  # admission limit
+    input: ParameterSpec | None = None  # what an engine of one's own takes
     parameters: Mapping[str, ParameterSpec] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)  # handed to the engine as they are
 
@@ -53,6 +54,8 @@ class ModelSpec:
 
 
 Catalog = Mapping[str, ModelSpec]
+
+PARSED = ("input", "parameters")  # the keys that have a grammar of their own
 
 _BOUNDS: dict[str, tuple[float, float]] = {
     "max_batch_size": (1, 4096),
@@ -107,7 +110,9 @@ class _Reader:
         if not NAME.fullmatch(name):
             self.fail(f"the name {name!r} must match {NAME.pattern}, since it is part of URLs", name)
         self.known_keys(name, table)
-        values = {key: self.value(name, key, value) for key, value in table.items() if key != "parameters"}
+        values = {key: self.value(name, key, value) for key, value in table.items() if key not in PARSED}
+        if "input" in table:
+            values["input"] = self.input(name, table["input"])
         own = self.parameters(name, table.get("parameters", {}))
         allowed = task_parameters.for_task(table.get("task", ""), own)
         spec = ModelSpec(name=name, parameters=allowed, **values)
@@ -155,6 +160,15 @@ class _Reader:
         if not isinstance(table, dict):
             self.fail('parameters must be a table of tables, such as top_k = { type = "integer" }', name, "parameters")
         return {key: self.parameter(name, key, value) for key, value in table.items()}
+
+    def input(self, name: str, table: Any) -> ParameterSpec:
+        try:
+            spec = parameters.parse("input", table)
+        except ValueError as error:
+            self.fail(str(error).removeprefix("parameter "), name, "input")
+        if spec.required or spec.default is not None:
+            self.fail("an input is always required and has no default", name, "input")
+        return spec
 
     def parameter(self, name: str, key: str, table: Any) -> ParameterSpec:
         try:

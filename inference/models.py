@@ -11,6 +11,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
+from inference import errors
 from inference.fields import JSONField
 
 
@@ -65,6 +66,12 @@ class Bulk(models.Model):
 
     def __str__(self) -> str:
         return f"{self.model} {self.id}"
+
+
+EXCEPTIONS = {  # what clients read of these errors, whose details are a model's own exceptions
+    errors.EngineError.code: "The model failed on this input.",
+    errors.OutOfMemory.code: "This input does not fit in the memory of the device.",
+}
 
 
 class Job(models.Model):
@@ -128,6 +135,13 @@ class Job(models.Model):
 
     def __str__(self) -> str:
         return f"{self.model} {self.id}"
+
+    @property
+    def public_detail(self) -> str:
+        """What clients may read of `error_detail`."""
+        if settings.ENGINE_ERRORS == "redacted" and self.error_code in EXCEPTIONS:
+            return f"{EXCEPTIONS[self.error_code]} Its operator finds the reason in the log, by the job's id."
+        return self.error_detail
 
     @property
     def is_finished(self) -> bool:

@@ -1,4 +1,5 @@
-"""What a request may ask of a model: one `ParameterSpec` a parameter. Checked twice: on arrival, and in the child."""
+"""What a request may ask of a model, and what an input of it is: a `ParameterSpec` each, checked twice, on arrival and
+in the child."""
 
 from __future__ import annotations
 
@@ -99,13 +100,13 @@ _KEYS: dict[str, tuple[Callable[[dict[str, Any], Any], bool], str]] = {
 def validate(specs: Mapping[str, ParameterSpec], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters with defaults filled in, in the order of `specs`. Raises `InvalidInput`."""
     if unknown := next((name for name in parameters if name not in specs), None):
-        raise _invalid(unknown, f"unknown parameter; {_hint(unknown, specs)}")
+        raise _invalid(f"parameters.{words.name(unknown)}", f"unknown parameter; {_hint(unknown, specs)}")
     values = {}
     for name, spec in specs.items():
         if name in parameters:
-            values[name] = _checked(name, spec, parameters[name])
+            values[name] = check(f"parameters.{name}", spec, parameters[name])
         elif spec.required:
-            raise _invalid(name, "is required.")
+            raise _invalid(f"parameters.{name}", "is required.")
         elif spec.default is not None:
             values[name] = spec.default
     return values
@@ -115,42 +116,42 @@ def _hint(name: str, specs: Mapping[str, ParameterSpec]) -> str:
     return words.hint(name, specs) if specs else "this model takes none."
 
 
-def _checked(name: str, spec: ParameterSpec, value: Any) -> Any:
+def check(path: str, spec: ParameterSpec, value: Any) -> Any:
+    """`value`, if it is what `spec` says. Raises `InvalidInput`, which names `path`."""
     if not is_of_type(value, spec.type):
-        raise _invalid(name, f"must be {KINDS[spec.type]}, not {words.value(value)}.")
+        raise _invalid(path, f"must be {KINDS[spec.type]}, not {words.value(value)}.")
     if spec.choices is not None and value not in spec.choices:
         one_of = "one of " if len(spec.choices) > 1 else ""
-        raise _invalid(name, f"must be {one_of}{', '.join(map(words.value, spec.choices))}, not {words.value(value)}.")
+        raise _invalid(path, f"must be {one_of}{', '.join(map(words.value, spec.choices))}, not {words.value(value)}.")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        _check_number(name, spec, value)
+        _check_number(path, spec, value)
     elif isinstance(value, str):
-        _check_size(name, "characters", len(value), 0, spec.max_length or MAX_TEXT)
+        _check_size(path, "characters", len(value), 0, spec.max_length or MAX_TEXT)
     elif isinstance(value, list):
-        _check_array(name, spec, value)
+        _check_array(path, spec, value)
     return value
 
 
-def _check_number(name: str, spec: ParameterSpec, value: float) -> None:
+def _check_number(path: str, spec: ParameterSpec, value: float) -> None:
     low = -math.inf if spec.min is None else spec.min
     high = math.inf if spec.max is None else spec.max
     if not math.isfinite(value) or not low <= value <= high:
-        raise _invalid(name, f"must be from {low:g} to {high:g}, not {value!r}.")
+        raise _invalid(path, f"must be from {low:g} to {high:g}, not {value!r}.")
 
 
-def _check_array(name: str, spec: ParameterSpec, value: list[Any]) -> None:
-    _check_size(name, "items", len(value), spec.min_items or 0, spec.max_items or MAX_ITEMS)
+def _check_array(path: str, spec: ParameterSpec, value: list[Any]) -> None:
+    _check_size(path, "items", len(value), spec.min_items or 0, spec.max_items or MAX_ITEMS)
     for index, item in enumerate(value):
         if spec.items and not is_of_type(item, spec.items):
-            raise _invalid(f"{name}[{index}]", f"must be {KINDS[spec.items]}, not {words.value(item)}.")
+            raise _invalid(f"{path}[{index}]", f"must be {KINDS[spec.items]}, not {words.value(item)}.")
         if isinstance(item, str):
-            _check_size(f"{name}[{index}]", "characters", len(item), 0, spec.max_length or MAX_TEXT)
+            _check_size(f"{path}[{index}]", "characters", len(item), 0, spec.max_length or MAX_TEXT)
 
 
-def _check_size(name: str, what: str, size: int, low: int, high: int) -> None:
+def _check_size(path: str, what: str, size: int, low: int, high: int) -> None:
     if not low <= size <= high:
-        raise _invalid(name, f"must have from {low} to {high} {what}, not {size}.")
+        raise _invalid(path, f"must have from {low} to {high} {what}, not {size}.")
 
 
-def _invalid(name: str, message: str) -> InvalidInput:
-    field = f"parameters.{words.name(name)}"
-    return InvalidInput(f"{field}: {message}", field=field)
+def _invalid(path: str, message: str) -> InvalidInput:
+    return InvalidInput(f"{path}: {message}", field=path)

@@ -50,6 +50,8 @@ def validate_inputs(spec: ModelSpec, inputs: Any) -> None:
             raise _wrong(where, "an input", item)
         if check:
             check(spec, where, item)
+        if spec.input:
+            parameters.check(where, spec.input, item)
 
 
 def _text(spec: ModelSpec, where: str, value: Any) -> None:

@@ -120,7 +120,7 @@ def payload(job: Job) -> bytes:
                 "id": job.id,
                 "model": job.model,
                 "status": job.status,
-                "error": {"code": job.error_code, "detail": job.error_detail} if job.error_code else None,
+                "error": {"code": job.error_code, "detail": job.public_detail} if job.error_code else None,
                 "request_id": job.request_id,
             },
         }

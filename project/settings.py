@@ -142,6 +142,7 @@ except catalog.CatalogError:
 CELERY_TASK_QUEUES = [Queue(spec.queue, Exchange("inference"), routing_key=spec.queue) for spec in _models]
 
 # The HTTP interface.
+ENGINE_ERRORS = env.choice("ENGINE_ERRORS", ("full", "redacted"), "full" if DEVELOPMENT else "redacted")
 API_KEY_REQUIRED = env.flag("API_KEY_REQUIRED", not DEVELOPMENT)
 API_KEY_RATE = env.integer("API_KEY_RATE", 0)  # requests a minute of a key that has no rate of its own; 0: any
 API_KEY_MAX_QUEUED = env.integer("API_KEY_MAX_QUEUED", 500)  # waiting jobs of one owner; 0: any

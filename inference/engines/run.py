@@ -19,7 +19,8 @@ from inference import lengths
 from inference.engines.answers import plain
 from inference.engines.base import Engine
 from inference.engines.faults import describe, is_device_failure, is_out_of_memory
-from inference.errors import BadOutput, DeviceFailed, EngineError, InferenceError, OutOfMemory
+from inference.errors import BadOutput, DeviceFailed, EngineError, InferenceError, InvalidInput, OutOfMemory
+from inference.parameters import check
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,8 @@ class RunReport:
 def run(engine: Engine, items: Sequence[Any], parameters: dict[str, Any]) -> RunReport:
     """Answer every item, in order. Raises `DeviceFailed` when this process cannot use its device any more."""
     batch = _Batch(engine, items, parameters)
-    batch.run(list(range(len(items))))
+    if takes := [index for index in range(len(items)) if batch.takes(index)]:
+        batch.run(takes)
     return RunReport(
         outcomes=batch.outcomes, engine_s=batch.engine_s, calls=batch.calls, padded=engine.padded,
         cut_at=engine.max_tokens, oom_shape=batch.oom_shape,
@@ -59,6 +61,15 @@ class _Batch:
         self.calls = 0
         self.searches = 0
         self.oom_shape: tuple[int, float] | None = None
+
+    def takes(self, index: int) -> bool:
+        """The web process has looked, but a row can be written by anybody."""
+        if self.engine.spec.input:
+            try:
+                check("inputs", self.engine.spec.input, self.items[index])
+            except InvalidInput as error:
+                self.outcomes[index] = error
+        return self.outcomes[index] is _OPEN
 
     def run(self, indexes: list[int]) -> None:
         failure = self.call(indexes)

@@ -203,6 +203,8 @@ def _outcome(job: Claimed, answers: list[object]) -> Outcome:
     for index, answer in enumerate(answers):
         if isinstance(answer, errors.InferenceError):
             where = f"inputs[{index}]: " if _is_list(job) else ""
+            if isinstance(answer, errors.JobError):
+                logger.warning("job=%s model=%s %s: %s%s", job.id, job.model, answer.code, where, answer.message)
             return Outcome(job_id=job.id, error_code=answer.code, error_detail=where + answer.message)
     return Outcome(job_id=job.id, output=answers if _is_list(job) else answers[0])
 
