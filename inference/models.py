@@ -124,6 +124,8 @@ class Job(models.Model):
                 condition=Q(status="queued", owner__isnull=False),
             ),
             models.Index(fields=["bulk", "status"], name="job_by_bulk", condition=Q(bulk__isnull=False)),
+            models.Index(fields=["request_id"], name="job_by_request"),
+            models.Index(fields=["batch"], name="job_by_batch", condition=Q(batch__isnull=False)),
         ]
         constraints = [
             models.UniqueConstraint(

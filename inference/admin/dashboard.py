@@ -11,9 +11,9 @@ from django.utils import timezone
 
 from inference import catalog, jobs, workers
 from inference.admin import display
-from inference.admin.filters import COUNT_LIMIT, first_id_at
+from inference.admin.filters import COUNT_LIMIT
 from inference.admin.workers import ENDED, live_state
-from inference.models import TERMINAL, Job, Status, Worker
+from inference.models import TERMINAL, Job, Status, Worker, first_id_at
 
 RECENT = 500  # finished jobs of a model that its batch sizes and times are taken from
 BUCKETS = ((1, 1), (2, 3), (4, 7), (8, 15), (16, 31), (32, None))  # items of a batch

@@ -16,14 +16,9 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from inference import catalog, errors
-from inference.models import Job, Worker
+from inference.models import Job, Worker, first_id_at
 
 COUNT_LIMIT = 10_000
-
-
-def first_id_at(moment: datetime.datetime) -> UUID:
-    """The smallest id a job of that moment can have: UUIDv7 begins with 48 bits of milliseconds."""
-    return UUID(int=int(moment.timestamp() * 1000) << 80)
 
 
 class BoundedPaginator(Paginator):

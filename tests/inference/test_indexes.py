@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from uuid import uuid4
 
 from django.contrib.auth import get_user_model
 from django.db import connection
@@ -46,6 +47,10 @@ class IndexTests(TestCase):
         self.assert_uses("job_expiring|job_queued", QUEUED.filter(expires_at__lte=Now()).order_by())
         overdue = Q(worker=None) | Q(model="a", started_at__lt=Now() - AN_HOUR)
         self.assert_uses("job_by_status", Job.objects.filter(overdue, status=Status.RUNNING).order_by())
+
+    def test_the_admin_finds_the_jobs_of_a_request_and_of_a_batch(self) -> None:
+        self.assert_uses("job_by_request", Job.objects.filter(request_id="r1").order_by("-id")[:20])
+        self.assert_uses("job_by_batch", Job.objects.filter(batch=uuid4()).order_by("-id")[:20])
 
     def test_lists_read_one_page_from_its_index(self) -> None:
         for index, jobs in (

@@ -1,0 +1,21 @@
+"""Changes of tables that a running service goes on writing to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.postgres.operations import AddIndexConcurrently
+from django.db import migrations
+
+
+class AddIndexBesideWriters(AddIndexConcurrently):
+    """Where the database can, the index is built without keeping writers out. Its migration has `atomic = False`."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        self._operation(schema_editor).database_forwards(self, app_label, schema_editor, from_state, to_state)
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        self._operation(schema_editor).database_backwards(self, app_label, schema_editor, from_state, to_state)
+
+    def _operation(self, schema_editor: Any) -> type[migrations.AddIndex]:
+        return AddIndexConcurrently if schema_editor.connection.vendor == "postgresql" else migrations.AddIndex
