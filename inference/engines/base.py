@@ -14,6 +14,7 @@ class Engine(ABC):
     """One loaded model on one device. Made, loaded and called in one thread of one pool child."""
 
     padded = True  # each item of a batch costs what the longest costs; False, set by `load`, when each costs its own
+    note = ""  # how the model is run, if in another way than most: its page and the log show it; set by `load`
 
     max_tokens: int | None = None  # of a text, that are read: the rest is cut off; set by `load`
 

@@ -1,10 +1,8 @@
-"""Sentence embeddings: a text encoder, the mean of its tokens under the mask, and length one.
-
-Pooling as in sentence-transformers (Reimers and Gurevych, 2019), which made these models.
-"""
+"""Sentence embeddings: a text encoder, its token states pooled as the model's folder says, and length one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +10,11 @@ from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
-from inference.engines import encoders, pipelines, weights
+from inference.engines import accelerate, pipelines, pooling, trials, weights
 from inference.engines.base import Engine
+from inference.engines.rows import Together
 from inference.engines.tokens import beginning
-from inference.errors import InferenceError, InvalidInput
+from inference.errors import InferenceError, InvalidInput, ModelUnavailable
 
 logging.disable_progress_bar()  # thousands of lines in a log file
 
@@ -25,8 +24,15 @@ class SentenceEmbeddings(Engine):
 
     def load(self, device: str) -> None:
         folder = weights.folder(self.spec)
+        try:
+            self.modes = pooling.modes_of(folder)
+        except ValueError as error:
+            raise ModelUnavailable(f"{self.spec.name}: {error}.") from error
         self.device = torch.device(device)
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        self.tokenizer.padding_side = "right"
+        if self.tokenizer.pad_token is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.unk_token
         self.model = AutoModel.from_pretrained(
             folder,
             dtype=self.spec.dtype,
@@ -34,14 +40,21 @@ class SentenceEmbeddings(Engine):
             local_files_only=True,
             trust_remote_code=False,
         ).to(self.device)
-        self.padded = encoders.install(self.model, self.tokenizer) is None
         saved = weights.config(folder, "sentence_bert_config.json").get("max_seq_length")
-        self.max_tokens = pipelines.max_tokens(self.model, self.tokenizer, saved, self.spec.max_length)
+        self.max_tokens = pipelines.max_tokens(self.spec, self.model, self.tokenizer, saved)
+        trial = trials.Trial(self._own_states, trials.TEXTS)
+        self.shortcuts = accelerate.install(self.model, self.tokenizer, "", trial)
+        self.padded, self.note = self.shortcuts.padded, self.shortcuts.verdict.note
 
     def warm_up(self) -> None:
         self.embed(["warm up"])
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        answers = self.shortcuts.guard(lambda: self._answers(inputs))
+        self.padded = self.shortcuts.padded
+        return answers
+
+    def _answers(self, inputs: list[Any]) -> list[Any]:
         problems = [None if isinstance(text, str) else _not_a_text(text) for text in inputs]
         embedded = iter(self.embed([text for text in inputs if isinstance(text, str)]).tolist())
         return [problem or next(embedded) for problem in problems]
@@ -50,21 +63,42 @@ class SentenceEmbeddings(Engine):
         """One row a text, float32, on the CPU. Texts are cut at `max_tokens`."""
         if not texts:
             return torch.empty(0, 0)
+        parts, order = [], []
+        for rows, states, mask in self._states(texts, self.shortcuts.verdict.together):
+            parts.append(functional.normalize(pooling.pool(self.modes, states.float(), mask), dim=1).cpu())
+            order += rows
+        return torch.cat(parts)[torch.tensor(order).argsort()]
+
+    def _states(
+        self, texts: Sequence[str], together: Together
+    ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
+        """Of texts that run together: their places, their token states, and what of those is no padding."""
         tokens = self.tokenizer(
             [beginning(self.tokenizer, text, self.max_tokens) for text in texts],
             padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt",
-        ).to(self.device)  # fmt: skip
-        with torch.inference_mode():
-            states = self.model(**tokens).last_hidden_state.float()
-            mask = tokens["attention_mask"].unsqueeze(-1).float()
-            means = (states * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
-            return functional.normalize(means, dim=1).cpu()
+        )  # fmt: skip
+        lengths = tokens["attention_mask"].sum(1).tolist()
+        if 0 in lengths:
+            raise InvalidInput("The text is empty for this model's tokenizer: send at least one word.")
+        for rows in _groups(lengths, together):
+            longest = max(lengths[row] for row in rows)
+            part = {name: values[rows, :longest].to(self.device) for name, values in tokens.items()}
+            with torch.inference_mode():
+                states = self.model(**part).last_hidden_state
+            yield rows, states, part["attention_mask"]
+
+    def _own_states(self, texts: Sequence[str], together: Together) -> list[trials.Answer]:
+        found: dict[int, trials.Answer] = {}
+        for rows, states, mask in self._states(texts, together):
+            own = [[values[kept.bool()]] for values, kept in zip(states, mask, strict=True)]
+            found |= dict(zip(rows, own, strict=True))
+        return [found[row] for row in range(len(texts))]
 
 
 class SentenceSimilarity(SentenceEmbeddings):
     """{"source_sentence", "sentences"} in, the cosine of each sentence to the source out."""
 
-    def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+    def _answers(self, inputs: list[Any]) -> list[Any]:
         problems = [_sentence_problem(value) for value in inputs]
         texts = [
             [value["source_sentence"], *value["sentences"]]
@@ -86,6 +120,16 @@ class SentenceSimilarity(SentenceEmbeddings):
         if not parts:
             return torch.empty(0, 0)
         return torch.cat(parts)[torch.tensor(order).argsort()]
+
+
+def _groups(lengths: Sequence[int], together: Together) -> list[list[int]]:
+    """The places of texts that run together."""
+    if together is Together.PADDED:
+        return [list(range(len(lengths)))]
+    groups: dict[int, list[int]] = {}
+    for place, length in enumerate(lengths):
+        groups.setdefault(length if together is Together.EQUAL else place, []).append(place)
+    return list(groups.values())
 
 
 def _cosines(rows: torch.Tensor) -> list[float]:

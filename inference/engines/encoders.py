@@ -10,7 +10,6 @@ What comes before the layers and after them, embeddings and heads, stays as tran
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,10 +18,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from inference.engines import trials
 from inference.engines.ragged import Attention, Texts
-
-logger = logging.getLogger(__name__)
 
 
 class Parts(NamedTuple):
@@ -141,53 +137,39 @@ class Layers:
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
 
 
-def install(model: Any, tokenizer: Any) -> Layers | None:
-    """Compute the layers of `model` here, if it is of a known kind and answers two texts as before.
+class NoPadding:
+    """Computes the layers of a model here."""
 
-    Only on a CPU: on a GPU padding costs little.
-    """
+    def __init__(self, runner: nn.Module, layers: Layers) -> None:
+        self.runner = runner
+        self.layers = layers
+
+    def on(self) -> None:
+        self.runner.forward = self.layers
+
+    def off(self) -> None:
+        vars(self.runner).pop("forward", None)
+
+
+def no_padding(model: Any) -> NoPadding | None:
+    """For models of a known kind. Only on a CPU: on a GPU padding costs little."""
     read = KINDS.get(model.config.model_type)
     if read is None or model.device.type != "cpu" or model.config._attn_implementation != "sdpa":
         return None
     runner, parts = read(model.base_model)
     if not all(layer.are_plain() for layer in parts):
         return None
-    tokens = tokenizer(list(trials.TEXTS), padding=True, return_tensors="pt")
-    before = _states(model, tokens)
-    layers = Layers([Layer(layer) for layer in parts])
-    runner.forward = layers
-    if trials.same(_states(model, tokens), before):
-        return layers
-    logger.warning("%s answers differently without padding; its batches are padded", model.config.model_type)
-    del runner.forward
-    return None
+    return NoPadding(runner, Layers([Layer(layer) for layer in parts]))
 
 
-def read_firsts_only(layers: Layers, model: Any, tokenizer: Any) -> None:
-    """Let the last layer of a classifier compute first tokens only, if the scores of two texts stay the same."""
-    tokens = tokenizer(list(trials.TEXTS), padding=True, return_tensors="pt")
-    complete = _scores(model, tokens)
-    layers.first_only = True
-    if not _reads_firsts(model, tokens, complete):
-        logger.warning("%s reads more than first tokens; all are computed", model.config.model_type)
-        layers.first_only = False
+class FirstTokens:
+    """Lets the last layer of a classifier compute first tokens only: most read no others."""
 
+    def __init__(self, layers: Layers) -> None:
+        self.layers = layers
 
-def _reads_firsts(model: Any, tokens: Any, complete: torch.Tensor) -> bool:
-    try:
-        return trials.same(_scores(model, tokens), complete)
-    except (IndexError, RuntimeError):  # it looked for a token that is not there
-        return False
+    def on(self) -> None:
+        self.layers.first_only = True
 
-
-@torch.inference_mode()
-def _states(model: Any, tokens: Any) -> torch.Tensor:
-    """Of the texts' own tokens, one a row."""
-    states: torch.Tensor = model.base_model(**tokens).last_hidden_state
-    return states[tokens["attention_mask"].bool()]
-
-
-@torch.inference_mode()
-def _scores(model: Any, tokens: Any) -> torch.Tensor:
-    scores: torch.Tensor = model(**tokens).logits
-    return scores
+    def off(self) -> None:
+        self.layers.first_only = False

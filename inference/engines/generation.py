@@ -7,6 +7,11 @@ from typing import Any
 from inference.engines.pipelines import max_positions
 from inference.lengths import NEW_TOKENS
 
+# What shows whether neighbours change an answer: the scores of a few steps.
+TRIAL = {
+    "max_new_tokens": 3, "do_sample": False, "num_beams": 1, "return_dict_in_generate": True, "output_logits": True,
+}  # fmt: skip
+
 
 def with_new_tokens(model: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     """`parameters` with a number of new tokens, unless the request or the model asks for a total length."""

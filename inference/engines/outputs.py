@@ -54,3 +54,6 @@ def states(pipe: Any, output: Any, lengths: Sequence[int], **parameters: Any) ->
     """Of feature extraction, the states of each text's own tokens and none of the padding."""
     hidden = output[0]
     return [pipe.postprocess((hidden[text : text + 1, :tokens],), **parameters) for text, tokens in enumerate(lengths)]
+
+
+READS: dict[str, Callable[..., list[Any]]] = {"text-classification": classes, "feature-extraction": states}

@@ -41,15 +41,17 @@ def load(spec: ModelSpec, task: str, device: str) -> Any:
     return pipe
 
 
-def max_tokens(model: nn.Module, tokenizer: Any, *more: int | None) -> int:
-    """Where a text is cut: the least limit of the model, its tokenizer and `more`; what is not positive is none."""
-    return min(limit for limit in (max_positions(model), tokenizer.model_max_length, *more) if limit and limit > 0)
+def max_tokens(spec: ModelSpec, model: nn.Module, tokenizer: Any, *more: int | None) -> int:
+    """Where a text is cut: the least limit of model, tokenizer, catalog and `more`; what is not positive is none."""
+    limits = (max_positions(model), tokenizer.model_max_length, spec.max_length, *more)
+    limit = min(limit for limit in limits if limit and limit > 0)
+    return limit if limit < NO_LIMIT else spec.max_batch_tokens
 
 
 def max_positions(model: nn.Module) -> int:
     """Tokens that the model can tell apart by position; `NO_LIMIT` when it has none, as XLNet, which says -1."""
     config = model.config.get_text_config()
-    positions = getattr(config, "max_position_embeddings", None)
+    positions = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     if not positions or positions < 0:
         return NO_LIMIT
     for name, module in model.named_modules():
@@ -70,5 +72,4 @@ def _fit_tokenizer(spec: ModelSpec, pipe: Any) -> None:
     for config in (pipe.model.config, pipe.model.config.get_text_config()):
         if getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = tokenizer.pad_token_id
-    limit = max_tokens(pipe.model, tokenizer, spec.max_length)
-    tokenizer.model_max_length = limit if limit < NO_LIMIT else spec.max_batch_tokens
+    tokenizer.model_max_length = max_tokens(spec, pipe.model, tokenizer)

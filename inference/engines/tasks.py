@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers.utils.chat_template_utils import Chat
 
-from inference.engines import media, outputs, tokens
+from inference.engines import media, tokens, trials
 from inference.errors import InvalidInput
 
 MAX_STRIDES = 64
@@ -19,7 +19,6 @@ MAX_LABEL = 1000  # characters
 MAX_TABLE = 100_000  # characters
 
 Prepare = Callable[[Any, Any], Any]  # (input, pipeline) -> what the pipeline's preprocess takes
-Read = Callable[..., list[Any]]  # (pipeline, the model's output, tokens of each text, **parameters) -> answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Task:
 
     prepare: Prepare
     batched: bool = False  # its pipeline's forward takes several items at once
-    read: Read | None = None  # of tasks whose preprocessing is one call of the tokenizer, and whose texts are one row
+    trial: Callable[[Any], list[Any]] | None = None  # of a pipeline: inputs of several lengths, tried out together
     preprocess: dict[str, Any] = field(default_factory=dict)  # parameters of the pipeline's preprocess
     example: Callable[[Any], Any] | None = lambda pipe: "warm up"  # of a pipeline: an input that is always right
     parameters: dict[str, Any] = field(default_factory=dict)  # and parameters with it
@@ -212,6 +211,14 @@ def _masked_example(pipe: Any) -> str:
     return f"warm {pipe.tokenizer.mask_token}"
 
 
+def _texts(pipe: Any) -> list[Any]:
+    return list(trials.TEXTS)
+
+
+def _masked_texts(pipe: Any) -> list[Any]:
+    return [f"{pipe.tokenizer.mask_token} {text}" for text in trials.TEXTS]
+
+
 def _image_example(pipe: Any) -> str:
     return media.example_image()
 
@@ -231,14 +238,20 @@ def _table_example(pipe: Any) -> dict[str, Any]:
 CUT = {"truncation": True}  # to what the model can take
 
 TASKS: dict[str, Task] = {
-    "text-classification": Task(prepare=text_or_pair, batched=True, read=outputs.classes, preprocess=CUT),
-    "feature-extraction": Task(prepare=text, batched=True, read=outputs.states, preprocess=CUT),
-    "fill-mask": Task(prepare=masked_text, batched=True, preprocess={"tokenizer_kwargs": CUT}, example=_masked_example),
-    "token-classification": Task(prepare=long_text, batched=True),
-    "zero-shot-classification": Task(
-        prepare=labelled_text, batched=True, parameters={"candidate_labels": ["one", "other"]}
+    "text-classification": Task(prepare=text_or_pair, batched=True, trial=_texts, preprocess=CUT),
+    "feature-extraction": Task(prepare=text, batched=True, trial=_texts, preprocess=CUT),
+    "fill-mask": Task(
+        prepare=masked_text,
+        batched=True,
+        trial=_masked_texts,
+        preprocess={"tokenizer_kwargs": CUT},
+        example=_masked_example,
     ),
-    "text-generation": Task(prepare=prompt, batched=True, parameters={"max_new_tokens": 1}),
+    "token-classification": Task(prepare=long_text, batched=True, trial=_texts),
+    "zero-shot-classification": Task(
+        prepare=labelled_text, batched=True, trial=_texts, parameters={"candidate_labels": ["one", "other"]}
+    ),
+    "text-generation": Task(prepare=prompt, batched=True, trial=_texts, parameters={"max_new_tokens": 1}),
     "image-classification": Task(prepare=image, batched=True, example=_image_example),
     "audio-classification": Task(prepare=audio, batched=True, example=_audio_example),
     "automatic-speech-recognition": Task(prepare=audio, batched=True, example=_audio_example),

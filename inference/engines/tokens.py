@@ -6,9 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
-from transformers.tokenization_utils_base import PaddingStrategy, TruncationStrategy
-from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 CHARACTERS = 8  # of a token, more than most have
 MOST_CHARACTERS = 200  # of a token, on average: blanks and what no vocabulary has give none, and cost as much
@@ -22,6 +19,10 @@ Encode = Callable[[list[str]], dict[str, torch.Tensor]]
 def encoder(tokenizer: Any) -> Encode | None:
     """What the tokenizer answers to a list of texts, padded to the longest and cut at its limit, as tensors; None for
     a tokenizer that goes its own ways."""
+    from transformers import PreTrainedTokenizerBase
+    from transformers.tokenization_utils_base import PaddingStrategy, TruncationStrategy
+    from transformers.tokenization_utils_tokenizers import TokenizersBackend
+
     kind = type(tokenizer)
     if (
         not isinstance(tokenizer, TokenizersBackend)

@@ -2,23 +2,23 @@
 
 The pipeline's own steps are called one by one (preprocess, collate, forward, postprocess) instead of the pipeline as a
 whole: an input that is wrong then fails alone, padding never shows in an answer, and the data loader costs nothing.
+Where it would show, the trial at load finds it, and the inputs run in batches of one length, or one by one.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from transformers.pipelines.base import ChunkPipeline, PipelineException, pad_collate_fn
 
-from inference.engines import encoders, generation, masked, media, pipelines, rows, tokens
+from inference.engines import accelerate, generation, media, pipelines, rows, trials
 from inference.engines.base import Engine
 from inference.engines.faults import describe
-from inference.engines.rows import Row
-from inference.engines.tasks import CUT, TASKS, Read, With, labels, template
+from inference.engines.rows import Row, Together
+from inference.engines.tasks import TASKS, With, labels, template
 from inference.errors import InvalidInput, ModelUnavailable
 from inference.lengths import CUT_TASKS
 from inference.task_parameters import ALIASES
@@ -33,7 +33,7 @@ class Steps:
     preprocess: dict[str, Any]
     forward: dict[str, Any]
     postprocess: dict[str, Any]
-    exact: bool = False  # only rows of one length may run together
+    together: Together = Together.PADDED
     new_tokens: int = 0  # room that must be left behind a prompt
 
 
@@ -49,18 +49,37 @@ class PipelineEngine(Engine):
             )
         self.feed = TASKS[self.task]
         self.pipe = pipelines.load(self.spec, self.task, device)
-        layers = encoders.install(self.pipe.model, self.pipe.tokenizer) if self.pipe.tokenizer else None
-        self.padded = layers is None
         if self.task in CUT_TASKS:
             self.max_tokens = self.pipe.tokenizer.model_max_length
-        self.encode = tokens.encoder(self.pipe.tokenizer) if self.feed.read else None
-        if layers and self.task in ("text-classification", "zero-shot-classification"):
-            encoders.read_firsts_only(layers, self.pipe.model, self.pipe.tokenizer)
-        if self.task == "fill-mask":
-            masked.install(self.pipe, f"warm {self.pipe.tokenizer.mask_token}")
+        self.shortcuts = accelerate.Shortcuts(self.task, trials.Verdict(together=Together.PADDED))
+        self.at_once: Any = None
         if self.feed.batched:
             extractor = self.pipe.feature_extractor or self.pipe.image_processor
             self.collate = pad_collate_fn(self.pipe.tokenizer, extractor)
+        if self.feed.trial:
+            self._try_out(self.feed.trial(self.pipe))
+
+    def _try_out(self, inputs: list[Any]) -> None:
+        """Find out how inputs may run together, and what may be computed in a cheaper way."""
+        trial = trials.Trial(self._values, inputs)
+        self.shortcuts = accelerate.install(self.pipe.model, self.pipe.tokenizer, self.task, trial)
+        self.shortcuts.add(
+            "texts at once",
+            lambda: accelerate.at_once(self.pipe, self.task, lambda at_once: setattr(self, "at_once", at_once)),
+            lambda: self._same_at_once(inputs[:1]) and self._same_at_once(inputs),
+        )
+        self.padded, self.note = self.shortcuts.padded, self.shortcuts.verdict.note
+
+    def _values(self, inputs: Sequence[Any], together: Together) -> list[trials.Answer]:
+        """What the model computes for inputs, before the pipeline makes answers of it."""
+        generates = self.task == "text-generation"
+        steps = replace(self._steps(generation.TRIAL if generates else self.feed.parameters), together=together)
+        ready = [row for index, value in enumerate(inputs) for row in self._rows(index, value, steps)]
+        return [trials.read(output, row, self.pipe) for row, output in self._outputs(ready, steps, limit=len(ready))]
+
+    def _same_at_once(self, inputs: list[Any]) -> bool:
+        steps = self._steps(self.feed.parameters)
+        return trials.alike(self._together(inputs, steps), self._item_by_item(inputs, steps))
 
     def warm_up(self) -> None:
         if self.feed.example is None:
@@ -75,7 +94,9 @@ class PipelineEngine(Engine):
         steps = _in_place(self._steps, parameters)
         if isinstance(steps, BaseException):
             return [steps] * len(inputs)
-        return self._together(inputs, steps)
+        answers = self.shortcuts.guard(lambda: self._together(inputs, steps))
+        self.padded = self.shortcuts.padded
+        return answers
 
     def _alone(self, value: Any, parameters: dict[str, Any]) -> Any:
         prepared = self.feed.prepare(value, self.pipe)
@@ -84,43 +105,34 @@ class PipelineEngine(Engine):
         return _without_pictures(self.pipe(prepared, **parameters))
 
     def _together(self, inputs: list[Any], steps: Steps) -> list[Any]:
-        if self.feed.read and (at_once := self._at_once(self.feed.read, inputs, steps)):
-            return at_once
+        if self._fit_at_once(inputs, steps):
+            found = self.at_once.answers(inputs, steps.preprocess, steps.forward, steps.postprocess)
+            if found:
+                return list(found)
+        return self._item_by_item(inputs, steps)
+
+    def _fit_at_once(self, inputs: list[Any], steps: Steps) -> bool:
+        padded = len(inputs) == 1 or max(steps.together, self.shortcuts.verdict.together) is Together.PADDED
+        return self.at_once is not None and padded and all(isinstance(value, str) for value in inputs)
+
+    def _item_by_item(self, inputs: list[Any], steps: Steps) -> list[Any]:
         answers: list[Any] = [_in_place(self._rows, index, value, steps) for index, value in enumerate(inputs)]
         ready = [row for answer in answers if isinstance(answer, list) for row in answer]
+        steps = replace(steps, together=max(steps.together, self.shortcuts.verdict.together))
         outputs_of: dict[int, list[Any]] = defaultdict(list)
-        limit = max(len(inputs), self.spec.max_batch_size)
-        for group in rows.groups(ready, limit=limit, exact=steps.exact):
-            outputs = rows.forward(group, self.pipe.forward, self.collate, steps.forward)
-            for row, output in zip(group, outputs, strict=True):
-                outputs_of[row.item].append(self._cut(output, row.tokens))
+        for row, output in self._outputs(ready, steps, limit=max(len(inputs), self.spec.max_batch_size)):
+            outputs_of[row.item].append(self._cut(output, row.tokens))
         for index, parts in outputs_of.items():
             answers[index] = _in_place(self._finish, parts, steps)
         return answers
 
-    def _at_once(self, read: Read, texts: list[Any], steps: Steps) -> list[Any] | None:
-        """Answers to texts that go through the tokenizer in one call, which costs half of one call each (40 µs a text
-        less). None when one of them is not a text: going item by item then finds which."""
-        if not all(isinstance(text, str) for text in texts):
-            return None
-        try:
-            batch = self._tokens([tokens.beginning(self.pipe.tokenizer, text) for text in texts], steps.preprocess)
-        except _WRONG_INPUT:
-            return None
-        if "attention_mask" not in batch:
-            return None
-        lengths = batch["attention_mask"].sum(1).tolist()
-        output = self.pipe.forward(batch, **steps.forward)
-        answers = _in_place(lambda: read(self.pipe, output, lengths, **steps.postprocess))
-        return [answers] * len(texts) if isinstance(answers, BaseException) else answers
-
-    def _tokens(self, texts: list[str], parameters: dict[str, Any]) -> Mapping[str, torch.Tensor]:
-        if self.encode and parameters == CUT:
-            return self.encode(texts)
-        found: Mapping[str, torch.Tensor] = self.pipe.tokenizer(
-            texts, **{**parameters, "padding": True, "return_tensors": "pt"}
-        )
-        return found
+    def _outputs(self, ready: list[Row], steps: Steps, *, limit: int) -> list[tuple[Row, Any]]:
+        """Rows in their order, each with the model's output to it."""
+        outputs: dict[int, Any] = {}
+        for group in rows.groups(ready, limit=limit, together=steps.together):
+            found = rows.forward(group, self.pipe.forward, self.collate, steps.forward)
+            outputs |= {id(row): output for row, output in zip(group, found, strict=True)}
+        return [(row, outputs[id(row)]) for row in ready]
 
     def _cut(self, output: Any, own: int) -> Any:
         """Of feature extraction, the states of the text's own tokens and none of the padding."""
@@ -137,7 +149,7 @@ class PipelineEngine(Engine):
             preprocess={**self.pipe._preprocess_params, **self.feed.preprocess, **before},
             forward={**self.pipe._forward_params, **run},
             postprocess={**self.pipe._postprocess_params, **after},
-            exact=generates and generation.sees_padding(self.pipe, run),
+            together=Together.EQUAL if generates and generation.sees_padding(self.pipe, run) else Together.PADDED,
             new_tokens=run.get("max_new_tokens", 0),
         )
 
@@ -151,6 +163,8 @@ class PipelineEngine(Engine):
         features = self.pipe.preprocess(prepared, **parameters)
         found = features if isinstance(self.pipe, ChunkPipeline) else [features]
         made = [Row(item=index, features=features) for features in found]
+        if any("input_ids" in row.features and not row.tokens for row in made):
+            raise InvalidInput("The text is empty for this model's tokenizer: send at least one word.")
         if self.task == "text-generation":
             self._check_room(made[0], steps.new_tokens)
         return made

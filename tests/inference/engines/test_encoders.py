@@ -11,7 +11,8 @@ import torch
 import transformers
 
 from inference.catalog import ModelSpec
-from inference.engines import encoders, loading, ragged
+from inference.engines import accelerate, encoders, loading, ragged, trials
+from inference.engines.rows import Together
 from tests import tiny_models
 
 SHAPE = {
@@ -64,6 +65,23 @@ def scores(model: Any, texts: list[str]) -> torch.Tensor:
         return model(**tokenizer(texts)).logits
 
 
+def trial_of(model: Any, answer: Callable[[Any, list[str]], Any]) -> trials.Trial:
+    """One text at a time, or all padded."""
+
+    def answers(texts: Any, together: Together) -> list[trials.Answer]:
+        groups = [list(texts)] if together is Together.PADDED else [[text] for text in texts]
+        return [[row] for group in groups for row in answer(model, group)]
+
+    return trials.Trial(answers, TEXTS)
+
+
+def install(model: Any) -> encoders.Layers:
+    made = encoders.no_padding(model)
+    assert made is not None
+    made.on()
+    return made.layers
+
+
 def rows_computed(model: Any, run: Callable[[Any, list[str]], object], texts: list[str]) -> list[int]:
     """How many tokens each layer computes to its end."""
     with patch.object(encoders.Layer, "_finish", autospec=True, side_effect=encoders.Layer._finish) as finish:
@@ -78,35 +96,36 @@ class EncoderTests(TestCase):
                 with self.subTest(kind, call_cost=call_cost), patch.object(ragged, "CALL_COST", call_cost):
                     model = model_of(kind)
                     alone = [states(model, [text])[0] for text in TEXTS]
-                    self.assertIsNotNone(encoders.install(model, tokenizer))
+                    install(model)
                     for own, together in zip(alone, states(model, TEXTS), strict=True):
                         torch.testing.assert_close(together, own, rtol=1e-4, atol=1e-4)
                     torch.testing.assert_close(states(model, TEXTS[:1])[0], alone[0], rtol=1e-4, atol=1e-4)
 
     def test_layers_compute_the_tokens_of_the_texts_and_no_others(self):
         model = model_of("bert")
-        encoders.install(model, tokenizer)
+        install(model)
         tokens = sum(len(text.split()) + 2 for text in TEXTS)
         self.assertEqual(rows_computed(model, states, TEXTS), [tokens, tokens])
 
     def test_a_model_that_answers_differently_is_padded(self):
         model = model_of("bert", is_decoder=True)
         before = states(model, TEXTS)
-        with self.assertLogs(encoders.logger, "WARNING"):
-            self.assertIsNone(encoders.install(model, tokenizer))
+        with self.assertLogs(accelerate.logger, "WARNING"):
+            installed = accelerate.install(model, tokenizer, "", trial_of(model, states))
+        self.assertFalse(installed.unpadded)
         torch.testing.assert_close(states(model, TEXTS), before)
 
     def test_layers_with_other_parts_are_left_alone(self):
         model = model_of("bert")
         dense = model.encoder.layer[1].intermediate.dense
         model.encoder.layer[1].intermediate.dense = torch.nn.Sequential(dense)
-        self.assertIsNone(encoders.install(model, tokenizer))
+        self.assertIsNone(encoders.no_padding(model))
 
     def test_another_kind_of_model_is_left_alone(self):
         config = transformers.AutoConfig.for_model(
             "gpt2", n_embd=32, n_layer=1, n_head=2, vocab_size=100, bos_token_id=1, eos_token_id=1
         )
-        self.assertIsNone(encoders.install(transformers.AutoModel.from_config(config), tokenizer))
+        self.assertIsNone(encoders.no_padding(transformers.AutoModel.from_config(config)))
 
 
 class FirstTokenTests(TestCase):
@@ -135,19 +154,17 @@ class FirstTokenTests(TestCase):
             with self.subTest(name):
                 model = classifier("bert")
                 model.bert.pooler.register_forward_pre_hook(reader)
-                layers = encoders.install(model, tokenizer)
-                assert layers is not None
-                complete = scores(model, TEXTS)
-                with self.assertLogs(encoders.logger, "WARNING"):
-                    encoders.read_firsts_only(layers, model, tokenizer)
-                self.assertFalse(layers.first_only)
-                torch.testing.assert_close(scores(model, TEXTS), complete, rtol=1e-4, atol=1e-4)
+                alone = [scores(model, [text]) for text in TEXTS]
+                trial = trial_of(model, scores)
+                with self.assertLogs(accelerate.logger, "WARNING"):
+                    accelerate.install(model, tokenizer, "text-classification", trial)
+                for text, own in zip(TEXTS, alone, strict=True):
+                    torch.testing.assert_close(scores(model, [text]), own, rtol=1e-4, atol=1e-4)
 
 
 def install_for_firsts(model: Any) -> encoders.Layers:
-    layers = encoders.install(model, tokenizer)
-    assert layers is not None
-    encoders.read_firsts_only(layers, model, tokenizer)
+    layers = install(model)
+    encoders.FirstTokens(layers).on()
     return layers
 
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from inference.catalog import ModelSpec
-from inference.engines import loading, masked
+from inference.engines import accelerate, loading, masked
 from tests import tiny_models
 from tests.inference.engines.test_encoders import DISTILBERT, SHAPE
 
@@ -32,7 +32,7 @@ class ScorerTests(TestCase):
                 config = transformers.AutoConfig.for_model(kind, **shape)
                 model = transformers.AutoModelForMaskedLM.from_config(config).eval()
                 before = scores_of(model, ids)
-                masked.Scorer(model, 3)
+                masked.Scorer(model, 3).on()
                 torch.testing.assert_close(scores_of(model, ids), before)
 
 
@@ -43,7 +43,7 @@ class EngineTests(TestCase):
         self.spec = ModelSpec(name="m", task="fill-mask", model=str(tiny_models.build("fill-mask", Path(folder.name))))
 
     def test_answers_are_those_of_the_complete_model(self):
-        with patch.object(masked, "install"):
+        with patch.object(masked, "scorer", return_value=None):
             complete = loading.ready(self.spec, "cpu").predict(TEXTS, {"top_k": 3})
         self.assertEqual(loading.ready(self.spec, "cpu").predict(TEXTS, {"top_k": 3}), complete)
 
@@ -58,8 +58,8 @@ class EngineTests(TestCase):
 
     def test_a_model_that_would_answer_differently_scores_everything(self):
         wrong = patch.object(masked.Scorer, "_choose", lambda self, last, arguments: 2 * arguments[0][self.masked])
-        with wrong, self.assertLogs(masked.logger, "WARNING"):
+        with wrong, self.assertLogs(accelerate.logger, "WARNING"):
             engine = loading.ready(self.spec, "cpu")
-        with patch.object(masked, "install"):
+        with patch.object(masked, "scorer", return_value=None):
             complete = loading.ready(self.spec, "cpu").predict(TEXTS, {})
         self.assertEqual(engine.predict(TEXTS, {}), complete)

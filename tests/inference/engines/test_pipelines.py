@@ -7,7 +7,8 @@ from unittest import TestCase
 import torch
 import transformers
 
-from inference.engines.pipelines import NO_LIMIT, max_tokens
+from inference.catalog import ModelSpec
+from inference.engines.pipelines import max_tokens
 
 UNLIMITED = 1e30  # what tokenizers say that know of no limit
 SMALL = {
@@ -21,7 +22,8 @@ def model_of(kind: str, **config: Any) -> Any:
 
 
 def limit_of(model: Any, tokens: float = UNLIMITED, *more: int | None) -> int:
-    return max_tokens(model, SimpleNamespace(model_max_length=tokens), *more)
+    spec = ModelSpec(name="m", model="x", max_batch_tokens=9000)
+    return max_tokens(spec, model, SimpleNamespace(model_max_length=tokens), *more)
 
 
 class MaxTokensTests(TestCase):
@@ -42,7 +44,7 @@ class MaxTokensTests(TestCase):
                     with self.assertRaises((IndexError, RuntimeError)):
                         model(input_ids=torch.full((1, limit_of(model) + 1), 7))
 
-    def test_a_model_without_positions_has_no_limit(self):
+    def test_a_model_without_positions_reads_what_fits_a_batch(self):
         xlnet = model_of("xlnet", vocab_size=40, d_model=16, n_layer=1, n_head=2, d_inner=16)
         self.assertEqual(xlnet.config.max_position_embeddings, -1)
-        self.assertEqual([limit_of(xlnet), limit_of(xlnet, 20)], [NO_LIMIT, 20])
+        self.assertEqual([limit_of(xlnet), limit_of(xlnet, 20)], [9000, 20])

@@ -1,0 +1,89 @@
+"""One vector of a text's token states, in the way that the folder of a sentence-transformers model says.
+
+`modules.json` names the steps, `1_Pooling/config.json` the kind of pooling (Reimers and Gurevych, 2019; weighted mean
+and last token: Muennighoff, 2022).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from inference.engines import weights
+
+Pool = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (texts, tokens, hidden), (texts, tokens, 1) to (texts, …)
+
+
+def _first(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return states[:, 0]
+
+
+def _max(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return states.masked_fill(mask == 0, -torch.inf).amax(1)
+
+
+def _mean(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return (states * mask).sum(1) / mask.sum(1)
+
+
+def _mean_by_root(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return (states * mask).sum(1) / mask.sum(1).sqrt()
+
+
+def _weighted_mean(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return _mean(states, mask * mask.cumsum(1))
+
+
+def _last(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    last = mask.sum(1).long().squeeze(1) - 1
+    return states[torch.arange(len(states), device=states.device), last]
+
+
+# By name; where a model asks for several, their vectors follow each other in this order.
+POOLS: dict[str, Pool] = {
+    "cls": _first, "max": _max, "mean": _mean, "mean_sqrt_len_tokens": _mean_by_root,
+    "weightedmean": _weighted_mean, "lasttoken": _last,
+}  # fmt: skip
+_FLAGS = {f"pooling_mode_{name}": name for name in POOLS} | {
+    f"pooling_mode_{name}_tokens": name for name in ("max", "mean", "weightedmean")
+} | {"pooling_mode_cls_token": "cls"}  # fmt: skip
+MEAN = ("mean",)
+
+
+def pool(modes: Sequence[str], states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """A vector a text, of states padded on the right; `mask` of shape (texts, tokens) is 0 for padding."""
+    own = mask.unsqueeze(2).to(states.dtype)
+    return torch.cat([POOLS[mode](states, own) for mode in modes], 1)
+
+
+def modes_of(folder: Path) -> tuple[str, ...]:
+    """The kinds of pooling that the folder asks for; a mean where it says nothing. Raises `ValueError`."""
+    modules = folder / "modules.json"
+    steps = json.loads(modules.read_text(encoding="utf-8")) if modules.is_file() else []
+    kinds = [str(step.get("type", "")).rpartition(".")[2] for step in steps]
+    if kinds and kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise ValueError(
+            f"modules.json asks for {', '.join(kinds)}; served are Transformer, Pooling and Normalize, in this order."
+            " For another step write an engine class, see docs/models.md"
+        )
+    place = steps[1]["path"] if steps else "1_Pooling"
+    if Path(place).name != place:
+        raise ValueError(f"modules.json names the folder {place!r}, which is not a folder beside it")
+    saved = weights.config(folder, f"{place}/config.json")
+    return _modes(saved) if saved or steps else MEAN
+
+
+def _modes(saved: dict[str, Any]) -> tuple[str, ...]:
+    named = saved.get("pooling_mode") or []
+    asked = [str(name).lower() for name in named] if isinstance(named, list) else str(named).lower().split("+")
+    asked += [_FLAGS.get(name, name) for name, on in saved.items() if name.startswith("pooling_mode_") and on is True]
+    unknown = [name for name in asked if name not in POOLS]
+    if unknown or not asked:
+        raise ValueError(
+            f"the pooling {', '.join(unknown) or 'of its Pooling module'} is not known; known are {', '.join(POOLS)}"
+        )
+    return tuple(name for name in POOLS if name in asked)
