@@ -93,6 +93,7 @@ def model(spec: ModelSpec) -> dict[str, Any]:
             "workers": workers.serving(spec.name),
             "queued": backlog.queued(spec),
             "items_per_s": workers.speeds().get(spec.name),
+            "note": workers.notes().get(spec.name),
         },
     }
 

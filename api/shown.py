@@ -60,6 +60,7 @@ class ServedShown(serializers.Serializer):
     workers = serializers.IntegerField(help_text="Living workers that serve it.")
     queued = serializers.IntegerField(help_text="Jobs that wait, counted up to max_queued.")
     items_per_s = serializers.FloatField(allow_null=True, help_text="Measured, of all replicas together.")
+    note = serializers.CharField(allow_null=True, help_text="How its inputs run together, if not in padded batches.")
 
 
 class ModelShown(serializers.Serializer):

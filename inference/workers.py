@@ -91,7 +91,18 @@ def _read_speeds() -> dict[str, float]:
     return total
 
 
+def _read_notes() -> dict[str, str]:
+    rows = living().filter(state__in=SERVING).values_list("replicas", flat=True)
+    return {
+        name: note
+        for replicas in rows
+        for replica in replicas.values()
+        for name, note in replica.get("notes", {}).items()
+    }
+
+
 served_models = Remembered(_read_served)
+notes = Remembered(_read_notes)  # by model: how it is run, if in another way than most
 speeds = Remembered(_read_speeds)  # by model: items a second of all replicas together, while they run
 
 

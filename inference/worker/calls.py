@@ -28,6 +28,7 @@ class Loaded:
 
     pid: int
     models: Mapping[str, str]  # by name: READY, or why not
+    notes: Mapping[str, str] = field(default_factory=dict)  # by name: how it is run, if in another way than most
     tracebacks: Mapping[str, str] = field(default_factory=dict)  # of those whose engine's own code failed
 
 

@@ -82,6 +82,7 @@ def load_missing() -> Loaded:
     return Loaded(
         pid=os.getpid(),
         models={name: _why(name, failures[name]) if name in failures else READY for name in replica.specs},
+        notes={name: engine.note for name, engine in replica.engines.items() if engine.note},
         tracebacks={name: _trace(failure) for name, failure in failures.items() if loading.is_bug(failure)},
     )
 
@@ -95,6 +96,8 @@ def _load(name: str) -> errors.ModelUnavailable | None:
         logger.debug("model=%s not loaded on %s", name, replica.device, exc_info=True)
         return failure
     logger.info("model=%s loaded on %s in %.1f s", name, replica.device, time.monotonic() - started)
+    if note := replica.engines[name].note:
+        logger.warning("model=%s %s", name, note)
     return None
 
 

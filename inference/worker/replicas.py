@@ -30,6 +30,7 @@ class Replica:
 
     device: str
     models: dict[str, str]
+    notes: Mapping[str, str] = field(default_factory=dict)  # of how its models are run
     pid: int | None = None  # of its living process
     is_up: bool = False  # its process has told what it loaded
     had: frozenset[str] = frozenset()  # loaded by the process before; unknown again once a load has failed
@@ -67,6 +68,7 @@ class Replicas:
         for replica in self.replicas:
             if replica.pid == loaded.pid:
                 replica.models, replica.is_up, replica.told, replica.had = dict(loaded.models), True, True, frozenset()
+                replica.notes = loaded.notes
                 if len(replica.ready) == len(self.plan.models):
                     replica.pauses.reset()
                 else:
@@ -158,6 +160,11 @@ class Replicas:
     def rows(self) -> dict[str, dict[str, object]]:
         """By index, as the worker's row shows them."""
         return {
-            str(index): {"pid": replica.pid, "device": replica.device, "models": dict(replica.models)}
+            str(index): {
+                "pid": replica.pid,
+                "device": replica.device,
+                "models": dict(replica.models),
+                "notes": dict(replica.notes),
+            }
             for index, replica in enumerate(self.replicas)
         }

@@ -17,7 +17,7 @@ from inference.claims import Outcome
 from inference.engines import echo
 from inference.errors import InferenceError
 from inference.models import Job, Status, Worker, WorkerState
-from inference.workers import served_models, speeds
+from inference.workers import notes, served_models, speeds
 
 MODELS_FILE = Path(__file__).with_name("models.toml")
 Answer = Callable[[Any, dict[str, Any]], Any]
@@ -72,7 +72,7 @@ class Laborer(threading.Thread):
 class ApiTestCase(TransactionTestCase):
     def setUp(self) -> None:
         publish.redis_client().flushdb()
-        for remembered in (served_models, speeds, admission, backlog, metrics):
+        for remembered in (served_models, notes, speeds, admission, backlog, metrics):
             remembered.forget()
 
     @contextlib.contextmanager

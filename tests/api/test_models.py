@@ -1,7 +1,8 @@
 import base64
 
 from inference.engines import echo
-from inference.models import Job
+from inference.models import Job, Worker
+from inference.workers import notes
 from tests.api.base import ApiTestCase
 
 
@@ -76,6 +77,14 @@ class ListTests(ApiTestCase):
         self.assertEqual([item["name"] for item in items], ["echo", "pictures", "vectors"])
         self.assertEqual(items[0]["parameters"]["top_k"], {"type": "integer", "min": 1, "max": 10, "required": False})
         self.assertEqual(self.client.get("/v1/models/echo").json(), items[0])
+
+    def test_how_a_model_is_run_is_noted(self):
+        with self.worker():
+            self.assertIsNone(self.client.get("/v1/models/echo").json()["served"]["note"])
+            replica = {"pid": 1, "device": "cpu", "models": {"echo": "ready"}, "notes": {"echo": "Each runs alone."}}
+            Worker.objects.update(replicas={"0": replica})
+            notes.forget()
+            self.assertEqual(self.client.get("/v1/models/echo").json()["served"]["note"], "Each runs alone.")
 
     def test_an_unknown_model_is_404(self):
         self.assert_problem(self.client.get("/v1/models/nope"), 404, "unknown_model")
