@@ -11,14 +11,12 @@ from uuid import UUID
 from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models import Count
-from django.db.models.functions import Now
 from django.utils import timezone
 
-from inference import admission, fields, idempotency, intake, lengths, notices, rows, validation
-from inference.broker import publish
+from inference import admission, fields, idempotency, intake, lengths, rows, validation
 from inference.catalog import ModelSpec
 from inference.errors import BulkNotFound, InferenceError, InvalidInput
-from inference.jobs import spec_of
+from inference.jobs import cancel_many, spec_of
 from inference.models import TERMINAL, WAITING, Bulk, Job, Priority, Status
 
 CHUNK = rows.MOST
@@ -101,12 +99,8 @@ def progress(bulk: Bulk) -> Progress:
 
 def cancel(bulk: Bulk) -> int:
     """Cancel what is not finished. Returns how many jobs."""
-    cancelled = 0
     waiting = bulk.job_set.filter(status__in=WAITING).order_by()
-    for ids in _chunks(list(waiting.values_list("pk", flat=True))):
-        cancelled += waiting.filter(pk__in=ids).update(status=Status.CANCELLED, finished_at=Now())
-        notices.publish(publish.redis_client(), ids)
-    return cancelled
+    return sum(cancel_many(ids).total() for ids in _chunks(list(waiting.values_list("pk", flat=True))))
 
 
 def check_size(inputs: int) -> None:

@@ -7,6 +7,8 @@ job = jobs.wait(job.id, timeout_s=10)
 from __future__ import annotations
 
 import datetime
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -96,6 +98,17 @@ def cancel(job_id: UUID, *, owner: Any = None) -> Job:
     if cancelled:
         notices.publish(publish.redis_client(), [job_id])
     return fetch(job_id)
+
+
+def cancel_many(ids: Collection[UUID]) -> Counter[str]:
+    """How many of at most `rows.MOST` jobs were cancelled, by their status before."""
+    chosen = Job.objects.filter(pk__in=ids).order_by()
+    cancelled = Counter[str]()
+    for before in WAITING:
+        cancelled[before] = chosen.filter(status=before).update(status=Status.CANCELLED, finished_at=Now())
+    if cancelled.total():
+        notices.publish(publish.redis_client(), ids)
+    return cancelled
 
 
 def retry(

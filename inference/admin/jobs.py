@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 from uuid import UUID
 
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE, LogEntry
 from django.core.exceptions import PermissionDenied
 from django.db.models import OuterRef, QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
@@ -14,6 +15,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from inference import rows
 from inference.admin import display, steering
 from inference.admin.filters import (
     COUNT_LIMIT,
@@ -27,7 +29,8 @@ from inference.admin.readonly import ReadOnlyAdmin
 from inference.models import Job, Webhook, Worker
 
 END_OF_ID = re.compile(r"…?([0-9A-Fa-f]{8,12})")
-ACTION_LIMIT = 1000  # jobs of one action
+MOST_CANCELLED = 50_000  # of one action: a page must answer
+MOST_RETRIED = 1000  # each is submitted alone; the same jobs chosen again would run again
 
 
 @admin.register(Job)
@@ -186,18 +189,32 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Cancel the selected jobs", permissions=["steer"])
     def cancel_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
-        self.tell(request, steering.cancel(self.noted(request, queryset, "Cancelled.")))
+        """In order of age, so that what is left is what came last."""
+        oldest = queryset.order_by("pk")
+        count = oldest.count()
+        self.tell(request, steering.cancel(self.chunks(request, oldest, "Cancelled.")))
+        if count > MOST_CANCELLED:
+            text = f"{count - MOST_CANCELLED:,} of {count:,} jobs are left as they were: choose them and cancel again."
+            self.message_user(request, text, messages.WARNING)
 
     @admin.action(description="Run the selected jobs again, as new jobs", permissions=["steer"])
     def retry_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
-        self.tell(request, steering.retry(self.noted(request, queryset, "Submitted again as a new job.")))
+        if (count := queryset.count()) > MOST_RETRIED:
+            text = f"None of {count:,} jobs was run again: choose at most {MOST_RETRIED:,} at once, by the filters."
+            self.message_user(request, text, messages.ERROR)
+            return
+        oldest = queryset.order_by("pk")
+        ids = [job_id for chunk in self.chunks(request, oldest, "Submitted again as a new job.") for job_id in chunk]
+        self.tell(request, steering.retry(ids))
 
-    def noted(self, request: HttpRequest, queryset: QuerySet[Job], message: str) -> list[Job]:
-        """The jobs of one action, with a line in the history of each."""
-        chosen = list(queryset[:ACTION_LIMIT])
-        for job in chosen:
-            self.log_change(request, job, message)
-        return chosen
+    def chunks(self, request: HttpRequest, oldest: QuerySet[Job], message: str) -> Iterator[list[UUID]]:
+        """The ids of one action's jobs, with a line in the history of each."""
+        jobs = oldest.only("pk", "model")
+        last, done = UUID(int=0), 0
+        while (chunk := list(jobs.filter(pk__gt=last)[: rows.MOST])) and done < MOST_CANCELLED:
+            LogEntry.objects.log_actions(str(request.user.pk), chunk, CHANGE, message)
+            yield [job.pk for job in chunk]
+            last, done = chunk[-1].pk, done + len(chunk)
 
     def tell(self, request: HttpRequest, report: Iterable[steering.Line]) -> None:
         for line in report:

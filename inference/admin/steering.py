@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from uuid import UUID
 
 from django.contrib import messages
+from django.db.models import Count
 
 from inference import errors, jobs
 from inference.admin import display
@@ -21,28 +23,27 @@ class Line:
     text: str
 
 
-def cancel(chosen: Iterable[Job]) -> Iterator[Line]:
-    cancelled: Counter[str] = Counter()  # by the status before
-    finished: Counter[str] = Counter()
-    for job in chosen:
-        after = jobs.cancel(job.pk).status
-        if after == Status.CANCELLED != job.status:
-            cancelled[job.status] += 1
-        else:
-            finished[after] += 1
+def cancel(chunks: Iterable[Sequence[UUID]]) -> Iterator[Line]:
+    """Each chunk at once: a selection may be a whole queue."""
+    cancelled, left = Counter[str](), Counter[str]()
+    for ids in chunks:
+        now = jobs.cancel_many(ids)
+        cancelled += now
+        states = Job.objects.filter(pk__in=ids).order_by().values_list("status").annotate(Count("pk"))
+        left += Counter(dict(states)) - Counter({Status.CANCELLED: now.total()})
     yield from _counted(messages.SUCCESS, cancelled[Status.QUEUED], "cancelled before a run")
     yield from _counted(messages.SUCCESS, cancelled[Status.RUNNING], "cancelled while running, with the output dropped")
-    for status, count in finished.items():
+    for status, count in left.items():
         yield from _counted(messages.WARNING, count, f"left as found: {status} already")
 
 
-def retry(chosen: Iterable[Job]) -> Iterator[Line]:
+def retry(ids: Iterable[UUID]) -> Iterator[Line]:
     accepted, refused = 0, Counter[str]()
-    for job in chosen:
+    for job_id in ids:
         try:
-            jobs.retry(job.pk)
+            jobs.retry(job_id)
             accepted += 1
-        except errors.SubmissionError as error:
+        except errors.InferenceError as error:
             refused[error.message] += 1
     yield from _counted(messages.SUCCESS, accepted, "submitted again, as new jobs with ids of their own")
     for reason, count in refused.items():

@@ -3,7 +3,10 @@
 import datetime
 import re
 import uuid
+from unittest.mock import patch
+from urllib.parse import urlencode
 
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import TestCase
@@ -11,7 +14,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from inference import rows
 from inference.admin import display, filters
+from inference.admin import jobs as admin_jobs
 from inference.models import Bulk, Job, Priority, Status, Webhook, WebhookState, Worker, WorkerState
 
 JOBS = reverse("admin:inference_job_changelist")
@@ -182,6 +187,36 @@ class TestActions(AdminCase):
         self.assertEqual(
             set(Job.objects.filter(status=Status.QUEUED).values_list("inputs", flat=True)), {"text 0", "text 1"}
         )
+
+    def act_on_all(self, action: str, **query: str) -> list[str]:
+        """As "select all" of every page does."""
+        data = {"action": action, "select_across": "1", "_selected_action": [Job.objects.all()[0].pk]}
+        answer = self.client.post(f"{JOBS}?{urlencode(query)}", data, follow=True)
+        return [str(message) for message in answer.context["messages"]]
+
+    def test_all_that_a_filter_finds_are_cancelled(self) -> None:
+        done = make_job(status=Status.SUCCEEDED)
+        Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(1203))
+        self.assertEqual(self.act_on_all("cancel_jobs", status__exact="queued"), ["1203 jobs cancelled before a run"])
+        self.assertEqual(Job.objects.filter(status=Status.CANCELLED).count(), 1203)
+        self.assertEqual(LogEntry.objects.filter(change_message__contains="Cancelled").count(), 1203)
+        self.assertEqual(Job.objects.get(pk=done.pk).status, Status.SUCCEEDED)
+
+    def test_what_one_action_does_not_reach_is_counted(self) -> None:
+        Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(7))
+        with patch.object(admin_jobs, "MOST_CANCELLED", 4), patch.object(rows, "MOST", 2):
+            told = self.act_on_all("cancel_jobs")
+        self.assertEqual(told[0], "4 jobs cancelled before a run")
+        self.assertIn("3 of 7 jobs are left", told[1])
+
+    def test_more_than_can_be_run_again_at_once_are_refused_as_a_whole(self) -> None:
+        Job.objects.bulk_create(Job(model="embeddings", inputs="x", status=Status.FAILED) for _ in range(3))
+        with patch.object(admin_jobs, "MOST_RETRIED", 2):
+            self.assertEqual(
+                self.act_on_all("retry_jobs"),
+                ["None of 3 jobs was run again: choose at most 2 at once, by the filters."],
+            )
+        self.assertEqual(Job.objects.count(), 3)
 
     def test_a_retry_that_is_refused_says_why(self) -> None:
         [message] = self.act("retry_jobs", make_job(status=Status.FAILED, model="gone"))
