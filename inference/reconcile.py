@@ -45,7 +45,7 @@ def reconcile(*, answering_s: float = math.inf) -> None:
         _mark_silent()
         _give_back_lost()
     _give_back_stopped()
-    _expire()
+    expire()
     try:
         _send_again()
     except errors.BrokerUnavailable as error:
@@ -100,7 +100,7 @@ def _give_back_stopped() -> None:
         logger.warning("%d running jobs of stopped workers given back", given)
 
 
-def _expire() -> None:
+def expire() -> None:
     overdue = Job.objects.filter(status=Status.QUEUED, expires_at__lte=Now())
     if expired := _finish(
         overdue, Status.EXPIRED, error_code=errors.Expired.code, error_detail="Not started before its deadline."

@@ -135,6 +135,7 @@ class BatchingStep(bootsteps.StartStopStep):
         order, presence = c.controller.inference_order, c.controller.presence
         c.dispatcher = Dispatcher(order.catalog, c.controller.inference_replicas, lambda: c.pool._pool)
         c.dispatcher.on_rows_left = c.controller.upkeep.give_back
+        c.dispatcher.on_expired = c.controller.upkeep.expire_soon
         c.dispatch_soon = lambda: self._dispatch_soon(c)
         biggest = max(spec.max_batch_size for spec in c.dispatcher.specs.values())
         c.initial_prefetch_count = order.plan.replicas * biggest * 2  # one batch running, one to choose the next from

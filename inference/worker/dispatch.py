@@ -33,7 +33,7 @@ STUCK_S = 30.0  # past the limit that a child keeps to itself, while the databas
 KILL_GRACE_S = 1.0  # between asking a stuck child for its stack and killing it
 
 
-def _nobody(batches: frozenset[UUID]) -> None:
+def _nobody(*_: object) -> None:
     """Until the worker listens."""
 
 
@@ -52,6 +52,7 @@ class Dispatcher:
         self.isolation = Isolation()
         self.totals = Totals()
         self.on_rows_left: Callable[[frozenset[UUID]], None] = _nobody
+        self.on_expired: Callable[[], None] = _nobody
         self.connected = False
         self.answering_s: Callable[[], float] = lambda: math.inf  # for how long the database has answered
         self.looped_at = time.monotonic()
@@ -279,11 +280,13 @@ class Dispatcher:
         self.kick()
 
     def _drop_expired(self) -> None:
-        """Their messages are done with; the reconciler marks the rows."""
-        for queue in self.queues.values():
-            for item in queue.expire(time.time()):
-                for request in self.held.pop(item.id).requests:
-                    request.finished(errors.Expired.code, 0.0)
+        """Their messages are done with; the rows are marked beside the event loop."""
+        expired = [item for queue in self.queues.values() for item in queue.expire(time.time())]
+        for item in expired:
+            for request in self.held.pop(item.id).requests:
+                request.finished(errors.Expired.code, 0.0)
+        if expired:
+            self.on_expired()
 
     def _kill_stuck(self, batch: Batch, pid: int, stuck_s: float) -> None:
         if not batch.stuck:

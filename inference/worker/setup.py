@@ -74,7 +74,7 @@ def _plan(worker: Any) -> None:
     worker.presence.register()
     signals.worker_shutting_down.connect(worker.presence.leave)
     worker.presence.start()
-    worker.upkeep = Upkeep(worker.presence)
+    worker.upkeep = Upkeep(worker.presence, models)
     worker.upkeep.start()
 
 

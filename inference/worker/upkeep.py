@@ -14,10 +14,10 @@ from uuid import UUID
 from django.conf import settings
 from django.db import connection
 
-from inference import catalog, errors, reconcile, retention
+from inference import errors, reconcile, retention
 from inference.broker import publish
+from inference.catalog import Catalog
 from inference.failures import is_away
-from inference.models import Worker
 from inference.worker.presence import Presence
 from inference.worker.watchdog import Watchdog
 
@@ -29,26 +29,42 @@ ROUND_S = settings.WORKER_SILENT_S / 3
 class Upkeep(threading.Thread):
     """Finds what others left undone, removes what is old, and ends this worker when it has stopped working."""
 
-    def __init__(self, presence: Presence) -> None:
+    def __init__(self, presence: Presence, models: Catalog) -> None:
         super().__init__(name="upkeep", daemon=True)
         self.presence = presence
+        self.models = models
         self._watchdog = Watchdog()
         self._sweeper = retention.Sweeper()
         self._given_up: deque[UUID] = deque()
         self._stopping = threading.Event()
+        self._woken = threading.Event()
 
     def run(self) -> None:
         while not self._stopping.is_set():
             for chore in (self._watch, self._give_back, self._reconcile, self._sweeper.sweep):
                 self._do(chore)
-            self._stopping.wait(ROUND_S)
+            self._rest()
+
+    def _rest(self) -> None:
+        """Until the next round, but for what the event loop has left to be done."""
+        until = time.monotonic() + ROUND_S
+        while self._woken.wait(max(0.0, until - time.monotonic())) and not self._stopping.is_set():
+            self._woken.clear()
+            self._do(self._give_back)
+            self._do(reconcile.expire)
 
     def stop(self) -> None:
         self._stopping.set()
+        self._woken.set()
+
+    def expire_soon(self) -> None:
+        """Jobs that this worker held are past their deadline: their rows are to say so."""
+        self._woken.set()
 
     def give_back(self, batches: Iterable[UUID]) -> None:
-        """The next round gives the rows of these batches back to the queue: they are over, and not run again here."""
+        """Soon the rows of these batches are queued again: they are over, and not run again here."""
         self._given_up.extend(batches)
+        self._woken.set()
 
     def _give_back(self) -> None:
         while self._given_up:
@@ -74,9 +90,7 @@ class Upkeep(threading.Thread):
         if self.presence.facts is None:
             return
         facts = self.presence.facts()
-        specs = catalog.load_cached(settings.MODELS_FILE)
-        served = Worker.objects.values_list("model_names", flat=True).get(pk=self.presence.plan.worker)
-        waiting = sum(publish.queue_lengths([specs[name].queue for name in served]).values())
+        waiting = sum(publish.queue_lengths([self.models[name].queue for name in facts.model_names]).values())
         reason = self._watchdog.reason(
             now=time.monotonic(), looped_at=facts.looped_at, waiting=waiting, held=facts.held,
             busy=facts.replicas_busy, ready=facts.replicas_ready,

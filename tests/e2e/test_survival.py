@@ -7,6 +7,7 @@ import signal
 from uuid import UUID
 
 import redis
+from django.conf import settings
 
 from inference.engines import echo
 from inference.models import Job, Status
@@ -50,6 +51,13 @@ class TestSurvival(StackCase):
         self.stack.children["worker1"].kill()
         self.stack.start_worker("worker1")
         self.assert_each_succeeded(ids)
+
+    def test_a_job_before_its_last_recovery_runs_alone_and_succeeds(self) -> None:
+        last = settings.MAX_RECOVERIES - 1
+        new = (Job(model="echo", inputs=f"text {number}", recoveries=last) for number in range(3))
+        ids = [job.pk for job in self.stack.jobs.bulk_create(new)]
+        self.assert_each_succeeded(ids)
+        self.assertEqual(set(self.stack.jobs.filter(pk__in=ids).values_list("batch_size", "attempts")), {(1, 1)})
 
     def test_a_job_accepted_without_a_broker_runs_when_it_is_back(self) -> None:
         self.stack.children["broker"].kill()

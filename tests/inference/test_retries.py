@@ -30,7 +30,7 @@ LISTED = {
     "inference/welcome.py Welcome.sent": "2 s, for an answer that may be a second old",
     "inference/welcome.py Welcome.wait_for": "growing pauses, until the operator stops it",
     "inference/worker/presence.py Presence.run": "growing pauses up to the heartbeat's own",
-    "inference/worker/upkeep.py Upkeep.run": "a round every ROUND_S: what failed has its next turn then",
+    "inference/worker/upkeep.py Upkeep._rest": "a round every ROUND_S: what failed has its next turn then",
     "project/settings.py": "Celery's connection to the broker: its pauses grow by 2 s up to 30 s",
 }
 

@@ -6,9 +6,11 @@ from unittest.mock import patch
 from uuid import uuid4
 
 from django.test import TransactionTestCase, override_settings
+from django.utils import timezone
 
 from inference import reconcile
-from inference.models import Worker, WorkerState
+from inference.models import Job, Status, Worker, WorkerState
+from inference.worker import upkeep as upkeep_module
 from inference.worker.devices import Plan
 from inference.worker.presence import LATE_S, Facts, Presence
 from inference.worker.upkeep import Upkeep
@@ -35,7 +37,7 @@ def make_presence(**values) -> Presence:
 class HeartbeatTests(TransactionTestCase):
     def test_a_round_of_upkeep_that_takes_long_delays_no_heartbeat(self):
         presence = make_presence()
-        upkeep = Upkeep(presence)
+        upkeep = Upkeep(presence, {})
         reached, go_on = threading.Event(), threading.Event()
 
         def takes_long(**_) -> None:
@@ -50,6 +52,15 @@ class HeartbeatTests(TransactionTestCase):
             row = Worker.objects.get(pk=presence.plan.worker)
             eventually(lambda: Worker.objects.filter(pk=row.pk, heartbeat_at__gt=row.heartbeat_at).exists())
             self.assertFalse(go_on.is_set())
+
+    def test_what_expires_in_this_worker_is_told_before_the_next_round(self):
+        upkeep = Upkeep(make_presence(), {})
+        with patch.object(upkeep_module, "ROUND_S", 600):
+            self.start(upkeep)
+            eventually(lambda: upkeep._sweeper._next_at_s, "the first round is over")
+            job = Job.objects.create(model="m", inputs="x", expires_at=timezone.now())
+            upkeep.expire_soon()
+            eventually(lambda: Job.objects.filter(pk=job.pk, status=Status.EXPIRED).exists())
 
     def test_the_database_answers_for_as_long_as_no_heartbeat_came_late(self):
         presence = make_presence()
