@@ -7,6 +7,7 @@ means that somebody else owns the job now, and the outcome is dropped.
 from __future__ import annotations
 
 import datetime
+import functools
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
@@ -76,7 +77,7 @@ def claim(
     its own: the answer to an earlier claim may have been lost on its way.
     """
     takes_over = (*takes_over, batch)
-    lease_sql, lease = _compiled(Now() + datetime.timedelta(seconds=time_limit_s + LEASE_MARGIN_S))
+    lease_sql, lease = _in_seconds(time_limit_s + LEASE_MARGIN_S, connection.vendor)
     with connection.cursor() as cursor:
         cursor.execute(
             _claim_sql(len(ids), len(takes_over), lease_sql),
@@ -137,11 +138,13 @@ def _record_row(batch: UUID, outcome: Outcome, batch_size: int) -> list[Any]:
 
 def _now_sql() -> str:
     """The clock of the database: no two hosts' clocks are ever compared. Doubled where it passes through `%`."""
-    return _compiled(Now())[0]
+    return _in_seconds(0.0, connection.vendor)[0]
 
 
-def _compiled(moment: Any) -> tuple[str, Sequence[Any]]:
-    """An expression of time as SQL and its values."""
+@functools.cache
+def _in_seconds(seconds: float, vendor: str) -> tuple[str, Sequence[Any]]:
+    """So much later than now, as SQL and its values. To compile it takes a millisecond."""
+    moment: Any = Now() + datetime.timedelta(seconds=seconds) if seconds else Now()
     query = Job.objects.all().query
     sql, values = query.get_compiler(connection=connection).compile(moment.resolve_expression(query))
     return str(sql), values
