@@ -56,6 +56,8 @@ def _scoped(tree: ast.AST, scope: str) -> Iterator[tuple[str, ast.AST]]:
 def _tries_again(node: ast.AST) -> bool:
     if isinstance(node, ast.While):
         return any(_catches(inner) or _pauses(inner) for inner in ast.walk(node))
+    if isinstance(node, ast.For):
+        return any(_pauses(inner) for inner in ast.walk(node))
     if isinstance(node, ast.Assign):
         return any(_is_setting(target) for target in node.targets)
     if isinstance(node, ast.Dict):
@@ -84,5 +86,10 @@ class RetryTests(unittest.TestCase):
         self.assertEqual(sorted(set(places())), sorted(LISTED))
 
     def test_a_new_loop_is_seen(self):
-        for loop in ("while True:\n try: f()\n except OSError: pass", "while f():\n time.sleep(1)", "f(max_retries=9)"):
+        for loop in (
+            "while True:\n try: f()\n except OSError: pass",
+            "while f():\n time.sleep(1)",
+            "for _ in x:\n time.sleep(1)",
+            "f(max_retries=9)",
+        ):
             self.assertTrue(any(_tries_again(node) for node in ast.walk(ast.parse(loop))), loop)
