@@ -35,6 +35,17 @@ def plain(value: Any) -> Any:
     raise BadOutput(f"The engine's answer holds a {kind.__name__}; an answer is made of JSON values.")
 
 
+def size(value: Any) -> int:
+    """About how many numbers the JSON `value` is as large as: sixteen characters of a text are one."""
+    if isinstance(value, str):
+        return 1 + len(value) // 16
+    if isinstance(value, dict):
+        return 1 + sum(map(size, value.values()))
+    if isinstance(value, list):
+        return len(value) if value and isinstance(value[0], float) else 1 + sum(map(size, value))
+    return 1
+
+
 def _finite_list(values: list[float]) -> list[float]:
     """A sum is not finite if a number in it is not; a sum can also overflow, so then each is looked at."""
     if not math.isfinite(sum(values)):

@@ -25,6 +25,7 @@ from inference.broker import publish
 from inference.catalog import ModelSpec
 from inference.claims import Claimed, Outcome
 from inference.engines import loading
+from inference.engines.answers import size
 from inference.engines.base import Engine
 from inference.engines.run import RunReport
 from inference.engines.run import run as run_engine
@@ -37,6 +38,8 @@ T = TypeVar("T")
 
 CLAIM_PATIENCE_S = 8.0  # then the main process sends the batch again later
 RECORD_PATIENCE_S = 3600.0  # results are kept for as long
+
+MOST_ANSWERED = 2_000_000  # numbers: what a process that shows them takes 150 MB for
 
 VERDICTS = {
     errors.Crashed.code: "The process that ran this input died, twice, and with this input alone.",
@@ -209,6 +212,9 @@ def _outcome(job: Claimed, answers: list[object]) -> Outcome:
             if isinstance(answer, errors.JobError):
                 logger.warning("job=%s model=%s %s: %s%s", job.id, job.model, answer.code, where, answer.message)
             return Outcome(job_id=job.id, error_code=answer.code, error_detail=where + answer.message)
+    if (held := size(answers)) > MOST_ANSWERED:
+        detail = f"The answer holds about {held} numbers, where at most {MOST_ANSWERED} are kept: send less in one job."
+        return Outcome(job_id=job.id, error_code=errors.BadOutput.code, error_detail=detail)
     return Outcome(job_id=job.id, output=answers if _is_list(job) else answers[0])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from inference.engines.embeddings import SentenceEmbeddings
 from inference.engines.run import run
 from inference.errors import InvalidInput
 from tests import tiny_models
+from tests.inference.engines.test_media import png_bomb
 from tests.inference.engines.test_tokens import Recorder
 
 LONG = "the dog runs in paris " * 100_000
@@ -67,6 +69,19 @@ class LongTextTests(TestCase):
         long, short = engine.embed([LONG]), engine.embed([LONG[:6600]])
         self.assertLess(recorder.characters, READ)
         self.assertLess((long - short).abs().max().item(), 1e-5)
+
+
+class ImageTests(TestCase):
+    def test_an_image_that_is_too_large_fails_alone(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            model = str(tiny_models.build("image-classification", Path(folder)))
+            engine = loading.ready(
+                ModelSpec(name="m", task="image-classification", model=model, dtype="float32"), "cpu"
+            )
+        large = base64.b64encode(png_bomb(8_000, 6_300)).decode()
+        first, bad, last = run(engine, [tiny_models.png(), large, tiny_models.png()], {}).outcomes
+        self.assertIsInstance(bad, InvalidInput)
+        self.assertEqual(first, last)
 
 
 class ProductTests(TestCase):

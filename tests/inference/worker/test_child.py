@@ -70,6 +70,12 @@ class RecordTests(TransactionTestCase):
         endless.append(endless)
         self.assertEqual(self.run_with(endless).error_code, errors.BadOutput.code)
 
+    def test_an_answer_that_is_too_large_fails_alone(self):
+        for answer in ([[0.5] * 1000] * 2001, "a" * 33_000_000, [{"a": [1] * 1000}] * 2001):
+            job = self.run_with(answer)
+            self.assertEqual(job.error_code, errors.BadOutput.code)
+            self.assertIn("at most 2000000 are kept", job.error_detail)
+
     def test_what_only_the_database_refuses_fails_alone(self):
         self.assertEqual(self.run_with(10**5000).error_code, errors.BadOutput.code)
 
