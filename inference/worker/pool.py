@@ -89,12 +89,12 @@ class ReplicaPool(asynpool.AsynPool):
             super()._repopulate_pool(exitcodes)
             return
         living = {process.index for process in self._pool}
-        for index in range(self._processes):
-            if index not in living and self._state == RUN:
-                self.replicas.ended(index)
-                self._keep_able()
-                if self.replicas.may_start(index):
-                    self._create_worker_process(index)
+        for index in set(range(len(self.replicas.replicas))) - living:
+            self.replicas.ended(index)
+        self._keep_able()
+        for index in set(range(self._processes)) - living:
+            if self._state == RUN and self.replicas.may_start(index):
+                self._create_worker_process(index)
 
     def try_again(self) -> None:
         """Restart the children that lack what others run; let one load what all lack."""

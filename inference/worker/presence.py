@@ -111,7 +111,7 @@ class Presence(threading.Thread):
             Worker.objects.filter(pk=self.plan.worker).update(heartbeat_at=Now())
             return
         facts = self.facts()
-        columns = _columns(facts) | ({"state": WorkerState.STOPPING} if self.leaving else {})
+        columns = _columns(facts) | ({"state": WorkerState.STOPPING, "model_names": []} if self.leaving else {})
         Worker.objects.filter(pk=self.plan.worker).exclude(state=WorkerState.STOPPED).update(
             heartbeat_at=Now(), jobs_per_s=self._rate.of(facts.finished), **columns
         )

@@ -51,15 +51,22 @@ class Replicas:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.replicas = [Replica(plan.device_of(i), dict.fromkeys(plan.models, LOADING)) for i in range(plan.replicas)]
+        self.replicas: list[Replica] = []
+        self._grow(plan.replicas)
         self.serving: frozenset[str] = frozenset()  # what can be run now
         self._tries = _pauses()
         self._try_at = 0.0  # monotonic: when a child that runs what all run may try to load what all lack
         self._said: set[tuple[str, str]] = set()
 
+    def _grow(self, count: int) -> None:
+        """`celery control pool_grow` makes more than were planned."""
+        for index in range(len(self.replicas), count):
+            self.replicas.append(Replica(self.plan.device_of(index), dict.fromkeys(self.plan.models, LOADING)))
+
     # What happens to the children
 
     def started(self, index: int, pid: int) -> None:
+        self._grow(index + 1)
         replica = self.replicas[index]
         replica.pid, replica.is_up = pid, False
 
@@ -125,6 +132,8 @@ class Replicas:
         return any(r.pid == pid and bool(r.ready) and r.ready >= self.serving for r in self.replicas)
 
     def may_start(self, index: int) -> bool:
+        if index >= len(self.replicas):
+            return True
         return self.replicas[index].retry_at <= time.monotonic() or self.replicas[index].had != frozenset()
 
     def to_restart(self) -> list[int]:

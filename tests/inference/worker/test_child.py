@@ -44,6 +44,13 @@ def run_batch(engines: dict[str, Engine], *jobs: Job, verdict: str = "") -> Batc
 
 
 class VerdictTests(TransactionTestCase):
+    def test_a_model_that_is_not_loaded_is_told_before_the_claim(self):
+        job = Job(model="gone", inputs="text")
+        with self.assertRaises(errors.ModelUnavailable):
+            run_batch({}, job)
+        job.refresh_from_db()
+        self.assertEqual((job.status, job.attempts), (Status.QUEUED, 0))
+
     def test_a_condemned_job_fails_also_where_its_model_is_not_loaded(self):
         job = Job(model="gone", inputs="text")
         report = run_batch({}, job, verdict=errors.Crashed.code)

@@ -1,0 +1,94 @@
+"""What the replicas of a worker have loaded decides what it serves; real processes: tests/e2e/test_replicas.py."""
+
+import logging
+from unittest import TestCase
+from uuid import uuid4
+
+from inference.worker.calls import READY, Loaded
+from inference.worker.devices import Plan
+from inference.worker.replicas import LONGEST_PAUSE_S, Replicas
+
+BROKEN = "no weights"
+FIRST, SECOND = 11, 22  # process ids
+
+
+class ReplicasTests(TestCase):
+    def setUp(self):
+        plan = Plan(worker=uuid4(), devices=("cuda:0", "cuda:1"), replicas=2, threads=1, models=("a", "b"))
+        self.replicas = Replicas(plan)
+        self.replicas.started(0, FIRST)
+        self.replicas.started(1, SECOND)
+
+    def load(self, pid: int, **models: str) -> None:
+        with self.assertLogs("inference.worker.replicas") as logs:
+            logging.getLogger("inference.worker.replicas").info("so that there is one")
+            self.replicas.loaded(Loaded(pid=pid, models={"a": READY, "b": READY, **models}))
+        self.logged = [record.getMessage() for record in logs.records if record.levelno == logging.ERROR]
+
+    def able(self) -> list[int]:
+        return [pid for pid in (FIRST, SECOND) if self.replicas.may_run(pid)]
+
+    def test_nothing_is_served_before_a_replica_has_loaded_it(self):
+        self.assertEqual((self.replicas.serving, self.replicas.served, self.able()), (set(), set(), []))
+        self.load(FIRST)
+        self.assertEqual((self.replicas.serving, self.able(), self.replicas.have_told), ({"a", "b"}, [FIRST], False))
+
+    def test_one_that_lacks_what_another_runs_is_given_nothing_and_restarted(self):
+        self.load(FIRST)
+        self.load(SECOND, b=BROKEN)
+        self.assertEqual((self.able(), self.replicas.to_restart()), ([FIRST], []))
+        self.replicas.replicas[1].retry_at = 0.0
+        self.assertEqual(self.replicas.to_restart(), [1])
+
+    def test_what_all_lack_is_not_served_and_tried_again_beside_the_work(self):
+        self.load(FIRST, b=BROKEN)
+        self.load(SECOND, b=BROKEN)
+        self.assertEqual((self.replicas.serving, self.able()), ({"a"}, [FIRST, SECOND]))
+        self.assertFalse(self.replicas.should_try())
+        self.replicas._try_at = 0.0
+        self.assertTrue(self.replicas.should_try())
+        self.load(SECOND)
+        self.assertEqual((self.replicas.serving, self.able()), ({"a", "b"}, [SECOND]))
+
+    def test_one_that_has_nothing_is_restarted(self):
+        self.load(FIRST, a=BROKEN, b=BROKEN)
+        self.replicas.replicas[0].retry_at = 0.0
+        self.assertEqual((self.able(), self.replicas.to_restart()), ([], [0]))
+
+    def test_one_that_ends_after_it_had_loaded_starts_at_once_and_is_waited_for(self):
+        self.load(FIRST)
+        self.load(SECOND)
+        for index in (0, 1):
+            self.replicas.ended(index)
+        self.assertEqual((self.replicas.serving, self.replicas.served), (set(), {"a", "b"}))
+        self.assertTrue(self.replicas.may_start(0))
+        self.replicas.started(0, FIRST)
+        self.load(FIRST, b=BROKEN)
+        self.replicas.started(1, SECOND)
+        self.replicas.ended(1)
+        self.assertEqual((self.replicas.serving, self.replicas.served), ({"a"}, {"a"}))
+
+    def test_one_that_dies_while_it_loads_waits_longer_each_time(self):
+        pauses = []
+        for _ in range(9):
+            self.replicas.ended(0)
+            self.assertFalse(self.replicas.may_start(0))
+            pauses.append(self.replicas.replicas[0].pauses._next_s)
+            self.replicas.started(0, FIRST)
+        self.assertEqual(pauses[:3], [2.0, 4.0, 8.0])
+        self.assertEqual(pauses[-1], LONGEST_PAUSE_S)
+        self.load(FIRST)
+        self.assertEqual(self.replicas.replicas[0].pauses._next_s, 1.0)
+
+    def test_a_reason_is_told_once(self):
+        self.load(FIRST, b=BROKEN)
+        self.assertEqual([line for line in self.logged if BROKEN in line], self.logged)
+        self.assertEqual(len(self.logged), 1)
+        self.load(SECOND, b=BROKEN)
+        self.load(FIRST, b=BROKEN)
+        self.assertEqual(self.logged, [])
+
+    def test_a_pool_that_grows_has_more_of_them(self):
+        self.replicas.started(2, 33)
+        self.load(33)
+        self.assertEqual((len(self.replicas.rows()), self.replicas.may_run(33)), (3, True))
