@@ -1,4 +1,5 @@
 from django.apps import AppConfig
+from django.db.backends.signals import connection_created
 
 
 class InferenceConfig(AppConfig):
@@ -6,4 +7,6 @@ class InferenceConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from inference import checks  # noqa: F401 - registers the system checks
+        from inference import checks, clock  # noqa: F401 - checks registers the system checks
+
+        connection_created.connect(clock.measure)

@@ -11,9 +11,8 @@ from uuid import UUID
 from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models import Count
-from django.utils import timezone
 
-from inference import admission, fields, idempotency, intake, lengths, rows, validation
+from inference import admission, clock, fields, idempotency, intake, lengths, rows, validation
 from inference.catalog import ModelSpec
 from inference.errors import BulkNotFound, InferenceError, InvalidInput
 from inference.jobs import cancel_many, spec_of
@@ -129,7 +128,7 @@ def _bodies(items: Sequence[Item]) -> list[Any]:
 def _jobs(
     spec: ModelSpec, bulk: Bulk, items: Iterable[Item], priority: int, expires_in_s: float | None
 ) -> Iterator[Job]:
-    now = timezone.now()
+    now = clock.now()
     expires_at = None if expires_in_s is None else now + datetime.timedelta(seconds=expires_in_s)
     checked: dict[int, dict[str, Any]] = {}
     for index, item in enumerate(items):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from django.conf import settings
 from django.db import connection, transaction
 
-from inference import catalog, connections, failpoints, rows
+from inference import catalog, clock, connections, failpoints, rows
 from inference.broker import publish
 from inference.errors import BrokerUnavailable, StoreUnavailable
 from inference.failures import is_away
@@ -154,6 +154,7 @@ class Intake:
 def _connect() -> None:
     connections.ready()
     connection.ensure_connection()
+    clock.measure(connection)
 
 
 def _is_refusal(error: Exception) -> bool:

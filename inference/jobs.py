@@ -16,9 +16,8 @@ from uuid import UUID
 from django.conf import settings
 from django.db import IntegrityError
 from django.db.models.functions import Now
-from django.utils import timezone
 
-from inference import admission, catalog, idempotency, lengths, notices, validation, webhooks, words, workers
+from inference import admission, catalog, clock, idempotency, lengths, notices, validation, webhooks, words, workers
 from inference.broker import publish
 from inference.errors import JobNotFound, NoWorker, UnknownModel
 from inference.intake import PATIENCE_S, intake
@@ -145,7 +144,7 @@ def _new_job(submission: Submission) -> Job:
     spec = spec_of(model)
     checked = validation.validate(spec, inputs, parameters)
     size, length = lengths.measure(spec, inputs, checked)
-    now = timezone.now()
+    now = clock.now()
     expires_in_s, priority = submission.expires_in_s, submission.priority
     job = Job(
         model=model, inputs=inputs, parameters=checked, size=size, length=length, priority=priority,

@@ -15,6 +15,7 @@ from celery.worker.request import Request
 from celery.worker.strategy import hybrid_to_proto2
 from kombu.exceptions import ContentDisallowed, DecodeError
 
+from inference import clock
 from inference.batching import Item
 from inference.worker.dispatch import Dispatcher
 
@@ -113,7 +114,7 @@ def item_of(request: Request, dispatcher: Dispatcher) -> tuple[Item, str]:
             size=max(1, int(hints.get("size", 1))),
             length=max(1, int(hints.get("length", 1))),
             priority=int(hints.get("priority", 2)),
-            arrived_at_s=min(float(hints.get("created_at") or time.time()), time.time()),
+            arrived_at_s=min(float(hints.get("created_at") or clock.time_s()), clock.time_s()),
             expires_at_s=float(expires_at) if expires_at is not None else None,
             alone=hints.get("alone") is True,
         ), model

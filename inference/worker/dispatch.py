@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 
 from billiard.exceptions import Terminated, WorkerLostError
 
-from inference import errors, failpoints
+from inference import clock, errors, failpoints
 from inference.batching import BatchQueue, CostModel, Item, Limits
 from inference.catalog import Catalog, ModelSpec
 from inference.models import WorkerState
@@ -132,14 +132,14 @@ class Dispatcher:
         due = [at for queue in self._able_queues() if (at := queue.due_at_s()) is not None]
         if (apart := self.isolation.due_at(self.replicas.serving)) is not None:
             due.append(apart)
-        return max(0.0, min(due) - time.time()) if due else None
+        return max(0.0, min(due) - clock.time_s()) if due else None
 
     @property
     def pool(self) -> ReplicaPool:
         return self._pool()
 
     def _next(self) -> Batch | None:
-        now = time.time()
+        now = clock.time_s()
         if alone := self._next_alone():
             return self._batch([self.alone.pop(alone.item.id)])
         while part := self.isolation.next(now, self.replicas.serving):
@@ -214,7 +214,7 @@ class Dispatcher:
             queue.padded = report.padded
             queue.cut_at = report.cut_at or math.inf
         if report.oom_shape:
-            queue.out_of_memory(*report.oom_shape, now_s=time.time())
+            queue.out_of_memory(*report.oom_shape, now_s=clock.time_s())
         failpoints.reach("before_ack")
         for held in batch.jobs:
             self._release(held, report)
@@ -281,7 +281,7 @@ class Dispatcher:
 
     def _drop_expired(self) -> None:
         """Their messages are done with; the rows are marked beside the event loop."""
-        expired = [item for queue in self.queues.values() for item in queue.expire(time.time())]
+        expired = [item for queue in self.queues.values() for item in queue.expire(clock.time_s())]
         for item in expired:
             for request in self.held.pop(item.id).requests:
                 request.finished(errors.Expired.code, 0.0)

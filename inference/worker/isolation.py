@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Container
 from dataclasses import dataclass
 
 from billiard.exceptions import Terminated, WorkerLostError
 
-from inference import errors
+from inference import clock, errors
 from inference.failures import Pauses
 from inference.worker.held import Batch, Held, Search
 
@@ -104,7 +103,7 @@ class Isolation:
 
     def _add(self, jobs: list[Held], search: Search | None = None, after_s: float = 0.0) -> None:
         if jobs:
-            self.parts.append(Part(jobs=jobs, not_before=time.time() + after_s, search=search))
+            self.parts.append(Part(jobs=jobs, not_before=clock.time_s() + after_s, search=search))
 
     def _died_alone(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> bool:
         """Whether it was one job; that is condemned then, or tried once more."""

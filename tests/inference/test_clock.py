@@ -1,0 +1,40 @@
+"""A host whose clock is wrong neither expires jobs nor has them sent again."""
+
+import datetime
+import time
+from unittest import skipUnless
+from unittest.mock import patch
+
+from django.db import connection
+from django.test import TransactionTestCase
+from django.utils import timezone
+
+from inference import admission, clock, jobs
+from inference.models import Job, first_id_at
+
+AHEAD_S = 30.0
+
+
+class ClockTests(TransactionTestCase):
+    def test_a_job_s_times_are_those_of_the_database(self) -> None:
+        admission.forget()
+        before = timezone.now()
+        with patch.object(clock, "_off_s", -AHEAD_S):  # this host's clock is ahead
+            job = Job.objects.get(pk=jobs.submit(model="embeddings", inputs="x", expires_in_s=60).pk)
+        late = before - datetime.timedelta(seconds=AHEAD_S - 20)
+        for moment in (job.created_at, job.published_at, job.expires_at - datetime.timedelta(seconds=60)):
+            self.assertLess(moment, late)
+        self.assertLess(job.pk, first_id_at(late))
+
+    @skipUnless(connection.vendor == "postgresql", "the clock of a file is the host's")
+    def test_how_far_the_host_is_off_is_measured(self) -> None:
+        real = time.time
+        with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf")):
+            with patch.object(clock.time, "time", lambda: real() + AHEAD_S):
+                clock.measure(connection)
+            self.assertAlmostEqual(clock.off_s(), -AHEAD_S, delta=5)
+
+    def test_clocks_that_agree_are_left_alone(self) -> None:
+        with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf")):
+            clock.measure(connection)
+            self.assertEqual(clock.off_s(), 0.0)
