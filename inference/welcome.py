@@ -22,7 +22,7 @@ from django.utils import timezone
 from inference import catalog, health, jobs
 from inference.failures import Pauses
 from inference.models import Worker
-from inference.workers import REMEMBERED_S, SERVING
+from inference.workers import SERVING
 
 REPORT_EVERY_S = 5.0
 REQUEST_TIMEOUT_S = 60.0
@@ -140,14 +140,10 @@ class Welcome(threading.Thread):
         return [f"A request, and the answer it got in {took_ms:.0f} ms:", "", curl, "", f"  {answer}", ""]
 
     def sent(self, url: str, body: str) -> tuple[float, str]:
-        """How long an answer took, in ms, and the answer. Who asked before the worker was ready has left the web server
-        with the impression that there is none, for a moment."""
-        deadline = time.monotonic() + 2 * REMEMBERED_S
-        while True:
-            begun_s = time.monotonic()
-            status, answer = post(url, body)
-            if status != 503 or begun_s > deadline or self.stopping.wait(0.1):
-                return (time.monotonic() - begun_s) * 1000, answer
+        """How long an answer took, in ms, and the answer."""
+        begun_s = time.monotonic()
+        answer = post(url, body)
+        return (time.monotonic() - begun_s) * 1000, answer
 
 
 def _settings_that_differ() -> str:
@@ -158,12 +154,12 @@ def _settings_that_differ() -> str:
     return f"DATA_DIR={shlex.quote(folder)} " if folder else ""
 
 
-def post(url: str, body: str) -> tuple[int, str]:
-    """Status and answer, shortened; also one that says what is wrong."""
+def post(url: str, body: str) -> str:
+    """The answer, shortened; also one that says what is wrong."""
     request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"})  # noqa: S310 - http
     try:
         with NO_PROXY.open(request, timeout=REQUEST_TIMEOUT_S) as response:
-            status, answer = response.status, response.read()
+            answer = response.read()
     except urllib.error.HTTPError as error:
-        status, answer = error.code, error.read()
-    return status, json.dumps(shorten(json.loads(answer)))[:LONGEST_ANSWER]
+        answer = error.read()
+    return json.dumps(shorten(json.loads(answer)))[:LONGEST_ANSWER]

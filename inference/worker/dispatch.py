@@ -86,6 +86,8 @@ class Dispatcher:
     def let_go(self) -> None:
         """What cannot be run here now goes back to its queue. What has run stays while a replica that had its model
         starts again; when that has failed, its row goes back too."""
+        if self.replicas.serving >= self.specs.keys():
+            return
         running = self._running()
         leaving = [
             held

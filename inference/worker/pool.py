@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -103,8 +104,18 @@ class ReplicaPool(asynpool.AsynPool):
         for index in self.replicas.to_restart():
             self._restart(index)
         if self.idle > 0 and self.replicas.should_try() and self._trial not in self._cache.values():
+            begun_at = time.monotonic()
             self.replicas.tried()
-            self._trial = self.apply_async(calls.load_missing, callback=self._note, timeout=self._proc_alive_timeout)
+            self._trial = self.apply_async(
+                calls.load_missing,
+                callback=lambda loaded: self._tried(loaded, time.monotonic() - begun_at),
+                timeout=self._proc_alive_timeout,
+            )
+
+    def _tried(self, loaded: Loaded, took_s: float) -> None:
+        if self.replicas:
+            self.replicas.tried(took_s)
+        self._note(loaded)
 
     def end(self, pid: int) -> None:
         """This child must not be given another call."""

@@ -17,6 +17,7 @@ from inference.worker.devices import Plan
 logger = logging.getLogger(__name__)
 
 LOADING = "its worker is loading it."
+TIMES_AS_LONG = 10  # a child works between two tries to load what all lack
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
@@ -149,8 +150,9 @@ class Replicas:
         """Whether a child that runs what all run is to try again to load what all lack."""
         return 0 < len(self.serving) < len(self.plan.models) and self._try_at <= time.monotonic()
 
-    def tried(self) -> None:
-        self._try_at = time.monotonic() + self._tries.next_s()
+    def tried(self, took_s: float = 0.0) -> None:
+        """The child could run nothing meanwhile: a try that takes long is seldom made."""
+        self._try_at = time.monotonic() + max(self._tries.next_s(), took_s * TIMES_AS_LONG)
 
     @property
     def have_told(self) -> bool:

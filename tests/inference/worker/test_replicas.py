@@ -1,6 +1,7 @@
 """What the replicas of a worker have loaded decides what it serves; real processes: tests/e2e/test_replicas.py."""
 
 import logging
+import time
 from unittest import TestCase
 from uuid import uuid4
 
@@ -49,6 +50,11 @@ class ReplicasTests(TestCase):
         self.assertTrue(self.replicas.should_try())
         self.load(SECOND)
         self.assertEqual((self.replicas.serving, self.able()), ({"a", "b"}, [SECOND]))
+
+    def test_a_try_that_took_long_is_seldom_made(self):
+        self.load(FIRST, b=BROKEN)
+        self.replicas.tried(took_s=1000.0)
+        self.assertGreater(self.replicas._try_at, time.monotonic() + 9000)
 
     def test_one_that_has_nothing_is_restarted(self):
         self.load(FIRST, a=BROKEN, b=BROKEN)
