@@ -76,7 +76,7 @@ class PoolOfFour(ComesBackToACrowd):
 
 
 class PoolOfThirtyTwo(ComesBackToACrowd):
-    row, title, ci, full = "29", "the same, a pool of 32", 1, 10
+    row, title, ci, full = "29", "the same, a pool of 32", 0, 10
     POOL = "32"
 
 
