@@ -19,8 +19,8 @@ class LostUnderLowQueue(Fault):
     chunk = 5
     settle_limit_s = 240.0
     recovery_limit_s = 180.0  # what the low queue takes
-    LOW, QUICK_LOW = 1500, 350
-    HIGH, HIGH_LIMIT_S = 6, 6.0
+    LOW, QUICK_LOW = 1500, 500
+    HIGH, HIGH_LIMIT_S = 6, 8.0
 
     def trial(self, trial: Trial) -> None:
         texts = [trial.text() for _ in range(self.QUICK_LOW if trial.quick else self.LOW)]
