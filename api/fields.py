@@ -70,7 +70,7 @@ class StrictFlag(StrictObject):
     kind_name = "true or false"
 
 
-@extend_schema_field({"type": ["string", "number", "boolean", "object", "array"]})
+@extend_schema_field({"type": ["string", "number", "boolean", "object", "array"], "items": {}})
 class Anything(serializers.Field):
     """Any JSON value but null."""
 

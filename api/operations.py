@@ -23,7 +23,6 @@ from inference.models import Status
 
 _UUID = {"type": "string", "format": "uuid"}
 _TIME = {"type": "string", "format": "date-time"}
-_ANY = {"type": ["string", "number", "boolean", "object", "array", "null"]}
 _EXPIRES_IN = dict(zip(("type", "minimum", "maximum"), ("number", *bodies.EXPIRES_IN_S), strict=True))
 _JOB_ID = OpenApiParameter("job_id", _UUID, OpenApiParameter.PATH)
 _BULK_ID = OpenApiParameter("bulk_id", _UUID, OpenApiParameter.PATH)
@@ -81,7 +80,7 @@ get_job = operation(
 get_output = operation(
     "jobs_output",
     "The output alone",
-    answers={200: _ANY},
+    answers={200: shown.ANY},
     problems=(*JOB, *FAILED_JOB),
     parameters=[_JOB_ID, wait("wait", 0, "the job to be finished")],
     headers={"Location": [504], "Retry-After": [429, 503, 504]},
@@ -141,7 +140,7 @@ run_model = operation(
     "models_run",
     "Run a model and wait for its answer",
     request={"application/json": bodies.RunBody, "application/octet-stream": OpenApiTypes.BINARY},
-    answers={200: _ANY},
+    answers={200: shown.ANY},
     problems=(*SUBMITTING, *FAILED_JOB, "no_worker"),
     parameters=[wait("timeout", bodies.DEFAULT_TIMEOUT_S, "the answer"), IDEMPOTENCY_KEY],
     examples=[OpenApiExample("A text", {"inputs": "some text"}, request_only=True, media_type=codec.CONTENT_TYPE)],

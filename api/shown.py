@@ -8,8 +8,10 @@ from rest_framework import serializers
 from api.bodies import PRIORITIES
 from inference.models import Status
 
+ANY = {"type": ["string", "number", "boolean", "object", "array", "null"], "items": {}}
 
-@extend_schema_field({"type": ["string", "number", "boolean", "object", "array", "null"]})
+
+@extend_schema_field(ANY)
 class AnyValue(serializers.Field):
     pass
 

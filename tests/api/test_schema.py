@@ -29,6 +29,17 @@ class SchemaTests(ApiTestCase):
                         if int(status) >= 400 and path != "/readyz":
                             self.assertIn(errors.CONTENT_TYPE, response["content"])
 
+    def test_every_array_says_what_it_holds_and_every_reference_leads_somewhere(self):
+        document = self.document()
+        for path, node in nodes(document):
+            with self.subTest(path):
+                if "array" in node.get("type", ()):
+                    self.assertIn("items", node)
+                if "$ref" in node:
+                    found = document
+                    for name in node["$ref"].removeprefix("#/").split("/"):
+                        found = found[name]
+
     def test_unknown_fields_are_refused_in_the_document_too(self):
         schemas = self.document()["components"]["schemas"]
         self.assertIs(schemas["JobBody"]["additionalProperties"], False)
@@ -40,6 +51,15 @@ class SchemaTests(ApiTestCase):
                 self.assertEqual((shown["code"], shown["status"], shown["title"]), (code, status, title))
                 self.assertNotIn(shown["what_to_do"].rstrip("."), ("", title))
         self.assert_problem(self.client.get("/v1/problems/nope"), 404, "not_found")
+
+
+def nodes(value, path=""):
+    """Every object of a JSON document, with where it is."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        yield path, value
+    for name, child in children:
+        yield from nodes(child, f"{path}/{name}")
 
 
 class DocsTests(ApiTestCase):
