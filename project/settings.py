@@ -123,6 +123,7 @@ CELERY_TASK_SERIALIZER = "json"
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_CREATE_MISSING_QUEUES = True
+CELERY_WORKER_CONSUMER = "inference.worker.consumer:JobConsumer"
 CELERY_WORKER_POOL = "inference.worker.pool:TaskPool"
 CELERY_WORKER_POOL_START_METHOD = "spawn"  # torch and CUDA do not survive a fork
 CELERY_WORKER_PROC_ALIVE_TIMEOUT = 600.0  # a replica loads its models before it reports
@@ -139,7 +140,10 @@ try:
     _models = list(catalog.load_cached(MODELS_FILE).values())
 except catalog.CatalogError:
     _models = []  # `manage.py check` says what is wrong with the file
-CELERY_TASK_QUEUES = [Queue(spec.queue, Exchange("inference"), routing_key=spec.queue) for spec in _models]
+CELERY_TASK_QUEUES = [
+    Queue(spec.queue, Exchange("inference"), spec.queue, queue_arguments=address.queue_arguments(CELERY_BROKER_URL))
+    for spec in _models
+]
 
 # The HTTP interface.
 ENGINE_ERRORS = env.choice("ENGINE_ERRORS", ("full", "redacted"), "full" if DEVELOPMENT else "redacted")

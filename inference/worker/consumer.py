@@ -11,6 +11,7 @@ from uuid import UUID
 from celery import Celery, bootsteps, signals
 from celery.exceptions import InvalidTaskError
 from celery.worker import state
+from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 from celery.worker.strategy import hybrid_to_proto2
 from kombu.exceptions import ContentDisallowed, DecodeError
@@ -120,6 +121,13 @@ def item_of(request: Request, dispatcher: Dispatcher) -> tuple[Item, str]:
         ), model
     except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidTaskError(f"not a job message: {error!r}") from error
+
+
+class JobConsumer(Consumer):
+    """Without the queues that Celery declares beside quorum queues, for tasks that start later: 28 of them."""
+
+    class Blueprint(Consumer.Blueprint):
+        default_steps = [step for step in Consumer.Blueprint.default_steps if not step.endswith(":DelayedDelivery")]
 
 
 class BatchingStep(bootsteps.StartStopStep):

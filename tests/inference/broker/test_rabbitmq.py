@@ -6,6 +6,7 @@ from unittest import skipUnless
 import kombu
 from django.test import SimpleTestCase, override_settings
 
+from inference import health
 from inference.broker import address, anybroker, publish
 from inference.errors import BrokerUnavailable
 from tests import rabbitmq
@@ -148,3 +149,17 @@ class RabbitMQTests(SimpleTestCase):
         self.assertEqual(self.waiting(OTHER), 0)
         self.server.control("set_vm_memory_high_watermark", "0.4")
         eventually(self.is_delivered, "publishing works again")
+
+    def test_ready_names_the_broker_that_is_away(self):
+        self.assertEqual(list(health._broker()), [])
+        with override_settings(REDIS_URL="redis://:s3cret@127.0.0.1:1/0"):
+            [reason] = health._broker()
+            self.assertRegex(reason, "Redis of the notices")
+            self.assertNotIn("s3cret", reason)
+        anybroker._broker(self.server.url).breaker.rest_s = 0
+        self.server.kill()
+        [reason] = health._broker()
+        self.assertRegex(reason, "^The broker does not answer")
+        self.assertNotIn("guest", reason)
+        self.server.start()
+        eventually(lambda: not list(health._broker()), "it is ready again")
