@@ -16,7 +16,7 @@ from api.auth import ANONYMOUS, Principal
 from api.errors import ApiError, JobGone
 from api.fields import Body
 from api.waiting import slots
-from inference import jobs, retention
+from inference import connections, jobs, retention
 from inference.errors import JobNotFound
 from inference.models import Job
 from inference.turns import turns
@@ -43,6 +43,7 @@ class ApiView(APIView):
         self.principal: Principal = ANONYMOUS
         if not self.is_open:
             self.principal = auth.principal_of(request.META.get("HTTP_AUTHORIZATION", ""))
+            connections.give_back()  # the broker counts the rate next, and a slow client sends its body
             auth.admit(self.principal)
         method = request.method or ""
         bodies.known_query(request.GET, self.query_parameters.get(method, ()), self.elsewhere.get(method, {}))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import socket
 import threading
 import time
 import unittest
@@ -76,8 +78,12 @@ class DatabaseAway(unittest.TestCase):
         }  # fmt: skip
         cls.stack = cls.enterClassContext(Stack(models=MODELS, workers=0, environment=environment))
         users = get_user_model().objects.using(cls.stack.alias)
-        issue = ApiKey.objects.db_manager(cls.stack.alias).issue
-        cls.keys = [issue(owner=users.create(username=f"owner{number}"))[1] for number in range(8)]
+        cls.owners = [users.create(username=f"owner{number}") for number in range(8)]
+        cls.keys = [cls.new_key(owner) for owner in cls.owners]
+
+    @classmethod
+    def new_key(cls, owner: Any) -> str:
+        return ApiKey.objects.db_manager(cls.stack.alias).issue(owner=owner)[1]
 
     def status(self, method: str, path: str, body: Any = None) -> tuple[int, float]:
         """And how long the answer took."""
@@ -95,6 +101,17 @@ class DatabaseAway(unittest.TestCase):
             eventually(lambda: clients.accepted() > before + 100, "jobs are accepted again", limit_s=12)
         self.assertEqual(set(clients.statuses), {202, 503})
         self.assertLess(clients.slowest_s, ANSWER_LIMIT_S)
+
+    def test_clients_that_send_their_bodies_slowly_keep_no_connection_of_the_pool(self) -> None:
+        with contextlib.ExitStack() as slow:
+            for _ in range(2 * self.pool_size):
+                client = slow.enter_context(socket.create_connection((HOST, self.stack.port), timeout=30))
+                key = self.new_key(self.owners[0])
+                head = f"POST /v1/jobs HTTP/1.1\r\nHost: {HOST}\r\nAuthorization: Bearer {key}\r\nContent-Length: 9000"
+                client.sendall(f"{head}\r\nContent-Type: application/json\r\n\r\n{{".encode())
+            keys = ApiKey.objects.using(self.stack.alias).filter(last_used_at=None)
+            eventually(lambda: keys.count() == 0, "the slow ones are known")
+            self.assertEqual(self.status("GET", "/v1/jobs")[0], 200)
 
     def test_a_restart_costs_an_idle_service_no_request(self) -> None:
         with Clients(self.stack.port, self.keys) as clients:
