@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -202,6 +203,9 @@ def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpR
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
+    """Of a page; the framework has logged what was raised, and is handling it now."""
+    if isinstance(sys.exc_info()[1], (OperationalError, InterfaceError)):
+        return problem("store_unavailable")
     return problem("internal")
 
 

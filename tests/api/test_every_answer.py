@@ -2,6 +2,8 @@
 
 from unittest.mock import patch
 
+from django.contrib.auth import get_user_model
+from django.contrib.sessions.backends.db import SessionStore
 from django.db import OperationalError
 from django.test import Client, override_settings
 
@@ -66,6 +68,12 @@ class ProblemTests(ApiTestCase):
         problem = self.assert_problem(answer, 503, "store_unavailable")
         self.assertNotIn("server closed", problem["detail"])
         self.assertIn("Retry-After", answer)
+
+    def test_the_database_away_is_503_for_the_admin_s_pages_too(self):
+        client = Client(raise_request_exception=False)
+        client.force_login(get_user_model().objects.create_superuser("root"))
+        with patch.object(SessionStore, "load", side_effect=OperationalError("away")):
+            self.assert_problem(client.get("/admin/"), 503, "store_unavailable")
 
     def test_what_nobody_foresaw_is_500_and_tells_nothing(self):
         with patch.object(jobs, "submit", side_effect=RuntimeError("secret")), self.assertLogs("api.errors", "ERROR"):
