@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
-import socket
 import threading
 import time
 import unittest
@@ -100,18 +98,6 @@ class DatabaseAway(unittest.TestCase):
             eventually(lambda: clients.accepted() > before + 100, "jobs are accepted again", limit_s=12)
         self.assertEqual(set(clients.statuses), {202, 503})
         self.assertLess(clients.slowest_s, ANSWER_LIMIT_S)
-
-    def test_clients_that_send_their_bodies_slowly_keep_no_connection_of_the_pool(self) -> None:
-        owner = get_user_model().objects.using(self.stack.alias).create(username="slow")
-        with contextlib.ExitStack() as slow:
-            for _ in range(2 * self.pool_size):
-                client = slow.enter_context(socket.create_connection((HOST, self.stack.port), timeout=30))
-                key = self.new_key(owner)
-                head = f"POST /v1/jobs HTTP/1.1\r\nHost: {HOST}\r\nAuthorization: Bearer {key}\r\nContent-Length: 9000"
-                client.sendall(f"{head}\r\nContent-Type: application/json\r\n\r\n{{".encode())
-            keys = ApiKey.objects.using(self.stack.alias).filter(owner=owner, last_used_at=None)
-            eventually(lambda: keys.count() == 0, "the slow ones are known")
-            self.assertEqual(self.status("GET", "/v1/jobs")[0], 200)
 
     def test_a_restart_costs_an_idle_service_no_request(self) -> None:
         with Clients(self.stack.port, self.keys) as clients:
