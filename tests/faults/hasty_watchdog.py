@@ -1,4 +1,4 @@
-"""`python -m tests.faults.hasty_watchdog -A project worker`: a worker whose watchdog waits for 10 s, not a minute."""
+"""`python -m tests.faults.hasty_watchdog -A project worker`: a worker whose watchdog waits for 20 s, not a minute."""
 
 import os
 
@@ -10,7 +10,7 @@ def main() -> None:
     django.setup()
     from inference.worker import watchdog  # needs Django
 
-    watchdog.STALLED_S = 10.0
+    watchdog.STALLED_S = 20.0  # longer than the pauses between tries to connect of the first minute
 
     from celery.__main__ import main as celery
 
