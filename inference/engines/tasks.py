@@ -37,7 +37,7 @@ class Task:
     batched: bool = False  # its pipeline's forward takes several items at once
     trial: Callable[[Any], list[Any]] | None = None  # of a pipeline: inputs of several lengths, tried out together
     preprocess: dict[str, Any] = field(default_factory=dict)  # parameters of the pipeline's preprocess
-    example: Callable[[Any], Any] | None = lambda pipe: "warm up"  # of a pipeline: an input that is always right
+    example: Callable[[Any], Any] | None = lambda pipe: trials.TEXTS[1]  # of a pipeline: an input that is always right
     parameters: dict[str, Any] = field(default_factory=dict)  # and parameters with it
 
 
@@ -208,7 +208,7 @@ def _harmless(key: str, value: Any, pipe: Any) -> Any:
 
 
 def _masked_example(pipe: Any) -> str:
-    return f"warm {pipe.tokenizer.mask_token}"
+    return _masked_texts(pipe)[1]
 
 
 def _texts(pipe: Any) -> list[Any]:

@@ -1,0 +1,88 @@
+"""Every text architecture of transformers that can be built small answers in a batch as it does alone."""
+
+import copy
+import functools
+import random
+from typing import Any
+from unittest import TestCase
+from unittest.mock import patch
+
+import torch
+import transformers
+
+from inference.catalog import ModelSpec
+from inference.engines import loading, pipelines
+from inference.engines.answers import plain
+from inference.engines.rows import Together
+from inference.engines.trials import alike
+from tests import architectures
+
+# Of architectures whose answers padding changes: what a sweep that sees nothing would not find.
+SEE_PADDING = {"convbert", "fnet", "nystromformer", "yoso"}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "text-classification": {"top_k": 2},
+    "fill-mask": {"top_k": 3},
+    "text-generation": {"max_new_tokens": 3, "do_sample": False},
+}
+LENGTHS = (5, 12, 40, 58, 200)  # words; the last is cut
+PROMPTS = (1, 3, 30)
+
+
+def texts(lengths: tuple[int, ...]) -> list[str]:
+    chosen = random.Random(3)
+    return [" ".join(f"w{chosen.randrange(60)}" for _ in range(length)) for length in lengths]
+
+
+def engine(kind: str, task: str) -> Any:
+    """Over a model that was never saved: the tests of loading have the rest."""
+    model = architectures.build(kind, task)
+    tokenizer = copy.deepcopy(architectures.tokenizer(ends=task != "text-generation"))
+    made = functools.partial(transformers.pipeline, model=model, tokenizer=tokenizer, device="cpu")
+    with (
+        patch.object(pipelines.weights, "folder"),
+        patch.object(pipelines, "pipeline", lambda task, **options: made(task)),
+    ):
+        return loading.ready(ModelSpec(name=kind, task=task, model="m"), "cpu")
+
+
+class BatchTests(TestCase):
+    def setUp(self) -> None:
+        self.addCleanup(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)  # the models are smaller than the cost of sharing them
+        verbosity = transformers.utils.logging.get_verbosity()
+        self.addCleanup(transformers.utils.logging.set_verbosity, verbosity)
+        transformers.utils.logging.set_verbosity_error()
+
+    def sweep(self, task: str, inputs: list[str]) -> dict[str, Together]:
+        """How each kind runs its batches. Fails for those whose answers change there."""
+        tried = {kind: self.tried(kind, task, inputs) for kind in architectures.kinds(task)}
+        return {kind: found for kind, found in tried.items() if found is not None}
+
+    def tried(self, kind: str, task: str, inputs: list[str]) -> Together | None:
+        with self.subTest(f"{task} by {kind}"):
+            made, parameters = engine(kind, task), PARAMETERS.get(task, {})
+            alone = plain([made.predict([text], parameters)[0] for text in inputs])
+            self.assertGreater(len({str(answer) for answer in alone}), 1, "its answers say nothing")
+            if (found := made.shortcuts.verdict.together) is not Together.ALONE:
+                self.assertTrue(alike(plain(made.predict(inputs, parameters)), alone), made.note)
+            return Together(found)
+        return None
+
+    def assert_sensitive(self, found: dict[str, Together]) -> None:
+        self.assertGreater(sum(way is Together.PADDED for way in found.values()), 0.7 * len(found))
+        for kind in SEE_PADDING:
+            self.assertIs(found[kind], Together.EQUAL, kind)
+
+    def test_text_classification(self):
+        self.assert_sensitive(self.sweep("text-classification", texts(LENGTHS)))
+
+    def test_token_classification(self):
+        self.assert_sensitive(self.sweep("token-classification", texts(LENGTHS)))
+
+    def test_fill_mask(self):
+        self.assert_sensitive(self.sweep("fill-mask", [f"<mask> {text}" for text in texts(LENGTHS)]))
+
+    def test_text_generation(self):
+        found = self.sweep("text-generation", texts(PROMPTS))
+        for kind in ("bart", "rwkv"):
+            self.assertIsNot(found[kind], Together.PADDED, kind)
