@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+from typing import Any
 from uuid import UUID
 
 import uuid_utils.compat
 from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.contrib.auth.hashers import make_password
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
@@ -24,6 +27,14 @@ def new_job_id() -> UUID:
 def first_id_at(moment: datetime.datetime) -> UUID:
     """The smallest id that can be made at `moment`: a range of time is a range of ids, which every index ends with."""
     return UUID(int=(int(moment.timestamp() * 1000) << 80) | (7 << 76) | (2 << 62))
+
+
+def former_user() -> Any:
+    """Who owns the rows of deleted users: rows of nobody can be read without a key where none is needed."""
+    users = get_user_model()
+    return users._default_manager.get_or_create(
+        **{users.USERNAME_FIELD: "former-user"}, defaults={"is_active": False, "password": make_password(None)}
+    )[0]
 
 
 class Status(models.TextChoices):
@@ -57,7 +68,7 @@ class Bulk(models.Model):
     total = models.PositiveIntegerField(help_text="Inputs posted, accepted or refused.")
     rejected = JSONField(default=list)
     created_at = models.DateTimeField(default=timezone.now)
-    owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET_NULL)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET(former_user))
     idempotency_key = models.CharField(max_length=300, null=True, default=None, unique=True)
     idempotency_digest = models.CharField(max_length=64, blank=True, default="")
     request_id = models.CharField(max_length=128, blank=True, default="")
@@ -103,7 +114,7 @@ class Job(models.Model):
     expires_at = models.DateTimeField(null=True, default=None)
 
     owner = models.ForeignKey(  # job_by_owner is its index
-        settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET_NULL, db_index=False
+        settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET(former_user), db_index=False
     )
     idempotency_key = models.CharField(max_length=300, null=True, default=None, help_text="OWNER:KEY, one job each.")
     idempotency_digest = models.CharField(max_length=64, blank=True, default="", help_text="Of its request.")

@@ -100,6 +100,18 @@ class IdentityTests(ApiTestCase):
                 self.assertEqual(len(self.client.get("/v1/jobs", headers=headers).json()["items"]), count)
 
     @override_settings(API_KEY_REQUIRED=False)
+    def test_jobs_of_a_user_who_was_deleted_stay_hidden_from_whoever_has_no_key(self):
+        job = Job.objects.create(model="echo", inputs="x", owner=self.owner)
+        bulk = Bulk.objects.create(model="echo", total=0, owner=self.owner)
+        self.owner.delete()
+        self.assertEqual(self.client.get("/v1/jobs").json()["items"], [])
+        for path in (f"/v1/jobs/{job.id}", f"/v1/jobs/{job.id}/output", f"/v1/jobs/bulk/{bulk.id}"):
+            with self.subTest(path):
+                self.assertEqual(self.client.get(path).status_code, 404)
+        staff = {"Authorization": f"Bearer {self.keys['staff']}"}
+        self.assertEqual(self.client.get(f"/v1/jobs/{job.id}", headers=staff).status_code, 200)
+
+    @override_settings(API_KEY_REQUIRED=False)
     def test_without_keys_jobs_that_have_an_owner_stay_hidden(self):
         job = Job.objects.create(model="echo", inputs="x", owner=self.owner)
         self.assertEqual(self.client.get(f"/v1/jobs/{job.id}").status_code, 404)
