@@ -46,7 +46,8 @@ class ApiView(APIView):
             connections.give_back()  # the broker counts the rate next, and a slow client sends its body
             auth.admit(self.principal)
         method = request.method or ""
-        bodies.known_query(request.GET, self.query_parameters.get(method, ()), self.elsewhere.get(method, {}))
+        if method in self.allowed_methods:
+            bodies.known_query(request.GET, self.query_parameters.get(method, ()), self.elsewhere.get(method, {}))
 
     @property
     def default_response_headers(self) -> dict[str, str]:
