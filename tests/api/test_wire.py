@@ -72,7 +72,7 @@ PROBLEMS = {
     "over the limit, announced": (POST + b"Content-Length: 99999999999999\r\n\r\n", 413),
     "chunked over the limit": (chunked(*[b"x" * 50_000] * 3), 413),
     "chunked and empty": (chunked(), 400),
-    "no host": (b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n", 400),
+    "no host": (b"GET /v1/models HTTP/1.1\r\nConnection: close\r\n\r\n", 400),
     "a foreign host": (b"GET /v1/models HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n", 400),
     "path out of the root": (get(b"/v1/../../etc/passwd"), 404),
     "path that is not UTF-8": (get(b"/v1/jobs/%ff%fe"), 404),

@@ -13,6 +13,7 @@ from django.test import SimpleTestCase
 from inference.models import WorkerState
 from inference.supervisor import worker_program
 from tests.e2e.case import StackCase
+from tests.stack import free_port
 from tests.stack import ECHO, Answer
 
 MISSING = """
@@ -76,7 +77,7 @@ class TestBadModelsFile(SimpleTestCase):
     def test_check_the_service_and_the_worker_refuse_it_by_line(self) -> None:
         for command in (
             (sys.executable, "manage.py", "check"),
-            (sys.executable, "manage.py", "up", "--port", "0"),
+            (sys.executable, "manage.py", "up", "--port", str(free_port())),
             worker_program().command,
         ):
             message = self.refused(*command)
