@@ -13,8 +13,7 @@ from django.test import SimpleTestCase
 from inference.models import WorkerState
 from inference.supervisor import worker_program
 from tests.e2e.case import StackCase
-from tests.stack import free_port
-from tests.stack import ECHO, Answer
+from tests.stack import ECHO, Answer, free_port
 
 MISSING = """
 [missing]

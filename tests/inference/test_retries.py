@@ -27,7 +27,6 @@ LISTED = {
     "inference/supervisor.py Child.stop": "waits for an end: grace_s, then it is killed",
     "inference/supervisor.py Supervisor.run": "looks after programs, whose restarts have growing pauses",
     "inference/tuning/replica.py _serve": "answers its parent until that is gone",
-    "inference/welcome.py Welcome.sent": "2 s, for an answer that may be a second old",
     "inference/welcome.py Welcome.wait_for": "growing pauses, until the operator stops it",
     "inference/worker/presence.py Presence.run": "growing pauses up to the heartbeat's own",
     "inference/worker/upkeep.py Upkeep._rest": "a round every ROUND_S: what failed has its next turn then",
