@@ -1,6 +1,7 @@
 """How many requests of this process may wait at once: each holds a thread, and polls need some too.
 
 One principal may hold as many slots as are free: half of them while nobody else waits, and whoever comes finds room.
+Where no keys are required there are no principals to keep apart, and who comes takes what is free.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Slots:
     def _enter(self, principal: Any) -> bool:
         with self._lock:
             free = settings.MAX_WAITING_REQUESTS - self._held.total()
-            if self._held[principal] >= free:
+            if free <= 0 or (settings.API_KEY_REQUIRED and self._held[principal] >= free):
                 return False
             self._held[principal] += 1
             return True

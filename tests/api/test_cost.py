@@ -9,7 +9,7 @@ from tests.api import hostile
 from tests.e2e.case import StackCase
 
 CPU_S = 2.0
-JOB_S = 0.0005  # an accepted job of a bulk is a row and a message
+JOB_S = 0.001  # an accepted job of a bulk is a row and a message
 MEMORY_MB = 200
 ANSWER_BYTES = 64_000
 ID_BYTES = 100  # of an accepted job of a bulk

@@ -15,7 +15,7 @@ from inference.engines import echo
 from tests.api.base import ApiTestCase
 
 
-@override_settings(MAX_WAITING_REQUESTS=16)
+@override_settings(MAX_WAITING_REQUESTS=16, API_KEY_REQUIRED=True)
 class SlotTests(SimpleTestCase):
     def setUp(self) -> None:
         self.slots = Slots()
@@ -26,6 +26,10 @@ class SlotTests(SimpleTestCase):
 
     def test_one_principal_takes_half_and_each_newcomer_finds_room(self):
         self.assertEqual([self.granted(name, 100) for name in "abcd"], [8, 4, 2, 1])
+
+    @override_settings(API_KEY_REQUIRED=False)
+    def test_without_keys_there_is_nobody_to_keep_room_for(self):
+        self.assertEqual(self.granted("", 100), 16)
 
     def test_what_was_given_back_can_be_taken_again(self):
         for _ in range(3):
@@ -55,7 +59,9 @@ class ShareTests(ApiTestCase):
             for _ in range(50):
                 polls.enter_context(slots.take(owner.pk, 300.0))
             for headers in (noisy, again):
-                answer = self.post("/v1/models/echo?timeout=20", {"inputs": {"sleep_ms": 0}}, headers=headers)
+                answer = self.post(
+                    "/v1/models/echo?timeout=20", {"inputs": {"fail": "hang-sleep", "seconds": 1}}, headers=headers
+                )
                 self.assertIn(
                     "Too many of your requests wait", self.assert_problem(answer, 504, "not_finished")["detail"]
                 )
