@@ -12,6 +12,7 @@ from django.core.checks import CheckMessage, Error, Warning, register
 
 from inference import catalog, task_parameters, webhooks
 from inference.engines import weights
+from inference.engines.faults import describe
 from inference.errors import ModelUnavailable
 
 
@@ -36,8 +37,15 @@ def webhook_secret(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 
 
 def _missing(spec: catalog.ModelSpec) -> Iterator[CheckMessage]:
-    """Warnings only: the process that is checked may run where no model does."""
-    for problem in (_task_problem(spec), _engine_problem(spec), _weights_problem(spec)):
+    """Warnings only: the process that is checked may run where no model does, and other models are to be served beside
+    one that is broken in whatever way."""
+    for check in (_task_problem, _engine_problem, _weights_problem):
+        try:
+            problem = check(spec)
+        except (
+            Exception
+        ) as error:  # an engine's package runs its own code, its module may be no Python, a file unreadable
+            problem = f"cannot be looked at: {describe(error)}"
         if problem:
             yield Warning(f"[{spec.name}] {problem}", id="inference.W001")
 
@@ -53,7 +61,7 @@ def _task_problem(spec: catalog.ModelSpec) -> str:
 
 
 def _engine_problem(spec: catalog.ModelSpec) -> str:
-    """Found without running it: an engine's module may import torch."""
+    """Found without running the module, which may import torch; only the packages that it lies in are imported."""
     module, _, attribute = spec.engine.partition(":")
     source = _source(module)
     if source is None:

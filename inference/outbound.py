@@ -6,16 +6,21 @@ import http.client
 import ipaddress
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 LONGEST_STATUS_LINE = 1024  # bytes
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
 
-_resolvers = ThreadPoolExecutor(8, thread_name_prefix="resolver")  # a look-up has no timeout of its own
+_resolvers = ThreadPoolExecutor(32, thread_name_prefix="resolver")  # a look-up has no timeout of its own
+_look_ups: dict[tuple[str, int], Future[Any]] = {}  # under way: a slow name takes one thread, however many ask
+_lock = threading.Lock()
 
 
 class NotSent(Exception):
@@ -77,8 +82,17 @@ def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 def _resolve(host: str, port: int, deadline: Deadline) -> list[str]:
     """All addresses of the host, in the order in which the system would try them."""
-    looked_up = _resolvers.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(info[4][0]) for info in looked_up.result(deadline.left_s())))
+    name = (host, port)
+    with _lock:
+        looked_up = _look_ups.get(name)
+        if looked_up is None:
+            looked_up = _look_ups[name] = _resolvers.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+            looked_up.add_done_callback(lambda _: _look_ups.pop(name))
+    try:
+        found = looked_up.result(deadline.left_s())
+    except FutureTimeout:
+        raise NotSent(f"the name {host} is not resolved in time") from None
+    return list(dict.fromkeys(str(info[4][0]) for info in found))
 
 
 def _refuse_private(host: str, addresses: Sequence[str]) -> None:

@@ -199,7 +199,7 @@ class Supervisor:
         self.supervised += [Supervised(program, self.log, self.watch) for program in programs]
 
     def stop(self) -> None:
-        """Called again, it does not wait for anybody. May be called from a signal handler."""
+        """Called again, it does not wait for anybody. Not from a signal handler: it waits for a lock."""
         if self.stopping.is_set():
             self.hurry.set()
         self.stopping.set()

@@ -15,6 +15,7 @@ import hmac
 import logging
 import re
 import time
+from collections import Counter
 from urllib.parse import urlsplit
 
 import orjson
@@ -74,14 +75,26 @@ def register(job: Job, url: str) -> None:
     Webhook.objects.get_or_create(job=job, defaults={"url": url})
 
 
-def take_due(at_most: int) -> list[Webhook]:
-    """Notices to be sent now, with their jobs, leased to the caller for `LEASE_S`."""
+def take_due(at_most: int, busy: Counter[str] | None = None, *, of_one_host: int = 4) -> list[Webhook]:
+    """Notices to be sent now, with their jobs, leased to the caller for `LEASE_S`. `busy` counts those under way, by
+    host: one that does not answer holds `of_one_host` of the caller's threads, and not those of the others."""
     pending = Webhook.objects.filter(state=WebhookState.PENDING, due_at__lte=Now())
-    due = pending.filter(job__status__in=TERMINAL).order_by("due_at").values_list("pk", flat=True)
+    due = pending.filter(job__status__in=TERMINAL).order_by("due_at")
+    hosts = Counter(busy or ())
+    for host in (host for host, count in hosts.items() if count >= of_one_host):
+        due = due.exclude(url__iregex=rf"^https?://{re.escape(host)}([:/?#]|$)")
     lease = Now() + datetime.timedelta(seconds=LEASE_S)
-    taken = [key for key in list(due[:at_most]) if pending.filter(pk=key).update(due_at=lease)]
+    taken = []
+    for key, url in list(due.values_list("pk", "url")[:at_most]):
+        hosts[host_of(url)] += 1
+        if hosts[host_of(url)] <= of_one_host and pending.filter(pk=key).update(due_at=lease):
+            taken.append(key)
     found = Webhook.objects.filter(pk__in=taken).select_related("job").defer("job__inputs", "job__output")
     return list(found.order_by("pk"))
+
+
+def host_of(url: str) -> str:
+    return urlsplit(url).hostname or ""
 
 
 def deliver(webhook: Webhook) -> None:
@@ -146,7 +159,7 @@ def secret() -> bytes:
 
 def _post(webhook: Webhook) -> None:
     """Raises `NotSent`."""
-    host = urlsplit(webhook.url).hostname
+    host = host_of(webhook.url)
     if host not in settings.WEBHOOK_HOSTS:
         raise outbound.NotSent(f"the host {host} may not be called any more")
     body, now = payload(webhook.job), int(time.time())

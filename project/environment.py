@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import secrets
+import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -81,14 +82,22 @@ def secret(name: str, file: Path) -> str:
         return given
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            contextlib.suppress(FileExistsError),
-            open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as new,
-        ):
-            new.write(secrets.token_urlsafe(50))
+        if not file.exists() or not file.stat().st_size:
+            _write_whole(file, secrets.token_urlsafe(50))
         return file.read_text()
     except OSError as error:
         refuse("DATA_DIR", f"{file.parent} cannot be written: {error.strerror}. Choose another folder, or free it")
+
+
+def _write_whole(file: Path, text: str) -> None:
+    """Of several that write it at once the first wins; nobody ever reads half of it, or an empty one of a full disk."""
+    with tempfile.NamedTemporaryFile("w", dir=file.parent) as new:  # for its owner only
+        new.write(text)
+        new.flush()
+        if file.exists() and not file.stat().st_size:
+            file.unlink()
+        with contextlib.suppress(FileExistsError):
+            os.link(new.name, file)
 
 
 def refuse(name: str, why: str) -> NoReturn:

@@ -41,7 +41,7 @@ python3 -c 'import json, sys; answer = json.loads(sys.argv[1]); assert len(answe
 echo "ok: serves, and its curl line answers with 384 numbers"
 
 if env -i "${kept[@]}" make run >"$root/log.taken" 2>&1; then fail "a second service on the same port started"; fi
-grep -F "Cannot listen on 127.0.0.1 port 8000: Address already in use. Choose another port: make run PORT=8001" \
+grep -F "Something listens on 127.0.0.1 port 8000 already. Choose another: make run PORT=8001" \
   "$root/log.taken" || { cat "$root/log.taken"; fail "no clear word about the taken port"; }
 
 kill "$running"  # make hands it on

@@ -89,6 +89,8 @@ class SettingsTests(SimpleTestCase):
         self.assertEqual(self.of()["SECRET_KEY"], first)
         (file,) = (path for path in self.folder.rglob("*") if path.is_file() and first in path.read_text())
         self.assertEqual(stat.S_IMODE(file.stat().st_mode), 0o600)
+        file.write_text("")  # of a disk that was full
+        self.assertGreater(len(self.of()["SECRET_KEY"]), 60)
         self.assertNotEqual(self.of(DATA_DIR=str(self.folder / "other"))["SECRET_KEY"], first)
 
 

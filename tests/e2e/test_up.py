@@ -162,5 +162,5 @@ class TestUp(TestCase):
         with socket.create_server((HOST, 0)) as taken, Up(taken.getsockname()[1]) as up:
             self.assertEqual(up.process.wait(60), 1)
             up.reader.join()
-            self.assertIn(f"Cannot listen on {HOST} port {taken.getsockname()[1]}: Address already in use", up.output)
+            self.assertIn(f"Something listens on {HOST} port {taken.getsockname()[1]} already", up.output)
             self.assertIn("make run PORT=", up.output)

@@ -1,7 +1,9 @@
 """`manage.py check` refuses a bad models.toml before anything starts."""
 
+import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
@@ -53,6 +55,20 @@ class TestModelsFileCheck(SimpleTestCase):
     def test_a_class_or_function_that_its_module_does_not_have_is_named(self) -> None:
         message = self.check('[a]\nengine = "inference.engines.echo:EchoEngin"\n')
         self.assertRegex(message, r"inference\.engines\.echo has no 'EchoEngin'; did you mean '\w+'\?")
+
+    def test_whatever_is_broken_is_a_warning_and_no_end(self) -> None:
+        with tempfile.TemporaryDirectory() as folder, patch.object(sys, "path", [folder, *sys.path]):
+            (Path(folder) / "no_python.py").write_text("def predict(:\n")
+            package = Path(folder) / "raises_when_imported"
+            package.mkdir()
+            (package / "__init__.py").write_text("raise RuntimeError('no licence')\n")
+            message = self.check(
+                '[a]\nengine = "no_python:predict"\n[b]\nengine = "raises_when_imported.engine:predict"\n'
+                '[c]\ntask = "fill-mask"\nmodel = "~nosuchuser/model"\n'
+            )
+        for problem in ("[a] cannot be looked at: SyntaxError", "[b] cannot be looked at: RuntimeError: no licence",
+                        "[c] cannot be looked at: RuntimeError"):  # fmt: skip
+            self.assertIn(problem, message)
 
     def test_the_tasks_it_knows_are_those_that_are_served(self) -> None:
         from inference.engines import tasks  # needs transformers

@@ -89,6 +89,15 @@ class PostTests(SimpleTestCase):
             finally:
                 over.set()
 
+    def test_a_slow_name_takes_one_thread_however_many_ask(self) -> None:
+        over = threading.Event()
+        with patch.object(socket, "getaddrinfo", side_effect=lambda *_, **__: over.wait()) as asked:
+            for _ in range(40):
+                with self.assertRaisesRegex(NotSent, "hooks.example is not resolved in time"):
+                    post("http://hooks.example/", limit_s=0.01)
+            self.assertEqual(asked.call_count, 1)
+            over.set()
+
     def test_an_endless_status_line_and_nonsense_are_failures(self) -> None:
         for answer in (b"HTTP/1.1 200 " + b"x" * 5000, b"SMTP ready\r\n", b"HTTP/1.1 OK\r\n", b"\r\n", b""):
             with (

@@ -7,6 +7,7 @@ import http.server
 import json
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from unittest.mock import patch
 from uuid import UUID
@@ -132,6 +133,16 @@ class DeliveryTests(TestCase):
             self.assertEqual(Webhook.objects.get().attempts, 0)
             webhooks.deliver(timely)
         self.assertEqual(Webhook.objects.get().attempts, 1)
+
+    def test_a_host_that_is_busy_leaves_threads_to_the_others(self):
+        for _ in range(6):
+            self.hook("http://127.0.0.1:1/slow")
+        quick = self.hook("http://hooks.example/")
+        slow = webhooks.take_due(8)
+        self.assertEqual([webhooks.host_of(hook.url) for hook in slow], ["127.0.0.1"] * 4 + ["hooks.example"])
+        Webhook.objects.filter(pk=quick.pk).update(due_at=timezone.now() - datetime.timedelta(seconds=1))
+        taken = webhooks.take_due(1, Counter({"127.0.0.1": 4}))
+        self.assertEqual([hook.pk for hook in taken], [quick.pk])
 
     def test_no_more_are_taken_than_asked_for(self):
         for _ in range(3):

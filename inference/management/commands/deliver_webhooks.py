@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -27,7 +28,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         stopping = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stopping.set())
+            # Not by the thread that waits for it: it may hold the event's own lock.
+            signal.signal(number, lambda *_: threading.Thread(target=stopping.set).start())
         logger.info("delivering webhooks, at most %d at a time", AT_ONCE)
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="webhook") as pool:
             _deliver_until(stopping, pool)
@@ -35,13 +37,13 @@ class Command(BaseCommand):
 
 def _deliver_until(stopping: threading.Event, pool: ThreadPoolExecutor) -> None:
     """No more is taken than there are threads for: a leased notice never waits."""
-    running: set[Future[None]] = set()
+    running: dict[Future[None], str] = {}  # with the host that is called
     pauses = Pauses(first_s=LOOK_EVERY_S, longest_s=30.0)
     pause_s = LOOK_EVERY_S
     while not stopping.wait(0.0 if running else pause_s):
         pause_s = LOOK_EVERY_S
         try:
-            taken = webhooks.take_due(AT_ONCE - len(running))
+            taken = webhooks.take_due(AT_ONCE - len(running), Counter(running.values()), of_one_host=AT_ONCE // 2)
             pauses.reset()
         except Exception as error:
             if not is_away(error):
@@ -49,8 +51,10 @@ def _deliver_until(stopping: threading.Event, pool: ThreadPoolExecutor) -> None:
             taken, pause_s = [], pauses.next_s()
             logger.warning("no webhooks are delivered, the database is away: %s", error)
             connection.close()
-        running |= {pool.submit(_deliver, webhook) for webhook in taken}
-        running = set(wait(running, LOOK_EVERY_S, return_when="FIRST_COMPLETED").not_done) if running else running
+        running |= {pool.submit(_deliver, webhook): webhooks.host_of(webhook.url) for webhook in taken}
+        if running:
+            done = wait(running, LOOK_EVERY_S, return_when="FIRST_COMPLETED").done
+            running = {future: host for future, host in running.items() if future not in done}
 
 
 def _deliver(webhook: Webhook) -> None:

@@ -37,6 +37,8 @@ class Output:
             except BrokenPipeError:  # whoever read this is gone
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 os.kill(os.getpid(), signal.SIGTERM)
+            except OSError:  # the disk is full that this goes to: a line is lost, and not the service
+                pass
 
     def head(self, name: str) -> str:
         if not name:
@@ -60,7 +62,8 @@ class Command(BaseCommand):
         log = Output()
         service = supervisor.Supervisor(log)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: service.stop())
+            # Not by the thread that waits for it: it may hold the event's own lock.
+            signal.signal(number, lambda *_: threading.Thread(target=service.stop).start())
         service.start(programs(host, port))
         Welcome(host=host, port=port, log=log, stopping=service.stopping).start()
         service.run()
