@@ -12,6 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import get_resolver
 
 from api import errors, request_id
+from inference import connections
 from inference.turns import turns
 
 logger = logging.getLogger("api.access")
@@ -49,14 +50,15 @@ class Api:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        if request.path_info.startswith(PAGES) or request.path_info == "/admin":
-            return self.get_response(request)
-        if request.path_info.endswith("/"):
-            request.path_info = request.path = request.path_info.rstrip("/") or "/"
         try:
+            if request.path_info.startswith(PAGES) or request.path_info == "/admin":
+                return self.get_response(request)
+            if request.path_info.endswith("/"):
+                request.path_info = request.path = request.path_info.rstrip("/") or "/"
             return refusal(request) or self._view(request)
         finally:
             turns.give_back()
+            connections.give_back()  # before what is left of the body is read: a client may send it slowly
 
     def _view(self, request: HttpRequest) -> HttpResponse:
         match = get_resolver("api.urls").resolve(request.path_info)

@@ -30,9 +30,18 @@ class WholeBodies:
         answer = self.application(environ, start_response)
         length = int(environ.get("CONTENT_LENGTH") or 0)
         if 0 < length <= 2 * limit and "HTTP_EXPECT" not in environ:  # who expects an answer first has sent nothing
-            for _ in _parts(stream, 2 * limit):
-                pass
+            try:
+                for _ in _parts(stream, 2 * limit):
+                    pass
+            except BaseException:
+                _close(answer)  # the server, which would, never gets it
+                raise
         return answer
+
+
+def _close(answer: Iterable[bytes]) -> None:
+    if close := getattr(answer, "close", None):
+        close()
 
 
 def _parts(stream: Any, limit: int) -> Iterable[bytes]:

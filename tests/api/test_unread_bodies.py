@@ -1,0 +1,71 @@
+"""A body that nobody has read is read to its end without a connection of the pool: its client may send it slowly."""
+
+import io
+from typing import Any
+from unittest.mock import Mock, patch
+
+from django.contrib.auth import get_user_model
+from django.core.handlers.wsgi import WSGIHandler
+from django.db import connection
+from django.test import override_settings
+
+from api.models import ApiKey
+from api.wire import WholeBodies
+from inference import connections
+from inference.models import Job
+from tests.api.base import ApiTestCase
+
+
+class UnreadBodyTests(ApiTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.events: list[str] = []
+
+    def read(self, size: int) -> bytes:
+        self.events.append("read")
+        return b""
+
+    def ask(self, execute: Any, *call: Any) -> Any:
+        self.events.append("asked")
+        return execute(*call)
+
+    def send(self, path: str, key: str) -> None:
+        environ = {
+            "REQUEST_METHOD": "POST", "PATH_INFO": path, "HTTP_HOST": "localhost", "SERVER_NAME": "localhost",
+            "SERVER_PORT": "80", "HTTP_AUTHORIZATION": f"Bearer {key}", "CONTENT_LENGTH": "10",
+            "wsgi.input": Mock(read=self.read), "wsgi.url_scheme": "http", "wsgi.errors": io.StringIO(),
+        }  # fmt: skip
+        given_back = patch.object(connections, "give_back", lambda: self.events.append("given back"))
+        with given_back, connection.execute_wrapper(self.ask):
+            WholeBodies(WSGIHandler())(environ, lambda *head: None)
+
+    def assert_given_back(self) -> None:
+        events = "".join(event[0] for event in self.events)
+        self.assertRegex(events, "ag+r$", "asked, given back, read")
+
+    @override_settings(API_KEY_REQUIRED=True)
+    def test_of_who_has_no_valid_key(self) -> None:
+        self.send("/v1/jobs", "inf_wrong")
+        self.assert_given_back()
+
+    def test_of_a_request_that_takes_none(self) -> None:
+        ada = get_user_model().objects.create_user("ada")
+        job = Job.objects.create(model="echo", inputs="x", owner=ada)
+        self.send(f"/v1/jobs/{job.id}/cancel", ApiKey.objects.issue(owner=ada)[1])
+        self.assert_given_back()
+
+    def test_an_answer_whose_body_is_cut_off_is_closed(self) -> None:
+        class Answer(list[bytes]):
+            is_closed = False
+
+            def close(self) -> None:
+                self.is_closed = True
+
+        def read(size: int) -> bytes:
+            raise ConnectionResetError
+
+        answer = Answer()
+        stream = type("Stream", (), {"read": staticmethod(read)})
+        with self.assertRaises(ConnectionResetError):
+            WholeBodies(lambda *call: answer)({"wsgi.input": stream, "CONTENT_LENGTH": "10"}, lambda *head: None)
+        self.assertTrue(answer.is_closed)
