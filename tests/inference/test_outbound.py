@@ -93,8 +93,8 @@ class PostTests(SimpleTestCase):
         over = threading.Event()
         with patch.object(socket, "getaddrinfo", side_effect=lambda *_, **__: over.wait()) as asked:
             for _ in range(40):
-                with self.assertRaisesRegex(NotSent, "hooks.example is not resolved in time"):
-                    post("http://hooks.example/", limit_s=0.01)
+                with self.assertRaisesRegex(NotSent, "slow.example is not resolved in time"):
+                    post("http://slow.example/", limit_s=0.01)
             self.assertEqual(asked.call_count, 1)
             over.set()
 
