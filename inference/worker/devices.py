@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import glob
+import logging
 import os
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
+from itertools import takewhile
 from uuid import UUID
 
+logger = logging.getLogger(__name__)
+
 CPU = "cpu"
+DEVICE_FILES = "/dev/nvidia[0-9]*"
+LISTING_S = 30.0  # the driver may have to wake all GPUs
 NAME = re.compile(r"cpu|cuda:\d+")
 
 
@@ -66,16 +72,35 @@ def cores() -> int:
 
 def _physical(index: int) -> str:
     """What CUDA_VISIBLE_DEVICES calls the device that is number `index` here."""
-    visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    visible = _visible() or []
     return visible[index] if index < len(visible) else str(index)
+
+
+def _visible() -> list[str] | None:
+    """What CUDA_VISIBLE_DEVICES names, when it is set. CUDA stops at the first entry that is no device."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return None
+    return list(takewhile(lambda part: part not in ("", "-1"), (part.strip() for part in named.split(","))))
 
 
 def cuda_count() -> int:
     """GPUs of this machine, without importing torch."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
-    if not shutil.which("nvidia-smi"):
-        return 0
-    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
-    return listing.stdout.count("GPU ") if listing.returncode == 0 else 0
+    if (visible := _visible()) is not None:
+        return len(visible)
+    try:
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=LISTING_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return _count_files(error)
+    return listing.stdout.count("GPU ")
+
+
+def _count_files(why: Exception) -> int:
+    """Containers may have GPUs without nvidia-smi."""
+    count = len(glob.glob(DEVICE_FILES))
+    is_expected = isinstance(why, FileNotFoundError) and not count
+    logger.log(
+        logging.INFO if is_expected else logging.WARNING, "nvidia-smi lists no GPUs (%s): %d are counted at %s, else"
+        " the CPU is used; --devices says it for certain", why, count, DEVICE_FILES,
+    )  # fmt: skip
+    return count

@@ -16,7 +16,7 @@ from celery import Celery, signals
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.utils.imports import symbol_by_name
 from django.conf import settings
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError
 
 from inference import catalog
 from inference.worker import devices
@@ -43,8 +43,11 @@ def prepare(sender: Any, **kwargs: Any) -> None:
         _plan(sender)
     except (catalog.CatalogError, ValueError) as error:
         sys.exit(f"Error: {error}")
-    except DatabaseError as error:
+    except (DatabaseError, InterfaceError) as error:
         sys.exit(f"Error: the database does not answer: {error}. Is it there, and has `manage.py migrate` been run?")
+    except Exception as error:
+        logger.exception("the worker does not start")
+        sys.exit(f"Error: the worker does not start: {error!r}; where it failed is logged above.")
 
 
 def _plan(worker: Any) -> None:
@@ -61,6 +64,7 @@ def _plan(worker: Any) -> None:
     served = tuple(name for name, spec in models.items() if spec.queue in queues.consume_from)
     if not served:
         return
+    queues.deselect([models[name].queue for name in served])  # each is consumed once a replica can run its model
     refuse_what_breaks_batching(worker)
     names = devices.parse(worker.options.get("devices") or "auto")
     asked = worker.options.get("concurrency") or worker.app.conf.worker_concurrency
@@ -69,7 +73,6 @@ def _plan(worker: Any) -> None:
     worker.concurrency = plan.replicas
     worker.inference_order, worker.inference_replicas = Order(plan=plan, catalog=models), Replicas(plan)
     ReplicaPool.order, ReplicaPool.replicas = worker.inference_order, worker.inference_replicas
-    queues.deselect([models[name].queue for name in served])  # each is consumed once a replica can run its model
     worker.presence = Presence(plan, worker.hostname)
     worker.presence.register()
     signals.worker_shutting_down.connect(worker.presence.leave)

@@ -1,4 +1,6 @@
 import os
+import tempfile
+from pathlib import Path
 from unittest import TestCase
 from unittest.mock import patch
 from uuid import uuid4
@@ -24,6 +26,24 @@ class DevicesTests(TestCase):
             self.assertEqual(devices.parse("auto"), ("cuda:0", "cuda:1"))
         with patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
             self.assertEqual(devices.parse("auto"), ("cpu",))
+
+    def test_cuda_stops_at_the_first_entry_that_is_no_device(self):
+        with patch.dict(os.environ, CUDA_VISIBLE_DEVICES="0,-1,1"):
+            self.assertEqual(devices.parse("auto"), ("cuda:0",))
+
+    def test_without_nvidia_smi_or_with_one_that_fails_or_hangs_the_device_files_are_counted(self):
+        for name, script in (("missing", ""), ("failing", "exit 9"), ("hanging", "exec sleep 60")):
+            with self.subTest(name), tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, PATH=folder):
+                os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+                for file in ("nvidia0", "nvidia1", "nvidiactl"):
+                    Path(folder, file).touch()
+                if script:
+                    Path(folder, "nvidia-smi").write_text(f"#!/bin/sh\nPATH=/bin:/usr/bin\n{script}\n")
+                    Path(folder, "nvidia-smi").chmod(0o755)
+                files = patch.object(devices, "DEVICE_FILES", f"{folder}/nvidia[0-9]*")
+                with files, patch.object(devices, "LISTING_S", 0.5), self.assertLogs(devices.logger) as logs:
+                    self.assertEqual(devices.parse("auto"), ("cuda:0", "cuda:1"))
+                self.assertIn("2 are counted", logs.output[0])
 
     def test_there_is_one_replica_a_gpu_and_one_a_core_on_cpus(self):
         self.assertEqual(plan(("cuda:0", "cuda:1")).replicas, 2)

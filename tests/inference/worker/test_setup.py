@@ -1,10 +1,18 @@
 """`celery -A project worker`, as a user types it."""
 
+import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from unittest import TestCase
+from unittest.mock import patch
 
+from celery.app.amqp import Queues
 from django.conf import settings
+from django.db import InterfaceError
+
+from inference import catalog
+from inference.worker import devices, setup
 
 
 def worker(*options: str) -> subprocess.CompletedProcess:
@@ -32,3 +40,22 @@ class WorkerOptionsTests(TestCase):
                 answer = worker(*options)
                 self.assertNotEqual(answer.returncode, 0)
                 self.assertIn(reason, answer.stderr)
+
+    def test_a_worker_that_cannot_be_prepared_ends_and_takes_no_message(self):
+        for error, sentence in (
+            (OSError("no such device"), "the worker does not start: OSError"),
+            (InterfaceError("connection already closed"), "the database does not answer"),
+        ):
+            queues = Queues({spec.queue: {} for spec in catalog.load(settings.MODELS_FILE).values()})
+            app = SimpleNamespace(amqp=SimpleNamespace(queues=queues))
+            with (
+                self.subTest(error),
+                patch.dict(os.environ),
+                patch.object(setup, "refuse_what_breaks_batching"),
+                patch.object(devices, "parse", side_effect=error),
+                patch.object(setup.logger, "exception"),
+                self.assertRaises(SystemExit) as ended,
+            ):
+                setup.prepare(SimpleNamespace(app=app, options={}))
+            self.assertIn(sentence, str(ended.exception))
+            self.assertFalse(queues.consume_from)
