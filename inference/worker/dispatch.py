@@ -22,7 +22,7 @@ from inference.catalog import Catalog, ModelSpec
 from inference.models import WorkerState
 from inference.worker.calls import PAST_ITS_LIMIT, BatchCall, BatchReport, run_batch
 from inference.worker.held import Batch, Held, Search, Totals
-from inference.worker.isolation import Isolation
+from inference.worker.isolation import Isolation, Part
 from inference.worker.pool import ReplicaPool
 from inference.worker.presence import Facts
 from inference.worker.replicas import Replicas
@@ -47,7 +47,6 @@ class Dispatcher:
         self.costs = {name: CostModel() for name in self.specs}
         self.queues = {name: BatchQueue(_limits(spec), self.costs[name]) for name, spec in self.specs.items()}
         self.held: dict[str, Held] = {}
-        self.alone: dict[str, Held] = {}  # of those, what waits until nothing runs
         self.batches: dict[UUID, Batch] = {}
         self.isolation = Isolation()
         self.totals = Totals()
@@ -65,11 +64,12 @@ class Dispatcher:
         if known := self.held.get(item.id):
             known.requests.append(request)
             if item.alone and self.queues[model].remove(item.id):
-                known.item, self.alone[item.id] = item, known
+                known.item = item
+                self.isolation.wait_alone(known)
             return
         self.held[item.id] = held = Held(item=item, model=model, requests=[request])
         if item.alone:
-            self.alone[item.id] = held
+            self.isolation.wait_alone(held)
         else:
             self.queues[model].add(item)
 
@@ -103,9 +103,8 @@ class Dispatcher:
             self.on_rows_left(batches)
 
     def _forget(self, held: Held) -> None:
-        """The parts that it is in find out as they are next."""
         del self.held[held.item.id]
-        self.alone.pop(held.item.id, None)
+        self.isolation.forget(held)
         self.queues[held.model].remove(held.item.id)
 
     def _running(self) -> set[str]:
@@ -122,12 +121,15 @@ class Dispatcher:
 
     def _is_kept_free(self) -> bool:
         """Whether a job runs that nothing may run beside, or waits until all that runs has ended."""
-        if any(batch.jobs[0].item.alone for batch in self.batches.values()):
+        if any(batch.is_alone for batch in self.batches.values()):
             return True
-        return bool(self.batches) and self._next_alone() is not None
+        return bool(self.batches) and self._next_alone(clock.time_s()) is not None
 
-    def _next_alone(self) -> Held | None:
-        return next((held for held in self.alone.values() if held.model in self.replicas.serving), None)
+    def _next_alone(self, now: float) -> Part | None:
+        if not self.isolation.parts:
+            return None
+        heads = [head for queue in self._due_queues(now) if (head := queue.head())]
+        return self.isolation.next_alone(now, self.replicas.serving, heads)
 
     def due_in_s(self) -> float | None:
         """Seconds until the next batch may go, when it waits for company only."""
@@ -142,16 +144,17 @@ class Dispatcher:
 
     def _next(self) -> Batch | None:
         now = clock.time_s()
-        if alone := self._next_alone():
-            return self._batch([self.alone.pop(alone.item.id)])
-        while part := self.isolation.next(now, self.replicas.serving):
+        while part := self._next_alone(now) or self.isolation.next(now, self.replicas.serving):
+            self.isolation.parts.remove(part)
             if kept := [held for held in part.jobs if self.held.get(held.item.id) is held]:
                 return self._batch(kept, part.search)
-        due = [queue for queue in self._able_queues() if (at := queue.due_at_s()) is not None and at <= now]
-        for queue in sorted(due, key=lambda queue: queue.head() or (0, 0.0)):
+        for queue in sorted(self._due_queues(now), key=lambda queue: queue.head() or (0, 0.0)):
             if items := queue.take(now):  # none when all that was due has expired
                 return self._batch([self.held[item.id] for item in items])
         return None
+
+    def _due_queues(self, now: float) -> list[BatchQueue]:
+        return [queue for queue in self._able_queues() if (at := queue.due_at_s()) is not None and at <= now]
 
     def _able_queues(self) -> list[BatchQueue]:
         return [queue for name, queue in self.queues.items() if name in self.replicas.serving]
@@ -165,7 +168,7 @@ class Dispatcher:
             model=batch.spec.name,
             job_ids=tuple(UUID(held.item.id) for held in batch.jobs),
             time_limit_s=batch.spec.time_limit_s,
-            alone=batch.jobs[0].item.alone,
+            alone=batch.is_alone,
             takes_over=tuple({held.takes_over for held in batch.jobs if held.takes_over}),
             verdict=batch.jobs[0].verdict,
         )
@@ -178,6 +181,7 @@ class Dispatcher:
             self.open = False
             return False
         self.batches[batch.id] = batch
+        self.isolation.sent(batch)
         self._note_reached(batch)
         return True
 
@@ -204,6 +208,7 @@ class Dispatcher:
             self._broke(batch, error)
         finally:
             self.batches.pop(batch.id, None)
+            self.isolation.ended(batch)
         self.let_go()
         self.kick()
 
@@ -317,7 +322,7 @@ class Dispatcher:
             connected=self.connected,
             replicas_ready=pool.ready if pool else 0,
             replicas_busy=pool.busy if pool else 0,
-            held=sum(map(len, self.queues.values())) + len(self.isolation) + len(self.alone),
+            held=sum(map(len, self.queues.values())) + len(self.isolation),
             finished=self.totals.finished,
             speeds={name: costs.items_per_s() for name, costs in self.costs.items()},
             reached={model: dict(reached) for model, reached in list(self.totals.reached.items())},

@@ -58,6 +58,11 @@ class Batch:
     timed_out: bool = False  # its engine ran past the model's limit
     stuck: bool = False  # its child was killed, and not for what its engine did
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing may run beside it."""
+        return self.jobs[0].item.alone
+
 
 @dataclass(slots=True)
 class Totals:

@@ -1,9 +1,13 @@
-"""Finding the job that kills its process: a batch that died is run in parts, until the culprit is alone."""
+"""Finding the job that kills its process: a batch that died is run in parts, until the culprit is alone.
+
+And the turns of those jobs that nothing may run beside.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Container
+import time
+from collections.abc import Collection, Container
 from dataclasses import dataclass
 
 from billiard.exceptions import Terminated, WorkerLostError
@@ -26,24 +30,64 @@ class Part:
     not_before: float
     search: Search | None = None  # that this is a step of
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing may run beside it."""
+        return self.jobs[0].item.alone
+
+    @property
+    def turn(self) -> tuple[bool, int, float]:
+        """In which order they run alone: first what this worker has claimed, whose lease runs out."""
+        held = self.jobs[0]
+        return held.takes_over is None, held.item.priority, held.item.arrived_at_s
+
 
 class Isolation:
-    """Parts of batches that are run again, ahead of everything else."""
+    """Parts of batches that are run again, ahead of everything else; and what must run alone, in its turn."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self.pauses = Pauses(first_s=RETRY_S, longest_s=LONGEST_RETRY_S)
+        self._owed_s = 0.0  # a turn of all others, as long as that of the last that ran alone
+        self._others_until = 0.0  # monotonic
 
     def __len__(self) -> int:
-        """Jobs that wait to be run again."""
+        """Jobs that wait for their part."""
         return sum(len(part.jobs) for part in list(self.parts))
 
     def next(self, now: float, models: Container[str]) -> Part | None:
-        """The first part of these models that may run now, taken out."""
-        for index, part in enumerate(self.parts):
-            if part.not_before <= now and part.jobs[0].model in models:
-                return self.parts.pop(index)
-        return None
+        """The first part of these models that may run now beside others."""
+        return next((part for part in self._due(now, models) if not part.is_alone), None)
+
+    def next_alone(self, now: float, models: Container[str], heads: Collection[tuple[int, float]]) -> Part | None:
+        """Of those that must run alone the one whose turn it is, before all that waits: the `heads` of the queues."""
+        due = [part for part in self._due(now, models) if part.is_alone]
+        first = min(due, key=lambda part: part.turn, default=None)
+        if first is None or first.jobs[0].takes_over:
+            return first
+        if time.monotonic() < self._others_until or self.next(now, models):
+            return None
+        return None if heads and (self._owed_s or first.turn[1:] > min(heads)) else first
+
+    def _due(self, now: float, models: Container[str]) -> list[Part]:
+        return [part for part in self.parts if part.not_before <= now and part.jobs[0].model in models]
+
+    def wait_alone(self, held: Held) -> None:
+        """Until nothing runs."""
+        self.parts.append(Part(jobs=[held], not_before=0.0))
+
+    def forget(self, held: Held) -> None:
+        """A part that it shares finds out as it is next."""
+        self.parts = [part for part in self.parts if part.jobs != [held]]
+
+    def sent(self, batch: Batch) -> None:
+        """The turn of those that run beside others begins with the first of them."""
+        if self._owed_s and not batch.is_alone:
+            self._others_until, self._owed_s = time.monotonic() + self._owed_s, 0.0
+
+    def ended(self, batch: Batch) -> None:
+        if batch.is_alone and batch.pid is not None:
+            self._owed_s = time.monotonic() - batch.accepted_at
 
     def due_at(self, models: Container[str]) -> float | None:
         return min((part.not_before for part in self.parts if part.jobs[0].model in models), default=None)

@@ -176,6 +176,83 @@ class DispatcherTests(TestCase):
         self.assertEqual((len(self.pool.calls), self.last.batch.alone), (3, False))
         self.assertEqual(request.events, [("finished", "")])
 
+    def test_a_job_that_is_to_run_alone_does_so_too_when_its_claim_met_a_database_that_was_away(self):
+        self.pool.replicas = 3
+        job_id, _ = self.add(alone=True)
+        self.dispatcher.kick()
+        self.pool.lose(self.last, StoreUnavailable("database away"))
+        self.add(priority=3)
+        self.dispatcher.kick()
+        beside = self.last
+        self.now()
+        self.add(priority=3)
+        self.dispatcher.kick()
+        self.assertIs(self.last, beside)
+        self.pool.finish(beside)
+        self.assertEqual((self.last.batch.job_ids, self.last.batch.alone), ((job_id,), True))
+        self.dispatcher.kick()
+        self.assertEqual(len(self.pool.calls), 3)
+
+    def test_a_job_that_is_to_run_alone_does_so_too_when_the_pool_dropped_its_call(self):
+        self.pool.replicas = 3
+        job_id, _ = self.add(alone=True)
+        self.dispatcher.kick()
+        self.last.over = True
+        self.pool._cache.clear()
+        self.dispatcher.open = False
+        self.dispatcher.sweep()
+        self.dispatcher.open = True
+        self.add("b", priority=1)
+        self.dispatcher.kick()
+        self.assertEqual((len(self.pool.calls), self.last.batch.model), (2, "b"))
+        self.pool.finish(self.last)
+        self.assertEqual((self.last.batch.job_ids, self.last.batch.alone), ((job_id,), True))
+
+    def test_a_job_of_a_higher_priority_goes_before_those_that_run_alone(self):
+        low = [self.add(alone=True, priority=3)[0] for _ in range(3)]
+        high, _ = self.add("b", priority=1)
+        self.dispatcher.kick()
+        self.assertEqual(self.last.batch.job_ids, (high,))
+        self.pool.finish(self.last)
+        self.assertEqual(self.last.batch.job_ids, (low[0],))
+
+    def test_after_a_job_that_ran_alone_others_have_as_long_a_turn(self):
+        self.pool.replicas = 2
+        first, second = (self.add(alone=True)[0] for _ in range(2))
+        self.dispatcher.kick()
+        self.assertEqual(self.last.batch.job_ids, (first,))
+        self.last.accept(PID, None)
+        self.dispatcher.batches[self.last.batch.batch].accepted_at -= 60
+        beside, _ = self.add("a")
+        self.pool.finish(self.last)
+        self.assertEqual(self.last.batch.job_ids, (beside,))
+        later, _ = self.add("b")
+        self.pool.finish(self.last)
+        self.assertEqual(self.last.batch.job_ids, (later,))
+        self.pool.finish(self.last)
+        self.assertEqual(len(self.pool.calls), 3)
+        self.dispatcher.isolation._others_until = 0.0
+        self.dispatcher.sweep()
+        self.assertEqual(self.last.batch.job_ids, (second,))
+
+    def test_where_nothing_else_waits_those_that_run_alone_follow_each_other(self):
+        for _ in range(3):
+            self.add(alone=True)
+        self.dispatcher.kick()
+        for _ in range(2):
+            self.last.accept(PID, None)
+            self.dispatcher.batches[self.last.batch.batch].accepted_at -= 60
+            self.pool.finish(self.last)
+        self.assertEqual(len(self.pool.calls), 3)
+
+    def test_one_that_died_alone_is_tried_again_at_once_and_alone(self):
+        self.pool.replicas = 2
+        job_id, _ = self.add(alone=True, priority=3)
+        self.dispatcher.kick()
+        self.add(priority=1)
+        self.pool.lose(self.last)
+        self.assertEqual((self.last.batch.job_ids, self.last.batch.alone), ((job_id,), True))
+
     def test_what_a_later_message_wants_alone_leaves_its_queue(self):
         self.add()
         self.dispatcher.kick()
