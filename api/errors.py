@@ -147,8 +147,9 @@ def of_exception(error: BaseException) -> HttpResponse:
     if isinstance(error, InferenceError):
         field = getattr(error, "field", None)
         members: dict[str, Any] = {"errors": [{"field": field, "message": error.message}]} if field else {}
-        if job_id := getattr(error, "job_id", None):
-            members["job_id"] = str(job_id)
+        for name in ("job_id", "bulk_id"):
+            if found := getattr(error, name, None):
+                members[name] = str(found)
         return problem(error.code, error.message, retry_after_s=error.retry_after_s, **members)
     if isinstance(error, exceptions.APIException):
         return _of_framework(error)

@@ -136,6 +136,7 @@ class ProblemShown(serializers.Serializer):
     request_id = serializers.CharField(allow_blank=True)
     errors = FieldErrorShown(many=True, required=False, help_text="What is wrong with which field.")
     job_id = serializers.UUIDField(required=False, help_text="A job that goes on, or that ended without output.")
+    bulk_id = serializers.UUIDField(required=False, help_text="A bulk that may have been stored.")
     retryable = serializers.BooleanField(
         required=False, help_text="Of a job that ended without output: whether a new one of its inputs may succeed."
     )

@@ -18,6 +18,7 @@ from django.db.models import QuerySet
 from inference import workers
 from inference.catalog import ModelSpec
 from inference.errors import InvalidInput, Overloaded, QueueFull, TooManyQueued
+from inference.failures import is_away
 from inference.lines import Line
 from inference.models import Job, Priority, Status
 
@@ -102,8 +103,13 @@ def _queued(priority: int, **conditions: Any) -> QuerySet[Job]:
 
 
 def wait_s(model: str, priority: int) -> float | None:
-    """About how long a job that was admitted a moment ago waits, without asking the database."""
-    return workers.seconds_for(model, _line("model", model, priority).waiting)
+    """About how long a job that was admitted a moment ago waits; None also when nobody can tell now."""
+    try:
+        return workers.seconds_for(model, _line("model", model, priority).waiting)
+    except Exception as error:
+        if not is_away(error):
+            raise
+        return None
 
 
 def max_queued(spec: ModelSpec, priority: int) -> int:

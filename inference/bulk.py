@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -157,17 +158,19 @@ def _validated(spec: ModelSpec, item: Item, checked: dict[int, dict[str, Any]]) 
 
 
 def _store(bulk: Bulk, jobs: Sequence[Job]) -> Bulk:
-    try:
-        with transaction.atomic():
-            bulk.save(force_insert=True)
-            for group in rows.statements(map(rows.prepare, jobs)):
-                intake.insert(group)
-    except IntegrityError:
-        if known := idempotency.known(bulk):
-            return known
-        raise
-    for chunk in _chunks(jobs):
-        intake.send(chunk)
+    with contextlib.ExitStack() as committed:
+        try:
+            with transaction.atomic():
+                bulk.save(force_insert=True)
+                for group in rows.statements(map(rows.prepare, jobs)):
+                    intake.insert(group)
+                committed.enter_context(intake.telling(bulk))
+        except IntegrityError:
+            if known := idempotency.known(bulk):
+                return known
+            raise
+        for chunk in _chunks(jobs):
+            intake.send(chunk)
     return bulk
 
 

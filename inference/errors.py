@@ -98,14 +98,22 @@ class JobNotFinished(InferenceError):
 
 
 class StoreUnavailable(InferenceError):
-    """`job_id` is of the job that may have been stored; None: for certain, nothing was."""
+    """`job_id` or `bulk_id` is of what may have been stored; without one, for certain, nothing was."""
 
     code = "store_unavailable"
     retryable = True
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None, job_id: UUID | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        job_id: UUID | None = None,
+        bulk_id: UUID | None = None,
+    ) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.job_id = job_id
+        self.bulk_id = bulk_id
 
 
 class JobError(InferenceError):

@@ -5,9 +5,10 @@ A request thread opens no database connection to submit, and writers do not queu
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from django.conf import settings
 from django.db import connection, transaction
@@ -16,7 +17,7 @@ from inference import catalog, clock, connections, failpoints, rows
 from inference.broker import publish
 from inference.errors import BrokerUnavailable, StoreUnavailable
 from inference.failures import is_away
-from inference.models import Job
+from inference.models import Bulk, Job
 from inference.turns import turns
 
 logger = logging.getLogger(__name__)
@@ -201,16 +202,28 @@ def message_of(job: Job, *, recovered: bool = False) -> publish.JobMessage:
     )
 
 
+@contextlib.contextmanager
+def telling(row: Job | Bulk) -> Iterator[None]:
+    """From its commit on: an error that the database is away names the row. Raises `StoreUnavailable`."""
+    try:
+        yield
+    except Exception as error:
+        if is_away(error):
+            raise _perhaps_stored(row) from error
+        raise
+
+
 def _nothing_stored() -> StoreUnavailable:
     return StoreUnavailable("The database does not answer now; nothing was stored. Try again later.", retry_after_s=5)
 
 
-def _perhaps_stored(job: Job) -> StoreUnavailable:
+def _perhaps_stored(row: Job | Bulk) -> StoreUnavailable:
+    kind = row._meta.model_name
     return StoreUnavailable(
-        f"The database did not answer in time, and may have stored the job {job.id}. Look for it before you send it"
+        f"The database did not answer in time, and may have stored the {kind} {row.id}. Look for it before you send it"
         " again; with an Idempotency-Key, sending it again is safe.",
         retry_after_s=5,
-        job_id=job.id,
+        **{f"{kind}_id": row.id},
     )
 
 

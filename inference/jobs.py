@@ -7,6 +7,7 @@ job = jobs.wait(job.id, timeout_s=10)
 from __future__ import annotations
 
 import datetime
+import logging
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -20,9 +21,12 @@ from django.db.models.functions import Now
 from inference import admission, catalog, clock, idempotency, lengths, notices, validation, webhooks, words, workers
 from inference.broker import publish
 from inference.errors import JobNotFound, NoWorker, UnknownModel
-from inference.intake import PATIENCE_S, intake
+from inference.failures import is_away
+from inference.intake import PATIENCE_S, intake, telling
 from inference.models import WAITING, Job, Priority, Status
 from inference.rows import Changes
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +69,11 @@ def run(*, timeout_s: float, **fields: Any) -> Job:
         _require_worker(submission.model)
     if known or submission.webhook:
         accepted = _with_webhook(submission, known or _accept(submission, job))
-        return wait(accepted.id, timeout_s=timeout_s)
+        return wait_for(accepted, timeout_s=timeout_s)
     try:
         return _store_and_wait(submission, job, timeout_s)
     except IntegrityError as error:
-        return wait(_known(job, error).id, timeout_s=timeout_s)
+        return wait_for(_known(job, error), timeout_s=timeout_s)
 
 
 def fetch(job_id: UUID, *, owner: Any = None) -> Job:
@@ -88,6 +92,17 @@ def wait(job_id: UUID, *, timeout_s: float, owner: Any = None) -> Job:
             return job
         changes = waiter.wait(timeout_s)
     return _changed(job, changes) if changes else fetch(job_id, owner=owner)
+
+
+def wait_for(job: Job, *, timeout_s: float) -> Job:
+    """As `wait`, for a job that is stored for certain: as it is known here when the database is away."""
+    try:
+        return wait(job.id, timeout_s=timeout_s)
+    except Exception as error:
+        if not is_away(error):
+            raise
+        logger.warning("job=%s is stored, and cannot be looked at: %s", job.id, error)
+        return job
 
 
 def cancel(job_id: UUID, *, owner: Any = None) -> Job:
@@ -170,7 +185,8 @@ def _accept(submission: Submission, job: Job) -> Job:
 
 def _with_webhook(submission: Submission, job: Job) -> Job:
     if submission.webhook:
-        webhooks.register(job, submission.webhook)
+        with telling(job):
+            webhooks.register(job, submission.webhook)
     return job
 
 
@@ -184,7 +200,7 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
             if not changes:
                 intake.confirm(offered, PATIENCE_S - first_s)
         changes = changes or waiter.wait(timeout_s - first_s)
-    return _changed(job, changes) if changes else fetch(job.id)
+    return _changed(job, changes) if changes else wait_for(job, timeout_s=0.0)
 
 
 def _changed(job: Job, changes: Changes) -> Job:

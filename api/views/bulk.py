@@ -12,6 +12,7 @@ from api.bodies import known_query
 from api.views.base import ApiView, body_of, json_only, media_type, with_etag
 from inference import bulk
 from inference.errors import BulkNotFound
+from inference.intake import telling
 from inference.models import Bulk
 from inference.turns import turns
 
@@ -30,7 +31,9 @@ class BulksView(ApiView):
         turns.give_back()  # nobody should wait for thousands of inputs
         accepted = bulk.submit(**submission, **self.submitter(request, submission["priority"]))
         headers = {"Location": f"/v1/jobs/bulk/{accepted.id}", "Retry-After": "5"}
-        return codec.answer(resources.bulk(accepted, with_jobs=True), status=202, headers=headers)
+        with telling(accepted):
+            shown = resources.bulk(accepted, with_jobs=True)
+        return codec.answer(shown, status=202, headers=headers)
 
 
 class BulkView(ApiView):

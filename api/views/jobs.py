@@ -36,7 +36,7 @@ class JobsView(ApiView):
         if wait_s is None:
             return accepted(job)
         with self.slot(wait_s) as granted_s:
-            job = jobs.wait(job.id, timeout_s=granted_s)
+            job = jobs.wait_for(job, timeout_s=granted_s)
         response = answered(job) if job.is_finished else accepted(job)
         response.headers["Preference-Applied"] = f"wait={wait_s}"
         return response
