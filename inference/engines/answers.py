@@ -7,16 +7,18 @@ from typing import Any
 
 from inference.errors import BadOutput
 
-_PLAIN = (bool, int, type(None))
+_PLAIN = (bool, type(None))
+MAX_DEPTH = 64  # lists and objects within each other; the web process cannot write 255
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, room: int = MAX_DEPTH) -> Any:
     """`value` as JSON values: numpy scalars, arrays and tensors become numbers and lists.
 
-    Raises `BadOutput` on NaN, infinity, text that no database stores, and what JSON cannot carry.
+    Raises `BadOutput` on NaN, infinity, integers beyond 64 bits, text that no database stores, lists and objects more
+    than `room` deep, and what JSON cannot carry.
     """
     kind = type(value)
-    if kind is list and value and set(map(type, value)) == {float}:
+    if kind is list and value and room and set(map(type, value)) == {float}:
         return _finite_list(value)
     if kind in _PLAIN:
         return value
@@ -25,13 +27,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return _finite(float(value))
     if isinstance(value, dict):
-        return {_key(key): plain(item) for key, item in value.items()}
+        room = _less(room)
+        return {_key(key): plain(item, room) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        room = _less(room)
+        return [plain(item, room) for item in value]
     if callable(getattr(value, "tolist", None)):  # numpy and torch, without importing either
-        return plain(value.tolist())
-    if isinstance(value, _PLAIN):
-        return value
+        return plain(value.tolist(), room)
+    if isinstance(value, int):
+        return _integer(value)
     raise BadOutput(f"The engine's answer holds a {kind.__name__}; an answer is made of JSON values.")
 
 
@@ -57,6 +61,19 @@ def _finite_list(values: list[float]) -> list[float]:
 def _finite(value: float) -> float:
     if not math.isfinite(value):
         raise BadOutput(f"The engine's answer holds {value}, where a finite number must be.")
+    return value
+
+
+def _less(room: int) -> int:
+    if not room:
+        raise BadOutput(f"The engine's answer is nested too deeply: at most {MAX_DEPTH} levels of lists and objects.")
+    return room - 1
+
+
+def _integer(value: int) -> int:
+    """Those beyond 64 bits would come back from the database rounded."""
+    if not -(2**63) <= value < 2**64:
+        raise BadOutput("The engine's answer holds an integer beyond 64 bits: give it as a text.")
     return value
 
 

@@ -27,6 +27,7 @@ from inference.claims import Claimed, Outcome
 from inference.engines import loading
 from inference.engines.answers import size
 from inference.engines.base import Engine
+from inference.engines.faults import shorten
 from inference.engines.run import RunReport
 from inference.engines.run import run as run_engine
 from inference.failures import is_away, patiently
@@ -164,7 +165,7 @@ def _run(model: str, jobs: Sequence[Claimed]) -> tuple[list[Outcome], list[RunRe
         try:  # again: the web process did, but a row can be written by anybody
             parameters = validation.validate_parameters(engine.spec, same[0].parameters)
         except errors.InvalidInput as error:
-            outcomes += [Outcome(job_id=job.id, error_code=error.code, error_detail=error.message) for job in same]
+            outcomes += [_failed(job, error) for job in same]
             continue
         items = [item for job in same for item in _items(job)]
         with _limited(engine.spec.time_limit_s):
@@ -204,6 +205,12 @@ def _items(job: Claimed) -> list[object]:
     return job.inputs if _is_list(job) else [job.inputs]
 
 
+def _failed(job: Claimed, error: errors.InferenceError, where: str = "") -> Outcome:
+    """With a bounded text: it may quote the input, or be an engine's own."""
+    detail = shorten(storable(f"{where}{error.message}"))
+    return Outcome(job_id=job.id, error_code=error.code, error_detail=detail)
+
+
 def _outcome(job: Claimed, answers: list[object]) -> Outcome:
     """A job of several items fails with its first failed item."""
     for index, answer in enumerate(answers):
@@ -211,7 +218,7 @@ def _outcome(job: Claimed, answers: list[object]) -> Outcome:
             where = f"inputs[{index}]: " if _is_list(job) else ""
             if isinstance(answer, errors.JobError):
                 logger.warning("job=%s model=%s %s: %s%s", job.id, job.model, answer.code, where, answer.message)
-            return Outcome(job_id=job.id, error_code=answer.code, error_detail=where + answer.message)
+            return _failed(job, answer, where)
     if (held := size(answers)) > MOST_ANSWERED:
         detail = f"The answer holds about {held} numbers, where at most {MOST_ANSWERED} are kept: send less in one job."
         return Outcome(job_id=job.id, error_code=errors.BadOutput.code, error_detail=detail)

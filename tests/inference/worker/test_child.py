@@ -9,8 +9,10 @@ from uuid import uuid4
 
 from django.test import TransactionTestCase
 
+from api import codec
 from inference import errors, rows
 from inference.catalog import ModelSpec
+from inference.engines import answers, run
 from inference.engines.base import Engine
 from inference.models import Job, Status
 from inference.worker import child
@@ -83,9 +85,32 @@ class RecordTests(TransactionTestCase):
             self.assertEqual(job.error_code, errors.BadOutput.code)
             self.assertIn("at most 2000000 are kept", job.error_detail)
 
+    def test_an_answer_that_no_client_could_be_sent_fails_alone(self):
+        deep: Any = 0.5
+        for _ in range(300):
+            deep = {"a": [deep]}
+        for answer in (deep, 2**64, [1, -(2**63) - 1], [2**70] * 3):
+            self.assertEqual(self.run_with(answer).error_code, errors.BadOutput.code)
+
+    def test_what_can_be_kept_is_sent_as_it_was(self):
+        deep: Any = 2**64 - 1
+        for _ in range(answers.MAX_DEPTH):
+            deep = [deep]
+        job = Job(model="m", inputs="text")
+        run_batch({"m": Answers({"text": deep})}, job)
+        self.assertEqual(job.output, deep)
+        codec.dumps({"results": [{"output": job.output}]})
+
     def test_what_only_the_database_refuses_fails_alone(self):
-        self.assertEqual(self.run_with(10**5000).error_code, errors.BadOutput.code)
+        with patch.object(run, "plain", lambda answer: answer):
+            self.assertEqual(self.run_with(10**5000).error_code, errors.BadOutput.code)
 
     def test_an_error_is_recorded_whatever_its_text_holds(self):
         job = self.run_with(errors.InvalidInput("\0 and \ud800"))
         self.assertEqual((job.error_code, job.error_detail), ("invalid_input", r"\u0000 and \ud800"))
+
+    def test_the_text_of_an_error_is_bounded(self):
+        for error in (errors.InvalidInput("a" * 100_000), errors.EngineError("\0" * 100_000)):
+            job = self.run_with(error)
+            self.assertEqual((job.error_code, len(job.error_detail)), (error.code, 2000))
+            self.assertEqual(job.error_detail[-1], "…")
