@@ -248,7 +248,9 @@ class Dispatcher:
             held.takes_over = batch.id
         if isinstance(cause, errors.DeviceFailed):
             self._device_failed(batch, cause)
-        elif isinstance(cause, (WorkerLostError, Terminated)) and not batch.stuck:
+        elif batch.stuck:
+            self.isolation.was_stuck(batch, cause)
+        elif isinstance(cause, (WorkerLostError, Terminated)):
             batch.timed_out = f"signal {PAST_ITS_LIMIT:d} " in str(cause)
             self.isolation.died(batch, cause)
         elif isinstance(cause, errors.InferenceError) and cause.retryable:

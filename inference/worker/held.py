@@ -20,6 +20,7 @@ class Held:
     requests: list[Any]
     takes_over: UUID | None = None  # the batch of its last run, which is known to be over
     crashes_alone: int = 0  # of its process
+    times_stuck: int = 0  # that its process was killed for what no engine did
     verdict: str = ""  # the error code it fails with, instead of being run
 
 

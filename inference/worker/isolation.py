@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 CRASHES_ALONE = 2  # a lone job whose process died may have been killed from outside: one more try
 RETRY_S, LONGEST_RETRY_S = 1.0, 5.0  # after a failure that may pass, such as a database that is away
+STUCK_S, LONGEST_STUCK_S = 5.0, 60.0  # longer by the first each time, after a wait that ended with the process
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +108,15 @@ class Isolation:
         logger.error("batch=%s not begun, tried again in %.1f s: %s", batch.id, after_s, cause)
         self.again(batch, after_s)
 
+    def was_stuck(self, batch: Batch, cause: BaseException) -> None:
+        """It waited for something else than its engine, such as a lock of the database: no job is blamed. What is
+        stuck for ever ends as lost: with each try its lease runs out."""
+        for held in batch.jobs:
+            held.times_stuck += 1
+        after_s = min(STUCK_S * max(held.times_stuck for held in batch.jobs), LONGEST_STUCK_S)
+        logger.error("batch=%s killed, tried again in %.0f s: %r", batch.id, after_s, cause)
+        self.again(batch, after_s)
+
     def broke(self, batch: Batch, cause: BaseException) -> None:
         """By something that nobody foresaw, and perhaps by one of its jobs only. It ends, whatever it was."""
         self._apart(batch, cause, after_s=RETRY_S)
@@ -170,6 +180,6 @@ def _verdict(batch: Batch, held: Held, cause: BaseException) -> str:
         return ""
     if isinstance(cause, errors.DeviceFailed):
         return errors.DeviceFailed.code
-    if batch.stuck or not isinstance(cause, WorkerLostError | Terminated):
+    if not isinstance(cause, WorkerLostError | Terminated):
         return errors.JobError.code
     return errors.Crashed.code

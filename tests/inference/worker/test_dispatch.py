@@ -17,7 +17,7 @@ from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
 from inference.worker.calls import READY, BatchReport, Loaded
 from inference.worker.devices import Plan
 from inference.worker.dispatch import STUCK_S, Dispatcher
-from inference.worker.isolation import LONGEST_RETRY_S
+from inference.worker.isolation import LONGEST_RETRY_S, LONGEST_STUCK_S
 from inference.worker.replicas import Replicas
 
 PID = 4711
@@ -372,6 +372,21 @@ class DispatcherTests(TestCase):
         self.now()
         self.dispatcher.kick()
         self.assertEqual(self.last.batch.verdict, "")
+
+    def test_jobs_are_not_blamed_for_a_child_that_waited_for_the_database_and_the_pauses_grow(self):
+        jobs = self.fill(4)
+        pauses = []
+        for _ in range(8):
+            next(iter(self.dispatcher.batches.values())).stuck = True
+            self.pool.lose(self.last)
+            pauses.append(self.dispatcher.due_in_s())
+            self.now()
+            self.dispatcher.kick()
+            self.assertEqual((len(self.last.batch.job_ids), self.last.batch.verdict), (4, ""))
+        self.assertLess(2 * pauses[0], pauses[3])
+        self.assertLessEqual(max(pauses), LONGEST_STUCK_S)
+        self.pool.finish(self.last)
+        self.assertEqual([request.events for _, request in jobs], [[("finished", "")]] * 4)
 
     def test_after_a_device_failure_the_process_is_given_no_other_call(self):
         self.fill(8)
