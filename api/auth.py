@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Q
 from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
 from django.utils import timezone
@@ -17,7 +17,10 @@ from django.utils import timezone
 from api.errors import Forbidden, TooManyRequests, Unauthorized
 from api.models import PREFIX, ApiKey, digest
 from inference import rates
+from inference.failures import is_away
 from inference.models import Bulk, Job, Priority
+
+logger = logging.getLogger(__name__)
 
 REMEMBERED_S = 5.0  # a key that is revoked elsewhere still opens for so long
 REMEMBERED_KEYS = 10_000
@@ -135,9 +138,16 @@ def _remembered_s(row: ApiKey) -> float:
 
 
 def _note_use(row: ApiKey) -> None:
+    """A courtesy: a database that only reads, or that others keep from writing, keeps no key out."""
     now = timezone.now()
-    used_before = Q(last_used_at=None) | Q(last_used_at__lt=now - datetime.timedelta(seconds=USED_EVERY_S))
-    ApiKey.objects.filter(used_before, pk=row.pk).update(last_used_at=now)
+    if row.last_used_at and now - row.last_used_at < datetime.timedelta(seconds=USED_EVERY_S):
+        return
+    try:
+        ApiKey.objects.filter(pk=row.pk).update(last_used_at=now)
+    except Exception as error:
+        if not is_away(error):
+            raise
+        logger.warning("use of the key %s not noted: %s", row.start, error)
 
 
 keyring = Keyring()

@@ -135,10 +135,11 @@ def _jobs(
     for index, item in enumerate(items):
         try:
             parameters = _validated(spec, item, checked)
+            size, length = lengths.measure(spec, item.inputs, parameters)
+            validation.check_rows(spec, size)
         except InferenceError as error:
             bulk.rejected.append({"index": index, "job": None, "code": error.code, "detail": error.message})
             continue
-        size, length = lengths.measure(spec, item.inputs, parameters)
         yield Job(
             model=spec.name, inputs=item.inputs, parameters=parameters, size=size, length=length, priority=priority,
             created_at=now, published_at=now, expires_at=expires_at, owner=bulk.owner, request_id=bulk.request_id,

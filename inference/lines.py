@@ -18,6 +18,7 @@ RECOUNT_S = 0.5
 ROOM = 100  # jobs that other processes may let in before this one counts again
 EXACT = 1000  # jobs: longer lines are counted less often, the longer the less
 COUNTING_SHARE = 0.01  # of the time
+LONGEST_FRESH_S = 10.0
 PATIENCE_S = 2.5
 
 
@@ -29,7 +30,7 @@ class Line:
         self._jobs = jobs
         self._lock = threading.Lock()
         self._counting = threading.Lock()
-        self._begun_at = self._fresh_until = self._failed_at = float("-inf")
+        self._begun_at = self._fresh_until = self._refuses_until = self._failed_at = float("-inf")
         self._counted_to = 0
         self._entering: set[UUID] = set()  # let in, and perhaps not stored yet
         self._stored: set[UUID] = set()  # since the last count began
@@ -69,8 +70,11 @@ class Line:
         if self._counted_to <= limit:
             return False
         is_fresh = now < self._fresh_until
-        is_roomy = self.waiting + jobs + ROOM <= limit
-        return (is_roomy and (is_fresh or self._counting.locked())) or (is_fresh and self.waiting > EXACT)
+        if self.waiting + jobs + ROOM <= limit:
+            return is_fresh or self._counting.locked()
+        if self.waiting + jobs > limit:
+            is_fresh = now < self._refuses_until
+        return is_fresh and self.waiting > EXACT
 
     @contextlib.contextmanager
     def _alone(self, came_at: float) -> Iterator[None]:
@@ -99,7 +103,8 @@ class Line:
             own = self._entering | self._stored
             self.waiting = found + len(own) if isinstance(found, int) else len(found | own)
             self._begun_at, self._counted_to = begun_at, counted_to
-            self._fresh_until = begun_at + max(RECOUNT_S, took_s / COUNTING_SHARE)
+            self._fresh_until = begun_at + min(max(RECOUNT_S, took_s / COUNTING_SHARE), LONGEST_FRESH_S)
+            self._refuses_until = begun_at + took_s + RECOUNT_S
 
 
 def _away() -> StoreUnavailable:

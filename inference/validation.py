@@ -23,9 +23,14 @@ def validate(spec: ModelSpec, inputs: Any, given: Mapping[str, Any]) -> dict[str
     """The parameters with their defaults. Raises `InvalidInput`, which names the field."""
     validate_inputs(spec, inputs)
     checked = validate_parameters(spec, given)
-    if (rows := lengths.measure(spec, inputs, checked)[0]) > max(MAX_ROWS, spec.max_batch_size):
-        raise InvalidInput(f"inputs: their labels or sentences make {rows} texts; at most {MAX_ROWS} run in one job.")
+    check_rows(spec, lengths.measure(spec, inputs, checked)[0])
     return checked
+
+
+def check_rows(spec: ModelSpec, rows: int) -> None:
+    """Of the measured size of a job. Raises `InvalidInput`."""
+    if rows > max(MAX_ROWS, spec.max_batch_size):
+        raise InvalidInput(f"inputs: their labels or sentences make {rows} texts; at most {MAX_ROWS} run in one job.")
 
 
 def validate_parameters(spec: ModelSpec, given: Mapping[str, Any]) -> dict[str, Any]:

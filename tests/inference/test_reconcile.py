@@ -1,6 +1,7 @@
 import datetime
 import itertools
 import json
+from dataclasses import replace
 from unittest.mock import patch
 from uuid import UUID, uuid4
 
@@ -54,6 +55,19 @@ class ReconcileTests(TransactionTestCase):
         job.refresh_from_db()
         self.assertEqual(worker.state, WorkerState.GONE)
         self.assertEqual((job.status, job.batch, job.recoveries), (Status.QUEUED, None, 1))
+        self.assertEqual(self.queued_messages(), 1)
+
+    def test_a_queue_that_the_broker_refuses_keeps_no_job_of_the_others_from_being_sent_once(self):
+        catalog = {**models(), "refused": replace(models()[MODEL], name="refused")}
+        publish.redis_client().set(address.redis_key("inference.refused", 2), "no list")
+        make_job(model="refused", published_at=None)
+        sent = make_job(published_at=None)
+        with patch.object(reconcile, "models", return_value=catalog):
+            for _ in range(2):
+                with self.assertLogs("inference.reconcile", "WARNING"):
+                    reconcile.reconcile()
+        sent.refresh_from_db()
+        self.assertIsNotNone(sent.published_at)
         self.assertEqual(self.queued_messages(), 1)
 
     def test_the_jobs_of_a_living_worker_are_left_alone(self):

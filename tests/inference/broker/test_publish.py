@@ -12,6 +12,7 @@ from django.test import SimpleTestCase, override_settings
 from kombu.utils.json import loads
 
 from inference.broker import address, messages, publish
+from inference.broker.anybroker import Refused
 from inference.broker.messages import JobMessage
 from inference.errors import BrokerUnavailable
 from tests.conditions import eventually
@@ -117,6 +118,18 @@ class PublishTests(SimpleTestCase):
         self.assertEqual(self.client.info("commandstats")["cmdstat_lpush"]["calls"] - before, 3)
         created = [loads(json.dumps(m))["headers"]["kwargsrepr"] for m in self.waiting()]
         self.assertEqual(len(created), publish.CHUNK * 2 + 1)
+
+    def test_a_queue_that_is_refused_keeps_no_message_from_the_others_and_no_caller_from_the_broker(self):
+        bad = "inference.another-type"
+        self.client.set(address.redis_key(bad, 2), "no list")
+        with self.assertRaisesRegex(Refused, f"{bad}: .*WRONGTYPE") as caught:
+            publish.publish([job_message(queue=bad), job_message(), job_message(queue=bad, priority=1)])
+        self.assertEqual(caught.exception.queues, {bad})
+        self.assertEqual(len(self.waiting()), 1)
+        self.assertEqual(publish.queue_lengths([QUEUE]), {QUEUE: 1})
+        with self.assertRaisesRegex(Refused, "WRONGTYPE"):
+            publish.queue_lengths([bad])
+        publish.publish([job_message()])
 
     def test_lengths_are_counted_over_all_priorities(self):
         publish.publish([job_message(priority=1), job_message(priority=3), job_message(recovered=True)])
