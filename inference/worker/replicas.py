@@ -75,6 +75,7 @@ class Replicas:
         """A child says what it has, after its start or after another try."""
         for replica in self.replicas:
             if replica.pid == loaded.pid:
+                had = replica.ready
                 replica.models, replica.is_up, replica.told, replica.had = dict(loaded.models), True, True, frozenset()
                 replica.notes = loaded.notes
                 if len(replica.ready) == len(self.plan.models):
@@ -82,6 +83,9 @@ class Replicas:
                 else:
                     replica.pause()
                 self._tell(replica, loaded.tracebacks)
+                if replica.ready > self.serving | had:  # so may the others, one by one
+                    self._tries.reset()
+                    self._try_at = time.monotonic()
         self._choose()
 
     def ended(self, index: int) -> None:
@@ -90,7 +94,7 @@ class Replicas:
         if replica.pid is None:
             return
         if replica.is_up:
-            replica.had = replica.ready
+            replica.had = replica.ready & self.serving
         else:
             replica.had, replica.told = frozenset(), True
             replica.models = dict.fromkeys(self.plan.models, "its process ended while it loaded its models.")
@@ -100,10 +104,11 @@ class Replicas:
         self._choose()
 
     def _choose(self) -> None:
-        """The largest set; the one that is served already among equals."""
+        """The largest set that may be served; the one that is served already among equals."""
         before = self.serving
-        sets = (replica.ready for replica in self.replicas)
-        self.serving = max(sets, key=lambda ready: (len(ready), ready == before), default=before)
+        sets = [ready for replica in self.replicas if (ready := replica.ready)]
+        allowed = [ready for ready in sets if not before or ready <= before or self._is_common(ready)]
+        self.serving = max(allowed or sets, key=lambda ready: (len(ready), ready == before), default=frozenset())
         if self.serving != before:
             self.tried()
         if len(self.serving) == len(self.plan.models):
@@ -112,6 +117,11 @@ class Replicas:
             logger.info("worker=%s serves %s", self.plan.worker, ", ".join(sorted(self.serving)))
         if gone := before - self.served:
             logger.error("worker=%s serves no more: %s", self.plan.worker, ", ".join(sorted(gone)))
+
+    def _is_common(self, models: frozenset[str]) -> bool:
+        """Whether half of the living have them: the others would be given no more calls."""
+        living = [replica for replica in self.replicas if replica.pid is not None]
+        return 2 * sum(replica.ready >= models for replica in living) >= len(living)
 
     def _tell(self, replica: Replica, tracebacks: Mapping[str, str]) -> None:
         """One sentence for each reason, not for each child and try."""

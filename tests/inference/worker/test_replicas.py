@@ -51,6 +51,50 @@ class ReplicasTests(TestCase):
         self.load(SECOND)
         self.assertEqual((self.replicas.serving, self.able()), ({"a", "b"}, [SECOND]))
 
+    def eight(self) -> None:
+        """Replicas that serve a; none could load b."""
+        plan = Plan(worker=uuid4(), devices=("cuda:0",), replicas=8, threads=1, models=("a", "b"))
+        self.replicas = Replicas(plan)
+        for index in range(8):
+            self.replicas.started(index, index)
+        for index in range(8):
+            self.load(index, b=BROKEN)
+            self.replicas.replicas[index].retry_at = 0.0
+
+    def test_what_one_of_many_can_load_is_served_once_half_of_them_have_it(self):
+        self.eight()
+        for index in range(3):
+            self.load(index)
+            self.assertEqual(
+                (self.replicas.serving, self.replicas.served, self.replicas.to_restart()), ({"a"}, {"a"}, [])
+            )
+            self.assertTrue(self.replicas.should_try())  # at once: the last try has succeeded
+            self.replicas.tried()
+        self.replicas.ended(0)
+        self.assertEqual(self.replicas.served, {"a"})
+        self.replicas.started(0, 0)
+        self.load(0)
+        self.load(3)
+        self.assertEqual((self.replicas.serving, self.replicas.to_restart()), ({"a", "b"}, [4, 5, 6, 7]))
+
+    def test_what_is_served_stays_so_while_one_has_it(self):
+        self.eight()
+        for index in range(4):
+            self.load(index)
+        for index in range(3):
+            self.replicas.ended(index)
+        self.assertEqual(self.replicas.serving, {"a", "b"})
+        self.replicas.ended(3)
+        self.assertEqual(self.replicas.serving, {"a"})
+
+    def test_one_that_has_what_the_others_have_not_is_not_asked_again_and_again(self):
+        self.eight()
+        self.load(0)
+        self.replicas.tried(took_s=6.0)
+        self.load(0)
+        self.load(1, b="no weights, said in other words")
+        self.assertFalse(self.replicas.should_try())
+
     def test_a_try_that_took_long_is_seldom_made(self):
         self.load(FIRST, b=BROKEN)
         self.replicas.tried(took_s=1000.0)
