@@ -23,6 +23,7 @@ from django.db.models.functions import Now
 
 from inference import errors, notices, workers
 from inference.broker import publish
+from inference.broker.anybroker import Refused
 from inference.intake import message_of
 from inference.jobs import models
 from inference.models import Job, Status, Worker, WorkerState, first_id_at
@@ -123,7 +124,11 @@ def _send_again() -> None:
     jobs = Job.objects.filter(lost, status=Status.QUEUED, model__in=models()).defer("inputs", "output")
     found = jobs.order_by("priority", "pk")[:MOST].iterator(CHUNK)
     messages = [message_of(job, recovered=True) for job in found]
-    publish.publish(messages)
+    try:
+        publish.publish(messages)
+    except Refused as refusal:
+        logger.warning("lost messages not sent again yet: %s", refusal)
+        messages = [message for message in messages if message.queue not in refusal.queues]
     for chunk in _chunks(messages):
         Job.objects.filter(pk__in=[message.job_id for message in chunk]).update(published_at=Now())
     if messages:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NoReturn, TypeVar
 
@@ -26,7 +26,18 @@ TIMEOUT_S = 1.0
 
 
 class Refused(BrokerUnavailable):
-    """The broker answers, but not to this: a queue that exists with other arguments, say."""
+    """The broker answers, but not to this: a queue that exists with other arguments, say. `queues` are those refused,
+    where only they are: the others' messages were sent."""
+
+    def __init__(self, message: str, *, queues: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.queues = frozenset(queues)
+
+
+def raise_refused(reasons: Mapping[str, object]) -> None:
+    """If any queue was refused."""
+    if reasons:
+        raise Refused("; ".join(f"{queue}: {reason}" for queue, reason in reasons.items()), queues=reasons)
 
 
 class AnyBroker:
@@ -42,15 +53,14 @@ class AnyBroker:
 
     def publish(self, messages: Sequence[JobMessage]) -> None:
         """A queue that is refused keeps no message from the others."""
-        refused = []
+        refused: dict[str, object] = {}
         by_queue = attrgetter("queue")
         for queue, group in itertools.groupby(sorted(messages, key=by_queue), by_queue):
             try:
                 self._call(functools.partial(self._send, queue, list(group)))
             except Refused as error:
-                refused.append(f"{queue}: {error.message}")
-        if refused:
-            raise Refused("; ".join(refused))
+                refused[queue] = error.message
+        raise_refused(refused)
 
     def queue_lengths(self, queues: Sequence[str]) -> dict[str, int]:
         return self._call(lambda connection: {queue: _length(connection, queue) for queue in queues})

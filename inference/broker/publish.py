@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import redis
 from django.conf import settings
@@ -17,6 +18,7 @@ from redis.retry import Retry
 from inference.broker import address, anybroker
 from inference.broker.breaker import Breaker
 from inference.broker.messages import JobMessage, redis_envelope
+from inference.failures import is_away
 
 __all__ = ["JobMessage", "is_redis", "ping", "publish", "queue_lengths", "redis_client", "waiting_priorities"]
 
@@ -35,7 +37,8 @@ _breaker = new_breaker()
 def publish(messages: Sequence[JobMessage]) -> None:
     """Send all messages, the oldest first. Those that are sent again go before what waits, where the broker can.
 
-    Raises `BrokerUnavailable`: then some may have been sent, and may be sent again.
+    Raises `BrokerUnavailable`: then some may have been sent, and may be sent again; `Refused` when all but those of
+    its `queues` were sent.
     """
     if not messages:
         return
@@ -44,20 +47,32 @@ def publish(messages: Sequence[JobMessage]) -> None:
         return
     commands = list(_pushes(messages))
     client = redis_client()
+    refused: dict[str, object] = {}
     with _breaker.call():
-        for command, key, texts in commands:
-            client.execute_command(command, key, *texts)
+        for queue, command, key, texts in commands:
+            try:
+                client.execute_command(command, key, *texts)
+            except redis.RedisError as error:
+                if is_away(error):
+                    raise
+                refused[queue] = error
+    anybroker.raise_refused(refused)
 
 
 def queue_lengths(queues: Sequence[str]) -> dict[str, int]:
     """Messages that wait in each queue, over all priorities. Raises `BrokerUnavailable`."""
     if not is_redis():
         return anybroker.queue_lengths(queues)
-    return {queue: sum(lengths) for queue, lengths in _lengths(queues).items()}
+    found = _lengths(queues)
+    anybroker.raise_refused(
+        {queue: error for queue, lengths in found.items() for error in lengths if isinstance(error, Exception)}
+    )
+    return {queue: sum(lengths) for queue, lengths in found.items()}
 
 
 def waiting_priorities(queues: Sequence[str]) -> dict[str, set[int]]:
-    """Of which priorities messages may wait in each queue. Raises `BrokerUnavailable`."""
+    """Of which priorities messages may wait in each queue: of any, where the broker does not say.
+    Raises `BrokerUnavailable`."""
     if not is_redis():
         lengths = anybroker.queue_lengths(queues)
         return {queue: set(address.PRIORITIES if length else ()) for queue, length in lengths.items()}
@@ -67,15 +82,19 @@ def waiting_priorities(queues: Sequence[str]) -> dict[str, set[int]]:
     }
 
 
-def _lengths(queues: Sequence[str]) -> dict[str, list[int]]:
-    """Of a queue's lists, in the order of `PRIORITY_STEPS`."""
+def _lengths(queues: Sequence[str]) -> dict[str, list[Any]]:
+    """Of a queue's lists, in the order of `PRIORITY_STEPS`: an error in the place of one that was refused."""
     steps = address.PRIORITY_STEPS
     client = redis_client()
     with _breaker.call(), client.pipeline(transaction=False) as pipe:
         for queue, step in itertools.product(queues, steps):
             pipe.llen(address.redis_key(queue, step))
-        counts = iter(pipe.execute())
-        return {queue: list(itertools.islice(counts, len(steps))) for queue in queues}
+        found = pipe.execute(raise_on_error=False)
+        for error in found:
+            if isinstance(error, Exception) and is_away(error):
+                raise error
+    counts = iter(found)
+    return {queue: list(itertools.islice(counts, len(steps))) for queue in queues}
 
 
 def ping() -> None:
@@ -114,14 +133,14 @@ def is_redis() -> bool:
     return settings.CELERY_BROKER_URL in (address.kombu_url(url), address.stock_kombu_url(url))
 
 
-def _pushes(messages: Sequence[JobMessage]) -> Iterator[tuple[str, str, list[bytes]]]:
-    """Commands, keys and what to push there at once: each next message before or behind those before it."""
-    texts: dict[tuple[str, str], list[bytes]] = {}
+def _pushes(messages: Sequence[JobMessage]) -> Iterator[tuple[str, str, str, list[bytes]]]:
+    """Queues, commands, keys and what to push there at once: each next message before or behind those before it."""
+    texts: dict[tuple[str, str, str], list[bytes]] = {}
     for message in messages:
         command = "RPUSH" if message.recovered else "LPUSH"
         key = address.redis_key(message.queue, message.priority)
-        texts.setdefault((command, key), []).append(redis_envelope(message))
-    for (command, key), waiting in texts.items():
+        texts.setdefault((message.queue, command, key), []).append(redis_envelope(message))
+    for (queue, command, key), waiting in texts.items():
         ordered = waiting[::-1] if command == "RPUSH" else waiting
         for start in range(0, len(ordered), CHUNK):
-            yield command, key, ordered[start : start + CHUNK]
+            yield queue, command, key, ordered[start : start + CHUNK]
