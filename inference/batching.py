@@ -38,6 +38,8 @@ class Item:
     def __post_init__(self) -> None:
         if not (1 <= self.size <= LARGEST and 1 <= self.length <= LARGEST):
             raise ValueError(f"size and length must be from 1 to {LARGEST}, not {self.size} and {self.length}")
+        if abs(self.priority) > LARGEST:
+            raise ValueError(f"priority must be a small number, not {self.priority:.6g}")
         if not (math.isfinite(self.arrived_at_s) and math.isfinite(self.expires_at_s or 0.0)):
             raise ValueError(f"times must be finite, not {self.arrived_at_s} and {self.expires_at_s}")
 

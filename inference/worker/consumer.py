@@ -90,14 +90,20 @@ def _refuse(*arguments: Any, **kwargs: Any) -> None:
 def request_of(message: Any, **common: Any) -> JobRequest:
     """Raises what Celery answers by dropping the message with one log line: anything else would end the worker."""
     try:
-        if "args" in message.payload:
-            body, headers, decoded, utc = hybrid_to_proto2(message, message.payload)
-            return JobRequest(message, body=body, headers=headers, decoded=decoded, utc=utc, **common)
-        return JobRequest(message, body=message.body, headers=message.headers, decoded=False, utc=True, **common)
+        request = _request_of(message, **common)
+        hash(request.id)  # Celery looks it up among what was revoked
+        return request
     except (ContentDisallowed, DecodeError):
         raise
     except Exception as error:
         raise InvalidTaskError(f"not a task message: {error!r}") from error
+
+
+def _request_of(message: Any, **common: Any) -> JobRequest:
+    if "args" in message.payload:
+        body, headers, decoded, utc = hybrid_to_proto2(message, message.payload)
+        return JobRequest(message, body=body, headers=headers, decoded=decoded, utc=utc, **common)
+    return JobRequest(message, body=message.body, headers=message.headers, decoded=False, utc=True, **common)
 
 
 def item_of(request: Request, dispatcher: Dispatcher) -> tuple[Item, str]:
@@ -106,8 +112,8 @@ def item_of(request: Request, dispatcher: Dispatcher) -> tuple[Item, str]:
         hints = request.kwargs
         job_id = str(UUID(request.args[0]))
         model = hints["model"]
-        if model not in dispatcher.replicas.serving:  # such as one of a forged message
-            raise ValueError(f"no model {model!r} is served here now")
+        if not _is_ours(model, request, dispatcher):  # such as one of a forged message
+            raise ValueError(f"no model {model!r} is served here")
         expires_at = hints.get("expires_at")
         return Item(
             id=job_id,
@@ -119,8 +125,15 @@ def item_of(request: Request, dispatcher: Dispatcher) -> tuple[Item, str]:
             expires_at_s=float(expires_at) if expires_at is not None else None,
             alone=hints.get("alone") is True,
         ), model
-    except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidTaskError(f"not a job message: {error!r}") from error
+
+
+def _is_ours(model: str, request: Request, dispatcher: Dispatcher) -> bool:
+    """What cannot be run now is given back to its queue, which is left meanwhile: another would bring it at once."""
+    if model in dispatcher.replicas.serving:
+        return True
+    return model in dispatcher.specs and request.delivery_info.get("routing_key") == dispatcher.specs[model].queue
 
 
 class JobConsumer(Consumer):
@@ -172,7 +185,7 @@ class BatchingStep(bootsteps.StartStopStep):
 
     def _follow(self, c: Any) -> None:
         """Consume the queues of the models that a replica can run now, and no other. After a reconnect Celery consumes
-        those that are selected."""
+        those that are selected. What a queue brought before it was left, or has on its way, goes back to it."""
         dispatcher, queues = c.dispatcher, c.app.amqp.queues
         wanted = {dispatcher.specs[name].queue for name in dispatcher.replicas.serving}
         consumed = {spec.queue for spec in dispatcher.specs.values()} & set(queues.consume_from)
@@ -180,11 +193,11 @@ class BatchingStep(bootsteps.StartStopStep):
             c.cancel_task_queue(queue)
         for queue in wanted - consumed:
             c.add_task_queue(queue)
+        dispatcher.let_go()
         replicas = dispatcher.replicas
         state = replicas.serving, replicas.served, replicas.have_told, dispatcher.connected
         if state != self._told:
             self._told = state
-            dispatcher.let_go()
             c.controller.presence.changed()
 
     def _dispatch_soon(self, c: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import pickle
 import time
@@ -73,6 +74,11 @@ KINDS: dict[str, Make] = {
     "an unknown job": lambda forger: json.dumps(forger.envelope()),
     "a finished job": lambda forger: json.dumps(forger.envelope(forger.victim)),
     "hints of the wrong types": lambda forger: forger.with_hints(size="many", created_at=[], priority={}),
+    "an infinite size": lambda forger: forger.with_hints(size=math.inf),
+    "a priority beyond all": lambda forger: forger.with_hints(priority=10**300),
+    "a creation time of 400 digits": lambda forger: forger.with_hints(created_at=10**400),
+    "a creation time that is no number": lambda forger: forger.with_hints(created_at=math.nan),
+    "an id that is a list": lambda forger: forger.with_headers(id=[1]),
     "no arguments": lambda forger: forger.with_body([[], {}, {}]),
     "arguments that are no list": lambda forger: forger.with_body("args"),
     "deep nesting": lambda forger: forger.with_hints(group="x", deep=json.loads("[" * 900 + "]" * 900)),

@@ -1,0 +1,105 @@
+"""What becomes of one message in the consumer; real workers are in tests/e2e and tests/faults."""
+
+import json
+import math
+import time
+from types import SimpleNamespace
+from unittest import TestCase
+from uuid import uuid4
+
+from celery.exceptions import InvalidTaskError
+from kombu.message import Message
+
+from inference.broker import messages
+from inference.broker.messages import JobMessage
+from inference.catalog import ModelSpec
+from inference.tasks import run
+from inference.worker import consumer
+from inference.worker.calls import READY, Loaded
+from inference.worker.devices import Plan
+from inference.worker.dispatch import Dispatcher
+from inference.worker.replicas import Replicas
+from project.celery import app
+
+PID = 4711
+CATALOG = {name: ModelSpec(name=name, engine="x:Y") for name in ("a", "b")}
+
+
+class ConsumerTests(TestCase):
+    def setUp(self):
+        self.replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models=("a", "b")))
+        self.replicas.started(0, PID)
+        self.replicas.loaded(Loaded(pid=PID, models={"a": READY, "b": READY}))
+        self.dispatcher = Dispatcher(CATALOG, self.replicas, lambda: None)
+        self.events = []
+        self.step = consumer.BatchingStep.__new__(consumer.BatchingStep)
+        self.step._told = None
+        self.consumed = {spec.queue for spec in CATALOG.values()}
+        self.on_message = consumer.strategy(
+            run, app,
+            SimpleNamespace(
+                dispatcher=self.dispatcher, hostname="w", event_dispatcher=None, connection_errors=(),
+                dispatch_soon=lambda: None,
+            ),
+        )  # fmt: skip
+
+    def receive(self, *, model: str = "a", queue: str = "", headers: dict | None = None, **hints) -> None:
+        job = JobMessage(
+            job_id=str(uuid4()), model=model, queue=f"inference.{model}", group="", size=1, length=1, priority=2,
+            created_at=time.time(), expires_at=None,
+        )  # fmt: skip
+        arguments, known, embed = messages.body(job)
+        message = Message(
+            body=json.dumps([arguments, {**known, **hints}, embed]), headers=messages.headers(job) | (headers or {}),
+            content_type="application/json", content_encoding="utf-8", accept={"application/json"},
+            delivery_info={"routing_key": queue or job.queue}, delivery_tag=job.job_id,
+        )  # fmt: skip
+        self.on_message(
+            message, None, ack=lambda *_: None, reject=lambda *_: self.events.append("given back"), callbacks=()
+        )
+
+    def test_a_job_is_held(self):
+        self.receive()
+        self.assertEqual(len(self.dispatcher.held), 1)
+
+    def test_hints_that_no_job_has_drop_the_message_and_nothing_else(self):
+        for hints in (
+            {"size": math.inf}, {"length": 10**300}, {"priority": math.inf}, {"priority": 10**300}, {"size": "many"},
+            {"created_at": 10**400}, {"created_at": math.nan}, {"expires_at": math.nan}, {"model": ["a"]},
+            {"headers": {"id": [1]}}, {"headers": {"id": {}}},
+        ):  # fmt: skip
+            with self.subTest(str(hints)[:40]), self.assertRaises(InvalidTaskError):
+                self.receive(**hints)
+        self.assertFalse(self.dispatcher.held)
+
+    def test_a_message_of_a_model_that_cannot_be_run_now_goes_back_once_its_queue_is_left(self):
+        self.follow()
+        self.replicas.loaded(Loaded(pid=PID, models={"a": READY, "b": "too large."}))
+        self.receive(model="b")
+        self.follow()
+        self.receive(model="b")  # was on its way
+        self.follow()
+        self.assertEqual(self.events, ["left inference.b", "given back", "given back"])
+
+    def test_a_message_of_such_a_model_in_another_queue_is_dropped(self):
+        self.replicas.loaded(Loaded(pid=PID, models={"a": READY, "b": "too large."}))
+        with self.assertRaises(InvalidTaskError):
+            self.receive(model="b", queue="inference.a")
+
+    def follow(self) -> None:
+        """As the event loop does after each message and twice a second."""
+        self.step._follow(
+            SimpleNamespace(
+                dispatcher=self.dispatcher, app=SimpleNamespace(amqp=SimpleNamespace(queues=self)),
+                controller=SimpleNamespace(presence=SimpleNamespace(changed=lambda: None)),
+                cancel_task_queue=self.leave,
+            )
+        )  # fmt: skip
+
+    @property
+    def consume_from(self) -> set[str]:
+        return self.consumed
+
+    def leave(self, queue: str) -> None:
+        self.consumed = self.consumed - {queue}
+        self.events.append(f"left {queue}")
