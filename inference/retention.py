@@ -40,7 +40,8 @@ def remove_old(at_most: int = CHUNK) -> int:
     """Remove finished jobs that are past the retention time, and bulks without jobs. Returns how many jobs."""
     if not settings.JOB_RETENTION_DAYS:
         return 0
-    limit = first_id_at(timezone.now() - datetime.timedelta(days=settings.JOB_RETENTION_DAYS))
+    limit_s = max(0.0, timezone.now().timestamp() - settings.JOB_RETENTION_DAYS * 86_400)  # no id is from before 1970
+    limit = first_id_at(datetime.datetime.fromtimestamp(limit_s, datetime.UTC))
     old = Job.objects.filter(status__in=TERMINAL, pk__lt=limit).order_by("pk").values_list("pk", flat=True)
     ids = list(old[:at_most])
     for start in range(0, len(ids), STATEMENT):

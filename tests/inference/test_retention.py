@@ -36,6 +36,13 @@ class OldJobsTests(TestCase):
         self.assertFalse(Webhook.objects.exists())
         self.assertFalse(Bulk.objects.exists())
 
+    def test_what_is_to_be_kept_for_longer_than_ids_can_tell_is_kept(self):
+        kept = self.make()
+        for days in (36_500, 1_000_000):
+            with self.subTest(days), self.settings(JOB_RETENTION_DAYS=days):
+                self.assertEqual(retention.remove_old(), 0)
+        self.assertEqual(list(Job.objects.all()), [kept])
+
     def test_no_inputs_and_outputs_are_read(self):
         bulk = Bulk.objects.create(id=id_of(OLD), model="m", total=1)
         Webhook.objects.create(job=self.make(bulk=bulk), url="https://example.com/")
