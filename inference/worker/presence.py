@@ -13,6 +13,7 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection
 from django.db.models.functions import Now
 
+from inference import clock
 from inference.failures import Pauses, is_away
 from inference.models import Worker, WorkerState
 from inference.worker.devices import Plan
@@ -107,20 +108,20 @@ class Presence(threading.Thread):
             logger.warning("worker=%s leaves without a word, the database is away: %s", self.plan.worker, error)
 
     def _beat(self) -> None:
+        row = Worker.objects.filter(pk=self.plan.worker).exclude(state=WorkerState.STOPPED)
+        if not row.update(heartbeat_at=Now(), **self._columns()) and not (self.leaving or self._stopping.is_set()):
+            logger.warning("worker=%s has no row any more, as after a restore: it registers again", self.plan.worker)
+            self.register()
+            self.changed()
+        clock.measure(connection)
+
+    def _columns(self) -> dict[str, object]:
         if self.facts is None:
-            Worker.objects.filter(pk=self.plan.worker).update(heartbeat_at=Now())
-            return
+            return {}
         facts = self.facts()
-        columns = _columns(facts) | ({"state": WorkerState.STOPPING, "model_names": []} if self.leaving else {})
-        Worker.objects.filter(pk=self.plan.worker).exclude(state=WorkerState.STOPPED).update(
-            heartbeat_at=Now(), jobs_per_s=self._rate.of(facts.finished), **columns
-        )
-
-
-def _columns(facts: Facts) -> dict[str, object]:
-    columns = dataclasses.asdict(facts)
-    del columns["looped_at"]
-    return columns
+        columns = dataclasses.asdict(facts) | {"jobs_per_s": self._rate.of(facts.finished)}
+        del columns["looped_at"]
+        return columns | ({"state": WorkerState.STOPPING, "model_names": []} if self.leaving else {})
 
 
 class _Rate:

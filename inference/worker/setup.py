@@ -77,7 +77,7 @@ def _plan(worker: Any) -> None:
     worker.presence.register()
     signals.worker_shutting_down.connect(worker.presence.leave)
     worker.presence.start()
-    worker.upkeep = Upkeep(worker.presence, models)
+    worker.upkeep = Upkeep(worker.presence, models, worker.inference_replicas)
     worker.upkeep.start()
 
 

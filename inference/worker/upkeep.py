@@ -19,6 +19,7 @@ from inference.broker import publish
 from inference.catalog import Catalog
 from inference.failures import is_away
 from inference.worker.presence import Presence
+from inference.worker.replicas import Replicas
 from inference.worker.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -29,10 +30,11 @@ ROUND_S = settings.WORKER_SILENT_S / 3
 class Upkeep(threading.Thread):
     """Finds what others left undone, removes what is old, and ends this worker when it has stopped working."""
 
-    def __init__(self, presence: Presence, models: Catalog) -> None:
+    def __init__(self, presence: Presence, models: Catalog, replicas: Replicas) -> None:
         super().__init__(name="upkeep", daemon=True)
         self.presence = presence
         self.models = models
+        self.replicas = replicas
         self._watchdog = Watchdog()
         self._sweeper = retention.Sweeper()
         self._given_up: deque[UUID] = deque()
@@ -90,7 +92,10 @@ class Upkeep(threading.Thread):
         if self.presence.facts is None:
             return
         facts = self.presence.facts()
-        waiting = sum(publish.queue_lengths([self.models[name].queue for name in facts.model_names]).values())
+        consumed = [self.models[name].queue for name in self.replicas.serving]
+        if not consumed:
+            publish.ping()  # the event loop waits for a broker that is away, also with no queue to count
+        waiting = sum(publish.queue_lengths(consumed).values())
         reason = self._watchdog.reason(
             now=time.monotonic(), looped_at=facts.looped_at, waiting=waiting, held=facts.held,
             busy=facts.replicas_busy, ready=facts.replicas_ready,

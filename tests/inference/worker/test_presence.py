@@ -8,11 +8,14 @@ from uuid import uuid4
 from django.test import TransactionTestCase, override_settings
 from django.utils import timezone
 
-from inference import reconcile
+from inference import clock, reconcile
+from inference.broker import publish
+from inference.jobs import models
 from inference.models import Job, Status, Worker, WorkerState
 from inference.worker import upkeep as upkeep_module
 from inference.worker.devices import Plan
 from inference.worker.presence import LATE_S, Facts, Presence
+from inference.worker.replicas import Replicas
 from inference.worker.upkeep import Upkeep
 from tests.conditions import eventually
 
@@ -37,7 +40,7 @@ def make_presence(**values) -> Presence:
 class HeartbeatTests(TransactionTestCase):
     def test_a_round_of_upkeep_that_takes_long_delays_no_heartbeat(self):
         presence = make_presence()
-        upkeep = Upkeep(presence, {})
+        upkeep = Upkeep(presence, {}, Replicas(presence.plan))
         reached, go_on = threading.Event(), threading.Event()
 
         def takes_long(**_) -> None:
@@ -54,7 +57,8 @@ class HeartbeatTests(TransactionTestCase):
             self.assertFalse(go_on.is_set())
 
     def test_what_expires_in_this_worker_is_told_before_the_next_round(self):
-        upkeep = Upkeep(make_presence(), {})
+        presence = make_presence()
+        upkeep = Upkeep(presence, {}, Replicas(presence.plan))
         with patch.object(upkeep_module, "ROUND_S", 600):
             self.start(upkeep)
             eventually(lambda: upkeep._sweeper._next_at_s, "the first round is over")
@@ -77,6 +81,32 @@ class HeartbeatTests(TransactionTestCase):
         presence.leave()
         self.start(presence)
         eventually(lambda: Worker.objects.filter(pk=presence.plan.worker, state=WorkerState.STOPPING).exists())
+
+    def test_a_worker_whose_row_is_lost_registers_again_unless_it_leaves(self):
+        presence = make_presence()
+        Worker.objects.all().delete()  # as after a restore of an older backup
+        self.assertTrue(presence._try_to_beat())
+        self.assertTrue(presence._try_to_beat())
+        self.assertEqual(Worker.objects.get(pk=presence.plan.worker).state, WorkerState.READY)
+        Worker.objects.all().delete()
+        presence.leave()
+        self.assertTrue(presence._try_to_beat())
+        self.assertFalse(Worker.objects.exists())
+
+    def test_the_clock_is_measured_for_as_long_as_the_worker_lives(self):
+        presence = make_presence()
+        with patch.multiple(clock, _measured_at=float("-inf"), _off_s=0.0):
+            presence._try_to_beat()
+            self.assertGreater(clock._measured_at, float("-inf"))
+
+    def test_the_watchdog_counts_the_queues_that_are_consumed_only(self):
+        presence = make_presence(model_names=["embeddings", "sentiment"])
+        replicas = Replicas(presence.plan)
+        replicas.serving = frozenset({"embeddings"})  # the other one's replica starts again
+        upkeep = Upkeep(presence, models(), replicas)
+        with patch.object(publish, "queue_lengths", return_value={}) as counted:
+            upkeep._watch()
+        counted.assert_called_once_with([models()["embeddings"].queue])
 
     def start(self, thread: Presence | Upkeep) -> None:
         thread.start()
