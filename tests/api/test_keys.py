@@ -4,7 +4,9 @@ from unittest.mock import patch
 
 from django.contrib.auth import get_user_model
 from django.core.management import CommandError, call_command
+from django.db import OperationalError, connection
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from api.auth import keyring
@@ -84,6 +86,23 @@ class KeyTests(ApiTestCase):
         self.get(key)
         row.refresh_from_db()
         self.assertIsNotNone(row.last_used_at)
+
+    def test_a_database_that_cannot_write_keeps_no_key_out(self):
+        _, key = self.issue()
+
+        def read_only(execute, sql, *call):
+            if sql.startswith("UPDATE"):
+                raise OperationalError("database is locked")
+            return execute(sql, *call)
+
+        with connection.execute_wrapper(read_only), self.assertLogs("api.auth", "WARNING"):
+            self.assertEqual(self.get(key).status_code, 200)
+
+    def test_a_key_that_was_used_a_moment_ago_is_not_written(self):
+        _, key = self.issue(last_used_at=timezone.now())
+        with CaptureQueriesContext(connection) as queries:
+            self.assertEqual(self.get(key).status_code, 200)
+        self.assertFalse([query["sql"] for query in queries if query["sql"].startswith("UPDATE")])
 
     @override_settings(API_KEY_REQUIRED=False)
     def test_where_none_is_needed_a_foreign_token_is_no_obstacle_but_a_revoked_key_is(self):

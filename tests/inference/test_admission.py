@@ -3,14 +3,16 @@
 import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from unittest.mock import patch
 
 from django.contrib.auth import get_user_model
 from django.db import OperationalError, connection, connections
+from django.db.models import QuerySet
 from django.test import TransactionTestCase
 from django.test.utils import CaptureQueriesContext
 
-from inference import admission, bulk, errors, jobs, lines
+from inference import admission, bulk, errors, jobs, lines, validation
 from inference.bulk import Item
 from inference.models import Job, Priority, Status
 from tests.conditions import eventually
@@ -82,6 +84,17 @@ class ShareTests(TransactionTestCase):
         self.assertEqual(Job.objects.count(), 0)
 
 
+class BulkTests(TransactionTestCase):
+    def test_an_input_of_too_many_texts_is_refused_as_alone(self) -> None:
+        inputs = {"source_sentence": "x", "sentences": ["y"] * 5}
+        spec = dataclasses.replace(jobs.spec_of(MODEL), task="sentence-similarity", max_batch_size=1)
+        with patch.object(validation, "MAX_ROWS", 4), patch.object(bulk, "spec_of", lambda model: spec):
+            with self.assertRaises(errors.InvalidInput) as alone:
+                validation.validate(spec, inputs, {})
+            with self.assertRaisesRegex(errors.InvalidInput, alone.exception.message):
+                bulk.submit(model=MODEL, items=[Item(inputs=inputs)])
+
+
 class LineTests(TransactionTestCase):
     def line(self) -> lines.Line:
         return lines.Line(lambda: Job.objects.filter(status=Status.QUEUED))
@@ -92,6 +105,23 @@ class LineTests(TransactionTestCase):
         with patch.object(lines, "EXACT", 50), CaptureQueriesContext(connection) as queries:
             self.assertEqual([line.enter([Job().pk], 60) for _ in range(5)], [False] * 5)
         self.assertEqual((len(queries), line.waiting), (1, 60))
+
+    def test_a_slow_count_neither_refuses_nor_holds_for_long(self) -> None:
+        now, counts = [0.0], [60, 0, 55]
+
+        def count(jobs: Any) -> int:
+            now[0] += 5.0
+            return counts.pop(0)
+
+        slow = patch.object(QuerySet, "count", count)
+        with patch.object(lines, "EXACT", 50), slow, patch.object(lines.time, "monotonic", lambda: now[0]):
+            line = self.line()
+            self.assertFalse(line.enter([Job().pk], 60))
+            now[0] += 1.0
+            self.assertTrue(line.enter([Job().pk], 60), "others were finished meanwhile")
+            now[0] += 11.0
+            self.assertTrue(line.enter([Job().pk], 60))
+        self.assertEqual((counts, line.waiting), ([], 57))
 
     def test_those_who_come_during_a_count_that_fails_fail_with_it(self) -> None:
         counting, go_on = threading.Event(), threading.Event()
