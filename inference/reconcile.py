@@ -14,6 +14,7 @@ import itertools
 import logging
 import math
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from typing import TypeVar
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from django.db.models.functions import Now
 
 from inference import errors, notices, workers
 from inference.broker import publish
-from inference.broker.anybroker import Refused
+from inference.broker.messages import JobMessage
 from inference.intake import message_of
 from inference.jobs import models
 from inference.models import Job, Status, Worker, WorkerState, first_id_at
@@ -119,20 +120,32 @@ def _finish(jobs: QuerySet[Job], status: Status, **values: object) -> int:
 
 
 def _send_again() -> None:
-    """High priorities first, and the oldest: a round is bounded."""
+    """High priorities first: a round is bounded. What was sent is marked before more is, so that a failure in between
+    has nothing sent twice."""
     lost = Q(published_at=None, created_at__lt=_ago(1.0)) | (Q(published_at__lt=_ago(RESEND_S)) & _missing())
     jobs = Job.objects.filter(lost, status=Status.QUEUED, model__in=models()).defer("inputs", "output")
     found = jobs.order_by("priority", "pk")[:MOST].iterator(CHUNK)
-    messages = [message_of(job, recovered=True) for job in found]
-    try:
-        publish.publish(messages)
-    except Refused as refusal:
-        logger.warning("lost messages not sent again yet: %s", refusal)
-        messages = [message for message in messages if message.queue not in refusal.queues]
-    for chunk in _chunks(messages):
-        Job.objects.filter(pk__in=[message.job_id for message in chunk]).update(published_at=Now())
-    if messages:
-        logger.warning("%d queued jobs had no message, sent again", len(messages))
+    sent = 0
+    failure: errors.BrokerUnavailable | None = None
+    for messages in _at_once([message_of(job, recovered=True) for job in found]):
+        try:
+            publish.publish(messages)
+        except errors.BrokerUnavailable as error:  # of this queue, or of all: then the others fail at once
+            failure = error
+        else:
+            sent += Job.objects.filter(pk__in=[message.job_id for message in messages]).update(published_at=Now())
+    if sent:
+        logger.warning("%d queued jobs had no message, sent again", sent)
+    if failure:
+        raise failure
+
+
+def _at_once(messages: Iterable[JobMessage]) -> Iterator[list[JobMessage]]:
+    """A chunk of one queue and priority after the other. In Redis each goes before the last: the oldest come last."""
+    line = attrgetter("priority", "queue")
+    for _, group in itertools.groupby(sorted(messages, key=line), line):
+        chunks = list(_chunks(group))
+        yield from reversed(chunks) if publish.is_redis() else chunks
 
 
 def _missing() -> Q:

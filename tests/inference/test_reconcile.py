@@ -198,6 +198,33 @@ class ReconcileTests(TransactionTestCase):
         job.refresh_from_db()
         self.assertEqual((job.status, job.recoveries), (Status.QUEUED, 1))
 
+    def test_what_was_sent_before_a_failure_is_marked_and_not_sent_twice(self):
+        for number in range(5):
+            make_job(published_at=None, created_at=ago(20 - number))
+        to_broker, chunks = publish.publish, []
+
+        def fails_at_the_second(messages) -> None:
+            chunks.append(messages)
+            if len(chunks) == 2:
+                raise errors.BrokerUnavailable("refused")
+            to_broker(messages)
+
+        with patch.object(reconcile, "CHUNK", 2):
+            with patch.object(publish, "publish", fails_at_the_second):
+                reconcile.reconcile()
+            self.assertEqual(self.queued_messages(), 3)
+            reconcile.reconcile()
+        self.assertEqual(self.queued_messages(), 5)
+        self.assertFalse(Job.objects.filter(published_at=None).exists())
+
+    def test_jobs_that_are_sent_again_in_chunks_keep_their_order(self):
+        made = [make_job(published_at=None, created_at=ago(20 - number)) for number in range(5)]
+        with patch.object(reconcile, "CHUNK", 2):
+            reconcile.reconcile()
+        texts = publish.redis_client().lrange(address.redis_key(self.queue, made[0].priority), 0, -1)
+        ids = [json.loads(text)["headers"]["id"] for text in reversed(texts)]
+        self.assertEqual(ids, [str(job.pk) for job in made])
+
     def test_a_broker_that_is_away_leaves_the_rows_for_the_next_round(self):
         job = make_job(published_at=None, created_at=ago(2))
         with patch.object(publish, "publish", side_effect=errors.BrokerUnavailable("away")):
