@@ -31,6 +31,8 @@ The message of an exception is what the public may read: it names what would be 
 from typing import ClassVar
 from uuid import UUID
 
+UNREADABLE = "The model cannot read this input or its parameters."  # what follows is the library's, for the operator
+
 
 class InferenceError(Exception):
     code: ClassVar[str] = "error"

@@ -166,6 +166,7 @@ def _outcome(answer: Any) -> Any:
 def _failure(error: BaseException) -> InferenceError:
     """The error for the row. The exception itself is let go: its traceback holds the call's tensors."""
     if isinstance(error, InferenceError):
+        error.__cause__ = error.__context__ = None
         return error.with_traceback(None)
     if is_out_of_memory(error):
         _free_caches()

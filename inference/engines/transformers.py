@@ -7,6 +7,7 @@ Where it would show, the trial at load finds it, and the inputs run in batches o
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from inference.engines.base import Engine
 from inference.engines.faults import describe
 from inference.engines.rows import Row, Together
 from inference.engines.tasks import TASKS, With, labels, template
-from inference.errors import InvalidInput, ModelUnavailable
+from inference.errors import UNREADABLE, EngineError, InvalidInput, ModelUnavailable
 from inference.lengths import CUT_TASKS
 from inference.task_parameters import ALIASES
 
@@ -49,6 +50,8 @@ class PipelineEngine(Engine):
             )
         self.feed = TASKS[self.task]
         self.pipe = pipelines.load(self.spec, self.task, device)
+        for step in () if self.feed.batched else ("forward", "postprocess"):  # which the pipeline calls by itself
+            setattr(self.pipe, step, _of_the_model(getattr(self.pipe, step)))
         if self.task in CUT_TASKS:
             self.max_tokens = self.pipe.tokenizer.model_max_length
         self.shortcuts = accelerate.Shortcuts(self.task, trials.Verdict(together=Together.PADDED))
@@ -91,7 +94,7 @@ class PipelineEngine(Engine):
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         if not self.feed.batched:
             return [_in_place(self._alone, value, parameters) for value in inputs]
-        steps = _in_place(self._steps, parameters)
+        steps = _in_place(_read, self._steps, parameters)
         if isinstance(steps, BaseException):
             return [steps] * len(inputs)
         answers = self.shortcuts.guard(lambda: self._together(inputs, steps))
@@ -99,10 +102,9 @@ class PipelineEngine(Engine):
         return answers
 
     def _alone(self, value: Any, parameters: dict[str, Any]) -> Any:
-        prepared = self.feed.prepare(value, self.pipe)
-        if isinstance(prepared, dict):
-            return _without_pictures(self.pipe(**prepared, **parameters))
-        return _without_pictures(self.pipe(prepared, **parameters))
+        prepared = _read(self.feed.prepare, value, self.pipe)
+        arguments, named = ((), prepared) if isinstance(prepared, dict) else ((prepared,), {})
+        return _without_pictures(_read(functools.partial(self.pipe, *arguments, **named, **parameters)))
 
     def _together(self, inputs: list[Any], steps: Steps) -> list[Any]:
         if self._fit_at_once(inputs, steps):
@@ -116,7 +118,7 @@ class PipelineEngine(Engine):
         return self.at_once is not None and padded and all(isinstance(value, str) for value in inputs)
 
     def _item_by_item(self, inputs: list[Any], steps: Steps) -> list[Any]:
-        answers: list[Any] = [_in_place(self._rows, index, value, steps) for index, value in enumerate(inputs)]
+        answers: list[Any] = [_in_place(_read, self._rows, index, value, steps) for index, value in enumerate(inputs)]
         ready = [row for answer in answers if isinstance(answer, list) for row in answer]
         steps = replace(steps, together=max(steps.together, self.shortcuts.verdict.together))
         outputs_of: dict[int, list[Any]] = defaultdict(list)
@@ -186,13 +188,31 @@ class PipelineEngine(Engine):
 
 
 def _in_place(step: Callable[..., Any], *arguments: Any) -> Any:
-    """What the step returns, or what it raised: a wrong input is an `InvalidInput` in its place."""
+    """What the step returns, or what it raised."""
+    try:
+        return step(*arguments)
+    except Exception as error:
+        return error
+
+
+def _read(step: Callable[..., Any], *arguments: Any) -> Any:
+    """What a step before the model returns: what it raises is the fault of the input, an `InvalidInput`."""
     try:
         return step(*arguments)
     except _WRONG_INPUT as error:
-        return InvalidInput(describe(error))
-    except Exception as error:
-        return error
+        raise InvalidInput(f"{UNREADABLE} {describe(error)}") from None
+
+
+def _of_the_model(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The step, with what it raises told apart from what reading the input raises."""
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        try:
+            return step(*arguments, **named)
+        except _WRONG_INPUT as error:
+            raise EngineError(describe(error)) from None
+
+    return run
 
 
 def _without_pictures(value: Any) -> Any:

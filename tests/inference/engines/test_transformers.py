@@ -8,10 +8,13 @@ from typing import Any
 from unittest import TestCase
 from unittest.mock import patch
 
+from django.test import override_settings
+
 from inference.catalog import ModelSpec
 from inference.engines import generation, loading, media
 from inference.engines.run import RunReport, run
-from inference.errors import InvalidInput, ModelUnavailable
+from inference.errors import UNREADABLE, EngineError, InvalidInput, ModelUnavailable
+from inference.models import Job
 from tests import tiny_models
 
 TEXTS = [
@@ -272,6 +275,41 @@ class WrongInputTests(EqualTestCase):
             with self.subTest(name):
                 self.assert_batching_changes_nothing(name, [long, "a dog"])
         self.assertEqual(len(self.answers("feature-extraction", [long])[0][0]), 64)
+
+
+class ModelFaultTests(TestCase):
+    """What the model's own code raises is no fault of the input, whatever its type."""
+
+    def test_what_the_steps_behind_preprocess_raise_is_the_model_s(self) -> None:
+        picture, detects, tokens = (
+            tiny_models.png(),
+            engine("object-detection").pipe,
+            engine("token-classification").pipe,
+        )
+        cases = (
+            ("object-detection", type(detects), "_forward", picture),
+            ("object-detection", type(detects.image_processor), "post_process_object_detection", picture),
+            ("token-classification", type(tokens), "postprocess", "a cat"),
+        )
+        for name, owner, step, value in cases:
+            for error in (KeyError("secret"), ValueError("secret"), AttributeError("secret"), TypeError("secret")):
+                with self.subTest(name=name, step=step, error=error):
+                    with patch.object(owner, step, side_effect=error):
+                        [outcome] = run(engine(name), [value], {}).outcomes
+                    self.assertIsInstance(outcome, EngineError)
+                    self.assertIn("secret", outcome.message)
+
+    def test_what_preprocess_raises_is_told_to_clients_in_our_words_only(self) -> None:
+        for name, value in (("object-detection", tiny_models.png()), ("token-classification", "a cat")):
+            with patch.object(type(engine(name).pipe), "preprocess", side_effect=KeyError("secret")):
+                [outcome] = run(engine(name), [value], {}).outcomes
+            self.assertIsInstance(outcome, InvalidInput)
+            job = Job(error_code=outcome.code, error_detail=f"inputs[3]: {outcome.message}")
+            self.assertIn("KeyError: 'secret'", job.error_detail)
+            with override_settings(ENGINE_ERRORS="redacted"):
+                self.assertEqual(job.public_detail, f"inputs[3]: {UNREADABLE}")
+            with override_settings(ENGINE_ERRORS="full"):
+                self.assertEqual(job.public_detail, job.error_detail)
 
 
 class LoadTests(TestCase):
