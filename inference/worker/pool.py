@@ -104,13 +104,27 @@ class ReplicaPool(asynpool.AsynPool):
         for index in self.replicas.to_restart():
             self._restart(index)
         if self.idle > 0 and self.replicas.should_try() and self._trial not in self._cache.values():
-            begun_at = time.monotonic()
-            self.replicas.tried()
-            self._trial = self.apply_async(
-                calls.load_missing,
-                callback=lambda loaded: self._tried(loaded, time.monotonic() - begun_at),
-                timeout=self._proc_alive_timeout,
-            )
+            self._try(self.replicas)
+
+    def _try(self, replicas: Replicas) -> None:
+        """The call goes to any idle child that may be given one: until it is accepted no other may."""
+        free = self._all_inqueues - self._busy_workers
+        idle = {process.pid: process.inqW_fd for process in self._pool if process.inqW_fd in free}
+        if (pid := replicas.next_to_try(idle)) is None:
+            return
+        begun_at = time.monotonic()
+        replicas.tried()
+        self._all_inqueues.difference_update(free - {idle[pid]})
+        self._trial = self.apply_async(
+            calls.load_missing,
+            callback=lambda loaded: self._tried(loaded, time.monotonic() - begun_at),
+            accept_callback=lambda pid, at: self._accepted(),
+            timeout=self._proc_alive_timeout,
+        )
+
+    def _accepted(self) -> None:
+        self._keep_able()
+        self.on_idle()
 
     def _tried(self, loaded: Loaded, took_s: float) -> None:
         if self.replicas:

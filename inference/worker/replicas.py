@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from inference.failures import Pauses
@@ -159,6 +159,11 @@ class Replicas:
     def should_try(self) -> bool:
         """Whether a child that runs what all run is to try again to load what all lack."""
         return 0 < len(self.serving) < len(self.plan.models) and self._try_at <= time.monotonic()
+
+    def next_to_try(self, pids: Collection[int]) -> int | None:
+        """Of these children the one that lacks some model and whose last try is longest ago."""
+        lacking = [r for r in self.replicas if r.pid in pids and len(r.ready) < len(self.plan.models)]
+        return min(lacking, key=lambda replica: replica.retry_at).pid if lacking else None
 
     def tried(self, took_s: float = 0.0) -> None:
         """The child could run nothing meanwhile: a try that takes long is seldom made."""

@@ -90,6 +90,16 @@ class BrokenModelTests(ReplicaCase):
     def reason(self, model: str) -> str:
         return f"{model}: could not be loaded on cpu: RuntimeError: no weights yet"
 
+    def test_replicas_load_it_one_after_the_other_and_half_of_them_go_on_meanwhile(self) -> None:
+        self.start("broken-late", replicas=4)
+        eventually(lambda: self.serves("good", ready=4), "all serve the other one")
+        before = set(self.stack.replica_pids())
+        waiting = self.submit(4, "late")
+        self.file("broken-late").unlink()
+        self.assert_succeeded(waiting)
+        eventually(lambda: self.serves("good", "late", ready=4), "all serve both", limit_s=60)
+        self.assertGreaterEqual(len(before & set(self.stack.replica_pids())), 2)
+
     def test_one_sentence_is_logged_for_it_and_the_traceback_of_its_own_code_once(self) -> None:
         self.start("broken-late", replicas=2)
         told = [line for line in self.stack.log if "no weights yet" in line]

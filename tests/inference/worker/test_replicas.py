@@ -77,6 +77,16 @@ class ReplicasTests(TestCase):
         self.load(3)
         self.assertEqual((self.replicas.serving, self.replicas.to_restart()), ({"a", "b"}, [4, 5, 6, 7]))
 
+    def test_they_try_in_turn(self):
+        self.eight()
+        self.load(0)
+        tried = []
+        for _ in range(7):
+            tried.append(self.replicas.next_to_try(range(8)))
+            self.load(tried[-1], b=BROKEN)
+        self.assertEqual(sorted(tried), list(range(1, 8)))
+        self.assertIsNone(self.replicas.next_to_try([0]))
+
     def test_what_is_served_stays_so_while_one_has_it(self):
         self.eight()
         for index in range(4):
