@@ -19,7 +19,6 @@ from django.db import IntegrityError
 from django.db.models.functions import Now
 
 from inference import admission, catalog, clock, idempotency, lengths, notices, validation, webhooks, words, workers
-from inference.broker import publish
 from inference.errors import JobNotFound, NoWorker, UnknownModel
 from inference.failures import is_away
 from inference.intake import PATIENCE_S, intake, telling
@@ -110,7 +109,7 @@ def cancel(job_id: UUID, *, owner: Any = None) -> Job:
     fetch(job_id, owner=owner)
     cancelled = Job.objects.filter(pk=job_id, status__in=WAITING).update(status=Status.CANCELLED, finished_at=Now())
     if cancelled:
-        notices.publish(publish.redis_client(), [job_id])
+        notices.publish([job_id])
     return fetch(job_id)
 
 
@@ -121,7 +120,7 @@ def cancel_many(ids: Collection[UUID]) -> Counter[str]:
     for before in WAITING:
         cancelled[before] = chosen.filter(status=before).update(status=Status.CANCELLED, finished_at=Now())
     if cancelled.total():
-        notices.publish(publish.redis_client(), ids)
+        notices.publish(ids)
     return cancelled
 
 

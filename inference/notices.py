@@ -19,6 +19,8 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection
 
 from inference import connections, rows
+from inference.broker import publish as broker
+from inference.errors import BrokerUnavailable
 from inference.failures import Pauses
 from inference.rows import Changes
 from inference.turns import turns
@@ -31,13 +33,15 @@ POLL_DEAF_S = 0.5  # while they do not
 LONGEST_DEAF_S = 5.0  # between tries to hear them again
 
 
-def publish(client: redis.Redis, ids: Collection[UUID]) -> None:
+def publish(ids: Collection[UUID]) -> None:
     """Tell every process that the jobs are finished. A lost notice only costs its waiters a slow poll."""
     if not ids:
         return
+    connections.give_back()
     try:
-        client.publish(CHANNEL, ",".join(job_id.hex for job_id in ids))
-    except redis.RedisError as error:
+        with broker.client() as client:
+            client.publish(CHANNEL, ",".join(job_id.hex for job_id in ids))
+    except (redis.RedisError, BrokerUnavailable) as error:
         logger.warning("notice of %d finished jobs not sent, waiters will poll: %s", len(ids), error)
 
 

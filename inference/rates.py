@@ -12,6 +12,7 @@ import time
 import redis
 
 from inference.broker import publish
+from inference.errors import BrokerUnavailable
 
 KEY = "inference.rate:"
 LUA = """
@@ -49,6 +50,7 @@ def take(name: str, per_minute: int) -> float:
     step_s = 60.0 / per_minute
     burst_s = max(6.0 - step_s, 0.0)
     try:
-        return float(publish.redis_client().eval(LUA, 1, KEY + name, step_s, burst_s))
-    except redis.RedisError:
+        with publish.client() as client:
+            return float(client.eval(LUA, 1, KEY + name, step_s, burst_s))
+    except (redis.RedisError, BrokerUnavailable):
         return _local.take(name, step_s, burst_s)

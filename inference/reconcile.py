@@ -115,7 +115,7 @@ def _finish(jobs: QuerySet[Job], status: Status, **values: object) -> int:
     finished = 0
     for ids in _chunks(jobs.order_by().values_list("pk", flat=True)):
         finished += jobs.filter(pk__in=ids).update(status=status, finished_at=Now(), **values)
-        notices.publish(publish.redis_client(), ids)
+        notices.publish(ids)
     return finished
 
 

@@ -5,6 +5,7 @@ A Redis broker is written to directly, the way kombu would; any other is reached
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from inference.broker.breaker import Breaker
 from inference.broker.messages import JobMessage, redis_envelope
 from inference.failures import is_away
 
-__all__ = ["JobMessage", "is_redis", "ping", "publish", "queue_lengths", "redis_client", "waiting_priorities"]
+__all__ = ["JobMessage", "client", "is_redis", "ping", "publish", "queue_lengths", "redis_client", "waiting_priorities"]
 
 CONNECTIONS = 16  # for all threads of a process
 TIMEOUT_S = 1.0
@@ -28,7 +29,7 @@ CHUNK = 500  # messages in one command: a server runs one command at a time
 
 
 def new_breaker() -> Breaker:
-    return Breaker(redis.RedisError, OSError, slots=CONNECTIONS - 4)  # four are left for notices
+    return Breaker(redis.RedisError, OSError, slots=CONNECTIONS - 4)  # four are left for the probes of /readyz
 
 
 _breaker = new_breaker()
@@ -105,6 +106,22 @@ def ping() -> None:
     client = redis_client()
     with _breaker.call():
         client.ping()
+
+
+@contextlib.contextmanager
+def client() -> Iterator[redis.Redis]:
+    """The client at REDIS_URL, for what is no message. Raises `BrokerUnavailable`, at once while Redis is known to be
+    away, and `RedisError` for what Redis refuses."""
+    refused: redis.RedisError | None = None
+    with _breaker.call():
+        try:
+            yield redis_client()
+        except redis.RedisError as error:
+            if is_away(error):
+                raise
+            refused = error
+    if refused:
+        raise refused
 
 
 def redis_client() -> redis.Redis:

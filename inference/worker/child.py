@@ -21,7 +21,6 @@ from celery.utils.log import current_process_index
 from django.db import connection
 
 from inference import catalog, claims, errors, failpoints, lengths, notices, validation
-from inference.broker import publish
 from inference.catalog import ModelSpec
 from inference.claims import Claimed, Outcome
 from inference.engines import loading
@@ -231,7 +230,7 @@ def _finish(batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int) -> lis
     recorded = _record(batch, outcomes, batch_size)
     failpoints.reach("after_record")
     failpoints.reach("before_notify")
-    notices.publish(publish.redis_client(), [outcome.job_id for outcome in recorded])
+    notices.publish([outcome.job_id for outcome in recorded])
     failpoints.reach("after_notify")
     return recorded
 

@@ -52,7 +52,7 @@ class Laborer(threading.Thread):
             batch = uuid4()
             for mine in self.claimed(job, batch):
                 claims.record(batch, [self.outcome(mine)], batch_size=mine.size)
-                notices.publish(publish.redis_client(), [mine.id])
+                notices.publish([mine.id])
 
     def claimed(self, job: Job, batch: UUID) -> list[claims.Claimed]:
         return claims.claim(

@@ -133,10 +133,12 @@ class QuotaTests(ApiTestCase):
         self.assertEqual((answers[0].status_code, answers[-1].status_code), (200, 429))
 
     def test_the_rate_is_kept_without_the_broker_too(self):
-        with patch.object(rates.publish, "redis_client", side_effect=rates.redis.ConnectionError):
+        asked = patch.object(rates.publish, "redis_client", side_effect=rates.redis.ConnectionError)
+        with asked as asks, patch.object(rates.publish, "_breaker", rates.publish.new_breaker()):
             waits = [rates.take("somebody", 20) for _ in range(6)]
         self.assertEqual(waits[:2], [0.0, 0.0])
         self.assertGreater(waits[-1], 0.0)
+        self.assertEqual(asks.call_count, 1, "the others do not wait for it")
 
     def test_a_share_of_the_queue_is_429_and_leaves_room_for_others(self):
         _, key = ApiKey.objects.issue(owner=self.ada, max_queued=2)

@@ -98,7 +98,7 @@ class JobsTests(TransactionTestCase):
         thread.start()
         job = eventually(lambda: Job.objects.first())
         Job.objects.update(status=Status.SUCCEEDED, output=[1.0])
-        eventually(lambda: notices.publish(publish.redis_client(), [job.pk]) or answers)
+        eventually(lambda: notices.publish([job.pk]) or answers)
         thread.join()
         self.assertEqual(answers[0].output, [1.0])
 

@@ -1,8 +1,10 @@
 import threading
+from unittest.mock import Mock, patch
 from uuid import uuid4
 
 from django.db import connection
 from django.test import TransactionTestCase
+from redis.exceptions import ConnectionError, NoPermissionError
 
 from inference import notices
 from inference.broker import publish
@@ -33,7 +35,7 @@ class ListenerTests(TransactionTestCase):
     def test_a_notice_wakes_the_waiter_with_what_became_of_the_job(self):
         thread, answers = self.wait_in_thread(30)
         self.finish()
-        eventually(lambda: notices.publish(publish.redis_client(), [self.job.id]) or answers)
+        eventually(lambda: notices.publish([self.job.id]) or answers)
         thread.join()
         self.assertEqual(answers[0]["output"], "done")
 
@@ -45,7 +47,7 @@ class ListenerTests(TransactionTestCase):
 
     def test_a_notice_of_an_unfinished_job_wakes_nobody(self):
         thread, answers = self.wait_in_thread(0.3)
-        notices.publish(publish.redis_client(), [self.job.id])
+        notices.publish([self.job.id])
         thread.join()
         self.assertEqual(answers, [None])
 
@@ -59,9 +61,18 @@ class ListenerTests(TransactionTestCase):
         thread, answers = self.wait_in_thread(30)
         publish.redis_client().publish(notices.CHANNEL, b"\xff not ids")
         self.finish()
-        eventually(lambda: notices.publish(publish.redis_client(), [uuid4(), self.job.id]) or answers)
+        eventually(lambda: notices.publish([uuid4(), self.job.id]) or answers)
         thread.join()
         self.assertEqual(answers[0]["status"], Status.SUCCEEDED)
+
+    def test_a_redis_that_is_away_is_asked_once_and_one_that_refuses_keeps_no_message(self):
+        for error, asked, is_resting in ((ConnectionError("away"), 1, True), (NoPermissionError("PUBLISH"), 3, False)):
+            breaker, client = publish.new_breaker(), Mock(publish=Mock(side_effect=error))
+            away = patch.multiple(publish, redis_client=lambda found=client: found, _breaker=breaker)
+            with self.subTest(error), away, self.assertLogs("inference.notices", "WARNING"):
+                for _ in range(3):
+                    notices.publish([self.job.id])
+            self.assertEqual((client.publish.call_count, breaker._is_resting()), (asked, is_resting))
 
     def test_a_waiting_request_holds_no_database_connection(self):
         held: list = []
