@@ -12,6 +12,11 @@ class AddIndexBesideWriters(AddIndexConcurrently):
     """Where the database can, the index is built without keeping writers out. Its migration has `atomic = False`."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        if schema_editor.connection.vendor == "postgresql":
+            self._ensure_not_in_transaction(schema_editor)
+            schema_editor.execute("SET statement_timeout = 0")
+            name = schema_editor.quote_name(self.index.name)  # what an interrupted try left behind is not valid
+            schema_editor.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
         self._operation(schema_editor).database_forwards(self, app_label, schema_editor, from_state, to_state)
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from unittest import skipUnless
+
 from django.db import connection, migrations
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations.base import Operation
 from django.db.models import NOT_PROVIDED
-from django.test import SimpleTestCase, TestCase
+from django.test import SimpleTestCase, TestCase, TransactionTestCase
 
 from inference.postgresql.operations import AddIndexBesideWriters
 
@@ -34,6 +36,18 @@ class MigrationTests(SimpleTestCase):
         self.assertTrue(indexes)
         for name, operation in indexes:
             self.assertIsInstance(operation, AddIndexBesideWriters, name)
+
+
+@skipUnless(connection.vendor == "postgresql", "others build no index beside writers")
+class InterruptedTests(TransactionTestCase):
+    def test_an_index_that_was_begun_before_is_built_anew(self) -> None:
+        loader = MigrationLoader(None)
+        key = ("inference", "0006_indexes_for_the_admin")
+        before, after = loader.project_state(key, at_end=False), loader.project_state(key)
+        operation = loader.disk_migrations[key].operations[0]
+        for _ in range(2):
+            with connection.schema_editor(atomic=False) as editor:
+                operation.database_forwards("inference", editor, before, after)
 
 
 class DatabaseTests(TestCase):
