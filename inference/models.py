@@ -10,8 +10,11 @@ import uuid_utils.compat
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.contrib.auth.hashers import make_password
+from django.core.exceptions import PermissionDenied
 from django.db import models
 from django.db.models import Q
+from django.db.models.signals import pre_delete
+from django.dispatch import receiver
 from django.utils import timezone
 
 from inference import clock, errors
@@ -29,12 +32,25 @@ def first_id_at(moment: datetime.datetime) -> UUID:
     return UUID(int=(int(moment.timestamp() * 1000) << 80) | (7 << 76) | (2 << 62))
 
 
+FORMER_USER = "former-user"
+
+
 def former_user() -> Any:
     """Who owns the rows of deleted users: rows of nobody can be read without a key where none is needed."""
     users = get_user_model()
-    return users._default_manager.get_or_create(
-        **{users.USERNAME_FIELD: "former-user"}, defaults={"is_active": False, "password": make_password(None)}
-    )[0]
+    user, _ = users._default_manager.get_or_create(
+        **{users.USERNAME_FIELD: FORMER_USER}, defaults={"is_active": False, "password": make_password(None)}
+    )
+    if user.is_active:  # somebody had the name before
+        user.is_active = False
+        user.save(update_fields=["is_active"])
+    return user
+
+
+@receiver(pre_delete, sender=settings.AUTH_USER_MODEL)
+def _keep_former_user(instance: Any, **kwargs: Any) -> None:
+    if instance.get_username() == FORMER_USER:
+        raise PermissionDenied(f"{FORMER_USER} owns the rows of deleted users, and cannot be deleted.")
 
 
 class Status(models.TextChoices):
