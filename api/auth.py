@@ -69,6 +69,10 @@ def principal_of(authorization: str) -> Principal:
     return keyring.find(key.strip())
 
 
+def not_valid() -> Unauthorized:
+    return Unauthorized("This API key is not valid: it may have been revoked, or expired.")
+
+
 def admit(principal: Principal) -> None:
     """Raises `TooManyRequests`."""
     if not principal.requests_per_minute:
@@ -112,7 +116,7 @@ class Keyring:
         row = ApiKey.objects.filter(ApiKey.valid(), digest=name).select_related("owner").first()
         if row is None:
             self.forget(name)
-            raise Unauthorized("This API key is not valid: it may have been revoked, or expired.")
+            raise not_valid()
         _note_use(row)
         principal = Principal(
             user=row.owner,

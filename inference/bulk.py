@@ -159,17 +159,16 @@ def _validated(spec: ModelSpec, item: Item, checked: dict[int, dict[str, Any]]) 
 
 
 def _store(bulk: Bulk, jobs: Sequence[Job]) -> Bulk:
+    groups = list(rows.statements(map(rows.prepare, jobs)))  # before the transaction, which may keep all writers out
     with contextlib.ExitStack() as committed:
         try:
             with transaction.atomic():
                 bulk.save(force_insert=True)
-                for group in rows.statements(map(rows.prepare, jobs)):
+                for group in groups:
                     intake.insert(group)
                 committed.enter_context(intake.telling(bulk))
-        except IntegrityError:
-            if known := idempotency.known(bulk):
-                return known
-            raise
+        except IntegrityError as error:
+            return idempotency.explain(bulk, error)
         for chunk in _chunks(jobs):
             intake.send(chunk)
     return bulk

@@ -5,6 +5,7 @@
     │   ├── UnknownModel
     │   ├── InvalidInput
     │   ├── IdempotencyMismatch    the key was used with another body
+    │   ├── UnknownOwner           who submits was deleted meanwhile
     │   ├── TooManyQueued          retryable: the owner's share of the queue is used up
     │   ├── QueueFull              retryable
     │   ├── Overloaded             retryable: the wait would be too long
@@ -64,6 +65,10 @@ class InvalidInput(SubmissionError):
 
 class IdempotencyMismatch(SubmissionError):
     code = "idempotency_mismatch"
+
+
+class UnknownOwner(SubmissionError):
+    code = "unknown_owner"
 
 
 class TooManyQueued(SubmissionError):

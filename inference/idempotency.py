@@ -9,8 +9,10 @@ import hashlib
 from typing import Any, TypeVar
 
 import orjson
+from django.contrib.auth import get_user_model
+from django.db import IntegrityError
 
-from inference.errors import IdempotencyMismatch
+from inference.errors import IdempotencyMismatch, UnknownOwner
 from inference.models import Bulk, Job
 
 Row = TypeVar("Row", Job, Bulk)
@@ -36,3 +38,13 @@ def known(row: Row) -> Row | None:
             "This Idempotency-Key was used with another body. Use a new key for every new request.",
         )
     return stored
+
+
+def explain(row: Row, error: IntegrityError) -> Row:
+    """Why the row was refused: the row that another request with its key stored a moment ago is returned. Raises
+    `UnknownOwner`, or `error`."""
+    if stored := known(row):
+        return stored
+    if row.owner_id and not get_user_model()._default_manager.filter(pk=row.owner_id).exists():
+        raise UnknownOwner("Who submits is no user any more.") from error
+    raise error

@@ -72,7 +72,7 @@ def run(*, timeout_s: float, **fields: Any) -> Job:
     try:
         return _store_and_wait(submission, job, timeout_s)
     except IntegrityError as error:
-        return wait_for(_known(job, error), timeout_s=timeout_s)
+        return wait_for(idempotency.explain(job, error), timeout_s=timeout_s)
 
 
 def fetch(job_id: UUID, *, owner: Any = None) -> Job:
@@ -178,7 +178,7 @@ def _accept(submission: Submission, job: Job) -> Job:
         with admission.room(spec_of(job.model), [job], submission.max_owned):
             intake.accept(job)
     except IntegrityError as error:
-        return _known(job, error)
+        return idempotency.explain(job, error)
     return job
 
 
@@ -205,13 +205,6 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
 def _changed(job: Job, changes: Changes) -> Job:
     vars(job).update(changes)
     return job
-
-
-def _known(job: Job, error: IntegrityError) -> Job:
-    """The job that another request with the same key stored a moment ago. Raises `error` when there is none."""
-    if known := idempotency.known(job):
-        return known
-    raise error
 
 
 def _require_worker(model: str) -> None:

@@ -9,6 +9,7 @@ from uuid import UUID
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseNotModified, UnreadablePostError
 from rest_framework.request import Request
+from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from api import auth, bodies, codec, errors, request_id
@@ -17,7 +18,7 @@ from api.errors import ApiError, JobGone
 from api.fields import Body
 from api.waiting import slots
 from inference import connections, jobs, retention
-from inference.errors import JobNotFound
+from inference.errors import JobNotFound, UnknownOwner
 from inference.models import Job
 from inference.turns import turns
 
@@ -48,6 +49,12 @@ class ApiView(APIView):
         method = request.method or ""
         if method in self.allowed_methods:
             bodies.known_query(request.GET, self.query_parameters.get(method, ()), self.elsewhere.get(method, {}))
+
+    def handle_exception(self, exc: Exception) -> Response:
+        if isinstance(exc, UnknownOwner):  # deleted by another process, while the key is remembered here
+            auth.keyring.forget()
+            exc = auth.not_valid()
+        return super().handle_exception(exc)
 
     @property
     def default_response_headers(self) -> dict[str, str]:

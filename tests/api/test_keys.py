@@ -75,6 +75,20 @@ class KeyTests(ApiTestCase):
         self.ada.save()
         self.assertEqual(self.get(key).status_code, 401)
 
+    def test_the_key_of_an_owner_who_was_deleted_elsewhere_is_closed(self):
+        for path, body in (("/v1/jobs", {"inputs": "x"}), ("/v1/jobs/bulk", {"inputs": ["x"]})):
+            bob = get_user_model().objects.create_user("bob")
+            _, key = ApiKey.objects.issue(owner=bob)
+            self.assertEqual(self.get(key).status_code, 200)
+            remembered = dict(keyring._known)
+            bob.delete()
+            keyring._known.update(remembered)
+            with self.subTest(path):
+                self.assert_problem(
+                    self.post(path, {"model": "echo", **body}, headers=bearer(key)), 401, "unauthorized"
+                )
+                self.assertEqual((keyring._known, Job.objects.count()), ({}, 0))
+
     def test_only_a_digest_is_stored(self):
         row, key = self.issue(name="ci")
         stored = " ".join(str(value) for value in ApiKey.objects.filter(pk=row.pk).values_list()[0])

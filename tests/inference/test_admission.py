@@ -12,7 +12,7 @@ from django.db.models import QuerySet
 from django.test import TransactionTestCase
 from django.test.utils import CaptureQueriesContext
 
-from inference import admission, bulk, errors, jobs, lines, validation
+from inference import admission, bulk, errors, jobs, lines, rows, validation
 from inference.bulk import Item
 from inference.models import Job, Priority, Status
 from tests.conditions import eventually
@@ -93,6 +93,18 @@ class BulkTests(TransactionTestCase):
                 validation.validate(spec, inputs, {})
             with self.assertRaisesRegex(errors.InvalidInput, alone.exception.message):
                 bulk.submit(model=MODEL, items=[Item(inputs=inputs)])
+
+    def test_rows_are_prepared_before_the_transaction(self) -> None:
+        within: list[bool] = []
+        prepare = rows.prepare
+
+        def note(job: Job) -> rows.Row:
+            within.append(connection.in_atomic_block)
+            return prepare(job)
+
+        with patch.object(rows, "prepare", note):
+            bulk.submit(model=MODEL, items=[Item(inputs="x")] * 2)
+        self.assertEqual(within, [False, False])
 
 
 class LineTests(TransactionTestCase):
