@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -11,6 +12,7 @@ from inference.catalog import Catalog
 from inference.worker.devices import Plan
 
 READY = "ready"  # the state of a model that a replica has loaded
+ENDED_BY_IT = "a process ended while it loaded this model."
 PAST_ITS_LIMIT = signal.SIGALRM  # what a child dies of whose engine ran past the model's limit
 
 
@@ -63,10 +65,10 @@ class BatchReport:
 # These run in a pool child, where the engines may be imported.
 
 
-def start(order: Order) -> Loaded:
+def start(order: Order, without: Collection[str], loading: ctypes.c_int) -> Loaded:
     from inference.worker import child
 
-    return child.start(order)
+    return child.start(order, without, loading)
 
 
 def load_missing() -> Loaded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import importlib
 import logging
@@ -11,7 +12,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TypeVar
@@ -31,7 +32,7 @@ from inference.engines.run import RunReport
 from inference.engines.run import run as run_engine
 from inference.failures import is_away, patiently
 from inference.fields import storable
-from inference.worker.calls import PAST_ITS_LIMIT, READY, BatchCall, BatchReport, Loaded, Order
+from inference.worker.calls import ENDED_BY_IT, PAST_ITS_LIMIT, READY, BatchCall, BatchReport, Loaded, Order
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -57,12 +58,15 @@ class Replica:
     device: str
     specs: Mapping[str, ModelSpec] = field(default_factory=dict)  # of all that it is to load
     engines: dict[str, Engine] = field(default_factory=dict)
+    loading: ctypes.c_int = field(
+        default_factory=ctypes.c_int
+    )  # the how many-th of them, or 0; the main process reads it
 
 
 replica: Replica
 
 
-def start(order: Order) -> Loaded:
+def start(order: Order, without: Collection[str], loading: ctypes.c_int) -> Loaded:
     """Bind the device, load and warm up the models. Runs once, before the child takes calls."""
     global replica
     # The main process asks for the stack before it kills.
@@ -71,14 +75,16 @@ def start(order: Order) -> Loaded:
     threading.Thread(target=threading.Event().wait, name="hears-signals", daemon=True).start()
     specs = {name: order.catalog[name] for name in order.plan.models}
     device = order.plan.bind(current_process_index(base=0) or 0)
-    replica = Replica(worker=order.plan.worker, device=device, specs=specs)
-    return load_missing()
+    replica = Replica(worker=order.plan.worker, device=device, specs=specs, loading=loading)
+    return load_missing(without)
 
 
-def load_missing() -> Loaded:
+def load_missing(without: Collection[str] = ()) -> Loaded:
     """Load what is not loaded. A model that cannot be leaves the others as they are; a broken device takes them all."""
     importlib.invalidate_caches()
-    failures = {name: failure for name in replica.specs if name not in replica.engines and (failure := _load(name))}
+    failures = {name: errors.ModelUnavailable(ENDED_BY_IT) for name in without}
+    missing = [name for name in replica.specs if name not in (replica.engines | failures)]
+    failures |= {name: failure for name in missing if (failure := _load(name))}
     if broken := loading.broken(replica.device):
         replica.engines.clear()
         failures = dict.fromkeys(replica.specs, broken)
@@ -93,11 +99,14 @@ def load_missing() -> Loaded:
 def _load(name: str) -> errors.ModelUnavailable | None:
     """Why the model could not be loaded."""
     started = time.monotonic()
+    replica.loading.value = 1 + list(replica.specs).index(name)
     try:
         replica.engines[name] = loading.ready(replica.specs[name], replica.device)
     except errors.ModelUnavailable as failure:
         logger.debug("model=%s not loaded on %s", name, replica.device, exc_info=True)
         return failure
+    finally:
+        replica.loading.value = 0
     logger.info("model=%s loaded on %s in %.1f s", name, replica.device, time.monotonic() - started)
     if note := replica.engines[name].note:
         logger.warning("model=%s %s", name, note)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from billiard.pool import RUN
@@ -23,16 +24,16 @@ def _nobody() -> None:
 class ReplicaWorker(asynpool.Worker):
     """What a child runs. It brings its order along: what lies on the disk may have changed since the worker started."""
 
-    order: Order | None = None
+    beginning: tuple[Order, Collection[str], ctypes.c_int] | None = None  # as `calls.start` takes it
     loaded: Loaded | None = None
 
     def __reduce__(self) -> Any:
-        return (*super().__reduce__(), {"order": self.order})
+        return (*super().__reduce__(), {"beginning": self.beginning})
 
     def after_fork(self) -> None:
         super().after_fork()
-        if self.order:
-            self.loaded = calls.start(self.order)
+        if self.beginning:
+            self.loaded = calls.start(*self.beginning)
 
     def on_loop_start(self, pid: int) -> None:
         self.outq.put((asynpool.WORKER_UP, (pid, self.loaded)))
@@ -48,17 +49,21 @@ class ReplicaPool(asynpool.AsynPool):
     Worker = ReplicaWorker
     order: Order | None = None  # none in a worker that serves no models
     replicas: Replicas | None = None
+    _beginning: Any = None  # of the child that is made
     _trial: Any = None  # to load what no replica could load
     on_idle: Callable[[], None] = staticmethod(_nobody)
 
     def WorkerProcess(self, worker: Any) -> Any:
-        worker.order = self.order
+        worker.beginning = self._beginning
         return super().WorkerProcess(worker)
 
     def _create_worker_process(self, index: int) -> Any:
+        if not self.order or not self.replicas:
+            return super()._create_worker_process(index)
+        loading = self._ctx.RawValue("i")  # without a lock: its child may be killed at any time
+        self._beginning = self.order, self.replicas.without(index), loading
         process = super()._create_worker_process(index)
-        if self.replicas:
-            self.replicas.started(index, process.pid)
+        self.replicas.started(index, process.pid, loading)
         return process
 
     def on_process_alive(self, pid: int, loaded: Loaded | None = None) -> None:
@@ -119,6 +124,7 @@ class ReplicaPool(asynpool.AsynPool):
             calls.load_missing,
             callback=lambda loaded: self._tried(loaded, time.monotonic() - begun_at),
             accept_callback=lambda pid, at: self._accepted(),
+            error_callback=lambda info: replicas.tried(time.monotonic() - begun_at),
             timeout=self._proc_alive_timeout,
         )
 

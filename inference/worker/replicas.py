@@ -5,13 +5,14 @@ Belongs to the worker's event loop; other threads read what its properties and `
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from inference.failures import Pauses
-from inference.worker.calls import READY, Loaded
+from inference.worker.calls import ENDED_BY_IT, READY, Loaded
 from inference.worker.devices import Plan
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ class Replica:
     models: dict[str, str]
     notes: Mapping[str, str] = field(default_factory=dict)  # of how its models are run
     pid: int | None = None  # of its living process
+    loading: ctypes.c_int = field(default_factory=ctypes.c_int)  # what that process loads now: as the child says
+    killers: frozenset[str] = frozenset()  # models that a process ended with while it loaded them
     is_up: bool = False  # its process has told what it loaded
     had: frozenset[str] = frozenset()  # loaded by the process before; unknown again once a load has failed
     told: bool = False  # some process of it has told, or has died of loading
@@ -66,10 +69,11 @@ class Replicas:
 
     # What happens to the children
 
-    def started(self, index: int, pid: int) -> None:
+    def started(self, index: int, pid: int, loading: ctypes.c_int | None = None) -> None:
         self._grow(index + 1)
         replica = self.replicas[index]
         replica.pid, replica.is_up = pid, False
+        replica.loading = ctypes.c_int() if loading is None else loading  # which is false while it is 0
 
     def loaded(self, loaded: Loaded) -> None:
         """A child says what it has, after its start or after another try."""
@@ -78,12 +82,13 @@ class Replicas:
                 had = replica.ready
                 replica.models, replica.is_up, replica.told, replica.had = dict(loaded.models), True, True, frozenset()
                 replica.notes = loaded.notes
+                replica.killers = replica.killers - replica.ready if replica.ready else frozenset()
                 if len(replica.ready) == len(self.plan.models):
                     replica.pauses.reset()
                 else:
                     replica.pause()
                 self._tell(replica, loaded.tracebacks)
-                if replica.ready > self.serving | had:  # so may the others, one by one
+                if self.serving and replica.ready > self.serving | had:  # so may the others, one by one
                     self._tries.reset()
                     self._try_at = time.monotonic()
         self._choose()
@@ -93,15 +98,30 @@ class Replicas:
         replica = self.replicas[index]
         if replica.pid is None:
             return
+        if number := replica.loading.value:
+            self._blame(replica, self.plan.models[number - 1])
         if replica.is_up:
             replica.had = replica.ready & self.serving
         else:
             replica.had, replica.told = frozenset(), True
-            replica.models = dict.fromkeys(self.plan.models, "its process ended while it loaded its models.")
+            replica.models = self._ended_loading(replica)
             self._tell(replica, {})
             replica.pause()
         replica.pid, replica.is_up = None, False
         self._choose()
+
+    def _blame(self, replica: Replica, model: str) -> None:
+        """Something is always left to be loaded."""
+        killers = replica.killers | {model}
+        if len(killers) == len(self.plan.models):
+            killers = frozenset({model} if len(killers) > 1 else ())
+        replica.killers = killers
+
+    def _ended_loading(self, replica: Replica) -> dict[str, str]:
+        """What is known of its models: which it was, or nothing."""
+        if replica.killers:
+            return {name: ENDED_BY_IT if name in replica.killers else LOADING for name in self.plan.models}
+        return dict.fromkeys(self.plan.models, "its process ended while it loaded its models.")
 
     def _choose(self) -> None:
         """The largest set that may be served; the one that is served already among equals."""
@@ -146,6 +166,10 @@ class Replicas:
         if index >= len(self.replicas):
             return True
         return self.replicas[index].retry_at <= time.monotonic() or self.replicas[index].had != frozenset()
+
+    def without(self, index: int) -> frozenset[str]:
+        """What its next process is not to load as it starts: it ended the last one, and no other replica runs it."""
+        return self.replicas[index].killers - self.serving if index < len(self.replicas) else frozenset()
 
     def to_restart(self) -> list[int]:
         """Indexes of the children that lack what others run, or have nothing, when their pause is over."""

@@ -100,6 +100,18 @@ class BrokenModelTests(ReplicaCase):
         eventually(lambda: self.serves("good", "late", ready=4), "all serve both", limit_s=60)
         self.assertGreaterEqual(len(before & set(self.stack.replica_pids())), 2)
 
+    def test_a_model_whose_load_ends_the_process_leaves_the_others_their_replicas(self) -> None:
+        self.start("deadly-late", replicas=2)
+        waiting = self.submit(4, "late")
+        self.assert_succeeded(self.submit(4, "good"), attempts=2)
+        self.assertIn(
+            "late: a process ended while it loaded this model.", str(self.stack.get("/readyz").json["reasons"])
+        )
+        self.assert_untouched(waiting)
+        self.file("deadly-late").unlink()
+        self.assert_succeeded(waiting)
+        eventually(lambda: self.serves("good", "late", ready=2), "all serve both", limit_s=60)
+
     def test_one_sentence_is_logged_for_it_and_the_traceback_of_its_own_code_once(self) -> None:
         self.start("broken-late", replicas=2)
         told = [line for line in self.stack.log if "no weights yet" in line]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,15 @@ class SlowToLoad(RecordingEcho):
 
 
 class GatedEcho(RecordingEcho):
-    """Cannot be loaded while there is a file broken-NAME in DATA_DIR, and takes its time while there is held-NAME."""
+    """Cannot be loaded while there is a file broken-NAME in DATA_DIR, takes its time while there is held-NAME, and ends
+    its process while there is deadly-NAME."""
 
     def load(self, device: str) -> None:
         folder = Path(os.environ["DATA_DIR"])
         while (folder / f"held-{self.spec.name}").exists():
             time.sleep(0.02)
+        if (folder / f"deadly-{self.spec.name}").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
         if (folder / f"broken-{self.spec.name}").exists():
             raise RuntimeError("no weights yet")
         super().load(device)

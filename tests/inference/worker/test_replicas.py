@@ -1,5 +1,6 @@
 """What the replicas of a worker have loaded decides what it serves; real processes: tests/e2e/test_replicas.py."""
 
+import ctypes
 import logging
 import time
 from unittest import TestCase
@@ -139,6 +140,58 @@ class ReplicasTests(TestCase):
         self.assertEqual(pauses[-1], LONGEST_PAUSE_S)
         self.load(FIRST)
         self.assertEqual(self.replicas.replicas[0].pauses._next_s, 1.0)
+
+    def test_one_that_dies_of_loading_a_model_starts_without_it_unless_another_runs_it(self):
+        self.assertEqual(self.replicas.without(0), set())
+        self.replicas.replicas[0].loading.value = 2
+        self.replicas.ended(0)
+        self.assertEqual((self.replicas.without(0), self.replicas.without(1)), ({"b"}, set()))
+        self.assertEqual(set(self.replicas.why_not()), {"b"})
+        self.load(SECOND)
+        self.assertEqual(self.replicas.without(0), set())
+        self.replicas.started(0, FIRST)
+        self.load(FIRST)
+        self.replicas.ended(1)
+        self.replicas.ended(0)
+        self.assertEqual(self.replicas.without(0), set())
+
+    def test_one_that_dies_of_all_that_it_loads_tries_each_again(self):
+        for number in (2, 1, 2):
+            self.replicas.replicas[0].loading.value = number
+            self.replicas.ended(0)
+            self.assertEqual(self.replicas.without(0), {"ab"[number - 1]})
+            self.replicas.started(0, FIRST)
+        self.load(FIRST, a=BROKEN, b=BROKEN)
+        self.assertEqual(self.replicas.without(0), set())
+
+    def test_the_only_model_is_tried_again_by_a_fresh_process(self):
+        self.replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models=("a",)))
+        self.replicas.started(0, FIRST)
+        self.replicas.replicas[0].loading.value = 1
+        self.replicas.ended(0)
+        self.assertEqual((self.replicas.without(0), list(self.replicas.why_not())), (set(), ["a"]))
+
+    def test_what_a_child_says_that_it_loads_is_read_there(self):
+        loading = ctypes.c_int()
+        self.replicas.started(0, FIRST, loading)
+        loading.value = 2
+        self.replicas.ended(0)
+        self.assertEqual(self.replicas.without(0), {"b"})
+
+    def test_one_that_dies_of_a_try_starts_without_that_model_and_the_pauses_grow(self):
+        pauses = []
+        self.replicas.ended(1)
+        for _ in range(4):
+            self.load(FIRST, b=BROKEN)
+            self.replicas.tried()
+            pauses.append(self.replicas._tries._next_s)
+            self.replicas.replicas[0].loading.value = 2
+            self.replicas.ended(0)
+            self.assertEqual((self.replicas.served, self.replicas.without(0)), ({"a"}, {"b"}))
+            self.assertTrue(self.replicas.may_start(0))
+            self.replicas.started(0, FIRST)
+        self.assertEqual(pauses, sorted(pauses))
+        self.assertLess(pauses[0], pauses[1])
 
     def test_a_reason_is_told_once(self):
         self.load(FIRST, b=BROKEN)
