@@ -14,6 +14,7 @@ from celery.worker import state
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 from celery.worker.strategy import hybrid_to_proto2
+from kombu.common import ignore_errors
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from inference import clock
@@ -175,6 +176,9 @@ class BatchingStep(bootsteps.StartStopStep):
         hub.call_repeatedly(SWEEP_S, self._sweep, c)
 
     def stop(self, c: Any) -> None:
+        if c.controller.presence.leaving and c.task_consumer:
+            ignore_errors(c, c.task_consumer.cancel)  # else a broker might hand us again what we give back
+            ignore_errors(c, c.dispatcher.give_back_waiting)
         c.dispatcher.forget_messages()
 
     def _sweep(self, c: Any) -> None:

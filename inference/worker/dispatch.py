@@ -83,6 +83,16 @@ class Dispatcher:
             if held.item.id not in running and not held.takes_over:
                 self._forget(held)
 
+    def give_back_waiting(self) -> None:
+        """The worker leaves: others are to have what waits now, not once the batches that run here have ended. The
+        newest first, since what is given back goes before all others."""
+        running = self._running()
+        for held in reversed(list(self.held.values())):
+            if held.item.id not in running and not held.takes_over:
+                self._forget(held)
+                for request in held.requests:
+                    request.give_back()
+
     def let_go(self) -> None:
         """What cannot be run here now goes back to its queue. What has run stays while a replica that had its model
         starts again; when that has failed, its row goes back too."""
