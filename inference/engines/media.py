@@ -27,6 +27,7 @@ MAX_CHANNELS = 8
 MAX_AUDIO_S = 1800
 MAX_AUDIO_SAMPLES = MAX_AUDIO_S * 48_000  # of all channels: what decoding costs
 BLOCK_S, OVERLAP_S = 30, 2  # that are decoded and resampled at a time, of which the edges are heard twice
+MAX_BLOCK = BLOCK_S * 48_000  # samples; a transform of nearly a prime number of them takes many times their memory
 
 
 def decode(value: Any, what: str) -> bytes:
@@ -113,9 +114,10 @@ def _check_sound(opened: Any) -> None:
 def _pieces(opened: Any, wanted: int) -> Iterator[npt.NDArray[np.float32]]:
     """The whole sound, mixed and resampled piece by piece: all its channels at once may be ten times as much."""
     rate, edge = opened.samplerate, OVERLAP_S // 2 * wanted
-    blocks = opened.blocks(BLOCK_S * rate, OVERLAP_S * rate, dtype="float32", always_2d=True)
+    block_s = min(BLOCK_S, MAX_BLOCK // rate)
+    blocks = opened.blocks(block_s * rate, OVERLAP_S * rate, dtype="float32", always_2d=True)
     for number, block in enumerate(blocks):
-        is_last = number * (BLOCK_S - OVERLAP_S) * rate + len(block) >= opened.frames
+        is_last = number * (block_s - OVERLAP_S) * rate + len(block) >= opened.frames
         piece = _resampled(block.mean(axis=1), rate, wanted)
         yield piece[edge if number else 0 : None if is_last else -edge]
 

@@ -183,5 +183,16 @@ class SoundTests(TestCase):
         edge = wanted // 10
         np.testing.assert_allclose(read[edge:-edge], expected[edge:-edge], atol=1e-3)
 
+    def test_pieces_of_a_high_rate_are_as_small_as_those_of_an_ordinary_one(self) -> None:
+        import soundfile
+
+        rate = 191_999  # a prime number: seconds of it are the worst lengths to transform
+        buffer = io.BytesIO()
+        soundfile.write(buffer, np.zeros(20 * rate, np.float32), rate, format="WAV")
+        with soundfile.SoundFile(io.BytesIO(buffer.getvalue())) as opened:
+            pieces = list(media._pieces(opened, 16_000))
+        self.assertEqual(sum(map(len, pieces)), 20 * 16_000)
+        self.assertLessEqual(max(map(len, pieces)) / 16_000 * rate, media.MAX_BLOCK)
+
     def test_no_samples_are_none(self) -> None:
         self.assertEqual(media.audio(encoded(sound(frames=0)), 16_000).shape, (0,))
