@@ -5,17 +5,25 @@ The unique constraint on the row decides between two requests at once. A key liv
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import threading
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import orjson
 from django.contrib.auth import get_user_model
 from django.db import IntegrityError
 
+from inference import connections
 from inference.errors import IdempotencyMismatch, UnknownOwner
 from inference.models import Bulk, Job
 
 Row = TypeVar("Row", Job, Bulk)
+
+PATIENCE_S = 2.5
+_guard = threading.Lock()
+_turns: dict[str, tuple[threading.Lock, int]] = {}  # by key: who stores, and how many hold or want it
 
 
 def owned(owner: Any, key: str | None) -> str | None:
@@ -38,6 +46,31 @@ def known(row: Row) -> Row | None:
             "This Idempotency-Key was used with another body. Use a new key for every new request.",
         )
     return stored
+
+
+@contextlib.contextmanager
+def turn(row: Row) -> Iterator[Row | None]:
+    """Requests of one key are stored one after the other in this process, so that together they want room for one row:
+    the row that another has stored while this one waited. Who has waited long goes on without a turn."""
+    if (key := row.idempotency_key) is None:
+        yield None
+        return
+    with _guard:
+        lock, waiting = _turns.get(key, (threading.Lock(), 0))
+        _turns[key] = lock, waiting + 1
+    is_first = has_turn = lock.acquire(blocking=False)
+    try:
+        if not is_first:
+            connections.give_back()
+            has_turn = lock.acquire(timeout=PATIENCE_S)
+        yield None if is_first else known(row)
+    finally:
+        if has_turn:
+            lock.release()
+        with _guard:
+            lock, waiting = _turns.pop(key)
+            if waiting > 1:
+                _turns[key] = lock, waiting - 1
 
 
 def explain(row: Row, error: IntegrityError) -> Row:

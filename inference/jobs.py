@@ -174,11 +174,14 @@ def _new_job(submission: Submission) -> Job:
 
 def _accept(submission: Submission, job: Job) -> Job:
     """Store and send the job, unless another request with its key has just done so."""
-    try:
-        with admission.room(spec_of(job.model), [job], submission.max_owned):
-            intake.accept(job)
-    except IntegrityError as error:
-        return idempotency.explain(job, error)
+    with idempotency.turn(job) as known:
+        if known:
+            return known
+        try:
+            with admission.room(spec_of(job.model), [job], submission.max_owned):
+                intake.accept(job)
+        except IntegrityError as error:
+            return idempotency.explain(job, error)
     return job
 
 
