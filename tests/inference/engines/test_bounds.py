@@ -28,8 +28,8 @@ class LongTextTests(TestCase):
         model = str(tiny_models.build(task, Path(folder.name)))
         engine = loading.ready(ModelSpec(name="m", task=task, model=model, dtype="float32"), "cpu")
         engine.pipe.tokenizer = recorder = Recorder(engine.pipe.tokenizer)
-        if engine.encode:
-            engine.encode = _recorded(engine.encode, recorder)
+        if engine.at_once and engine.at_once.encode:
+            engine.at_once.encode = _recorded(engine.at_once.encode, recorder)
         return engine
 
     def answer(self, engine: Any, value: Any, **parameters: Any) -> Any:

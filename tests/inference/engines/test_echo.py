@@ -30,7 +30,7 @@ class EchoTests(TestCase):
         self.assertEqual(done.stdout.strip(), f"{[expected('a')]} False", done.stderr)
 
     def test_the_answer_is_a_function_of_the_input(self) -> None:
-        for value in ("a", "", "\ud800", 3, None, {"b": [1, {"c": 2}]}, ["a"]):
+        for value in ("a", "", 3, None, {"b": [1, {"c": 2}]}, ["a"]):
             self.assertEqual(run(EchoEngine(ModelSpec(name="echo")), [value], {}).outcomes, [expected(value)])
         self.assertNotEqual(expected("a")["digest"], expected("b")["digest"])
 
