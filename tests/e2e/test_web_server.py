@@ -10,27 +10,14 @@ import unittest
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
 from inference.supervisor import Child, web_program
 from tests.conditions import eventually
 from tests.stack import HOST, Stack
 
 
-class WebOnly(Stack):
-    """Two web processes, no worker."""
-
-    def __enter__(self) -> Self:
-        try:
-            self.make_database()
-            self.start_broker()
-            self.start_web()
-            self.ready()
-        except BaseException:
-            self.show_log()
-            self.close()
-            raise
-        return self
+class TwoProcesses(Stack):
+    """With two web processes."""
 
     def start_web(self) -> Child:
         program = web_program(host=HOST, port=self.port)
@@ -78,7 +65,7 @@ class Clients:
 @unittest.skipUnless(Path("/proc/self/task").exists(), "Linux only")
 class TestWebServer(unittest.TestCase):
     def test_each_process_stays_on_one_core(self) -> None:
-        with WebOnly() as stack:
+        with TwoProcesses(workers=0) as stack:
             pids = eventually(lambda: len(found := stack.web_pids()) == 2 and found, "two processes serve")
             for pid in pids:
                 threads = os.listdir(f"/proc/{pid}/task")
@@ -86,7 +73,7 @@ class TestWebServer(unittest.TestCase):
 
     def test_a_reload_loses_no_request(self) -> None:
         """SIGHUP, which ExecReload of the unit sends."""
-        with WebOnly() as stack:
+        with TwoProcesses(workers=0) as stack:
             before = eventually(lambda: len(found := stack.web_pids()) == 2 and found, "two processes serve")
             clients = Clients(stack.port, 4)
             for _ in range(2):
