@@ -13,7 +13,7 @@ help:  ## List the targets
 run: .venv/.installed  ## Serve on http://127.0.0.1:8000 (PORT=8001 for another port)
 	@DEVELOPMENT=$${DEVELOPMENT:-1} exec $(PY) manage.py up
 
-test: .venv/.installed-dev  ## Run the tests (T=tests.inference.test_catalog for some of them)
+test: .venv/.installed-dev  ## Run the tests (T=tests.inference.catalog.test_catalog for some of them)
 	@exec $(PY) manage.py test --noinput $(T)
 
 fuzz: .venv/.installed-dev  ## Fuzz the HTTP interface, 300 examples an operation (N=5000 for more)

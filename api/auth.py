@@ -16,9 +16,9 @@ from django.utils import timezone
 
 from api.errors import Forbidden, TooManyRequests, Unauthorized
 from api.models import PREFIX, ApiKey, digest
-from inference import rates
 from inference.failures import is_away
 from inference.models import Bulk, Job, Priority
+from inference.submission import rates
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import get_resolver
 
 from api import errors, request_id
-from inference import connections
-from inference.turns import turns
+from inference.waiting import connections
+from inference.waiting.compute_slots import turns
 
 logger = logging.getLogger("api.access")
 

@@ -10,17 +10,18 @@ from typing import Any
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
-from inference import catalog, task_parameters, webhooks
+from inference.catalog import specs, task_parameters
 from inference.engines import weights
 from inference.engines.faults import describe
 from inference.errors import ModelUnavailable
+from inference.webhooks import delivery
 
 
 @register()
 def models_file(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     try:
-        models = catalog.load(settings.MODELS_FILE)
-    except catalog.CatalogError as error:
+        models = specs.load(settings.MODELS_FILE)
+    except specs.CatalogError as error:
         return [Error(str(error), id="inference.E001")]
     return [warning for spec in models.values() for warning in _missing(spec)]
 
@@ -30,13 +31,13 @@ def webhook_secret(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     if not settings.WEBHOOK_HOSTS:
         return []
     try:
-        webhooks.secret()
+        delivery.secret()
     except ValueError as error:
         return [Error(f"WEBHOOK_HOSTS is set, but {error}.", id="inference.E002")]
     return []
 
 
-def _missing(spec: catalog.ModelSpec) -> Iterator[CheckMessage]:
+def _missing(spec: specs.ModelSpec) -> Iterator[CheckMessage]:
     """Warnings only: the process that is checked may run where no model does, and other models are to be served beside
     one that is broken in whatever way."""
     for check in (_task_problem, _engine_problem, _weights_problem):
@@ -50,9 +51,9 @@ def _missing(spec: catalog.ModelSpec) -> Iterator[CheckMessage]:
             yield Warning(f"[{spec.name}] {problem}", id="inference.W001")
 
 
-def _task_problem(spec: catalog.ModelSpec) -> str:
+def _task_problem(spec: specs.ModelSpec) -> str:
     known = task_parameters.SERVED
-    if spec.engine != catalog.TRANSFORMERS_ENGINE or spec.task in known:
+    if spec.engine != specs.TRANSFORMERS_ENGINE or spec.task in known:
         return ""
     close = difflib.get_close_matches(spec.task, known, 1)
     return f"task: {spec.task!r} is not served; " + (
@@ -60,7 +61,7 @@ def _task_problem(spec: catalog.ModelSpec) -> str:
     )
 
 
-def _engine_problem(spec: catalog.ModelSpec) -> str:
+def _engine_problem(spec: specs.ModelSpec) -> str:
     """Found without running the module, which may import torch; only the packages that it lies in are imported."""
     module, _, attribute = spec.engine.partition(":")
     source = _source(module)
@@ -102,7 +103,7 @@ def _names_in(source: str) -> set[str]:
     return set() if names & {"*", "__getattr__"} else names
 
 
-def _weights_problem(spec: catalog.ModelSpec) -> str:
+def _weights_problem(spec: specs.ModelSpec) -> str:
     """Of an engine of one's own, `model` may be anything."""
     if not spec.model or not spec.engine.startswith("inference.engines."):
         return ""

@@ -18,7 +18,7 @@ from django.dispatch import receiver
 from django.utils import timezone
 
 from inference import clock, errors
-from inference.fields import JSONField
+from inference.json_field import JSONField
 
 
 def new_job_id() -> UUID:

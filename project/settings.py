@@ -5,8 +5,8 @@ from pathlib import Path
 
 from kombu import Exchange, Queue
 
-from inference import catalog
 from inference.broker import address
+from inference.catalog import specs
 from project import environment as env
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -87,7 +87,7 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     # A file, as in production: in memory a connection cannot be closed, nor shared between processes.
     DATABASES["default"]["TEST"] = {"NAME": DATA_DIR / "test.sqlite3"}
 else:
-    DATABASES["default"]["ENGINE"] = "inference.postgresql"
+    DATABASES["default"]["ENGINE"] = "inference.store.postgresql"
     DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
     DATABASES["default"]["OPTIONS"] = {
         # A host that is gone without a word is noticed within seconds.
@@ -137,8 +137,8 @@ WEBHOOK_SECRET = os.environ.get("WEBHOOK_SECRET", "")  # whsec_ and base64 of 24
 WEBHOOK_ALLOW_PRIVATE = env.flag("WEBHOOK_ALLOW_PRIVATE")  # also http, and addresses that are not public
 
 try:
-    _models = list(catalog.load_cached(MODELS_FILE).values())
-except catalog.CatalogError:
+    _models = list(specs.load_cached(MODELS_FILE).values())
+except specs.CatalogError:
     _models = []  # `manage.py check` says what is wrong with the file
 CELERY_TASK_QUEUES = [
     Queue(spec.queue, Exchange("inference"), spec.queue, queue_arguments=address.queue_arguments(CELERY_BROKER_URL))
@@ -171,7 +171,7 @@ SPECTACULAR_SETTINGS = {
     "APPEND_COMPONENTS": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
     "SECURITY": [{"key": []}] if API_KEY_REQUIRED else [{}, {"key": []}],
     "ENUM_ADD_EXPLICIT_BLANK_NULL_CHOICE": False,
-    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "api.schema.complete"],
+    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "api.openapi.schema.complete"],
 }
 
 LOG_LEVEL = env.choice("LOG_LEVEL", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), "INFO")

@@ -3,7 +3,7 @@ import os
 
 from django.core.wsgi import get_wsgi_application
 
-from api.wire import WholeBodies
+from api.requests.whole_bodies import WholeBodies
 
 
 def keep_on_one_core() -> None:

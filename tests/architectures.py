@@ -235,9 +235,9 @@ def tokenizer(*, ends: bool) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    from inference.engines import trials
+    from inference.engines import parity
 
-    known = dict.fromkeys(" ".join(trials.TEXTS).split())
+    known = dict.fromkeys(" ".join(parity.TEXTS).split())
     words = [*known, *(f"w{n}" for n in range(WORDS - len(known)))]
     vocabulary = {token: index for index, token in enumerate([*SPECIAL, *words])}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))

@@ -1,8 +1,8 @@
 """What waits in the broker for one job: other tests' intakes may still be sending theirs."""
 
 from inference.broker import address, publish
-from inference.intake import message_of
 from inference.models import Job
+from inference.submission.writer import message_of
 
 
 def messages_for(job: Job) -> int:

@@ -18,7 +18,7 @@ from typing import Self
 from urllib.parse import quote
 
 from inference.broker.address import short_root
-from inference.supervisor import Guard
+from inference.launcher.supervisor import Guard
 from tests.conditions import eventually
 
 UNPRIVILEGED = "nobody"  # the server refuses to run as root

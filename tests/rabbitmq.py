@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from inference.broker.address import short_root
-from inference.supervisor import Guard
+from inference.launcher.supervisor import Guard
 from tests.conditions import eventually
 
 HOST = "127.0.0.1"

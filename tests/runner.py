@@ -19,7 +19,7 @@ from django.test import runner
 
 from inference.broker import address
 from inference.broker.embedded import EmbeddedBroker
-from inference.supervisor import Guard
+from inference.launcher.supervisor import Guard
 
 
 def use_broker(url: str) -> None:

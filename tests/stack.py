@@ -26,9 +26,9 @@ from django.db.models import QuerySet
 
 from inference.broker.address import short_root
 from inference.broker.embedded import is_answering
+from inference.launcher.supervisor import Child, Guard, Program, broker_program, web_program, worker_program
 from inference.models import Job, Worker
-from inference.supervisor import Child, Guard, Program, broker_program, web_program, worker_program
-from inference.workers import SERVING
+from inference.status.workers import SERVING
 from tests import databases
 from tests.conditions import eventually
 

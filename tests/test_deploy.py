@@ -7,7 +7,7 @@ from pathlib import Path
 from django.conf import settings
 from django.test import SimpleTestCase
 
-from inference.supervisor import web_program, webhooks_program, worker_program
+from inference.launcher.supervisor import web_program, webhooks_program, worker_program
 
 DEPLOY = Path(settings.BASE_DIR) / "deploy"
 

@@ -1,1 +1,1 @@
-"""Thin and alike: read the request, make one call of `inference.jobs`, answer."""
+"""Thin and alike: read the request, make one call of `inference.submission.jobs`, answer."""

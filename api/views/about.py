@@ -9,10 +9,11 @@ from django.shortcuts import render
 from drf_spectacular.generators import SchemaGenerator
 from rest_framework.request import Request
 
-from api import auth, codec, errors, operations
-from api.advice import WHAT_TO_DO
+from api import auth, codec, errors
+from api.answers.advice import WHAT_TO_DO
+from api.openapi import operations
 from api.views.base import ApiView
-from inference import metrics
+from inference.status import metrics
 
 
 @functools.cache

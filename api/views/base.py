@@ -12,15 +12,18 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from api import auth, bodies, codec, errors, request_id
+from api import auth, codec, errors, request_id
 from api.auth import ANONYMOUS, Principal
 from api.errors import ApiError, JobGone
-from api.fields import Body
+from api.requests import bodies
+from api.requests.fields import Body
 from api.waiting import slots
-from inference import connections, jobs, retention
 from inference.errors import JobNotFound, UnknownOwner
 from inference.models import Job
-from inference.turns import turns
+from inference.submission import jobs
+from inference.upkeep import retention
+from inference.waiting import connections
+from inference.waiting.compute_slots import turns
 
 JSON_TYPES = ("", codec.CONTENT_TYPE)
 

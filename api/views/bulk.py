@@ -7,14 +7,17 @@ from uuid import UUID
 from django.http import HttpResponse
 from rest_framework.request import Request
 
-from api import bulk_body, codec, operations, resources
-from api.bodies import known_query
+from api import codec
+from api.answers import resources
+from api.openapi import operations
+from api.requests import bulk as bulk_body
+from api.requests.bodies import known_query
 from api.views.base import ApiView, body_of, json_only, media_type, with_etag
-from inference import bulk
 from inference.errors import BulkNotFound
-from inference.intake import telling
 from inference.models import Bulk
-from inference.turns import turns
+from inference.submission import bulk
+from inference.submission.writer import telling
+from inference.waiting.compute_slots import turns
 
 
 class BulksView(ApiView):

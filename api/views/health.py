@@ -5,9 +5,10 @@ from __future__ import annotations
 from django.http import HttpResponse
 from rest_framework.request import Request
 
-from api import codec, operations
+from api import codec
+from api.openapi import operations
 from api.views.base import ApiView
-from inference import health
+from inference.status import health
 
 
 class LiveView(ApiView):

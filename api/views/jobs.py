@@ -7,10 +7,13 @@ import math
 from django.http import HttpResponse
 from rest_framework.request import Request
 
-from api import bodies, codec, errors, listing, operations, resources
+from api import codec, errors
+from api.answers import resources
+from api.openapi import operations
+from api.requests import bodies, listing
 from api.views.base import ApiView, reading, with_etag
-from inference import admission, jobs
 from inference.models import Job, Status
+from inference.submission import admission, jobs
 
 JOB_BODY = bodies.JobBody()
 POLL_S = (1, 30)  # what Retry-After may say

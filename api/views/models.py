@@ -5,11 +5,14 @@ from __future__ import annotations
 from django.http import HttpResponse
 from rest_framework.request import Request
 
-from api import bodies, codec, huggingface, operations, resources
+from api import codec
+from api.answers import huggingface, resources
+from api.openapi import operations
+from api.requests import bodies
 from api.views.base import ApiView, body_of, json_only
 from api.views.jobs import output
-from inference import jobs
 from inference.models import Job, Priority, Status
+from inference.submission import jobs
 
 
 class ModelsView(ApiView):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from inference.batching import BatchQueue, CostModel, Item, Limits
+from inference.batching.queue import BatchQueue, CostModel, Item, Limits
 
 MAX_SIZE = 32
 MAX_TOKENS = 8192

@@ -11,7 +11,7 @@ from statistics import quantiles
 
 from benchmarks.simulator.policies import Policy, shape
 from benchmarks.simulator.workloads import LENGTHS, MACHINES, noise
-from inference.batching import Item
+from inference.batching.queue import Item
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from django.db.models import Count, Max, Min, Q
 from django.utils import timezone
 
-from inference import catalog, jobs, workers
 from inference.admin import display
 from inference.admin.filters import COUNT_LIMIT
 from inference.admin.workers import ENDED, live_state
+from inference.catalog import specs
 from inference.models import TERMINAL, Job, Status, Worker, first_id_at
+from inference.status import workers
+from inference.submission import jobs
 
 RECENT = 500  # finished jobs of a model that its batch sizes and times are taken from
 BUCKETS = ((1, 1), (2, 3), (4, 7), (8, 15), (16, 31), (32, None))  # items of a batch
@@ -89,7 +91,7 @@ def _by_model(status: Status) -> dict[str, Waiting]:
     return {model: Waiting(jobs=count, oldest=oldest) for model, count, oldest in rows}
 
 
-def _model_row(spec: catalog.ModelSpec, queued: Waiting | None, running: Waiting | None, workers: int) -> ModelRow:
+def _model_row(spec: specs.ModelSpec, queued: Waiting | None, running: Waiting | None, workers: int) -> ModelRow:
     columns = ("batch_size", "created_at", "started_at", "finished_at")
     recent = list(Job.objects.filter(model=spec.name, status=Status.SUCCEEDED).only(*columns)[:RECENT])
     sizes = [job.batch_size for job in recent if job.batch_size]

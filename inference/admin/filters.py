@@ -15,7 +15,8 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 
-from inference import catalog, errors
+from inference import errors
+from inference.catalog import specs
 from inference.models import Job, Worker, first_id_at
 
 COUNT_LIMIT = 10_000
@@ -35,7 +36,7 @@ class ModelFilter(admin.SimpleListFilter):
     parameter_name = "model"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(name, name) for name in catalog.load_cached(settings.MODELS_FILE)]
+        return [(name, name) for name in specs.load_cached(settings.MODELS_FILE)]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
         return queryset.filter(model=self.value()) if self.value() else queryset

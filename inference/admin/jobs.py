@@ -15,7 +15,6 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from inference import rows
 from inference.admin import display, steering
 from inference.admin.filters import (
     COUNT_LIMIT,
@@ -27,6 +26,7 @@ from inference.admin.filters import (
 )
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.models import Job, Webhook, Worker
+from inference.store import rows
 
 END_OF_ID = re.compile(r"…?([0-9A-Fa-f]{8,12})")
 MOST_CANCELLED = 50_000  # of one action: a page must answer

@@ -10,9 +10,10 @@ from uuid import UUID
 from django.contrib import messages
 from django.db.models import Count
 
-from inference import errors, jobs
+from inference import errors
 from inference.admin import display
 from inference.models import Job, Status
+from inference.submission import jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,4 +2,6 @@
 
 from kombu.transport import TRANSPORT_ALIASES
 
-TRANSPORT_ALIASES |= {f"inference-{scheme}": "inference.broker.transport:Transport" for scheme in ("redis", "rediss")}
+TRANSPORT_ALIASES |= {
+    f"inference-{scheme}": "inference.broker.kombu_redis.transport:Transport" for scheme in ("redis", "rediss")
+}

@@ -7,7 +7,7 @@ models.toml as `engine = "package.module:Name"`.
 from abc import ABC, abstractmethod
 from typing import Any
 
-from inference.catalog import ModelSpec
+from inference.catalog.specs import ModelSpec
 
 
 class Engine(ABC):

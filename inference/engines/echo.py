@@ -15,7 +15,7 @@ import signal
 import time
 from typing import Any
 
-from inference import lengths
+from inference.catalog import lengths
 from inference.engines.base import Engine
 from inference.errors import InvalidInput, ModelUnavailable
 

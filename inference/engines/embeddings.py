@@ -10,10 +10,12 @@ from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
-from inference.engines import accelerate, pipelines, pooling, trials, weights
+from inference.engines import parity, pooling, weights
+from inference.engines.accelerate import install as accelerate
+from inference.engines.accelerate.tokens import beginning
 from inference.engines.base import Engine
-from inference.engines.rows import Together
-from inference.engines.tokens import beginning
+from inference.engines.pipeline import loader
+from inference.engines.stacks import Together
 from inference.errors import InferenceError, InvalidInput, ModelUnavailable
 
 logging.disable_progress_bar()  # thousands of lines in a log file
@@ -41,8 +43,8 @@ class SentenceEmbeddings(Engine):
             trust_remote_code=False,
         ).to(self.device)
         saved = weights.config(folder, "sentence_bert_config.json").get("max_seq_length")
-        self.max_tokens = pipelines.max_tokens(self.spec, self.model, self.tokenizer, saved)
-        trial = trials.Trial(self._own_states, trials.TEXTS)
+        self.max_tokens = loader.max_tokens(self.spec, self.model, self.tokenizer, saved)
+        trial = parity.Trial(self._own_states, parity.TEXTS)
         self.shortcuts = accelerate.install(self.model, self.tokenizer, "", trial)
         self.padded, self.note = self.shortcuts.padded, self.shortcuts.verdict.note
 
@@ -87,8 +89,8 @@ class SentenceEmbeddings(Engine):
                 states = self.model(**part).last_hidden_state
             yield rows, states, part["attention_mask"]
 
-    def _own_states(self, texts: Sequence[str], together: Together) -> list[trials.Answer]:
-        found: dict[int, trials.Answer] = {}
+    def _own_states(self, texts: Sequence[str], together: Together) -> list[parity.Answer]:
+        found: dict[int, parity.Answer] = {}
         for rows, states, mask in self._states(texts, together):
             own = [[values[kept.bool()]] for values, kept in zip(states, mask, strict=True)]
             found |= dict(zip(rows, own, strict=True))

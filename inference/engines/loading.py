@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from inference.catalog import ModelSpec
+from inference.catalog.specs import ModelSpec
 from inference.engines.base import Engine
 from inference.engines.faults import describe, is_device_failure, is_out_of_memory
 from inference.engines.weights import weights

@@ -16,7 +16,7 @@ from typing import Any
 
 from django.conf import settings
 
-from inference.catalog import ModelSpec
+from inference.catalog.specs import ModelSpec
 from inference.engines.faults import describe
 from inference.errors import ModelUnavailable
 

@@ -1,6 +1,6 @@
 from django.db import migrations, models
 
-from inference.postgresql.operations import AddIndexBesideWriters
+from inference.store.postgresql.operations import AddIndexBesideWriters
 
 
 class Migration(migrations.Migration):

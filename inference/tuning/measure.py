@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from inference import lengths
-from inference.catalog import ModelSpec
+from inference.catalog import lengths
+from inference.catalog.specs import ModelSpec
 from inference.tuning.replica import CannotMeasure, Replica, Setup
 
 LENGTHS = (8, 32, 128, 512)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from inference.catalog import ModelSpec
+from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.base import Engine
-from inference.engines.run import run
+from inference.engines.isolate import run
 from inference.errors import InferenceError, ModelUnavailable, OutOfMemory
 from inference.tuning import samples
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from inference.catalog import ModelSpec
+from inference.catalog.specs import ModelSpec
 from inference.tuning.measure import Arrangement, Grid, Precision
 
 BLOCKS = " ▏▎▍▌▋▊▉█"

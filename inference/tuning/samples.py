@@ -8,8 +8,8 @@ import wave
 from collections.abc import Sequence
 from typing import Any
 
-from inference import lengths
-from inference.catalog import ModelSpec
+from inference.catalog import lengths
+from inference.catalog.specs import ModelSpec
 
 WORDS = "the people of this small town went to see what had been found near the old river that day and".split()  # noqa: SIM905
 SOUND_RATE = 16_000

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from inference.catalog import Catalog
+from inference.catalog.specs import Catalog
 from inference.worker.devices import Plan
 
 READY = "ready"  # the state of a model that a replica has loaded

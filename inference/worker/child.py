@@ -21,17 +21,21 @@ from uuid import UUID
 from celery.utils.log import current_process_index
 from django.db import connection
 
-from inference import catalog, claims, errors, failpoints, lengths, notices, validation
-from inference.catalog import ModelSpec
-from inference.claims import Claimed, Outcome
+from inference import errors, failpoints
+from inference.catalog import lengths, validation
+from inference.catalog import specs as catalog
+from inference.catalog.specs import ModelSpec
 from inference.engines import loading
-from inference.engines.answers import size
 from inference.engines.base import Engine
 from inference.engines.faults import shorten
-from inference.engines.run import RunReport
-from inference.engines.run import run as run_engine
+from inference.engines.isolate import RunReport
+from inference.engines.isolate import run as run_engine
+from inference.engines.json_values import size
 from inference.failures import is_away, patiently
-from inference.fields import storable
+from inference.json_field import storable
+from inference.store import claims
+from inference.store.claims import Claimed, Outcome
+from inference.waiting import finished
 from inference.worker.calls import ENDED_BY_IT, PAST_ITS_LIMIT, READY, BatchCall, BatchReport, Loaded, Order
 
 logger = logging.getLogger(__name__)
@@ -239,7 +243,7 @@ def _finish(batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int) -> lis
     recorded = _record(batch, outcomes, batch_size)
     failpoints.reach("after_record")
     failpoints.reach("before_notify")
-    notices.publish([outcome.job_id for outcome in recorded])
+    finished.publish([outcome.job_id for outcome in recorded])
     failpoints.reach("after_notify")
     return recorded
 

@@ -18,7 +18,7 @@ from kombu.common import ignore_errors
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from inference import clock
-from inference.batching import Item
+from inference.batching.queue import Item
 from inference.worker.dispatch import Dispatcher
 
 logger = logging.getLogger(__name__)

@@ -17,14 +17,14 @@ from uuid import UUID, uuid4
 from billiard.exceptions import Terminated, WorkerLostError
 
 from inference import clock, errors, failpoints
-from inference.batching import BatchQueue, CostModel, Item, Limits
-from inference.catalog import Catalog, ModelSpec
+from inference.batching.queue import BatchQueue, CostModel, Item, Limits
+from inference.catalog.specs import Catalog, ModelSpec
 from inference.models import WorkerState
 from inference.worker.calls import PAST_ITS_LIMIT, BatchCall, BatchReport, run_batch
-from inference.worker.held import Batch, Held, Search, Totals
+from inference.worker.heartbeat import Facts
+from inference.worker.inflight import Batch, Held, Search, Totals
 from inference.worker.isolation import Isolation, Part
 from inference.worker.pool import ReplicaPool
-from inference.worker.presence import Facts
 from inference.worker.replicas import Replicas
 
 logger = logging.getLogger(__name__)

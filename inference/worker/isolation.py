@@ -14,7 +14,7 @@ from billiard.exceptions import Terminated, WorkerLostError
 
 from inference import clock, errors
 from inference.failures import Pauses
-from inference.worker.held import Batch, Held, Search
+from inference.worker.inflight import Batch, Held, Search
 
 logger = logging.getLogger(__name__)
 

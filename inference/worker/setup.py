@@ -18,7 +18,7 @@ from celery.utils.imports import symbol_by_name
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 
-from inference import catalog
+from inference.catalog import specs
 from inference.worker import devices
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def prepare(sender: Any, **kwargs: Any) -> None:
     os.environ.setdefault("DATABASE_ANSWER_S", "20")  # of the children too, who inherit it
     try:
         _plan(sender)
-    except (catalog.CatalogError, ValueError) as error:
+    except (specs.CatalogError, ValueError) as error:
         sys.exit(f"Error: {error}")
     except (DatabaseError, InterfaceError) as error:
         sys.exit(f"Error: the database does not answer: {error}. Is it there, and has `manage.py migrate` been run?")
@@ -54,12 +54,12 @@ def _plan(worker: Any) -> None:
     """Plan the replicas of the models whose queues this worker consumes, and register."""
     from inference.models import new_job_id
     from inference.worker.calls import Order
+    from inference.worker.heartbeat import Presence
+    from inference.worker.housekeeping import Upkeep
     from inference.worker.pool import ReplicaPool
-    from inference.worker.presence import Presence
     from inference.worker.replicas import Replicas
-    from inference.worker.upkeep import Upkeep
 
-    models = catalog.load(settings.MODELS_FILE)
+    models = specs.load(settings.MODELS_FILE)
     queues = worker.app.amqp.queues
     served = tuple(name for name, spec in models.items() if spec.queue in queues.consume_from)
     if not served:

@@ -11,13 +11,16 @@ from uuid import UUID, uuid4
 from django.db import connection
 from django.test import TransactionTestCase, override_settings
 
-from inference import admission, backlog, claims, jobs, metrics, notices
 from inference.broker import publish
-from inference.claims import Outcome
 from inference.engines import echo
 from inference.errors import InferenceError
 from inference.models import Job, Status, Worker, WorkerState
-from inference.workers import notes, served_models, speeds
+from inference.status import backlog, metrics
+from inference.status.workers import notes, served_models, speeds
+from inference.store import claims
+from inference.store.claims import Outcome
+from inference.submission import admission, jobs
+from inference.waiting import finished
 
 MODELS_FILE = Path(__file__).with_name("models.toml")
 Answer = Callable[[Any, dict[str, Any]], Any]
@@ -52,7 +55,7 @@ class Laborer(threading.Thread):
             batch = uuid4()
             for mine in self.claimed(job, batch):
                 claims.record(batch, [self.outcome(mine)], batch_size=mine.size)
-                notices.publish([mine.id])
+                finished.publish([mine.id])
 
     def claimed(self, job: Job, batch: UUID) -> list[claims.Claimed]:
         return claims.claim(

@@ -101,7 +101,7 @@ def main() -> None:
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
     django.setup()
-    from inference.supervisor import raise_open_files_limit, web_program
+    from inference.launcher.supervisor import raise_open_files_limit, web_program
     from tests.stack import Stack
 
     raise_open_files_limit()

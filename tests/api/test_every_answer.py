@@ -8,8 +8,8 @@ from django.db import OperationalError
 from django.test import Client, override_settings
 
 from api import codec
-from inference import jobs
 from inference.models import Job
+from inference.submission import jobs
 from tests.api.base import ApiTestCase
 
 JOBS = "/v1/jobs"
@@ -155,7 +155,7 @@ class LengthTests(ApiTestCase):
 
     @override_settings(MAX_BULK_INPUTS=3)
     def test_lines_are_counted_before_one_is_parsed(self):
-        with patch("api.bulk_body.codec.loads") as parse:
+        with patch("api.requests.bulk.codec.loads") as parse:
             answer = self.post(f"{JOBS}/bulk?model=echo", b"{}\n" * 4, content_type="application/x-ndjson")
         self.assertIn("1 to 3", self.assert_problem(answer, 422, "invalid_input")["detail"])
         parse.assert_not_called()

@@ -7,8 +7,8 @@ from django.test import Client
 
 from api.auth import keyring
 from api.models import ApiKey
-from inference import admission
 from inference.models import Job
+from inference.submission import admission
 from tests.api.base import ApiTestCase
 
 BODY = {"model": "echo", "inputs": {"b": 1, "a": [1.5, "x"]}, "parameters": {"top_k": 3}}

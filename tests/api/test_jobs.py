@@ -3,9 +3,9 @@ from uuid import uuid4
 
 from django.test import override_settings
 
-from inference import workers
 from inference.engines import echo
 from inference.models import Job, Priority, Status, Webhook
+from inference.status import workers
 from tests.api.base import ApiTestCase
 from tests.conditions import eventually
 

@@ -11,8 +11,8 @@ from django.utils import timezone
 
 from api.auth import keyring
 from api.models import ApiKey, digest
-from inference import rates
 from inference.models import Job, Priority
+from inference.submission import rates
 from tests.api.base import ApiTestCase
 
 

@@ -4,9 +4,9 @@ from uuid import UUID
 from django.test import override_settings
 from django.utils import timezone
 
-from inference import retention
 from inference.models import Job, Priority, Status, Worker, first_id_at, new_job_id
-from inference.workers import speeds
+from inference.status.workers import speeds
+from inference.upkeep import retention
 from tests.api.base import ApiTestCase
 
 

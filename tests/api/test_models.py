@@ -2,7 +2,7 @@ import base64
 
 from inference.engines import echo
 from inference.models import Job, Worker
-from inference.workers import notes
+from inference.status.workers import notes
 from tests.api.base import ApiTestCase
 
 

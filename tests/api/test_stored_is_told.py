@@ -6,8 +6,10 @@ from unittest.mock import patch
 from django.db import OperationalError, connection
 from django.test import override_settings
 
-from inference import bulk, intake, jobs, webhooks, workers
 from inference.models import Bulk, Job
+from inference.status import workers
+from inference.submission import bulk, jobs, writer
+from inference.webhooks import delivery
 from tests.api.base import ApiTestCase
 
 JOB = {"model": "echo", "inputs": "x"}
@@ -40,12 +42,12 @@ class StoredIsToldTests(ApiTestCase):
 
     @override_settings(WEBHOOK_HOSTS=["example.com"])
     def test_the_webhook(self) -> None:
-        with patch.object(webhooks, "register", away):
+        with patch.object(delivery, "register", away):
             answer = self.post("/v1/jobs", {**JOB, "webhook": "https://example.com/hook"})
         self.assertEqual(self.assert_problem(answer, 503, "store_unavailable")["job_id"], self.stored())
 
     def test_a_bulk_whose_commit_is_cut_off_or_that_cannot_be_read(self) -> None:
-        for where, name in ((connection, "_commit"), (intake, "send"), (bulk, "progress")):
+        for where, name in ((connection, "_commit"), (writer, "send"), (bulk, "progress")):
             made = patch.object(Bulk, "save", autospec=True, side_effect=Bulk.save)
             with self.subTest(name), made as save, patch.object(where, name, away):
                 answer = self.post("/v1/jobs/bulk", {"model": "echo", "inputs": ["x", "y"]})
@@ -53,6 +55,6 @@ class StoredIsToldTests(ApiTestCase):
                 self.assertEqual(problem["bulk_id"], str(save.call_args.args[0].pk))
 
     def test_a_bulk_that_was_not_stored_has_no_id(self) -> None:
-        with patch.object(intake, "insert", away):
+        with patch.object(writer, "insert", away):
             answer = self.post("/v1/jobs/bulk", {"model": "echo", "inputs": ["x", "y"]})
         self.assertNotIn("bulk_id", self.assert_problem(answer, 503, "store_unavailable"))

@@ -10,9 +10,9 @@ from django.db import connection
 from django.test import override_settings
 
 from api.models import ApiKey
-from api.wire import WholeBodies
-from inference import connections
+from api.requests.whole_bodies import WholeBodies
 from inference.models import Job
+from inference.waiting import connections
 from tests.api.base import ApiTestCase
 
 

@@ -12,9 +12,9 @@ from unittest.mock import patch
 from django.conf import settings
 from django.test import SimpleTestCase, override_settings
 
-from inference import catalog
+from inference.catalog import specs
 from inference.engines import weights
-from inference.engines.tasks import TASKS
+from inference.engines.pipeline.feeds import TASKS
 from tests import tiny_models
 
 PAGE = (settings.BASE_DIR / "docs" / "models.md").read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ class ModelsPageTests(SimpleTestCase):
         self.assertGreater(runner.tries, 5)
 
     def test_the_catalogs_are_valid_and_the_hub_model_is_pinned(self) -> None:
-        models = catalog.load(settings.MODELS_FILE)
+        models = specs.load(settings.MODELS_FILE)
         self.assertEqual(set(models), {"sentiment", "reviews", "vectors", "topics", "shout"})
         self.assertEqual(weights.weights(models["sentiment"]), models["sentiment"].model)
         self.assertTrue(models["sentiment"].revision)

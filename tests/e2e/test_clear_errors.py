@@ -10,8 +10,8 @@ from pathlib import Path
 from django.conf import settings
 from django.test import SimpleTestCase
 
+from inference.launcher.supervisor import worker_program
 from inference.models import WorkerState
-from inference.supervisor import worker_program
 from tests.e2e.case import StackCase
 from tests.stack import ECHO, Answer, free_port
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from inference import supervisor
+from inference.launcher import supervisor
 from tests.e2e.case import StackCase
 
 CLIENTS = 250  # PostgreSQL takes 100 connections by default

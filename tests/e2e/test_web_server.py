@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from inference.supervisor import Child, web_program
+from inference.launcher.supervisor import Child, web_program
 from tests.conditions import eventually
 from tests.stack import HOST, Stack
 

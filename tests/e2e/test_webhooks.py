@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from inference.supervisor import webhooks_program
+from inference.launcher.supervisor import webhooks_program
 from tests.conditions import eventually
 from tests.e2e.case import StackCase
-from tests.inference.test_webhooks import SECRET, Receiver, receiving
+from tests.inference.webhooks.test_delivery import SECRET, Receiver, receiving
 
 
 class TestWebhooks(StackCase):

@@ -6,7 +6,7 @@ import ctypes
 import time
 from typing import Any
 
-from inference.engines.transformers import PipelineEngine
+from inference.engines.pipeline.engine import PipelineEngine
 
 POISON = "poison"
 CALL_S = 0.2  # a small model is too quick to be killed in the middle

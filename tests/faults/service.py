@@ -14,9 +14,9 @@ import redis
 from django.contrib.auth import get_user_model
 
 from api.models import ApiKey
+from inference.launcher.supervisor import Child, web_program, worker_program
 from inference.models import TERMINAL, Worker
-from inference.supervisor import Child, web_program, worker_program
-from inference.workers import PRESENT
+from inference.status.workers import PRESENT
 from tests import databases
 from tests.conditions import eventually
 from tests.faults.backends import POOL_SIZE, POSTGRES, RABBITMQ, Backends, MessageBroker, RabbitBroker, RedisBroker

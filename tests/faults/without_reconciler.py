@@ -9,7 +9,7 @@ import django
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
     django.setup()
-    from inference import reconcile  # needs Django
+    from inference.upkeep import reconcile  # needs Django
 
     reconcile.reconcile = lambda **_: None
 

@@ -14,10 +14,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from inference import rows
 from inference.admin import display, filters
 from inference.admin import jobs as admin_jobs
 from inference.models import Bulk, Job, Priority, Status, Webhook, WebhookState, Worker, WorkerState
+from inference.store import rows
 
 JOBS = reverse("admin:inference_job_changelist")
 MARKUP = (

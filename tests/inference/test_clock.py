@@ -9,8 +9,9 @@ from django.db import connection
 from django.test import TransactionTestCase
 from django.utils import timezone
 
-from inference import admission, clock, jobs
+from inference import clock
 from inference.models import Job, first_id_at
+from inference.submission import admission, jobs
 
 AHEAD_S = 30.0
 

@@ -12,9 +12,9 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.db import connection
 
-from inference import webhooks
 from inference.failures import Pauses, is_away
 from inference.models import Webhook
+from inference.webhooks import delivery
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def _deliver_until(stopping: threading.Event, pool: ThreadPoolExecutor) -> None:
     while not stopping.wait(0.0 if running else pause_s):
         pause_s = LOOK_EVERY_S
         try:
-            taken = webhooks.take_due(AT_ONCE - len(running), Counter(running.values()), of_one_host=AT_ONCE // 2)
+            taken = delivery.take_due(AT_ONCE - len(running), Counter(running.values()), of_one_host=AT_ONCE // 2)
             pauses.reset()
         except Exception as error:
             if not is_away(error):
@@ -51,7 +51,7 @@ def _deliver_until(stopping: threading.Event, pool: ThreadPoolExecutor) -> None:
             taken, pause_s = [], pauses.next_s()
             logger.warning("no webhooks are delivered, the database is away: %s", error)
             connection.close()
-        running |= {pool.submit(_deliver, webhook): webhooks.host_of(webhook.url) for webhook in taken}
+        running |= {pool.submit(_deliver, webhook): delivery.host_of(webhook.url) for webhook in taken}
         if running:
             done = wait(running, LOOK_EVERY_S, return_when="FIRST_COMPLETED").done
             running = {future: host for future, host in running.items() if future not in done}
@@ -60,8 +60,8 @@ def _deliver_until(stopping: threading.Event, pool: ThreadPoolExecutor) -> None:
 def _deliver(webhook: Webhook) -> None:
     """What could not be written down is due again when its lease is over."""
     try:
-        webhooks.deliver(webhook)
+        delivery.deliver(webhook)
     except Exception:
-        logger.exception("webhook=%s failed, it is due again in %g s", webhook.pk, webhooks.LEASE_S)
+        logger.exception("webhook=%s failed, it is due again in %g s", webhook.pk, delivery.LEASE_S)
     finally:
         connection.close()

@@ -5,7 +5,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from inference import retention
+from inference.upkeep import retention
 
 
 class Command(BaseCommand):

@@ -11,8 +11,8 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from inference import catalog
-from inference.catalog import ModelSpec
+from inference.catalog import specs
+from inference.catalog.specs import ModelSpec
 from inference.tuning import measure, report
 from inference.tuning.measure import Arrangement, Grid, Precision
 from inference.tuning.replica import CannotMeasure, Replica, Setup
@@ -95,8 +95,8 @@ class Command(BaseCommand):
 
 def _spec(name: str) -> ModelSpec:
     try:
-        models = catalog.load(settings.MODELS_FILE)
-    except catalog.CatalogError as error:
+        models = specs.load(settings.MODELS_FILE)
+    except specs.CatalogError as error:
         raise CommandError(str(error)) from error
     if name not in models:
         raise CommandError(f"There is no model {name!r} in {settings.MODELS_FILE.name}; it has {', '.join(models)}.")

@@ -16,9 +16,9 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
-from inference import supervisor
 from inference.broker import address, embedded
-from inference.welcome import Welcome
+from inference.launcher import supervisor
+from inference.launcher.startup_report import Welcome
 
 COLOURS = {"up": 36, "broker": 35, "web": 34, "worker": 32}
 

@@ -6,9 +6,9 @@ from unittest import skipUnless
 import kombu
 from django.test import SimpleTestCase, override_settings
 
-from inference import health
 from inference.broker import address, anybroker, publish
 from inference.errors import BrokerUnavailable
+from inference.status import health
 from tests import rabbitmq
 from tests.conditions import eventually
 from tests.inference.broker.test_publish import QUEUE, job_message

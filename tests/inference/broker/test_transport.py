@@ -7,7 +7,8 @@ from unittest import TestCase, mock
 
 from kombu import Consumer, Exchange, Producer, Queue
 
-from inference.broker import address, channel, qos
+from inference.broker import address
+from inference.broker.kombu_redis import channel, qos
 from tests.conditions import eventually
 from tests.inference.broker.consumers import Driven, connect
 from tests.inference.broker.servers import client_of, own_broker

@@ -6,10 +6,11 @@ from typing import Any
 from unittest import TestCase
 from unittest.mock import patch
 
-from inference.catalog import ModelSpec
-from inference.engines import accelerate, at_once, encoders, loading, outputs, tokens, trials
-from inference.engines.accelerate import Shortcuts
-from inference.engines.rows import Together
+from inference.catalog.specs import ModelSpec
+from inference.engines import loading, parity
+from inference.engines.accelerate import at_once, encoders, install, outputs, tokens
+from inference.engines.accelerate.install import Shortcuts
+from inference.engines.stacks import Together
 from inference.errors import InvalidInput
 from tests import tiny_models
 from tests.inference.engines.test_transformers import EqualTestCase
@@ -36,14 +37,14 @@ class Fake:
 
 class ShortcutsTests(TestCase):
     def setUp(self) -> None:
-        self.shortcuts = Shortcuts("bert", trials.Verdict(together=Together.PADDED))
+        self.shortcuts = Shortcuts("bert", parity.Verdict(together=Together.PADDED))
 
     def add(self, shortcut: Fake) -> Any:
         return self.shortcuts.add("fake", lambda: shortcut, lambda: True)
 
     def test_one_that_raises_while_it_is_installed_is_off(self):
         shortcut = Fake(fails="on")
-        with self.assertLogs(accelerate.logger, "WARNING"):
+        with self.assertLogs(install.logger, "WARNING"):
             self.assertIsNone(self.add(shortcut))
             self.assertIsNone(self.shortcuts.add("fake", fail, lambda: True))
             self.assertIsNone(self.shortcuts.add("fake", lambda: shortcut, fail))
@@ -52,7 +53,7 @@ class ShortcutsTests(TestCase):
 
     def test_one_that_raises_later_is_off_from_then_on(self):
         shortcut = self.add(Fake())
-        with self.assertLogs(accelerate.logger, "WARNING"):
+        with self.assertLogs(install.logger, "WARNING"):
             self.assertEqual(self.shortcuts.guard(lambda: fail() if shortcut.is_on else [1]), [1])
         self.assertFalse(shortcut.is_on)
 
@@ -84,8 +85,8 @@ class EngineTests(EqualTestCase):
     def test_what_fails_at_load_leaves_the_plain_pipeline(self):
         expected = self.loaded().predict(TEXTS, {})
         gone = [
-            patch.object(accelerate, "_no_padding", side_effect=ImportError("cannot import name 'BaseModelOutput'")),
-            patch.object(accelerate, "at_once", side_effect=ImportError("cannot import name 'TokenizersBackend'")),
+            patch.object(install, "_no_padding", side_effect=ImportError("cannot import name 'BaseModelOutput'")),
+            patch.object(install, "at_once", side_effect=ImportError("cannot import name 'TokenizersBackend'")),
             patch.dict(encoders.KINDS, {"bert": fail}),
             patch.object(encoders.Layers, "__call__", fail),
             patch.object(tokens, "encoder", fail),
@@ -104,7 +105,7 @@ class EngineTests(EqualTestCase):
         for name, change in broken.items():
             engine = self.loaded()
             expected = engine.predict(TEXTS, {})
-            with self.subTest(name), change, self.assertLogs(accelerate.logger, "WARNING") as logs:
+            with self.subTest(name), change, self.assertLogs(install.logger, "WARNING") as logs:
                 self.assert_equal(engine.predict(TEXTS, {}), expected)
                 self.assert_equal(engine.predict(TEXTS, {}), expected)
             self.assertEqual(len(logs.output), 1)

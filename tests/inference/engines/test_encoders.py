@@ -10,9 +10,11 @@ from unittest.mock import patch
 import torch
 import transformers
 
-from inference.catalog import ModelSpec
-from inference.engines import accelerate, encoders, loading, ragged, trials
-from inference.engines.rows import Together
+from inference.catalog.specs import ModelSpec
+from inference.engines import loading, parity
+from inference.engines.accelerate import encoders, ragged
+from inference.engines.accelerate import install as accelerate
+from inference.engines.stacks import Together
 from tests import tiny_models
 
 SHAPE = {
@@ -65,14 +67,14 @@ def scores(model: Any, texts: list[str]) -> torch.Tensor:
         return model(**tokenizer(texts)).logits
 
 
-def trial_of(model: Any, answer: Callable[[Any, list[str]], Any]) -> trials.Trial:
+def trial_of(model: Any, answer: Callable[[Any, list[str]], Any]) -> parity.Trial:
     """One text at a time, or all padded."""
 
-    def answers(texts: Any, together: Together) -> list[trials.Answer]:
+    def answers(texts: Any, together: Together) -> list[parity.Answer]:
         groups = [list(texts)] if together is Together.PADDED else [[text] for text in texts]
         return [[row] for group in groups for row in answer(model, group)]
 
-    return trials.Trial(answers, TEXTS)
+    return parity.Trial(answers, TEXTS)
 
 
 def install(model: Any) -> encoders.Layers:

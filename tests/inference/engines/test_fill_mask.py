@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 from unittest import TestCase
 
-from inference.catalog import ModelSpec
+from inference.catalog.specs import ModelSpec
 from inference.engines import loading
-from inference.engines.run import run
+from inference.engines.isolate import run
 
 INSIDE = "models/transformers/albert_heads_8_uspto_all_1310k"
 SMILES = r"(\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%[0-9]{2}|[0-9])"

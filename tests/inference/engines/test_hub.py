@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from unittest import TestCase
 
-from inference.catalog import ModelSpec
+from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from tests import tiny_models
 from tests.inference.engines.hub import COMMIT, Hub
@@ -17,7 +17,7 @@ FETCH = """
 import sys
 import django
 django.setup()
-from inference.catalog import ModelSpec
+from inference.catalog.specs import ModelSpec
 from inference.engines import weights
 from inference.errors import ModelUnavailable
 spec = ModelSpec(name="m", task="text-classification", model=sys.argv[1], revision=sys.argv[2])

@@ -7,7 +7,7 @@ from unittest import TestCase
 
 from django.test import SimpleTestCase, override_settings
 
-from inference.catalog import ModelSpec
+from inference.catalog.specs import ModelSpec
 from inference.engines import loading, weights
 from inference.engines.echo import EchoEngine
 from inference.errors import ModelUnavailable

@@ -9,8 +9,9 @@ from unittest.mock import patch
 import torch
 import transformers
 
-from inference.catalog import ModelSpec
-from inference.engines import accelerate, loading, masked
+from inference.catalog.specs import ModelSpec
+from inference.engines import loading
+from inference.engines.accelerate import install, masked
 from tests import tiny_models
 from tests.inference.engines.test_encoders import DISTILBERT, SHAPE
 
@@ -58,7 +59,7 @@ class EngineTests(TestCase):
 
     def test_a_model_that_would_answer_differently_scores_everything(self):
         wrong = patch.object(masked.Scorer, "_choose", lambda self, last, arguments: 2 * arguments[0][self.masked])
-        with wrong, self.assertLogs(accelerate.logger, "WARNING"):
+        with wrong, self.assertLogs(install.logger, "WARNING"):
             engine = loading.ready(self.spec, "cpu")
         with patch.object(masked, "scorer", return_value=None):
             complete = loading.ready(self.spec, "cpu").predict(TEXTS, {})

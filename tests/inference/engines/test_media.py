@@ -17,7 +17,8 @@ from unittest import TestCase
 
 import numpy as np
 
-from inference.engines import media, tasks
+from inference.engines import media
+from inference.engines.pipeline import feeds
 from inference.errors import InvalidInput
 from tests import tiny_models
 
@@ -148,7 +149,7 @@ class BombTests(TestCase):
         chat = [{"role": "user", "content": [{"type": "image", "image": half}] * 2}]
         for value in ({"images": [half] * 2, "text": "both"}, chat):
             with self.assertRaisesRegex(InvalidInput, "together, not 60000000"):
-                tasks.image_and_text(value, None)
+                feeds.image_and_text(value, None)
 
 
 class ImageTests(TestCase):

@@ -8,7 +8,7 @@ from unittest import TestCase
 import torch
 from transformers import PretrainedConfig, TextClassificationPipeline
 
-from inference.engines import outputs
+from inference.engines.accelerate import outputs
 
 LOGITS = torch.tensor([[0.3, -2.0, 0.3], [5.0, 1.0, -1.0], [0.0, 0.0, 0.0], [-3.0, 9.5, 100.0]])
 FUNCTIONS = (None, "sigmoid", "softmax", "none")

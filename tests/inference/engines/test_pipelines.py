@@ -7,8 +7,8 @@ from unittest import TestCase
 import torch
 import transformers
 
-from inference.catalog import ModelSpec
-from inference.engines.pipelines import max_tokens
+from inference.catalog.specs import ModelSpec
+from inference.engines.pipeline.loader import max_tokens
 
 UNLIMITED = 1e30  # what tokenizers say that know of no limit
 SMALL = {

@@ -9,7 +9,7 @@ from unittest import TestCase
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from inference.catalog import ModelSpec
+from inference.catalog.specs import ModelSpec
 from inference.engines import loading, pooling
 from inference.errors import ModelUnavailable
 from tests import tiny_models

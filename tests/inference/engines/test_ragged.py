@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from inference.engines.ragged import CALL_COST, Attention, Texts, near
+from inference.engines.accelerate.ragged import CALL_COST, Attention, Texts, near
 
 HEADS, SIZE = 2, 4
 HIDDEN = HEADS * SIZE

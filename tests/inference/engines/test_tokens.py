@@ -8,7 +8,7 @@ from unittest import TestCase
 import torch
 from transformers import AutoTokenizer
 
-from inference.engines.tokens import MARGIN, MOST_CHARACTERS, beginning, encoder
+from inference.engines.accelerate.tokens import MARGIN, MOST_CHARACTERS, beginning, encoder
 from tests import tiny_models
 
 TEXTS = ["a cat", "a [SEP] cat", "", "the dog runs in paris " * 40, "a"]

@@ -10,9 +10,10 @@ from unittest.mock import patch
 
 from django.test import override_settings
 
-from inference.catalog import ModelSpec
-from inference.engines import generation, loading, media
-from inference.engines.run import RunReport, run
+from inference.catalog.specs import ModelSpec
+from inference.engines import loading, media
+from inference.engines.isolate import RunReport, run
+from inference.engines.pipeline import generation
 from inference.errors import UNREADABLE, EngineError, InvalidInput, ModelUnavailable
 from inference.models import Job
 from tests import tiny_models

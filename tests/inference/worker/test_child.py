@@ -10,11 +10,12 @@ from uuid import uuid4
 from django.test import TransactionTestCase
 
 from api import codec
-from inference import errors, rows
-from inference.catalog import ModelSpec
-from inference.engines import answers, run
+from inference import errors
+from inference.catalog.specs import ModelSpec
+from inference.engines import isolate, json_values
 from inference.engines.base import Engine
 from inference.models import Job, Status
+from inference.store import rows
 from inference.worker import child
 from inference.worker.calls import BatchCall, BatchReport
 
@@ -94,7 +95,7 @@ class RecordTests(TransactionTestCase):
 
     def test_what_can_be_kept_is_sent_as_it_was(self):
         deep: Any = 2**64 - 1
-        for _ in range(answers.MAX_DEPTH):
+        for _ in range(json_values.MAX_DEPTH):
             deep = [deep]
         job = Job(model="m", inputs="text")
         run_batch({"m": Answers({"text": deep})}, job)
@@ -102,7 +103,7 @@ class RecordTests(TransactionTestCase):
         codec.dumps({"results": [{"output": job.output}]})
 
     def test_what_only_the_database_refuses_fails_alone(self):
-        with patch.object(run, "plain", lambda answer: answer):
+        with patch.object(isolate, "plain", lambda answer: answer):
             self.assertEqual(self.run_with(10**5000).error_code, errors.BadOutput.code)
 
     def test_an_error_is_recorded_whatever_its_text_holds(self):

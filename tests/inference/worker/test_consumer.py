@@ -12,13 +12,13 @@ from kombu.message import Message
 
 from inference.broker import messages
 from inference.broker.messages import JobMessage
-from inference.catalog import ModelSpec
-from inference.tasks import run
+from inference.catalog.specs import ModelSpec
 from inference.worker import consumer
 from inference.worker.calls import READY, Loaded
 from inference.worker.devices import Plan
 from inference.worker.dispatch import Dispatcher
 from inference.worker.replicas import Replicas
+from inference.worker.tasks import run
 from project.celery import app
 
 PID = 4711

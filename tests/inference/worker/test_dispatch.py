@@ -11,8 +11,8 @@ from uuid import UUID, uuid4
 
 from billiard.exceptions import WorkerLostError
 
-from inference.batching import Item
-from inference.catalog import ModelSpec
+from inference.batching.queue import Item
+from inference.catalog.specs import ModelSpec
 from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
 from inference.worker.calls import READY, BatchReport, Loaded
 from inference.worker.devices import Plan

@@ -11,7 +11,7 @@ from celery.app.amqp import Queues
 from django.conf import settings
 from django.db import InterfaceError
 
-from inference import catalog
+from inference.catalog import specs
 from inference.worker import devices, setup
 
 
@@ -46,7 +46,7 @@ class WorkerOptionsTests(TestCase):
             (OSError("no such device"), "the worker does not start: OSError"),
             (InterfaceError("connection already closed"), "the database does not answer"),
         ):
-            queues = Queues({spec.queue: {} for spec in catalog.load(settings.MODELS_FILE).values()})
+            queues = Queues({spec.queue: {} for spec in specs.load(settings.MODELS_FILE).values()})
             app = SimpleNamespace(amqp=SimpleNamespace(queues=queues))
             with (
                 self.subTest(error),

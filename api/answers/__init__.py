@@ -1,0 +1,1 @@
+"""What goes out: jobs, models and problems as JSON."""

@@ -1,0 +1,115 @@
+"""What Hugging Face clients send to a model's address, and the shape of the answer they expect, by task.
+
+Seen on the wire of huggingface_hub 2.4 and @huggingface/inference 4.13; what they share with older ones is kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from api import codec
+from api.errors import UnsupportedMediaType
+from api.requests import bodies
+from inference.catalog import lengths
+from inference.catalog.specs import ModelSpec
+from inference.errors import InvalidInput
+
+BINARY_TASKS = lengths.IMAGE_TASKS | lengths.AUDIO_TASKS
+ROOT_PARAMETERS = frozenset({"feature-extraction"})  # their clients put parameters beside "inputs"
+_LEGACY_CLIENT = re.compile(r"hf_hub/(0|1\.[01])\.")  # they read {"labels", "scores"} of zero-shot themselves
+
+RUN_BODY = bodies.RunBody()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    inputs: Any
+    parameters: dict[str, Any]
+
+
+def read(spec: ModelSpec, body: bytes, content_type: str) -> Call:
+    """One call out of JSON, or of the bytes of an image or a sound. Raises `UnsupportedMediaType`, `InvalidInput`."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type == codec.CONTENT_TYPE or media_type.endswith("+json"):
+        return _from_json(spec, codec.loads(body))
+    if spec.task in BINARY_TASKS and body:
+        return Call(inputs=base64.b64encode(body).decode("ascii"), parameters={})
+    if not media_type:
+        return _from_json(spec, codec.loads(body))
+    raise UnsupportedMediaType(f"Send JSON with Content-Type: application/json, not {media_type[:100]}.")
+
+
+def _from_json(spec: ModelSpec, document: Any) -> Call:
+    if spec.task in ROOT_PARAMETERS and isinstance(document, dict):
+        document = _gather(document)
+    body = RUN_BODY.run_validation(document)
+    _refuse_stream(body)
+    return Call(inputs=body["inputs"], parameters=body.get("parameters") or {})
+
+
+def read_completion(spec: ModelSpec, document: Any) -> Call:
+    """A text generation as the JavaScript client asks for it: `prompt`, `max_tokens`, and parameters beside them."""
+    if spec.task != "text-generation":
+        raise InvalidInput(f"{spec.name!r} does not generate text: post to /v1/models/{spec.name}.", field="prompt")
+    if not isinstance(document, dict) or not isinstance(document.get("prompt"), str):
+        raise InvalidInput("prompt must be a string.", field="prompt")
+    _refuse_stream(document)
+    asked = {name: value for name, value in document.items() if name not in ("prompt", "model", "stream")}
+    if "max_tokens" in asked:
+        asked["max_new_tokens"] = asked.pop("max_tokens")
+    return Call(inputs=document["prompt"], parameters={"return_full_text": False, **asked})
+
+
+def completion(spec: ModelSpec, output: Any) -> dict[str, Any]:
+    choices = [
+        {"index": index, "text": generated["generated_text"], "finish_reason": None, "logprobs": None}
+        for index, generated in enumerate(output)
+    ]
+    return {"object": "text_completion", "model": spec.name, "choices": choices}
+
+
+def _refuse_stream(document: dict[str, Any]) -> None:
+    if document.get("stream") not in (None, False):
+        raise InvalidInput("Answers are not streamed: leave stream out, or send false.", field="stream")
+
+
+def _gather(document: dict[str, Any]) -> dict[str, Any]:
+    """Parameters at the root of the body, moved to where they belong."""
+    own = {*RUN_BODY.names, *RUN_BODY.elsewhere}
+    at_root = {name: value for name, value in document.items() if name not in own}
+    if not at_root or "inputs" not in document or not isinstance(document.get("parameters", {}), dict):
+        return document
+    rest = {name: value for name, value in document.items() if name in own}
+    return {**rest, "parameters": {**at_root, **document.get("parameters", {})}}
+
+
+def shape(task: str, output: Any, *, size: int, user_agent: str = "") -> Any:
+    """`output` of a job of `size` items as the clients expect it; each item of several is shaped alike."""
+    if task in ("text-classification", "sentiment-analysis"):
+        return _nested(output, size)
+    if task == "zero-shot-classification" and not _LEGACY_CLIENT.search(user_agent):
+        return _pairs(output)
+    return output
+
+
+def _nested(output: Any, size: int) -> Any:
+    """A list of `{"label", "score"}` for every text, in a list also for one text."""
+    if size == 1 and not _is_list_of_lists(output):
+        output = [output]
+    return [item if isinstance(item, list) else [item] for item in output]
+
+
+def _is_list_of_lists(output: Any) -> bool:
+    return isinstance(output, list) and bool(output) and isinstance(output[0], list)
+
+
+def _pairs(output: Any) -> Any:
+    """`{"labels", "scores"}` becomes `[{"label", "score"}]`."""
+    if isinstance(output, list):
+        return [_pairs(item) for item in output]
+    if not isinstance(output, dict) or not output.keys() >= {"labels", "scores"}:
+        return output
+    return [{"label": label, "score": score} for label, score in zip(output["labels"], output["scores"], strict=True)]

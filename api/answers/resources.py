@@ -1,0 +1,104 @@
+"""What answers show: a job, a model."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from api.answers import huggingface
+from inference.catalog.parameters import ParameterSpec
+from inference.catalog.specs import ModelSpec
+from inference.errors import RETRYABLE_OUTCOMES
+from inference.models import Bulk, Job, Priority, Status
+from inference.status import backlog, workers
+from inference.submission import bulk as bulks
+from inference.submission import jobs
+
+
+def job(row: Job, *, with_output: bool = True) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "id": row.id,
+        "model": row.model,
+        "status": row.status,
+        "priority": Priority(row.priority).name.lower(),
+        "created_at": row.created_at,
+        "started_at": row.started_at,
+        "finished_at": row.finished_at,
+        "expires_at": row.expires_at,
+        "batch_size": row.batch_size,
+        "attempts": row.attempts,
+        "request_id": row.request_id,
+        "bulk": row.bulk_id,
+        "bulk_index": row.bulk_index,
+        "error": _error(row) if row.error_code else None,
+    }
+    if with_output:
+        shown["output"] = output(row)
+    return shown
+
+
+def _error(row: Job) -> dict[str, Any]:
+    retryable = row.error_code in RETRYABLE_OUTCOMES
+    return {"code": row.error_code, "detail": row.public_detail, "retryable": retryable}
+
+
+def waiting_job(row: Job) -> dict[str, Any]:
+    """With where it stands and how long that may take, while it is queued."""
+    shown = job(row)
+    if row.status == Status.QUEUED:
+        place = backlog.place(row)
+        shown["position"] = place.position
+        shown["estimated_wait_s"] = place.wait_s and round(place.wait_s, 1)
+    return shown
+
+
+def output(row: Job, user_agent: str = "") -> Any:
+    """In the shape that Hugging Face clients know for the model's task."""
+    spec = jobs.models().get(row.model)
+    if spec is None or row.status != Status.SUCCEEDED:
+        return row.output
+    return huggingface.shape(spec.task, row.output, size=row.size, user_agent=user_agent)
+
+
+def bulk(row: Bulk, *, with_jobs: bool = False) -> dict[str, Any]:
+    progress = bulks.progress(row)
+    shown: dict[str, Any] = {
+        "id": row.id,
+        "model": row.model,
+        "created_at": row.created_at,
+        "finished": progress.is_finished,
+        "total": row.total,
+        "rejected": len(row.rejected),
+        "counts": progress.counts,
+        "errors": progress.errors,
+        "request_id": row.request_id,
+    }
+    if with_jobs:
+        shown["jobs"] = [{"index": index, "id": job_id} for index, job_id in bulks.job_ids(row)]
+    return shown
+
+
+def model(spec: ModelSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "task": spec.task,
+        "model": spec.model,
+        "limits": {
+            "max_batch_size": spec.max_batch_size,
+            "max_length": spec.max_length or None,
+            "time_limit_s": spec.time_limit_s,
+            "max_queued": spec.max_queued,
+        },
+        "parameters": {name: _parameter(parameter) for name, parameter in spec.parameters.items()},
+        "served": {
+            "workers": workers.serving(spec.name),
+            "queued": backlog.queued(spec),
+            "items_per_s": workers.speeds().get(spec.name),
+            "note": workers.notes().get(spec.name),
+        },
+    }
+
+
+def _parameter(parameter: ParameterSpec) -> dict[str, Any]:
+    shown = {field.name: getattr(parameter, field.name) for field in fields(parameter)}
+    return {name: value for name, value in shown.items() if value is not None}

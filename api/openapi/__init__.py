@@ -1,0 +1,1 @@
+"""How operations and answers are described in the OpenAPI document."""

@@ -1,0 +1,179 @@
+"""Every operation, as the OpenAPI document describes it. Views carry these as decorators."""
+
+from __future__ import annotations
+
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
+
+from api import codec
+from api.openapi import shapes
+from api.openapi.schema import (
+    ADMISSION,
+    FAILED_JOB,
+    IDEMPOTENCY_KEY,
+    JOB,
+    NONE_MATCH,
+    PREFER,
+    SUBMITTING,
+    operation,
+    query,
+    wait,
+)
+from api.requests import bodies, listing
+from inference.catalog.specs import NAME
+from inference.models import Status
+
+_UUID = {"type": "string", "format": "uuid"}
+_TIME = {"type": "string", "format": "date-time"}
+_EXPIRES_IN = dict(zip(("type", "minimum", "maximum"), ("number", *bodies.EXPIRES_IN_S), strict=True))
+_JOB_ID = OpenApiParameter("job_id", _UUID, OpenApiParameter.PATH)
+_BULK_ID = OpenApiParameter("bulk_id", _UUID, OpenApiParameter.PATH)
+_EMPTY_BODY = ("body_too_large",)
+
+_TEXT_JOB = OpenApiExample(
+    "A text", {"model": "embeddings", "inputs": "some text", "priority": "low"}, request_only=True
+)
+_QUEUED_JOB = OpenApiExample(
+    "An accepted job",
+    {
+        "id": "01a1fdb8-b283-75fd-ab58-2085ae21489c", "model": "embeddings", "status": "queued", "priority": "low",
+        "created_at": "2026-11-21T10:57:38.771290Z", "started_at": None, "finished_at": None, "expires_at": None,
+        "batch_size": None, "attempts": 0, "request_id": "01a1fdc12fd2726dbe15fb3ed288f6b0", "bulk": None,
+        "bulk_index": None, "error": None, "output": None,
+    },
+    response_only=True, status_codes=["202"],
+)  # fmt: skip
+
+not_described = extend_schema(exclude=True)
+submit_job = operation(
+    "jobs_submit",
+    "Submit a job",
+    request=bodies.JobBody,
+    answers={202: shapes.JobShown, 200: shapes.JobShown},
+    problems=SUBMITTING,
+    parameters=[IDEMPOTENCY_KEY, PREFER],
+    examples=[
+        OpenApiExample("A text", {"model": "embeddings", "inputs": "some text", "priority": "low"}, request_only=True)
+    ],
+    headers={"Location": [202], "Retry-After": [202, 429, 503], "Preference-Applied": [200, 202]},
+)
+list_jobs = operation(
+    "jobs_list",
+    "Jobs, the newest first, in pages",
+    answers={200: shapes.JobPageShown},
+    parameters=[
+        query("limit", {"type": "integer", "minimum": 1, "maximum": listing.LONGEST_PAGE}, "Jobs of a page."),
+        query("cursor", _UUID, "The `next` of a page holds it."),
+        query("model", {"type": "string", "pattern": f"^{NAME.pattern}$"}, "Only of this model."),
+        query("status", {"type": "string", "enum": Status.values}, "Only with this status."),
+        query("bulk", _UUID, "Only of this bulk."),
+        query("created_after", _TIME, "Only those made then or later."),
+        query("created_before", _TIME, "Only those made before."),
+    ],
+)
+get_job = operation(
+    "jobs_get",
+    "Look at a job, or wait for it",
+    answers={200: shapes.JobShown, 304: None},
+    problems=JOB,
+    parameters=[_JOB_ID, wait("wait", 0, "the job to be finished"), NONE_MATCH],
+    headers={"ETag": [200, 304], "Retry-After": [200, 429, 503]},
+)
+get_output = operation(
+    "jobs_output",
+    "The output alone",
+    answers={200: shapes.ANY},
+    problems=(*JOB, *FAILED_JOB),
+    parameters=[_JOB_ID, wait("wait", 0, "the job to be finished")],
+    headers={"Location": [504], "Retry-After": [429, 503, 504]},
+)
+cancel_job = operation(
+    "jobs_cancel",
+    "Cancel a job; a finished one stays as it is",
+    answers={200: shapes.JobShown},
+    problems=(*JOB, *_EMPTY_BODY),
+    parameters=[_JOB_ID],
+)
+retry_job = operation(
+    "jobs_retry",
+    "Run a job again, as a new job with the same inputs, parameters and priority",
+    answers={202: shapes.JobShown},
+    problems=(*JOB, *_EMPTY_BODY, *ADMISSION, "invalid_input"),
+    parameters=[_JOB_ID, IDEMPOTENCY_KEY],
+    headers={"Location": [202], "Retry-After": [202, 429, 503]},
+)
+submit_bulk = operation(
+    "bulk_submit",
+    "Submit many jobs",
+    request={"application/json": bodies.BulkBody, "application/x-ndjson": bodies.LineBody},
+    answers={202: shapes.AcceptedBulkShown},
+    problems=SUBMITTING,
+    parameters=[
+        IDEMPOTENCY_KEY,
+        query("model", {"type": "string"}, "With JSON lines: the model."),
+        query("priority", {"type": "string", "enum": list(bodies.PRIORITIES)}, "With JSON lines: the priority."),
+        query("expires_in", _EXPIRES_IN, "With JSON lines: seconds; jobs not started by then expire."),
+    ],
+    headers={"Location": [202], "Retry-After": [202, 429, 503]},
+)
+get_bulk = operation(
+    "bulk_get",
+    "Progress of a bulk",
+    answers={200: shapes.BulkShown, 304: None},
+    problems=["bulk_not_found"],
+    parameters=[_BULK_ID, NONE_MATCH],
+    headers={"ETag": [200, 304]},
+)
+cancel_bulk = operation(
+    "bulk_cancel",
+    "Cancel the jobs of a bulk that are not finished",
+    answers={200: shapes.BulkShown},
+    problems=("bulk_not_found", *_EMPTY_BODY),
+    parameters=[_BULK_ID],
+)
+list_models = operation("models_list", "What is served", answers={200: shapes.ModelsShown})
+get_model = operation(
+    "models_get",
+    "One model: its task, limits and parameters",
+    answers={200: shapes.ModelShown},
+    problems=["unknown_model"],
+)
+run_model = operation(
+    "models_run",
+    "Run a model and wait for its answer",
+    request={"application/json": bodies.RunBody, "application/octet-stream": OpenApiTypes.BINARY},
+    answers={200: shapes.ANY},
+    problems=(*SUBMITTING, *FAILED_JOB, "no_worker"),
+    parameters=[wait("timeout", bodies.DEFAULT_TIMEOUT_S, "the answer"), IDEMPOTENCY_KEY],
+    examples=[OpenApiExample("A text", {"inputs": "some text"}, request_only=True, media_type=codec.CONTENT_TYPE)],
+    headers={"Location": [504], "Retry-After": [429, 503, 504]},
+)
+complete = operation(
+    "models_complete",
+    "Continue a text, as OpenAI's and Hugging Face's JavaScript clients ask for it",
+    request=bodies.CompletionBody,
+    answers={200: shapes.CompletionShown},
+    problems=(*SUBMITTING, *FAILED_JOB, "no_worker"),
+    parameters=[wait("timeout", bodies.DEFAULT_TIMEOUT_S, "the answer"), IDEMPOTENCY_KEY],
+    headers={"Location": [504], "Retry-After": [429, 503, 504]},
+)
+about_problem = operation(
+    "about_problem",
+    "What a problem's code means",
+    answers={200: shapes.ProblemTypeShown},
+    problems=["not_found"],
+    open_to_all=True,
+)
+get_metrics = operation(
+    "about_metrics",
+    "Figures for Prometheus; with the key of a staff user",
+    answers={(200, "text/plain"): str},
+    problems=["forbidden"],
+)
+is_alive = operation("about_alive", "Whether the web process lives", answers={200: shapes.AliveShown}, open_to_all=True)
+is_ready = operation(
+    "about_ready",
+    "Whether database and broker answer and every model is served",
+    answers={200: shapes.ReadyShown, (503, codec.CONTENT_TYPE): shapes.ReadyShown},
+    open_to_all=True,
+)

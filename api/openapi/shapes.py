@@ -1,0 +1,159 @@
+"""What answers look like, for the OpenAPI document. `resources` makes them; a test holds both together."""
+
+from __future__ import annotations
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from api.requests.bodies import PRIORITIES
+from inference.models import Status
+
+ANY = {"type": ["string", "number", "boolean", "object", "array", "null"], "items": {}}
+
+
+@extend_schema_field(ANY)
+class AnyValue(serializers.Field):
+    pass
+
+
+class FailureShown(serializers.Serializer):
+    code = serializers.CharField()
+    detail = serializers.CharField()
+    retryable = serializers.BooleanField(help_text="Whether a new job of the same inputs may succeed.")
+
+
+class ListedJobShown(serializers.Serializer):
+    id = serializers.UUIDField()
+    model = serializers.CharField()
+    status = serializers.ChoiceField(Status.choices)
+    priority = serializers.ChoiceField([(word, word) for word in PRIORITIES])
+    created_at = serializers.DateTimeField()
+    started_at = serializers.DateTimeField(allow_null=True)
+    finished_at = serializers.DateTimeField(allow_null=True)
+    expires_at = serializers.DateTimeField(allow_null=True)
+    batch_size = serializers.IntegerField(allow_null=True, help_text="Items of the batch that it ran in.")
+    attempts = serializers.IntegerField(help_text="Times that a replica took it.")
+    request_id = serializers.CharField()
+    bulk = serializers.UUIDField(allow_null=True)
+    bulk_index = serializers.IntegerField(allow_null=True)
+    error = FailureShown(allow_null=True)
+
+
+class JobShown(ListedJobShown):
+    output = AnyValue(help_text="In the shape that Hugging Face clients expect; null until the job has succeeded.")
+    position = serializers.IntegerField(required=False, help_text="1 is the next; while it is queued.")
+    estimated_wait_s = serializers.FloatField(required=False, allow_null=True, help_text="While it is queued.")
+    was_running = serializers.BooleanField(required=False, help_text="Of a cancelled job: its batch ran to its end.")
+
+
+class JobPageShown(serializers.Serializer):
+    items = ListedJobShown(many=True)
+    next = serializers.CharField(allow_null=True, help_text="Address of the next page.")
+
+
+class LimitsShown(serializers.Serializer):
+    max_batch_size = serializers.IntegerField(help_text="Inputs of one job.")
+    max_length = serializers.IntegerField(allow_null=True, help_text="Tokens of one input.")
+    time_limit_s = serializers.FloatField()
+    max_queued = serializers.IntegerField()
+
+
+class ServedShown(serializers.Serializer):
+    workers = serializers.IntegerField(help_text="Living workers that serve it.")
+    queued = serializers.IntegerField(help_text="Jobs that wait, counted up to max_queued.")
+    items_per_s = serializers.FloatField(allow_null=True, help_text="Measured, of all replicas together.")
+    note = serializers.CharField(allow_null=True, help_text="How its inputs run together, if not in padded batches.")
+
+
+class ModelShown(serializers.Serializer):
+    name = serializers.CharField()
+    task = serializers.CharField(allow_blank=True)
+    model = serializers.CharField(allow_blank=True)
+    limits = LimitsShown()
+    parameters = serializers.DictField(child=serializers.DictField())
+    served = ServedShown()
+
+
+class ModelsShown(serializers.Serializer):
+    items = ModelShown(many=True)
+
+
+class ChoiceShown(serializers.Serializer):
+    index = serializers.IntegerField()
+    text = serializers.CharField()
+    finish_reason = serializers.CharField(allow_null=True)
+    logprobs = AnyValue()
+
+
+class CompletionShown(serializers.Serializer):
+    object = serializers.CharField()
+    model = serializers.CharField()
+    choices = ChoiceShown(many=True)
+
+
+class BulkJobShown(serializers.Serializer):
+    index = serializers.IntegerField()
+    id = serializers.UUIDField()
+
+
+class BulkErrorShown(serializers.Serializer):
+    index = serializers.IntegerField()
+    job = serializers.UUIDField(allow_null=True, help_text="Null for an input that was refused.")
+    code = serializers.CharField()
+    detail = serializers.CharField()
+
+
+class BulkShown(serializers.Serializer):
+    id = serializers.UUIDField()
+    model = serializers.CharField()
+    created_at = serializers.DateTimeField()
+    finished = serializers.BooleanField()
+    total = serializers.IntegerField(help_text="Inputs posted.")
+    rejected = serializers.IntegerField(help_text="Inputs refused.")
+    counts = serializers.DictField(child=serializers.IntegerField(), help_text="Jobs by status.")
+    errors = BulkErrorShown(many=True, help_text="The first hundred, by index.")
+    request_id = serializers.CharField()
+
+
+class AcceptedBulkShown(BulkShown):
+    jobs = BulkJobShown(many=True)
+
+
+class FieldErrorShown(serializers.Serializer):
+    field = serializers.CharField()
+    message = serializers.CharField()
+
+
+class ProblemShown(serializers.Serializer):
+    """RFC 9457, with a stable code."""
+
+    type = serializers.CharField(help_text="An address that describes the code.")
+    title = serializers.CharField()
+    status = serializers.IntegerField()
+    detail = serializers.CharField()
+    code = serializers.CharField(help_text="Stable.")
+    error = serializers.CharField(help_text="The detail again, where Hugging Face clients read it.")
+    request_id = serializers.CharField(allow_blank=True)
+    errors = FieldErrorShown(many=True, required=False, help_text="What is wrong with which field.")
+    job_id = serializers.UUIDField(required=False, help_text="A job that goes on, or that ended without output.")
+    bulk_id = serializers.UUIDField(required=False, help_text="A bulk that may have been stored.")
+    retryable = serializers.BooleanField(
+        required=False, help_text="Of a job that ended without output: whether a new one of its inputs may succeed."
+    )
+
+
+class ProblemTypeShown(serializers.Serializer):
+    type = serializers.CharField()
+    title = serializers.CharField()
+    status = serializers.IntegerField()
+    code = serializers.CharField()
+    what_to_do = serializers.CharField()
+
+
+class AliveShown(serializers.Serializer):
+    status = serializers.CharField()
+
+
+class ReadyShown(serializers.Serializer):
+    ready = serializers.BooleanField()
+    reasons = serializers.ListField(child=serializers.CharField(), help_text="Why not.")

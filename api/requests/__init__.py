@@ -1,0 +1,1 @@
+"""What comes in: bodies, fields, queries, all bounded before they are unfolded."""

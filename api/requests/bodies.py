@@ -1,0 +1,129 @@
+"""What requests carry: bodies, queries and the Prefer header."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from api.errors import ApiError
+from api.requests.fields import (
+    Anything,
+    Body,
+    Choice,
+    Seconds,
+    StrictArray,
+    StrictFlag,
+    StrictNumber,
+    StrictObject,
+    StrictString,
+)
+from inference import words
+from inference.models import Priority
+
+PRIORITIES = {"high": Priority.HIGH, "normal": Priority.NORMAL, "low": Priority.LOW}
+MAX_WAIT_S = 300.0
+DEFAULT_TIMEOUT_S = 30.0
+EXPIRES_IN_S = (0.001, 7 * 86_400.0)
+_NUMBER = re.compile(r"\d{1,6}(\.\d{1,6})?")
+KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_PREFER_WAIT = re.compile(r"(?:^|,)\s*wait\s*=\s*\"?(\d{1,6})\"?\s*(?=$|[,;])", re.IGNORECASE)
+
+
+class JobBody(Body):
+    """One job."""
+
+    elsewhere = dict.fromkeys(("wait", "timeout"), "to wait for the job, send the header Prefer: wait=10.")
+
+    model = StrictString(max_length=100, help_text="A name of GET /v1/models.")
+    inputs = Anything(help_text="One input, or a list of several that form one job.")
+    parameters = StrictObject(required=False, help_text="What the model allows: see GET /v1/models/{name}.")
+    priority = Choice(PRIORITIES, required=False, help_text="high, normal or low.")
+    expires_in = Seconds(*EXPIRES_IN_S, required=False, help_text="Seconds; a job not started by then expires.")
+    webhook = StrictString(required=False, help_text="Address to be told when the job is finished, where configured.")
+
+
+class BulkBody(Body):
+    """Many jobs."""
+
+    model = StrictString(max_length=100, help_text="A name of GET /v1/models.")
+    inputs = StrictArray(help_text="Inputs, a job each.")
+    parameters = StrictObject(required=False, help_text="For all of them.")
+    priority = Choice(PRIORITIES, required=False, help_text="high, normal or low, which is the default here.")
+    expires_in = Seconds(*EXPIRES_IN_S, required=False, help_text="Seconds.")
+
+
+class LineBody(Body):
+    """One line of JSON lines."""
+
+    inputs = Anything()
+    parameters = StrictObject(required=False)
+
+
+class RunBody(Body):
+    """A call as Hugging Face clients send it. For feature-extraction, parameters may also be at the root."""
+
+    elsewhere = {
+        **dict.fromkeys(("wait", "timeout"), "timeout goes in the query: ?timeout=10."),
+        "model": "the address names the model.",
+        **dict.fromkeys(("priority", "expires_in", "webhook"), "post to /v1/jobs to use it."),
+    }
+
+    inputs = Anything(help_text="One input, or a list of several.")
+    parameters = StrictObject(required=False, help_text="What the model allows: see GET /v1/models/{name}.")
+    options = StrictObject(required=False, help_text="Taken from older Hugging Face clients, and without effect.")
+    stream = StrictFlag(required=False, help_text="false; answers are not streamed.")
+
+
+class CompletionBody(Body):
+    """A text to continue; parameters of the model may stand beside these."""
+
+    prompt = StrictString()
+    model = StrictString(required=False, help_text="Without effect: the address names the model.")
+    max_tokens = StrictNumber(required=False, help_text="The model's max_new_tokens.")
+    stream = StrictFlag(required=False, help_text="false; answers are not streamed.")
+
+
+def seconds(query: Mapping[str, str], name: str, bounds: tuple[float, float] = (0.0, MAX_WAIT_S)) -> float | None:
+    """A number of seconds out of the query, if it is there. Raises `ApiError`."""
+    text = query.get(name)
+    if text is None:
+        return None
+    least, most = bounds
+    if not _NUMBER.fullmatch(text) or not text.isascii() or not least <= float(text) <= most:
+        raise ApiError(f"{name} must be a number of seconds from {least:g} to {most:.0f}, such as ?{name}=10.")
+    return float(text)
+
+
+def preferred_wait(header: str) -> int | None:
+    """N of `Prefer: wait=N` (RFC 7240), at most `MAX_WAIT_S`. What cannot be read is no preference."""
+    match = _PREFER_WAIT.search(header)
+    return min(int(match[1]), int(MAX_WAIT_S)) if match else None
+
+
+def idempotency_key(header: str | None) -> str | None:
+    """Raises `ApiError`. Quotes, which the draft standard wants and few clients send, are part of the key."""
+    if header is None:
+        return None
+    if not KEY.fullmatch(header):
+        raise ApiError("Idempotency-Key must be 1 to 255 visible ASCII characters, such as a UUID.")
+    return header
+
+
+def known_query(query: Mapping[str, str], names: Collection[str], elsewhere: Mapping[str, str]) -> None:
+    """Raises `ApiError` for a parameter that nobody reads: a misspelt one would be ignored otherwise."""
+    if unknown := next((name for name in query if name not in names), None):
+        told = elsewhere.get(unknown) or words.hint(unknown, names)
+        raise ApiError(f"Unknown query parameter {words.name(unknown)!r}; {told}")
+
+
+def submission(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `jobs.submit` out of a validated `JobBody`."""
+    return {
+        "model": body["model"],
+        "inputs": body["inputs"],
+        "parameters": body.get("parameters") or {},
+        "priority": body.get("priority", Priority.NORMAL),
+        "expires_in_s": body.get("expires_in"),
+        "webhook": body.get("webhook", ""),
+    }

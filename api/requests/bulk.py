@@ -1,0 +1,73 @@
+"""The two spellings of a bulk: one JSON document, or JSON lines with the rest in the query."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+from django.conf import settings
+from rest_framework.serializers import ValidationError
+
+from api import codec, errors
+from api.errors import ApiError
+from api.requests.bodies import EXPIRES_IN_S, PRIORITIES, BulkBody, LineBody, seconds
+from inference.errors import InferenceError, InvalidInput
+from inference.models import Priority
+from inference.submission import bulk
+from inference.submission.bulk import Item
+
+LINE_TYPES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines", "application/jsonlines")
+
+FIELDS = ("model", "priority", "expires_in")  # in the query of JSON lines, in the body otherwise
+
+_BULK_BODY = BulkBody()
+_LINE_BODY = LineBody()
+_LINE = re.compile(rb"\S[^\n]*")
+
+
+def read_document(body: bytes) -> dict[str, Any]:
+    """The arguments of `bulk.submit`."""
+    document = _BULK_BODY.run_validation(codec.loads(body))
+    bulk.check_size(len(document["inputs"]))
+    parameters = document.get("parameters")
+    return {
+        "model": document["model"],
+        "items": [Item(inputs=inputs, parameters=parameters) for inputs in document["inputs"]],
+        "priority": document.get("priority", Priority.LOW),
+        "expires_in_s": document.get("expires_in"),
+    }
+
+
+def read_lines(body: bytes, query: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of `bulk.submit`. Raises `ApiError`; a bad line is an item with an error."""
+    if "model" not in query:
+        raise ApiError("JSON lines need the model in the query: /v1/jobs/bulk?model=NAME.")
+    priority = query.get("priority", "low")
+    if priority not in PRIORITIES:
+        raise ApiError(f"priority must be one of {', '.join(PRIORITIES)}.")
+    return {
+        "model": query["model"],
+        "items": [_item(line) for line in _lines(body)],
+        "priority": PRIORITIES[priority],
+        "expires_in_s": seconds(query, "expires_in", EXPIRES_IN_S),
+    }
+
+
+def _lines(body: bytes) -> list[bytes]:
+    """Counted before any of them is parsed. Raises `InvalidInput`, `BodyTooLarge`."""
+    codec.refuse_too_many_values(body)
+    lines = [found[0] for found in islice(_LINE.finditer(body), settings.MAX_BULK_INPUTS + 1)]
+    bulk.check_size(len(lines))
+    return lines
+
+
+def _item(line: bytes) -> Item:
+    try:
+        document = _LINE_BODY.run_validation(codec.loads(line))
+    except ValidationError as error:
+        return Item(error=InvalidInput(errors.in_words(error)))
+    except InferenceError as error:
+        return Item(error=error)
+    return Item(inputs=document["inputs"], parameters=document.get("parameters"))

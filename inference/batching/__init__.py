@@ -1,0 +1,1 @@
+"""Which waiting jobs run together, and when. Pure: time is passed in, and only the standard library is imported."""

@@ -1,0 +1,170 @@
+"""What one engine call costs: learnt while serving, from calls that were measured.
+
+The cost is a sum of terms, each of which grows with items and with padded tokens and is convex in both:
+
+    call + item + token + token x length + (tokens beyond each of BENDS)
+
+Their weights are never negative. A GPU shows a large part for the call, and a bend where it is saturated; a CPU a small
+part, and bends where its caches end. docs/batching.md has measured figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from inference.batching.least_squares import non_negative
+
+BENDS = (256, 1024, 4096, 16384)  # padded tokens
+TERMS = ("call", "item", "token", "token_length", *(f"token_beyond_{bend}" for bend in BENDS))
+SHRINK = (1e-5, 1e-3, 1e-5, *[1e-3] * (len(TERMS) - 3))  # what call and token explain, the others do not
+
+GUESS_CALL_TOKENS = 64.0  # before anything is known, a call costs as much as so many tokens
+GUESS_TOKEN_S = 1e-4
+GUESS_CALLS = 0.1  # measured calls that weigh as much as the guess
+
+CELL_CALLS = 8  # the last of one shape, that are kept
+HALF_LIFE = 200.0  # calls of other shapes, for each that is kept, until what was learnt of a shape counts half
+OVERHEADS = 32  # the last ones, that are kept
+REFIT_EVERY = 32  # calls; more often at the beginning
+RATE_MEMORY = 0.98  # of the measured speed, from one call to the next
+SHORTEST_S = 1e-6  # a clock shows no less
+
+
+class Call(NamedTuple):
+    """A measured call of the engine."""
+
+    size: int
+    length: float
+    seconds: float
+
+    def terms(self) -> list[float]:
+        tokens = float(self.size * self.length)
+        return [1.0, float(self.size), tokens, tokens * self.length, *(max(0.0, tokens - bend) for bend in BENDS)]
+
+
+@dataclass(slots=True)
+class _Cell:
+    """The last calls of nearly one shape. What else the machine does only ever makes a call slower, and the first of a
+    shape is the slowest: the call a third of the way up from the fastest speaks for all."""
+
+    typical: Call
+    calls: deque[Call] = field(default_factory=lambda: deque(maxlen=CELL_CALLS))
+    last: int = 0  # the number of its last call
+
+    def weight(self, now: int) -> float:
+        """What was seen once fades soon: if it was wrong, it might never be tried again."""
+        count = len(self.calls)
+        return count * 0.5 ** ((now - self.last) / (HALF_LIFE * count))
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Jobs a second while the engine runs, over about the last fifty calls."""
+
+    items: float = 0.0
+    seconds: float = 0.0
+
+    def note(self, items: float, seconds: float) -> None:
+        self.items = self.items * RATE_MEMORY + items
+        self.seconds = self.seconds * RATE_MEMORY + seconds
+
+
+class CostModel:
+    """Learns what one call costs, in seconds, from calls that were measured.
+
+    `overhead_s` is what a call costs besides the engine, its claim, record and notice: a first guess, then measured.
+    """
+
+    def __init__(self, *, overhead_s: float = 0.001) -> None:
+        self.overhead_s = overhead_s
+        self._overheads: deque[float] = deque(maxlen=OVERHEADS)
+        self.calls = 0
+        self.weights = _guess(GUESS_TOKEN_S)
+        self._cells: dict[tuple[int, int], _Cell] = {}
+        self._fit_at = 1
+        self._rate = _Rate()
+
+    def seconds(self, size: int, length: float) -> float:
+        """Predicted duration of a call of `size` items of `length` tokens: padded to that, or on average."""
+        return self.seconds_of([size], length)[0]
+
+    def seconds_of(self, sizes: Sequence[int], length: float) -> list[float]:
+        """The same for several calls of one length, the largest first."""
+        call, item, token, token_length, *beyond = self.weights
+        call += self.overhead_s
+        slope = item + length * (token + token_length * length)
+        seconds = [call + slope * size for size in sizes]
+        for bend, weight in zip(BENDS, beyond, strict=True):
+            for place, size in enumerate(sizes):
+                if size * length <= bend:
+                    break
+                seconds[place] += weight * (size * length - bend)
+        return seconds
+
+    def observe(self, size: int, length: float, seconds: float, *, jobs: float | None = None) -> None:
+        """The engine took `seconds` for a call of that shape, for as many jobs as it has items if not said."""
+        if size < 1 or length < 1 or not 0.0 <= seconds < math.inf:
+            raise ValueError(f"a call has items, tokens and a finite time; not {size=} {length=} {seconds=}")
+        self.calls += 1
+        self._rate.note(size if jobs is None else jobs, seconds)
+        self._keep(Call(size, length, max(seconds, SHORTEST_S)))
+        if self.calls >= self._fit_at:
+            self.weights = self._fit()
+            self._fit_at = self.calls + min(REFIT_EVERY, 1 + self.calls // 8)
+
+    def observe_overhead(self, seconds: float) -> None:
+        """A call took `seconds` besides the engine. Of the last ones, a fast one speaks for all."""
+        self._overheads.append(seconds)
+        self.overhead_s = sorted(self._overheads)[(len(self._overheads) - 1) // 3]
+
+    def items_per_s(self) -> float:
+        """Measured speed of the engine while it runs; 0.0 before the first call."""
+        return self._rate.items / self._rate.seconds if self._rate.seconds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is known, as JSON values: weights in seconds, and one typical call of each shape seen."""
+        return {
+            "calls": self.calls,
+            "items_per_s": self.items_per_s(),
+            "overhead_s": self.overhead_s,
+            "weights": dict(zip(TERMS, self.weights, strict=True)),
+            "typical": [list(cell.typical) for cell in self._cells.values()],
+        }
+
+    @classmethod
+    def from_dict(cls, known: Mapping[str, Any]) -> CostModel:
+        """A model that starts from what another one knew, and is soon outvoted by what it measures itself."""
+        model = cls(overhead_s=known["overhead_s"])
+        for size, length, seconds in known["typical"]:
+            model._keep(Call(size, length, seconds))
+        model.weights = [known["weights"][term] for term in TERMS]
+        return model
+
+    def _keep(self, call: Call) -> None:
+        shape = _half_octave(call.size), _half_octave(call.length)
+        cell = self._cells.setdefault(shape, _Cell(typical=call))
+        cell.calls.append(call)
+        cell.last = self.calls
+        ranked = sorted(cell.calls, key=lambda call: call.seconds / self.seconds(call.size, call.length))
+        cell.typical = ranked[(len(ranked) - 1) // 3]
+
+    def _fit(self) -> list[float]:
+        """Least squares of the relative errors over the shapes seen."""
+        cells = [(cell.weight(self.calls), cell.typical) for cell in self._cells.values()]
+        rows = [(weight, [term / call.seconds for term in call.terms()]) for weight, call in cells]
+        guess = _guess(1.0)
+        shares = [(weight, math.fsum(map(math.prod, zip(guess, row, strict=True)))) for weight, row in rows]
+        token_s = sum(weight * share for weight, share in shares) / sum(weight * share**2 for weight, share in shares)
+        return non_negative(rows, SHRINK, _guess(token_s), GUESS_CALLS)
+
+
+def _half_octave(value: float) -> int:
+    return round(2 * math.log2(value))
+
+
+def _guess(token_s: float) -> list[float]:
+    return [GUESS_CALL_TOKENS * token_s, 0.0, token_s, *[0.0] * (len(TERMS) - 3)]

@@ -1,0 +1,280 @@
+"""The batching policy: which of the waiting jobs run together, and when. Pure: time is passed in, nothing is imported
+but the standard library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count, islice
+from typing import Any
+
+from inference.batching.costs import CostModel
+from inference.batching.ordered import Key, Ordered
+from inference.batching.windows import Node, WindowSearch
+
+__all__ = ["BatchQueue", "CostModel", "Item", "Limits"]
+
+AT_ONCE = -math.inf
+LARGEST = 1_000_000_000  # items or tokens: what a message may claim
+LOOK_AHEAD = 8  # batches' worth of items that are looked through for those of one group
+MEMORY_S = 600.0  # for so long batches stay small after one did not fit: its memory may have been somebody else's
+NEIGHBOURS = 24  # on either side, that are weighed: the work of forming a batch has a bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One waiting job, as the policy sees it."""
+
+    id: str
+    group: str  # parameters digest: only items of one group share a batch
+    size: int  # rows that the engine runs for it
+    length: int  # tokens of the longest of them, padded cost
+    priority: int  # a smaller number goes first
+    arrived_at_s: float  # clock of the caller
+    expires_at_s: float | None = None
+    alone: bool = False  # nothing may run beside it
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.size <= LARGEST and 1 <= self.length <= LARGEST):
+            raise ValueError(f"size and length must be from 1 to {LARGEST}, not {self.size} and {self.length}")
+        if abs(self.priority) > LARGEST:
+            raise ValueError(f"priority must be a small number, not {self.priority:.6g}")
+        if not (math.isfinite(self.arrived_at_s) and math.isfinite(self.expires_at_s or 0.0)):
+            raise ValueError(f"times must be finite, not {self.arrived_at_s} and {self.expires_at_s}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    max_batch_size: int  # rows
+    max_batch_tokens: int  # padded: rows x longest
+    max_wait_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Load:
+    """What waits of one group."""
+
+    size: int = 0
+    tokens: int = 0  # not padded
+
+    def change(self, item: Item, sign: int) -> None:
+        self.size += sign * item.size
+        self.tokens += sign * item.size * item.length
+
+
+class BatchQueue:
+    """The waiting items of one model. Not thread-safe: the worker's event loop owns it.
+
+    A batch is formed around the oldest item of the highest priority: of its neighbours in length order where a batch
+    is padded to its longest item, else of the next to arrive. Forming it costs the same however many wait.
+    """
+
+    def __init__(self, limits: Limits, costs: CostModel) -> None:
+        self.limits = limits
+        self.costs = costs
+        self.max_tokens: float = limits.max_batch_tokens  # lowered for a while by what did not fit
+        self._lowered_until_s = math.inf
+        self.cut_at = math.inf  # tokens: no item is longer for the model
+        self.padded = True  # each item of a batch costs what the longest costs; else each costs its own
+        self._numbers: dict[str, tuple[Item, int]] = {}  # by id: the item, and its number in the order of adding
+        self._number = count()
+        self._by_arrival: dict[int, Ordered] = {}  # by priority
+        self._by_length: dict[tuple[str, int], Ordered] = {}  # by group and priority
+        self._by_deadline = Ordered()
+        self._loads: dict[str, _Load] = {}  # by group
+        self._expired: dict[str, Item] = {}  # out of the queue, not yet told
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def add(self, item: Item) -> bool:
+        """False when an item of this id is already here: the caller drops the double."""
+        if item.id in self._numbers or item.id in self._expired:
+            return False
+        if item.length > self.cut_at:
+            item = replace(item, length=int(self.cut_at))
+        number = next(self._number)
+        self._numbers[item.id] = item, number
+        self._by_arrival.setdefault(item.priority, Ordered()).add(_arrival_key(item, number))
+        self._by_length.setdefault((item.group, item.priority), Ordered()).add(_length_key(item, number))
+        if item.expires_at_s is not None:
+            self._by_deadline.add((item.expires_at_s, number, item))
+        self._loads.setdefault(item.group, _Load()).change(item, 1)
+        return True
+
+    def remove(self, id: str) -> Item | None:
+        """Take out one item (cancelled, revoked), wherever it is."""
+        if id not in self._numbers:
+            return self._expired.pop(id, None)
+        item, number = self._numbers.pop(id)
+        _discard(self._by_arrival, item.priority, _arrival_key(item, number))
+        _discard(self._by_length, (item.group, item.priority), _length_key(item, number))
+        if item.expires_at_s is not None:
+            self._by_deadline.remove((item.expires_at_s, number, item))
+        load = self._loads[item.group]
+        load.change(item, -1)
+        if not load.size:
+            del self._loads[item.group]
+        return item
+
+    def expire(self, now_s: float) -> list[Item]:
+        """Take out and return what is past its deadline."""
+        self._set_expired_apart(now_s)
+        expired, self._expired = list(self._expired.values()), {}
+        return expired
+
+    def due_at_s(self) -> float | None:
+        """When the next batch may go: in the past for at once; None when empty."""
+        if not self._numbers:
+            return None
+        if self.limits.max_wait_s <= 0.0 or self._is_full(self._head()):
+            return AT_ONCE
+        return min(line.first[0] for line in self._by_arrival.values()) + self.limits.max_wait_s
+
+    def head(self) -> tuple[int, float] | None:
+        """(priority, arrival) of the item that must be in the next batch: models are served in this order."""
+        if not self._numbers:
+            return None
+        item = self._head()
+        return item.priority, item.arrived_at_s
+
+    def take(self, now_s: float) -> list[Item]:
+        """Form the next batch and take it out. Holds the oldest item of the highest priority. [] when empty."""
+        self._set_expired_apart(now_s)
+        if now_s >= self._lowered_until_s:
+            self.max_tokens, self._lowered_until_s = self.limits.max_batch_tokens, math.inf
+        if not self._numbers:
+            return []
+        batch = sorted(self._form(self._head(), now_s), key=self._turn)
+        for item in batch:
+            self.remove(item.id)
+        return batch
+
+    def ran(self, size: int, length: float, seconds: float, *, jobs: int) -> None:
+        """The engine took `seconds` for `jobs` of `size` rows in all. Of one job's rows it runs no more than a batch
+        holds at a time: what it took for each of those is learnt."""
+        calls = math.ceil(size / self.limits.max_batch_size)
+        self.costs.observe(math.ceil(size / calls), length, seconds / calls, jobs=jobs / calls)
+
+    def out_of_memory(self, size: int, length: float, now_s: float) -> None:
+        """A call of that shape did not fit, and its halves did: no batch is larger than those for a while."""
+        self.max_tokens = min(self.max_tokens, size * length / 2)
+        self._lowered_until_s = now_s + MEMORY_S
+
+    def _set_expired_apart(self, now_s: float) -> None:
+        while self._by_deadline and self._by_deadline.first[0] <= now_s:
+            item: Item = self._by_deadline.first[-1]
+            self.remove(item.id)
+            self._expired[item.id] = item
+
+    def _head(self) -> Item:
+        item: Item = self._by_arrival[min(self._by_arrival)].first[-1]
+        return item
+
+    def _is_full(self, head: Item) -> bool:
+        """Whether enough waits beside the head to reach a limit: waiting longer brings no larger batch."""
+        load = self._loads[head.group]
+        return load.size >= self.limits.max_batch_size or load.tokens >= self.max_tokens
+
+    def _turn(self, item: Item) -> tuple[int, float, int]:
+        return item.priority, item.arrived_at_s, self._numbers[item.id][1]
+
+    def _form(self, head: Item, now_s: float) -> list[Item]:
+        """A lower priority rides along only when nothing of a higher one is left behind."""
+        batch = [head]
+        for priority in sorted(self._by_arrival):
+            batch = self._widen(batch, head, priority, now_s) if self.padded else self._fill(batch, priority)
+            if sum(item.priority == priority for item in batch) < len(self._by_arrival[priority]):
+                break
+        return batch
+
+    def _fill(self, batch: list[Item], priority: int) -> list[Item]:
+        """With the next of `priority` to arrive: as many as give most tokens a second, but never slower than apart."""
+        head, found = batch[0], list(batch)
+        size, tokens, apart_s = 0, 0, 0.0
+        most, best = 0.0, len(batch)
+        line = islice(self._by_arrival[priority], LOOK_AHEAD * self.limits.max_batch_size)
+        found += (key[-1] for key in line if key[-1].group == head.group and self._fits_beside(head, key[-1]))
+        for last, item in enumerate(found, 1):
+            size, tokens = size + item.size, tokens + item.size * item.length
+            apart_s += self.costs.seconds(item.size, item.length)
+            if last < len(batch):
+                continue
+            if last > 1 and (size > self.limits.max_batch_size or tokens > self.max_tokens):
+                break
+            seconds = self.costs.seconds(size, tokens / size)
+            if tokens / seconds > most and (seconds <= apart_s or last == len(batch)):
+                most, best = tokens / seconds, last
+        return found[:best]
+
+    def _widen(self, batch: list[Item], head: Item, priority: int, now_s: float) -> list[Item]:
+        """With the neighbours of `priority` that pay."""
+        shorter, longer = self._neighbours(batch, head, priority)
+        if not shorter and not longer:
+            return batch
+        blocks = [*reversed(shorter), batch, *longer]
+        search = WindowSearch(
+            [self._node(block, head, now_s) for block in blocks], len(shorter), self.costs,
+            max_size=self.limits.max_batch_size, max_tokens=self.max_tokens,
+        )  # fmt: skip
+        return [item for place in search.best() for item in blocks[place]]
+
+    def _neighbours(self, batch: list[Item], head: Item, priority: int) -> tuple[list[list[Item]], list[list[Item]]]:
+        """Those of `priority` next in length, downwards and upwards, as many as a batch holds, in blocks."""
+        line = self._by_length.get((head.group, priority))
+        if line is None:
+            return [], []
+        length, most = max(item.length for item in batch), self.limits.max_batch_size
+        shorter = islice(_downwards(line, length), LOOK_AHEAD * most)
+        longer = islice((key[-1] for key in line.between((length + 1,))), LOOK_AHEAD * most)
+        return self._first_blocks(head, shorter), self._first_blocks(head, longer)
+
+    def _first_blocks(self, head: Item, line: Iterable[Item]) -> list[list[Item]]:
+        return _blocks(
+            list(islice((item for item in line if self._fits_beside(head, item)), self.limits.max_batch_size))
+        )
+
+    def _fits_beside(self, head: Item, item: Item) -> bool:
+        """One that does not would be in the way of those behind it."""
+        return item is not head and head.size + item.size <= self.limits.max_batch_size
+
+    def _node(self, block: list[Item], head: Item, now_s: float) -> Node:
+        oldest_s = now_s - head.arrived_at_s
+        apart = [self.costs.seconds(item.size, item.length) for item in block]
+        aged = [own_s * _share(now_s - item.arrived_at_s, oldest_s) for item, own_s in zip(block, apart, strict=True)]
+        size, length = sum(item.size for item in block), max(item.length for item in block)
+        return Node(size, length, sum(apart), sum(aged))
+
+
+def _share(age_s: float, oldest_s: float) -> float:
+    return min(1.0, max(0.0, age_s / oldest_s)) if oldest_s > 0.0 else 1.0
+
+
+def _blocks(items: list[Item]) -> list[list[Item]]:
+    """One by one, or when they are more than NEIGHBOURS, several at a time."""
+    step = math.ceil(len(items) / NEIGHBOURS) or 1
+    return [items[at : at + step] for at in range(0, len(items), step)]
+
+
+def _downwards(line: Ordered, length: int) -> Iterator[Item]:
+    """From `length` on, longest first, equals in the order of arrival."""
+    key = line.before((length + 1,))
+    while key is not None:
+        run = key[0]
+        yield from (equal[-1] for equal in line.between((run,), (run + 1,)))
+        key = line.before((run,))
+
+
+def _arrival_key(item: Item, number: int) -> Key:
+    return item.arrived_at_s, number, item
+
+
+def _length_key(item: Item, number: int) -> Key:
+    return item.length, item.arrived_at_s, number, item
+
+
+def _discard(lines: dict[Any, Ordered], name: Any, key: Key) -> None:
+    lines[name].remove(key)
+    if not lines[name]:
+        del lines[name]

@@ -1,0 +1,237 @@
+"""Consuming from Redis in bulk: many messages a fetch, which is recorded as unacknowledged in the same step.
+
+What kombu does with BRPOP, one message at a time and with a moment in which a kill loses it, is done here with one
+script call, pipelined with EXISTS on the same lists. The connection tracks keys (CLIENT TRACKING): when all lists are
+empty, the server sends one word as soon as any of them changes, whoever publishes, and nothing is popped meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from queue import Empty
+from time import monotonic, time
+from typing import Any, NamedTuple
+
+import redis
+from kombu.transport import redis as stock
+from kombu.utils.json import loads
+
+from inference.broker.kombu_redis.qos import QoS
+from inference.broker.kombu_redis.records import Records, Unacked
+from inference.broker.kombu_redis.scripts import FETCH
+
+logger = logging.getLogger(__name__)
+
+MOST = 256  # messages a fetch, so that the loop keeps turning
+LONGEST_BYTES = 1024 * 1024  # of a message: ours are about 1,300
+RECHECK_S = 1.0  # ask again though no word came; also how a dead connection is noticed
+MISSES = 3  # fetches in a row that found nothing though a list exists: others were faster, or it is no list
+
+
+class Arrival(NamedTuple):
+    queue: str
+    key: str
+    tag: str
+    text: bytes
+
+
+class Channel(stock.Channel):
+    QoS = QoS
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._takers: dict[str, tuple[Callable[[Any], None], bool]] = {}  # by queue: callback, no_ack
+        self._asked: list[tuple[str, str]] = []  # queues and lists of the fetch under way
+        self._arrived: deque[Arrival] = deque()  # not handed over yet
+        self._fetched_at: float | None = None  # while its answer is under way
+        self._empty_since: float | None = None
+        self._misses = 0
+        self.records = Records(self)
+        self._session: Any = None  # the socket that tracks keys
+        self._fetch_sha = ""
+        super().__init__(*args, **kwargs)
+        self.server: str = self.connection.client.as_uri()
+
+    @property
+    def is_driven(self) -> bool:
+        """Whether a next fetch will come; a closed channel has put its messages back."""
+        return self.connection is None or self.connection.is_driven
+
+    def is_due(self) -> bool:
+        """Whether there is something to ask the server for, or to tell it."""
+        if self._in_poll:
+            return False
+        return bool(self.qos.acked) or (self._may_fetch() and not self._is_known_empty())
+
+    def basic_consume(
+        self, queue: str, no_ack: bool, callback: Callable[[Any], None], *args: Any, **kwargs: Any
+    ) -> Any:
+        self._takers[queue] = callback, no_ack
+        return super().basic_consume(queue, no_ack, callback, *args, **kwargs)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._settle()
+            self.qos.restore_unacked_once()
+        super().close()
+
+    def take_unread(self) -> list[Unacked]:
+        """What was fetched and not handed over."""
+        unread = [Unacked(arrival.tag, arrival.key, arrival.text) for arrival in self._arrived]
+        self._arrived.clear()
+        return unread
+
+    def _may_fetch(self) -> bool:
+        return bool(self.active_queues) and self.qos.can_consume()
+
+    def _is_known_empty(self) -> bool:
+        return self._empty_since is not None and monotonic() - self._empty_since < RECHECK_S
+
+    def _update_queue_cycle(self) -> None:
+        """The queues have changed: what is known and tracked is about the old ones."""
+        super()._update_queue_cycle()
+        self._empty_since = None
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        """The server's words come in protocol 3 only."""
+        return {**super()._connparams(asynchronous), "protocol": 3}
+
+    def _on_connection_disconnect(self, connection: Any) -> None:
+        self._empty_since = None
+        super()._on_connection_disconnect(connection)
+
+    def _ensure_session(self, connection: Any) -> None:
+        """Waits for the answers, as connecting does."""
+        if self._session is connection._sock:
+            return
+        connection._parser.set_invalidation_push_handler(self._on_word)
+        # Not of our own changes: a fetch would wake us up.
+        connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP")
+        connection.read_response()
+        connection.send_command("SCRIPT", "LOAD", FETCH)
+        self._fetch_sha = connection.read_response()
+        self._session, self._empty_since = connection._sock, None
+        if self._fetched_at is not None:
+            self.qos.owe_fetch(self._fetched_at)
+        self.qos.pay_debts()
+
+    def _on_word(self, word: Any) -> None:
+        self._empty_since = None
+
+    def _brpop_start(self, timeout: float | None = None) -> None:
+        """Send a fetch; the event loop tells when the answer is there. (kombu's name for it.)"""
+        connection = self.client.connection
+        self._ensure_session(connection)
+        queues = self._queue_cycle.consume(len(self.active_queues)) if self._may_fetch() else []
+        self._asked = [(queue, self._q_for_pri(queue, step)) for step in self.priority_steps for queue in queues]
+        if queues:
+            self._queue_cycle.rotate(queues[0])
+        self._fetched_at = time()
+        connection.send_packed_command(connection.pack_commands(self._commands(len(queues))), check_health=False)
+        self._in_poll, self._brpop_sent_at = connection, monotonic()
+
+    def _commands(self, queues: int) -> list[tuple[Any, ...]]:
+        credit = self.qos.can_consume_max_estimate()
+        most = MOST if credit is None else min(credit, MOST)
+        names = [self.records.prefixed(key) for _, key in self._asked]
+        keys = (*self.records.keys, *names)
+        limits = (self._fetched_at, most if queues else 0, queues or 1, LONGEST_BYTES)
+        fetch = ("EVALSHA", self._fetch_sha, len(keys), *keys, *limits, *self.qos.tell())
+        return [fetch, ("EXISTS", *names)] if names else [fetch]
+
+    def _brpop_read(self, **options: Any) -> bool:
+        """Take the answer and hand over its messages; or it was only a word that something changed."""
+        self._read_answer()
+        found = bool(self._arrived)
+        while self._arrived:
+            self._hand_over(self._arrived.popleft())
+        if not found:
+            raise Empty
+        return True
+
+    def _read_answer(self) -> None:
+        connection = self.client.connection
+        try:
+            if self._in_poll:
+                fetched = connection.read_response()
+                existing = connection.read_response() if self._asked else 0
+                self._in_poll = None
+                self._note(fetched, existing)
+            else:
+                connection.read_response(push_request=True)
+            while connection.can_read(timeout=0):
+                connection.read_response(push_request=True)
+        except (redis.RedisError, OSError):
+            connection.disconnect()
+            raise
+        self._flush_brpop_reauth()
+
+    def _note(self, fetched: list[Any], existing: int) -> None:
+        self.qos.told()
+        self._fetched_at = None
+        for number, tag, text in zip(*[iter(fetched)] * 3, strict=True):
+            queue, key = self._asked[number]
+            if tag:
+                self._arrived.append(Arrival(queue, key, tag.decode(), text))
+            else:
+                logger.error("not a message, dropped from %s: %.200r", queue, text)
+        self._misses = 0 if fetched else self._misses + 1
+        if self._asked and (not existing or self._misses >= MISSES):
+            self._empty_since = monotonic()
+
+    def _hand_over(self, arrival: Arrival) -> None:
+        if arrival.queue not in self._active_queues:
+            self.records.put_back([Unacked(arrival.tag, arrival.key, arrival.text)])
+            return
+        try:
+            message = self.Message(_checked(loads(arrival.text)), channel=self)
+        except Exception as error:
+            logger.error("not a message, dropped from %s: %r: %.200r", arrival.queue, error, arrival.text)
+            self.qos.forget(arrival.tag)
+            return
+        callback, no_ack = self._takers[arrival.queue]
+        if no_ack:
+            self.qos.forget(arrival.tag)
+        else:
+            self.qos.keep(message, arrival.tag, arrival.key)
+        self._guarded(callback, message, arrival.queue, arrival.tag)
+
+    def _guarded(self, callback: Callable[[Any], None], message: Any, queue: str, tag: str) -> None:
+        """A message that its consumer cannot stand is dropped: it would end this worker, and then the next one."""
+        try:
+            callback(message)
+        except redis.RedisError:
+            raise
+        except Exception:
+            logger.exception("message dropped from %s, its consumer failed: %.200r", queue, message.headers)
+            self.qos.ack(tag)
+
+    def _deliver_fanout_message(self, message: Any, exchange: str) -> bool:
+        try:
+            return super()._deliver_fanout_message(message, exchange)
+        except redis.RedisError:
+            raise
+        except Exception as error:
+            logger.error("not a message, dropped from %s: %r: %.200r", exchange, error, message)
+            return False
+
+    def _settle(self) -> None:
+        """Before closing: take the answer that is under way."""
+        try:
+            if self._in_poll:
+                self._read_answer()
+        except (redis.RedisError, OSError) as error:
+            logger.warning("the last fetch is looked for when the broker answers again: %s", error)
+        self._in_poll = None
+        self.qos.lost_fetch = self._fetched_at
+
+
+def _checked(raw: Any) -> Any:
+    """What Celery relies on without looking."""
+    headers = raw["headers"]
+    if not isinstance(raw["body"], str) or not isinstance(headers, dict):
+        raise TypeError("body must be a string and headers an object")
+    if "task" in headers and not (isinstance(headers["task"], str) and isinstance(headers.get("id"), str)):
+        raise TypeError("headers.task and headers.id must be strings")
+    return raw

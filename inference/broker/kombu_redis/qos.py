@@ -1,0 +1,131 @@
+"""What a channel has handed over and the consumer has not acknowledged yet."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+import redis
+from kombu.transport import redis as stock
+from kombu.transport import virtual
+from kombu.utils.json import dumps
+
+from inference.broker.kombu_redis.records import Unacked
+
+logger = logging.getLogger(__name__)
+
+
+class Debt(NamedTuple):
+    """What the server is to be told once a channel is over."""
+
+    acked: list[str]
+    messages: list[Unacked]
+    tags: list[str]  # of messages whose text and place only the server knows
+    lost_fetch: float | None  # the time of a fetch whose answer did not arrive
+
+
+class QoS(stock.QoS):
+    """Acknowledges with the channel's next fetch; puts back in the original order."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.acked: list[str] = []  # to tell the server
+        self.telling: list[str] = []  # on their way to it
+        self.lost_fetch: float | None = None
+        self._keys: dict[str, str] = {}  # by tag, the list that a message came from
+        self._is_over = False
+
+    def keep(self, message: Any, tag: str, key: str) -> None:
+        """Like `append`, for what the fetch has recorded already."""
+        self._keys[tag] = key
+        virtual.QoS.append(self, message, tag)
+
+    def ack(self, tag: str) -> None:
+        self.forget(tag)
+        virtual.QoS.ack(self, tag)
+
+    def forget(self, tag: str) -> None:
+        self._keys.pop(tag, None)
+        self.acked.append(tag)
+        if not self.channel.is_driven:
+            self.channel.records.acknowledge(self.tell())
+            self.told()
+
+    def reject(self, tag: str, requeue: bool = False) -> None:
+        if not requeue:
+            self.ack(tag)
+        elif tag in self._keys:
+            self.channel.records.put_back([self._unacked(tag)])
+            del self._keys[tag]
+            virtual.QoS.ack(self, tag)
+        else:
+            super().reject(tag, requeue)
+
+    def tell(self) -> list[str]:
+        self.telling += self.acked
+        self.acked = []
+        return self.telling
+
+    def told(self) -> None:
+        self.telling = []
+
+    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
+        """A server that is full, or may not write, is no reason to stop consuming: that empties it."""
+        try:
+            super().restore_visible(*args, **kwargs)
+        except redis.ResponseError as error:
+            logger.warning("messages of lost workers not looked for: %s", error)
+
+    def restore_unacked(self, client: Any = None) -> None:
+        self._flush()
+        self._pay_or_leave(Debt([], *self._take_all(), None))
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """At the end of the channel or of the process."""
+        self._on_collect.cancel()
+        self._flush()
+        if not self._is_over:
+            self._is_over = True
+            messages, tags = self._take_all() if self.restore_at_shutdown else ([], [])
+            self._pay_or_leave(Debt(self.tell(), messages + self.channel.take_unread(), tags, self.lost_fetch))
+
+    def pay_debts(self) -> None:
+        """What earlier channels to this server could not tell it."""
+        debts = _debts.get(self.channel.server, [])
+        while debts:
+            self._pay(debts[0])
+            debts.pop(0)
+
+    def owe_fetch(self, fetched_at: float) -> None:
+        _debts.setdefault(self.channel.server, []).append(Debt([], [], [], fetched_at))
+
+    def _pay_or_leave(self, debt: Debt) -> None:
+        try:
+            self._pay(debt)
+        except (redis.RedisError, OSError) as error:
+            logger.warning("%d messages are put back when the broker answers again: %s", len(debt.messages), error)
+            _debts.setdefault(self.channel.server, []).append(debt)
+
+    def _pay(self, debt: Debt) -> None:
+        records = self.channel.records
+        records.acknowledge(debt.acked)
+        records.put_back(debt.messages)
+        for tag in debt.tags + (records.of_fetch(debt.lost_fetch) if debt.lost_fetch else []):
+            self.restore_by_tag(tag)
+        if debt.messages:
+            logger.info("%d unacknowledged messages are back in their queues", len(debt.messages))
+
+    def _take_all(self) -> tuple[list[Unacked], list[str]]:
+        messages = [self._unacked(tag) for tag in self._delivered if tag in self._keys]
+        tags = [tag for tag in self._delivered if tag not in self._keys]
+        self._delivered.clear()
+        self._keys.clear()
+        return messages, tags
+
+    def _unacked(self, tag: str) -> Unacked:
+        raw = self._delivered[tag]._raw
+        raw["headers"]["redelivered"] = raw["properties"]["delivery_info"]["redelivered"] = True
+        return Unacked(tag, self._keys[tag], dumps(raw))
+
+
+_debts: dict[str, list[Debt]] = {}  # by server: channels come and go

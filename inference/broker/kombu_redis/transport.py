@@ -1,0 +1,45 @@
+"""The kombu transport `inference-redis`: kombu's own for Redis, but for how it consumes. See `channel`.
+
+Publishing, fanout, bindings and what lies in the server are kombu's: both transports work side by side.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu.transport import redis as stock
+
+from inference.broker.kombu_redis.channel import RECHECK_S, Channel
+
+
+class Poller(stock.MultiChannelPoller):
+    """Starts what the channels have due before the loop waits."""
+
+    def on_poll_start(self) -> None:
+        for channel in list(self._channels):
+            if channel.is_due():
+                self._register_BRPOP(channel)
+            if channel.active_fanout_queues:
+                self._register_LISTEN(channel)
+
+    def on_readable(self, fileno: int) -> Any:
+        channel, kind = self._fd_to_chan.get(fileno, (None, None))
+        if kind == "BRPOP":  # with or without credit: no more was asked for than there was
+            return channel._brpop_read()
+        return super().on_readable(fileno)
+
+    def get(self, callback: Any, timeout: float | None = None) -> None:
+        super().get(callback, RECHECK_S if timeout is None else min(timeout, RECHECK_S))
+
+
+class Transport(stock.Transport):
+    Channel = Channel
+    is_driven = False  # by an event loop, which sends acknowledgements with its next turn
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cycle = Poller()
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        self.is_driven = True
+        super().register_with_event_loop(connection, loop)

@@ -1,0 +1,199 @@
+"""What models.toml says, validated: one frozen `ModelSpec` a table.
+
+A bad file is refused with a `CatalogError` that names the file, the line and what would be right.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from inference.catalog import parameters, task_parameters
+from inference.catalog.parameters import ParameterSpec, is_of_type
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
+ENGINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+TRANSFORMERS_ENGINE = "inference.engines.pipeline.engine:PipelineEngine"
+
+
+class CatalogError(Exception):
+    """The catalog cannot be used; the message says where it is wrong and what would be right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """One servable model."""
+
+    name: str  # in URLs, and the queue inference.NAME
+    engine: str = TRANSFORMERS_ENGINE  # "package.module:Class" or a function predict(inputs, parameters)
+    task: str = ""  # a transformers task
+    model: str = ""  # hub id, folder, or "package:NAME/FOLDER"
+    revision: str = ""  # pinned for hub ids
+    dtype: str = "auto"
+    max_batch_size: int = 32  # items
+    max_batch_tokens: int = 8192  # with their padding
+    max_length: int = 0  # tokens of one item: encoders cut there, generation refuses; 0: the model's own
+    max_wait_ms: float = 0.0
+    time_limit_s: float = 60.0  # of one batch
+    max_queued: int = 1000  # admission limit
+    input: ParameterSpec | None = None  # what an engine of one's own takes
+    parameters: Mapping[str, ParameterSpec] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # handed to the engine as they are
+
+    @property
+    def queue(self) -> str:
+        return f"inference.{self.name}"
+
+
+Catalog = Mapping[str, ModelSpec]
+
+PARSED = ("input", "parameters")  # the keys that have a grammar of their own
+
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "max_batch_size": (1, 4096),
+    "max_batch_tokens": (1, 10_000_000),
+    "max_length": (0, 10_000_000),
+    "max_wait_ms": (0, 60_000),
+    "time_limit_s": (0.1, 86_400),
+    "max_queued": (1, 10_000_000),
+}
+
+
+def load(path: Path) -> Catalog:
+    """Read and validate the file at `path`. Raises `CatalogError`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CatalogError(
+            f"{path}: {error.strerror}. Set MODELS_FILE to a file that lists models, such as models.toml."
+        ) from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise CatalogError(f"{path}, line {line}: not UTF-8: save the file as UTF-8.") from error
+    return parse(text, str(path))
+
+
+@functools.lru_cache(maxsize=4)
+def load_cached(path: Path) -> Catalog:
+    return load(path)
+
+
+def parse(text: str, file: str = "models.toml") -> Catalog:
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise CatalogError(f"{file}: not valid TOML: {error}.") from error
+    reader = _Reader(text, file)
+    if not tables:
+        raise CatalogError(f"{file}: no models. Add a table such as [sentiment] with task and model.")
+    return {name: reader.model(name, table) for name, table in tables.items()}
+
+
+class _Reader:
+    """Turns tables into specs; knows the text, so that an error can name a line."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self.lines = text.splitlines()
+        self.file = file
+
+    def model(self, name: str, table: Any) -> ModelSpec:
+        if not isinstance(table, dict):
+            self.fail(f"{name} is not in a table; put it below one such as [sentiment]", "", name)
+        if not NAME.fullmatch(name):
+            self.fail(f"the name {name!r} must match {NAME.pattern}, since it is part of URLs", name)
+        self.known_keys(name, table)
+        values = {key: self.value(name, key, value) for key, value in table.items() if key not in PARSED}
+        if "input" in table:
+            values["input"] = self.input(name, table["input"])
+        own = self.parameters(name, table.get("parameters", {}))
+        allowed = task_parameters.for_task(table.get("task", ""), own)
+        spec = ModelSpec(name=name, parameters=allowed, **values)
+        self.consistent(spec, table)
+        return spec
+
+    def known_keys(self, name: str, table: dict[str, Any]) -> None:
+        known = [f.name for f in fields(ModelSpec) if f.name != "name"]
+        for key in table:
+            if key not in known:
+                close = difflib.get_close_matches(key, known, 1)
+                hint = f"did you mean {close[0]}?" if close else f"known keys are {', '.join(known)}"
+                self.fail(f"unknown key {key!r}; {hint}", name, key)
+
+    def value(self, name: str, key: str, value: Any) -> Any:
+        if key in _BOUNDS:
+            low, high = _BOUNDS[key]
+            whole = key not in ("max_wait_ms", "time_limit_s")
+            if not is_of_type(value, "integer" if whole else "number") or not low <= value <= high:
+                kind = "a whole number" if whole else "a number"
+                self.fail(f"{key} must be {kind} from {low:g} to {high:g}, not {value!r}", name, key)
+        elif key == "options":
+            if not isinstance(value, dict):
+                self.fail("options must be a table", name, key)
+        elif not isinstance(value, str) or not value:
+            self.fail(f"{key} must be a string in quotes, not {value!r}", name, key)
+        if key == "dtype" and value not in DTYPES:
+            self.fail(f"dtype must be one of {', '.join(DTYPES)}, not {value!r}", name, key)
+        if key == "engine" and not ENGINE.fullmatch(value):
+            self.fail(f'engine must look like "package.module:Class", not {value!r}', name, key)
+        return value
+
+    def consistent(self, spec: ModelSpec, table: dict[str, Any]) -> None:
+        if "engine" not in table and not spec.task:
+            self.fail('a model needs task = "…" (a transformers task) or engine = "package.module:Class"', spec.name)
+        if spec.engine == TRANSFORMERS_ENGINE and not spec.model:
+            self.fail('a transformers task needs model = "…": a hub id, a folder or "package:NAME/FOLDER"', spec.name)
+        if spec.max_length > spec.max_batch_tokens:
+            self.fail(
+                f"max_length ({spec.max_length}) must not be above max_batch_tokens ({spec.max_batch_tokens}),"
+                " or the longest item fits no batch", spec.name, "max_length",
+            )  # fmt: skip
+
+    def parameters(self, name: str, table: Any) -> dict[str, ParameterSpec]:
+        if not isinstance(table, dict):
+            self.fail('parameters must be a table of tables, such as top_k = { type = "integer" }', name, "parameters")
+        return {key: self.parameter(name, key, value) for key, value in table.items()}
+
+    def input(self, name: str, table: Any) -> ParameterSpec:
+        try:
+            spec = parameters.parse("input", table)
+        except ValueError as error:
+            self.fail(str(error).removeprefix("parameter "), name, "input")
+        if spec.required or spec.default is not None:
+            self.fail("an input is always required and has no default", name, "input")
+        return spec
+
+    def parameter(self, name: str, key: str, table: Any) -> ParameterSpec:
+        try:
+            return parameters.parse(key, table)
+        except ValueError as error:
+            self.fail(str(error), f"{name}.parameters", key)
+
+    def fail(self, message: str, section: str = "", key: str = "") -> NoReturn:
+        raise CatalogError(f"{self.file}, line {self.line(section, key)}: {message}.")
+
+    def line(self, section: str, key: str) -> int:
+        """The line of `key` in table `section`, or of the table's header."""
+        header, here, start = section.partition(".")[0], "", 1
+        for number, line in enumerate(self.lines, 1):
+            if match := re.match(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?$", line):
+                here = match[1].replace('"', "").replace("'", "").replace(" ", "")
+                if here == section or (here == header and section != header):
+                    start = number
+                if here == f"{section}.{key}":
+                    return number
+            elif here == section and re.match(rf"""\s*["']?{re.escape(key)}["']?\s*[=.]""", line) and key:
+                return number
+        return start
+
+
+def parameters_digest(parameters: Mapping[str, Any]) -> str:
+    """Equal for equal parameters: only jobs of one digest share a batch."""
+    return json.dumps(parameters, sort_keys=True, separators=(",", ":")) if parameters else ""

@@ -1,0 +1,52 @@
+"""Texts through the tokenizer in one call, and their answers off the model's output as a whole.
+
+Item by item, as the pipelines go, costs 40 µs a text for the tokenizer and 70 µs for the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from inference.engines.accelerate import outputs, tokens
+
+
+class AtOnce:
+    """Of one pipeline; `use` is told of it while it is on, and None while it is off."""
+
+    def __init__(self, pipe: Any, task: str, use: Callable[[AtOnce | None], None]) -> None:
+        self.pipe = pipe
+        self.read = outputs.READS[task]
+        self.encode = tokens.encoder(pipe.tokenizer)
+        self.use = use
+
+    def on(self) -> None:
+        self.use(self)
+
+    def off(self) -> None:
+        self.use(None)
+
+    def answers(self, texts: list[str], before: dict[str, Any], run: Any, after: dict[str, Any]) -> list[Any] | None:
+        """With the parameters of each step of the pipeline. None where going item by item finds what is wrong."""
+        batch = self._tokens([tokens.beginning(self.pipe.tokenizer, text) for text in texts], before)
+        if "attention_mask" not in batch:
+            return None
+        lengths = batch["attention_mask"].sum(1).tolist()
+        if 0 in lengths:
+            return None
+        return self.read(self.pipe, self.pipe.forward(batch, **run), lengths, **after)
+
+    def _tokens(self, texts: list[str], parameters: dict[str, Any]) -> Mapping[str, torch.Tensor]:
+        if self.encode and parameters == {"truncation": True}:
+            return self.encode(texts)
+        found: Mapping[str, torch.Tensor] = self.pipe.tokenizer(
+            texts, **{**parameters, "padding": True, "return_tensors": "pt"}
+        )
+        return found
+
+
+def at_once(pipe: Any, task: str, use: Callable[[AtOnce | None], None]) -> AtOnce | None:
+    """For tasks whose preprocessing is one call of the tokenizer, and whose texts are one row each."""
+    return AtOnce(pipe, task, use) if task in outputs.READS else None

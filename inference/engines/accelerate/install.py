@@ -1,0 +1,135 @@
+"""Shortcuts through a model: each is tried out when the model is loaded, and left out where an answer would change.
+
+A shortcut knows the insides of transformers, which another release may rename. Whatever one raises, when it is
+installed or in a later call, turns it off with a warning: the plain pipeline answers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from inference.engines.faults import describe, is_device_failure, is_out_of_memory
+from inference.engines.parity import Trial, Verdict
+from inference.engines.stacks import Together
+from inference.errors import InferenceError
+
+logger = logging.getLogger(__name__)
+
+
+class Shortcut(Protocol):
+    """Off when it is made. `off` may be called at any time, also after `on` raised."""
+
+    def on(self) -> None: ...
+    def off(self) -> None: ...
+
+
+S = TypeVar("S", bound=Shortcut)
+
+
+class Shortcuts:
+    """Those of one model that are on, and how its inputs run together with them. Made by `install`."""
+
+    def __init__(self, kind: str, plain: Verdict) -> None:
+        self.kind = kind
+        self.plain = plain
+        self.unpadded = False
+        self._installed: list[Shortcut] = []
+        self._are_on = True
+
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict(together=Together.PADDED) if self.unpadded and self._are_on else self.plain
+
+    @property
+    def padded(self) -> bool:
+        """Whether each item of a batch costs what the longest costs."""
+        return self.verdict.together is Together.PADDED and not (self.unpadded and self._are_on)
+
+    def add(self, name: str, make: Callable[[], S | None], holds: Callable[[], bool]) -> S | None:
+        """The shortcut, on, if answers hold with it. `make` returns None for a model that it is not for."""
+        shortcut = None
+        try:
+            shortcut = make()
+            if shortcut is None:
+                return None
+            shortcut.on()
+            problem = "" if holds() else "its answers would change"
+        except Exception as error:
+            problem = f"it raised {describe(error)}"
+        if shortcut and not problem:
+            self._installed.append(shortcut)
+            return shortcut
+        if shortcut:
+            shortcut.off()
+        logger.warning("%s runs without the shortcut %r: %s", self.kind, name, problem)
+        return None
+
+    def guard(self, call: Callable[[], list[Any]]) -> list[Any]:
+        """What `call` answers. If it raises with the shortcuts on and answers all with them off, they stay off."""
+        try:
+            return call()
+        except Exception as error:
+            if not self._may_be_at_fault(error):
+                raise
+            problem = describe(error)
+        self._turn(on=False)
+        answers: list[Any] = []
+        try:
+            answers = call()
+        finally:
+            if not answers or any(isinstance(answer, BaseException) for answer in answers):
+                self._turn(on=True)
+        if not self._are_on:
+            logger.warning("%s runs without its shortcuts from now on: one raised %s", self.kind, problem)
+        return answers
+
+    def _may_be_at_fault(self, error: Exception) -> bool:
+        of_the_device = is_out_of_memory(error) or is_device_failure(error)
+        return bool(self._installed) and self._are_on and not of_the_device and not isinstance(error, InferenceError)
+
+    def _turn(self, *, on: bool) -> None:
+        self._are_on = on
+        for shortcut in self._installed if on else reversed(self._installed):
+            shortcut.on() if on else shortcut.off()
+
+
+def install(model: Any, tokenizer: Any, task: str, trial: Trial) -> Shortcuts:
+    """What of `model` can be computed in a cheaper way with the same answers, on. `trial` runs it."""
+    shortcuts = Shortcuts(model.config.model_type, trial.verdict())
+
+    def holds() -> bool:
+        return trial.holds(Together.ALONE) and trial.holds(shortcuts.verdict.together)
+
+    unpadded = shortcuts.add("no padding", lambda: _no_padding(model), lambda: holds() and trial.holds(Together.PADDED))
+    shortcuts.unpadded = unpadded is not None
+    if unpadded and task in ("text-classification", "zero-shot-classification"):
+        shortcuts.add("first tokens only", lambda: _first_tokens(unpadded), holds)
+    if task == "fill-mask":
+        shortcuts.add("masks only", lambda: _masks(model, tokenizer), holds)
+    return shortcuts
+
+
+def at_once(pipe: Any, task: str, use: Callable[[Any], None]) -> Any:
+    from inference.engines.accelerate import at_once
+
+    return at_once.at_once(pipe, task, use)
+
+
+def _no_padding(model: Any) -> Any:
+    from inference.engines.accelerate import encoders
+
+    return encoders.no_padding(model)
+
+
+def _first_tokens(unpadded: Any) -> Any:
+    from inference.engines.accelerate import encoders
+
+    return encoders.FirstTokens(unpadded.layers)
+
+
+def _masks(model: Any, tokenizer: Any) -> Any:
+    from inference.engines.accelerate import masked
+
+    return masked.scorer(model, tokenizer.mask_token_id)

@@ -1,0 +1,183 @@
+"""One batch through an engine, so that one bad input never fails its neighbours.
+
+A call that fails as a whole is searched for the item that made it fail: half of the suspects a call, and what was set
+aside runs in one call at the end. One culprit of n costs at most log2(n) + 2 calls beyond the first. A call that does
+not fit in memory is halved, and each half halved again while it does not fit.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inference.catalog import lengths
+from inference.catalog.parameters import check
+from inference.engines.base import Engine
+from inference.engines.faults import describe, is_device_failure, is_out_of_memory
+from inference.engines.json_values import plain
+from inference.errors import BadOutput, DeviceFailed, EngineError, InferenceError, InvalidInput, OutOfMemory
+
+logger = logging.getLogger(__name__)
+
+_OPEN = object()  # the outcome of an item that no call has settled yet
+MAX_SEARCHES = 2  # culprits that are searched for; when there are more, the rest run one by one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    outcomes: list[Any]  # an item: its answer, or the `InferenceError` that it failed with
+    engine_s: float  # time within the engine's calls
+    calls: int  # engine calls made; 1 when nothing failed
+    padded: bool = True
+    cut_at: int | None = None  # tokens of a text, that the model reads
+    oom_shape: tuple[int, float] | None = None  # (rows, tokens of each) that did not fit, though its halves did
+
+
+def run(engine: Engine, items: Sequence[Any], parameters: dict[str, Any]) -> RunReport:
+    """Answer every item, in order. Raises `DeviceFailed` when this process cannot use its device any more."""
+    batch = _Batch(engine, items, parameters)
+    if takes := [index for index in range(len(items)) if batch.takes(index)]:
+        batch.run(takes)
+    return RunReport(
+        outcomes=batch.outcomes, engine_s=batch.engine_s, calls=batch.calls, padded=engine.padded,
+        cut_at=engine.max_tokens, oom_shape=batch.oom_shape,
+    )  # fmt: skip
+
+
+class _Batch:
+    """The outcomes of a batch while they come in; `indexes` are places in it."""
+
+    def __init__(self, engine: Engine, items: Sequence[Any], parameters: dict[str, Any]) -> None:
+        self.engine = engine
+        self.items = items
+        self.parameters = parameters
+        self.outcomes: list[Any] = [_OPEN] * len(items)
+        self.engine_s = 0.0
+        self.calls = 0
+        self.searches = 0
+        self.oom_shape: tuple[int, float] | None = None
+
+    def takes(self, index: int) -> bool:
+        """The web process has looked, but a row can be written by anybody."""
+        if self.engine.spec.input:
+            try:
+                check("inputs", self.engine.spec.input, self.items[index])
+            except InvalidInput as error:
+                self.outcomes[index] = error
+        return self.outcomes[index] is _OPEN
+
+    def run(self, indexes: list[int]) -> None:
+        failure = self.call(indexes)
+        if failure is None or len(indexes) == 1:
+            return
+        logger.warning("call of %d items failed, looking for the culprit: %s", len(indexes), failure.message)
+        if isinstance(failure, OutOfMemory):
+            self.halve(indexes)
+        elif self.searches < MAX_SEARCHES:
+            self.searches += 1
+            self.search(indexes)
+        else:
+            self.each(indexes)
+
+    def search(self, suspects: list[int]) -> None:
+        """A culprit is among `suspects`: halve until it is alone, then run what was set aside."""
+        aside: list[int] = []
+        while len(suspects) > 1:
+            first, second = _halves(suspects)
+            if self.call(first) is None:
+                suspects = second
+            else:
+                suspects, aside = first, second + aside
+        if self.outcomes[suspects[0]] is _OPEN:
+            self.call(suspects)
+        if aside:
+            self.run(sorted(aside))
+
+    def halve(self, indexes: list[int]) -> None:
+        for half in _halves(indexes):
+            self.run(half)
+        if not any(isinstance(self.outcomes[index], OutOfMemory) for index in indexes) and self.oom_shape is None:
+            self.oom_shape = self.shape(indexes)
+
+    def each(self, indexes: list[int]) -> None:
+        for index in indexes:
+            self.call([index])
+
+    def shape(self, indexes: list[int]) -> tuple[int, float]:
+        shapes = [lengths.measure(self.engine.spec, self.items[index], self.parameters) for index in indexes]
+        rows = sum(size for size, _ in shapes)
+        longest = max(length for _, length in shapes)
+        return rows, longest if self.engine.padded else sum(size * length for size, length in shapes) / rows
+
+    def call(self, indexes: list[int]) -> InferenceError | None:
+        """One engine call: outcomes of these items, or why the call failed. An item that fails alone has its error."""
+        failure = self._attempt(indexes)
+        if failure is not None and len(indexes) == 1:
+            self.outcomes[indexes[0]] = failure
+        return failure
+
+    def _attempt(self, indexes: list[int]) -> InferenceError | None:
+        self.calls += 1
+        started = time.perf_counter()
+        try:
+            answers = self.engine.predict([self.items[index] for index in indexes], dict(self.parameters))
+        except Exception as error:
+            return _failure(error)
+        finally:
+            self.engine_s += time.perf_counter() - started
+        if problem := _shape_problem(answers, len(indexes)):
+            return problem
+        for index, answer in zip(indexes, answers, strict=True):
+            self.outcomes[index] = _outcome(answer)
+        return None
+
+
+def _halves(indexes: list[int]) -> tuple[list[int], list[int]]:
+    middle = len(indexes) // 2
+    return indexes[:middle], indexes[middle:]
+
+
+def _shape_problem(answers: Any, expected: int) -> BadOutput | None:
+    if not isinstance(answers, (list, tuple)):
+        return BadOutput(f"The engine must answer a list, one answer an input, not {type(answers).__name__}.")
+    if len(answers) != expected:
+        return BadOutput(
+            f"The engine answered {len(answers)} items to {expected} inputs; it must be one answer an input."
+        )
+    return None
+
+
+def _outcome(answer: Any) -> Any:
+    if isinstance(answer, BaseException):
+        return _failure(answer)
+    try:
+        return plain(answer)
+    except BadOutput as error:
+        return error
+    except Exception as error:  # an object's own code, or lists that hold themselves
+        return BadOutput(f"The engine's answer could not be read. {describe(error)}")
+
+
+def _failure(error: BaseException) -> InferenceError:
+    """The error for the row. The exception itself is let go: its traceback holds the call's tensors."""
+    if isinstance(error, InferenceError):
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
+    if is_out_of_memory(error):
+        _free_caches()
+        return OutOfMemory(f"It does not fit in the memory of the device. {describe(error)}")
+    if is_device_failure(error):
+        raise DeviceFailed(f"The device is in an error state. {describe(error)}") from error
+    return EngineError(describe(error))
+
+
+def _free_caches() -> None:
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

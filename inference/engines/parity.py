@@ -1,0 +1,143 @@
+"""Does a model answer texts together as it answers each alone? It is tried out when the model is loaded.
+
+Some architectures see their neighbours' padding (FNet, Nyströmformer, Perceiver …), some see their neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from inference.engines.faults import describe, is_device_failure, is_out_of_memory
+from inference.engines.stacks import Row, Together
+from inference.errors import InvalidInput
+
+# Of lengths as far apart as a few tokens allow, and two of one length.
+TEXTS = (
+    "a",
+    "a b c d e f g",
+    "g f e d c b a",
+    "in the end it was not so much that he ran as that all of us let him go on, and on: a long day for an old man",
+)
+
+Answer = Sequence[torch.Tensor]  # to one text: a tensor, or of a text that is generated the scores of each step
+Answers = Callable[[Sequence[Any], Together], list[Answer]]
+
+EXACT = {torch.float32: 1e-4, torch.float64: 1e-4}
+SHORT_TYPES = 0.02
+HUGE = 1e30  # what models write where nothing is to be chosen
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """What the order of a sum changes, as a part of the largest value."""
+    return EXACT.get(dtype, SHORT_TYPES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How texts run together, and what the model's page says of it: nothing where padding changes no answer."""
+
+    together: Together
+    note: str = ""
+
+
+class Trial:
+    """Of one model: `answers` runs inputs together in a given way. What the model answers to each alone is kept."""
+
+    def __init__(self, answers: Answers, inputs: Sequence[Any]) -> None:
+        self._answers = answers
+        self._inputs: list[Any] = []
+        self._alone: list[Answer] = []
+        for value in inputs:
+            self._ask_alone(value, is_last=value is inputs[-1])
+
+    def _ask_alone(self, value: Any, *, is_last: bool) -> None:
+        """Some models cannot read a text of one token; one that can read nothing is broken."""
+        try:
+            self._alone += self._answers([value], Together.ALONE)
+        except (InvalidInput, RuntimeError, ValueError, IndexError) as error:
+            if (is_last and not self._inputs) or is_device_failure(error) or is_out_of_memory(error):
+                raise
+        else:
+            self._inputs.append(value)
+
+    def difference(self, together: Together) -> float:
+        """From the answers alone, in tolerances: up to 1 is the same."""
+        found = self._answers(self._inputs, together)
+        return max((_difference(*pair) for pair in zip(found, self._alone, strict=True)), default=0.0)
+
+    def holds(self, together: Together) -> bool:
+        return self.difference(together) <= 1.0
+
+    def verdict(self) -> Verdict:
+        """Padded where that changes no answer; else in batches of one length; else one by one."""
+        padded = self._problem(Together.PADDED)
+        if not padded:
+            return Verdict(together=Together.PADDED)
+        if not self._problem(Together.EQUAL):
+            note = f"Padding {padded}: only inputs of one length share a batch."
+            return Verdict(together=Together.EQUAL, note=note)
+        if self._problem(Together.ALONE):
+            note = "It answers the same input differently from call to call: each input runs alone."
+        else:
+            note = f"What else is in a batch {padded}: each input runs alone."
+        return Verdict(together=Together.ALONE, note=note)
+
+    def _problem(self, together: Together) -> str:
+        try:
+            difference = self.difference(together)
+        except Exception as error:
+            return f"makes it raise {describe(error)}"
+        if difference <= 1.0:
+            return ""
+        return (
+            "changes its answers" if math.isinf(difference) else f"changes its answers {difference:.2g} times too far"
+        )
+
+
+def alike(answers: Any, expected: Any) -> bool:
+    """The same JSON, numbers up to the last digits of a float32."""
+    if isinstance(answers, float) and isinstance(expected, float):
+        return math.isclose(answers, expected, rel_tol=1e-4, abs_tol=1e-4)
+    if isinstance(answers, dict) and isinstance(expected, dict):
+        return answers.keys() == expected.keys() and all(alike(answers[key], expected[key]) for key in expected)
+    if isinstance(answers, list) and isinstance(expected, list):
+        return len(answers) == len(expected) and all(map(alike, answers, expected))
+    return bool(answers == expected)
+
+
+def read(output: Any, row: Row, pipe: Any) -> Answer:
+    """What the model computed for a row: the states or scores of its own tokens, of its masks, of its text, or of each
+    step that it generated."""
+    values = output["logits"] if "logits" in output else output[0]
+    if "generated_sequence" in output:
+        return values[0, 0].unbind(0)
+    if values.dim() < 3:
+        return [values]
+    own = values[:, : row.tokens]
+    return [own[row.features["input_ids"] == pipe.tokenizer.mask_token_id] if pipe.task == "fill-mask" else own]
+
+
+def _difference(values: Answer, expected: Answer) -> float:
+    """Of the steps up to the first at which another token is chosen: from there on it is another text."""
+    largest = 0.0
+    for value, other in zip(values, expected, strict=False):
+        largest = max(largest, _apart(value, other))
+        if value.shape != other.shape or not torch.equal(value.argmax(-1), other.argmax(-1)):
+            break
+    return largest
+
+
+def _apart(values: torch.Tensor, expected: torch.Tensor) -> float:
+    if values.shape != expected.shape:
+        return math.inf
+    allowed = tolerance(expected.dtype)
+    values, expected = values.double(), expected.double()
+    plain = expected[expected.abs() < HUGE]
+    scale = max(1.0, plain.abs().max().item()) if plain.numel() else 1.0
+    apart = torch.where(torch.isclose(values, expected, equal_nan=True), 0.0, (values - expected).abs())
+    return float(apart.nan_to_num(math.inf).max()) / scale / allowed

@@ -1,0 +1,167 @@
+"""What `manage.py up` shows once it runs: how loading goes, and a real request to itself with its answer."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shlex
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from django.conf import settings
+from django.db import DatabaseError, connection
+from django.utils import timezone
+
+from inference.catalog import specs as catalog
+from inference.failures import Pauses
+from inference.models import Worker
+from inference.status import health
+from inference.status.workers import SERVING
+from inference.submission import jobs
+
+REPORT_EVERY_S = 5.0
+REQUEST_TIMEOUT_S = 60.0
+LONGEST_ANSWER = 400  # characters
+
+TEXT = "Django records the job, Celery runs the batch."
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "fill-mask": {"inputs": "Paris is the [MASK] of France."},
+    "text-generation": {"inputs": "The capital of France is"},
+    "token-classification": {"inputs": "Ada Lovelace lived in London."},
+    "zero-shot-classification": {"inputs": TEXT, "parameters": {"candidate_labels": ["software", "cooking"]}},
+    "sentence-similarity": {"inputs": {"source_sentence": TEXT, "sentences": ["A queue of jobs.", "I like tea."]}},
+}
+TEXT_TASKS = ("", "feature-extraction", "text-classification", "sentiment-analysis", "ner")
+NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def example(spec: catalog.ModelSpec) -> dict[str, Any] | None:
+    """A request body that suits the model's task, or None for a task whose input is a file."""
+    return EXAMPLES.get(spec.task) or ({"inputs": TEXT} if spec.task in TEXT_TASKS else None)
+
+
+def shorten(value: Any) -> Any:
+    """Long lists keep their head, numbers four decimals: an answer for people to look at."""
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {key: shorten(item) for key, item in value.items()}
+    if isinstance(value, list):
+        head = [shorten(item) for item in value[:4]]
+        return head if len(value) <= 4 else [*head[:3], f"... {len(value) - 3} more"]
+    return value
+
+
+class Welcome(threading.Thread):
+    def __init__(self, *, host: str, port: int, log: Callable[[str, str], None], stopping: threading.Event) -> None:
+        super().__init__(name="welcome", daemon=True)
+        reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+        self.url = f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+        self.log, self.stopping = log, stopping
+        self.begun_at: datetime = timezone.now()
+
+    def run(self) -> None:
+        try:
+            worker = self.wait_for("the worker to load its models", self.ready_worker)
+            answers = self.wait_for("the web server", self.web_answers)
+        finally:
+            connection.close()
+        if worker and answers:
+            self.introduce(worker)
+
+    def say(self, text: str) -> None:
+        self.log("up", text)
+
+    def wait_for(self, what: str, condition: Callable[[], Any]) -> Any:
+        """What `condition` returns once that is true, with a sign of life meanwhile; None when the service stops."""
+        begun_s = reported_s = time.monotonic()
+        pauses = Pauses(first_s=0.1, longest_s=0.5)
+        while not self.stopping.wait(pauses.next_s()):
+            if result := condition():
+                return result
+            if time.monotonic() - reported_s > REPORT_EVERY_S:
+                reported_s = time.monotonic()
+                self.say(f"waiting for {what}: {reported_s - begun_s:.0f} s")
+        return None
+
+    def ready_worker(self) -> Worker | None:
+        try:
+            return Worker.objects.filter(started_at__gte=self.begun_at, state__in=SERVING).first()
+        except DatabaseError as error:
+            self.say(f"the database does not answer yet: {error}")
+            connection.close()
+            return None
+
+    def web_answers(self) -> bool:
+        try:
+            return NO_PROXY.open(f"{self.url}/healthz", timeout=5).status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def introduce(self, worker: Worker) -> None:
+        specs = []
+        for name, spec in jobs.models().items():
+            if name in worker.model_names:
+                specs.append(spec)
+            else:
+                self.say(f"model {name} is not served: {health.why_not(worker, name) or 'no worker was asked to.'}")
+        names = ", ".join(spec.name for spec in specs) or "no model"
+        manage = f"{_settings_that_differ()}{min(os.path.relpath(sys.executable), sys.executable, key=len)} manage.py"
+        self.show(
+            f"Ready on {self.url}, serving {names}.",
+            *self.first_answer(next((spec for spec in specs if example(spec)), None)),
+            f"{self.keys()}: {manage} create_api_key NAME",
+            f"The admin: {self.url}/admin/ (an operator is made by: {manage} createsuperuser)",
+            "Ctrl-C stops everything.",
+        )
+
+    def keys(self) -> str:
+        return "A request needs an API key, which is made by" if settings.API_KEY_REQUIRED else "An API key is made by"
+
+    def show(self, *lines: str) -> None:
+        """For the reader, apart from the log: lines to copy stand alone."""
+        self.log("", "\n" + "".join(f"  {line}\n" for line in lines))
+
+    def first_answer(self, spec: catalog.ModelSpec | None) -> list[str]:
+        """A request that was sent over HTTP just now, and the answer it got."""
+        if spec is None or settings.API_KEY_REQUIRED:
+            return []
+        url, body = f"{self.url}/v1/models/{spec.name}", json.dumps(example(spec))
+        try:
+            took_ms, answer = self.sent(url, body)
+        except (OSError, ValueError) as error:
+            return [f"A first request failed: {error}"]
+        curl = f"  curl {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+        return [f"A request, and the answer it got in {took_ms:.0f} ms:", "", curl, "", f"  {answer}", ""]
+
+    def sent(self, url: str, body: str) -> tuple[float, str]:
+        """How long an answer took, in ms, and the answer."""
+        begun_s = time.monotonic()
+        answer = post(url, body)
+        return (time.monotonic() - begun_s) * 1000, answer
+
+
+def _settings_that_differ() -> str:
+    """What a command in another terminal needs to find this service's database; a password is not shown."""
+    if "DATABASE_URL" in os.environ:
+        return 'DATABASE_URL="$DATABASE_URL" '
+    folder = os.environ.get("DATA_DIR")
+    return f"DATA_DIR={shlex.quote(folder)} " if folder else ""
+
+
+def post(url: str, body: str) -> str:
+    """The answer, shortened; also one that says what is wrong."""
+    request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"})  # noqa: S310 - http
+    try:
+        with NO_PROXY.open(request, timeout=REQUEST_TIMEOUT_S) as response:
+            answer = response.read()
+    except urllib.error.HTTPError as error:
+        answer = error.read()
+    return json.dumps(shorten(json.loads(answer)))[:LONGEST_ANSWER]

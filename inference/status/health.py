@@ -1,0 +1,56 @@
+"""Whether this service can answer for its models: what /readyz says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import redis
+from django.conf import settings
+from django.db import DatabaseError, InterfaceError
+
+from inference.broker import publish
+from inference.catalog import specs
+from inference.errors import BrokerUnavailable
+from inference.models import Worker
+from inference.status import workers
+
+READY = "ready"
+
+
+def problems() -> list[str]:
+    """Why the service is not ready; nothing when it is: the database and the broker answer, every model is served."""
+    found = list(_broker())
+    try:
+        living = list(workers.living())
+    except (DatabaseError, InterfaceError):
+        return [*found, "The database does not answer."]
+    return [*found, *_models(living)]
+
+
+def _broker() -> Iterator[str]:
+    try:
+        publish.ping()
+    except BrokerUnavailable:
+        yield "The broker does not answer; jobs are accepted and run when it is back."
+    if publish.is_redis():
+        return
+    try:
+        publish.redis_client().ping()
+    except redis.RedisError:
+        yield "The Redis of the notices does not answer; requests that wait find their answers later."
+
+
+def _models(living: list[Worker]) -> Iterator[str]:
+    served = workers.count_served(worker for worker in living if worker.connected)
+    for name in specs.load_cached(settings.MODELS_FILE):
+        if not served[name]:
+            reasons = (reason for worker in living if (reason := why_not(worker, name)))
+            yield f"{name}: {next(reasons, 'no living worker serves it.')}"
+
+
+def why_not(worker: Worker, name: str) -> str:
+    """Why the worker does not serve the model; nothing when it does, or knows nothing of it."""
+    if name in worker.model_names:
+        return "" if worker.connected else "its worker is not connected to the broker."
+    states = [str(state) for replica in worker.replicas.values() if (state := replica.get("models", {}).get(name))]
+    return next((state for state in states if state != READY), "")

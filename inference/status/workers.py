@@ -1,0 +1,119 @@
+"""Which workers are alive, by the database's clock."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+from django.conf import settings
+from django.db.models import QuerySet
+from django.db.models.functions import Now
+
+from inference.models import Worker, WorkerState
+from inference.waiting import connections
+
+PRESENT = (WorkerState.STARTING, WorkerState.READY, WorkerState.DEGRADED, WorkerState.STOPPING)
+SERVING = (WorkerState.READY, WorkerState.DEGRADED)
+REMEMBERED_S = 1.0
+T = TypeVar("T")
+
+
+def silent_since() -> Now:
+    """The moment before which a heartbeat is too old, as an expression of the database."""
+    return Now() - datetime.timedelta(seconds=settings.WORKER_SILENT_S)  # type: ignore[return-value]
+
+
+def living() -> QuerySet[Worker]:
+    return Worker.objects.filter(state__in=PRESENT, heartbeat_at__gte=silent_since())
+
+
+class Remembered(Generic[T]):
+    """What `read` returned, for a second: cheap to ask on every request. Who asks during a read shares its outcome,
+    also when it fails: else many threads would wait for a database that is away, one after the other."""
+
+    def __init__(self, read: Callable[[], T]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._reading: Future[T] | None = None
+        self._value: T | None = None
+        self._read_at = float("-inf")
+
+    def __call__(self) -> T:
+        value = self._fresh()
+        return self._read_together() if value is None else value
+
+    def _read_together(self) -> T:
+        with self._lock:
+            mine = self._reading is None
+            reading = self._reading = self._reading or Future()
+        if mine:
+            self._finish(reading)
+        else:
+            connections.give_back()
+        return reading.result()
+
+    def _finish(self, reading: Future[T]) -> None:
+        try:
+            self._value = self._read()
+            self._read_at = time.monotonic()
+            reading.set_result(self._value)
+        except BaseException as error:
+            reading.set_exception(error)
+        finally:
+            self._reading = None
+
+    def _fresh(self) -> T | None:
+        return self._value if time.monotonic() < self._read_at + REMEMBERED_S else None
+
+    def forget(self) -> None:
+        self._value = None
+
+
+def count_served(rows: Iterable[Worker]) -> Counter[str]:
+    """By model: how many of these living workers serve it. The one rule: for clients, /readyz and the admin."""
+    return Counter(name for worker in rows for name in worker.model_names)
+
+
+def _read_served() -> Counter[str]:
+    return count_served(living().only("model_names"))
+
+
+def _read_speeds() -> dict[str, float]:
+    total: dict[str, float] = {}
+    for replicas, speeds in living().values_list("replicas_ready", "speeds"):
+        for model, speed in speeds.items():
+            total[model] = total.get(model, 0.0) + speed * max(1, replicas)
+    return total
+
+
+def _read_notes() -> dict[str, str]:
+    rows = living().filter(state__in=SERVING).values_list("replicas", flat=True)
+    return {
+        name: note
+        for replicas in rows
+        for replica in replicas.values()
+        for name, note in replica.get("notes", {}).items()
+    }
+
+
+served_models = Remembered(_read_served)
+notes = Remembered(_read_notes)  # by model: how it is run, if in another way than most
+speeds = Remembered(_read_speeds)  # by model: items a second of all replicas together, while they run
+
+
+def serving(model: str) -> int:
+    """How many living workers serve the model. That there is none is never remembered, but looked for again."""
+    if not served_models().get(model):
+        served_models.forget()
+    return served_models()[model]
+
+
+def seconds_for(model: str, jobs: int) -> float | None:
+    """How long so many jobs take at the measured speed; None while nothing was measured."""
+    speed = speeds().get(model)
+    return jobs / speed if speed else None

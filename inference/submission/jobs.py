@@ -1,0 +1,223 @@
+"""The face of the service for Python: `api`, the admin and management commands call nothing else.
+
+job = jobs.submit(model="embeddings", inputs="some text")
+job = jobs.wait(job.id, timeout_s=10)
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db import IntegrityError
+from django.db.models.functions import Now
+
+from inference import clock, words
+from inference.catalog import lengths, specs, validation
+from inference.errors import JobNotFound, NoWorker, UnknownModel
+from inference.failures import is_away
+from inference.models import WAITING, Job, Priority, Status
+from inference.status import workers
+from inference.store.rows import Changes
+from inference.submission import admission, idempotency
+from inference.submission.writer import PATIENCE_S, intake, telling
+from inference.waiting import finished
+from inference.webhooks import delivery
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """`inputs` is one input, or a list of several that form one job. `max_owned` is how many jobs of `owner` may wait
+    at once. With an `idempotency_key` that the owner used before, the job is that of then. `webhook` is the address
+    that is told when the job is finished."""
+
+    model: str
+    inputs: Any
+    parameters: dict[str, Any] | None = None
+    priority: int = Priority.NORMAL
+    expires_in_s: float | None = None
+    owner: Any = None
+    max_owned: int | None = None
+    idempotency_key: str | None = None
+    request_id: str = ""
+    webhook: str = ""
+
+
+def submit(**fields: Any) -> Job:
+    """Record one job and enqueue it: `fields` are those of `Submission`. The row is committed when this returns.
+
+    Raises `SubmissionError`, or `StoreUnavailable`.
+    """
+    submission = Submission(**fields)
+    job = _new_job(submission)
+    return _with_webhook(submission, idempotency.known(job) or _accept(submission, job))
+
+
+def run(*, timeout_s: float, **fields: Any) -> Job:
+    """`submit` and `wait` in one, without a moment in between: the answer cannot be missed.
+
+    Raises `NoWorker` before anything is stored when nobody serves the model.
+    """
+    submission = Submission(**fields)
+    job = _new_job(submission)
+    known = idempotency.known(job)
+    if not known:
+        _require_worker(submission.model)
+    if known or submission.webhook:
+        accepted = _with_webhook(submission, known or _accept(submission, job))
+        return wait_for(accepted, timeout_s=timeout_s)
+    try:
+        return _store_and_wait(submission, job, timeout_s)
+    except IntegrityError as error:
+        return wait_for(idempotency.explain(job, error), timeout_s=timeout_s)
+
+
+def fetch(job_id: UUID, *, owner: Any = None) -> Job:
+    """Raises `JobNotFound`, also for another owner's job. `owner=None` sees all."""
+    jobs = Job.objects.filter(pk=job_id) if owner is None else Job.objects.filter(pk=job_id, owner=owner)
+    if job := jobs.order_by().defer("inputs").first():
+        return job
+    raise JobNotFound(f"There is no job {job_id}.")
+
+
+def wait(job_id: UUID, *, timeout_s: float, owner: Any = None) -> Job:
+    """The job once it is finished, or as it is after `timeout_s`. Holds no database connection meanwhile."""
+    with finished.listener.expect(job_id) as waiter:
+        job = fetch(job_id, owner=owner)
+        if job.is_finished or timeout_s <= 0:
+            return job
+        changes = waiter.wait(timeout_s)
+    return _changed(job, changes) if changes else fetch(job_id, owner=owner)
+
+
+def wait_for(job: Job, *, timeout_s: float) -> Job:
+    """As `wait`, for a job that is stored for certain: as it is known here when the database is away."""
+    try:
+        return wait(job.id, timeout_s=timeout_s)
+    except Exception as error:
+        if not is_away(error):
+            raise
+        logger.warning("job=%s is stored, and cannot be looked at: %s", job.id, error)
+        return job
+
+
+def cancel(job_id: UUID, *, owner: Any = None) -> Job:
+    """Cancel a queued or running job; a finished one is left as it is. A running job's outcome is dropped."""
+    fetch(job_id, owner=owner)
+    cancelled = Job.objects.filter(pk=job_id, status__in=WAITING).update(status=Status.CANCELLED, finished_at=Now())
+    if cancelled:
+        finished.publish([job_id])
+    return fetch(job_id)
+
+
+def cancel_many(ids: Collection[UUID]) -> Counter[str]:
+    """How many of at most `rows.MOST` jobs were cancelled, by their status before."""
+    chosen = Job.objects.filter(pk__in=ids).order_by()
+    cancelled = Counter[str]()
+    for before in WAITING:
+        cancelled[before] = chosen.filter(status=before).update(status=Status.CANCELLED, finished_at=Now())
+    if cancelled.total():
+        finished.publish(ids)
+    return cancelled
+
+
+def retry(
+    job_id: UUID, *, max_owned: int | None = None, idempotency_key: str | None = None, request_id: str | None = None
+) -> Job:
+    """Submit the same inputs again as a new job of the same owner: terminal states never change."""
+    old = fetch(job_id)
+    return submit(
+        model=old.model, inputs=old.inputs, parameters=old.parameters, priority=old.priority, owner=old.owner,
+        max_owned=max_owned, idempotency_key=idempotency_key,
+        request_id=old.request_id if request_id is None else request_id,
+    )  # fmt: skip
+
+
+def models() -> specs.Catalog:
+    """The models of the catalog, by name."""
+    return specs.load_cached(settings.MODELS_FILE)
+
+
+def spec_of(model: str) -> specs.ModelSpec:
+    """Raises `UnknownModel`."""
+    try:
+        return models()[model]
+    except KeyError:
+        known = ", ".join(sorted(models()))
+        raise UnknownModel(f"There is no model {words.name(model)!r}. Known models: {known}.") from None
+
+
+def _new_job(submission: Submission) -> Job:
+    """A job that the model takes, not stored yet."""
+    model, inputs, parameters = submission.model, submission.inputs, submission.parameters or {}
+    if submission.webhook:
+        delivery.check(submission.webhook)
+    spec = spec_of(model)
+    checked = validation.validate(spec, inputs, parameters)
+    size, length = lengths.measure(spec, inputs, checked)
+    now = clock.now()
+    expires_in_s, priority = submission.expires_in_s, submission.priority
+    job = Job(
+        model=model, inputs=inputs, parameters=checked, size=size, length=length, priority=priority,
+        owner=submission.owner, created_at=now, published_at=now, request_id=submission.request_id,
+        expires_at=now + datetime.timedelta(seconds=expires_in_s) if expires_in_s is not None else None,
+    )  # fmt: skip
+    if submission.idempotency_key is not None:
+        job.idempotency_key = idempotency.owned(submission.owner, submission.idempotency_key)
+        body = (model, inputs, parameters, priority, expires_in_s, submission.webhook)
+        job.idempotency_digest = idempotency.digest(*body)
+    return job
+
+
+def _accept(submission: Submission, job: Job) -> Job:
+    """Store and send the job, unless another request with its key has just done so."""
+    with idempotency.turn(job) as known:
+        if known:
+            return known
+        try:
+            with admission.room(spec_of(job.model), [job], submission.max_owned):
+                intake.accept(job)
+        except IntegrityError as error:
+            return idempotency.explain(job, error)
+    return job
+
+
+def _with_webhook(submission: Submission, job: Job) -> Job:
+    if submission.webhook:
+        with telling(job):
+            delivery.register(job, submission.webhook)
+    return job
+
+
+def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
+    """One wait, not one for the commit and one for the end: a finished job was committed."""
+    with finished.listener.expect(job.id) as waiter:
+        first_s = min(timeout_s, PATIENCE_S)
+        with admission.room(spec_of(job.model), [job], submission.max_owned):
+            offered = intake.offer(job, waiter.fail)
+            changes = waiter.wait(first_s)
+            if not changes:
+                intake.confirm(offered, PATIENCE_S - first_s)
+        changes = changes or waiter.wait(timeout_s - first_s)
+    return _changed(job, changes) if changes else wait_for(job, timeout_s=0.0)
+
+
+def _changed(job: Job, changes: Changes) -> Job:
+    vars(job).update(changes)
+    return job
+
+
+def _require_worker(model: str) -> None:
+    """Raises `NoWorker`."""
+    if not workers.serving(model):
+        raise NoWorker(
+            f"No worker serves {model!r} now. Jobs posted to /v1/jobs are kept until one does.", retry_after_s=5
+        )

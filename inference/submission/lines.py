@@ -1,0 +1,111 @@
+"""How many jobs wait in a line, such as one owner's: counted now and then, exactly known where it is nearly full."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from uuid import UUID
+
+from django.db.models import QuerySet
+
+from inference.errors import StoreUnavailable
+from inference.models import Job
+from inference.waiting import connections
+
+RECOUNT_S = 0.5
+ROOM = 100  # jobs that other processes may let in before this one counts again
+EXACT = 1000  # jobs: longer lines are counted less often, the longer the less
+COUNTING_SHARE = 0.01  # of the time
+LONGEST_FRESH_S = 10.0
+PATIENCE_S = 2.5
+
+
+class Line:
+    """One count at a time, and who comes during a count waits for the next: that has seen all that came before.
+    Far from full, and in long lines, the last count will do."""
+
+    def __init__(self, jobs: Callable[[], QuerySet[Job]]) -> None:
+        self._jobs = jobs
+        self._lock = threading.Lock()
+        self._counting = threading.Lock()
+        self._begun_at = self._fresh_until = self._refuses_until = self._failed_at = float("-inf")
+        self._counted_to = 0
+        self._entering: set[UUID] = set()  # let in, and perhaps not stored yet
+        self._stored: set[UUID] = set()  # since the last count began
+        self.waiting = 0
+
+    def enter(self, ids: Collection[UUID], limit: int) -> bool:
+        """Whether all of them were let in, so that at most `limit` wait. Raises `StoreUnavailable`."""
+        came_at = time.monotonic()
+        if not self._is_known(came_at, len(ids), limit):
+            with self._alone(came_at):
+                if self._begun_at < came_at or self._counted_to <= limit:
+                    self._count(limit)
+        with self._lock:
+            if self.waiting + len(ids) > limit:
+                return False
+            self._add(ids)
+            return True
+
+    def join(self, ids: Collection[UUID]) -> None:
+        """They were let in elsewhere, and wait in this line too."""
+        with self._lock:
+            self._add(ids)
+
+    def leave(self, ids: Collection[UUID], *, stored: bool) -> None:
+        with self._lock:
+            self._entering.difference_update(ids)
+            if not stored:
+                self.waiting -= len(ids)
+            elif self._counting.locked():
+                self._stored.update(ids)
+
+    def _add(self, ids: Collection[UUID]) -> None:
+        self._entering.update(ids)
+        self.waiting += len(ids)
+
+    def _is_known(self, now: float, jobs: int, limit: int) -> bool:
+        if self._counted_to <= limit:
+            return False
+        is_fresh = now < self._fresh_until
+        if self.waiting + jobs + ROOM <= limit:
+            return is_fresh or self._counting.locked()
+        if self.waiting + jobs > limit:
+            is_fresh = now < self._refuses_until
+        return is_fresh and self.waiting > EXACT
+
+    @contextlib.contextmanager
+    def _alone(self, came_at: float) -> Iterator[None]:
+        connections.give_back()
+        if not self._counting.acquire(timeout=PATIENCE_S):
+            raise _away()
+        try:
+            if self._failed_at > came_at:
+                raise _away()
+            yield
+        finally:
+            self._counting.release()
+
+    def _count(self, limit: int) -> None:
+        begun_at, counted_to = time.monotonic(), limit + ROOM
+        with self._lock:
+            self._stored.clear()
+        try:
+            waiting = self._jobs().order_by().values_list("pk", flat=True)[:counted_to]
+            found = waiting.count() if limit > EXACT else set(waiting)
+        except Exception:
+            self._failed_at = time.monotonic()
+            raise
+        took_s = time.monotonic() - begun_at
+        with self._lock:
+            own = self._entering | self._stored
+            self.waiting = found + len(own) if isinstance(found, int) else len(found | own)
+            self._begun_at, self._counted_to = begun_at, counted_to
+            self._fresh_until = begun_at + min(max(RECOUNT_S, took_s / COUNTING_SHARE), LONGEST_FRESH_S)
+            self._refuses_until = begun_at + took_s + RECOUNT_S
+
+
+def _away() -> StoreUnavailable:
+    return StoreUnavailable("The database does not answer now; nothing was stored. Try again later.", retry_after_s=5)

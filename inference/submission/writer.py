@@ -1,0 +1,233 @@
+"""Accepted jobs are written by one thread a process: what arrives together is one transaction and one send.
+
+A request thread opens no database connection to submit, and writers do not queue up for the database's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from django.conf import settings
+from django.db import connection, transaction
+
+from inference import clock, failpoints
+from inference.broker import publish
+from inference.catalog import specs
+from inference.errors import BrokerUnavailable, StoreUnavailable
+from inference.failures import is_away
+from inference.models import Bulk, Job
+from inference.store import rows
+from inference.waiting import connections
+from inference.waiting.compute_slots import turns
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 5.0  # an answer must be given within 6 s
+MAX_GROUP = 256
+CUT_OFF = ("08", "57P")  # SQLSTATE: the connection, or the server, ended
+
+
+class Submission:
+    """One job on its way into the database."""
+
+    def __init__(self, job: Job, refused: Callable[[Exception], None] | None = None) -> None:
+        self.job = job
+        self.row = rows.prepare(job)
+        self.size = self.row.size
+        self.refused = refused  # told at once, by the intake's thread
+        self.error: Exception | None = None
+        self.written = threading.Event()
+
+    def settle(self, error: Exception | None) -> None:
+        if self.written.is_set():
+            return
+        self.error = error
+        self.written.set()
+        if error and self.refused:
+            self.refused(error)
+
+
+class Intake:
+    """Writes and sends the jobs of this process. Its thread starts with the first job, and never ends of an error."""
+
+    def __init__(self) -> None:
+        self._arrived = threading.Condition()
+        self._submissions: list[Submission] = []
+        self._thread: threading.Thread | None = None
+
+    def accept(self, job: Job) -> None:
+        """Returns when the row is committed. Raises `IntegrityError` for a key that is taken, `StoreUnavailable`."""
+        self.confirm(self.offer(job))
+
+    def offer(self, job: Job, refused: Callable[[Exception], None] | None = None) -> Submission:
+        """Returns at once: for who waits for the job's end anyway, and confirms when that does not come soon."""
+        submission = Submission(job, refused)
+        if connection.in_atomic_block:  # the row belongs to the caller's transaction
+            insert([submission.row])
+            transaction.on_commit(lambda: send([job]))
+            submission.settle(None)
+            return submission
+        with self._arrived:
+            self._submissions.append(submission)
+            self._ensure_thread()
+            self._arrived.notify()
+        return submission
+
+    def confirm(self, submission: Submission, patience_s: float = PATIENCE_S) -> None:
+        """Returns when the row is committed. Raises `IntegrityError` for a key that is taken, `StoreUnavailable`."""
+        connections.give_back()
+        with turns.lent():
+            written = submission.written.wait(patience_s)
+        if not written and self._withdraw(submission):
+            raise _nothing_stored()
+        if not submission.written.is_set():
+            raise _perhaps_stored(submission.job)
+        if submission.error:
+            raise submission.error
+
+    def _withdraw(self, submission: Submission) -> bool:
+        """Whether it was not begun: then it never will be."""
+        with self._arrived:
+            if withdrawn := submission in self._submissions:
+                self._submissions.remove(submission)
+            return withdrawn
+
+    def _ensure_thread(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._write_forever, name="intake", daemon=True)
+            self._thread.start()
+
+    def _write_forever(self) -> None:
+        connections.own()
+        while True:
+            group = self._next_group()
+            try:
+                send(self._write(group))
+            except Exception as error:
+                logger.exception("intake failed, %d jobs are refused", len(group))
+                for submission in group:
+                    submission.settle(error)
+
+    def _next_group(self) -> list[Submission]:
+        with self._arrived:
+            while not self._submissions:
+                self._arrived.wait()
+            group = next(rows.statements(self._submissions, MAX_GROUP))
+            del self._submissions[: len(group)]
+            return group
+
+    def _write(self, group: list[Submission]) -> list[Job]:
+        """Commit the rows and let their requests go on. One that cannot be written never keeps the others out."""
+        try:
+            _connect()
+        except Exception as error:
+            return self._refuse(group, error, is_certain=True)
+        try:
+            insert([submission.row for submission in group])
+        except Exception as error:
+            return self._refuse(group, error, is_certain=_is_refusal(error))
+        for submission in group:
+            submission.settle(None)
+        return [submission.job for submission in group]
+
+    def _refuse(self, group: list[Submission], error: Exception, *, is_certain: bool) -> list[Job]:
+        if is_away(error):
+            self._refuse_all(group, error, is_certain=is_certain)
+        elif len(group) == 1:
+            group[0].settle(error)
+        else:
+            middle = len(group) // 2
+            return self._write(group[:middle]) + self._write(group[middle:])
+        return []
+
+    def _refuse_all(self, group: list[Submission], error: Exception, *, is_certain: bool) -> None:
+        """Those too that came while the database was asked in vain: they have waited for it already."""
+        connection.close()
+        with self._arrived:
+            waiting, self._submissions = self._submissions, []
+        logger.warning("%d jobs refused, the database is away: %s", len(group) + len(waiting), error)
+        for submission in group:
+            submission.settle(_nothing_stored() if is_certain else _perhaps_stored(submission.job))
+        for submission in waiting:
+            submission.settle(_nothing_stored())
+
+
+def _connect() -> None:
+    connections.ready()
+    connection.ensure_connection()
+    clock.measure(connection)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the database said no, and was not cut off while it may have said yes."""
+    if connection.vendor != "postgresql":
+        return True
+    state = getattr(error.__cause__, "sqlstate", None)
+    return state is not None and not state.startswith(CUT_OFF)
+
+
+def insert(group: Sequence[rows.Row]) -> None:
+    failpoints.reach("before_insert")
+    rows.insert(group)
+    failpoints.reach("after_insert")
+
+
+def send(jobs: Sequence[Job]) -> None:
+    """Send the messages of committed jobs. What cannot be sent now is sent by the reconciler."""
+    if not jobs:
+        return
+    failpoints.reach("before_publish")
+    try:
+        publish.publish([message_of(job) for job in jobs])
+    except BrokerUnavailable as error:
+        logger.warning("%d jobs accepted without a broker, the reconciler sends them: %s", len(jobs), error)
+        Job.objects.filter(pk__in=[job.pk for job in jobs]).update(published_at=None)
+    failpoints.reach("after_publish")
+
+
+def message_of(job: Job, *, recovered: bool = False) -> publish.JobMessage:
+    """The hint that is sent to the workers: what batching needs, and no inputs."""
+    return publish.JobMessage(
+        job_id=str(job.id),
+        model=job.model,
+        queue=f"inference.{job.model}",
+        group=specs.parameters_digest(job.parameters),
+        size=job.size,
+        length=job.length,
+        priority=job.priority,
+        created_at=job.created_at.timestamp(),
+        expires_at=job.expires_at.timestamp() if job.expires_at else None,
+        alone=job.recoveries >= settings.MAX_RECOVERIES - 1,
+        recovered=recovered,
+    )
+
+
+@contextlib.contextmanager
+def telling(row: Job | Bulk) -> Iterator[None]:
+    """From its commit on: an error that the database is away names the row. Raises `StoreUnavailable`."""
+    try:
+        yield
+    except Exception as error:
+        if is_away(error):
+            raise _perhaps_stored(row) from error
+        raise
+
+
+def _nothing_stored() -> StoreUnavailable:
+    return StoreUnavailable("The database does not answer now; nothing was stored. Try again later.", retry_after_s=5)
+
+
+def _perhaps_stored(row: Job | Bulk) -> StoreUnavailable:
+    kind = row._meta.model_name
+    return StoreUnavailable(
+        f"The database did not answer in time, and may have stored the {kind} {row.id}. Look for it before you send it"
+        " again; with an Idempotency-Key, sending it again is safe.",
+        retry_after_s=5,
+        **{f"{kind}_id": row.id},
+    )
+
+
+intake = Intake()

@@ -1,0 +1,1 @@
+"""What every worker does now and then: finds what was lost, removes what is old."""

@@ -1,0 +1,184 @@
+"""What was lost is found again. Every worker runs this every few seconds; several at once do no harm.
+
+1. A worker that is silent for too long is gone.
+2. A running job whose worker has stopped, is gone, or kept it for longer than it said, is given back; it fails when it
+   was lost too often, the last time alone in its worker.
+3. A queued job past its deadline expires.
+4. A queued job whose message was lost is sent again. A doubled message is harmless: only one claim wins.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import logging
+import math
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+from typing import TypeVar
+from uuid import UUID
+
+from django.conf import settings
+from django.db.models import F, Q, QuerySet
+from django.db.models.functions import Now
+
+from inference import errors
+from inference.broker import publish
+from inference.broker.messages import JobMessage
+from inference.models import Job, Status, Worker, WorkerState, first_id_at
+from inference.status import workers
+from inference.submission.jobs import models
+from inference.submission.writer import message_of
+from inference.waiting import finished as notices
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+RESEND_S = settings.WORKER_SILENT_S * 2 / 3  # a message younger than this may still be on its way
+HELD_S = settings.WORKER_SILENT_S  # what left its queue and was not started for longer is not waited for any more
+PASSED_S = settings.WORKER_SILENT_S / 3  # a job is passed when one that is this much younger was started before it
+CHUNK = 500
+MOST = 20 * CHUNK  # jobs sent again in a round
+_QUEUED_AGAIN = {"status": Status.QUEUED, "batch": None, "worker": None, "started_at": None, "published_at": None}
+
+
+def reconcile(*, answering_s: float = math.inf) -> None:
+    """One round. `answering_s`: for how long the database has answered whoever asks. After an outage nobody is judged
+    before all have had the time to be heard again: the first to come back would take the jobs of all others."""
+    if answering_s >= settings.WORKER_SILENT_S:
+        _mark_silent()
+        _give_back_lost()
+    _give_back_stopped()
+    expire()
+    try:
+        _send_again()
+    except errors.BrokerUnavailable as error:
+        logger.warning("lost messages not sent again yet: %s", error)
+
+
+def _ago(seconds: float) -> Now:
+    return Now() - datetime.timedelta(seconds=seconds)  # type: ignore[return-value]
+
+
+def _mark_silent() -> None:
+    silent = Worker.objects.filter(state__in=workers.PRESENT, heartbeat_at__lt=workers.silent_since())
+    idle = {"replicas_ready": 0, "replicas_busy": 0, "held": 0}
+    silent.filter(state=WorkerState.STOPPING).update(state=WorkerState.STOPPED, **idle)
+    if gone := silent.update(state=WorkerState.GONE, **idle):
+        logger.warning("%d workers are silent for %g s, their jobs are given back", gone, settings.WORKER_SILENT_S)
+
+
+def _running(**conditions: object) -> QuerySet[Job]:
+    return Job.objects.filter(status=Status.RUNNING, **conditions)
+
+
+def _of(state: WorkerState) -> QuerySet[Worker, UUID]:
+    return Worker.objects.filter(state=state).values_list("pk", flat=True)
+
+
+def _give_back_lost() -> None:
+    _give_back(_running().filter(Q(worker__in=_of(WorkerState.GONE)) | Q(lease_until__lt=Now())))
+
+
+def give_back_batch(batch: UUID) -> None:
+    """The jobs of a batch that died, when their worker cannot run them again."""
+    _give_back(_running(batch=batch))
+
+
+def _give_back(lost: QuerySet[Job]) -> None:
+    failed = _finish(
+        lost.filter(recoveries__gte=settings.MAX_RECOVERIES - 1),
+        Status.FAILED,
+        recoveries=F("recoveries") + 1,
+        error_code=errors.Lost.code,
+        error_detail=f"Every worker that ran it was lost, {settings.MAX_RECOVERIES} times; the last one ran it alone.",
+    )
+    given = lost.update(**_QUEUED_AGAIN, recoveries=F("recoveries") + 1)
+    if failed or given:
+        logger.warning("%d running jobs given back, %d given up as lost", given, failed)
+
+
+def _give_back_stopped() -> None:
+    """Who stops a worker says nothing about its jobs: it does not count."""
+    if given := _running(worker__in=_of(WorkerState.STOPPED)).update(**_QUEUED_AGAIN):
+        logger.warning("%d running jobs of stopped workers given back", given)
+
+
+def expire() -> None:
+    overdue = Job.objects.filter(status=Status.QUEUED, expires_at__lte=Now())
+    if expired := _finish(
+        overdue, Status.EXPIRED, error_code=errors.Expired.code, error_detail="Not started before its deadline."
+    ):
+        logger.info("%d jobs expired", expired)
+
+
+def _finish(jobs: QuerySet[Job], status: Status, **values: object) -> int:
+    """End these jobs, and wake who waits for them. The ids are read first: a double notice is harmless."""
+    finished = 0
+    for ids in _chunks(jobs.order_by().values_list("pk", flat=True)):
+        finished += jobs.filter(pk__in=ids).update(status=status, finished_at=Now(), **values)
+        notices.publish(ids)
+    return finished
+
+
+def _send_again() -> None:
+    """High priorities first: a round is bounded. What was sent is marked before more is, so that a failure in between
+    has nothing sent twice."""
+    lost = Q(published_at=None, created_at__lt=_ago(1.0)) | (Q(published_at__lt=_ago(RESEND_S)) & _missing())
+    jobs = Job.objects.filter(lost, status=Status.QUEUED, model__in=models()).defer("inputs", "output")
+    found = jobs.order_by("priority", "pk")[:MOST].iterator(CHUNK)
+    sent = 0
+    failure: errors.BrokerUnavailable | None = None
+    for messages in _at_once([message_of(job, recovered=True) for job in found]):
+        try:
+            publish.publish(messages)
+        except errors.BrokerUnavailable as error:  # of this queue, or of all: then the others fail at once
+            failure = error
+        else:
+            sent += Job.objects.filter(pk__in=[message.job_id for message in messages]).update(published_at=Now())
+    if sent:
+        logger.warning("%d queued jobs had no message, sent again", sent)
+    if failure:
+        raise failure
+
+
+def _at_once(messages: Iterable[JobMessage]) -> Iterator[list[JobMessage]]:
+    """A chunk of one queue and priority after the other. In Redis each goes before the last: the oldest come last."""
+    line = attrgetter("priority", "queue")
+    for _, group in itertools.groupby(sorted(messages, key=line), line):
+        chunks = list(_chunks(group))
+        yield from reversed(chunks) if publish.is_redis() else chunks
+
+
+def _missing() -> Q:
+    """Queued jobs without a message: none of their model and priority is in the broker or held, or they were passed."""
+    waiting = set(Job.objects.filter(status=Status.QUEUED).order_by().values_list("model", flat=True).distinct()) & set(
+        models()
+    )
+    priorities = publish.waiting_priorities([models()[name].queue for name in waiting])
+    living = list(workers.living())
+    held = any(worker.held or worker.replicas_busy for worker in living)
+    missing = Q(pk__in=[])
+    for name in waiting:
+        of_lost = Q(model=name, published_at__lt=_ago(HELD_S if held else RESEND_S))
+        missing |= of_lost & ~Q(priority__in=priorities[models()[name].queue])
+        for priority, reached in _reached(living, name).items():
+            missing |= Q(
+                model=name, priority=priority, pk__lt=first_id_at(reached - datetime.timedelta(seconds=PASSED_S))
+            )
+    return missing
+
+
+def _reached(living: Iterable[Worker], model: str) -> dict[int, datetime.datetime]:
+    """By priority: how far in time of creation the living workers have come with this model."""
+    reached: dict[int, float] = {}
+    for worker in living:
+        for priority, moment in worker.reached.get(model, {}).items():
+            reached[int(priority)] = max(reached.get(int(priority), 0.0), moment)
+    return {key: datetime.datetime.fromtimestamp(at, datetime.UTC) for key, at in reached.items()}
+
+
+def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while chunk := list(itertools.islice(iterator, CHUNK)):
+        yield chunk

@@ -1,0 +1,57 @@
+"""Two requests of a process compute at once. Hundreds that want the interpreter at the same time, because they came
+together or were woken together, would keep each other waiting, and every short request among them.
+
+A courtesy and no lock: who has waited long for a turn goes on without one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from inference.waiting import connections
+
+AT_ONCE = 2  # one computes, one reads or writes
+PATIENCE_S = 0.5
+
+
+class _Own(threading.local):
+    holds = False
+
+
+class Turns:
+    """The turns of this process. What a thread takes it gives back; both may be repeated."""
+
+    def __init__(self) -> None:
+        self._free = threading.Semaphore(AT_ONCE)
+        self._own = _Own()
+
+    def take(self) -> None:
+        """Waits for `PATIENCE_S` at most."""
+        if not self._own.holds:
+            self._own.holds = self._free.acquire(blocking=False) or self._wait()
+
+    def _wait(self) -> bool:
+        connections.give_back()
+        return self._free.acquire(timeout=PATIENCE_S)
+
+    def give_back(self) -> bool:
+        """Whether this thread had one."""
+        held, self._own.holds = self._own.holds, False
+        if held:
+            self._free.release()
+        return held
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Others may have this thread's turn while it waits."""
+        held = self.give_back()
+        try:
+            yield
+        finally:
+            if held:
+                self.take()
+
+
+turns = Turns()

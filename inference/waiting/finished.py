@@ -1,0 +1,177 @@
+"""'Finished' notices and the requests that wait for them.
+
+Whoever finishes jobs publishes their ids; one listener thread a process reads the rows of those that somebody here
+waits for, all in one query, and wakes them. A notice is a hint: a slow poll of the waiting ids finds what it missed.
+A waiting request holds no database connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterator
+from uuid import UUID
+
+import redis
+from django.conf import settings
+from django.db import DatabaseError, InterfaceError, connection
+
+from inference.broker import publish as broker
+from inference.errors import BrokerUnavailable
+from inference.failures import Pauses
+from inference.store import rows
+from inference.store.rows import Changes
+from inference.waiting import connections
+from inference.waiting.compute_slots import turns
+
+logger = logging.getLogger(__name__)
+
+CHANNEL = "inference.finished"
+POLL_S = 5.0  # while notices arrive
+POLL_DEAF_S = 0.5  # while they do not
+LONGEST_DEAF_S = 5.0  # between tries to hear them again
+
+
+def publish(ids: Collection[UUID]) -> None:
+    """Tell every process that the jobs are finished. A lost notice only costs its waiters a slow poll."""
+    if not ids:
+        return
+    connections.give_back()
+    try:
+        with broker.client() as client:
+            client.publish(CHANNEL, ",".join(job_id.hex for job_id in ids))
+    except (redis.RedisError, BrokerUnavailable) as error:
+        logger.warning("notice of %d finished jobs not sent, waiters will poll: %s", len(ids), error)
+
+
+class Waiter:
+    """One request's wait for one job: a lock that is taken from the start, which costs a third of an event."""
+
+    def __init__(self, job_id: UUID) -> None:
+        self.job_id = job_id
+        self._changes: Changes | None = None
+        self._error: Exception | None = None
+        self._closed = threading.Lock()
+        self._closed.acquire()
+
+    def wait(self, timeout_s: float) -> Changes | None:
+        """What became of the finished job, or None after `timeout_s`. Raises what `fail` was told."""
+        connection.close()
+        if self._changes is None and self._error is None:
+            with turns.lent():
+                self._closed.acquire(timeout=timeout_s)
+        if self._error:
+            raise self._error
+        return self._changes
+
+    def wake(self, changes: Changes) -> None:
+        self._changes = changes
+        self._open()
+
+    def fail(self, error: Exception) -> None:
+        """There is nothing to wait for: the job was not accepted."""
+        self._error = error
+        self._open()
+
+    def _open(self) -> None:
+        if self._closed.locked():
+            self._closed.release()
+
+
+class Listener:
+    """Wakes the waiters of this process. Its thread starts with the first wait, and never ends of an error."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiters: dict[UUID, list[Waiter]] = {}
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def expect(self, job_id: UUID) -> Iterator[Waiter]:
+        """Register before the job can finish, then `wait()`: no notice falls in between."""
+        waiter = Waiter(job_id)
+        with self._lock:
+            self._waiters.setdefault(job_id, []).append(waiter)
+            self._ensure_thread()
+        try:
+            yield waiter
+        finally:
+            with self._lock:
+                waiters = self._waiters[job_id]
+                waiters.remove(waiter)
+                if not waiters:
+                    del self._waiters[job_id]
+
+    def __len__(self) -> int:
+        """Requests waiting now."""
+        return sum(map(len, list(self._waiters.values())))
+
+    def _ensure_thread(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._listen_forever, name="finished-notices", daemon=True)
+            self._thread.start()
+
+    def _listen_forever(self) -> None:
+        connections.own()
+        pauses = Pauses(first_s=POLL_DEAF_S, longest_s=LONGEST_DEAF_S)
+        while True:
+            try:
+                self._listen_or_poll(pauses)
+            except Exception:
+                logger.exception("listener failed, starting again")
+                time.sleep(pauses.next_s())
+
+    def _listen_or_poll(self, pauses: Pauses) -> None:
+        try:
+            self._listen(pauses)
+        except redis.RedisError as error:
+            logger.warning("no finished notices, polling every %g s: %s", POLL_DEAF_S, error)
+            self._poll_until(time.monotonic() + pauses.next_s())
+
+    def _listen(self, pauses: Pauses) -> None:
+        client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=10.0, socket_connect_timeout=1.0)
+        with client, client.pubsub(ignore_subscribe_messages=True) as subscription:
+            subscription.subscribe(CHANNEL)
+            polled_at = 0.0
+            while True:
+                message = subscription.get_message(timeout=POLL_S)
+                if message:
+                    self._wake(_ids(message["data"]))
+                if time.monotonic() - polled_at > POLL_S:
+                    self._wake(list(self._waiters))
+                    polled_at = time.monotonic()
+                pauses.reset()
+
+    def _poll_until(self, deadline: float) -> None:
+        while time.monotonic() < deadline:
+            self._wake(list(self._waiters))
+            time.sleep(POLL_DEAF_S)
+
+    def _wake(self, ids: Collection[UUID]) -> None:
+        wanted = [job_id for job_id in ids if job_id in self._waiters]
+        if not wanted:
+            return
+        try:
+            connections.ready()
+            finished = rows.finished(wanted)
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("finished jobs not read, polling: %s", error)
+            connection.close()
+            return
+        with self._lock:
+            for job_id, changes in finished.items():
+                for waiter in self._waiters.get(job_id, ()):
+                    waiter.wake(changes)
+
+
+def _ids(data: bytes) -> list[UUID]:
+    try:
+        return [UUID(part) for part in data.decode().split(",")]
+    except ValueError:
+        logger.warning("not a notice, dropped: %.80r", data)
+        return []
+
+
+listener = Listener()

@@ -1,0 +1,1 @@
+"""Signed notices to clients' servers that a job is finished, delivered from their rows."""

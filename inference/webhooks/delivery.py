@@ -1,0 +1,174 @@
+"""Signed notices that a job is finished, as Standard Webhooks describes them (https://www.standardwebhooks.com).
+
+Off unless WEBHOOK_HOSTS names the hosts that may be called and WEBHOOK_SECRET signs. The row is the truth here too:
+what is due is found by looking, so that no notice is lost however the job ended, and one may come twice. Whoever
+delivers one has leased its row: `manage.py deliver_webhooks`, on as many hosts as one likes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime
+import hashlib
+import hmac
+import logging
+import re
+import time
+from collections import Counter
+from urllib.parse import urlsplit
+
+import orjson
+from django.conf import settings
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from inference.errors import InvalidInput
+from inference.json_field import storable
+from inference.models import TERMINAL, Job, Webhook, WebhookState
+from inference.webhooks import outbound
+
+logger = logging.getLogger(__name__)
+
+SECRET_PREFIX = "whsec_"  # noqa: S105 - a prefix
+DELAYS_S = (
+    5,
+    300,
+    1800,
+    7200,
+    18_000,
+    36_000,
+    50_400,
+)  # after each failure; the standard's own schedule, then given up
+VISIBLE = re.compile(r"[\x21-\x7e]{1,500}")
+ATTEMPT_S = 15.0  # for all of one attempt
+LEASE_S = 4 * ATTEMPT_S  # then it is due again: whoever had it has died
+
+
+def check(url: str) -> None:
+    """Raises `InvalidInput` for an address that may not be called."""
+    if not settings.WEBHOOK_HOSTS:
+        raise _invalid("webhooks are not configured here; leave it out and poll the job")
+    try:
+        parts = urlsplit(url if VISIBLE.fullmatch(url) else "")
+        _ = parts.port
+    except ValueError:
+        raise _invalid("must be an address such as https://example.com/hook") from None
+    if parts.scheme not in _schemes() or not parts.hostname or parts.username:
+        schemes = " or ".join(f"{scheme}://" for scheme in _schemes())
+        raise _invalid(
+            f"must be an address of at most 500 characters that begins with {schemes}, without user:password@"
+        )
+    if parts.hostname not in settings.WEBHOOK_HOSTS:
+        raise _invalid(f"the host {parts.hostname:.100} is not among those that may be called")
+
+
+def _schemes() -> tuple[str, ...]:
+    return ("http", "https") if settings.WEBHOOK_ALLOW_PRIVATE else ("https",)
+
+
+def _invalid(message: str) -> InvalidInput:
+    return InvalidInput(f"webhook: {message}.", field="webhook")
+
+
+def register(job: Job, url: str) -> None:
+    Webhook.objects.get_or_create(job=job, defaults={"url": url})
+
+
+def take_due(at_most: int, busy: Counter[str] | None = None, *, of_one_host: int = 4) -> list[Webhook]:
+    """Notices to be sent now, with their jobs, leased to the caller for `LEASE_S`. `busy` counts those under way, by
+    host: one that does not answer holds `of_one_host` of the caller's threads, and not those of the others."""
+    pending = Webhook.objects.filter(state=WebhookState.PENDING, due_at__lte=Now())
+    due = pending.filter(job__status__in=TERMINAL).order_by("due_at")
+    hosts = Counter(busy or ())
+    for host in (host for host, count in hosts.items() if count >= of_one_host):
+        due = due.exclude(url__iregex=rf"^https?://{re.escape(host)}([:/?#]|$)")
+    lease = Now() + datetime.timedelta(seconds=LEASE_S)
+    taken = []
+    for key, url in list(due.values_list("pk", "url")[:at_most]):
+        hosts[host_of(url)] += 1
+        if hosts[host_of(url)] <= of_one_host and pending.filter(pk=key).update(due_at=lease):
+            taken.append(key)
+    found = Webhook.objects.filter(pk__in=taken).select_related("job").defer("job__inputs", "job__output")
+    return list(found.order_by("pk"))
+
+
+def host_of(url: str) -> str:
+    return urlsplit(url).hostname or ""
+
+
+def deliver(webhook: Webhook) -> None:
+    """One attempt, by who has leased the notice. A failed one is due again later, until the schedule ends."""
+    leased_until = webhook.due_at
+    webhook.attempts += 1
+    try:
+        _post(webhook)
+    except outbound.NotSent as error:
+        _postpone(webhook, str(error))
+    else:
+        webhook.state, webhook.last_error = WebhookState.DELIVERED, ""
+        logger.info("webhook=%s job=%s delivered", webhook.pk, webhook.job_id)
+    outcome = {name: getattr(webhook, name) for name in ("state", "attempts", "due_at", "last_error")}
+    Webhook.objects.filter(pk=webhook.pk, due_at=leased_until).update(**outcome)
+
+
+def _postpone(webhook: Webhook, why: str) -> None:
+    webhook.last_error = storable(why)[:300]
+    if webhook.attempts > len(DELAYS_S):
+        webhook.state = WebhookState.GIVEN_UP
+        logger.error("webhook=%s job=%s given up: %s", webhook.pk, webhook.job_id, why)
+        return
+    delay_s = DELAYS_S[webhook.attempts - 1]
+    webhook.due_at = Now() + datetime.timedelta(seconds=delay_s)
+    logger.warning("webhook=%s job=%s not delivered, again in %d s: %s", webhook.pk, webhook.job_id, delay_s, why)
+
+
+def payload(job: Job) -> bytes:
+    """Without the output, which may be large: the client fetches it, with its key."""
+    return orjson.dumps(
+        {
+            "type": "job.finished",
+            "timestamp": job.finished_at or timezone.now(),
+            "data": {
+                "id": job.id,
+                "model": job.model,
+                "status": job.status,
+                "error": {"code": job.error_code, "detail": job.public_detail} if job.error_code else None,
+                "request_id": job.request_id,
+            },
+        }
+    )
+
+
+def sign(identifier: str, timestamp: int, body: bytes) -> str:
+    digest = hmac.new(secret(), f"{identifier}.{timestamp}.".encode() + body, hashlib.sha256).digest()
+    return "v1," + base64.b64encode(digest).decode()
+
+
+def secret() -> bytes:
+    """Raises `ValueError` for a secret that is not `whsec_` and base64 of 24 to 64 bytes."""
+    text = settings.WEBHOOK_SECRET
+    try:
+        key = base64.b64decode(text.removeprefix(SECRET_PREFIX), validate=True)
+    except binascii.Error as error:
+        raise ValueError("WEBHOOK_SECRET is not base64") from error
+    if not text.startswith(SECRET_PREFIX) or not 24 <= len(key) <= 64:
+        raise ValueError(f"WEBHOOK_SECRET must be {SECRET_PREFIX} and base64 of 24 to 64 bytes")
+    return key
+
+
+def _post(webhook: Webhook) -> None:
+    """Raises `NotSent`."""
+    host = host_of(webhook.url)
+    if host not in settings.WEBHOOK_HOSTS:
+        raise outbound.NotSent(f"the host {host} may not be called any more")
+    body, now = payload(webhook.job), int(time.time())
+    headers = {
+        "Content-Type": "application/json",
+        "webhook-id": str(webhook.pk),
+        "webhook-timestamp": str(now),
+        "webhook-signature": sign(str(webhook.pk), now, body),
+    }
+    status = outbound.post(webhook.url, body, headers, limit_s=ATTEMPT_S, private=settings.WEBHOOK_ALLOW_PRIVATE)
+    if not 200 <= status < 300:  # a redirect is a failure: it could lead anywhere
+        raise outbound.NotSent(f"answered {status}")

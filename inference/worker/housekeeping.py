@@ -1,0 +1,107 @@
+"""What every worker does beside its jobs, every few seconds; in its own thread: a long round delays no heartbeat."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from uuid import UUID
+
+from django.conf import settings
+from django.db import connection
+
+from inference import errors
+from inference.broker import publish
+from inference.catalog.specs import Catalog
+from inference.failures import is_away
+from inference.upkeep import reconcile, retention
+from inference.worker.heartbeat import Presence
+from inference.worker.replicas import Replicas
+from inference.worker.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+ROUND_S = settings.WORKER_SILENT_S / 3
+
+
+class Upkeep(threading.Thread):
+    """Finds what others left undone, removes what is old, and ends this worker when it has stopped working."""
+
+    def __init__(self, presence: Presence, models: Catalog, replicas: Replicas) -> None:
+        super().__init__(name="upkeep", daemon=True)
+        self.presence = presence
+        self.models = models
+        self.replicas = replicas
+        self._watchdog = Watchdog()
+        self._sweeper = retention.Sweeper()
+        self._given_up: deque[UUID] = deque()
+        self._stopping = threading.Event()
+        self._woken = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            for chore in (self._watch, self._give_back, self._reconcile, self._sweeper.sweep):
+                self._do(chore)
+            self._rest()
+
+    def _rest(self) -> None:
+        """Until the next round, but for what the event loop has left to be done."""
+        until = time.monotonic() + ROUND_S
+        while self._woken.wait(max(0.0, until - time.monotonic())) and not self._stopping.is_set():
+            self._woken.clear()
+            self._do(self._give_back)
+            self._do(reconcile.expire)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._woken.set()
+
+    def expire_soon(self) -> None:
+        """Jobs that this worker held are past their deadline: their rows are to say so."""
+        self._woken.set()
+
+    def give_back(self, batches: Iterable[UUID]) -> None:
+        """Soon the rows of these batches are queued again: they are over, and not run again here."""
+        self._given_up.extend(batches)
+        self._woken.set()
+
+    def _give_back(self) -> None:
+        while self._given_up:
+            reconcile.give_back_batch(self._given_up[0])
+            self._given_up.popleft()
+
+    def _do(self, chore: Callable[[], None]) -> None:
+        """One that fails leaves the others their turn, and has its own again in the next round."""
+        try:
+            chore()
+        except Exception as error:
+            connection.close()
+            if isinstance(error, errors.BrokerUnavailable) or is_away(error):
+                logger.warning("worker=%s %s waits for its next round: %s", self.presence.node, chore.__name__, error)
+            else:
+                logger.exception("worker=%s %s failed", self.presence.node, chore.__name__)
+
+    def _reconcile(self) -> None:
+        reconcile.reconcile(answering_s=self.presence.answering_s)
+
+    def _watch(self) -> None:
+        """Leave at once when the main process no longer works: its supervisor starts another."""
+        if self.presence.facts is None:
+            return
+        facts = self.presence.facts()
+        consumed = [self.models[name].queue for name in self.replicas.serving]
+        if not consumed:
+            publish.ping()  # the event loop waits for a broker that is away, also with no queue to count
+        waiting = sum(publish.queue_lengths(consumed).values())
+        reason = self._watchdog.reason(
+            now=time.monotonic(), looped_at=facts.looped_at, waiting=waiting, held=facts.held,
+            busy=facts.replicas_busy, ready=facts.replicas_ready,
+        )  # fmt: skip
+        if reason:
+            logger.critical("worker=%s exits to be started again: %s", self.presence.node, reason)
+            faulthandler.dump_traceback(file=2, all_threads=True)
+            os._exit(os.EX_SOFTWARE)

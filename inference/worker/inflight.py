@@ -1,0 +1,71 @@
+"""What the worker's main process knows of the jobs it holds and of the batches in flight."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from inference.batching.queue import Item
+from inference.catalog.specs import ModelSpec
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One job in this process: its item, its messages, and what has happened to it here."""
+
+    item: Item
+    model: str
+    requests: list[Any]
+    takes_over: UUID | None = None  # the batch of its last run, which is known to be over
+    crashes_alone: int = 0  # of its process
+    times_stuck: int = 0  # that its process was killed for what no engine did
+    verdict: str = ""  # the error code it fails with, instead of being run
+
+
+@dataclass(slots=True, eq=False)
+class Search:
+    """For the one job of a dead batch that kills its process: half of the `suspects` run at a time.
+
+    What cannot be it is set aside and runs in one call at the end, so that one culprit of n costs at most log2(n) + 3
+    calls, and fewer processes than that.
+    """
+
+    suspects: list[Held]
+    aside: list[Held] = field(default_factory=list)
+
+    def tested(self) -> list[Held]:
+        return self.suspects[: len(self.suspects) // 2]
+
+    def narrow(self, tested: list[Held], *, died: bool) -> None:
+        others = [held for held in self.suspects if held not in tested]
+        self.suspects = tested if died else others
+        if died:
+            self.aside += others
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """One pool call in flight."""
+
+    id: UUID
+    spec: ModelSpec
+    jobs: list[Held]
+    search: Search | None = None  # that this is a step of
+    result: Any = None
+    pid: int | None = None  # the child that accepted it
+    accepted_at: float = 0.0  # monotonic
+    timed_out: bool = False  # its engine ran past the model's limit
+    stuck: bool = False  # its child was killed, and not for what its engine did
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing may run beside it."""
+        return self.jobs[0].item.alone
+
+
+@dataclass(slots=True)
+class Totals:
+    finished: int = 0
+    reached: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))

@@ -1,0 +1,111 @@
+"""models.toml: what it may say, and that a bad file is refused by line with the cure."""
+
+import json
+import tempfile
+from pathlib import Path
+
+from django.conf import settings
+from django.test import SimpleTestCase
+
+from inference.catalog import specs
+from inference.catalog.specs import CatalogError, parse
+
+GOOD = """
+[sentiment]
+task = "text-classification"
+model = "some/model"
+revision = "714eb0f"
+max_batch_size = 8
+max_wait_ms = 2.5
+[sentiment.parameters]
+top_k = { type = "integer", min = 1, max = 10, default = 1 }
+[sentiment.options]
+truncation = true
+
+[echo]
+engine = "inference.engines.echo:Echo"
+"""
+
+PARAMETERS = '[a]\ntask = "t"\nmodel = "m"\n[a.parameters]\n'
+
+# (what is wrong, the file, the line that must be named, what the message must hold)
+BAD = (
+    ("no TOML", "[a]\ntask = \n", 2, "not valid TOML"),
+    ("empty", "# nothing\n", None, "no models"),
+    ("no table", 'task = "fill-mask"\n', 1, "not in a table"),
+    ("name", '["Bad Name"]\ntask = "fill-mask"\nmodel = "a/b"\n', 1, "part of URLs"),
+    ("typo", '[a]\ntask = "fill-mask"\nmodel = "a/b"\nmax_batch_sise = 3\n', 4, "did you mean max_batch_size?"),
+    ("unknown key", '[a]\ntask = "fill-mask"\nmodel = "a/b"\nzzz = 3\n', 4, "known keys are"),
+    ("no task", '[a]\nmodel = "a/b"\n', 1, "needs task"),
+    ("no model", '\n\n[a]\ntask = "fill-mask"\n', 3, "needs model"),
+    ("zero batch", '[a]\ntask = "t"\nmodel = "m"\nmax_batch_size = 0\n', 4, "a whole number from 1 to 4096"),
+    ("fraction", '[a]\ntask = "t"\nmodel = "m"\nmax_batch_size = 1.5\n', 4, "a whole number"),
+    ("boolean", '[a]\ntask = "t"\nmodel = "m"\nmax_queued = true\n', 4, "a whole number"),
+    ("wait", '[a]\ntask = "t"\nmodel = "m"\nmax_wait_ms = "5"\n', 4, "a number from 0 to 60000"),
+    ("dtype", '[a]\ntask = "t"\nmodel = "m"\ndtype = "fp16"\n', 4, "one of auto, float32, bfloat16, float16"),
+    ("engine", '[a]\nengine = "nonsense"\n', 2, "package.module:Class"),
+    ("not a string", "[a]\ntask = 3\n", 2, "must be a string in quotes"),
+    ("options", '[a]\ntask = "t"\nmodel = "m"\noptions = 3\n', 4, "options must be a table"),
+    ("too long", '[a]\ntask = "t"\nmodel = "m"\nmax_length = 512\nmax_batch_tokens = 128\n', 4, "fits no batch"),
+    ("second table", '[a]\ntask = "t"\nmodel = "m"\n[b]\ntask = "t"\nmodel = "m"\ndtype = "x"\n', 7, "dtype must be"),
+    ("parameter type", PARAMETERS + 'k = { type = "int" }\n', 5, "needs a type"),
+    ("parameter key", PARAMETERS + 'k = { type = "string", least = 1 }\n', 5, "known keys"),
+    ("bounds", PARAMETERS + 'k = { type = "integer", min = 5, max = 1 }\n', 5, "above max"),
+    ("size", PARAMETERS + 'k = { type = "string", max_length = -1 }\n', 5, "whole number from 0"),
+    ("items", PARAMETERS + 'k = { type = "array", items = "text" }\n', 5, "items must be one of"),
+    ("choices", PARAMETERS + 'k = { type = "string", choices = "a" }\n', 5, "a list of what is allowed"),
+    ("a default out of bounds", PARAMETERS + 'k = { type = "integer", max = 3, default = 5 }\n', 5, "not allowed"),
+    ("bound", PARAMETERS + 'k = { type = "string", min = 5 }\n', 5, "is for integer"),
+    ("default", '[a]\ntask = "t"\nmodel = "m"\n[a.parameters.k]\ntype = "integer"\ndefault = "x"\n', 4, "not of type"),
+)  # fmt: skip
+
+
+class TestGoodFiles(SimpleTestCase):
+    def test_a_table_becomes_a_spec(self) -> None:
+        spec = parse(GOOD)["sentiment"]
+        self.assertEqual((spec.name, spec.queue, spec.max_batch_size), ("sentiment", "inference.sentiment", 8))
+        self.assertEqual(spec.engine, specs.TRANSFORMERS_ENGINE)
+        self.assertEqual((spec.parameters["top_k"].min, spec.parameters["top_k"].default), (1, 1))
+        self.assertEqual(spec.options, {"truncation": True})
+
+    def test_what_is_not_said_has_a_default(self) -> None:
+        spec = parse(GOOD)["echo"]
+        self.assertEqual((spec.max_batch_size, spec.max_wait_ms, spec.max_queued, spec.dtype), (32, 0, 1000, "auto"))
+
+    def test_the_file_that_ships_is_good(self) -> None:
+        self.assertIn("embeddings", specs.load(settings.BASE_DIR / "models.toml"))
+
+    def test_what_the_shipped_file_has_commented_out_is_good_once_uncommented(self) -> None:
+        text = (settings.BASE_DIR / "models.toml").read_text()
+        commented = text[text.index("# [sentiment]") :]
+        names = parse("".join(line.removeprefix("# ").removeprefix("#") for line in commented.splitlines(True)))
+        self.assertGreaterEqual(set(names), {"sentiment", "fill", "entities"})
+
+
+class TestBadFiles(SimpleTestCase):
+    def test_each_mistake_is_refused_with_its_line_and_the_cure(self) -> None:
+        for what, text, line, cure in BAD:
+            with self.subTest(what), self.assertRaises(CatalogError) as caught:
+                parse(text, "here.toml")
+            message = str(caught.exception)
+            self.assertTrue(message.startswith("here.toml"), message)
+            self.assertIn(cure, message)
+            if line:
+                self.assertIn(f"line {line}", message, what)
+
+    def test_a_missing_file_is_named_with_the_variable_that_sets_it(self) -> None:
+        with tempfile.TemporaryDirectory() as folder, self.assertRaises(CatalogError) as caught:
+            specs.load(Path(folder) / "none.toml")
+        self.assertIn("none.toml", str(caught.exception))
+        self.assertIn("MODELS_FILE", str(caught.exception))
+
+
+class TestParametersDigest(SimpleTestCase):
+    def test_the_order_of_parameters_does_not_matter(self) -> None:
+        one, other = {"top_k": 1, "z": [1]}, {"z": [1], "top_k": 1}
+        self.assertEqual(specs.parameters_digest(one), specs.parameters_digest(other))
+        self.assertEqual(json.loads(specs.parameters_digest(one)), one)
+
+    def test_other_parameters_are_another_group(self) -> None:
+        self.assertNotEqual(specs.parameters_digest({"top_k": 1}), specs.parameters_digest({"top_k": 2}))
+        self.assertEqual(specs.parameters_digest({}), "")

@@ -1,0 +1,201 @@
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+from unittest import TestCase
+
+from inference.catalog.specs import ModelSpec
+from inference.engines.base import Engine
+from inference.engines.echo import EchoEngine, expected
+from inference.engines.isolate import RunReport, run
+from inference.errors import BadOutput, DeviceFailed, EngineError, InvalidInput, OutOfMemory
+
+
+def setUpModule() -> None:
+    logging.disable(logging.WARNING)
+
+
+def tearDownModule() -> None:
+    logging.disable(logging.NOTSET)
+
+
+SPEC = ModelSpec(name="echo", engine="inference.engines.echo:EchoEngine")
+
+
+def echo(items: list[Any], **options: Any) -> RunReport:
+    return run(EchoEngine(ModelSpec(name="echo", options=options)), items, {})
+
+
+def poison(fail: str) -> dict[str, str]:
+    return {"text": "poison", "fail": fail}
+
+
+class FunctionOf(Engine):
+    def __init__(self, predict: Callable[[list[Any]], Any]) -> None:
+        super().__init__(SPEC)
+        self.answer = predict
+
+    def load(self, device: str) -> None:
+        pass
+
+    def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:
+        return self.answer(inputs)
+
+
+class OneBadInputTests(TestCase):
+    def assert_only_fails(
+        self, report: RunReport, items: list[Any], culprits: set[int], error: type[Exception]
+    ) -> None:
+        for index, (item, outcome) in enumerate(zip(items, report.outcomes, strict=True)):
+            if index in culprits:
+                self.assertIsInstance(outcome, error, f"item {index}")
+            else:
+                self.assertEqual(outcome, expected(item), f"item {index}")
+
+    def test_a_batch_without_fault_is_one_call(self) -> None:
+        report = echo(["a", {"b": 1}, "c"])
+        self.assertEqual(report.outcomes, [expected("a"), expected({"b": 1}), expected("c")])
+        self.assertEqual(report.calls, 1)
+        self.assertIsNone(report.oom_shape)
+
+    def test_one_poison_of_32_costs_at_most_seven_more_calls_wherever_it_is(self) -> None:
+        for place in range(32):
+            items: list[Any] = [f"text {number}" for number in range(32)]
+            items[place] = poison("exception")
+            report = echo(items)
+            self.assert_only_fails(report, items, {place}, EngineError)
+            self.assertLessEqual(report.calls, 1 + 7, f"poison at {place}")
+
+    def test_one_poison_is_found_in_a_batch_of_any_size(self) -> None:
+        for size in range(1, 20):
+            items: list[Any] = [f"text {number}" for number in range(size)]
+            items[size // 2] = poison("exception")
+            self.assert_only_fails(echo(items), items, {size // 2}, EngineError)
+
+    def test_several_poisons_fail_and_all_others_succeed(self) -> None:
+        for culprits in ({0, 31}, {3, 4, 5}, {1, 8, 16, 30}, set(range(32))):
+            items: list[Any] = [poison("exception") if number in culprits else f"text {number}" for number in range(32)]
+            report = echo(items)
+            self.assert_only_fails(report, items, culprits, EngineError)
+            self.assertLessEqual(report.calls, 3 * 7 + 32)
+
+    def test_a_wrong_number_of_answers_is_the_fault_of_the_item_that_causes_it(self) -> None:
+        items = ["a", "b", poison("short"), "d"]
+        self.assert_only_fails(echo(items), items, {2}, BadOutput)
+
+    def test_an_answer_that_is_not_a_number_fails_alone_in_one_call(self) -> None:
+        items = ["a", poison("nan"), "c"]
+        report = echo(items)
+        self.assert_only_fails(report, items, {1}, BadOutput)
+        self.assertEqual(report.calls, 1)
+
+    def test_an_input_refused_in_its_place_keeps_its_error(self) -> None:
+        items = ["a", poison("invalid"), "c"]
+        report = echo(items)
+        self.assert_only_fails(report, items, {1}, InvalidInput)
+        self.assertEqual(report.calls, 1)
+
+    def test_an_answer_of_none_counts_as_an_answer(self) -> None:
+        report = run(FunctionOf(lambda items: [None for _ in items]), ["a", "b"], {})
+        self.assertEqual(report.outcomes, [None, None])
+        self.assertEqual(report.calls, 1)
+
+    def test_an_engine_that_answers_no_list_fails_with_what_would_be_right(self) -> None:
+        report = run(FunctionOf(lambda items: "text"), ["a"], {})
+        self.assertIn("must answer a list", report.outcomes[0].message)
+
+
+class MemoryTests(TestCase):
+    def test_a_batch_that_does_not_fit_is_halved_and_its_shape_reported(self) -> None:
+        report = echo(["abcd efgh"] * 8, max_tokens=4 * lengths_of("abcd efgh"))
+        self.assertEqual(report.outcomes, [expected("abcd efgh")] * 8)
+        self.assertEqual(report.calls, 3)
+        self.assertEqual(report.oom_shape, (8, lengths_of("abcd efgh")))
+
+    def test_the_smallest_shape_that_did_not_fit_is_reported(self) -> None:
+        report = echo(["abcd"] * 8, max_tokens=lengths_of("abcd"))
+        self.assertEqual(report.outcomes, [expected("abcd")] * 8)
+        self.assertEqual(report.oom_shape, (2, lengths_of("abcd")))
+
+    def test_an_item_that_never_fits_fails_alone_and_lowers_no_ceiling(self) -> None:
+        items = ["a", "b", poison("oom"), "d"]
+        report = echo(items)
+        self.assertIsInstance(report.outcomes.pop(2), OutOfMemory)
+        self.assertEqual(report.outcomes, [expected(item) for item in "abd"])
+        self.assertIsNone(report.oom_shape)
+
+    def test_a_library_without_memory_for_its_handles_is_no_broken_device(self) -> None:
+        def predict(items: list[Any]) -> list[Any]:
+            if len(items) > 1:
+                raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+            return items
+
+        self.assertEqual(run(FunctionOf(predict), [1, 2], {}).oom_shape, (2, 1))
+
+    def test_python_s_own_memory_error_is_one(self) -> None:
+        def predict(items: list[Any]) -> list[Any]:
+            if len(items) > 2:
+                raise MemoryError
+            return items
+
+        report = run(FunctionOf(predict), [1, 2, 3, 4], {})
+        self.assertEqual(report.outcomes, [1, 2, 3, 4])
+        self.assertEqual(report.oom_shape, (4, 1))
+
+
+class DeviceTests(TestCase):
+    def test_a_device_in_an_error_state_ends_the_run_at_once(self) -> None:
+        with self.assertRaises(DeviceFailed) as caught:
+            echo(["a", poison("device"), "c"])
+        self.assertIn("device-side assert", caught.exception.message)
+
+
+class DetailTests(TestCase):
+    def detail(self, error: Exception) -> str:
+        def predict(items: list[Any]) -> list[Any]:
+            raise error
+
+        return str(run(FunctionOf(predict), ["a"], {}).outcomes[0].message)
+
+    def test_the_author_reads_type_and_message(self) -> None:
+        self.assertEqual(self.detail(ValueError("labels must be sorted")), "ValueError: labels must be sorted")
+
+    def test_folders_and_secrets_are_left_out(self) -> None:
+        detail = self.detail(
+            OSError("no /home/ann/models/bert/config.json at https://ann:pw@hub/x, token=abc hf_abcdefghij")
+        )
+        self.assertEqual(detail, "OSError: no config.json at https://***@hub/x, token=*** ***")
+
+    def test_tokens_of_text_are_no_secret(self) -> None:
+        detail = self.detail(ValueError("a tokenizer without a padding token cannot batch; bearer abc.def"))
+        self.assertEqual(detail, "ValueError: a tokenizer without a padding token cannot batch; bearer ***")
+
+    def test_long_messages_are_cut(self) -> None:
+        self.assertEqual(len(self.detail(ValueError("x" * 9000))), 2000)
+
+
+class PlainTests(TestCase):
+    def answer(self, value: Any) -> Any:
+        return run(FunctionOf(lambda items: [value]), ["a"], {}).outcomes[0]
+
+    def test_numpy_values_become_json_values(self) -> None:
+        import numpy as np
+
+        value = {"score": np.float32(0.5), "ids": np.array([1, 2]), 3: (np.bool_(True), [0.25, 0.5])}
+        self.assertEqual(self.answer(value), {"score": 0.5, "ids": [1, 2], "3": [True, [0.25, 0.5]]})
+
+    def test_infinity_anywhere_is_refused(self) -> None:
+        for value in (math.inf, [0.0, -math.inf], {"a": [{"b": math.nan}]}, [math.inf, -math.inf]):
+            self.assertIsInstance(self.answer(value), BadOutput)
+
+    def test_large_numbers_are_finite_though_their_sum_is_not(self) -> None:
+        self.assertEqual(self.answer([1.7e308, 1.7e308]), [1.7e308, 1.7e308])
+
+    def test_what_json_cannot_carry_is_refused_by_name(self) -> None:
+        self.assertIn("set", self.answer({1, 2}).message)
+
+
+def lengths_of(text: str) -> int:
+    from inference.catalog.lengths import measure
+
+    return measure(SPEC, text)[1]

@@ -1,0 +1,119 @@
+"""Programs are kept running, stopped in order, and never left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import unittest
+
+from inference.launcher import reaper
+from inference.launcher.supervisor import Child, Guard, Program, Supervisor, describe_exit
+from tests.conditions import eventually
+
+SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+PARENT = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print('up')"
+
+
+def program(code: str, *, name: str = "p", grace_s: float = 5.0) -> Program:
+    return Program(name=name, command=(sys.executable, "-c", code), grace_s=grace_s)
+
+
+class Log:
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+
+    def __call__(self, name: str, line: str) -> None:
+        self.lines.append((name, line))
+
+
+class TestChild(unittest.TestCase):
+    def setUp(self) -> None:
+        self.log, self.watch = Log(), Guard()
+        self.addCleanup(self.watch.close)
+
+    def child(self, code: str, **options: float) -> Child:
+        child = Child(program(code, **options), self.log, self.watch)
+        self.addCleanup(child.kill)
+        eventually(lambda: ("p", "up") in self.log.lines, "the program's first line")
+        return child
+
+    def test_each_line_of_its_output_reaches_the_log_under_its_name(self) -> None:
+        self.child("import sys; print('up'); print('to stderr', file=sys.stderr)")
+        eventually(lambda: ("p", "to stderr") in self.log.lines, "the line on stderr")
+
+    def test_it_leaves_on_sigterm(self) -> None:
+        self.assertEqual(self.child(SLEEPER).stop(), -signal.SIGTERM)
+
+    def test_one_that_ignores_sigterm_is_killed_after_its_grace_time(self) -> None:
+        self.assertEqual(self.child(DEAF, grace_s=0.1).stop(), -signal.SIGKILL)
+
+    def test_one_that_ignores_sigterm_is_killed_at_once_in_a_hurry(self) -> None:
+        hurry = threading.Event()
+        hurry.set()
+        self.assertEqual(self.child(DEAF, grace_s=600).stop(hurry), -signal.SIGKILL)
+
+    def test_what_it_started_ends_with_it(self) -> None:
+        child = self.child(PARENT)
+        child.stop()
+        eventually(lambda: not reaper.is_alive(child.pid), "the end of the group")
+
+
+class TestSupervisor(unittest.TestCase):
+    def test_a_program_that_ends_starts_again_and_the_log_says_so(self) -> None:
+        log = Log()
+        service = Supervisor(log)
+        service.start([program(SLEEPER)])
+        thread = threading.Thread(target=service.run)
+        thread.start()
+        try:
+            eventually(lambda: ("p", "up") in log.lines, "the first start")
+            os.kill(service.supervised[0].child.pid, signal.SIGKILL)
+            eventually(lambda: log.lines.count(("p", "up")) == 2, "the second start")
+        finally:
+            service.stop()
+            thread.join()
+        self.assertIn(("up", "p was killed by SIGKILL; it starts again in 1 s"), log.lines)
+
+    def test_each_restart_waits_longer_than_the_one_before(self) -> None:
+        service = Supervisor(Log())
+        self.addCleanup(service.close)
+        service.start([program("raise SystemExit(3)")])
+        supervised, delays = service.supervised[0], []
+        for _ in range(3):
+            supervised.child.process.wait()
+            supervised.check(supervised.child.started_s)
+            delays.append(round(supervised.restart_at_s - supervised.child.started_s))
+            supervised.check(supervised.restart_at_s)
+        self.assertEqual(delays, [1, 2, 4])
+
+    def test_programs_stop_in_the_reverse_of_the_order_they_started_in(self) -> None:
+        log = Log()
+        service = Supervisor(log)
+        service.start([program(SLEEPER, name="broker"), program(SLEEPER, name="web")])
+        service.close()
+        self.assertEqual([line for name, line in log.lines if name == "up"], ["stopping web", "stopping broker"])
+
+    def test_nothing_is_left_when_the_supervisor_itself_is_killed(self) -> None:
+        code = f"""
+            import sys
+            from inference.launcher.supervisor import Program, Supervisor
+            service = Supervisor(lambda name, line: None)
+            service.start([Program(name="p", command=(sys.executable, "-c", {SLEEPER!r}))])
+            print(service.supervised[0].child.pid, flush=True)
+            service.run()
+        """
+        with subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
+        ) as process:
+            group = int(process.stdout.readline())
+            process.kill()
+        eventually(lambda: not reaper.is_alive(group), "the end of the group")
+
+
+class TestDescribeExit(unittest.TestCase):
+    def test_it_names_the_signal_or_the_code(self) -> None:
+        self.assertEqual(describe_exit(-9), "was killed by SIGKILL")
+        self.assertEqual(describe_exit(2), "ended with exit code 2")

@@ -1,0 +1,129 @@
+import datetime
+from uuid import UUID, uuid4
+
+from django.conf import settings
+from django.test import TestCase
+from django.utils import timezone
+
+from inference.models import Job, Status
+from inference.store import claims
+from inference.store.claims import Outcome
+
+WORKER = uuid4()
+
+
+def make_job(**values) -> Job:
+    return Job.objects.create(**{"model": "echo", "inputs": "text", **values})
+
+
+def claim(*jobs: Job, batch: UUID, takes_over=(), model: str = "echo", alone=False) -> list[claims.Claimed]:
+    return claims.claim(
+        [job.pk for job in jobs],
+        batch,
+        model=model,
+        time_limit_s=60,
+        alone=alone,
+        takes_over=takes_over,
+        worker=WORKER,
+        device="cpu",
+    )
+
+
+class ClaimTests(TestCase):
+    def test_a_claim_marks_the_rows_and_returns_their_inputs(self):
+        job, batch = make_job(inputs="hello", parameters={"top_k": 1}), uuid4()
+        (claimed,) = claim(job, batch=batch)
+        self.assertEqual((claimed.inputs, claimed.parameters), ("hello", {"top_k": 1}))
+        job.refresh_from_db()
+        self.assertEqual((job.status, job.batch, job.worker, job.attempts), (Status.RUNNING, batch, WORKER, 1))
+        self.assertIsNotNone(job.started_at)
+
+    def test_the_lease_is_the_time_limit_of_this_run_and_a_margin(self):
+        job = make_job()
+        claim(job, batch=uuid4())
+        job.refresh_from_db()
+        lease_s = (job.lease_until - job.started_at).total_seconds()
+        self.assertAlmostEqual(lease_s, 60 + claims.LEASE_MARGIN_S, places=2)
+
+    def test_running_a_claimed_job_reads_nothing_more(self):
+        job = make_job()
+        (claimed,) = claim(job, batch=uuid4())
+        with self.assertNumQueries(0):
+            [getattr(claimed, name) for name in ("model", "inputs", "parameters", "size", "length", "created_at")]
+
+    def test_a_job_is_claimed_once(self):
+        job = make_job()
+        self.assertEqual(len(claim(job, batch=uuid4())), 1)
+        self.assertEqual(claim(job, batch=uuid4()), [])
+
+    def test_a_job_before_its_last_recovery_is_claimed_by_who_runs_it_alone(self):
+        job = make_job(recoveries=settings.MAX_RECOVERIES - 1)
+        self.assertEqual(claim(job, batch=uuid4()), [])
+        self.assertEqual(len(claim(job, batch=uuid4(), alone=True)), 1)
+
+    def test_a_claim_whose_answer_was_lost_is_made_again(self):
+        job, batch = make_job(), uuid4()
+        claim(job, batch=batch)
+        self.assertEqual([claimed.id for claimed in claim(job, batch=batch)], [job.pk])
+
+    def test_finished_and_cancelled_jobs_are_not_claimed(self):
+        for status in (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.EXPIRED):
+            with self.subTest(status):
+                self.assertEqual(claim(make_job(status=status), batch=uuid4()), [])
+
+    def test_a_job_past_its_deadline_is_not_claimed(self):
+        past = make_job(expires_at=timezone.now() - datetime.timedelta(seconds=5))
+        future = make_job(expires_at=timezone.now() + datetime.timedelta(seconds=60))
+        self.assertEqual([job.id for job in claim(past, future, batch=uuid4())], [future.pk])
+
+    def test_a_job_of_another_model_or_an_unknown_id_is_not_claimed(self):
+        job = make_job(model="other")
+        self.assertEqual(claim(job, Job(), batch=uuid4()), [])
+
+    def test_the_batch_that_is_over_is_taken_over_and_no_other(self):
+        job, first, second = make_job(), uuid4(), uuid4()
+        claim(job, batch=first)
+        self.assertEqual(claim(job, batch=second, takes_over=[uuid4()]), [])
+        self.assertEqual(len(claim(job, batch=second, takes_over=[first])), 1)
+        job.refresh_from_db()
+        self.assertEqual((job.batch, job.attempts), (second, 2))
+
+
+class RecordTests(TestCase):
+    def test_outcomes_are_recorded_with_the_batch_size(self):
+        good, bad, batch = make_job(), make_job(), uuid4()
+        claim(good, bad, batch=batch)
+        outcomes = [
+            Outcome(job_id=good.pk, output=[0.5, {"label": "A"}]),
+            Outcome(job_id=bad.pk, error_code="engine_error", error_detail="no"),
+        ]
+        self.assertEqual(claims.record(batch, outcomes, batch_size=2), 2)
+        good.refresh_from_db()
+        bad.refresh_from_db()
+        self.assertEqual((good.status, good.output, good.batch_size), (Status.SUCCEEDED, [0.5, {"label": "A"}], 2))
+        self.assertEqual((bad.status, bad.error_code, bad.error_detail), (Status.FAILED, "engine_error", "no"))
+        self.assertGreaterEqual(good.finished_at, good.started_at)
+
+    def test_an_outcome_of_a_lost_claim_is_dropped(self):
+        job, zombie, owner = make_job(), uuid4(), uuid4()
+        claim(job, batch=zombie)
+        claim(job, batch=owner, takes_over=[zombie])
+        self.assertEqual(claims.record(zombie, [Outcome(job_id=job.pk, output="late")], batch_size=1), 0)
+        self.assertEqual(claims.record(owner, [Outcome(job_id=job.pk, output="right")], batch_size=1), 1)
+        job.refresh_from_db()
+        self.assertEqual(job.output, "right")
+
+    def test_a_recorded_or_cancelled_job_never_changes(self):
+        job, batch = make_job(), uuid4()
+        claim(job, batch=batch)
+        Job.objects.filter(pk=job.pk).update(status=Status.CANCELLED)
+        self.assertEqual(claims.record(batch, [Outcome(job_id=job.pk, output="late")], batch_size=1), 0)
+        job.refresh_from_db()
+        self.assertEqual((job.status, job.output), (Status.CANCELLED, None))
+
+    def test_an_output_of_null_succeeds(self):
+        job, batch = make_job(), uuid4()
+        claim(job, batch=batch)
+        claims.record(batch, [Outcome(job_id=job.pk, output=None)], batch_size=1)
+        job.refresh_from_db()
+        self.assertEqual((job.status, job.output), (Status.SUCCEEDED, None))

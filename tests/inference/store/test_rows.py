@@ -1,0 +1,61 @@
+import datetime
+import uuid
+from unittest.mock import patch
+
+from django.contrib.auth.models import User
+from django.db import IntegrityError
+from django.test import TransactionTestCase
+from django.utils import timezone
+
+from inference.models import Bulk, Job, Priority, Status
+from inference.store import rows
+
+CHANGED_LATER = {
+    "status": Status.SUCCEEDED, "output": {"score": 0.5}, "error_code": "x", "error_detail": "y", "batch": uuid.uuid4(),
+    "batch_size": 3, "attempts": 2, "recoveries": 1, "worker": uuid.uuid4(), "device": "cpu",
+    "published_at": timezone.now(), "started_at": timezone.now(), "finished_at": timezone.now(),
+}  # fmt: skip
+
+
+class RowsTests(TransactionTestCase):
+    def full(self) -> Job:
+        """With a value in every column that a new job may have."""
+        owner = User.objects.create(username="owner")
+        bulk = Bulk.objects.create(model="echo", total=1)
+        return Job(
+            model="echo", inputs=["ä", {"b": 2**70}], parameters={"top_k": 2}, size=2, length=7, priority=Priority.LOW,
+            published_at=timezone.now(), expires_at=timezone.now() + datetime.timedelta(seconds=9), owner=owner,
+            idempotency_key="1:key", idempotency_digest="d", request_id="r", bulk=bulk, bulk_index=0,
+        )  # fmt: skip
+
+    def test_a_row_is_what_the_orm_would_have_written(self):
+        for job in (self.full(), Job(model="echo", inputs="text")):
+            rows.insert([rows.prepare(job)])
+            self.assertFalse(job._state.adding)
+            stored = Job.objects.get(pk=job.pk)
+            for field in Job._meta.concrete_fields:
+                self.assertEqual(getattr(stored, field.attname), getattr(job, field.attname), field.name)
+
+    def test_one_taken_key_refuses_all(self):
+        jobs = [Job(model="echo", inputs="text", idempotency_key=key) for key in ("a", "b", "a")]
+        with self.assertRaises(IntegrityError):
+            rows.insert(list(map(rows.prepare, jobs)))
+        self.assertEqual(Job.objects.count(), 0)
+
+    def test_a_statement_is_bounded_in_rows_and_bytes_and_one_larger_row_goes_alone(self):
+        small, large = (rows.prepare(Job(model="echo", inputs="ä" * length)) for length in (500, 600_000))
+        self.assertGreater(large.size, 1_200_000)
+        with patch.object(rows, "MOST_BYTES", 1_000_000):
+            groups = list(rows.statements([small, large, *[small] * 7], most=5))
+        self.assertEqual([len(group) for group in groups], [1, 1, 5, 2])
+
+    def test_all_that_changes_is_read_as_the_orm_reads_it(self):
+        job, unfinished = Job(model="echo", inputs="text"), Job(model="echo", inputs="text")
+        rows.insert([rows.prepare(job), rows.prepare(unfinished)])
+        Job.objects.filter(pk=job.pk).update(**CHANGED_LATER)
+        found = rows.finished([job.pk, unfinished.pk, uuid.uuid4()])
+        self.assertEqual(list(found), [job.pk])
+        vars(job).update(found[job.pk])
+        stored = Job.objects.get(pk=job.pk)
+        for field in Job._meta.concrete_fields:
+            self.assertEqual(getattr(job, field.attname), getattr(stored, field.attname), field.name)

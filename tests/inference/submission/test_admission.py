@@ -1,0 +1,162 @@
+"""Limits of the queue: exact within a process, cheap when they are reached, and never a promise that cannot be kept."""
+
+import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest.mock import patch
+
+from django.contrib.auth import get_user_model
+from django.db import OperationalError, connection, connections
+from django.db.models import QuerySet
+from django.test import TransactionTestCase
+from django.test.utils import CaptureQueriesContext
+
+from inference import errors
+from inference.catalog import validation
+from inference.models import Job, Priority, Status
+from inference.store import rows
+from inference.submission import admission, bulk, jobs, lines
+from inference.submission.bulk import Item
+from tests.conditions import eventually
+
+MODEL = "embeddings"
+
+
+class ShareTests(TransactionTestCase):
+    def setUp(self) -> None:
+        admission.forget()
+        self.owner = get_user_model().objects.create(username="ada")
+
+    def submit(self, limit: int = 3, **fields) -> bool:
+        """Whether it was let in."""
+        try:
+            jobs.submit(model=MODEL, inputs="x", owner=self.owner, max_owned=limit, **fields)
+        except errors.TooManyQueued as refused:
+            self.assertTrue(refused.message.startswith(f"{limit} of your jobs wait"), refused.message)
+            return False
+        return True
+
+    def submit_from_a_thread(self, number: int) -> bool:
+        try:
+            return self.submit(priority=(Priority.HIGH, Priority.NORMAL)[number % 2])
+        finally:
+            connections.close_all()
+
+    def test_of_sixty_at_once_as_many_as_may_get_in(self) -> None:
+        barrier = threading.Barrier(60)
+
+        def submit(number: int) -> bool:
+            barrier.wait()
+            return self.submit_from_a_thread(2 * number)
+
+        with ThreadPoolExecutor(60) as pool:
+            self.assertEqual(sum(pool.map(submit, range(60))), 3)
+        self.assertEqual(Job.objects.count(), 3)
+        Job.objects.update(status=Status.SUCCEEDED)
+        self.assertTrue(self.submit())
+
+    def test_those_of_several_priorities_share_the_limit(self) -> None:
+        with ThreadPoolExecutor(20) as pool:
+            list(pool.map(self.submit_from_a_thread, range(20)))
+        self.assertEqual(Job.objects.filter(priority__lte=Priority.NORMAL).count(), 3)
+
+    def test_one_after_the_other_from_several_processes_too(self) -> None:
+        processes: list[dict] = [{}, {}, {}]
+        let_in = 0
+        for number in range(12):
+            with patch.object(admission, "_lines", processes[number % 3]):
+                let_in += self.submit()
+        self.assertEqual((let_in, Job.objects.count()), (3, 3))
+
+    def test_what_was_not_stored_takes_no_place(self) -> None:
+        with patch.object(jobs.intake, "accept", side_effect=errors.StoreUnavailable("away")):
+            for _ in range(5):
+                with self.assertRaises(errors.StoreUnavailable):
+                    self.submit()
+        self.assertEqual([self.submit() for _ in range(4)], [True, True, True, False])
+
+    def test_more_than_ever_fit_are_refused_with_the_limit(self) -> None:
+        items = [Item(inputs="x")] * 5
+        with self.assertRaisesRegex(errors.InvalidInput, "at most 3 jobs fit in your share"):
+            bulk.submit(model=MODEL, items=items, owner=self.owner, max_owned=3)
+        spec = dataclasses.replace(jobs.spec_of(MODEL), max_queued=4)
+        room = admission.room(spec, [Job(model=MODEL, inputs="x") for _ in items])
+        with self.assertRaisesRegex(errors.InvalidInput, "at most 4 jobs fit in the queue"), room:
+            pass
+        self.assertEqual(Job.objects.count(), 0)
+
+
+class BulkTests(TransactionTestCase):
+    def test_an_input_of_too_many_texts_is_refused_as_alone(self) -> None:
+        inputs = {"source_sentence": "x", "sentences": ["y"] * 5}
+        spec = dataclasses.replace(jobs.spec_of(MODEL), task="sentence-similarity", max_batch_size=1)
+        with patch.object(validation, "MAX_ROWS", 4), patch.object(bulk, "spec_of", lambda model: spec):
+            with self.assertRaises(errors.InvalidInput) as alone:
+                validation.validate(spec, inputs, {})
+            with self.assertRaisesRegex(errors.InvalidInput, alone.exception.message):
+                bulk.submit(model=MODEL, items=[Item(inputs=inputs)])
+
+    def test_rows_are_prepared_before_the_transaction(self) -> None:
+        within: list[bool] = []
+        prepare = rows.prepare
+
+        def note(job: Job) -> rows.Row:
+            within.append(connection.in_atomic_block)
+            return prepare(job)
+
+        with patch.object(rows, "prepare", note):
+            bulk.submit(model=MODEL, items=[Item(inputs="x")] * 2)
+        self.assertEqual(within, [False, False])
+
+
+class LineTests(TransactionTestCase):
+    def line(self) -> lines.Line:
+        return lines.Line(lambda: Job.objects.filter(status=Status.QUEUED))
+
+    def test_a_long_line_that_is_full_is_not_counted_for_every_refusal(self) -> None:
+        Job.objects.bulk_create(Job(model=MODEL, inputs="x") for _ in range(60))
+        line = self.line()
+        with patch.object(lines, "EXACT", 50), CaptureQueriesContext(connection) as queries:
+            self.assertEqual([line.enter([Job().pk], 60) for _ in range(5)], [False] * 5)
+        self.assertEqual((len(queries), line.waiting), (1, 60))
+
+    def test_a_slow_count_neither_refuses_nor_holds_for_long(self) -> None:
+        now, counts = [0.0], [60, 0, 55]
+
+        def count(jobs: Any) -> int:
+            now[0] += 5.0
+            return counts.pop(0)
+
+        slow = patch.object(QuerySet, "count", count)
+        with patch.object(lines, "EXACT", 50), slow, patch.object(lines.time, "monotonic", lambda: now[0]):
+            line = self.line()
+            self.assertFalse(line.enter([Job().pk], 60))
+            now[0] += 1.0
+            self.assertTrue(line.enter([Job().pk], 60), "others were finished meanwhile")
+            now[0] += 11.0
+            self.assertTrue(line.enter([Job().pk], 60))
+        self.assertEqual((counts, line.waiting), ([], 57))
+
+    def test_those_who_come_during_a_count_that_fails_fail_with_it(self) -> None:
+        counting, go_on = threading.Event(), threading.Event()
+        counts = []
+
+        def away() -> None:
+            counts.append(1)
+            counting.set()
+            go_on.wait(30)
+            raise OperationalError("away")
+
+        line = lines.Line(away)
+        give_back = patch.object(lines.connections, "give_back")
+        with give_back as waiting, ThreadPoolExecutor(4) as pool:
+            first = pool.submit(line.enter, [Job().pk], 3)
+            counting.wait(30)
+            others = [pool.submit(line.enter, [Job().pk], 3) for _ in range(3)]
+            eventually(lambda: waiting.call_count == 4, "they wait")
+            go_on.set()
+            self.assertIsInstance(first.exception(), OperationalError)
+            for other in others:
+                self.assertIsInstance(other.exception(), errors.StoreUnavailable)
+        self.assertEqual(len(counts), 1)

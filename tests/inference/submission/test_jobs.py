@@ -1,0 +1,137 @@
+import dataclasses
+import datetime
+import threading
+from unittest.mock import patch
+from uuid import uuid4
+
+from django.contrib.auth import get_user_model
+from django.test import TransactionTestCase, override_settings
+from django.utils import timezone
+
+from inference import errors
+from inference.broker import publish
+from inference.catalog.specs import ModelSpec
+from inference.models import Job, Priority, Status, Webhook, Worker, WorkerState
+from inference.status.workers import served_models
+from inference.submission import admission, jobs
+from inference.waiting import finished
+from tests.conditions import eventually
+from tests.messages import messages_for
+
+MODEL = "embeddings"
+
+
+class JobsTests(TransactionTestCase):
+    """The broker is the real one of the test run; there is no worker."""
+
+    def setUp(self):
+        served_models.forget()
+        admission.forget()
+
+    def serve(self) -> None:
+        Worker.objects.create(name="w", pid=1, state=WorkerState.READY, model_names=[MODEL])
+
+    def test_a_submitted_job_is_a_committed_row_and_a_message(self):
+        job = jobs.submit(model=MODEL, inputs="some text", priority=Priority.HIGH, request_id="r1")
+        row = Job.objects.get(pk=job.pk)
+        self.assertEqual((row.status, row.inputs, row.size, row.priority), (Status.QUEUED, "some text", 1, 1))
+        self.assertEqual(row.request_id, "r1")
+        eventually(lambda: messages_for(job) == 1, "the message follows the row")
+
+    def test_a_list_is_several_items_of_one_job(self):
+        self.assertEqual(jobs.submit(model=MODEL, inputs=["a", "b", "c"]).size, 3)
+
+    def test_an_unknown_model_is_refused_with_the_known_ones(self):
+        with self.assertRaisesRegex(errors.UnknownModel, "no model 'nope'. Known models: embeddings"):
+            jobs.submit(model="nope", inputs="x")
+        self.assertEqual(Job.objects.count(), 0)
+
+    def test_more_items_than_a_batch_holds_are_refused(self):
+        with self.assertRaisesRegex(errors.InvalidInput, "at most 32 inputs"):
+            jobs.submit(model=MODEL, inputs=["x"] * 33)
+
+    def test_a_job_is_accepted_while_the_broker_is_away(self):
+        with patch.object(publish, "publish", side_effect=errors.BrokerUnavailable("away")):
+            job = jobs.submit(model=MODEL, inputs="x")
+            eventually(lambda: Job.objects.filter(pk=job.pk, published_at=None).exists())
+
+    def test_a_full_queue_refuses_and_says_when_to_come_back(self):
+        spec = dataclasses.replace(jobs.spec_of(MODEL), max_queued=2)
+        for _ in range(2):
+            self.enter(spec)
+            Job.objects.create(model=MODEL, inputs="x")
+        with self.assertRaises(errors.QueueFull) as refused:
+            self.enter(spec)
+        self.assertGreater(refused.exception.retry_after_s, 0)
+        Job.objects.update(status=Status.SUCCEEDED)
+        self.enter(spec)
+
+    def enter(self, spec: ModelSpec) -> None:
+        with admission.room(spec, [Job(model=MODEL, inputs="x")]):
+            pass
+
+    def test_a_known_key_is_answered_also_when_no_worker_serves(self):
+        job = jobs.submit(model=MODEL, inputs="x", idempotency_key="k")
+        self.assertEqual(jobs.run(model=MODEL, inputs="x", idempotency_key="k", timeout_s=0).pk, job.pk)
+
+    @override_settings(WEBHOOK_HOSTS=["example.com"])
+    def test_a_blocking_call_checks_and_registers_its_webhook(self):
+        self.serve()
+        with self.assertRaisesRegex(errors.InvalidInput, "not among those"):
+            jobs.run(model=MODEL, inputs="x", timeout_s=0, webhook="https://example.org/hook")
+        job = jobs.run(model=MODEL, inputs="x", timeout_s=0, webhook="https://example.com/hook")
+        self.assertEqual(Webhook.objects.get().job_id, job.pk)
+
+    def test_a_blocking_call_with_no_worker_is_refused_and_stores_nothing(self):
+        with self.assertRaises(errors.NoWorker):
+            jobs.run(model=MODEL, inputs="x", timeout_s=1)
+        self.assertEqual(Job.objects.count(), 0)
+
+    def test_a_worker_that_is_silent_for_too_long_does_not_count(self):
+        self.serve()
+        Worker.objects.update(heartbeat_at=timezone.now() - datetime.timedelta(minutes=1))
+        with self.assertRaises(errors.NoWorker):
+            jobs.run(model=MODEL, inputs="x", timeout_s=1)
+
+    def test_a_blocking_call_returns_the_finished_job(self):
+        self.serve()
+        answers: list[Job] = []
+        thread = threading.Thread(target=lambda: answers.append(jobs.run(model=MODEL, inputs="x", timeout_s=30)))
+        thread.start()
+        job = eventually(lambda: Job.objects.first())
+        Job.objects.update(status=Status.SUCCEEDED, output=[1.0])
+        eventually(lambda: finished.publish([job.pk]) or answers)
+        thread.join()
+        self.assertEqual(answers[0].output, [1.0])
+
+    def test_a_blocking_call_that_times_out_returns_the_job_as_it_is(self):
+        self.serve()
+        job = jobs.run(model=MODEL, inputs="x", timeout_s=0.05)
+        self.assertEqual((job.status, Job.objects.get().pk), (Status.QUEUED, job.pk))
+
+    def test_waiting_for_a_finished_job_returns_at_once(self):
+        job = Job.objects.create(model=MODEL, inputs="x", status=Status.FAILED)
+        self.assertEqual(jobs.wait(job.pk, timeout_s=60).status, Status.FAILED)
+
+    def test_an_unknown_job_and_another_owners_job_are_the_same(self):
+        owner, other = (get_user_model().objects.create(username=name) for name in ("a", "b"))
+        job = Job.objects.create(model=MODEL, inputs="x", owner=owner)
+        self.assertEqual(jobs.fetch(job.pk, owner=owner), job)
+        for job_id, who in ((job.pk, other), (uuid4(), owner)):
+            with self.assertRaisesRegex(errors.JobNotFound, f"There is no job {job_id}"):
+                jobs.fetch(job_id, owner=who)
+
+    def test_cancelling_is_idempotent_and_leaves_finished_jobs_alone(self):
+        job = jobs.submit(model=MODEL, inputs="x")
+        self.assertEqual(jobs.cancel(job.pk).status, Status.CANCELLED)
+        self.assertEqual(jobs.cancel(job.pk).status, Status.CANCELLED)
+        done = Job.objects.create(model=MODEL, inputs="x", status=Status.SUCCEEDED)
+        self.assertEqual(jobs.cancel(done.pk).status, Status.SUCCEEDED)
+
+    def test_a_retry_is_a_new_job_with_the_same_inputs(self):
+        job = Job.objects.create(model=MODEL, inputs="x", status=Status.FAILED, priority=Priority.LOW)
+        again = jobs.retry(job.pk)
+        self.assertNotEqual(again.pk, job.pk)
+        self.assertEqual((again.inputs, again.priority, again.status), ("x", Priority.LOW, Status.QUEUED))
+        job.refresh_from_db()
+        self.assertEqual(job.status, Status.FAILED)

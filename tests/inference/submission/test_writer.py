@@ -1,0 +1,149 @@
+import contextlib
+import threading
+from collections.abc import Iterator
+from unittest.mock import patch
+
+from django.db import IntegrityError, OperationalError, connection, transaction
+from django.test import TransactionTestCase
+from django.utils import timezone
+
+from inference import errors
+from inference.models import Job
+from inference.store import rows
+from inference.submission import writer
+from tests.conditions import eventually
+from tests.messages import messages_for
+
+MODEL = "embeddings"
+
+
+def new_job(**values) -> Job:
+    return Job(**{"model": MODEL, "inputs": "text", "published_at": timezone.now(), **values})
+
+
+class IntakeTests(TransactionTestCase):
+    def setUp(self):
+        self.intake = writer.Intake()
+
+    def accept_together(self, jobs: list[Job]) -> list[Exception | None]:
+        """Submit from many threads at once; what each of them got."""
+        results: list = [None] * len(jobs)
+
+        def accept(index: int, job: Job) -> None:
+            try:
+                self.intake.accept(job)
+            except Exception as error:
+                results[index] = error
+
+        threads = [threading.Thread(target=accept, args=pair) for pair in enumerate(jobs)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+    def test_jobs_that_arrive_together_are_all_written_and_sent(self):
+        jobs = [new_job(inputs=f"text {index}", parameters={"k": index}) for index in range(20)]
+        self.assertEqual(self.accept_together(jobs), [None] * 20)
+        stored = {job.pk: job for job in Job.objects.all()}
+        for job in jobs:
+            self.assertEqual((stored[job.pk].inputs, stored[job.pk].parameters), (job.inputs, job.parameters))
+        eventually(lambda: all(messages_for(job) == 1 for job in jobs), "their messages follow the rows")
+
+    def test_a_row_that_cannot_be_written_keeps_no_other_out(self):
+        results = self.accept_together([new_job(idempotency_key="1:same") for _ in range(5)] + [new_job()])
+        self.assertEqual(sum(isinstance(result, IntegrityError) for result in results), 4)
+        self.assertEqual(Job.objects.count(), 2)
+
+    def test_a_database_that_is_away_refuses_with_a_retryable_error_and_the_next_job_is_accepted(self):
+        with patch.object(writer, "insert", side_effect=OperationalError("away")):
+            (error,) = self.accept_together([new_job()])
+        self.assertIsInstance(error, errors.StoreUnavailable)
+        self.assertTrue(error.retryable)
+        self.assertGreater(error.retry_after_s, 0)
+        self.assertEqual(self.accept_together([new_job()]), [None])
+
+    def test_a_row_that_the_database_cannot_take_is_one_caller_s_error(self):
+        results = self.accept_together([new_job(), new_job(length=2**70), new_job()])
+        self.assertIsNotNone(results[1])
+        self.assertEqual((results[0], results[2], Job.objects.count()), (None, None, 2))
+
+    def test_nothing_was_stored_is_said_only_of_what_was_withdrawn_before_it_was_begun(self):
+        with self.held() as go_on:
+            first = self.intake.offer(new_job())
+            eventually(lambda: not self.intake._submissions, "the first is being written")
+            second = self.intake.offer(new_job())
+            with self.assertRaises(errors.StoreUnavailable) as perhaps:
+                self.intake.confirm(first, 0.0)
+            with self.assertRaisesRegex(errors.StoreUnavailable, "nothing was stored") as certain:
+                self.intake.confirm(second, 0.0)
+            go_on.set()
+            self.intake.confirm(first)
+            self.intake.accept(new_job())
+        self.assertEqual((perhaps.exception.job_id, certain.exception.job_id), (first.job.id, None))
+        self.assertIn(str(first.job.id), perhaps.exception.message)
+        self.assertTrue(Job.objects.filter(pk=first.job.pk).exists())
+        self.assertFalse(Job.objects.filter(pk=second.job.pk).exists())
+
+    def test_what_waited_while_the_database_was_asked_in_vain_is_refused_with_it(self):
+        with self.held(OperationalError("away")) as go_on:
+            offered = [self.intake.offer(new_job())]
+            eventually(lambda: not self.intake._submissions, "the first is being written")
+            offered += [self.intake.offer(new_job()) for _ in range(3)]
+            go_on.set()
+            for submission in offered[1:]:
+                with self.assertRaisesRegex(errors.StoreUnavailable, "nothing was stored"):
+                    self.intake.confirm(submission)
+        self.assertEqual(Job.objects.count(), 0)
+
+    @contextlib.contextmanager
+    def held(self, error: Exception | None = None) -> Iterator[threading.Event]:
+        """Nothing is inserted before the event is set; then it is, or `error` is raised."""
+        go_on, insert = threading.Event(), writer.insert
+
+        def wait_and_insert(group) -> None:
+            go_on.wait(30)
+            if error:
+                raise error
+            insert(group)
+
+        with patch.object(writer, "insert", wait_and_insert):
+            yield go_on
+
+    def test_a_group_is_bounded_in_bytes(self):
+        sizes: list[int] = []
+        insert = writer.insert
+
+        def count(group) -> None:
+            sizes.append(sum(row.size for row in group))
+            insert(group)
+
+        with patch.object(rows, "MOST_BYTES", 10_000), patch.object(writer, "insert", count):
+            self.assertEqual(self.accept_together([new_job(inputs="x" * 4000) for _ in range(12)]), [None] * 12)
+        self.assertLessEqual(max(sizes), 10_000)
+
+    def test_a_submitting_thread_opens_no_database_connection(self):
+        opened: list = []
+
+        def accept() -> None:
+            self.intake.accept(new_job())
+            opened.append(connection.connection)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        thread.join()
+        self.assertEqual(opened, [None])
+
+    def test_a_job_in_the_callers_transaction_is_sent_when_it_commits(self):
+        job = new_job()
+        with transaction.atomic():
+            self.intake.accept(job)
+            self.assertEqual(messages_for(job), 0)
+        self.assertEqual(messages_for(job), 1)
+
+    def test_a_job_of_a_rolled_back_transaction_is_never_sent(self):
+        job = new_job()
+        with self.assertRaises(ZeroDivisionError), transaction.atomic():
+            self.intake.accept(job)
+            raise ZeroDivisionError
+        self.assertEqual((Job.objects.count(), messages_for(job)), (0, 0))

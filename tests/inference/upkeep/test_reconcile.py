@@ -1,0 +1,237 @@
+import datetime
+import itertools
+import json
+from dataclasses import replace
+from unittest.mock import patch
+from uuid import UUID, uuid4
+
+from django.conf import settings
+from django.test import TransactionTestCase
+from django.utils import timezone
+
+from inference import errors
+from inference.broker import address, publish
+from inference.models import Job, Status, Worker, WorkerState, first_id_at
+from inference.submission import writer
+from inference.submission.jobs import models
+from inference.submission.writer import message_of
+from inference.upkeep import reconcile
+
+MODEL = "embeddings"
+_number = itertools.count()
+
+
+def ago(seconds: float) -> datetime.datetime:
+    return timezone.now() - datetime.timedelta(seconds=seconds)
+
+
+def make_job(**values) -> Job:
+    values = {"model": MODEL, "inputs": "text", "created_at": ago(60), "published_at": ago(60), **values}
+    return Job.objects.create(id=UUID(int=first_id_at(values["created_at"]).int + next(_number)), **values)
+
+
+def make_worker(**values) -> Worker:
+    return Worker.objects.create(
+        **{"name": "w", "pid": 1, "state": WorkerState.READY, "model_names": [MODEL], **values}
+    )
+
+
+class ReconcileTests(TransactionTestCase):
+    """The broker is the real one of the test run."""
+
+    def setUp(self):
+        self.queue = models()[MODEL].queue
+        publish.redis_client().flushdb()
+
+    def queued_messages(self) -> int:
+        return publish.queue_lengths([self.queue])[self.queue]
+
+    def running(self, worker: Worker, **values) -> Job:
+        return make_job(status=Status.RUNNING, worker=worker.pk, batch=uuid4(), started_at=ago(5), **values)
+
+    def test_a_silent_worker_is_gone_and_its_jobs_are_given_back_and_sent_again(self):
+        worker = make_worker(heartbeat_at=ago(settings.WORKER_SILENT_S + 5))
+        job = self.running(worker)
+        reconcile.reconcile()
+        worker.refresh_from_db()
+        job.refresh_from_db()
+        self.assertEqual(worker.state, WorkerState.GONE)
+        self.assertEqual((job.status, job.batch, job.recoveries), (Status.QUEUED, None, 1))
+        self.assertEqual(self.queued_messages(), 1)
+
+    def test_a_queue_that_the_broker_refuses_keeps_no_job_of_the_others_from_being_sent_once(self):
+        catalog = {**models(), "refused": replace(models()[MODEL], name="refused")}
+        publish.redis_client().set(address.redis_key("inference.refused", 2), "no list")
+        make_job(model="refused", published_at=None)
+        sent = make_job(published_at=None)
+        with patch.object(reconcile, "models", return_value=catalog):
+            for _ in range(2):
+                with self.assertLogs("inference.upkeep.reconcile", "WARNING"):
+                    reconcile.reconcile()
+        sent.refresh_from_db()
+        self.assertIsNotNone(sent.published_at)
+        self.assertEqual(self.queued_messages(), 1)
+
+    def test_the_jobs_of_a_living_worker_are_left_alone(self):
+        job = self.running(make_worker())
+        reconcile.reconcile()
+        job.refresh_from_db()
+        self.assertEqual((job.status, job.recoveries), (Status.RUNNING, 0))
+
+    def test_a_job_past_its_lease_is_given_back_though_its_worker_lives(self):
+        job, other = self.running(make_worker(), lease_until=ago(1)), self.running(make_worker(), lease_until=ago(-60))
+        reconcile.reconcile()
+        job.refresh_from_db()
+        other.refresh_from_db()
+        self.assertEqual((job.status, job.recoveries), (Status.QUEUED, 1))
+        self.assertEqual((other.status, other.recoveries), (Status.RUNNING, 0))
+
+    def test_after_an_outage_nobody_is_judged_before_all_could_be_heard(self):
+        worker = make_worker(heartbeat_at=ago(settings.WORKER_SILENT_S + 5))
+        job = self.running(worker, recoveries=settings.MAX_RECOVERIES - 1, lease_until=ago(1))
+        reconcile.reconcile(answering_s=settings.WORKER_SILENT_S / 2)
+        worker.refresh_from_db()
+        job.refresh_from_db()
+        self.assertEqual((worker.state, job.status), (WorkerState.READY, Status.RUNNING))
+
+    def test_the_stop_of_a_worker_does_not_count_against_the_jobs_that_it_ran(self):
+        last = settings.MAX_RECOVERIES - 1
+        stopped = self.running(make_worker(state=WorkerState.STOPPED), recoveries=last)
+        killed_late = self.running(
+            make_worker(state=WorkerState.STOPPING, heartbeat_at=ago(settings.WORKER_SILENT_S + 5)), recoveries=last
+        )
+        reconcile.reconcile()
+        for job in (stopped, killed_late):
+            job.refresh_from_db()
+            self.assertEqual((job.status, job.recoveries), (Status.QUEUED, last))
+
+    def test_a_job_given_back_too_often_fails_as_lost(self):
+        job = self.running(make_worker(state=WorkerState.GONE), recoveries=settings.MAX_RECOVERIES - 1)
+        reconcile.reconcile()
+        job.refresh_from_db()
+        self.assertEqual((job.status, job.error_code), (Status.FAILED, errors.Lost.code))
+        self.assertIsNotNone(job.finished_at)
+
+    def test_before_its_last_recovery_a_job_is_sent_to_be_run_alone(self):
+        jobs = [make_job(recoveries=count) for count in range(settings.MAX_RECOVERIES)]
+        self.assertEqual([message_of(job).hints["alone"] for job in jobs], [False, False, True])
+
+    def test_a_queued_job_past_its_deadline_expires(self):
+        job = make_job(expires_at=ago(1))
+        reconcile.reconcile()
+        job.refresh_from_db()
+        self.assertEqual((job.status, job.error_code), (Status.EXPIRED, errors.Expired.code))
+
+    def test_a_job_accepted_without_a_broker_is_sent(self):
+        make_job(published_at=None, created_at=ago(2))
+        reconcile.reconcile()
+        self.assertEqual(self.queued_messages(), 1)
+        reconcile.reconcile()
+        self.assertEqual(self.queued_messages(), 1)
+
+    def test_queued_jobs_are_sent_again_when_the_broker_lost_everything(self):
+        for _ in range(3):
+            make_job()
+        reconcile.reconcile()
+        self.assertEqual(self.queued_messages(), 3)
+
+    def test_a_message_that_may_still_be_on_its_way_is_not_doubled(self):
+        make_job(created_at=ago(1), published_at=ago(1))
+        reconcile.reconcile()
+        self.assertEqual(self.queued_messages(), 0)
+
+    def test_a_job_that_a_worker_may_hold_is_not_doubled(self):
+        make_job(published_at=ago(reconcile.RESEND_S + 1))
+        make_worker(held=1)
+        reconcile.reconcile()
+        self.assertEqual(self.queued_messages(), 0)
+
+    def test_a_lost_message_is_sent_again_though_a_worker_is_always_busy_with_other_models(self):
+        make_job(published_at=ago(reconcile.HELD_S + 1))
+        make_worker(held=1, replicas_busy=1)
+        reconcile.reconcile()
+        self.assertEqual(self.queued_messages(), 1)
+
+    def test_a_job_that_was_passed_by_younger_ones_is_sent_again(self):
+        sent_at = ago(reconcile.RESEND_S + 1)
+        passed, next_ = (make_job(created_at=ago(age), published_at=sent_at) for age in (60, 20))
+        make_worker(held=1, reached={MODEL: {"2": ago(30).timestamp()}})
+        reconcile.reconcile()
+        passed.refresh_from_db()
+        next_.refresh_from_db()
+        self.assertGreater(passed.published_at, sent_at)
+        self.assertEqual(next_.published_at, sent_at)
+
+    def waiting(self, step: int) -> list[str]:
+        """The ids of the messages of a priority, the next one first."""
+        texts = publish.redis_client().lrange(address.redis_key(self.queue, step), 0, -1)
+        return [json.loads(text)["headers"]["id"] for text in reversed(texts)]
+
+    def test_after_a_loss_a_high_job_goes_before_all_low_ones_and_the_oldest_of_these_first(self):
+        low = [str(make_job(priority=3).id) for _ in range(reconcile.CHUNK + 10)]
+        high = make_job(priority=1)
+        reconcile.reconcile()
+        later = make_job(priority=1, created_at=timezone.now(), published_at=timezone.now())
+        writer.send([later])
+        self.assertEqual(self.waiting(0), [])
+        self.assertEqual(self.waiting(1), [str(high.id), str(later.id)])
+        self.assertEqual(self.waiting(3), low)
+
+    def test_a_round_sends_high_jobs_before_it_reaches_its_bound(self):
+        for _ in range(3):
+            make_job(priority=3)
+        high = make_job(priority=1)
+        with patch.object(reconcile, "MOST", 2):
+            reconcile.reconcile()
+        self.assertEqual(self.waiting(1), [str(high.id)])
+        self.assertEqual(self.queued_messages(), 2)
+
+    def test_a_lost_high_job_is_sent_again_though_low_ones_wait(self):
+        low = [make_job(priority=3) for _ in range(2)]
+        high = make_job(priority=1)
+        writer.send(low)
+        reconcile.reconcile()
+        self.assertEqual((self.waiting(1), len(self.waiting(3))), ([str(high.id)], 2))
+
+    def test_two_reconcilers_do_no_harm(self):
+        job = self.running(make_worker(state=WorkerState.GONE))
+        reconcile.reconcile()
+        reconcile.reconcile()
+        job.refresh_from_db()
+        self.assertEqual((job.status, job.recoveries), (Status.QUEUED, 1))
+
+    def test_what_was_sent_before_a_failure_is_marked_and_not_sent_twice(self):
+        for number in range(5):
+            make_job(published_at=None, created_at=ago(20 - number))
+        to_broker, chunks = publish.publish, []
+
+        def fails_at_the_second(messages) -> None:
+            chunks.append(messages)
+            if len(chunks) == 2:
+                raise errors.BrokerUnavailable("refused")
+            to_broker(messages)
+
+        with patch.object(reconcile, "CHUNK", 2):
+            with patch.object(publish, "publish", fails_at_the_second):
+                reconcile.reconcile()
+            self.assertEqual(self.queued_messages(), 3)
+            reconcile.reconcile()
+        self.assertEqual(self.queued_messages(), 5)
+        self.assertFalse(Job.objects.filter(published_at=None).exists())
+
+    def test_jobs_that_are_sent_again_in_chunks_keep_their_order(self):
+        made = [make_job(published_at=None, created_at=ago(20 - number)) for number in range(5)]
+        with patch.object(reconcile, "CHUNK", 2):
+            reconcile.reconcile()
+        texts = publish.redis_client().lrange(address.redis_key(self.queue, made[0].priority), 0, -1)
+        ids = [json.loads(text)["headers"]["id"] for text in reversed(texts)]
+        self.assertEqual(ids, [str(job.pk) for job in made])
+
+    def test_a_broker_that_is_away_leaves_the_rows_for_the_next_round(self):
+        job = make_job(published_at=None, created_at=ago(2))
+        with patch.object(publish, "publish", side_effect=errors.BrokerUnavailable("away")):
+            reconcile.reconcile()
+        job.refresh_from_db()
+        self.assertIsNone(job.published_at)
+        reconcile.reconcile()
+        self.assertEqual(self.queued_messages(), 1)

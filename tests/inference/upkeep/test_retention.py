@@ -1,0 +1,68 @@
+import datetime
+from uuid import UUID
+
+from django.conf import settings
+from django.db import connection
+from django.test import TestCase
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from inference.models import Bulk, Job, Status, Webhook, Worker, WorkerState, first_id_at
+from inference.upkeep import retention
+
+
+def days_ago(days: float) -> datetime.datetime:
+    return timezone.now() - datetime.timedelta(days=days)
+
+
+def id_of(days: float, number: int = 0) -> UUID:
+    return UUID(int=first_id_at(days_ago(days)).int + number)
+
+
+OLD = settings.JOB_RETENTION_DAYS + 1
+
+
+class OldJobsTests(TestCase):
+    def make(self, number: int = 0, days: float = OLD, status: Status = Status.SUCCEEDED, **values) -> Job:
+        return Job.objects.create(id=id_of(days, number), model="m", inputs="x", status=status, **values)
+
+    def test_finished_jobs_go_with_what_refers_to_them_and_others_stay(self):
+        bulk = Bulk.objects.create(id=id_of(OLD), model="m", total=1)
+        old = self.make(bulk=bulk)
+        Webhook.objects.create(job=old, url="https://example.com/")
+        kept = {self.make(1, status=Status.QUEUED), self.make(2, days=1)}
+        self.assertEqual(retention.remove_old(), 1)
+        self.assertEqual(set(Job.objects.all()), kept)
+        self.assertFalse(Webhook.objects.exists())
+        self.assertFalse(Bulk.objects.exists())
+
+    def test_what_is_to_be_kept_for_longer_than_ids_can_tell_is_kept(self):
+        kept = self.make()
+        for days in (36_500, 1_000_000):
+            with self.subTest(days), self.settings(JOB_RETENTION_DAYS=days):
+                self.assertEqual(retention.remove_old(), 0)
+        self.assertEqual(list(Job.objects.all()), [kept])
+
+    def test_no_inputs_and_outputs_are_read(self):
+        bulk = Bulk.objects.create(id=id_of(OLD), model="m", total=1)
+        Webhook.objects.create(job=self.make(bulk=bulk), url="https://example.com/")
+        with CaptureQueriesContext(
+            connection,
+        ) as queries:
+            retention.remove_old()
+        read = " ".join(query["sql"] for query in queries if query["sql"].startswith("SELECT"))
+        self.assertIn('"id"', read)
+        for column in ("inputs", "output", "rejected"):
+            self.assertNotIn(column, read)
+
+
+class EndedWorkersTests(TestCase):
+    def make(self, state: WorkerState, days: float) -> Worker:
+        return Worker.objects.create(name="w", pid=1, state=state, heartbeat_at=days_ago(days))
+
+    def test_the_rows_of_workers_that_ended_long_ago_go(self):
+        self.make(WorkerState.STOPPED, 8)
+        self.make(WorkerState.GONE, 8)
+        kept = {self.make(WorkerState.GONE, 6), self.make(WorkerState.READY, 8)}
+        retention.Sweeper().sweep()
+        self.assertEqual(set(Worker.objects.all()), kept)

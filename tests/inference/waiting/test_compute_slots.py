@@ -1,0 +1,67 @@
+"""Turns: two at once, lent while waiting, and never a reason to stand still."""
+
+import threading
+from unittest import TestCase
+from unittest.mock import patch
+
+from inference.waiting import compute_slots
+from inference.waiting.compute_slots import AT_ONCE, Turns
+from tests.conditions import eventually
+
+
+class TurnTests(TestCase):
+    def setUp(self) -> None:
+        self.turns = Turns()
+        self.inside: list[int] = []
+        self.go_on = threading.Event()
+        self.threads: list[threading.Thread] = []
+        self.addCleanup(self.leave)
+
+    def enter(self, count: int) -> None:
+        for number in range(count):
+            self.threads.append(threading.Thread(target=self.compute, args=(number,)))
+            self.threads[-1].start()
+
+    def compute(self, number: int) -> None:
+        self.turns.take()
+        self.inside.append(number)
+        self.go_on.wait(30)
+        self.turns.give_back()
+
+    def leave(self) -> None:
+        self.go_on.set()
+        for thread in self.threads:
+            thread.join()
+
+    def test_no_more_than_two_compute_at_once(self):
+        with patch.object(compute_slots, "PATIENCE_S", 30):
+            self.enter(AT_ONCE + 3)
+            eventually(lambda: len(self.inside) == AT_ONCE)
+            self.assertFalse(self.turns._free.acquire(blocking=False))
+            self.leave()
+        self.assertEqual(len(self.inside), AT_ONCE + 3)
+
+    def test_a_turn_is_lent_while_its_thread_waits(self):
+        self.turns.take()
+        with self.turns.lent():
+            self.enter(AT_ONCE)
+            eventually(lambda: len(self.inside) == AT_ONCE)
+            self.leave()
+        self.assertTrue(self.turns.give_back())
+
+    def test_who_has_waited_long_goes_on_without_a_turn(self):
+        with patch.object(compute_slots, "PATIENCE_S", 0.01):
+            self.enter(AT_ONCE + 3)
+            eventually(lambda: len(self.inside) == AT_ONCE + 3)
+
+    def test_what_is_taken_or_given_back_twice_counts_once(self):
+        for _ in range(2):
+            self.turns.take()
+        self.assertTrue(self.turns.give_back())
+        self.assertFalse(self.turns.give_back())
+        self.assertEqual(self.turns._free._value, AT_ONCE)
+
+    def test_who_has_no_turn_lends_none(self):
+        with self.turns.lent():
+            pass
+        self.assertFalse(self.turns.give_back())

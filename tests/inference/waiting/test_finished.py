@@ -1,0 +1,89 @@
+import threading
+from unittest.mock import Mock, patch
+from uuid import uuid4
+
+from django.db import connection
+from django.test import TransactionTestCase
+from redis.exceptions import ConnectionError, NoPermissionError
+
+from inference.broker import publish
+from inference.models import Job, Status
+from inference.waiting import finished
+from tests.conditions import eventually
+
+
+class ListenerTests(TransactionTestCase):
+    def setUp(self):
+        self.listener = finished.Listener()
+        self.job = Job.objects.create(model="echo", inputs="text")
+
+    def finish(self) -> None:
+        Job.objects.filter(pk=self.job.pk).update(status=Status.SUCCEEDED, output="done")
+
+    def wait_in_thread(self, timeout_s: float) -> tuple[threading.Thread, list]:
+        answers: list = []
+
+        def wait():
+            with self.listener.expect(self.job.id) as waiter:
+                answers.append(waiter.wait(timeout_s))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        eventually(lambda: len(self.listener) == 1)
+        return thread, answers
+
+    def test_a_notice_wakes_the_waiter_with_what_became_of_the_job(self):
+        thread, answers = self.wait_in_thread(30)
+        self.finish()
+        eventually(lambda: finished.publish([self.job.id]) or answers)
+        thread.join()
+        self.assertEqual(answers[0]["output"], "done")
+
+    def test_a_missed_notice_is_found_by_the_slow_poll(self):
+        thread, answers = self.wait_in_thread(30)
+        self.finish()
+        thread.join()
+        self.assertEqual(answers[0]["output"], "done")
+
+    def test_a_notice_of_an_unfinished_job_wakes_nobody(self):
+        thread, answers = self.wait_in_thread(0.3)
+        finished.publish([self.job.id])
+        thread.join()
+        self.assertEqual(answers, [None])
+
+    def test_nothing_is_left_behind_after_a_wait(self):
+        thread, _ = self.wait_in_thread(0.05)
+        thread.join()
+        self.assertEqual(len(self.listener), 0)
+        self.assertEqual(self.listener._waiters, {})
+
+    def test_a_malformed_notice_is_dropped(self):
+        thread, answers = self.wait_in_thread(30)
+        publish.redis_client().publish(finished.CHANNEL, b"\xff not ids")
+        self.finish()
+        eventually(lambda: finished.publish([uuid4(), self.job.id]) or answers)
+        thread.join()
+        self.assertEqual(answers[0]["status"], Status.SUCCEEDED)
+
+    def test_a_redis_that_is_away_is_asked_once_and_one_that_refuses_keeps_no_message(self):
+        for error, asked, is_resting in ((ConnectionError("away"), 1, True), (NoPermissionError("PUBLISH"), 3, False)):
+            breaker, client = publish.new_breaker(), Mock(publish=Mock(side_effect=error))
+            away = patch.multiple(publish, redis_client=lambda found=client: found, _breaker=breaker)
+            with self.subTest(error), away, self.assertLogs("inference.waiting.finished", "WARNING"):
+                for _ in range(3):
+                    finished.publish([self.job.id])
+            self.assertEqual((client.publish.call_count, breaker._is_resting()), (asked, is_resting))
+
+    def test_a_waiting_request_holds_no_database_connection(self):
+        held: list = []
+
+        def wait():
+            Job.objects.count()
+            with self.listener.expect(self.job.id) as waiter:
+                waiter.wait(0.2)
+                held.append(connection.connection)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join()
+        self.assertEqual(held, [None])

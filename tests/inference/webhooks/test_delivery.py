@@ -1,0 +1,211 @@
+import base64
+import contextlib
+import datetime
+import hashlib
+import hmac
+import http.server
+import json
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from unittest.mock import patch
+from uuid import UUID
+
+from django.test import TestCase, override_settings
+from django.utils import timezone
+
+from inference import checks
+from inference.errors import InvalidInput
+from inference.models import Job, Status, Webhook, WebhookState
+from inference.webhooks import delivery
+
+SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
+
+
+class Receiver(http.server.BaseHTTPRequestHandler):
+    """A client's server: notes what it gets, answers what it is told."""
+
+    status = 204
+    got: list[tuple[dict[str, str], bytes]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        type(self).got.append(({name.lower(): value for name, value in self.headers.items()}, body))
+        self.send_response(self.status)
+        self.send_header("Location", "http://127.0.0.1:1/elsewhere")
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        """Quiet."""
+
+
+@contextlib.contextmanager
+def receiving(status: int = 204) -> Iterator[str]:
+    Receiver.status, Receiver.got = status, []
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/hook?a=b"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@override_settings(WEBHOOK_HOSTS=["127.0.0.1", "hooks.example"], WEBHOOK_SECRET=SECRET, WEBHOOK_ALLOW_PRIVATE=True)
+class DeliveryTests(TestCase):
+    def hook(self, url: str, status: str = Status.SUCCEEDED) -> Webhook:
+        job = Job.objects.create(model="echo", inputs="x", status=status, request_id="r1", output="secret output")
+        delivery.register(job, url)
+        return Webhook.objects.get(job=job)
+
+    def deliver(self, hook: Webhook) -> Webhook:
+        """As if it were due now."""
+        Webhook.objects.filter(pk=hook.pk).update(due_at=timezone.now() - datetime.timedelta(seconds=1))
+        for taken in delivery.take_due(8):
+            delivery.deliver(taken)
+        hook.refresh_from_db()
+        return hook
+
+    def due(self) -> list[UUID]:
+        return [hook.pk for hook in delivery.take_due(8)]
+
+    def test_a_notice_is_signed_and_tells_the_outcome_without_the_output(self):
+        with receiving() as url:
+            hook = self.deliver(self.hook(url))
+        self.assertEqual((hook.state, hook.attempts), (WebhookState.DELIVERED, 1))
+        ((headers, body),) = Receiver.got
+        signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+        signature = base64.b64encode(hmac.new(b"k" * 32, signed, hashlib.sha256).digest()).decode()
+        self.assertEqual(headers["webhook-signature"], f"v1,{signature}")
+        notice = json.loads(body)
+        self.assertEqual((notice["type"], notice["data"]["id"]), ("job.finished", str(hook.job_id)))
+        self.assertEqual((notice["data"]["status"], notice["data"]["request_id"]), ("succeeded", "r1"))
+        self.assertNotIn(b"secret output", body)
+
+    def test_a_redirect_is_a_failure_and_not_followed(self):
+        with receiving(302) as url:
+            hook = self.deliver(self.hook(url))
+        self.assertEqual((hook.state, hook.last_error, len(Receiver.got)), (WebhookState.PENDING, "answered 302", 1))
+
+    def test_failures_are_tried_again_later_and_later_and_then_given_up(self):
+        with receiving(500) as url:
+            hook = self.hook(url)
+            waits = []
+            while hook.state == WebhookState.PENDING:
+                hook = self.deliver(hook)
+                waits.append((hook.due_at - timezone.now()).total_seconds())
+        self.assertEqual(hook.state, WebhookState.GIVEN_UP)
+        self.assertEqual(len(Receiver.got), len(delivery.DELAYS_S) + 1)
+        self.assertEqual([round(wait / 5) * 5 for wait in waits[:-1]], list(delivery.DELAYS_S))
+
+    def test_nobody_there_is_a_failure(self):
+        hook = self.deliver(self.hook("http://127.0.0.1:1/"))
+        self.assertIn("ConnectionRefusedError", hook.last_error)
+
+    def test_a_delivered_notice_is_not_sent_again(self):
+        with receiving() as url:
+            hook = self.deliver(self.hook(url))
+            self.deliver(hook)
+        self.assertEqual(len(Receiver.got), 1)
+
+    def test_only_notices_of_finished_jobs_are_due_and_one_taker_has_them(self):
+        finished, waiting = self.hook("http://127.0.0.1/"), self.hook("http://127.0.0.1/", Status.QUEUED)
+        self.assertEqual(self.due(), [finished.pk])
+        self.assertEqual(self.due(), [])
+        Job.objects.filter(pk=waiting.job_id).update(status=Status.CANCELLED)
+        self.assertEqual(self.due(), [waiting.pk])
+
+    def test_a_taken_notice_that_was_never_sent_is_due_again(self):
+        hook = self.hook("http://127.0.0.1/")
+        self.assertEqual(self.due(), [hook.pk])
+        Webhook.objects.update(due_at=timezone.now() - datetime.timedelta(seconds=1))
+        self.assertEqual(self.due(), [hook.pk])
+
+    def test_who_comes_after_its_lease_changes_nothing(self):
+        with receiving(500) as url:
+            self.hook(url)
+            (late,) = delivery.take_due(8)
+            Webhook.objects.update(due_at=timezone.now() - datetime.timedelta(seconds=1))
+            (timely,) = delivery.take_due(8)
+            delivery.deliver(late)
+            self.assertEqual(Webhook.objects.get().attempts, 0)
+            delivery.deliver(timely)
+        self.assertEqual(Webhook.objects.get().attempts, 1)
+
+    def test_a_host_that_is_busy_leaves_threads_to_the_others(self):
+        for _ in range(6):
+            self.hook("http://127.0.0.1:1/slow")
+        quick = self.hook("http://hooks.example/")
+        slow = delivery.take_due(8)
+        self.assertEqual([delivery.host_of(hook.url) for hook in slow], ["127.0.0.1"] * 4 + ["hooks.example"])
+        Webhook.objects.filter(pk=quick.pk).update(due_at=timezone.now() - datetime.timedelta(seconds=1))
+        taken = delivery.take_due(1, Counter({"127.0.0.1": 4}))
+        self.assertEqual([hook.pk for hook in taken], [quick.pk])
+
+    def test_no_more_are_taken_than_asked_for(self):
+        for _ in range(3):
+            self.hook("http://127.0.0.1/")
+        self.assertEqual((len(delivery.take_due(2)), len(delivery.take_due(2))), (2, 1))
+
+    @override_settings(WEBHOOK_ALLOW_PRIVATE=False)
+    def test_a_public_name_that_leads_inside_is_not_called(self):
+        inside = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("169.254.169.254", 443))]
+        with patch.object(socket, "getaddrinfo", return_value=inside):
+            hook = self.deliver(self.hook("https://hooks.example/"))
+        self.assertIn("169.254.169.254, which is not a public address", hook.last_error)
+
+    @override_settings(WEBHOOK_ALLOW_PRIVATE=False)
+    def test_the_address_that_was_looked_at_is_the_one_that_is_called(self):
+        public = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 443)) for host in ("93.184.216.34", "1.1.1.1")]
+        with (
+            patch.object(socket, "getaddrinfo", return_value=public),
+            patch.object(socket, "create_connection", side_effect=TimeoutError("no answer")) as connect,
+        ):
+            self.deliver(self.hook("https://hooks.example/"))
+        tried = [call.args[0] for call in connect.call_args_list]
+        self.assertEqual(tried, [("93.184.216.34", 443), ("1.1.1.1", 443)])
+
+    @override_settings(WEBHOOK_HOSTS=["other.example"])
+    def test_a_host_that_may_no_longer_be_called_is_not(self):
+        self.assertIn("may not be called any more", self.deliver(self.hook("http://127.0.0.1/")).last_error)
+
+
+NOT_TAKEN = (
+    "http://hooks.example/",
+    "https://evil.example/",
+    "https://hooks.example@evil.example/",
+    "https://user:pw@hooks.example/",
+    "https://hooks.example:99999/",
+    "ftp://hooks.example/",
+    "hooks.example",
+    "https://hooks.example/\r\nX: 1",
+    "https://hooks.example/" + "a" * 500,
+    "https://[::1",
+    "",
+)
+
+
+@override_settings(WEBHOOK_HOSTS=["hooks.example"], WEBHOOK_SECRET=SECRET)
+class CheckTests(TestCase):
+    def test_only_https_to_listed_hosts_is_taken(self):
+        delivery.check("https://hooks.example/a?b=c")
+        delivery.check("https://hooks.example:8443/")
+        for url in NOT_TAKEN:
+            with self.subTest(url), self.assertRaises(InvalidInput) as refused:
+                delivery.check(url)
+            self.assertEqual(refused.exception.field, "webhook")
+
+    @override_settings(WEBHOOK_HOSTS=[])
+    def test_off_unless_configured(self):
+        with self.assertRaisesRegex(InvalidInput, "not configured here"):
+            delivery.check("https://hooks.example/")
+
+    def test_a_bad_secret_is_found_by_the_checks(self):
+        self.assertEqual(checks.webhook_secret(None), [])
+        for secret in ("", "whsec_", "whsec_????", base64.b64encode(b"k" * 32).decode()):
+            with self.subTest(secret), override_settings(WEBHOOK_SECRET=secret):
+                (error,) = checks.webhook_secret(None)
+                self.assertIn("WEBHOOK_SECRET", error.msg)

@@ -1,0 +1,115 @@
+"""The threads of a worker's main process that keep its row alive and do its upkeep."""
+
+import threading
+import time
+from unittest.mock import patch
+from uuid import uuid4
+
+from django.test import TransactionTestCase, override_settings
+from django.utils import timezone
+
+from inference import clock
+from inference.broker import publish
+from inference.models import Job, Status, Worker, WorkerState
+from inference.submission.jobs import models
+from inference.upkeep import reconcile
+from inference.worker import housekeeping as upkeep_module
+from inference.worker.devices import Plan
+from inference.worker.heartbeat import LATE_S, Facts, Presence
+from inference.worker.housekeeping import Upkeep
+from inference.worker.replicas import Replicas
+from tests.conditions import eventually
+
+
+def facts(**values) -> Facts:
+    idle = {
+        "state": "ready", "model_names": ["embeddings"], "replicas": {}, "error": "", "connected": True,
+        "replicas_ready": 1, "replicas_busy": 0, "held": 0, "finished": 0, "speeds": {}, "reached": {},
+    }  # fmt: skip
+    return Facts(**{**idle, "looped_at": time.monotonic(), **values})
+
+
+def make_presence(**values) -> Presence:
+    plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models=("embeddings",))
+    presence = Presence(plan, "w")
+    presence.facts = lambda: facts(**values)
+    presence.register()
+    return presence
+
+
+@override_settings(WORKER_HEARTBEAT_S=0.05)
+class HeartbeatTests(TransactionTestCase):
+    def test_a_round_of_upkeep_that_takes_long_delays_no_heartbeat(self):
+        presence = make_presence()
+        upkeep = Upkeep(presence, {}, Replicas(presence.plan))
+        reached, go_on = threading.Event(), threading.Event()
+
+        def takes_long(**_) -> None:
+            reached.set()
+            go_on.wait(60)
+
+        with patch.object(reconcile, "reconcile", takes_long):
+            self.start(presence)
+            self.start(upkeep)
+            self.addCleanup(go_on.set)
+            self.assertTrue(reached.wait(20))
+            row = Worker.objects.get(pk=presence.plan.worker)
+            eventually(lambda: Worker.objects.filter(pk=row.pk, heartbeat_at__gt=row.heartbeat_at).exists())
+            self.assertFalse(go_on.is_set())
+
+    def test_what_expires_in_this_worker_is_told_before_the_next_round(self):
+        presence = make_presence()
+        upkeep = Upkeep(presence, {}, Replicas(presence.plan))
+        with patch.object(upkeep_module, "ROUND_S", 600):
+            self.start(upkeep)
+            eventually(lambda: upkeep._sweeper._next_at_s, "the first round is over")
+            job = Job.objects.create(model="m", inputs="x", expires_at=timezone.now())
+            upkeep.expire_soon()
+            eventually(lambda: Job.objects.filter(pk=job.pk, status=Status.EXPIRED).exists())
+
+    def test_the_database_answers_for_as_long_as_no_heartbeat_came_late(self):
+        presence = make_presence()
+        presence._answering_since -= 1000
+        self.assertTrue(presence._try_to_beat())
+        self.assertGreaterEqual(presence.answering_s, 1000)
+        presence._beaten_at -= LATE_S  # as after an outage
+        self.assertEqual(presence.answering_s, 0)
+        self.assertTrue(presence._try_to_beat())
+        self.assertLess(presence.answering_s, LATE_S)
+
+    def test_a_worker_that_was_told_to_stop_says_so_with_its_next_heartbeat(self):
+        presence = make_presence()
+        presence.leave()
+        self.start(presence)
+        eventually(lambda: Worker.objects.filter(pk=presence.plan.worker, state=WorkerState.STOPPING).exists())
+
+    def test_a_worker_whose_row_is_lost_registers_again_unless_it_leaves(self):
+        presence = make_presence()
+        Worker.objects.all().delete()  # as after a restore of an older backup
+        self.assertTrue(presence._try_to_beat())
+        self.assertTrue(presence._try_to_beat())
+        self.assertEqual(Worker.objects.get(pk=presence.plan.worker).state, WorkerState.READY)
+        Worker.objects.all().delete()
+        presence.leave()
+        self.assertTrue(presence._try_to_beat())
+        self.assertFalse(Worker.objects.exists())
+
+    def test_the_clock_is_measured_for_as_long_as_the_worker_lives(self):
+        presence = make_presence()
+        with patch.multiple(clock, _measured_at=float("-inf"), _off_s=0.0):
+            presence._try_to_beat()
+            self.assertGreater(clock._measured_at, float("-inf"))
+
+    def test_the_watchdog_counts_the_queues_that_are_consumed_only(self):
+        presence = make_presence(model_names=["embeddings", "sentiment"])
+        replicas = Replicas(presence.plan)
+        replicas.serving = frozenset({"embeddings"})  # the other one's replica starts again
+        upkeep = Upkeep(presence, models(), replicas)
+        with patch.object(publish, "queue_lengths", return_value={}) as counted:
+            upkeep._watch()
+        counted.assert_called_once_with([models()["embeddings"].queue])
+
+    def start(self, thread: Presence | Upkeep) -> None:
+        thread.start()
+        self.addCleanup(thread.join, 20)
+        self.addCleanup(thread.stop)
