@@ -1,8 +1,11 @@
 """What may be imported where: torch in pool children only, the policy pure, the core without HTTP."""
 
+import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
+from pathlib import Path
 
 from django.conf import settings
 
@@ -35,3 +38,19 @@ class TestImports(unittest.TestCase):
     def test_the_batching_policy_needs_the_standard_library_only(self) -> None:
         ours = modules_after("import inference.batching.queue")
         self.assertLessEqual(ours - modules_after("pass") - set(sys.stdlib_module_names), {"inference"})
+
+
+class TestLayers(unittest.TestCase):
+    def test_a_layer_broken_on_purpose_is_caught(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            for package in ("project", "inference", "api"):
+                shutil.copytree(settings.BASE_DIR / package, Path(folder, package))
+            shutil.copy(settings.BASE_DIR / "pyproject.toml", folder)
+            with Path(folder, "inference/store/rows.py").open("a") as rows:
+                rows.write("from inference.worker import heartbeat\n")
+            code = "from importlinter.cli import lint_imports_command as lint; lint()"
+            run = subprocess.run(
+                [sys.executable, "-c", code, "--no-cache"], capture_output=True, text=True, cwd=folder, check=False
+            )
+        self.assertEqual(run.returncode, 1, run.stdout + run.stderr)
+        self.assertIn("inference.store is not allowed to import inference.worker", run.stdout)
