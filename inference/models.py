@@ -54,7 +54,8 @@ def _keep_former_user(instance: Any, **kwargs: Any) -> None:
 
 
 class Status(models.TextChoices):
-    """queued → running → succeeded | failed; queued → cancelled | expired; running → queued only by recovery."""
+    """queued → running → succeeded | failed; queued | running → cancelled; queued → expired; running → queued only by
+    recovery."""
 
     QUEUED = "queued"
     RUNNING = "running"

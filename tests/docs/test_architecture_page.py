@@ -1,0 +1,41 @@
+"""docs/architecture.md has the packages that there are, in the order of the layers, and the states of a job."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from django.conf import settings
+from django.test import SimpleTestCase
+
+from inference.models import TERMINAL, Status
+
+ROOT = Path(settings.BASE_DIR)
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+
+
+def packages(container: str) -> set[str]:
+    folders = (file.parent for file in (ROOT / container).glob("*/__init__.py"))
+    return {f"{container}.{folder.name}" for folder in folders} - {f"{container}.migrations", "api.management"}
+
+
+def layers(container: str) -> dict[str, int]:
+    """Package to its place, counted from the top; those of one layer share it."""
+    (contract,) = (each for each in CONTRACTS if each.get("containers") == [container])
+    names = enumerate(layer.split("|") for layer in contract["layers"])
+    return {f"{container}.{name.strip()}": place for place, siblings in names for name in siblings}
+
+
+class TestPage(SimpleTestCase):
+    def test_it_lists_every_package_from_the_top_down(self) -> None:
+        rows = re.findall(r"^\| (`[^|]*`) \|", PAGE[PAGE.index("## The packages") :], re.MULTILINE)
+        listed = [name for row in rows for name in re.findall(r"`([\w.]+)`", row)]
+        for container in ("api", "inference"):
+            ours = [name for name in listed if name.startswith(f"{container}.")]
+            self.assertEqual(set(ours), packages(container))
+            self.assertEqual(ours, sorted(ours, key=layers(container).__getitem__))
+
+    def test_it_draws_the_states_of_a_job(self) -> None:
+        diagram = PAGE[PAGE.index("stateDiagram") : PAGE.index("| change |")]
+        self.assertEqual(set(re.findall(r"--> (\w+)", diagram)), set(Status.values))
+        self.assertEqual(set(re.findall(r"(\w+) --> \[\*\]", diagram)), set(TERMINAL))
