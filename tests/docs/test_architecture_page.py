@@ -39,3 +39,7 @@ class TestPage(SimpleTestCase):
         diagram = PAGE[PAGE.index("stateDiagram") : PAGE.index("| change |")]
         self.assertEqual(set(re.findall(r"--> (\w+)", diagram)), set(Status.values))
         self.assertEqual(set(re.findall(r"(\w+) --> \[\*\]", diagram)), set(TERMINAL))
+
+    def test_no_diagram_holds_a_semicolon_which_ends_a_statement_there(self) -> None:
+        for diagram in re.findall(r"```mermaid\n(.*?)```", PAGE, re.DOTALL):
+            self.assertNotIn(";", diagram)
