@@ -16,6 +16,7 @@ ROOT = Path(settings.BASE_DIR)
 README = (ROOT / "README.md").read_text()
 PAGES = "\n".join(page.read_text() for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
 CONFIGURATION = README[README.index("## Configuration") : README.index("## Tuning")]
+MODULE = re.compile(r"\b(?:tests|benchmarks)(?:\.(?!md\b|json\b|svg\b)\w+)+")
 READS = re.compile(r"""(?:os\.environ(?:\.get\(|\[)|env\.[a-z]+\()\s*"([A-Z_]+)\"""")
 NOT_SETTINGS = re.compile(r"INFERENCE_|CUDA_VISIBLE_DEVICES|TOKENIZERS_|OMP_NUM_|XDG_RUNTIME_DIR|FAILPOINT|HF_")
 
@@ -39,6 +40,13 @@ class TestReadme(SimpleTestCase):
 
     def test_the_management_commands_exist(self) -> None:
         self.assertLessEqual(set(re.findall(r"manage\.py ([a-z_]+)", PAGES)), set(get_commands()))
+
+    def test_the_files_and_the_tests_exist(self) -> None:
+        text = PAGES + (ROOT / "Makefile").read_text()
+        named = re.findall(r"\b(?:project|inference|api|tests|benchmarks)/(?!var|\.venv)[\w./-]*\w", text)
+        named += [module.replace(".", "/") for module in re.findall(MODULE, text)]
+        missing = {name for name in named if not ((ROOT / name).exists() or (ROOT / f"{name}.py").exists())}
+        self.assertEqual(missing, set())
 
     def test_the_versions_are_those_of_the_requirements(self) -> None:
         pins = dict(re.findall(r"^([A-Za-z-]+)==([\d.]+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
