@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import get_resolver
 
 from api import errors, request_id
-from inference.waiting import connections
+from inference.store import connections
 from inference.waiting.compute_slots import turns
 
 logger = logging.getLogger("api.access")

@@ -20,9 +20,9 @@ from api.requests.fields import Body
 from api.waiting import slots
 from inference.errors import JobNotFound, UnknownOwner
 from inference.models import Job
+from inference.store import connections
 from inference.submission import jobs
 from inference.upkeep import retention
-from inference.waiting import connections
 from inference.waiting.compute_slots import turns
 
 JSON_TYPES = ("", codec.CONTENT_TYPE)

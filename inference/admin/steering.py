@@ -13,6 +13,7 @@ from django.db.models import Count
 from inference import errors
 from inference.admin import display
 from inference.models import Job, Status
+from inference.store import transitions
 from inference.submission import jobs
 
 
@@ -28,7 +29,7 @@ def cancel(chunks: Iterable[Sequence[UUID]]) -> Iterator[Line]:
     """Each chunk at once: a selection may be a whole queue."""
     cancelled, left = Counter[str](), Counter[str]()
     for ids in chunks:
-        now = jobs.cancel_many(ids)
+        now = transitions.cancel_many(ids)
         cancelled += now
         states = Job.objects.filter(pk__in=ids).order_by().values_list("status").annotate(Count("pk"))
         left += Counter(dict(states)) - Counter({Status.CANCELLED: now.total()})

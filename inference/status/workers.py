@@ -15,7 +15,7 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from inference.models import Worker, WorkerState
-from inference.waiting import connections
+from inference.store import connections
 
 PRESENT = (WorkerState.STARTING, WorkerState.READY, WorkerState.DEGRADED, WorkerState.STOPPING)
 SERVING = (WorkerState.READY, WorkerState.DEGRADED)

@@ -1,3 +1,3 @@
-"""Job rows as the database takes them, and the fence around them: who may claim a job and record its outcome.
-Imports the models, the catalog and nothing above.
+"""Job rows: as the database takes them, over which connection, and each change of a job's state with its notice.
+Imports the models, the broker and nothing above.
 """

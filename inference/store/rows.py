@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from inference.models import TERMINAL, Job
 MOST = 500  # rows of one statement: SQLite takes 32,766 values
 MOST_BYTES = 8 * 1024 * 1024  # of their documents; the database holds a statement several times
 
+T = TypeVar("T")
 Changes = dict[str, Any]  # what happened to a job since it was inserted, by attribute
 
 _FIELDS: Sequence[Any] = Job._meta.concrete_fields
@@ -54,6 +56,12 @@ def _bytes(value: Any) -> int:
     if not isinstance(text, str):
         return 0
     return len(text) if text.isascii() else len(text.encode(errors="replace"))
+
+
+def chunks(items: Iterable[T], most: int = MOST) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while chunk := list(itertools.islice(iterator, most)):
+        yield chunk
 
 
 class Sized(Protocol):

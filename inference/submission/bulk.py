@@ -19,10 +19,10 @@ from inference.catalog.specs import ModelSpec
 from inference.errors import BulkNotFound, InferenceError, InvalidInput
 from inference.models import TERMINAL, WAITING, Bulk, Job, Priority, Status
 from inference.store import rows
+from inference.store.transitions import cancel_many
 from inference.submission import admission, idempotency, writer
-from inference.submission.jobs import cancel_many, spec_of
+from inference.submission.jobs import spec_of
 
-CHUNK = rows.MOST
 SHOWN_ERRORS = 100
 
 
@@ -103,7 +103,7 @@ def progress(bulk: Bulk) -> Progress:
 def cancel(bulk: Bulk) -> int:
     """Cancel what is not finished. Returns how many jobs."""
     waiting = bulk.job_set.filter(status__in=WAITING).order_by()
-    return sum(cancel_many(ids).total() for ids in _chunks(list(waiting.values_list("pk", flat=True))))
+    return sum(cancel_many(ids).total() for ids in rows.chunks(waiting.values_list("pk", flat=True)))
 
 
 def check_size(inputs: int) -> None:
@@ -172,11 +172,6 @@ def _store(bulk: Bulk, jobs: Sequence[Job]) -> Bulk:
                 committed.enter_context(writer.telling(bulk))
         except IntegrityError as error:
             return idempotency.explain(bulk, error)
-        for chunk in _chunks(jobs):
+        for chunk in rows.chunks(jobs):
             writer.send(chunk)
     return bulk
-
-
-def _chunks(items: Sequence[Any]) -> Iterator[Any]:
-    for start in range(0, len(items), CHUNK):
-        yield items[start : start + CHUNK]

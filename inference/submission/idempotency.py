@@ -17,7 +17,7 @@ from django.db import IntegrityError
 
 from inference.errors import IdempotencyMismatch, UnknownOwner
 from inference.models import Bulk, Job
-from inference.waiting import connections
+from inference.store import connections
 
 Row = TypeVar("Row", Job, Bulk)
 

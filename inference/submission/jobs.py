@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from django.conf import settings
 from django.db import IntegrityError
-from django.db.models.functions import Now
 
 from inference import clock, words
 from inference.catalog import lengths, specs, validation
 from inference.errors import JobNotFound, NoWorker, UnknownModel
 from inference.failures import is_away
-from inference.models import WAITING, Job, Priority, Status
+from inference.models import Job, Priority
 from inference.status import workers
+from inference.store import transitions
 from inference.store.rows import Changes
 from inference.submission import admission, idempotency
 from inference.submission.writer import PATIENCE_S, intake, telling
@@ -112,21 +110,8 @@ def wait_for(job: Job, *, timeout_s: float) -> Job:
 def cancel(job_id: UUID, *, owner: Any = None) -> Job:
     """Cancel a queued or running job; a finished one is left as it is. A running job's outcome is dropped."""
     fetch(job_id, owner=owner)
-    cancelled = Job.objects.filter(pk=job_id, status__in=WAITING).update(status=Status.CANCELLED, finished_at=Now())
-    if cancelled:
-        finished.publish([job_id])
+    transitions.cancel(job_id)
     return fetch(job_id)
-
-
-def cancel_many(ids: Collection[UUID]) -> Counter[str]:
-    """How many of at most `rows.MOST` jobs were cancelled, by their status before."""
-    chosen = Job.objects.filter(pk__in=ids).order_by()
-    cancelled = Counter[str]()
-    for before in WAITING:
-        cancelled[before] = chosen.filter(status=before).update(status=Status.CANCELLED, finished_at=Now())
-    if cancelled.total():
-        finished.publish(ids)
-    return cancelled
 
 
 def retry(

@@ -12,7 +12,7 @@ from django.db.models import QuerySet
 
 from inference.errors import StoreUnavailable
 from inference.models import Job
-from inference.waiting import connections
+from inference.store import connections
 
 RECOUNT_S = 0.5
 ROOM = 100  # jobs that other processes may let in before this one counts again

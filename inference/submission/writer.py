@@ -19,8 +19,7 @@ from inference.catalog import specs
 from inference.errors import BrokerUnavailable, StoreUnavailable
 from inference.failures import is_away
 from inference.models import Bulk, Job
-from inference.store import rows
-from inference.waiting import connections
+from inference.store import connections, rows
 from inference.waiting.compute_slots import turns
 
 logger = logging.getLogger(__name__)

@@ -15,11 +15,10 @@ import logging
 import math
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
-from typing import TypeVar
 from uuid import UUID
 
 from django.conf import settings
-from django.db.models import F, Q, QuerySet
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
 from inference import errors
@@ -27,19 +26,17 @@ from inference.broker import publish
 from inference.broker.messages import JobMessage
 from inference.models import Job, Status, Worker, WorkerState, first_id_at
 from inference.status import workers
+from inference.store import rows, transitions
 from inference.submission.jobs import models
 from inference.submission.writer import message_of
-from inference.waiting import finished as notices
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 RESEND_S = settings.WORKER_SILENT_S * 2 / 3  # a message younger than this may still be on its way
 HELD_S = settings.WORKER_SILENT_S  # what left its queue and was not started for longer is not waited for any more
 PASSED_S = settings.WORKER_SILENT_S / 3  # a job is passed when one that is this much younger was started before it
 CHUNK = 500
 MOST = 20 * CHUNK  # jobs sent again in a round
-_QUEUED_AGAIN = {"status": Status.QUEUED, "batch": None, "worker": None, "started_at": None, "published_at": None}
 
 
 def reconcile(*, answering_s: float = math.inf) -> None:
@@ -47,9 +44,9 @@ def reconcile(*, answering_s: float = math.inf) -> None:
     before all have had the time to be heard again: the first to come back would take the jobs of all others."""
     if answering_s >= settings.WORKER_SILENT_S:
         _mark_silent()
-        _give_back_lost()
-    _give_back_stopped()
-    expire()
+        transitions.give_back_lost(Q(worker__in=_of(WorkerState.GONE)) | Q(lease_until__lt=Now()))
+    transitions.give_back_stopped(Q(worker__in=_of(WorkerState.STOPPED)))
+    transitions.expire()
     try:
         _send_again()
     except errors.BrokerUnavailable as error:
@@ -68,57 +65,8 @@ def _mark_silent() -> None:
         logger.warning("%d workers are silent for %g s, their jobs are given back", gone, settings.WORKER_SILENT_S)
 
 
-def _running(**conditions: object) -> QuerySet[Job]:
-    return Job.objects.filter(status=Status.RUNNING, **conditions)
-
-
 def _of(state: WorkerState) -> QuerySet[Worker, UUID]:
     return Worker.objects.filter(state=state).values_list("pk", flat=True)
-
-
-def _give_back_lost() -> None:
-    _give_back(_running().filter(Q(worker__in=_of(WorkerState.GONE)) | Q(lease_until__lt=Now())))
-
-
-def give_back_batch(batch: UUID) -> None:
-    """The jobs of a batch that died, when their worker cannot run them again."""
-    _give_back(_running(batch=batch))
-
-
-def _give_back(lost: QuerySet[Job]) -> None:
-    failed = _finish(
-        lost.filter(recoveries__gte=settings.MAX_RECOVERIES - 1),
-        Status.FAILED,
-        recoveries=F("recoveries") + 1,
-        error_code=errors.Lost.code,
-        error_detail=f"Every worker that ran it was lost, {settings.MAX_RECOVERIES} times; the last one ran it alone.",
-    )
-    given = lost.update(**_QUEUED_AGAIN, recoveries=F("recoveries") + 1)
-    if failed or given:
-        logger.warning("%d running jobs given back, %d given up as lost", given, failed)
-
-
-def _give_back_stopped() -> None:
-    """Who stops a worker says nothing about its jobs: it does not count."""
-    if given := _running(worker__in=_of(WorkerState.STOPPED)).update(**_QUEUED_AGAIN):
-        logger.warning("%d running jobs of stopped workers given back", given)
-
-
-def expire() -> None:
-    overdue = Job.objects.filter(status=Status.QUEUED, expires_at__lte=Now())
-    if expired := _finish(
-        overdue, Status.EXPIRED, error_code=errors.Expired.code, error_detail="Not started before its deadline."
-    ):
-        logger.info("%d jobs expired", expired)
-
-
-def _finish(jobs: QuerySet[Job], status: Status, **values: object) -> int:
-    """End these jobs, and wake who waits for them. The ids are read first: a double notice is harmless."""
-    finished = 0
-    for ids in _chunks(jobs.order_by().values_list("pk", flat=True)):
-        finished += jobs.filter(pk__in=ids).update(status=status, finished_at=Now(), **values)
-        notices.publish(ids)
-    return finished
 
 
 def _send_again() -> None:
@@ -146,7 +94,7 @@ def _at_once(messages: Iterable[JobMessage]) -> Iterator[list[JobMessage]]:
     """A chunk of one queue and priority after the other. In Redis each goes before the last: the oldest come last."""
     line = attrgetter("priority", "queue")
     for _, group in itertools.groupby(sorted(messages, key=line), line):
-        chunks = list(_chunks(group))
+        chunks = list(rows.chunks(group, CHUNK))
         yield from reversed(chunks) if publish.is_redis() else chunks
 
 
@@ -176,9 +124,3 @@ def _reached(living: Iterable[Worker], model: str) -> dict[int, datetime.datetim
         for priority, moment in worker.reached.get(model, {}).items():
             reached[int(priority)] = max(reached.get(int(priority), 0.0), moment)
     return {key: datetime.datetime.fromtimestamp(at, datetime.UTC) for key, at in reached.items()}
-
-
-def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
-    iterator = iter(items)
-    while chunk := list(itertools.islice(iterator, CHUNK)):
-        yield chunk

@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-from inference.waiting import connections
+from inference.store import connections
 
 AT_ONCE = 2  # one computes, one reads or writes
 PATIENCE_S = 0.5

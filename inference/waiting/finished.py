@@ -1,8 +1,8 @@
-"""'Finished' notices and the requests that wait for them.
+"""The requests that wait for their jobs to finish.
 
-Whoever finishes jobs publishes their ids; one listener thread a process reads the rows of those that somebody here
-waits for, all in one query, and wakes them. A notice is a hint: a slow poll of the waiting ids finds what it missed.
-A waiting request holds no database connection.
+One listener thread a process hears of finished jobs, reads the rows of those that somebody here waits for, all in one
+query, and wakes them. A notice is a hint: a slow poll of the waiting ids finds what it missed. A waiting request holds
+no database connection.
 """
 
 from __future__ import annotations
@@ -18,32 +18,16 @@ import redis
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection
 
-from inference.broker import publish as broker
-from inference.errors import BrokerUnavailable
 from inference.failures import Pauses
-from inference.store import rows
+from inference.store import connections, notices, rows
 from inference.store.rows import Changes
-from inference.waiting import connections
 from inference.waiting.compute_slots import turns
 
 logger = logging.getLogger(__name__)
 
-CHANNEL = "inference.finished"
 POLL_S = 5.0  # while notices arrive
 POLL_DEAF_S = 0.5  # while they do not
 LONGEST_DEAF_S = 5.0  # between tries to hear them again
-
-
-def publish(ids: Collection[UUID]) -> None:
-    """Tell every process that the jobs are finished. A lost notice only costs its waiters a slow poll."""
-    if not ids:
-        return
-    connections.give_back()
-    try:
-        with broker.client() as client:
-            client.publish(CHANNEL, ",".join(job_id.hex for job_id in ids))
-    except (redis.RedisError, BrokerUnavailable) as error:
-        logger.warning("notice of %d finished jobs not sent, waiters will poll: %s", len(ids), error)
 
 
 class Waiter:
@@ -133,12 +117,12 @@ class Listener:
     def _listen(self, pauses: Pauses) -> None:
         client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=10.0, socket_connect_timeout=1.0)
         with client, client.pubsub(ignore_subscribe_messages=True) as subscription:
-            subscription.subscribe(CHANNEL)
+            subscription.subscribe(notices.CHANNEL)
             polled_at = 0.0
             while True:
                 message = subscription.get_message(timeout=POLL_S)
                 if message:
-                    self._wake(_ids(message["data"]))
+                    self._wake(notices.ids(message["data"]))
                 if time.monotonic() - polled_at > POLL_S:
                     self._wake(list(self._waiters))
                     polled_at = time.monotonic()
@@ -164,14 +148,6 @@ class Listener:
             for job_id, changes in finished.items():
                 for waiter in self._waiters.get(job_id, ()):
                     waiter.wake(changes)
-
-
-def _ids(data: bytes) -> list[UUID]:
-    try:
-        return [UUID(part) for part in data.decode().split(",")]
-    except ValueError:
-        logger.warning("not a notice, dropped: %.80r", data)
-        return []
 
 
 listener = Listener()

@@ -33,9 +33,8 @@ from inference.engines.isolate import run as run_engine
 from inference.engines.json_values import size
 from inference.failures import is_away, patiently
 from inference.json_field import storable
-from inference.store import claims
-from inference.store.claims import Claimed, Outcome
-from inference.waiting import finished
+from inference.store import transitions
+from inference.store.transitions import Claimed, Outcome
 from inference.worker.calls import ENDED_BY_IT, PAST_ITS_LIMIT, READY, BatchCall, BatchReport, Loaded, Order
 
 logger = logging.getLogger(__name__)
@@ -143,7 +142,7 @@ def run_batch(call: BatchCall) -> BatchReport:
         failpoints.reach("before_run")
         outcomes, reports = _run(call.model, jobs)
         failpoints.reach("after_run")
-    outcomes = _finish(call.batch, outcomes, batch_size=sum(job.size for job in jobs))
+    outcomes = _record(call.batch, outcomes, batch_size=sum(job.size for job in jobs))
     return _report(jobs, outcomes, reports, took_s=time.monotonic() - started)
 
 
@@ -151,7 +150,7 @@ def _claim(call: BatchCall) -> list[Claimed]:
     """Raises `StoreUnavailable` while the database is away: nothing has begun."""
 
     def statement() -> list[Claimed]:
-        return claims.claim(
+        return transitions.claim(
             call.job_ids, call.batch, model=call.model, time_limit_s=call.time_limit_s, alone=call.alone,
             takes_over=call.takes_over, worker=replica.worker, device=replica.device,
         )  # fmt: skip
@@ -237,19 +236,9 @@ def _outcome(job: Claimed, answers: list[object]) -> Outcome:
     return Outcome(job_id=job.id, output=answers if _is_list(job) else answers[0])
 
 
-def _finish(batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int) -> list[Outcome]:
-    """Record the outcomes, and wake who waits. Returns them as they were recorded."""
-    failpoints.reach("before_record")
-    recorded = _record(batch, outcomes, batch_size)
-    failpoints.reach("after_record")
-    failpoints.reach("before_notify")
-    finished.publish([outcome.job_id for outcome in recorded])
-    failpoints.reach("after_notify")
-    return recorded
-
-
 def _record(batch: UUID, outcomes: Sequence[Outcome], batch_size: int) -> list[Outcome]:
-    """All at once; or one by one when the database refuses something: then that one fails alone."""
+    """All at once; or one by one when the database refuses something: then that one fails alone. Returns them as they
+    were recorded."""
     try:
         _record_at_once(batch, outcomes, batch_size)
     except Exception as error:
@@ -267,7 +256,7 @@ def _refused(outcome: Outcome) -> Outcome:
 
 
 def _record_at_once(batch: UUID, outcomes: Sequence[Outcome], batch_size: int) -> None:
-    recorded = _patiently(lambda: claims.record(batch, outcomes, batch_size=batch_size), RECORD_PATIENCE_S)
+    recorded = _patiently(lambda: transitions.record(batch, outcomes, batch_size=batch_size), RECORD_PATIENCE_S)
     if dropped := len(outcomes) - recorded:
         logger.info("batch=%s %d of %d outcomes dropped: cancelled or given back", batch, dropped, len(outcomes))
 

@@ -13,11 +13,13 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db import connection
+from django.db.models import Q
 
 from inference import errors
 from inference.broker import publish
 from inference.catalog.specs import Catalog
 from inference.failures import is_away
+from inference.store import transitions
 from inference.upkeep import reconcile, retention
 from inference.worker.heartbeat import Presence
 from inference.worker.replicas import Replicas
@@ -54,7 +56,7 @@ class Upkeep(threading.Thread):
         while self._woken.wait(max(0.0, until - time.monotonic())) and not self._stopping.is_set():
             self._woken.clear()
             self._do(self._give_back)
-            self._do(reconcile.expire)
+            self._do(transitions.expire)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -71,7 +73,7 @@ class Upkeep(threading.Thread):
 
     def _give_back(self) -> None:
         while self._given_up:
-            reconcile.give_back_batch(self._given_up[0])
+            transitions.give_back_lost(Q(batch=self._given_up[0]))
             self._given_up.popleft()
 
     def _do(self, chore: Callable[[], None]) -> None:

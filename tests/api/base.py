@@ -17,10 +17,9 @@ from inference.errors import InferenceError
 from inference.models import Job, Status, Worker, WorkerState
 from inference.status import backlog, metrics
 from inference.status.workers import notes, served_models, speeds
-from inference.store import claims
-from inference.store.claims import Outcome
+from inference.store import transitions
+from inference.store.transitions import Outcome
 from inference.submission import admission, jobs
-from inference.waiting import finished
 
 MODELS_FILE = Path(__file__).with_name("models.toml")
 Answer = Callable[[Any, dict[str, Any]], Any]
@@ -54,15 +53,14 @@ class Laborer(threading.Thread):
         for job in Job.objects.filter(status=Status.QUEUED).order_by("priority", "id"):
             batch = uuid4()
             for mine in self.claimed(job, batch):
-                claims.record(batch, [self.outcome(mine)], batch_size=mine.size)
-                finished.publish([mine.id])
+                transitions.record(batch, [self.outcome(mine)], batch_size=mine.size)
 
-    def claimed(self, job: Job, batch: UUID) -> list[claims.Claimed]:
-        return claims.claim(
+    def claimed(self, job: Job, batch: UUID) -> list[transitions.Claimed]:
+        return transitions.claim(
             [job.id], batch, model=job.model, time_limit_s=10.0, takes_over=(), worker=self.row.id, device="cpu"
         )
 
-    def outcome(self, job: claims.Claimed) -> Outcome:
+    def outcome(self, job: transitions.Claimed) -> Outcome:
         several = isinstance(job.inputs, list)
         answers = [self.answer(item, job.parameters) for item in (job.inputs if several else [job.inputs])]
         for answer in answers:

@@ -12,7 +12,7 @@ from django.test import override_settings
 from api.models import ApiKey
 from api.requests.whole_bodies import WholeBodies
 from inference.models import Job
-from inference.waiting import connections
+from inference.store import connections
 from tests.api.base import ApiTestCase
 
 

@@ -13,8 +13,8 @@ from inference.broker import publish
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Priority, Status, Webhook, Worker, WorkerState
 from inference.status.workers import served_models
+from inference.store import notices
 from inference.submission import admission, jobs
-from inference.waiting import finished
 from tests.conditions import eventually
 from tests.messages import messages_for
 
@@ -100,7 +100,7 @@ class JobsTests(TransactionTestCase):
         thread.start()
         job = eventually(lambda: Job.objects.first())
         Job.objects.update(status=Status.SUCCEEDED, output=[1.0])
-        eventually(lambda: finished.publish([job.pk]) or answers)
+        eventually(lambda: notices.publish([job.pk]) or answers)
         thread.join()
         self.assertEqual(answers[0].output, [1.0])
 

@@ -8,6 +8,7 @@ from redis.exceptions import ConnectionError, NoPermissionError
 
 from inference.broker import publish
 from inference.models import Job, Status
+from inference.store import notices
 from inference.waiting import finished
 from tests.conditions import eventually
 
@@ -35,7 +36,7 @@ class ListenerTests(TransactionTestCase):
     def test_a_notice_wakes_the_waiter_with_what_became_of_the_job(self):
         thread, answers = self.wait_in_thread(30)
         self.finish()
-        eventually(lambda: finished.publish([self.job.id]) or answers)
+        eventually(lambda: notices.publish([self.job.id]) or answers)
         thread.join()
         self.assertEqual(answers[0]["output"], "done")
 
@@ -47,7 +48,7 @@ class ListenerTests(TransactionTestCase):
 
     def test_a_notice_of_an_unfinished_job_wakes_nobody(self):
         thread, answers = self.wait_in_thread(0.3)
-        finished.publish([self.job.id])
+        notices.publish([self.job.id])
         thread.join()
         self.assertEqual(answers, [None])
 
@@ -59,9 +60,9 @@ class ListenerTests(TransactionTestCase):
 
     def test_a_malformed_notice_is_dropped(self):
         thread, answers = self.wait_in_thread(30)
-        publish.redis_client().publish(finished.CHANNEL, b"\xff not ids")
+        publish.redis_client().publish(notices.CHANNEL, b"\xff not ids")
         self.finish()
-        eventually(lambda: finished.publish([uuid4(), self.job.id]) or answers)
+        eventually(lambda: notices.publish([uuid4(), self.job.id]) or answers)
         thread.join()
         self.assertEqual(answers[0]["status"], Status.SUCCEEDED)
 
@@ -69,9 +70,9 @@ class ListenerTests(TransactionTestCase):
         for error, asked, is_resting in ((ConnectionError("away"), 1, True), (NoPermissionError("PUBLISH"), 3, False)):
             breaker, client = publish.new_breaker(), Mock(publish=Mock(side_effect=error))
             away = patch.multiple(publish, redis_client=lambda found=client: found, _breaker=breaker)
-            with self.subTest(error), away, self.assertLogs("inference.waiting.finished", "WARNING"):
+            with self.subTest(error), away, self.assertLogs("inference.store.notices", "WARNING"):
                 for _ in range(3):
-                    finished.publish([self.job.id])
+                    notices.publish([self.job.id])
             self.assertEqual((client.publish.call_count, breaker._is_resting()), (asked, is_resting))
 
     def test_a_waiting_request_holds_no_database_connection(self):

@@ -1,4 +1,4 @@
-"""The fence: who may run a job, and record its outcome.
+"""Each change of a job's state: one conditional statement, and the notice to who waits when it ends the job.
 
 A batch is a UUID. Claiming writes it on rows that may be claimed; recording is conditional on it. Zero rows changed
 means that somebody else owns the job now, and the outcome is dropped.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import datetime
 import functools
+import logging
 import sys
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -16,12 +18,16 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db import connection, transaction
+from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 
+from inference import errors, failpoints
 from inference.json_field import storable
-from inference.models import Job, Status
-from inference.store import rows
+from inference.models import WAITING, Job, Status
+from inference.store import notices, rows
 from inference.store.rows import marks
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +58,7 @@ class Claimed:
 
 
 LEASE_MARGIN_S = 20.0  # past the model's time limit, which the worker itself enforces
+_QUEUED_AGAIN = {"status": Status.QUEUED, "batch": None, "worker": None, "started_at": None, "published_at": None}
 
 _CLAIMED = tuple(field.name for field in fields(Claimed))
 
@@ -112,11 +119,15 @@ def record(batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int) -> int:
     """Record the outcomes that `batch` still owns, in one transaction. Returns how many rows took theirs.
 
     Raises what the database raises: `inference.failures` tells one that is away from one that refuses a value."""
-    if not outcomes:
-        return 0
+    failpoints.reach("before_record")
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.executemany(_record_sql(), [_record_row(batch, outcome, batch_size) for outcome in outcomes])
-        return int(cursor.rowcount)
+        recorded = int(cursor.rowcount)
+    failpoints.reach("after_record")
+    failpoints.reach("before_notify")
+    notices.publish([outcome.job_id for outcome in outcomes])
+    failpoints.reach("after_notify")
+    return recorded
 
 
 _RECORDED = ("status", "output", "error_code", "error_detail", "batch_size")
@@ -134,6 +145,59 @@ def _record_row(batch: UUID, outcome: Outcome, batch_size: int) -> list[Any]:
     values = (outcome.status, outcome.output, outcome.error_code, storable(outcome.error_detail), batch_size)
     row = [_to_db(name, value) for name, value in zip(_RECORDED, values, strict=True)]
     return [*row, _to_db("id", outcome.job_id), _to_db("batch", batch)]
+
+
+def cancel(job_id: UUID) -> None:
+    """A queued or running job; a running job's outcome is dropped."""
+    _end(Job.objects.filter(status__in=WAITING), [job_id], Status.CANCELLED)
+
+
+def cancel_many(ids: Collection[UUID]) -> Counter[str]:
+    """How many of at most `rows.MOST` jobs were cancelled, by their status before."""
+    return Counter({before: _end(Job.objects.filter(status=before), ids, Status.CANCELLED) for before in WAITING})
+
+
+def expire() -> None:
+    """Queued jobs past their deadline."""
+    overdue = Job.objects.filter(status=Status.QUEUED, expires_at__lte=Now())
+    if expired := _end_all(
+        overdue, Status.EXPIRED, error_code=errors.Expired.code, error_detail="Not started before its deadline."
+    ):
+        logger.info("%d jobs expired", expired)
+
+
+def give_back_lost(which: Q) -> None:
+    """Running jobs whose batch died; who is lost too often fails, the last time alone in its worker."""
+    lost = Job.objects.filter(which, status=Status.RUNNING)
+    failed = _end_all(
+        lost.filter(recoveries__gte=settings.MAX_RECOVERIES - 1),
+        Status.FAILED,
+        recoveries=F("recoveries") + 1,
+        error_code=errors.Lost.code,
+        error_detail=f"Every worker that ran it was lost, {settings.MAX_RECOVERIES} times; the last one ran it alone.",
+    )
+    given = lost.update(**_QUEUED_AGAIN, recoveries=F("recoveries") + 1)
+    if failed or given:
+        logger.warning("%d running jobs given back, %d given up as lost", given, failed)
+
+
+def give_back_stopped(which: Q) -> None:
+    """Who stops a worker says nothing about its jobs: it does not count."""
+    if given := Job.objects.filter(which, status=Status.RUNNING).update(**_QUEUED_AGAIN):
+        logger.warning("%d running jobs of stopped workers given back", given)
+
+
+def _end_all(jobs: QuerySet[Job], status: Status, **values: Any) -> int:
+    found = jobs.order_by().values_list("pk", flat=True)
+    return sum(_end(jobs, ids, status, **values) for ids in rows.chunks(found))
+
+
+def _end(jobs: QuerySet[Job], ids: Collection[UUID], status: Status, **values: Any) -> int:
+    """Those of `ids` that are among `jobs` now. Who waits for the others reads their rows once more."""
+    ended = jobs.filter(pk__in=ids).update(status=status, finished_at=Now(), **values)
+    if ended:
+        notices.publish(ids)
+    return ended
 
 
 def _now_sql() -> str:

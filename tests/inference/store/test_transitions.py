@@ -1,13 +1,15 @@
 import datetime
+from unittest.mock import patch
 from uuid import UUID, uuid4
 
 from django.conf import settings
+from django.db.models import Q
 from django.test import TestCase
 from django.utils import timezone
 
 from inference.models import Job, Status
-from inference.store import claims
-from inference.store.claims import Outcome
+from inference.store import notices, transitions
+from inference.store.transitions import Outcome
 
 WORKER = uuid4()
 
@@ -16,8 +18,8 @@ def make_job(**values) -> Job:
     return Job.objects.create(**{"model": "echo", "inputs": "text", **values})
 
 
-def claim(*jobs: Job, batch: UUID, takes_over=(), model: str = "echo", alone=False) -> list[claims.Claimed]:
-    return claims.claim(
+def claim(*jobs: Job, batch: UUID, takes_over=(), model: str = "echo", alone=False) -> list[transitions.Claimed]:
+    return transitions.claim(
         [job.pk for job in jobs],
         batch,
         model=model,
@@ -43,7 +45,7 @@ class ClaimTests(TestCase):
         claim(job, batch=uuid4())
         job.refresh_from_db()
         lease_s = (job.lease_until - job.started_at).total_seconds()
-        self.assertAlmostEqual(lease_s, 60 + claims.LEASE_MARGIN_S, places=2)
+        self.assertAlmostEqual(lease_s, 60 + transitions.LEASE_MARGIN_S, places=2)
 
     def test_running_a_claimed_job_reads_nothing_more(self):
         job = make_job()
@@ -97,7 +99,7 @@ class RecordTests(TestCase):
             Outcome(job_id=good.pk, output=[0.5, {"label": "A"}]),
             Outcome(job_id=bad.pk, error_code="engine_error", error_detail="no"),
         ]
-        self.assertEqual(claims.record(batch, outcomes, batch_size=2), 2)
+        self.assertEqual(transitions.record(batch, outcomes, batch_size=2), 2)
         good.refresh_from_db()
         bad.refresh_from_db()
         self.assertEqual((good.status, good.output, good.batch_size), (Status.SUCCEEDED, [0.5, {"label": "A"}], 2))
@@ -108,8 +110,8 @@ class RecordTests(TestCase):
         job, zombie, owner = make_job(), uuid4(), uuid4()
         claim(job, batch=zombie)
         claim(job, batch=owner, takes_over=[zombie])
-        self.assertEqual(claims.record(zombie, [Outcome(job_id=job.pk, output="late")], batch_size=1), 0)
-        self.assertEqual(claims.record(owner, [Outcome(job_id=job.pk, output="right")], batch_size=1), 1)
+        self.assertEqual(transitions.record(zombie, [Outcome(job_id=job.pk, output="late")], batch_size=1), 0)
+        self.assertEqual(transitions.record(owner, [Outcome(job_id=job.pk, output="right")], batch_size=1), 1)
         job.refresh_from_db()
         self.assertEqual(job.output, "right")
 
@@ -117,13 +119,47 @@ class RecordTests(TestCase):
         job, batch = make_job(), uuid4()
         claim(job, batch=batch)
         Job.objects.filter(pk=job.pk).update(status=Status.CANCELLED)
-        self.assertEqual(claims.record(batch, [Outcome(job_id=job.pk, output="late")], batch_size=1), 0)
+        self.assertEqual(transitions.record(batch, [Outcome(job_id=job.pk, output="late")], batch_size=1), 0)
         job.refresh_from_db()
         self.assertEqual((job.status, job.output), (Status.CANCELLED, None))
 
     def test_an_output_of_null_succeeds(self):
         job, batch = make_job(), uuid4()
         claim(job, batch=batch)
-        claims.record(batch, [Outcome(job_id=job.pk, output=None)], batch_size=1)
+        transitions.record(batch, [Outcome(job_id=job.pk, output=None)], batch_size=1)
         job.refresh_from_db()
         self.assertEqual((job.status, job.output), (Status.SUCCEEDED, None))
+
+
+class NoticeTests(TestCase):
+    def test_who_waits_is_told_once_a_job_has_ended_and_not_before(self):
+        job, batch = make_job(), uuid4()
+        with patch.object(notices, "publish") as publish:
+            claim(job, batch=batch)
+            transitions.give_back_stopped(Q(pk=job.pk))
+            transitions.expire()
+            publish.assert_not_called()
+            transitions.cancel(job.pk)
+            transitions.cancel(job.pk)
+            publish.assert_called_once_with([job.pk])
+
+    def test_whatever_ends_a_job_tells_who_waits(self):
+        batch = uuid4()
+        ends = {
+            "recorded": lambda job: transitions.record(batch, [Outcome(job_id=job.pk, output="done")], batch_size=1),
+            "cancelled": lambda job: transitions.cancel(job.pk),
+            "cancelled with others": lambda job: transitions.cancel_many([job.pk]),
+            "lost": lambda job: transitions.give_back_lost(Q(pk=job.pk)),
+            "expired": lambda job: transitions.expire(),
+        }
+        for how, end in ends.items():
+            job = make_job(recoveries=settings.MAX_RECOVERIES - 1)
+            if how == "expired":
+                Job.objects.filter(pk=job.pk).update(expires_at=timezone.now() - datetime.timedelta(seconds=5))
+            else:
+                claim(job, batch=batch, alone=True)
+            with self.subTest(how), patch.object(notices, "publish") as publish:
+                end(job)
+                publish.assert_called_once_with([job.pk])
+                job.refresh_from_db()
+                self.assertTrue(job.is_finished)

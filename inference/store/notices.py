@@ -1,0 +1,36 @@
+"""Notices that jobs are finished: their ids, on a channel of Redis. A notice is a hint, the rows are the truth."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from uuid import UUID
+
+import redis
+
+from inference.broker import publish as broker
+from inference.errors import BrokerUnavailable
+from inference.store import connections
+
+logger = logging.getLogger(__name__)
+
+CHANNEL = "inference.finished"
+
+
+def publish(ids: Collection[UUID]) -> None:
+    """Tell every process that the jobs are finished. A lost notice only costs its waiters a slow poll."""
+    connections.give_back()
+    try:
+        with broker.client() as client:
+            client.publish(CHANNEL, ",".join(job_id.hex for job_id in ids))
+    except (redis.RedisError, BrokerUnavailable) as error:
+        logger.warning("notice of %d finished jobs not sent, waiters will poll: %s", len(ids), error)
+
+
+def ids(data: bytes) -> list[UUID]:
+    """What a notice says."""
+    try:
+        return [UUID(part) for part in data.decode().split(",")]
+    except ValueError:
+        logger.warning("not a notice, dropped: %.80r", data)
+        return []
