@@ -33,7 +33,7 @@ def make_usable(folder: Path, start: Callable[[Path], str]) -> None:
     Raises `StorageError`, and leaves all as it is, when that is not the fault of the files.
     """
     with _explained(folder):
-        _make_writable(folder)
+        make_writable(folder)
     if any((folder / name).exists() for name in FILES) and (reason := start(folder)):
         with _explained(folder):
             _blame_the_files(folder, start, reason)
@@ -50,7 +50,8 @@ def _explained(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _make_writable(folder: Path) -> None:
+def make_writable(folder: Path) -> None:
+    """Make the folder, and see that something fits into it. Raises `OSError`."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as probe:
         probe.write(bytes(ROOM))

@@ -29,12 +29,15 @@ from tests.stack import HOST, free_port
 
 
 class Up:
-    """`manage.py up` in a process of its own, with a data folder and a broker socket of its own."""
+    """`manage.py up` in a process of its own, with a broker socket of its own, and so is its folder unless given."""
 
-    def __init__(self, port: int, models_file: Path = settings.BASE_DIR / "models.toml") -> None:
+    def __init__(
+        self, port: int, models_file: Path = settings.BASE_DIR / "models.toml", data: Path | None = None
+    ) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="up-")
         environment = {name: value for name, value in os.environ.items() if name not in ("REDIS_URL", "BROKER_URL")}
-        own = {"DATA_DIR": self.folder.name, "XDG_RUNTIME_DIR": self.folder.name, "DEVELOPMENT": "1", "PORT": str(port)}
+        self.data = str(data or self.folder.name)
+        own = {"DATA_DIR": self.data, "XDG_RUNTIME_DIR": self.folder.name, "DEVELOPMENT": "1", "PORT": str(port)}
         self.process = subprocess.Popen(
             [sys.executable, "manage.py", "up"],
             env={**environment, **own, "MODELS_FILE": str(models_file), "OMP_NUM_THREADS": "1"},
@@ -80,7 +83,7 @@ class Up:
 
     def descendants(self) -> list[int]:
         """What it started, also what has lost its parent."""
-        return [pid for pid in processes.of_data_folder(self.folder.name) if pid != self.process.pid]
+        return [pid for pid in processes.of_data_folder(self.data) if pid != self.process.pid]
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
-from inference.broker import address, embedded
+from inference.broker import address, embedded, storage
 from inference.launcher import supervisor
 from inference.launcher.startup_report import Welcome
 
@@ -56,6 +56,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, host: str, port: int, **options: Any) -> None:
         refuse_taken_port(host, port)
+        refuse_unwritable_folder()
         warn_of_open_doors(host)
         migrate()
         supervisor.raise_open_files_limit()
@@ -107,6 +108,20 @@ def cannot_listen(host: str, port: int, error: Exception) -> str:
     if number in (errno.EACCES, errno.EPERM):
         return f"Only root may listen on port {port}. Choose one above 1023: make run PORT=8000"
     return f"HOST: {host} is no address of this machine. Leave it out for 127.0.0.1, or take 0.0.0.0 for all of them"
+
+
+def refuse_unwritable_folder() -> None:
+    """Said once, before each program fails of it in its own words, again and again."""
+    if {"DATABASE_URL", "REDIS_URL"} <= os.environ.keys():
+        return
+    folder = settings.DATA_DIR
+    try:
+        storage.make_writable(folder)
+    except OSError as error:
+        raise CommandError(
+            f"DATA_DIR {folder} cannot be written: {error.strerror}. Free some space, make it writable, or choose"
+            " another folder."
+        ) from error
 
 
 def warn_of_open_doors(host: str) -> None:

@@ -1,0 +1,71 @@
+"""`manage.py up` on a data folder of another day: it serves, or says in one sentence what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import TestCase
+
+from tests.e2e.test_up import Up
+from tests.inference.broker.test_storage import BASE, LOG, WRITTEN_BY
+from tests.stack import free_port
+
+ECHO = '[echo]\nengine = "inference.engines.echo:EchoEngine"\n'
+
+
+class TestData(TestCase):
+    def setUp(self) -> None:
+        root = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="up-data-")))
+        self.models, self.folder = root / "models.toml", root / "var"
+        self.models.write_text(ECHO)
+        self.folder.mkdir()
+
+    def up(self) -> Up:
+        return Up(free_port(), self.models, data=self.folder)
+
+    def written_by(self, server: str) -> Path:
+        return Path(shutil.copytree(WRITTEN_BY / server, self.folder / "broker", dirs_exist_ok=True))
+
+    def test_it_serves_on_what_another_server_wrote(self) -> None:
+        for server in ("redis-6.2", "redis-7.0", "valkey-9"):
+            with self.subTest(server):
+                shutil.rmtree(self.folder)
+                self.written_by(server)
+                with self.up() as up:
+                    up.shows("A request, and the answer it got")
+
+    def test_it_serves_on_what_cannot_be_read_and_says_where_that_is_kept(self) -> None:
+        base = self.written_by("valkey-9") / BASE
+        newer = base.read_bytes().replace(b"VALKEY080", b"VALKEY099")
+        for file, content in ((BASE, newer), (BASE, base.read_bytes()[:20]), (LOG, b"\x81garbage\n" * 30)):
+            with self.subTest(file, size=len(content)):
+                shutil.rmtree(self.folder)
+                (self.written_by("valkey-9") / file).write_bytes(content)
+                with self.up() as up:
+                    up.shows("A request, and the answer it got")
+                    up.shows("set aside")
+
+    @unittest.skipUnless(os.geteuid() == 0, "only root may mount a small disk")
+    def test_a_full_or_read_only_folder_is_named_with_the_way_out(self) -> None:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=20m", "none", self.folder]
+        if subprocess.run(mount, check=False, capture_output=True).returncode:
+            self.skipTest("no file system can be mounted here")
+        self.addCleanup(subprocess.run, ["umount", "--lazy", self.folder], check=True)
+        with self.up() as up:
+            up.shows("A request, and the answer it got")
+        (self.folder / "ballast").write_bytes(bytes(shutil.disk_usage(self.folder).free))
+        self.assert_refused(f"DATA_DIR {self.folder} cannot be written: No space left on device. Free some space")
+        (self.folder / "ballast").unlink()
+        subprocess.run(["mount", "-o", "remount,ro", self.folder], check=True)
+        self.assert_refused(f"DATA_DIR {self.folder} cannot be written: Read-only file system.")
+
+    def assert_refused(self, sentence: str) -> None:
+        with self.up() as up:
+            self.assertEqual(up.process.wait(60), 1)
+            up.reader.join()
+            self.assertIn(sentence, up.output)
+            self.assertNotIn("Traceback", up.output)
