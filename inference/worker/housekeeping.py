@@ -95,10 +95,8 @@ class Upkeep(threading.Thread):
         if self.presence.facts is None:
             return
         facts = self.presence.facts()
-        consumed = [self.models[name].queue for name in self.replicas.serving]
-        if not consumed:
-            publish.ping()  # the event loop waits for a broker that is away, also with no queue to count
-        waiting = sum(publish.queue_lengths(consumed).values())
+        publish.ping()  # the event loop waits for a broker that is away, or has no room: that one still counts queues
+        waiting = sum(publish.queue_lengths([self.models[name].queue for name in self.replicas.serving]).values())
         reason = self._watchdog.reason(
             now=time.monotonic(), looped_at=facts.looped_at, waiting=waiting, held=facts.held,
             busy=facts.replicas_busy, ready=facts.replicas_ready,

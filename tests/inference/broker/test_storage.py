@@ -169,3 +169,28 @@ class StorageTests(TestCase):
             self.start()
         subprocess.run(["mount", "-o", "remount,rw", self.data], check=True)
         self.assertEqual(self.start(), [b"second", b"message"])
+
+    @skipUnless(os.geteuid() == 0, "only root may mount a small disk")
+    def test_a_server_whose_disk_became_full_says_so_when_it_is_pinged(self):
+        """The watchdog asks so: such a server still counts its queues, and no worker can connect to it."""
+        self.data.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", self.data]
+        if subprocess.run(mount, check=False, capture_output=True).returncode:
+            self.skipTest("no file system can be mounted here")
+        self.addCleanup(subprocess.run, ["umount", self.data], check=True)
+        broker = EmbeddedBroker(self.data, self.socket)
+        broker.start()
+        self.addCleanup(broker.stop)
+        with redis.Redis.from_url(broker.url) as client:
+            eventually(lambda: self.refuses(client), "the disk is full")
+            with self.assertRaisesRegex(redis.ResponseError, "MISCONF"):
+                client.ping()
+            self.assertGreater(client.llen("queue"), 0)
+            client.config_set("appendonly", "no")  # it stops as it started, without room for its log
+
+    def refuses(self, client: redis.Redis) -> bool:
+        try:
+            client.lpush("queue", bytes(8192))
+        except redis.ResponseError:
+            return True
+        return False

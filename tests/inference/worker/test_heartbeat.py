@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from inference import clock
 from inference.broker import publish
+from inference.errors import BrokerUnavailable
 from inference.models import Job, Status, Worker, WorkerState
 from inference.submission.jobs import models
 from inference.upkeep import reconcile
@@ -18,6 +19,7 @@ from inference.worker.devices import Plan
 from inference.worker.heartbeat import LATE_S, Facts, Presence
 from inference.worker.housekeeping import Upkeep
 from inference.worker.replicas import Replicas
+from inference.worker.watchdog import STALLED_S
 from tests.conditions import eventually
 
 
@@ -108,6 +110,14 @@ class HeartbeatTests(TransactionTestCase):
         with patch.object(publish, "queue_lengths", return_value={}) as counted:
             upkeep._watch()
         counted.assert_called_once_with([models()["embeddings"].queue])
+
+    def test_the_watchdog_does_not_judge_while_the_broker_counts_queues_and_takes_nothing(self):
+        presence = make_presence(looped_at=time.monotonic() - 10 * STALLED_S)
+        upkeep = Upkeep(presence, models(), Replicas(presence.plan))
+        upkeep._watchdog.looked_at = time.monotonic()
+        with patch.object(publish, "ping", side_effect=BrokerUnavailable("no room")), patch("os._exit") as ended:
+            self.assertRaises(BrokerUnavailable, upkeep._watch)
+        ended.assert_not_called()
 
     def start(self, thread: Presence | Upkeep) -> None:
         thread.start()
