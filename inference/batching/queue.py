@@ -1,16 +1,18 @@
-"""The batching policy: which of the waiting jobs run together, and when. Pure: time is passed in, nothing is imported
-but the standard library."""
+"""The batching policy: which of the waiting jobs run together, and when. Pure: time is passed in, and nothing is imported
+but the standard library and sortedcontainers."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Any
 
+from sortedcontainers import SortedList
+
 from inference.batching.costs import CostModel
-from inference.batching.ordered import Key, Ordered
 from inference.batching.windows import Node, WindowSearch
 
 __all__ = ["BatchQueue", "CostModel", "Item", "Limits"]
@@ -20,6 +22,10 @@ LARGEST = 1_000_000_000  # items or tokens: what a message may claim
 LOOK_AHEAD = 8  # batches' worth of items that are looked through for those of one group
 MEMORY_S = 600.0  # for so long batches stay small after one did not fit: its memory may have been somebody else's
 NEIGHBOURS = 24  # on either side, that are weighed: the work of forming a batch has a bound
+
+
+Key = tuple[Any, ...]  # what orders an item, a number that no other has, the item
+Line = SortedList[Key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +85,10 @@ class BatchQueue:
         self.padded = True  # each item of a batch costs what the longest costs; else each costs its own
         self._numbers: dict[str, tuple[Item, int]] = {}  # by id: the item, and its number in the order of adding
         self._number = count()
-        self._by_arrival: dict[int, Ordered] = {}  # by priority
-        self._by_length: dict[tuple[str, int], Ordered] = {}  # by group and priority
-        self._by_deadline = Ordered()
-        self._loads: dict[str, _Load] = {}  # by group
+        self._by_arrival: dict[int, Line] = defaultdict(SortedList)  # by priority
+        self._by_length: dict[tuple[str, int], Line] = defaultdict(SortedList)  # by group and priority
+        self._by_deadline: Line = SortedList()
+        self._loads: dict[str, _Load] = defaultdict(_Load)  # by group
         self._expired: dict[str, Item] = {}  # out of the queue, not yet told
 
     def __len__(self) -> int:
@@ -96,11 +102,11 @@ class BatchQueue:
             item = replace(item, length=int(self.cut_at))
         number = next(self._number)
         self._numbers[item.id] = item, number
-        self._by_arrival.setdefault(item.priority, Ordered()).add(_arrival_key(item, number))
-        self._by_length.setdefault((item.group, item.priority), Ordered()).add(_length_key(item, number))
+        self._by_arrival[item.priority].add(_arrival_key(item, number))
+        self._by_length[item.group, item.priority].add(_length_key(item, number))
         if item.expires_at_s is not None:
             self._by_deadline.add((item.expires_at_s, number, item))
-        self._loads.setdefault(item.group, _Load()).change(item, 1)
+        self._loads[item.group].change(item, 1)
         return True
 
     def remove(self, id: str) -> Item | None:
@@ -130,7 +136,7 @@ class BatchQueue:
             return None
         if self.limits.max_wait_s <= 0.0 or self._is_full(self._head()):
             return AT_ONCE
-        return min(line.first[0] for line in self._by_arrival.values()) + self.limits.max_wait_s
+        return min(line[0][0] for line in self._by_arrival.values()) + self.limits.max_wait_s
 
     def head(self) -> tuple[int, float] | None:
         """(priority, arrival) of the item that must be in the next batch: models are served in this order."""
@@ -163,13 +169,13 @@ class BatchQueue:
         self._lowered_until_s = now_s + MEMORY_S
 
     def _set_expired_apart(self, now_s: float) -> None:
-        while self._by_deadline and self._by_deadline.first[0] <= now_s:
-            item: Item = self._by_deadline.first[-1]
+        while self._by_deadline and self._by_deadline[0][0] <= now_s:
+            item: Item = self._by_deadline[0][-1]
             self.remove(item.id)
             self._expired[item.id] = item
 
     def _head(self) -> Item:
-        item: Item = self._by_arrival[min(self._by_arrival)].first[-1]
+        item: Item = self._by_arrival[min(self._by_arrival)][0][-1]
         return item
 
     def _is_full(self, head: Item) -> bool:
@@ -227,7 +233,7 @@ class BatchQueue:
             return [], []
         length, most = max(item.length for item in batch), self.limits.max_batch_size
         shorter = islice(_downwards(line, length), LOOK_AHEAD * most)
-        longer = islice((key[-1] for key in line.between((length + 1,))), LOOK_AHEAD * most)
+        longer = islice((key[-1] for key in line.irange((length + 1,))), LOOK_AHEAD * most)
         return self._first_blocks(head, shorter), self._first_blocks(head, longer)
 
     def _first_blocks(self, head: Item, line: Iterable[Item]) -> list[list[Item]]:
@@ -257,13 +263,12 @@ def _blocks(items: list[Item]) -> list[list[Item]]:
     return [items[at : at + step] for at in range(0, len(items), step)]
 
 
-def _downwards(line: Ordered, length: int) -> Iterator[Item]:
+def _downwards(line: Line, length: int) -> Iterator[Item]:
     """From `length` on, longest first, equals in the order of arrival."""
-    key = line.before((length + 1,))
-    while key is not None:
+    while key := next(line.irange(maximum=(length + 1,), reverse=True), None):
         run = key[0]
-        yield from (equal[-1] for equal in line.between((run,), (run + 1,)))
-        key = line.before((run,))
+        yield from (equal[-1] for equal in line.irange((run,), (run + 1,)))
+        length = run - 1
 
 
 def _arrival_key(item: Item, number: int) -> Key:
@@ -274,7 +279,7 @@ def _length_key(item: Item, number: int) -> Key:
     return item.length, item.arrived_at_s, number, item
 
 
-def _discard(lines: dict[Any, Ordered], name: Any, key: Key) -> None:
+def _discard(lines: dict[Any, Line], name: Any, key: Key) -> None:
     lines[name].remove(key)
     if not lines[name]:
         del lines[name]

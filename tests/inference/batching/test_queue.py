@@ -10,9 +10,9 @@ from unittest import TestCase
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from sortedcontainers import SortedList
 
 from benchmarks.simulator.workloads import cpu
-from inference.batching.ordered import Ordered
 from inference.batching.queue import MEMORY_S, BatchQueue, CostModel, Item, Limits
 from inference.catalog.lengths import measure
 from inference.catalog.specs import ModelSpec
@@ -194,7 +194,7 @@ class MemoryTests(TestCase):
 
     def _alive(self) -> int:
         gc.collect()
-        return sum(issubclass(type(thing), Item | Ordered) for thing in gc.get_objects())  # isinstance wakes proxies
+        return sum(issubclass(type(thing), Item | SortedList) for thing in gc.get_objects())  # isinstance wakes proxies
 
     def test_forming_a_batch_weighs_no_more_when_more_wait(self):
         for padded in (True, False):
