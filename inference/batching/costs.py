@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from inference.batching.least_squares import non_negative
 
@@ -124,25 +124,6 @@ class CostModel:
     def items_per_s(self) -> float:
         """Measured speed of the engine while it runs; 0.0 before the first call."""
         return self._rate.items / self._rate.seconds if self._rate.seconds else 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """What is known, as JSON values: weights in seconds, and one typical call of each shape seen."""
-        return {
-            "calls": self.calls,
-            "items_per_s": self.items_per_s(),
-            "overhead_s": self.overhead_s,
-            "weights": dict(zip(TERMS, self.weights, strict=True)),
-            "typical": [list(cell.typical) for cell in self._cells.values()],
-        }
-
-    @classmethod
-    def from_dict(cls, known: Mapping[str, Any]) -> CostModel:
-        """A model that starts from what another one knew, and is soon outvoted by what it measures itself."""
-        model = cls(overhead_s=known["overhead_s"])
-        for size, length, seconds in known["typical"]:
-            model._keep(Call(size, length, seconds))
-        model.weights = [known["weights"][term] for term in TERMS]
-        return model
 
     def _keep(self, call: Call) -> None:
         shape = _half_octave(call.size), _half_octave(call.length)

@@ -1,5 +1,5 @@
-"""The batching policy: which of the waiting jobs run together, and when. Pure: time is passed in, and nothing is imported
-but the standard library and sortedcontainers."""
+"""The batching policy: which of the waiting jobs run together, and when. Pure: time is passed in, and only the
+standard library and sortedcontainers are imported."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class BatchQueue:
         self._by_length: dict[tuple[str, int], Line] = defaultdict(SortedList)  # by group and priority
         self._by_deadline: Line = SortedList()
         self._loads: dict[str, _Load] = defaultdict(_Load)  # by group
-        self._expired: dict[str, Item] = {}  # out of the queue, not yet told
+        self._expired: dict[str, Item] = {}  # out of the queue, not yet returned
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -126,7 +126,7 @@ class BatchQueue:
 
     def expire(self, now_s: float) -> list[Item]:
         """Take out and return what is past its deadline."""
-        self._set_expired_apart(now_s)
+        self._move_expired(now_s)
         expired, self._expired = list(self._expired.values()), {}
         return expired
 
@@ -147,7 +147,7 @@ class BatchQueue:
 
     def take(self, now_s: float) -> list[Item]:
         """Form the next batch and take it out. Holds the oldest item of the highest priority. [] when empty."""
-        self._set_expired_apart(now_s)
+        self._move_expired(now_s)
         if now_s >= self._lowered_until_s:
             self.max_tokens, self._lowered_until_s = self.limits.max_batch_tokens, math.inf
         if not self._numbers:
@@ -168,7 +168,7 @@ class BatchQueue:
         self.max_tokens = min(self.max_tokens, size * length / 2)
         self._lowered_until_s = now_s + MEMORY_S
 
-    def _set_expired_apart(self, now_s: float) -> None:
+    def _move_expired(self, now_s: float) -> None:
         while self._by_deadline and self._by_deadline[0][0] <= now_s:
             item: Item = self._by_deadline[0][-1]
             self.remove(item.id)
@@ -196,26 +196,26 @@ class BatchQueue:
         return batch
 
     def _fill(self, batch: list[Item], priority: int) -> list[Item]:
-        """With the next of `priority` to arrive: as many as give most tokens a second, but never slower than apart."""
+        """With the next of `priority` to arrive: as many as give most tokens a second, never slower than singly."""
         head, found = batch[0], list(batch)
-        size, tokens, apart_s = 0, 0, 0.0
+        size, tokens, singly_s = 0, 0, 0.0
         most, best = 0.0, len(batch)
         line = islice(self._by_arrival[priority], LOOK_AHEAD * self.limits.max_batch_size)
         found += (key[-1] for key in line if key[-1].group == head.group and self._fits_beside(head, key[-1]))
         for last, item in enumerate(found, 1):
             size, tokens = size + item.size, tokens + item.size * item.length
-            apart_s += self.costs.seconds(item.size, item.length)
+            singly_s += self.costs.seconds(item.size, item.length)
             if last < len(batch):
                 continue
             if last > 1 and (size > self.limits.max_batch_size or tokens > self.max_tokens):
                 break
             seconds = self.costs.seconds(size, tokens / size)
-            if tokens / seconds > most and (seconds <= apart_s or last == len(batch)):
+            if tokens / seconds > most and (seconds <= singly_s or last == len(batch)):
                 most, best = tokens / seconds, last
         return found[:best]
 
     def _widen(self, batch: list[Item], head: Item, priority: int, now_s: float) -> list[Item]:
-        """With the neighbours of `priority` that pay."""
+        """With the neighbours of `priority` in the best window."""
         shorter, longer = self._neighbours(batch, head, priority)
         if not shorter and not longer:
             return batch
@@ -247,10 +247,10 @@ class BatchQueue:
 
     def _node(self, block: list[Item], head: Item, now_s: float) -> Node:
         oldest_s = now_s - head.arrived_at_s
-        apart = [self.costs.seconds(item.size, item.length) for item in block]
-        aged = [own_s * _share(now_s - item.arrived_at_s, oldest_s) for item, own_s in zip(block, apart, strict=True)]
+        singly = [self.costs.seconds(item.size, item.length) for item in block]
+        aged = [own_s * _share(now_s - item.arrived_at_s, oldest_s) for item, own_s in zip(block, singly, strict=True)]
         size, length = sum(item.size for item in block), max(item.length for item in block)
-        return Node(size, length, sum(apart), sum(aged))
+        return Node(size, length, sum(singly), sum(aged))
 
 
 def _share(age_s: float, oldest_s: float) -> float:

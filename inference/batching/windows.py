@@ -1,4 +1,4 @@
-"""The search for the window in length order that pays most: which neighbours of a job share its call.
+"""The search for the best window in length order: which neighbours of a job share its call.
 
 What waits is cut, in length order, into the calls that cost least in all. Around the job that must go, every window is
 weighed by what it saves, the cost of all those calls less the cost of those that would be left, over its own cost:
@@ -21,11 +21,11 @@ AGE = 0.75  # of a second saved: what a second counts that the oldest job would 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One job, or several that are not told apart."""
+    """One job, or several that are weighed as one."""
 
     size: int  # items
     length: int  # tokens of the longest
-    apart_s: float  # what its jobs cost, each in a call of its own
+    singly_s: float  # what its jobs cost, each in a call of its own
     aged_s: float  # the same, times the age of each as a share of the oldest one's
 
 
@@ -47,12 +47,12 @@ class WindowSearch:
         self.max_size = max_size
         self.max_tokens = max_tokens
         self.sizes = list(accumulate((node.size for node in nodes), initial=0))
-        self.apart = _sums(node.apart_s for node in nodes)
+        self.singly = _sums(node.singly_s for node in nodes)
         self.aged = _sums(AGE * node.aged_s for node in nodes)
 
     def best(self) -> range:
-        """The nodes of the window that pays most, of those that hold `must`, fit in a call, and are not predicted to
-        take longer than their jobs one at a time. `must` alone is one of them."""
+        """The nodes of the window of the highest score, of those that hold `must`, fit in a call, and are not predicted
+        to take longer than their jobs one at a time. `must` alone is one of them."""
         before, after = self._cheapest_before(), self._cheapest_after()
         ends = {high: self._calls(high, 0, self.must) for high in range(self.must, len(self.nodes))}
         ends = {high: calls for high, calls in ends.items() if calls.seconds}
@@ -60,17 +60,17 @@ class WindowSearch:
         unsaved = list(map(add, before, self.aged))
         most, window = 0.0, range(self.must, self.must + 1)
         for high, calls in ends.items():
-            pays = self._pays(high, calls, total - after[high] + self.aged[high + 1], unsaved)
-            if max(pays) > most:
-                most = max(pays)
-                window = range(calls.low + pays.index(most), high + 1)
+            scores = self._scores(high, calls, total - after[high] + self.aged[high + 1], unsaved)
+            if max(scores) > most:
+                most = max(scores)
+                window = range(calls.low + scores.index(most), high + 1)
         return window
 
-    def _pays(self, high: int, calls: _Calls, gain: float, unsaved: Sequence[float]) -> list[float]:
+    def _scores(self, high: int, calls: _Calls, gain: float, unsaved: Sequence[float]) -> list[float]:
         """What each call saves, and the age it serves, over its cost; 0 for what is slower than one at a time."""
-        apart, last = self.apart[high + 1], self.must + 1
-        starts = zip(unsaved[calls.low : last], self.apart[calls.low : last], calls.seconds, strict=True)
-        return [(gain - less) / seconds if seconds <= apart - before else 0.0 for less, before, seconds in starts]
+        singly, last = self.singly[high + 1], self.must + 1
+        starts = zip(unsaved[calls.low : last], self.singly[calls.low : last], calls.seconds, strict=True)
+        return [(gain - less) / seconds if seconds <= singly - before else 0.0 for less, before, seconds in starts]
 
     def _calls(self, high: int, first: int, last: int) -> _Calls:
         """Those that end with node `high`, begin with node `first` to `last`, and are within the limits or a node."""

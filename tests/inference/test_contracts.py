@@ -37,7 +37,9 @@ class TestImports(unittest.TestCase):
 
     def test_the_batching_policy_needs_the_standard_library_and_sorted_containers_only(self) -> None:
         ours = modules_after("import inference.batching.queue")
-        self.assertLessEqual(ours - modules_after("pass") - set(sys.stdlib_module_names), {"inference", "sortedcontainers"})
+        self.assertLessEqual(
+            ours - modules_after("pass") - set(sys.stdlib_module_names), {"inference", "sortedcontainers"}
+        )
 
 
 class TestLayers(unittest.TestCase):

@@ -1,6 +1,5 @@
 """What the cost model learns, from measurements as noisy as a busy machine's."""
 
-import json
 import random
 from collections.abc import Callable
 from unittest import TestCase
@@ -118,15 +117,3 @@ class PredictionTests(TestCase):
         for wrong in ((0, 1, 1.0), (1, 0, 1.0), (1, 1, -1.0), (1, 1, float("nan")), (1, 1, float("inf"))):
             with self.subTest(wrong), self.assertRaisesRegex(ValueError, "a call has items"):
                 CostModel().observe(*wrong)
-
-
-class SnapshotTests(TestCase):
-    def test_what_is_known_survives_as_json(self):
-        costs = teach(CostModel(), cpu, 200)
-        restored = CostModel.from_dict(json.loads(json.dumps(costs.to_dict())))
-        for shape in SHAPES:
-            self.assertEqual(restored.seconds(*shape), costs.seconds(*shape))
-
-    def test_what_was_restored_is_outvoted_by_what_is_measured(self):
-        restored = CostModel.from_dict(teach(CostModel(), cpu, 200).to_dict())
-        self.assertLess(worst_error(teach(restored, gpu, 1000), gpu), 0.2)
