@@ -12,6 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import get_resolver
 
 from api import errors, request_id
+from inference import budget
 from inference.store import connections
 from inference.waiting.compute_slots import turns
 
@@ -33,7 +34,8 @@ class RequestIds:
         started = time.perf_counter()
         own_id = request_id.begin(request.META.get("HTTP_X_REQUEST_ID"))
         try:
-            response = self.get_response(request)
+            with budget.of_a_request():
+                response = self.get_response(request)
             response.headers[request_id.HEADER] = own_id
             if not response.streaming and response.status_code != 304:
                 response.headers.setdefault("Content-Length", str(len(response.content)))

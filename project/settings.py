@@ -78,6 +78,7 @@ TEST_RUNNER = "tests.runner.Runner"
 
 DATABASES = {"default": env.database("DATABASE_URL", f"sqlite:///{DATA_DIR}/db.sqlite3")}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
+    DATABASES["default"]["ENGINE"] = "inference.store.sqlite"
     DATABASES["default"]["OPTIONS"] = {
         "transaction_mode": "IMMEDIATE",  # a writer queues up instead of failing in the middle
         "timeout": 4,  # seconds; a request answers 503 then, a worker tries again
@@ -102,6 +103,7 @@ else:
         }  # fmt: skip
         DATABASES["default"]["CONN_MAX_AGE"] = 0  # a thread gives its connection back after each request
         DATABASES["default"]["CONN_HEALTH_CHECKS"] = False  # they would cost a query; the engine looks without one
+env.number("DATABASE_ANSWER_S", 0)  # refused here, and read where it is used: programs begin with other defaults
 
 # The models, the broker and the worker.
 MODELS_FILE = Path(os.environ.get("MODELS_FILE", BASE_DIR / "models.toml"))

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+from inference import budget
 from inference.errors import BrokerUnavailable
 
 
@@ -29,15 +30,20 @@ class Breaker:
         """Raises `BrokerUnavailable`."""
         if self._is_resting():
             self._refuse()
+        with budget.spent(), self._slot():
+            self._enter()
+            try:
+                yield
+            except self.failures as error:
+                self._trip(error)
+            self._probe_at = None
+
+    @contextlib.contextmanager
+    def _slot(self) -> Iterator[None]:
         if not self._slots.acquire(timeout=self.wait_s):
             raise BrokerUnavailable("The broker is too slow for the calls that wait for it.", retry_after_s=self.rest_s)
         try:
-            self._enter()
             yield
-        except self.failures as error:
-            self._trip(error)
-        else:
-            self._probe_at = None
         finally:
             self._slots.release()
 

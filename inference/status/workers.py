@@ -11,15 +11,18 @@ from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from django.conf import settings
+from django.db import OperationalError
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
+from inference import budget
 from inference.models import Worker, WorkerState
 from inference.store import connections
 
 PRESENT = (WorkerState.STARTING, WorkerState.READY, WorkerState.DEGRADED, WorkerState.STOPPING)
 SERVING = (WorkerState.READY, WorkerState.DEGRADED)
 REMEMBERED_S = 1.0
+PATIENCE_S = 5.0  # with whoever reads
 T = TypeVar("T")
 
 
@@ -53,9 +56,16 @@ class Remembered(Generic[T]):
             reading = self._reading = self._reading or Future()
         if mine:
             self._finish(reading)
-        else:
-            connections.give_back()
-        return reading.result()
+            return reading.result()
+        connections.give_back()
+        return self._wait_for(reading)
+
+    def _wait_for(self, reading: Future[T]) -> T:
+        try:
+            with budget.spent(PATIENCE_S) as patience_s:
+                return reading.result(patience_s)
+        except TimeoutError as error:
+            raise OperationalError("the database has not answered another request yet that asks the same") from error
 
     def _finish(self, reading: Future[T]) -> None:
         try:

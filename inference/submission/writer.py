@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from django.conf import settings
 from django.db import connection, transaction
 
-from inference import clock, failpoints
+from inference import budget, clock, failpoints
 from inference.broker import publish
 from inference.catalog import specs
 from inference.errors import BrokerUnavailable, StoreUnavailable
@@ -78,8 +78,8 @@ class Intake:
     def confirm(self, submission: Submission, patience_s: float = PATIENCE_S) -> None:
         """Returns when the row is committed. Raises `IntegrityError` for a key that is taken, `StoreUnavailable`."""
         connections.give_back()
-        with turns.lent():
-            written = submission.written.wait(patience_s)
+        with turns.lent(), budget.spent(patience_s) as left_s:
+            written = submission.written.wait(left_s)
         if not written and self._withdraw(submission):
             raise _nothing_stored()
         if not submission.written.is_set():

@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+from inference import budget
 from inference.store import connections
 
 AT_ONCE = 2  # one computes, one reads or writes
@@ -34,7 +35,8 @@ class Turns:
 
     def _wait(self) -> bool:
         connections.give_back()
-        return self._free.acquire(timeout=PATIENCE_S)
+        with budget.spent(PATIENCE_S) as patience_s:
+            return self._free.acquire(timeout=patience_s)
 
     def give_back(self) -> bool:
         """Whether this thread had one."""

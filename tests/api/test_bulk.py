@@ -1,10 +1,16 @@
 import json
+import math
+import os
+from unittest.mock import patch
 from uuid import uuid4
 
 from django.test import override_settings
 
+from inference import budget
 from inference.errors import InvalidInput
 from inference.models import Bulk, Job, Priority
+from inference.store import rows
+from inference.submission import writer
 from tests.api.base import ApiTestCase, echo_answer
 from tests.conditions import eventually
 
@@ -113,3 +119,12 @@ class BulkTests(ApiTestCase):
         job = self.submit()
         self.assertEqual(self.client.get(f"/v1/jobs/{job['id']}").json()["position"], 1)
         self.assertEqual(json.loads(self.bulk(["a"]).content)["counts"]["queued"], 1)
+
+    def test_the_waits_for_its_first_jobs_count_and_those_for_more_of_them_do_not(self):
+        left_s = []
+        insert = writer.insert
+        noted = patch.object(writer, "insert", lambda rows: left_s.append(budget.left_s()) or insert(rows))
+        with patch.dict(os.environ, DATABASE_ANSWER_S="4"), noted:
+            self.assertEqual(self.bulk(["x"] * (2 * rows.MOST + 1)).status_code, 202)
+        self.assertTrue(0 < left_s[0] < 4.5, left_s)
+        self.assertEqual(left_s[1:], [math.inf] * 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -81,3 +82,14 @@ class TestBadModelsFile(SimpleTestCase):
         ):
             message = self.refused(*command)
             self.assertIn("models.toml, line 3: unknown key 'max_batch_sise'; did you mean max_batch_size?", message)
+
+
+class TestBadEnvironment(SimpleTestCase):
+    def test_a_time_that_is_none_is_refused_in_one_sentence(self) -> None:
+        for text in ("soon", "-1", "inf", ""):
+            run = subprocess.run(
+                (sys.executable, "manage.py", "check"), env={**os.environ, "DATABASE_ANSWER_S": text},
+                capture_output=True, text=True, cwd=settings.BASE_DIR, timeout=60, check=False,
+            )  # fmt: skip
+            said = f"Error: DATABASE_ANSWER_S must be a number from 0 on, not {text!r}.\n"
+            self.assertEqual((run.returncode, run.stderr), (1, said))

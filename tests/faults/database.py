@@ -17,6 +17,7 @@ from tests.faults.fault import Fault
 from tests.faults.service import Service
 from tests.faults.trial import ANSWER_LIMIT_S, Trial
 from tests.postgres import Postgres, program
+from tests.stack import Stack
 
 AWAY_S = 30.0
 REFUSED_S = 5.0  # by then nothing that was asked before the database went is still on its way
@@ -37,7 +38,7 @@ def server(service: Service) -> Postgres:
 
 
 @contextlib.contextmanager
-def locked(service: Service) -> Iterator[None]:
+def locked(service: Stack) -> Iterator[None]:
     connection = sqlite3.connect(service.folder / "db.sqlite3", timeout=10, isolation_level=None)
     connection.execute("BEGIN EXCLUSIVE")
     try:

@@ -42,6 +42,7 @@ class Proxy:
     """Runs an event loop in a thread of its own."""
 
     target: Path  # the server's Unix socket
+    slow_s = SLOW_S
 
     def __init__(self) -> None:
         self.mode = Mode.PASS
@@ -117,7 +118,7 @@ class Proxy:
             while data := await reader.read(CHUNK):
                 await self._open.wait()
                 if self.mode == Mode.SLOW:
-                    await asyncio.sleep(SLOW_S)
+                    await asyncio.sleep(self.slow_s)
                 if not link.dead:
                     writer.write(data)
                     await writer.drain()

@@ -6,30 +6,28 @@ own timeouts end such a wait. Here the client stops waiting too, and closes the 
 
 from __future__ import annotations
 
-import os
 import select
 import types
 from typing import Any
 
 import psycopg
+from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.backends.postgresql import base
 from psycopg.pq import TransactionStatus
+from psycopg_pool import ConnectionPool
 
-GRACE_S = 0.5  # the server cancels a statement, and says so, before the client stops waiting
-
-
-def answer_limit_s() -> float:
-    """How long a statement of this process may take; 0: as long as it takes."""
-    return float(os.environ.get("DATABASE_ANSWER_S", 0))
+from inference import budget
+from inference.budget import GRACE_S
 
 
 class Connection(psycopg.Connection[Any]):
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        limit_s = answer_limit_s()
+        limit_s = budget.answer_limit_s()
         if timeout is None and limit_s:
-            timeout = limit_s + GRACE_S
+            timeout = min(limit_s, max(budget.left_s() - GRACE_S, 0)) + GRACE_S  # also of a ROLLBACK
         try:
-            return super().wait(gen, interval, timeout)
+            with budget.spent():
+                return super().wait(gen, interval, timeout)
         except psycopg.OperationalError as error:
             if self.pgconn.transaction_status != TransactionStatus.ACTIVE:
                 raise
@@ -37,21 +35,33 @@ class Connection(psycopg.Connection[Any]):
             raise psycopg.OperationalError(f"the server gave no answer within {timeout:g} s") from error
 
 
+class Pool(ConnectionPool[Connection]):
+    def getconn(self, timeout: float | None = None) -> Connection:
+        with budget.spent(self.timeout) as patience_s:
+            return super().getconn(patience_s)
+
+
 class DatabaseWrapper(base.DatabaseWrapper):
     Database: Any = types.SimpleNamespace(**{**vars(psycopg), "connect": Connection.connect})
     is_own = False  # of a thread that has a connection beside the pool
+    _connection_pools: dict[str, Pool] = {}
 
     @property
     def pool(self) -> Any:
-        if self.is_own:
+        """As Django makes it, of classes of our own."""
+        options = self.settings_dict["OPTIONS"].get("pool")
+        if self.is_own or not options or self.alias == NO_DB_ALIAS:
             return None
-        if options := self.settings_dict["OPTIONS"].get("pool"):
-            options["connection_class"] = Connection
-        return super().pool
+        if self.alias not in self._connection_pools:
+            arguments = {**self.get_connection_params(), "autocommit": True}
+            configure: Any = self._configure_connection  # type: ignore[attr-defined]
+            pool = Pool(kwargs=arguments, connection_class=Connection, configure=configure, open=False, **options)
+            self._connection_pools.setdefault(self.alias, pool)
+        return self._connection_pools[self.alias]
 
     def get_connection_params(self) -> dict[str, Any]:
         params = super().get_connection_params()
-        if limit_s := answer_limit_s():
+        if limit_s := budget.answer_limit_s():
             params["options"] = f"-c statement_timeout={limit_s * 1000:.0f} {params.get('options', '')}".strip()
         return params
 
@@ -63,6 +73,11 @@ class DatabaseWrapper(base.DatabaseWrapper):
             self.pool.putconn(connection)
             connection = super().get_new_connection(conn_params)
         return connection
+
+    def create_cursor(self, name: str | None = None) -> Any:
+        if not budget.left_s():
+            raise psycopg.OperationalError(budget.SPENT)
+        return super().create_cursor(name)
 
     def is_usable(self) -> bool:
         return self.connection is not None and not is_stale(self.connection)

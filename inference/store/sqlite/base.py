@@ -1,0 +1,33 @@
+"""Django's SQLite backend, whose waits for the file's lock are counted: together they take no longer than one may."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from django.db.backends.sqlite3 import base
+
+from inference import budget
+
+
+class Cursor(base.SQLiteCursorWrapper):
+    def execute(self, *statement: Any) -> Any:
+        with budget.spent():
+            return super().execute(*statement)
+
+
+class DatabaseWrapper(base.DatabaseWrapper):
+    _patience_ms = 0  # of the connection
+
+    def get_new_connection(self, conn_params: dict[str, Any]) -> Any:
+        self._patience_ms = 0
+        return super().get_new_connection(conn_params)
+
+    def create_cursor(self, name: str | None = None) -> Any:
+        if not (left_s := budget.left_s()):
+            raise sqlite3.OperationalError(budget.SPENT)
+        patience_ms = int(1000 * min(self.settings_dict["OPTIONS"]["timeout"], max(left_s, budget.GRACE_S)))
+        if patience_ms != self._patience_ms:
+            self.connection.execute(f"PRAGMA busy_timeout = {patience_ms}")
+            self._patience_ms = patience_ms
+        return self.connection.cursor(factory=Cursor)
