@@ -18,7 +18,7 @@ from typing import Self
 from urllib.parse import quote
 
 from inference.broker.address import short_root
-from inference.launcher.supervisor import Guard
+from inference.launcher.reaper import Reaper
 from tests.conditions import eventually
 
 UNPRIVILEGED = "nobody"  # the server refuses to run as root
@@ -38,7 +38,7 @@ class Postgres:
         self.folder = Path(tempfile.mkdtemp(prefix="postgres-", dir=short_root()))
         self.data = self.folder / "data"
         self.user = UNPRIVILEGED if os.getuid() == 0 else None
-        self.guard = Guard()
+        self.reaper = Reaper()
         if self.user:
             shutil.chown(self.folder, self.user)
         self._run(program("initdb"), "--auth=trust", "--username=inference", "--no-sync", f"--pgdata={self.data}")
@@ -55,7 +55,7 @@ class Postgres:
                 [program("postgres"), "-D", str(self.data), *settings],
                 stdout=log, stderr=log, user=self.user, start_new_session=True, cwd=self.folder,
             )  # fmt: skip
-        self.guard.add(self.process.pid, grace_s=5)
+        self.reaper.add(self.process.pid, grace_s=5)
         ready = [program("pg_isready"), "--quiet", f"--host={self.folder}"]
         eventually(lambda: subprocess.run(ready, check=False).returncode == 0, "PostgreSQL takes connections")
 
@@ -63,7 +63,7 @@ class Postgres:
         """Disconnects everybody, as a restart of the server does."""
         self.process.send_signal(signal.SIGINT)
         self.process.wait(30)
-        self.guard.remove(self.process.pid)
+        self.reaper.remove(self.process.pid)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -89,7 +89,7 @@ class Postgres:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        self.guard.close()
+        self.reaper.close()
         shutil.rmtree(self.folder)
 
     def _run(self, *command: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from inference.broker.address import short_root
-from inference.launcher.supervisor import Guard
+from inference.launcher.reaper import Reaper
 from tests.conditions import eventually
 
 HOST = "127.0.0.1"
@@ -35,7 +35,7 @@ class RabbitMQ:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="rabbitmq-", dir=short_root()))
         self.port, self.names_port, nodes_port = free_ports(3)
-        self.guard = Guard()
+        self.reaper = Reaper()
         self.names: subprocess.Popen[bytes] | None = None  # of Erlang's nodes: the server would start one for ever
         self.process: subprocess.Popen[bytes] | None = None
         configuration = self.folder / "rabbitmq.conf"
@@ -75,13 +75,13 @@ class RabbitMQ:
         if self.process:
             self.process.terminate()
             self.process.wait(30)
-            self.guard.remove(self.process.pid)
+            self.reaper.remove(self.process.pid)
 
     def kill(self) -> None:
         if self.process:
             self.process.kill()
             self.process.wait()
-            self.guard.remove(self.process.pid)
+            self.reaper.remove(self.process.pid)
 
     def control(self, *arguments: str) -> str:
         """What `rabbitmqctl --quiet ARGUMENTS` prints; it takes a second or two."""
@@ -90,7 +90,7 @@ class RabbitMQ:
 
     def close(self) -> None:
         self.kill()
-        self.guard.close()
+        self.reaper.close()
         if self.names:
             self.names.wait()
         shutil.rmtree(self.folder)
@@ -112,7 +112,7 @@ class RabbitMQ:
                 command, env=self.environment, cwd=self.folder,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
-        self.guard.add(process.pid, grace_s=5)
+        self.reaper.add(process.pid, grace_s=5)
         return process
 
     @property

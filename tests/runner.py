@@ -19,7 +19,7 @@ from django.test import runner
 
 from inference.broker import address
 from inference.broker.embedded import EmbeddedBroker
-from inference.launcher.supervisor import Guard
+from inference.launcher.reaper import Reaper
 
 
 def use_broker(url: str) -> None:
@@ -39,18 +39,18 @@ class TestBroker:
         self.folder = Path(tempfile.mkdtemp(prefix="inference-test-", dir=address.short_root()))
         self.server = EmbeddedBroker(self.folder / "data", self.folder / "broker.sock")
 
-        self.guard = Guard()
+        self.reaper = Reaper()
         atexit.register(self.stop)
 
     def start(self) -> None:
         self.server.start()
         assert self.server.process
-        self.guard.add(self.server.process.pid, grace_s=5)
+        self.reaper.add(self.server.process.pid, grace_s=5)
 
     def stop(self) -> None:
         atexit.unregister(self.stop)
         self.server.stop()
-        self.guard.close()
+        self.reaper.close()
         shutil.rmtree(self.folder)
 
 

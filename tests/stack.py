@@ -26,7 +26,9 @@ from django.db.models import QuerySet
 
 from inference.broker.address import short_root
 from inference.broker.embedded import is_answering
-from inference.launcher.supervisor import Child, Guard, Program, broker_program, web_program, worker_program
+from inference.launcher import programs
+from inference.launcher.reaper import Reaper
+from inference.launcher.supervisor import Child, Program
 from inference.models import Job, Worker
 from inference.status.workers import SERVING
 from tests import databases
@@ -85,7 +87,7 @@ class Stack:
         }
         self.log: list[str] = []
         self.children: dict[str, Child] = {}
-        self.watch = Guard()
+        self.reaper = Reaper()
 
     # Life
 
@@ -111,26 +113,26 @@ class Stack:
     def close(self) -> None:
         for child in self.children.values():
             child.kill()
-        self.watch.close()
+        self.reaper.close()
         databases.drop(self.alias)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def start_broker(self) -> Child:
-        child = self.start(broker_program(data=self.folder / "broker", socket=self.socket))
+        child = self.start(programs.broker(data=self.folder / "broker", socket=self.socket))
         eventually(lambda: is_answering(self.socket), "the broker answers")
         return child
 
     def start_web(self) -> Child:
-        return self.start(web_program(host=HOST, port=self.port))
+        return self.start(programs.web(host=HOST, port=self.port))
 
     def start_worker(self, name: str = "worker1", **environment: str) -> Child:
-        program = worker_program(name=name, devices="cpu", options=self.worker_options)
+        program = programs.worker(name=name, devices="cpu", options=self.worker_options)
         return self.start(replace(program, environment=environment))
 
     def start(self, program: Program) -> Child:
         """Start a program under its name, in place of one that has ended."""
         environment = {**self.environment, **program.environment}
-        child = Child(replace(program, environment=environment), self.write_log, self.watch)
+        child = Child(replace(program, environment=environment), self.write_log, self.reaper)
         self.children[program.name] = child
         return child
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from django.conf import settings
 from django.test import SimpleTestCase
 
-from inference.launcher.supervisor import web_program, webhooks_program, worker_program
+from inference.launcher import programs
 
 DEPLOY = Path(settings.BASE_DIR) / "deploy"
 
@@ -22,12 +22,12 @@ class TestUnits(SimpleTestCase):
         command = command_of("inference-web.service")
         processes = command.index("--workers")
         del command[processes : processes + 2]
-        self.assertEqual(command[1:], list(web_program(host="127.0.0.1", port=8000).command[1:]))
+        self.assertEqual(command[1:], list(programs.web(host="127.0.0.1", port=8000).command[1:]))
 
     def test_the_workers_are_started_as_by_make_run(self) -> None:
         for unit, program in (
-            ("inference-worker.service", worker_program()),
-            ("inference-webhooks.service", webhooks_program()),
+            ("inference-worker.service", programs.worker()),
+            ("inference-webhooks.service", programs.webhooks()),
         ):
             self.assertIn("\nEnvironment=LOG_LEVEL=INFO\nEnvironmentFile=", (DEPLOY / unit).read_text())
             command = [part.replace("%H", "%h").replace("${LOG_LEVEL}", "INFO") for part in command_of(unit)]

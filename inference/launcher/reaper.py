@@ -7,6 +7,7 @@ children only, and on Linux only.
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -36,6 +37,30 @@ def end(group: int, grace_s: float) -> None:
     while is_alive(group) and time.monotonic() < deadline:
         time.sleep(0.05)
     send(group, signal.SIGKILL)
+
+
+class Reaper:
+    """The process that ends the groups it knows when this one is gone."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-S", __file__]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, bufsize=1, start_new_session=True)
+
+    def add(self, group: int, grace_s: float) -> None:
+        self._write(f"+ {group} {grace_s}")
+
+    def remove(self, group: int) -> None:
+        self._write(f"- {group}")
+
+    def close(self) -> None:
+        """End the groups that are left, and the reaper."""
+        if self.process.stdin:
+            self.process.stdin.close()
+        self.process.wait()
+
+    def _write(self, line: str) -> None:
+        if self.process.stdin and self.process.poll() is None:
+            self.process.stdin.write(line + "\n")
 
 
 def main() -> None:

@@ -59,9 +59,9 @@ def shorten(value: Any) -> Any:
     return value
 
 
-class Welcome(threading.Thread):
+class StartupReport(threading.Thread):
     def __init__(self, *, host: str, port: int, log: Callable[[str, str], None], stopping: threading.Event) -> None:
-        super().__init__(name="welcome", daemon=True)
+        super().__init__(name="startup-report", daemon=True)
         reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
         self.url = f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
         self.log, self.stopping = log, stopping

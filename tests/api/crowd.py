@@ -101,14 +101,15 @@ def main() -> None:
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
     django.setup()
-    from inference.launcher.supervisor import raise_open_files_limit, web_program
+    from inference.launcher import programs
+    from inference.launcher.supervisor import raise_open_files_limit
     from tests.stack import Stack
 
     raise_open_files_limit()
 
     class Full(Stack):
         def start_web(self) -> Any:
-            return self.start(web_program(host=HOST, port=self.port))
+            return self.start(programs.web(host=HOST, port=self.port))
 
     with Full(models=MODELS) as stack:
         pid = stack.children["web"].pid

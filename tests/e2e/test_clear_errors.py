@@ -11,7 +11,7 @@ from pathlib import Path
 from django.conf import settings
 from django.test import SimpleTestCase
 
-from inference.launcher.supervisor import worker_program
+from inference.launcher import programs
 from inference.models import WorkerState
 from tests.e2e.case import StackCase
 from tests.stack import ECHO, Answer, free_port
@@ -78,7 +78,7 @@ class TestBadModelsFile(SimpleTestCase):
         for command in (
             (sys.executable, "manage.py", "check"),
             (sys.executable, "manage.py", "up", "--port", str(free_port())),
-            worker_program().command,
+            programs.worker().command,
         ):
             message = self.refused(*command)
             self.assertIn("models.toml, line 3: unknown key 'max_batch_sise'; did you mean max_batch_size?", message)

@@ -11,7 +11,8 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from inference.launcher.supervisor import Child, web_program
+from inference.launcher import programs
+from inference.launcher.supervisor import Child
 from tests.conditions import eventually
 from tests.stack import HOST, Stack
 
@@ -20,7 +21,7 @@ class TwoProcesses(Stack):
     """With two web processes."""
 
     def start_web(self) -> Child:
-        program = web_program(host=HOST, port=self.port)
+        program = programs.web(host=HOST, port=self.port)
         return self.start(replace(program, command=(*program.command, "--workers", "2")))
 
     def web_pids(self) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from inference.launcher.supervisor import webhooks_program
+from inference.launcher import programs
 from tests.conditions import eventually
 from tests.e2e.case import StackCase
 from tests.inference.webhooks.test_delivery import SECRET, Receiver, receiving
@@ -17,7 +17,7 @@ class TestWebhooks(StackCase):
     }
 
     def test_a_job_that_succeeded_and_one_that_failed_are_told(self) -> None:
-        self.stack.start(webhooks_program())
+        self.stack.start(programs.webhooks())
         with receiving() as url:
             jobs = {str(self.stack.submit(inputs, webhook=url)) for inputs in ("a", {"fail": "exception"})}
             eventually(lambda: len(Receiver.got) == 2, "both notices arrive", limit_s=60)

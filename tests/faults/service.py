@@ -14,7 +14,8 @@ import redis
 from django.contrib.auth import get_user_model
 
 from api.models import ApiKey
-from inference.launcher.supervisor import Child, web_program, worker_program
+from inference.launcher import programs
+from inference.launcher.supervisor import Child
 from inference.models import TERMINAL, Worker
 from inference.status.workers import PRESENT
 from tests import databases
@@ -104,11 +105,11 @@ class Service(Stack):
             self.database.__exit__()
 
     def start_web(self, **environment: str) -> Child:
-        program = web_program(host=HOST, port=self.port, blocking_threads=self.blocking_threads)
+        program = programs.web(host=HOST, port=self.port, blocking_threads=self.blocking_threads)
         return self.start(replace(program, environment=environment))
 
     def start_worker(self, name: str = "worker1", **environment: str) -> Child:
-        program = worker_program(name=name, devices="cpu", options=self.worker_options)
+        program = programs.worker(name=name, devices="cpu", options=self.worker_options)
         command = tuple(self.worker_module if part == "celery" else part for part in program.command)
         return self.start(replace(program, command=command, environment=environment))
 

@@ -17,8 +17,9 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
 from inference.broker import address, embedded, storage
-from inference.launcher import supervisor
-from inference.launcher.startup_report import Welcome
+from inference.launcher import programs
+from inference.launcher.startup_report import StartupReport
+from inference.launcher.supervisor import Program, Supervisor, raise_open_files_limit
 
 COLOURS = {"up": 36, "broker": 35, "web": 34, "worker": 32}
 
@@ -59,30 +60,30 @@ class Command(BaseCommand):
         refuse_unwritable_folder()
         warn_of_open_doors(host)
         migrate()
-        supervisor.raise_open_files_limit()
+        raise_open_files_limit()
         log = Output()
-        service = supervisor.Supervisor(log)
+        service = Supervisor(log)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # Not by the thread that waits for it: it may hold the event's own lock.
             signal.signal(number, lambda *_: threading.Thread(target=service.stop).start())
-        service.start(programs(host, port))
-        Welcome(host=host, port=port, log=log, stopping=service.stopping).start()
+        service.start(wanted_programs(host, port))
+        StartupReport(host=host, port=port, log=log, stopping=service.stopping).start()
         service.run()
 
 
-def programs(host: str, port: int) -> list[supervisor.Program]:
+def wanted_programs(host: str, port: int) -> list[Program]:
     """In the order they start in; REDIS_URL takes the place of the embedded broker."""
-    own = [supervisor.worker_program(), supervisor.web_program(host=host, port=port)]
+    own = [programs.worker(), programs.web(host=host, port=port)]
     if settings.WEBHOOK_HOSTS:
-        own.append(supervisor.webhooks_program())
+        own.append(programs.webhooks())
     return own if os.environ.get("REDIS_URL") else [embedded_broker(), *own]
 
 
-def embedded_broker() -> supervisor.Program:
+def embedded_broker() -> Program:
     socket_path = address.embedded_socket(settings.BASE_DIR)
     if embedded.is_answering(socket_path):
         raise CommandError(f"This folder's service runs already, its broker answers on {socket_path}. Stop it first.")
-    return supervisor.broker_program(data=settings.DATA_DIR / "broker", socket=socket_path)
+    return programs.broker(data=settings.DATA_DIR / "broker", socket=socket_path)
 
 
 def port(text: str) -> int:

@@ -9,7 +9,8 @@ import threading
 import unittest
 
 from inference.launcher import reaper
-from inference.launcher.supervisor import Child, Guard, Program, Supervisor, describe_exit
+from inference.launcher.reaper import Reaper
+from inference.launcher.supervisor import Child, Program, Supervisor, describe_exit
 from tests.conditions import eventually
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
@@ -31,11 +32,11 @@ class Log:
 
 class TestChild(unittest.TestCase):
     def setUp(self) -> None:
-        self.log, self.watch = Log(), Guard()
-        self.addCleanup(self.watch.close)
+        self.log, self.reaper = Log(), Reaper()
+        self.addCleanup(self.reaper.close)
 
     def child(self, code: str, **options: float) -> Child:
-        child = Child(program(code, **options), self.log, self.watch)
+        child = Child(program(code, **options), self.log, self.reaper)
         self.addCleanup(child.kill)
         eventually(lambda: ("p", "up") in self.log.lines, "the program's first line")
         return child

@@ -18,7 +18,7 @@ from inference.management.commands import up
 class ProgramsTests(SimpleTestCase):
     def names(self, **environment: str) -> list[str]:
         with patch.dict(os.environ, environment), patch.object(embedded, "is_answering", lambda socket: False):
-            return [program.name for program in up.programs("127.0.0.1", 8000)]
+            return [program.name for program in up.wanted_programs("127.0.0.1", 8000)]
 
     def setUp(self) -> None:
         self.enterContext(patch.dict(os.environ))
@@ -36,7 +36,7 @@ class ProgramsTests(SimpleTestCase):
 
     def test_a_folder_whose_service_runs_is_left_alone(self) -> None:
         with patch.object(embedded, "is_answering", lambda socket: True), self.assertRaises(CommandError) as refused:
-            up.programs("127.0.0.1", 8000)
+            up.wanted_programs("127.0.0.1", 8000)
         self.assertIn("Stop it first", str(refused.exception))
 
     def test_where_it_cannot_listen_is_said_by_what_is_wrong(self) -> None:

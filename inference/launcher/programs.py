@@ -1,0 +1,38 @@
+"""The programs of one machine: the broker, the web server, the worker and the sender of webhooks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from inference.launcher.supervisor import Program
+
+
+def _python_module(*arguments: str) -> tuple[str, ...]:
+    """`python -m ...`: the scripts of a virtual environment break when its path is long."""
+    return (sys.executable, "-m", *arguments)
+
+
+def broker(*, data: Path, socket: Path) -> Program:
+    """The embedded server, with its data in the folder `data`."""
+    command = _python_module("inference.broker.embedded", "--data", str(data), "--socket", str(socket))
+    return Program(name="broker", command=command, grace_s=10.0)
+
+
+def web(*, host: str, port: int, blocking_threads: int = 512) -> Program:
+    options = ("--interface", "wsgi", "--host", host, "--port", str(port), "--no-ws", "--log-level", "error")
+    threads = ("--blocking-threads", str(blocking_threads), "--backlog", "2048", "--workers-kill-timeout", "10")
+    command = _python_module("granian", *options, *threads, "project.wsgi:application")
+    return Program(name="web", command=command)
+
+
+def worker(*, name: str = "worker", devices: str = "auto", options: tuple[str, ...] = ()) -> Program:
+    celery = ("celery", "--quiet", "-A", "project", "worker", "--without-mingle", "--without-gossip")
+    own = ("--loglevel", os.environ.get("LOG_LEVEL", "INFO"), "-n", f"{name}@%h", "--devices", devices)
+    return Program(name=name, command=_python_module(*celery, *own, *options), grace_s=30.0)
+
+
+def webhooks() -> Program:
+    """Calls clients' servers, and runs no model."""
+    return Program(name="webhooks", command=(sys.executable, "manage.py", "deliver_webhooks"), grace_s=20.0)
