@@ -5,34 +5,20 @@ A Redis broker is written to directly, the way kombu would; any other is reached
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import redis
 from django.conf import settings
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from inference.broker import address, anybroker
-from inference.broker.breaker import Breaker
+from inference.broker import address, anybroker, redis_client
 from inference.broker.messages import JobMessage, redis_envelope
 from inference.failures import is_away
 
-__all__ = ["JobMessage", "client", "is_redis", "ping", "publish", "queue_lengths", "redis_client", "waiting_priorities"]
+__all__ = ["JobMessage", "is_redis", "ping", "publish", "queue_lengths", "waiting_priorities"]
 
-CONNECTIONS = 16  # for all threads of a process
-TIMEOUT_S = 1.0
 CHUNK = 500  # messages in one command: a server runs one command at a time
-
-
-def new_breaker() -> Breaker:
-    return Breaker(redis.RedisError, OSError, slots=CONNECTIONS - 4)  # four are left for the probes of /readyz
-
-
-_breaker = new_breaker()
 
 
 def publish(messages: Sequence[JobMessage]) -> None:
@@ -47,9 +33,9 @@ def publish(messages: Sequence[JobMessage]) -> None:
         anybroker.publish(messages)
         return
     commands = list(_pushes(messages))
-    client = redis_client()
+    client = redis_client.get()
     refused: dict[str, object] = {}
-    with _breaker.call():
+    with redis_client.breaker.call():
         for queue, command, key, texts in commands:
             try:
                 client.execute_command(command, key, *texts)
@@ -86,8 +72,8 @@ def waiting_priorities(queues: Sequence[str]) -> dict[str, set[int]]:
 def _lengths(queues: Sequence[str]) -> dict[str, list[Any]]:
     """Of a queue's lists, in the order of `PRIORITY_STEPS`: an error in the place of one that was refused."""
     steps = address.PRIORITY_STEPS
-    client = redis_client()
-    with _breaker.call(), client.pipeline(transaction=False) as pipe:
+    client = redis_client.get()
+    with redis_client.breaker.call(), client.pipeline(transaction=False) as pipe:
         for queue, step in itertools.product(queues, steps):
             pipe.llen(address.redis_key(queue, step))
         found = pipe.execute(raise_on_error=False)
@@ -103,45 +89,9 @@ def ping() -> None:
     if not is_redis():
         anybroker.ping()
         return
-    client = redis_client()
-    with _breaker.call():
+    client = redis_client.get()
+    with redis_client.breaker.call():
         client.ping()
-
-
-@contextlib.contextmanager
-def client() -> Iterator[redis.Redis]:
-    """The client at REDIS_URL, for what is no message. Raises `BrokerUnavailable`, at once while Redis is known to be
-    away, and `RedisError` for what Redis refuses."""
-    refused: redis.RedisError | None = None
-    with _breaker.call():
-        try:
-            yield redis_client()
-        except redis.RedisError as error:
-            if is_away(error):
-                raise
-            refused = error
-    if refused:
-        raise refused
-
-
-def redis_client() -> redis.Redis:
-    """The one client of this process at REDIS_URL: a call takes a second at most. Not for blocking commands."""
-    return _client(settings.REDIS_URL)
-
-
-@functools.lru_cache(maxsize=2)
-def _client(url: str) -> redis.Redis:
-    once_more = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))  # an idle connection may be closed
-    return redis.Redis.from_pool(
-        redis.BlockingConnectionPool.from_url(
-            url,
-            max_connections=CONNECTIONS,
-            timeout=TIMEOUT_S,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
-            retry=once_more,
-        )
-    )
 
 
 def is_redis() -> bool:

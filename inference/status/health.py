@@ -8,7 +8,7 @@ import redis
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 
-from inference.broker import publish
+from inference.broker import publish, redis_client
 from inference.catalog import specs
 from inference.errors import BrokerUnavailable
 from inference.models import Worker
@@ -35,7 +35,7 @@ def _broker() -> Iterator[str]:
     if publish.is_redis():
         return
     try:
-        publish.redis_client().ping()
+        redis_client.get().ping()
     except redis.RedisError:
         yield "The Redis of the notices does not answer; requests that wait find their answers later."
 

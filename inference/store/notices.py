@@ -8,7 +8,7 @@ from uuid import UUID
 
 import redis
 
-from inference.broker import publish as broker
+from inference.broker import redis_client
 from inference.errors import BrokerUnavailable
 from inference.store import connections
 
@@ -21,7 +21,7 @@ def publish(ids: Collection[UUID]) -> None:
     """Tell every process that the jobs are finished. A lost notice only costs its waiters a slow poll."""
     connections.give_back()
     try:
-        with broker.client() as client:
+        with redis_client.call() as client:
             client.publish(CHANNEL, ",".join(job_id.hex for job_id in ids))
     except (redis.RedisError, BrokerUnavailable) as error:
         logger.warning("notice of %d finished jobs not sent, waiters will poll: %s", len(ids), error)

@@ -11,7 +11,7 @@ import time
 
 import redis
 
-from inference.broker import publish
+from inference.broker import redis_client
 from inference.errors import BrokerUnavailable
 
 KEY = "inference.rate:"
@@ -50,7 +50,7 @@ def take(name: str, per_minute: int) -> float:
     step_s = 60.0 / per_minute
     burst_s = max(6.0 - step_s, 0.0)
     try:
-        with publish.client() as client:
+        with redis_client.call() as client:
             return float(client.eval(LUA, 1, KEY + name, step_s, burst_s))
     except (redis.RedisError, BrokerUnavailable):
         return _local.take(name, step_s, burst_s)

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 from django.db import connection
 from django.test import TransactionTestCase, override_settings
 
-from inference.broker import publish
+from inference.broker import redis_client
 from inference.engines import echo
 from inference.errors import InferenceError
 from inference.models import Job, Status, Worker, WorkerState
@@ -72,7 +72,7 @@ class Laborer(threading.Thread):
 @override_settings(MODELS_FILE=MODELS_FILE, API_KEY_REQUIRED=False)
 class ApiTestCase(TransactionTestCase):
     def setUp(self) -> None:
-        publish.redis_client().flushdb()
+        redis_client.get().flushdb()
         for remembered in (served_models, notes, speeds, admission, backlog, metrics):
             remembered.forget()
 

@@ -147,8 +147,8 @@ class QuotaTests(ApiTestCase):
         self.assertEqual((answers[0].status_code, answers[-1].status_code), (200, 429))
 
     def test_the_rate_is_kept_without_the_broker_too(self):
-        asked = patch.object(rates.publish, "redis_client", side_effect=rates.redis.ConnectionError)
-        with asked as asks, patch.object(rates.publish, "_breaker", rates.publish.new_breaker()):
+        asked = patch.object(rates.redis_client, "get", side_effect=rates.redis.ConnectionError)
+        with asked as asks, patch.object(rates.redis_client, "breaker", rates.redis_client.new_breaker()):
             waits = [rates.take("somebody", 20) for _ in range(6)]
         self.assertEqual(waits[:2], [0.0, 0.0])
         self.assertGreater(waits[-1], 0.0)

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.test import SimpleTestCase, override_settings
 from kombu.utils.json import loads
 
-from inference.broker import address, messages, publish
+from inference.broker import address, messages, publish, redis_client
 from inference.broker.anybroker import Refused
 from inference.broker.messages import JobMessage
 from inference.errors import BrokerUnavailable
@@ -63,7 +63,7 @@ class PublishTests(SimpleTestCase):
     """On the broker of the test run."""
 
     def setUp(self):
-        self.client = publish.redis_client()
+        self.client = redis_client.get()
         self.client.flushdb()
 
     def waiting(self, step: int = 2) -> list[dict]:
@@ -165,7 +165,7 @@ class PublishTests(SimpleTestCase):
         gate.wait()
         eventually(all_ended, limit_s=60)
         self.assertEqual(len(self.waiting()), 512)
-        self.assertLessEqual(max(seen), before + publish.CONNECTIONS)
+        self.assertLessEqual(max(seen), before + redis_client.CONNECTIONS)
 
 
 class AnyBrokerTests(SimpleTestCase):
@@ -208,8 +208,7 @@ class BrokerAwayTests(SimpleTestCase):
         overridden = override_settings(**settings_for(self.broker.url))
         overridden.enable()
         self.addCleanup(overridden.disable)
-        self.addCleanup(setattr, publish, "_breaker", publish._breaker)
-        publish._breaker = publish.new_breaker()
+        self.enterContext(mock.patch.object(redis_client, "breaker", redis_client.new_breaker()))
         publish.publish([job_message()])
 
     def refused(self) -> BrokerUnavailable:
@@ -240,10 +239,10 @@ class BrokerAwayTests(SimpleTestCase):
     def test_a_stalled_broker_fails_and_then_fails_at_once_without_being_asked(self):
         stall(self, self.broker)
         self.refused()
-        with mock.patch.object(publish, "redis_client") as client:
+        with mock.patch.object(redis_client, "get") as client:
             for _ in range(100):
                 self.refused()
-        client.return_value.lpush.assert_not_called()
+        client.return_value.execute_command.assert_not_called()
         resume(self.broker)
         eventually(self.delivered, "publishing works again")
 

@@ -10,7 +10,7 @@ from django.test import TransactionTestCase
 from django.utils import timezone
 
 from inference import errors
-from inference.broker import address, publish
+from inference.broker import address, publish, redis_client
 from inference.models import Job, Status, Worker, WorkerState, first_id_at
 from inference.submission import writer
 from inference.submission.jobs import models
@@ -41,7 +41,7 @@ class ReconcileTests(TransactionTestCase):
 
     def setUp(self):
         self.queue = models()[MODEL].queue
-        publish.redis_client().flushdb()
+        redis_client.get().flushdb()
 
     def queued_messages(self) -> int:
         return publish.queue_lengths([self.queue])[self.queue]
@@ -61,7 +61,7 @@ class ReconcileTests(TransactionTestCase):
 
     def test_a_queue_that_the_broker_refuses_keeps_no_job_of_the_others_from_being_sent_once(self):
         catalog = {**models(), "refused": replace(models()[MODEL], name="refused")}
-        publish.redis_client().set(address.redis_key("inference.refused", 2), "no list")
+        redis_client.get().set(address.redis_key("inference.refused", 2), "no list")
         make_job(model="refused", published_at=None)
         sent = make_job(published_at=None)
         with patch.object(reconcile, "models", return_value=catalog):
@@ -164,7 +164,7 @@ class ReconcileTests(TransactionTestCase):
 
     def waiting(self, step: int) -> list[str]:
         """The ids of the messages of a priority, the next one first."""
-        texts = publish.redis_client().lrange(address.redis_key(self.queue, step), 0, -1)
+        texts = redis_client.get().lrange(address.redis_key(self.queue, step), 0, -1)
         return [json.loads(text)["headers"]["id"] for text in reversed(texts)]
 
     def test_after_a_loss_a_high_job_goes_before_all_low_ones_and_the_oldest_of_these_first(self):
@@ -223,7 +223,7 @@ class ReconcileTests(TransactionTestCase):
         made = [make_job(published_at=None, created_at=ago(20 - number)) for number in range(5)]
         with patch.object(reconcile, "CHUNK", 2):
             reconcile.reconcile()
-        texts = publish.redis_client().lrange(address.redis_key(self.queue, made[0].priority), 0, -1)
+        texts = redis_client.get().lrange(address.redis_key(self.queue, made[0].priority), 0, -1)
         ids = [json.loads(text)["headers"]["id"] for text in reversed(texts)]
         self.assertEqual(ids, [str(job.pk) for job in made])
 

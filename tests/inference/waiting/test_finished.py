@@ -6,7 +6,7 @@ from django.db import connection
 from django.test import TransactionTestCase
 from redis.exceptions import ConnectionError, NoPermissionError
 
-from inference.broker import publish
+from inference.broker import redis_client
 from inference.models import Job, Status
 from inference.store import notices
 from inference.waiting import finished
@@ -60,7 +60,7 @@ class ListenerTests(TransactionTestCase):
 
     def test_a_malformed_notice_is_dropped(self):
         thread, answers = self.wait_in_thread(30)
-        publish.redis_client().publish(notices.CHANNEL, b"\xff not ids")
+        redis_client.get().publish(notices.CHANNEL, b"\xff not ids")
         self.finish()
         eventually(lambda: notices.publish([uuid4(), self.job.id]) or answers)
         thread.join()
@@ -68,8 +68,8 @@ class ListenerTests(TransactionTestCase):
 
     def test_a_redis_that_is_away_is_asked_once_and_one_that_refuses_keeps_no_message(self):
         for error, asked, is_resting in ((ConnectionError("away"), 1, True), (NoPermissionError("PUBLISH"), 3, False)):
-            breaker, client = publish.new_breaker(), Mock(publish=Mock(side_effect=error))
-            away = patch.multiple(publish, redis_client=lambda found=client: found, _breaker=breaker)
+            breaker, client = redis_client.new_breaker(), Mock(publish=Mock(side_effect=error))
+            away = patch.multiple(redis_client, get=lambda found=client: found, breaker=breaker)
             with self.subTest(error), away, self.assertLogs("inference.store.notices", "WARNING"):
                 for _ in range(3):
                     notices.publish([self.job.id])

@@ -1,0 +1,64 @@
+"""The one client of this process at REDIS_URL: of the messages, where Redis is the broker, and of notices and rates.
+
+It fails within about a second, and then at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+import redis
+from django.conf import settings
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from inference.broker.breaker import Breaker
+from inference.failures import is_away
+
+CONNECTIONS = 16  # for all threads of a process
+TIMEOUT_S = 1.0
+
+
+def new_breaker() -> Breaker:
+    return Breaker(redis.RedisError, OSError, slots=CONNECTIONS - 4)  # four are left for the probes of /readyz
+
+
+breaker = new_breaker()
+
+
+def get() -> redis.Redis:
+    """A call takes a second at most. Not for blocking commands."""
+    return _client(settings.REDIS_URL)
+
+
+@contextlib.contextmanager
+def call() -> Iterator[redis.Redis]:
+    """The client, for what is no message. Raises `BrokerUnavailable`, at once while Redis is known to be away, and
+    `RedisError` for what Redis refuses."""
+    refused: redis.RedisError | None = None
+    with breaker.call():
+        try:
+            yield get()
+        except redis.RedisError as error:
+            if is_away(error):
+                raise
+            refused = error
+    if refused:
+        raise refused
+
+
+@functools.lru_cache(maxsize=2)
+def _client(url: str) -> redis.Redis:
+    once_more = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))  # an idle connection may be closed
+    return redis.Redis.from_pool(
+        redis.BlockingConnectionPool.from_url(
+            url,
+            max_connections=CONNECTIONS,
+            timeout=TIMEOUT_S,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
+            retry=once_more,
+        )
+    )
