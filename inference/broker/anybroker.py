@@ -65,6 +65,9 @@ class AnyBroker:
     def queue_lengths(self, queues: Sequence[str]) -> dict[str, int]:
         return self._call(lambda connection: {queue: _length(connection, queue) for queue in queues})
 
+    def missing_exchanges(self, names: Iterable[str]) -> frozenset[str]:
+        return self._call(lambda connection: frozenset(name for name in names if not _is_there(connection, name)))
+
     def ping(self) -> None:
         self._call(lambda connection: connection.channel().close())
 
@@ -137,6 +140,11 @@ def queue_lengths(queues: Sequence[str]) -> dict[str, int]:
     return _broker(settings.CELERY_BROKER_URL).queue_lengths(queues)
 
 
+def missing_exchanges(names: Iterable[str]) -> frozenset[str]:
+    """Those of them that do not exist. Raises `BrokerUnavailable`."""
+    return _broker(settings.CELERY_BROKER_URL).missing_exchanges(names)
+
+
 def ping() -> None:
     """Raises `BrokerUnavailable`."""
     _broker(settings.CELERY_BROKER_URL).ping()
@@ -167,6 +175,21 @@ def _length(connection: kombu.Connection, queue: str) -> int:
         try:
             return int(channel.queue_declare(queue, passive=True).message_count)
         except connection.channel_errors as error:
-            if getattr(error, "reply_code", getattr(error, "code", None)) in (404, "404"):
-                return 0
-            raise
+            if not _is_missing(error):
+                raise
+            return 0
+
+
+def _is_there(connection: kombu.Connection, exchange: str) -> bool:
+    with connection.channel() as channel:
+        try:
+            kombu.Exchange(exchange).bind(channel).declare(passive=True)
+        except connection.channel_errors as error:
+            if not _is_missing(error):
+                raise
+            return False
+    return True
+
+
+def _is_missing(error: Exception) -> bool:
+    return getattr(error, "reply_code", getattr(error, "code", None)) in (404, "404")

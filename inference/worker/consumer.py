@@ -20,6 +20,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from inference import clock
 from inference.batching.queue import Item
 from inference.worker.dispatch import Dispatcher
+from inference.worker.subscriptions import Subscriptions
 
 logger = logging.getLogger(__name__)
 
@@ -163,6 +164,9 @@ class BatchingStep(bootsteps.StartStopStep):
         biggest = max(spec.max_batch_size for spec in c.dispatcher.specs.values())
         c.initial_prefetch_count = order.plan.replicas * biggest * 2  # one batch running, one to choose the next from
         presence.facts = c.dispatcher.facts
+        self.subscriptions = Subscriptions(c)
+        if self.subscriptions.is_amqp:
+            c.controller.upkeep.chores.append(self.subscriptions.find_deleted)
         self._told: Any = None  # the state that the row was last told of
         self._scheduled = False
 
@@ -174,32 +178,38 @@ class BatchingStep(bootsteps.StartStopStep):
         c.dispatcher.connected = True
         c.dispatcher.answering_s = lambda: c.controller.presence.answering_s
         hub.call_repeatedly(SWEEP_S, self._sweep, c)
+        self._follow(c)
 
     def stop(self, c: Any) -> None:
+        queues = [spec.queue for spec in c.dispatcher.specs.values()]
         if c.controller.presence.leaving and c.task_consumer:
             ignore_errors(c, c.task_consumer.cancel)  # else a broker might hand us again what we give back
             ignore_errors(c, c.dispatcher.give_back_waiting)
+            ignore_errors(c, self.subscriptions.remove_marks, c, queues)
+        self.subscriptions.forget(c, queues)
         c.dispatcher.forget_messages()
 
     def _sweep(self, c: Any) -> None:
+        self.subscriptions.raise_if_deleted()
         c.pool.maintain_pool()  # the pool itself may notice a dead child only after 5 s
         c.pool._pool.try_again()
         self._follow(c)
         c.dispatcher.sweep()
 
     def _follow(self, c: Any) -> None:
-        """Consume the queues of the models that a replica can run now, and no other. After a reconnect Celery consumes
-        those that are selected. What a queue brought before it was left, or has on its way, goes back to it."""
+        """Consume the queues of the models that a replica can run now, and no other. What a queue brought before it was
+        left, or has on its way, goes back to it."""
         dispatcher, queues = c.dispatcher, c.app.amqp.queues
         wanted = {dispatcher.specs[name].queue for name in dispatcher.replicas.serving}
         consumed = {spec.queue for spec in dispatcher.specs.values()} & set(queues.consume_from)
         for queue in consumed - wanted:
-            c.cancel_task_queue(queue)
+            self.subscriptions.end(c, queue)
         for queue in wanted - consumed:
-            c.add_task_queue(queue)
+            self.subscriptions.begin(c, queue)
+        dispatcher.refused = self.subscriptions.why_not(dispatcher.specs)
         dispatcher.let_go()
         replicas = dispatcher.replicas
-        state = replicas.serving, replicas.served, replicas.have_told, dispatcher.connected
+        state = replicas.serving, replicas.served, replicas.have_told, dispatcher.connected, dispatcher.refused
         if state != self._told:
             self._told = state
             c.controller.presence.changed()

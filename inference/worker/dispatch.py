@@ -10,7 +10,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -53,6 +53,7 @@ class Dispatcher:
         self.on_rows_left: Callable[[frozenset[UUID]], None] = _nobody
         self.on_expired: Callable[[], None] = _nobody
         self.connected = False
+        self.refused: Mapping[str, str] = {}  # models whose queue cannot be consumed, and why
         self.answering_s: Callable[[], float] = lambda: math.inf  # for how long the database has answered
         self.looped_at = time.monotonic()
         self.open = True
@@ -328,9 +329,9 @@ class Dispatcher:
         pool, replicas = self._pool(), self.replicas
         return Facts(
             state=self._state(),
-            model_names=sorted(replicas.served),
-            replicas=replicas.rows(),
-            error="; ".join(f"{name}: {why}" for name, why in replicas.why_not().items()),
+            model_names=sorted(replicas.served - self.refused.keys()),
+            replicas=replicas.rows(self.refused),
+            error="; ".join(f"{name}: {why}" for name, why in self._why_not().items()),
             connected=self.connected,
             replicas_ready=pool.ready if pool else 0,
             replicas_busy=pool.busy if pool else 0,
@@ -344,8 +345,11 @@ class Dispatcher:
     def _state(self) -> WorkerState:
         if not self.replicas.have_told:
             return WorkerState.STARTING
-        is_whole = len(self.replicas.served) == len(self.specs) and not self.replicas.why_not()
+        is_whole = len(self.replicas.served) == len(self.specs) and not self._why_not()
         return WorkerState.READY if is_whole else WorkerState.DEGRADED
+
+    def _why_not(self) -> dict[str, str]:
+        return {**self.replicas.why_not(), **self.refused}
 
 
 def _limits(spec: ModelSpec) -> Limits:

@@ -40,13 +40,14 @@ class Upkeep(threading.Thread):
         self.replicas = replicas
         self._watchdog = Watchdog()
         self._sweeper = retention.Sweeper()
+        self.chores = [self._watch, self._give_back, self._reconcile, self._sweeper.sweep]
         self._given_up: deque[UUID] = deque()
         self._stopping = threading.Event()
         self._woken = threading.Event()
 
     def run(self) -> None:
         while not self._stopping.is_set():
-            for chore in (self._watch, self._give_back, self._reconcile, self._sweeper.sweep):
+            for chore in self.chores:
                 self._do(chore)
             self._rest()
 
@@ -96,7 +97,8 @@ class Upkeep(threading.Thread):
             return
         facts = self.presence.facts()
         publish.ping()  # the event loop waits for a broker that is away, or has no room: that one still counts queues
-        waiting = sum(publish.queue_lengths([self.models[name].queue for name in self.replicas.serving]).values())
+        consumed = [self.models[name].queue for name in self.replicas.serving.intersection(facts.model_names)]
+        waiting = sum(publish.queue_lengths(consumed).values())
         reason = self._watchdog.reason(
             now=time.monotonic(), looped_at=facts.looped_at, waiting=waiting, held=facts.held,
             busy=facts.replicas_busy, ready=facts.replicas_ready,

@@ -207,13 +207,13 @@ class Replicas:
             if why not in (READY, LOADING)
         }
 
-    def rows(self) -> dict[str, dict[str, object]]:
-        """By index, as the worker's row shows them."""
+    def rows(self, refused: Mapping[str, str]) -> dict[str, dict[str, object]]:
+        """By index, as the worker's row shows them. `refused`: why the broker keeps these models from them."""
         return {
             str(index): {
                 "pid": replica.pid,
                 "device": replica.device,
-                "models": dict(replica.models),
+                "models": {**replica.models, **refused},
                 "notes": dict(replica.notes),
             }
             for index, replica in enumerate(self.replicas)

@@ -1,15 +1,20 @@
-"""The service with its messages in RabbitMQ, which is restarted, and takes messages away."""
+"""The service with its messages in RabbitMQ, which is restarted, forgets and refuses queues, takes messages away."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 from unittest import skipUnless
 
-from inference.models import Status
-from tests import rabbitmq
-from tests.e2e.case import StackCase
+import kombu
 
-QUEUE = "inference.echo"
+from inference.broker import address
+from inference.models import Status, WorkerState
+from tests import rabbitmq
+from tests.conditions import eventually
+from tests.e2e.case import StackCase
+from tests.stack import ECHO
+
+QUEUE, OTHER = "inference.echo", "inference.other"
 
 
 @skipUnless(rabbitmq.is_installed(), "rabbitmq-server is not installed")
@@ -19,12 +24,21 @@ class RabbitMQTests(StackCase):
     @classmethod
     def setUpClass(cls) -> None:
         cls.server = cls.enterClassContext(rabbitmq.RabbitMQ())
-        cls.options = {"environment": {"BROKER_URL": cls.server.url}}
+        models = ECHO + ECHO.replace("[echo]", "[other]")
+        cls.options = {"models": models, "environment": {"BROKER_URL": cls.server.url}}
         super().setUpClass()
 
-    def assert_served(self) -> None:
-        ids = [self.stack.submit(f"text {number}") for number in range(20)]
+    def assert_served(self, count: int = 20, *, model: str = "echo") -> None:
+        ids = [self.stack.submit(f"text {number}", model=model) for number in range(count)]
         self.assertEqual({job.status for job in self.stack.finished(*ids)}, {Status.SUCCEEDED})
+
+    def make_anew(self, queue: str, arguments: dict[str, str]) -> None:
+        with kombu.Connection(self.server.url) as connection, connection.channel() as channel:
+            channel.queue_delete(queue)
+            channel.queue_declare(queue, durable=True, auto_delete=False, arguments=arguments)
+
+    def connections(self) -> int:
+        return sum("Connected to amqp" in line for line in self.stack.log)
 
     def limit_acknowledgements(self, limit_ms: int) -> None:
         names = "[consumer_timeout, channel_tick_interval]"
@@ -34,8 +48,29 @@ class RabbitMQTests(StackCase):
     def test_jobs_run_from_a_quorum_queue_and_no_other_queue_is_made(self):
         self.assert_served()
         queues = self.server.control("list_queues", "name", "type").splitlines()
-        self.assertEqual([line for line in queues if "celery" not in line][1:], [f"{QUEUE}\tquorum"])
+        found = sorted(line for line in queues[1:] if "celery" not in line)
+        self.assertEqual(found, [f"{QUEUE}\tquorum", f"{OTHER}\tquorum"])
         self.assertFalse([line for line in queues if "delayed" in line])
+
+    def test_a_queue_that_is_deleted_under_a_worker_and_made_anew_at_once_is_consumed_again(self):
+        """RabbitMQ before 4.0 does not tell consumers then, and takes as many new messages for doubles of old ones."""
+        self.assert_served(100)
+        self.make_anew(QUEUE, address.queue_arguments(self.server.url))
+        self.assert_served(1)
+
+    def test_a_queue_with_other_arguments_is_waited_for_while_the_other_models_are_served(self):
+        self.make_anew(OTHER, {"x-queue-type": "classic"})
+        workers = self.stack.workers.filter(state=WorkerState.DEGRADED, error__contains=f"delete_queue {OTHER}")
+        eventually(workers.exists, "the worker's row says what to do", limit_s=60)
+        connections = self.connections()
+        self.assertEqual(workers.get().model_names, ["echo"])
+        self.assertIn(f"delete_queue {OTHER}", " ".join(self.stack.get("/readyz").json["reasons"]))
+        waiting = self.stack.submit("text", model="other")
+        self.assert_served(100)
+        with kombu.Connection(self.server.url) as connection, connection.channel() as channel:
+            channel.queue_delete(OTHER)
+        self.assertEqual([job.status for job in self.stack.finished(waiting)], [Status.SUCCEEDED])
+        self.assertEqual((self.stack.workers.get().error, self.connections()), ("", connections))
 
     def test_a_channel_that_the_broker_closes_is_opened_again_and_its_jobs_end(self):
         """RabbitMQ does so when a message was not acknowledged for half an hour: a second, here."""

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from unittest import TestCase
 from uuid import uuid4
 
+import kombu
 from celery.exceptions import InvalidTaskError
 from kombu.message import Message
 
@@ -18,6 +19,7 @@ from inference.worker.calls import READY, Loaded
 from inference.worker.devices import Plan
 from inference.worker.dispatch import Dispatcher
 from inference.worker.replicas import Replicas
+from inference.worker.subscriptions import Subscriptions
 from inference.worker.tasks import run
 from project.celery import app
 
@@ -34,6 +36,7 @@ class ConsumerTests(TestCase):
         self.events = []
         self.step = consumer.BatchingStep.__new__(consumer.BatchingStep)
         self.step._told = None
+        self.step.subscriptions = Subscriptions(SimpleNamespace(hostname="w", conninfo=kombu.Connection("memory://")))
         self.consumed = {spec.queue for spec in CATALOG.values()}
         self.on_message = consumer.strategy(
             run, app,

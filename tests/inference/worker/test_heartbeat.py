@@ -105,7 +105,7 @@ class HeartbeatTests(TransactionTestCase):
     def test_the_watchdog_counts_the_queues_that_are_consumed_only(self):
         presence = make_presence(model_names=["embeddings", "sentiment"])
         replicas = Replicas(presence.plan)
-        replicas.serving = frozenset({"embeddings"})  # the other one's replica starts again
+        replicas.serving = frozenset({"embeddings", "fill-mask"})  # sentiment's starts again; a queue is refused
         upkeep = Upkeep(presence, models(), replicas)
         with patch.object(publish, "queue_lengths", return_value={}) as counted:
             upkeep._watch()

@@ -204,4 +204,4 @@ class ReplicasTests(TestCase):
     def test_a_pool_that_grows_has_more_of_them(self):
         self.replicas.started(2, 33)
         self.load(33)
-        self.assertEqual((len(self.replicas.rows()), self.replicas.may_run(33)), (3, True))
+        self.assertEqual((len(self.replicas.rows({})), self.replicas.may_run(33)), (3, True))

@@ -1,0 +1,122 @@
+"""Which queues a worker consumes. The broker may refuse one, and RabbitMQ deletes one without a word to its consumers.
+
+Belongs to the worker's event loop, but for `find_deleted`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from amqp.exceptions import PreconditionFailed
+from kombu import Exchange
+
+from inference.broker import anybroker
+from inference.catalog.specs import Catalog
+from inference.failures import Pauses
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+
+
+@dataclass(slots=True)
+class Refusal:
+    why: str = ""
+    retry_at: float = 0.0  # monotonic
+    pauses: Pauses = field(default_factory=lambda: Pauses(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S))
+
+
+class Subscriptions:
+    """Lives over reconnects.
+
+    When a queue of RabbitMQ before 4.0 is deleted and made anew at once, its consumers hear nothing, and drop the new
+    messages as doubles of old ones. So each queue is bound to a mark: an exchange of this worker's own, which goes
+    with the queue's last binding.
+    """
+
+    def __init__(self, c: Any) -> None:
+        self.is_amqp = c.conninfo.transport.driver_type == "amqp"
+        self._node: str = c.hostname
+        self._refused: dict[str, Refusal] = {}  # by queue
+        self._marks: Mapping[str, str] = {}  # exchanges, by queue; replaced as a whole
+        self._deleted: frozenset[str] = frozenset()
+
+    def begin(self, c: Any, queue: str) -> None:
+        """Nothing happens while the pause after a refusal lasts. A refusal concerns no other queue."""
+        refusal = self._refused.get(queue)
+        if refusal and time.monotonic() < refusal.retry_at:
+            return
+        try:
+            if self.is_amqp:
+                self._declare(c, queue)
+            c.add_task_queue(queue)
+        except c.channel_errors as error:
+            self._refuse(queue, error)
+            self._undo(c, queue)
+        else:
+            self._refused.pop(queue, None)
+
+    def end(self, c: Any, queue: str) -> None:
+        self._marks = {name: mark for name, mark in self._marks.items() if name != queue}
+        c.cancel_task_queue(queue)
+
+    def forget(self, c: Any, queues: list[str]) -> None:
+        """The connection is gone, or is left: the next begins with no queue."""
+        self._marks, self._deleted = {}, frozenset()
+        c.app.amqp.queues.deselect(queues)
+
+    def remove_marks(self, c: Any, queues: list[str]) -> None:
+        """The worker leaves for good."""
+        if self.is_amqp and c.connection:
+            with c.connection.channel() as channel:
+                for queue in queues:
+                    channel.exchange_delete(self._mark(queue))
+
+    def why_not(self, specs: Catalog) -> dict[str, str]:
+        """By model: why its queue is not consumed."""
+        return {name: self._refused[spec.queue].why for name, spec in specs.items() if spec.queue in self._refused}
+
+    def find_deleted(self) -> None:
+        """From another thread, over a connection of its own. Raises `BrokerUnavailable`."""
+        marks = self._marks
+        missing = anybroker.missing_exchanges(list(marks.values()))
+        if marks is self._marks:
+            self._deleted = frozenset(queue for queue, mark in marks.items() if mark in missing)
+
+    def raise_if_deleted(self) -> None:
+        """As if RabbitMQ had said so: the worker connects again, and gets what its consumers dropped."""
+        if self._deleted:
+            raise ConnectionError(f"deleted without notice: {', '.join(sorted(self._deleted))}")
+
+    def _declare(self, c: Any, name: str) -> None:
+        """On a channel of its own, which a refusal closes."""
+        with c.connection.channel() as channel:
+            queue = c.app.amqp.queues[name].bind(channel)
+            queue.declare()
+            mark = Exchange(self._mark(name), type="fanout", durable=False, auto_delete=True).bind(channel)
+            mark.declare()
+            queue.bind_to(mark)
+        self._marks = {**self._marks, name: mark.name}
+
+    def _mark(self, queue: str) -> str:
+        return f"{queue}.{self._node}"
+
+    def _refuse(self, queue: str, error: Exception) -> None:
+        refusal = self._refused.setdefault(queue, Refusal())
+        why = f"the broker refuses its queue: {error}."
+        if isinstance(error, PreconditionFailed):
+            why = f"its queue exists with other arguments, delete it (rabbitmqctl delete_queue {queue}): {error}."
+        if why != refusal.why:
+            logger.error("queue=%s is not consumed, tried again and again: %s", queue, why)
+        refusal.why, refusal.retry_at = why, time.monotonic() + refusal.pauses.next_s()
+
+    def _undo(self, c: Any, queue: str) -> None:
+        queues = c.app.amqp.queues
+        if queue in queues.consume_from:
+            queues.deselect([queue])
+            if self.is_amqp:  # consuming was refused, which has closed the channel of all queues
+                raise ConnectionError(f"consuming {queue} was refused")

@@ -1,0 +1,68 @@
+"""When a queue that the broker refuses is asked for again; a real RabbitMQ refuses in tests/e2e."""
+
+from types import SimpleNamespace
+from unittest import TestCase
+from unittest.mock import patch
+
+import kombu
+from redis import ResponseError
+
+from inference.catalog.specs import ModelSpec
+from inference.worker import subscriptions
+from inference.worker.subscriptions import LONGEST_PAUSE_S, Subscriptions
+
+SPECS = {name: ModelSpec(name=name, engine="x:Y") for name in ("a", "b")}
+A, B = (spec.queue for spec in SPECS.values())
+
+
+class SubscriptionsTests(TestCase):
+    """As a full Redis refuses the bindings of a queue."""
+
+    def setUp(self) -> None:
+        self.refused = {A}
+        self.asked: list[str] = []
+        self.consumed: set[str] = set()
+        self.now_s = 0.0
+        clock = patch.object(subscriptions.time, "monotonic", lambda: self.now_s)
+        self.addCleanup(clock.stop)
+        clock.start()
+        self.consumer = SimpleNamespace(
+            hostname="w", conninfo=kombu.Connection("memory://"), channel_errors=(ResponseError,),
+            app=SimpleNamespace(amqp=SimpleNamespace(queues=self)), add_task_queue=self.add,
+        )  # fmt: skip
+        self.subscriptions = Subscriptions(self.consumer)
+
+    @property
+    def consume_from(self) -> set[str]:
+        return self.consumed
+
+    def deselect(self, queues: list[str]) -> None:
+        self.consumed.difference_update(queues)
+
+    def add(self, queue: str) -> None:
+        self.asked.append(queue)
+        self.consumed.add(queue)
+        if queue in self.refused:
+            raise ResponseError("OOM command not allowed")
+
+    def turn_for(self, seconds: float) -> None:
+        """The event loop asks twice a second for what it does not consume."""
+        for _ in range(int(seconds * 2)):
+            for queue in {A, B} - self.consumed:
+                self.subscriptions.begin(self.consumer, queue)
+            self.now_s += 0.5
+
+    def test_a_refused_queue_is_named_and_keeps_nobody_from_the_others(self) -> None:
+        self.turn_for(0.5)
+        self.assertEqual(self.consumed, {B})
+        self.assertEqual(list(self.subscriptions.why_not(SPECS)), ["a"])
+        self.assertIn("OOM", self.subscriptions.why_not(SPECS)["a"])
+
+    def test_a_refused_queue_is_asked_for_with_growing_pauses_and_consumed_once_it_may_be(self) -> None:
+        self.turn_for(3600)
+        asked = self.asked.count(A)
+        self.assertLess(asked, 3600 / LONGEST_PAUSE_S * 1.5)
+        self.refused.clear()
+        self.turn_for(LONGEST_PAUSE_S * 1.5)
+        self.assertEqual((self.consumed, self.subscriptions.why_not(SPECS)), ({A, B}, {}))
+        self.assertEqual(self.asked.count(A), asked + 1)
