@@ -197,10 +197,10 @@ class BatchingStep(bootsteps.StartStopStep):
         c.dispatcher.sweep()
 
     def _follow(self, c: Any) -> None:
-        """Consume the queues of the models that a replica can run now, and no other. What a queue brought before it was
-        left, or has on its way, goes back to it."""
+        """Consume the queues of the models that a replica can run now, and no other; none once the worker has left all.
+        What a queue brought before it was left, or has on its way, goes back to it."""
         dispatcher, queues = c.dispatcher, c.app.amqp.queues
-        wanted = {dispatcher.specs[name].queue for name in dispatcher.replicas.serving}
+        wanted = {dispatcher.specs[name].queue for name in dispatcher.replicas.serving if dispatcher.connected}
         consumed = {spec.queue for spec in dispatcher.specs.values()} & set(queues.consume_from)
         for queue in consumed - wanted:
             self.subscriptions.end(c, queue)

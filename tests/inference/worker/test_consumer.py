@@ -33,6 +33,7 @@ class ConsumerTests(TestCase):
         self.replicas.started(0, PID)
         self.replicas.loaded(Loaded(pid=PID, models={"a": READY, "b": READY}))
         self.dispatcher = Dispatcher(CATALOG, self.replicas, lambda: None)
+        self.dispatcher.connected = True
         self.events = []
         self.step = consumer.BatchingStep.__new__(consumer.BatchingStep)
         self.step._told = None
@@ -89,13 +90,23 @@ class ConsumerTests(TestCase):
         with self.assertRaises(InvalidTaskError):
             self.receive(model="b", queue="inference.a")
 
+    def test_no_queue_is_begun_while_a_worker_that_left_its_queues_ends_its_batches(self):
+        self.consumed = set()
+        self.dispatcher.forget_messages()
+        self.follow()
+        self.assertEqual(self.events, [])
+        self.dispatcher.connected = True
+        self.follow()
+        self.assertEqual(sorted(self.events), ["began inference.a", "began inference.b"])
+
     def follow(self) -> None:
         """As the event loop does after each message and twice a second."""
         self.step._follow(
             SimpleNamespace(
                 dispatcher=self.dispatcher, app=SimpleNamespace(amqp=SimpleNamespace(queues=self)),
                 controller=SimpleNamespace(presence=SimpleNamespace(changed=lambda: None)),
-                cancel_task_queue=self.leave,
+                cancel_task_queue=self.leave, add_task_queue=lambda queue: self.events.append(f"began {queue}"),
+                channel_errors=(),
             )
         )  # fmt: skip
 
