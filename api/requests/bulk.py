@@ -24,6 +24,7 @@ FIELDS = ("model", "priority", "expires_in")  # in the query of JSON lines, in t
 
 _BULK_BODY = BulkBody()
 _LINE_BODY = LineBody()
+_LINE_FIELDS = set(_LINE_BODY.names)
 _LINE = re.compile(rb"\S[^\n]*")
 
 
@@ -65,9 +66,21 @@ def _lines(body: bytes) -> list[bytes]:
 
 def _item(line: bytes) -> Item:
     try:
-        document = _LINE_BODY.run_validation(codec.loads(line))
+        document = codec.loads(line)
+        if not _is_sound(document):
+            _LINE_BODY.run_validation(document)
     except ValidationError as error:
         return Item(error=InvalidInput(errors.in_words(error)))
     except InferenceError as error:
         return Item(error=error)
     return Item(inputs=document["inputs"], parameters=document.get("parameters"))
+
+
+def _is_sound(document: Any) -> bool:
+    """What `LineBody` lets pass, at a tenth of the cost: there may be thousands. `LineBody` says what is wrong."""
+    return (
+        isinstance(document, dict)
+        and document.keys() <= _LINE_FIELDS
+        and document.get("inputs") is not None
+        and isinstance(document.get("parameters", {}), dict)
+    )

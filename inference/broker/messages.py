@@ -8,9 +8,9 @@ import socket
 from base64 import b64encode
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 import orjson
+from uuid_utils import uuid4
 
 TASK = "inference.run"
 AMQP_PRIORITIES = {1: 6, 2: 4, 3: 0}  # the largest goes first; a quorum queue tells 5 and above from the rest

@@ -30,7 +30,7 @@ AUDIO_TASKS = frozenset({"audio-classification", "automatic-speech-recognition",
 # Least squares over English paragraphs against the WordPiece tokenizer of BERT and MiniLM: median error 9 %, and 22 %
 # for nine of ten texts. Other scripts are cut into their letters there; the last weight is for them.
 PER_TEXT, PER_WORD, PER_CHARACTER, PER_MARK, PER_EXTRA_BYTE = 2.0, 0.39, 0.12, 1.34, 0.55
-MARKS = ".,:;-'\"()!?/_"
+MARKS = b".,:;-'\"()!?/_"
 SAMPLE = 50_000  # characters of a text, or items of a list, that are looked at; the rest is taken to be like them
 
 NEW_TOKENS = (
@@ -67,8 +67,9 @@ def tokens(text: str) -> int:
     if len(text) > SAMPLE:
         return tokens(text[:SAMPLE]) * len(text) // SAMPLE
     size = len(text)
-    extra = 0 if text.isascii() else len(text.encode("utf-8", "surrogatepass")) - size
-    marks = sum(map(text.count, MARKS))
+    encoded = text.encode("utf-8", "surrogatepass")
+    extra = len(encoded) - size
+    marks = len(encoded) - len(encoded.translate(None, MARKS))
     words = text.count(" ") + 1
     return int(PER_TEXT + PER_WORD * words + PER_CHARACTER * size + PER_MARK * marks + PER_EXTRA_BYTE * extra)
 

@@ -194,6 +194,9 @@ class _Reader:
         return start
 
 
+_spelt = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
 def parameters_digest(parameters: Mapping[str, Any]) -> str:
     """Equal for equal parameters: only jobs of one digest share a batch."""
-    return json.dumps(parameters, sort_keys=True, separators=(",", ":")) if parameters else ""
+    return _spelt(parameters) if parameters else ""

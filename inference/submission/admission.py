@@ -8,7 +8,7 @@ each lets in at the same moment.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Any
 from uuid import UUID
 
@@ -28,23 +28,25 @@ _lines: dict[tuple[str, Any, int], Line] = {}  # by what they are of, its key, a
 
 
 @contextlib.contextmanager
-def room(spec: ModelSpec, jobs: Sequence[Job], max_owned: int | None = None) -> Iterator[None]:
+def room(
+    spec: ModelSpec, ids: Collection[UUID], *, priority: int, owner_id: Any = None, max_owned: int | None = None
+) -> Iterator[None]:
     """Room for jobs of one owner and priority, kept until they are stored, which is the end of the block.
 
     Raises `TooManyQueued`, `QueueFull` or `Overloaded`, and `InvalidInput` where there can never be room for so many.
     """
     with contextlib.ExitStack() as rooms:
-        if max_owned is not None and jobs[0].owner_id is not None:
-            rooms.enter_context(_owned_room(jobs, max_owned))
-        rooms.enter_context(_model_room(spec, jobs))
+        if max_owned is not None and owner_id is not None:
+            rooms.enter_context(_owned_room(owner_id, ids, priority, max_owned))
+        rooms.enter_context(_model_room(spec, ids, priority))
         yield
 
 
 @contextlib.contextmanager
-def _owned_room(jobs: Sequence[Job], limit: int) -> Iterator[None]:
-    owner, priority = jobs[0].owner_id, max(jobs[0].priority, Priority.NORMAL)  # high and normal share it
-    _require_possible(len(jobs), limit, "your share of the queue")
-    with _entered("owner", owner, priority, {job.id for job in jobs}, limit) as waiting:
+def _owned_room(owner_id: Any, ids: Collection[UUID], priority: int, limit: int) -> Iterator[None]:
+    _require_possible(len(ids), limit, "your share of the queue")
+    shared = max(priority, Priority.NORMAL)  # by high and normal
+    with _entered("owner", owner_id, shared, ids, limit) as waiting:
         if waiting is not None:
             raise TooManyQueued(
                 f"{waiting} of your jobs wait, at most {limit} may. Try again when some are finished.",
@@ -54,18 +56,17 @@ def _owned_room(jobs: Sequence[Job], limit: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _model_room(spec: ModelSpec, jobs: Sequence[Job]) -> Iterator[None]:
-    priority = jobs[0].priority
+def _model_room(spec: ModelSpec, ids: Collection[UUID], priority: int) -> Iterator[None]:
     limit = max_queued(spec, priority)
-    _require_possible(len(jobs), limit, f"the queue of {spec.name!r}")
-    with _entered("model", spec.name, priority, {job.id for job in jobs}, limit) as waiting:
+    _require_possible(len(ids), limit, f"the queue of {spec.name!r}")
+    with _entered("model", spec.name, priority, ids, limit) as waiting:
         if waiting is not None:
             raise QueueFull(
                 f"The queue of {spec.name!r} is full: {waiting} jobs wait, at most {limit} may. Try again later.",
-                retry_after_s=_retry_after_s(spec.name, waiting + len(jobs) - limit),
+                retry_after_s=_retry_after_s(spec.name, waiting + len(ids) - limit),
             )
         if priority < Priority.LOW:
-            _refuse_long_wait(spec.name, _line("model", spec.name, priority).waiting - len(jobs))
+            _refuse_long_wait(spec.name, _line("model", spec.name, priority).waiting - len(ids))
         yield
 
 

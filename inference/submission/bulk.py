@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -14,10 +14,11 @@ from django.db import IntegrityError, transaction
 from django.db.models import Count
 
 from inference import budget, clock, json_field
+from inference.broker.messages import JobMessage
 from inference.catalog import lengths, validation
-from inference.catalog.specs import ModelSpec
+from inference.catalog.specs import ModelSpec, parameters_digest
 from inference.errors import BulkNotFound, InferenceError, InvalidInput
-from inference.models import TERMINAL, WAITING, Bulk, Job, Priority, Status
+from inference.models import TERMINAL, WAITING, Bulk, Job, Priority, Status, new_job_id
 from inference.store import rows
 from inference.store.transitions import cancel_many
 from inference.submission import admission, idempotency, writer
@@ -72,7 +73,8 @@ def submit(
     jobs = list(_jobs(spec, bulk, items, priority, expires_in_s))
     if not jobs:
         raise InvalidInput(f"None of {len(items)} inputs can be accepted. The first: {bulk.rejected[0]['detail']}")
-    with admission.room(spec, jobs, max_owned):
+    ids = [job.id for job in jobs]
+    with admission.room(spec, ids, priority=priority, owner_id=bulk.owner_id, max_owned=max_owned):
         return _store(bulk, jobs)
 
 
@@ -134,38 +136,74 @@ def _bodies(items: Sequence[Item]) -> list[Any]:
 
 def _jobs(
     spec: ModelSpec, bulk: Bulk, items: Iterable[Item], priority: int, expires_in_s: float | None
-) -> Iterator[Job]:
+) -> Iterator[_NewJob]:
     now = clock.now()
-    expires_at = None if expires_in_s is None else now + datetime.timedelta(seconds=expires_in_s)
-    checked: dict[int, dict[str, Any]] = {}
+    kinds = _Kinds(spec, Job(
+        model=spec.name, priority=priority, created_at=now, published_at=now, owner=bulk.owner, bulk=bulk,
+        expires_at=None if expires_in_s is None else now + datetime.timedelta(seconds=expires_in_s),
+        request_id=bulk.request_id,
+    ))  # fmt: skip
     for index, item in enumerate(items):
         try:
-            parameters = _validated(spec, item, checked)
-            size, length = lengths.measure(spec, item.inputs, parameters)
+            if item.error:
+                raise item.error
+            validation.validate_inputs(spec, item.inputs)
+            kind = kinds.of(item.parameters or {})
+            size, length = lengths.measure(spec, item.inputs, kind.parameters)
             validation.check_rows(spec, size)
         except InferenceError as error:
             bulk.rejected.append({"index": index, "job": None, "code": error.code, "detail": error.message})
-            continue
-        yield Job(
-            model=spec.name, inputs=item.inputs, parameters=parameters, size=size, length=length, priority=priority,
-            created_at=now, published_at=now, expires_at=expires_at, owner=bulk.owner, request_id=bulk.request_id,
-            bulk=bulk, bulk_index=index,
-        )  # fmt: skip
+        else:
+            yield kind.job(index, item.inputs, size, length)
 
 
-def _validated(spec: ModelSpec, item: Item, checked: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """The parameters of one input. Those that many share are checked once."""
-    if item.error:
-        raise item.error
-    validation.validate_inputs(spec, item.inputs)
-    shared = id(item.parameters)
-    if shared not in checked:
-        checked[shared] = validation.validate_parameters(spec, item.parameters or {})
-    return checked[shared]
+@dataclass(frozen=True, slots=True)
+class _NewJob:
+    """What is stored and sent of a job, without a `Job`: that alone would cost more."""
+
+    id: UUID
+    row: rows.Row
+    message: JobMessage
 
 
-def _store(bulk: Bulk, jobs: Sequence[Job]) -> Bulk:
-    groups = list(rows.statements(map(rows.prepare, jobs)))  # before the transaction, which may keep all writers out
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What the jobs with the same parameters have in common."""
+
+    parameters: dict[str, Any]
+    group: str
+    row: rows.Row
+    common: JobMessage
+
+    def job(self, index: int, inputs: Any, size: int, length: int) -> _NewJob:
+        job_id = new_job_id()
+        row = rows.like(self.row, id=job_id, inputs=inputs, size=size, length=length, bulk_index=index)
+        message = replace(self.common, job_id=str(job_id), group=self.group, size=size, length=length)
+        return _NewJob(job_id, row, message)
+
+
+class _Kinds:
+    """Of a bulk: each is checked and prepared once, however many lines spell it out."""
+
+    def __init__(self, spec: ModelSpec, common: Job) -> None:
+        self._spec = spec
+        self._row, self._message = rows.prepare(common), writer.message_of(common)
+        self._known: dict[str, _Kind] = {}
+
+    def of(self, given: dict[str, Any]) -> _Kind:
+        """Raises `InvalidInput`."""
+        spelt = json_field.dumps(given)
+        if spelt not in self._known:
+            self._known[spelt] = self._new(validation.validate_parameters(self._spec, given))
+        return self._known[spelt]
+
+    def _new(self, parameters: dict[str, Any]) -> _Kind:
+        row = rows.like(self._row, parameters=parameters)
+        return _Kind(parameters, parameters_digest(parameters), row, self._message)
+
+
+def _store(bulk: Bulk, jobs: Sequence[_NewJob]) -> Bulk:
+    groups = list(rows.statements(job.row for job in jobs))
     with contextlib.ExitStack() as committed:
         try:
             with transaction.atomic():
@@ -178,5 +216,5 @@ def _store(bulk: Bulk, jobs: Sequence[Job]) -> Bulk:
         except IntegrityError as error:
             return idempotency.explain(bulk, error)
         for chunk in rows.chunks(jobs):
-            writer.send(chunk)
+            writer.send([job.message for job in chunk])
     return bulk

@@ -6,6 +6,7 @@ job = jobs.wait(job.id, timeout_s=10)
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 from dataclasses import dataclass
@@ -168,11 +169,16 @@ def _accept(submission: Submission, job: Job) -> Job:
         if known:
             return known
         try:
-            with admission.room(spec_of(job.model), [job], submission.max_owned):
+            with _room(job, submission):
                 intake.accept(job)
         except IntegrityError as error:
             return idempotency.explain(job, error)
     return job
+
+
+def _room(job: Job, submission: Submission) -> contextlib.AbstractContextManager[None]:
+    owner_id, max_owned = job.owner_id, submission.max_owned
+    return admission.room(spec_of(job.model), [job.id], priority=job.priority, owner_id=owner_id, max_owned=max_owned)
 
 
 def _with_webhook(submission: Submission, job: Job) -> Job:
@@ -187,7 +193,7 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
     with finished.listener.expect(job.id) as waiter:
         patience_s = min(budget.left_s(), PATIENCE_S)
         first_s = min(timeout_s, patience_s)
-        with admission.room(spec_of(job.model), [job], submission.max_owned):
+        with _room(job, submission):
             offered = intake.offer(job, waiter.fail)
             changes = waiter.wait(first_s)
             if not changes:

@@ -44,6 +44,7 @@ class Submission:
         if self.written.is_set():
             return
         self.error = error
+        self.job._state.adding = error is not None
         self.written.set()
         if error and self.refused:
             self.refused(error)
@@ -66,7 +67,7 @@ class Intake:
         submission = Submission(job, refused)
         if connection.in_atomic_block:  # the row belongs to the caller's transaction
             insert([submission.row])
-            transaction.on_commit(lambda: send([job]))
+            transaction.on_commit(lambda: send([message_of(job)]))
             submission.settle(None)
             return submission
         with self._arrived:
@@ -104,7 +105,7 @@ class Intake:
         while True:
             group = self._next_group()
             try:
-                send(self._write(group))
+                send([message_of(job) for job in self._write(group)])
             except Exception as error:
                 logger.exception("intake failed, %d jobs are refused", len(group))
                 for submission in group:
@@ -174,16 +175,16 @@ def insert(group: Sequence[rows.Row]) -> None:
     failpoints.reach("after_insert")
 
 
-def send(jobs: Sequence[Job]) -> None:
+def send(messages: Sequence[publish.JobMessage]) -> None:
     """Send the messages of committed jobs. What cannot be sent now is sent by the reconciler."""
-    if not jobs:
+    if not messages:
         return
     failpoints.reach("before_publish")
     try:
-        publish.publish([message_of(job) for job in jobs])
+        publish.publish(messages)
     except BrokerUnavailable as error:
-        logger.warning("%d jobs accepted without a broker, the reconciler sends them: %s", len(jobs), error)
-        Job.objects.filter(pk__in=[job.pk for job in jobs]).update(published_at=None)
+        logger.warning("%d jobs accepted without a broker, the reconciler sends them: %s", len(messages), error)
+        Job.objects.filter(pk__in=[message.job_id for message in messages]).update(published_at=None)
     failpoints.reach("after_publish")
 
 

@@ -147,5 +147,9 @@ def bulks() -> Iterator[Request]:
         small = b",".join([b'""'] * (MOST // inputs // 3 - 20))
         yield Request(name=f"{inputs} inputs with parameters", path="/v1/jobs/bulk", headers={"Idempotency-Key": "b"},
                       body=head + b'],"parameters":{"labels":[' + small + b"]}}")  # fmt: skip
-    yield Request(name="ten thousand good inputs", path="/v1/jobs/bulk", headers={"Idempotency-Key": "good"},
-                  body=filled(b'"' + b"x" * 1000 + b'"', b'{"model":"echo","inputs":[', b"]}"))  # fmt: skip
+    good = [b'{"inputs":"%s","parameters":{"anything":{"n":%d}}}' % (b"x" * 950, number) for number in range(10_000)]
+    key = {"Idempotency-Key": "good"}
+    yield Request(name="ten thousand good lines", path=at, headers=key, body=b"\n".join(good), type=LINES)
+    body = b",".join(b'"%d%s"' % (number, b"x" * 1000) for number in range(10_000))
+    body = b'{"model":"echo","inputs":[' + body + b"]}"
+    yield Request(name="ten thousand good inputs", path="/v1/jobs/bulk", headers={"Idempotency-Key": "all"}, body=body)

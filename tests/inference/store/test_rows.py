@@ -31,10 +31,28 @@ class RowsTests(TransactionTestCase):
     def test_a_row_is_what_the_orm_would_have_written(self):
         for job in (self.full(), Job(model="echo", inputs="text")):
             rows.insert([rows.prepare(job)])
-            self.assertFalse(job._state.adding)
-            stored = Job.objects.get(pk=job.pk)
-            for field in Job._meta.concrete_fields:
-                self.assertEqual(getattr(stored, field.attname), getattr(job, field.attname), field.name)
+            self.assert_stored(job)
+
+    def test_what_rows_have_in_common_and_what_they_have_not_is_written(self):
+        different, usual = self.full(), Job(model="echo", inputs="text")
+        common = {"model": "echo", "inputs": [1], "idempotency_key": None}
+        alike = [Job(**common, parameters={"a": number}, length=number) for number in (1, 2)]
+        for jobs in ([different, usual, *alike], [Job(**common), Job(**common)]):
+            rows.insert(list(map(rows.prepare, jobs)))
+            for job in jobs:
+                self.assert_stored(job)
+
+    def test_a_row_like_another_is_that_of_the_job_it_stands_for(self):
+        full = self.full()
+        like = rows.like(rows.prepare(Job(model="echo")), **{name: vars(full)[name] for name in rows._PREPARED})
+        self.assertEqual(like.size, rows.prepare(full).size)
+        rows.insert([like])
+        self.assert_stored(full)
+
+    def assert_stored(self, job: Job) -> None:
+        stored = Job.objects.get(pk=job.pk)
+        for field in Job._meta.concrete_fields:
+            self.assertEqual(getattr(stored, field.attname), getattr(job, field.attname), field.name)
 
     def test_one_taken_key_refuses_all(self):
         jobs = [Job(model="echo", inputs="text", idempotency_key=key) for key in ("a", "b", "a")]

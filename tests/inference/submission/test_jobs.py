@@ -67,7 +67,7 @@ class JobsTests(TransactionTestCase):
         self.enter(spec)
 
     def enter(self, spec: ModelSpec) -> None:
-        with admission.room(spec, [Job(model=MODEL, inputs="x")]):
+        with admission.room(spec, [Job().pk], priority=Priority.NORMAL):
             pass
 
     def test_a_known_key_is_answered_also_when_no_worker_serves(self):

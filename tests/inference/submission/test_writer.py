@@ -47,6 +47,7 @@ class IntakeTests(TransactionTestCase):
         self.assertEqual(self.accept_together(jobs), [None] * 20)
         stored = {job.pk: job for job in Job.objects.all()}
         for job in jobs:
+            self.assertFalse(job._state.adding)
             self.assertEqual((stored[job.pk].inputs, stored[job.pk].parameters), (job.inputs, job.parameters))
         eventually(lambda: all(messages_for(job) == 1 for job in jobs), "their messages follow the rows")
 

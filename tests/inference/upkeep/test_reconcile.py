@@ -172,7 +172,7 @@ class ReconcileTests(TransactionTestCase):
         high = make_job(priority=1)
         reconcile.reconcile()
         later = make_job(priority=1, created_at=timezone.now(), published_at=timezone.now())
-        writer.send([later])
+        writer.send([message_of(later)])
         self.assertEqual(self.waiting(0), [])
         self.assertEqual(self.waiting(1), [str(high.id), str(later.id)])
         self.assertEqual(self.waiting(3), low)
@@ -189,7 +189,7 @@ class ReconcileTests(TransactionTestCase):
     def test_a_lost_high_job_is_sent_again_though_low_ones_wait(self):
         low = [make_job(priority=3) for _ in range(2)]
         high = make_job(priority=1)
-        writer.send(low)
+        writer.send(list(map(message_of, low)))
         reconcile.reconcile()
         self.assertEqual((self.waiting(1), len(self.waiting(3))), ([str(high.id)], 2))
 
