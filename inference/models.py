@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import datetime
 from typing import Any
-from uuid import UUID
 
-import uuid_utils.compat
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.contrib.auth.hashers import make_password
@@ -17,20 +15,9 @@ from django.db.models.signals import pre_delete
 from django.dispatch import receiver
 from django.utils import timezone
 
-from inference import clock, errors
+from inference import errors
+from inference.ids import new_job_id
 from inference.json_field import JSONField
-
-
-def new_job_id() -> UUID:
-    """A UUIDv7: ids sort by their time of creation, as the database's clock has it."""
-    made = uuid_utils.compat.uuid7()
-    return UUID(int=made.int + (int(off_s * 1000) << 80)) if (off_s := clock.off_s()) else made
-
-
-def first_id_at(moment: datetime.datetime) -> UUID:
-    """The smallest id that can be made at `moment`: a range of time is a range of ids, which every index ends with."""
-    return UUID(int=(int(moment.timestamp() * 1000) << 80) | (7 << 76) | (2 << 62))
-
 
 FORMER_USER = "former-user"
 

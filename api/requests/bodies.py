@@ -18,7 +18,7 @@ from api.requests.fields import (
     StrictObject,
     StrictString,
 )
-from inference import words
+from inference.catalog import words
 from inference.models import Priority
 
 PRIORITIES = {"high": Priority.HIGH, "normal": Priority.NORMAL, "low": Priority.LOW}

@@ -12,7 +12,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 from rest_framework.fields import empty
 
-from inference import words
+from inference.catalog import words
 
 UNKNOWN_TOLD = 3  # unknown fields of one body that its answer names
 

@@ -15,7 +15,8 @@ from django.utils.dateparse import parse_datetime
 from api.auth import Principal
 from api.errors import ApiError
 from inference.catalog.specs import NAME
-from inference.models import Job, Status, first_id_at
+from inference.ids import first_id_at
+from inference.models import Job, Status
 
 PAGE, LONGEST_PAGE = 50, 500
 _LIMIT = re.compile(r"[1-9][0-9]{0,2}")

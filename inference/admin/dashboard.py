@@ -13,7 +13,8 @@ from inference.admin import display
 from inference.admin.filters import COUNT_LIMIT
 from inference.admin.workers import ENDED, live_state
 from inference.catalog import specs
-from inference.models import TERMINAL, Job, Status, Worker, first_id_at
+from inference.ids import first_id_at
+from inference.models import TERMINAL, Job, Status, Worker
 from inference.status import workers
 from inference.submission import jobs
 

@@ -17,7 +17,8 @@ from django.utils import timezone
 
 from inference import errors
 from inference.catalog import specs
-from inference.models import Job, Worker, first_id_at
+from inference.ids import first_id_at
+from inference.models import Job, Worker
 
 COUNT_LIMIT = 10_000
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from inference import words
+from inference.catalog import words
 from inference.errors import InvalidInput
 
 MAX_TEXT = 10_000  # characters of a string, where its spec sets no limit

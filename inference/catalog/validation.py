@@ -10,8 +10,7 @@ import binascii
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from inference import words
-from inference.catalog import lengths, parameters, task_parameters
+from inference.catalog import lengths, parameters, task_parameters, words
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 

@@ -13,7 +13,8 @@ from typing import Any
 from django.db.models import Count, Min
 from django.utils import timezone
 
-from inference.models import WAITING, Job, Status, Worker, first_id_at
+from inference.ids import first_id_at
+from inference.models import WAITING, Job, Status, Worker
 from inference.status import workers
 from inference.status.workers import Remembered
 from inference.waiting import finished

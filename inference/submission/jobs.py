@@ -16,8 +16,8 @@ from uuid import UUID
 from django.conf import settings
 from django.db import IntegrityError
 
-from inference import budget, clock, words
-from inference.catalog import lengths, specs, validation
+from inference import budget, clock
+from inference.catalog import lengths, specs, validation, words
 from inference.errors import JobNotFound, NoWorker, UnknownModel
 from inference.failures import is_away
 from inference.models import Job, Priority

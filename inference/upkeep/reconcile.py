@@ -24,7 +24,8 @@ from django.db.models.functions import Now
 from inference import errors
 from inference.broker import publish
 from inference.broker.messages import JobMessage
-from inference.models import Job, Status, Worker, WorkerState, first_id_at
+from inference.ids import first_id_at
+from inference.models import Job, Status, Worker, WorkerState
 from inference.status import workers
 from inference.store import rows, transitions
 from inference.submission.jobs import models

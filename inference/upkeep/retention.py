@@ -18,7 +18,8 @@ from django.db.models import Model, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from inference.models import TERMINAL, Bulk, Job, Webhook, Worker, WorkerState, first_id_at
+from inference.ids import first_id_at
+from inference.models import TERMINAL, Bulk, Job, Webhook, Worker, WorkerState
 from inference.status.backlog import milliseconds
 
 logger = logging.getLogger(__name__)

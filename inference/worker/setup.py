@@ -52,7 +52,7 @@ def prepare(sender: Any, **kwargs: Any) -> None:
 
 def _plan(worker: Any) -> None:
     """Plan the replicas of the models whose queues this worker consumes, and register."""
-    from inference.models import new_job_id
+    from inference.ids import new_job_id
     from inference.worker.calls import Order
     from inference.worker.heartbeat import Presence
     from inference.worker.housekeeping import Upkeep

@@ -4,7 +4,8 @@ from uuid import UUID
 from django.test import override_settings
 from django.utils import timezone
 
-from inference.models import Job, Priority, Status, Worker, first_id_at, new_job_id
+from inference.ids import first_id_at, new_job_id
+from inference.models import Job, Priority, Status, Worker
 from inference.status.workers import speeds
 from inference.upkeep import retention
 from tests.api.base import ApiTestCase

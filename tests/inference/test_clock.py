@@ -10,7 +10,8 @@ from django.test import TransactionTestCase
 from django.utils import timezone
 
 from inference import clock
-from inference.models import Job, first_id_at
+from inference.ids import first_id_at
+from inference.models import Job
 from inference.submission import admission, jobs
 
 AHEAD_S = 30.0

@@ -11,7 +11,8 @@ from django.utils import timezone
 
 from inference import errors
 from inference.broker import address, publish, redis_client
-from inference.models import Job, Status, Worker, WorkerState, first_id_at
+from inference.ids import first_id_at
+from inference.models import Job, Status, Worker, WorkerState
 from inference.submission import writer
 from inference.submission.jobs import models
 from inference.submission.writer import message_of

@@ -7,7 +7,8 @@ from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from inference.models import Bulk, Job, Status, Webhook, Worker, WorkerState, first_id_at
+from inference.ids import first_id_at
+from inference.models import Bulk, Job, Status, Webhook, Worker, WorkerState
 from inference.upkeep import retention
 
 
