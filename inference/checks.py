@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
-from inference.catalog import specs, task_parameters
+from inference.catalog import lookup, specs, task_parameters
 from inference.engines import weights
 from inference.engines.faults import describe
 from inference.errors import ModelUnavailable
@@ -20,7 +20,7 @@ from inference.webhooks import delivery
 @register()
 def models_file(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     try:
-        models = specs.load(settings.MODELS_FILE)
+        models = lookup.models()
     except specs.CatalogError as error:
         return [Error(str(error), id="inference.E001")]
     return [warning for spec in models.values() for warning in _missing(spec)]

@@ -139,7 +139,7 @@ WEBHOOK_SECRET = os.environ.get("WEBHOOK_SECRET", "")  # whsec_ and base64 of 24
 WEBHOOK_ALLOW_PRIVATE = env.flag("WEBHOOK_ALLOW_PRIVATE")  # also http, and addresses that are not public
 
 try:
-    _models = list(specs.load_cached(MODELS_FILE).values())
+    _models = list(specs.load(MODELS_FILE).values())
 except specs.CatalogError:
     _models = []  # `manage.py check` says what is wrong with the file
 CELERY_TASK_QUEUES = [

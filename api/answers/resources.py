@@ -6,13 +6,13 @@ from dataclasses import fields
 from typing import Any
 
 from api.answers import huggingface
+from inference.catalog.lookup import models
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.errors import RETRYABLE_OUTCOMES
 from inference.models import Bulk, Job, Priority, Status
 from inference.status import backlog, workers
 from inference.submission import bulk as bulks
-from inference.submission import jobs
 
 
 def job(row: Job, *, with_output: bool = True) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def waiting_job(row: Job) -> dict[str, Any]:
 
 def output(row: Job, user_agent: str = "") -> Any:
     """In the shape that Hugging Face clients know for the model's task."""
-    spec = jobs.models().get(row.model)
+    spec = models().get(row.model)
     if spec is None or row.status != Status.SUCCEEDED:
         return row.output
     return huggingface.shape(spec.task, row.output, size=row.size, user_agent=user_agent)

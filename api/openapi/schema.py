@@ -10,7 +10,7 @@ from drf_spectacular.utils import OpenApiExample, OpenApiParameter, OpenApiRespo
 from api.errors import CONTENT_TYPE, OUTCOMES, TABLE
 from api.openapi.shapes import ProblemShown
 from api.requests import bodies
-from inference.submission import jobs
+from inference.catalog.lookup import models
 
 ALWAYS = ("bad_request", "store_unavailable", "internal")
 WITH_KEY = ("unauthorized", "too_many_requests")
@@ -123,7 +123,7 @@ def _in_words(code: str) -> str:
 
 def complete(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
     """What the fields cannot say: unknown ones are refused, and which models there are."""
-    names = {"type": "string", "enum": sorted(jobs.models())}
+    names = {"type": "string", "enum": sorted(models())}
     for name in ("JobBody", "BulkBody"):
         body = result["components"]["schemas"][name]
         body["additionalProperties"] = False

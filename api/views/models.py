@@ -11,6 +11,7 @@ from api.openapi import operations
 from api.requests import bodies
 from api.views.base import ApiView, body_of, json_only
 from api.views.jobs import output
+from inference.catalog.lookup import models, spec_of
 from inference.models import Job, Priority, Status
 from inference.submission import jobs
 
@@ -18,7 +19,7 @@ from inference.submission import jobs
 class ModelsView(ApiView):
     @operations.list_models
     def get(self, request: Request) -> HttpResponse:
-        return codec.answer({"items": [resources.model(spec) for spec in jobs.models().values()]})
+        return codec.answer({"items": [resources.model(spec) for spec in models().values()]})
 
 
 class ModelView(ApiView):
@@ -26,11 +27,11 @@ class ModelView(ApiView):
 
     @operations.get_model
     def get(self, request: Request, name: str) -> HttpResponse:
-        return codec.answer(resources.model(jobs.spec_of(name)))
+        return codec.answer(resources.model(spec_of(name)))
 
     @operations.run_model
     def post(self, request: Request, name: str) -> HttpResponse:
-        call = huggingface.read(jobs.spec_of(name), body_of(request), request.META.get("CONTENT_TYPE", ""))
+        call = huggingface.read(spec_of(name), body_of(request), request.META.get("CONTENT_TYPE", ""))
         return output(self, request, run(self, request, name, call))
 
 
@@ -40,7 +41,7 @@ class CompletionView(ApiView):
     @operations.complete
     def post(self, request: Request, name: str) -> HttpResponse:
         json_only(request)
-        spec = jobs.spec_of(name)
+        spec = spec_of(name)
         job = run(self, request, name, huggingface.read_completion(spec, codec.loads(body_of(request))))
         if job.status == Status.SUCCEEDED:
             return codec.answer(huggingface.completion(spec, job.output))

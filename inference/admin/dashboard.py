@@ -12,11 +12,11 @@ from django.utils import timezone
 from inference.admin import display
 from inference.admin.filters import COUNT_LIMIT
 from inference.admin.workers import ENDED, live_state
-from inference.catalog import specs
+from inference.catalog.lookup import models
+from inference.catalog.specs import ModelSpec
 from inference.ids import first_id_at
 from inference.models import TERMINAL, Job, Status, Worker
 from inference.status import workers
-from inference.submission import jobs
 
 RECENT = 500  # finished jobs of a model that its batch sizes and times are taken from
 BUCKETS = ((1, 1), (2, 3), (4, 7), (8, 15), (16, 31), (32, None))  # items of a batch
@@ -82,7 +82,7 @@ def model_rows() -> list[ModelRow]:
     serving = workers.count_served(workers.living())
     return [
         _model_row(spec, queued.get(spec.name), running.get(spec.name), serving[spec.name])
-        for spec in jobs.models().values()
+        for spec in models().values()
     ]
 
 
@@ -92,7 +92,7 @@ def _by_model(status: Status) -> dict[str, Waiting]:
     return {model: Waiting(jobs=count, oldest=oldest) for model, count, oldest in rows}
 
 
-def _model_row(spec: specs.ModelSpec, queued: Waiting | None, running: Waiting | None, workers: int) -> ModelRow:
+def _model_row(spec: ModelSpec, queued: Waiting | None, running: Waiting | None, workers: int) -> ModelRow:
     columns = ("batch_size", "created_at", "started_at", "finished_at")
     recent = list(Job.objects.filter(model=spec.name, status=Status.SUCCEEDED).only(*columns)[:RECENT])
     sizes = [job.batch_size for job in recent if job.batch_size]

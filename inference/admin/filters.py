@@ -7,7 +7,6 @@ import functools
 from typing import Any, cast
 from uuid import UUID
 
-from django.conf import settings
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.core.paginator import Paginator
@@ -16,7 +15,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from inference import errors
-from inference.catalog import specs
+from inference.catalog.lookup import models
 from inference.ids import first_id_at
 from inference.models import Job, Worker
 
@@ -37,7 +36,7 @@ class ModelFilter(admin.SimpleListFilter):
     parameter_name = "model"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(name, name) for name in specs.load_cached(settings.MODELS_FILE)]
+        return [(name, name) for name in models()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
         return queryset.filter(model=self.value()) if self.value() else queryset

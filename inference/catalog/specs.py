@@ -50,7 +50,11 @@ class ModelSpec:
 
     @property
     def queue(self) -> str:
-        return f"inference.{self.name}"
+        return queue_of(self.name)
+
+
+def queue_of(model: str) -> str:
+    return f"inference.{model}"
 
 
 Catalog = Mapping[str, ModelSpec]
@@ -67,8 +71,9 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 }
 
 
+@functools.lru_cache(maxsize=4)
 def load(path: Path) -> Catalog:
-    """Read and validate the file at `path`. Raises `CatalogError`."""
+    """Read and validate the file at `path`, once. Raises `CatalogError`."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -79,11 +84,6 @@ def load(path: Path) -> Catalog:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise CatalogError(f"{path}, line {line}: not UTF-8: save the file as UTF-8.") from error
     return parse(text, str(path))
-
-
-@functools.lru_cache(maxsize=4)
-def load_cached(path: Path) -> Catalog:
-    return load(path)
 
 
 def parse(text: str, file: str = "models.toml") -> Catalog:

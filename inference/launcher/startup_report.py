@@ -19,12 +19,12 @@ from django.conf import settings
 from django.db import DatabaseError, connection
 from django.utils import timezone
 
-from inference.catalog import specs as catalog
+from inference.catalog import lookup
+from inference.catalog.specs import ModelSpec
 from inference.failures import Pauses
 from inference.models import Worker
 from inference.status import health
 from inference.status.workers import SERVING
-from inference.submission import jobs
 
 REPORT_EVERY_S = 5.0
 REQUEST_TIMEOUT_S = 60.0
@@ -42,7 +42,7 @@ TEXT_TASKS = ("", "feature-extraction", "text-classification", "sentiment-analys
 NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def example(spec: catalog.ModelSpec) -> dict[str, Any] | None:
+def example(spec: ModelSpec) -> dict[str, Any] | None:
     """A request body that suits the model's task, or None for a task whose input is a file."""
     return EXAMPLES.get(spec.task) or ({"inputs": TEXT} if spec.task in TEXT_TASKS else None)
 
@@ -107,7 +107,7 @@ class StartupReport(threading.Thread):
 
     def introduce(self, worker: Worker) -> None:
         specs = []
-        for name, spec in jobs.models().items():
+        for name, spec in lookup.models().items():
             if name in worker.model_names:
                 specs.append(spec)
             else:
@@ -129,7 +129,7 @@ class StartupReport(threading.Thread):
         """For the reader, apart from the log: lines to copy stand alone."""
         self.log("", "\n" + "".join(f"  {line}\n" for line in lines))
 
-    def first_answer(self, spec: catalog.ModelSpec | None) -> list[str]:
+    def first_answer(self, spec: ModelSpec | None) -> list[str]:
         """A request that was sent over HTTP just now, and the answer it got."""
         if spec is None or settings.API_KEY_REQUIRED:
             return []

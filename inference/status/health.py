@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import redis
-from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 
 from inference.broker import publish, redis_client
-from inference.catalog import specs
+from inference.catalog.lookup import models
 from inference.errors import BrokerUnavailable
 from inference.models import Worker
 from inference.status import workers
@@ -42,7 +41,7 @@ def _broker() -> Iterator[str]:
 
 def _models(living: list[Worker]) -> Iterator[str]:
     served = workers.count_served(worker for worker in living if worker.connected)
-    for name in specs.load_cached(settings.MODELS_FILE):
+    for name in models():
         if not served[name]:
             reasons = (reason for worker in living if (reason := why_not(worker, name)))
             yield f"{name}: {next(reasons, 'no living worker serves it.')}"

@@ -16,13 +16,13 @@ from django.db.models import Count
 from inference import budget, clock, json_field
 from inference.broker.messages import JobMessage
 from inference.catalog import lengths, validation
+from inference.catalog.lookup import spec_of
 from inference.catalog.specs import ModelSpec, parameters_digest
 from inference.errors import BulkNotFound, InferenceError, InvalidInput
 from inference.models import TERMINAL, WAITING, Bulk, Job, Priority, Status, new_job_id
 from inference.store import rows
 from inference.store.transitions import cancel_many
 from inference.submission import admission, idempotency, writer
-from inference.submission.jobs import spec_of
 
 SHOWN_ERRORS = 100
 

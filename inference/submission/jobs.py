@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from django.conf import settings
 from django.db import IntegrityError
 
 from inference import budget, clock
-from inference.catalog import lengths, specs, validation, words
-from inference.errors import JobNotFound, NoWorker, UnknownModel
+from inference.catalog import lengths, validation
+from inference.catalog.lookup import spec_of
+from inference.errors import JobNotFound, NoWorker
 from inference.failures import is_away
 from inference.models import Job, Priority
 from inference.status import workers
@@ -125,20 +125,6 @@ def retry(
         max_owned=max_owned, idempotency_key=idempotency_key,
         request_id=old.request_id if request_id is None else request_id,
     )  # fmt: skip
-
-
-def models() -> specs.Catalog:
-    """The models of the catalog, by name."""
-    return specs.load_cached(settings.MODELS_FILE)
-
-
-def spec_of(model: str) -> specs.ModelSpec:
-    """Raises `UnknownModel`."""
-    try:
-        return models()[model]
-    except KeyError:
-        known = ", ".join(sorted(models()))
-        raise UnknownModel(f"There is no model {words.name(model)!r}. Known models: {known}.") from None
 
 
 def _new_job(submission: Submission) -> Job:

@@ -193,7 +193,7 @@ def message_of(job: Job, *, recovered: bool = False) -> publish.JobMessage:
     return publish.JobMessage(
         job_id=str(job.id),
         model=job.model,
-        queue=f"inference.{job.model}",
+        queue=specs.queue_of(job.model),
         group=specs.parameters_digest(job.parameters),
         size=job.size,
         length=job.length,

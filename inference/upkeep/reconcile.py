@@ -24,11 +24,11 @@ from django.db.models.functions import Now
 from inference import errors
 from inference.broker import publish
 from inference.broker.messages import JobMessage
+from inference.catalog.lookup import models
 from inference.ids import first_id_at
 from inference.models import Job, Status, Worker, WorkerState
 from inference.status import workers
 from inference.store import rows, transitions
-from inference.submission.jobs import models
 from inference.submission.writer import message_of
 
 logger = logging.getLogger(__name__)

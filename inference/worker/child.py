@@ -23,8 +23,7 @@ from django.db import connection
 
 from inference import errors, failpoints
 from inference.catalog import lengths, validation
-from inference.catalog import specs as catalog
-from inference.catalog.specs import ModelSpec
+from inference.catalog.specs import ModelSpec, parameters_digest
 from inference.engines import loading
 from inference.engines.base import Engine
 from inference.engines.faults import shorten
@@ -202,7 +201,7 @@ def _limited(limit_s: float) -> Iterator[None]:
 
 def _by_parameters(jobs: Sequence[Claimed]) -> Iterator[list[Claimed]]:
     def digest(job: Claimed) -> str:
-        return catalog.parameters_digest(job.parameters)
+        return parameters_digest(job.parameters)
 
     for _, same in groupby(sorted(jobs, key=digest), key=digest):
         yield list(same)

@@ -18,7 +18,8 @@ from celery.utils.imports import symbol_by_name
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 
-from inference.catalog import specs
+from inference.broker.messages import TASK
+from inference.catalog import lookup, specs
 from inference.worker import devices
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def _plan(worker: Any) -> None:
     from inference.worker.pool import ReplicaPool
     from inference.worker.replicas import Replicas
 
-    models = specs.load(settings.MODELS_FILE)
+    models = lookup.models()
     queues = worker.app.amqp.queues
     served = tuple(name for name, spec in models.items() if spec.queue in queues.consume_from)
     if not served:
@@ -92,7 +93,7 @@ def refuse_what_breaks_batching(worker: Any) -> None:
         raise ValueError("--disable-prefetch leaves nothing to batch; leave it out")
     if conf.worker_enable_prefetch_count_reduction:
         raise ValueError("worker_enable_prefetch_count_reduction breaks batching after a reconnect; set it to False")
-    if worker.app.tasks["inference.run"].rate_limit or conf.task_default_rate_limit:
+    if worker.app.tasks[TASK].rate_limit or conf.task_default_rate_limit:
         raise ValueError("a rate limit holds single jobs back from their batch; use max_queued in models.toml")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from celery import Task, shared_task
 
-TASK = "inference.run"
+from inference.broker.messages import TASK
 
 
 class BatchedTask(Task):

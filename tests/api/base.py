@@ -12,6 +12,7 @@ from django.db import connection
 from django.test import TransactionTestCase, override_settings
 
 from inference.broker import redis_client
+from inference.catalog.lookup import models, spec_of
 from inference.engines import echo
 from inference.errors import InferenceError
 from inference.models import Job, Status, Worker, WorkerState
@@ -19,14 +20,14 @@ from inference.status import backlog, metrics
 from inference.status.workers import notes, served_models, speeds
 from inference.store import transitions
 from inference.store.transitions import Outcome
-from inference.submission import admission, jobs
+from inference.submission import admission
 
 MODELS_FILE = Path(__file__).with_name("models.toml")
 Answer = Callable[[Any, dict[str, Any]], Any]
 
 
 def echo_answer(value: Any, parameters: dict[str, Any]) -> Any:
-    (answer,) = echo.EchoEngine(jobs.spec_of("echo")).predict([value], parameters)
+    (answer,) = echo.EchoEngine(spec_of("echo")).predict([value], parameters)
     return answer
 
 
@@ -38,8 +39,8 @@ class Laborer(threading.Thread):
         self.answer = answer
         self.stopping = threading.Event()
         self.row = Worker.objects.create(
-            name="laborer", pid=1, state=WorkerState.READY, model_names=list(jobs.models()),
-            replicas={"0": {"pid": 1, "device": "cpu", "models": dict.fromkeys(jobs.models(), "ready")}},
+            name="laborer", pid=1, state=WorkerState.READY, model_names=list(models()),
+            replicas={"0": {"pid": 1, "device": "cpu", "models": dict.fromkeys(models(), "ready")}},
         )  # fmt: skip
 
     def run(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from inference.catalog import specs
+from inference.catalog import lookup, specs
 from inference.catalog.specs import ModelSpec
 from inference.tuning import measure, report
 from inference.tuning.measure import Arrangement, Grid, Precision
@@ -95,7 +95,7 @@ class Command(BaseCommand):
 
 def _spec(name: str) -> ModelSpec:
     try:
-        models = specs.load(settings.MODELS_FILE)
+        models = lookup.models()
     except specs.CatalogError as error:
         raise CommandError(str(error)) from error
     if name not in models:

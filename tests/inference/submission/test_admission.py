@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from inference import errors
 from inference.catalog import validation
+from inference.catalog.lookup import spec_of
 from inference.models import Job, Priority, Status
 from inference.store import rows
 from inference.submission import admission, bulk, jobs, lines
@@ -80,7 +81,7 @@ class ShareTests(TransactionTestCase):
         items = [Item(inputs="x")] * 5
         with self.assertRaisesRegex(errors.InvalidInput, "at most 3 jobs fit in your share"):
             bulk.submit(model=MODEL, items=items, owner=self.owner, max_owned=3)
-        spec = dataclasses.replace(jobs.spec_of(MODEL), max_queued=4)
+        spec = dataclasses.replace(spec_of(MODEL), max_queued=4)
         room = admission.room(spec, [Job().pk for _ in items], priority=Priority.NORMAL)
         with self.assertRaisesRegex(errors.InvalidInput, "at most 4 jobs fit in the queue"), room:
             pass
@@ -90,7 +91,7 @@ class ShareTests(TransactionTestCase):
 class BulkTests(TransactionTestCase):
     def test_an_input_of_too_many_texts_is_refused_as_alone(self) -> None:
         inputs = {"source_sentence": "x", "sentences": ["y"] * 5}
-        spec = dataclasses.replace(jobs.spec_of(MODEL), task="sentence-similarity", max_batch_size=1)
+        spec = dataclasses.replace(spec_of(MODEL), task="sentence-similarity", max_batch_size=1)
         with patch.object(validation, "MAX_ROWS", 4), patch.object(bulk, "spec_of", lambda model: spec):
             with self.assertRaises(errors.InvalidInput) as alone:
                 validation.validate(spec, inputs, {})

@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from inference import errors
 from inference.broker import publish
+from inference.catalog.lookup import spec_of
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Priority, Status, Webhook, Worker, WorkerState
 from inference.status.workers import served_models
@@ -56,7 +57,7 @@ class JobsTests(TransactionTestCase):
             eventually(lambda: Job.objects.filter(pk=job.pk, published_at=None).exists())
 
     def test_a_full_queue_refuses_and_says_when_to_come_back(self):
-        spec = dataclasses.replace(jobs.spec_of(MODEL), max_queued=2)
+        spec = dataclasses.replace(spec_of(MODEL), max_queued=2)
         for _ in range(2):
             self.enter(spec)
             Job.objects.create(model=MODEL, inputs="x")

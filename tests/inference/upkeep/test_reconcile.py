@@ -11,10 +11,10 @@ from django.utils import timezone
 
 from inference import errors
 from inference.broker import address, publish, redis_client
+from inference.catalog.lookup import models
 from inference.ids import first_id_at
 from inference.models import Job, Status, Worker, WorkerState
 from inference.submission import writer
-from inference.submission.jobs import models
 from inference.submission.writer import message_of
 from inference.upkeep import reconcile
 

@@ -10,9 +10,9 @@ from django.utils import timezone
 
 from inference import clock
 from inference.broker import publish
+from inference.catalog.lookup import models
 from inference.errors import BrokerUnavailable
 from inference.models import Job, Status, Worker, WorkerState
-from inference.submission.jobs import models
 from inference.upkeep import reconcile
 from inference.worker import housekeeping as upkeep_module
 from inference.worker.devices import Plan
