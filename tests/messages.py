@@ -1,4 +1,4 @@
-"""What waits in the broker for one job: other tests' intakes may still be sending theirs."""
+"""What waits in the broker for one job: other tests' writers may still be sending theirs."""
 
 from inference.broker import address, redis_client
 from inference.models import Job

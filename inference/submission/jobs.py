@@ -25,7 +25,7 @@ from inference.status import workers
 from inference.store import transitions
 from inference.store.rows import Changes
 from inference.submission import admission, idempotency
-from inference.submission.writer import PATIENCE_S, intake, telling
+from inference.submission.writer import PATIENCE_S, telling, writer
 from inference.waiting import finished
 from inference.webhooks import delivery
 
@@ -156,7 +156,7 @@ def _accept(submission: Submission, job: Job) -> Job:
             return known
         try:
             with _room(job, submission):
-                intake.accept(job)
+                writer.accept(job)
         except IntegrityError as error:
             return idempotency.explain(job, error)
     return job
@@ -180,10 +180,10 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
         patience_s = min(budget.left_s(), PATIENCE_S)
         first_s = min(timeout_s, patience_s)
         with _room(job, submission):
-            offered = intake.offer(job, waiter.fail)
+            offered = writer.offer(job, waiter.fail)
             changes = waiter.wait(first_s)
             if not changes:
-                intake.confirm(offered, patience_s - first_s)
+                writer.confirm(offered, patience_s - first_s)
         changes = changes or waiter.wait(timeout_s - first_s)
     return _changed(job, changes) if changes else wait_for(job, timeout_s=0.0)
 

@@ -29,14 +29,14 @@ MAX_GROUP = 256
 CUT_OFF = ("08", "57P")  # SQLSTATE: the connection, or the server, ended
 
 
-class Submission:
+class PendingWrite:
     """One job on its way into the database."""
 
     def __init__(self, job: Job, refused: Callable[[Exception], None] | None = None) -> None:
         self.job = job
         self.row = rows.prepare(job)
         self.size = self.row.size
-        self.refused = refused  # told at once, by the intake's thread
+        self.refused = refused  # told at once, by the writer's thread
         self.error: Exception | None = None
         self.written = threading.Event()
 
@@ -50,54 +50,54 @@ class Submission:
             self.refused(error)
 
 
-class Intake:
+class Writer:
     """Writes and sends the jobs of this process. Its thread starts with the first job, and never ends of an error."""
 
     def __init__(self) -> None:
         self._arrived = threading.Condition()
-        self._submissions: list[Submission] = []
+        self._pending: list[PendingWrite] = []
         self._thread: threading.Thread | None = None
 
     def accept(self, job: Job) -> None:
         """Returns when the row is committed. Raises `IntegrityError` for a key that is taken, `StoreUnavailable`."""
         self.confirm(self.offer(job))
 
-    def offer(self, job: Job, refused: Callable[[Exception], None] | None = None) -> Submission:
+    def offer(self, job: Job, refused: Callable[[Exception], None] | None = None) -> PendingWrite:
         """Returns at once: for who waits for the job's end anyway, and confirms when that does not come soon."""
-        submission = Submission(job, refused)
+        pending = PendingWrite(job, refused)
         if connection.in_atomic_block:  # the row belongs to the caller's transaction
-            insert([submission.row])
+            insert([pending.row])
             transaction.on_commit(lambda: send([message_of(job)]))
-            submission.settle(None)
-            return submission
+            pending.settle(None)
+            return pending
         with self._arrived:
-            self._submissions.append(submission)
+            self._pending.append(pending)
             self._ensure_thread()
             self._arrived.notify()
-        return submission
+        return pending
 
-    def confirm(self, submission: Submission, patience_s: float = PATIENCE_S) -> None:
+    def confirm(self, pending: PendingWrite, patience_s: float = PATIENCE_S) -> None:
         """Returns when the row is committed. Raises `IntegrityError` for a key that is taken, `StoreUnavailable`."""
         connections.give_back()
         with turns.lent(), budget.spent(patience_s) as left_s:
-            written = submission.written.wait(left_s)
-        if not written and self._withdraw(submission):
+            written = pending.written.wait(left_s)
+        if not written and self._withdraw(pending):
             raise _nothing_stored()
-        if not submission.written.is_set():
-            raise _perhaps_stored(submission.job)
-        if submission.error:
-            raise submission.error
+        if not pending.written.is_set():
+            raise _perhaps_stored(pending.job)
+        if pending.error:
+            raise pending.error
 
-    def _withdraw(self, submission: Submission) -> bool:
+    def _withdraw(self, pending: PendingWrite) -> bool:
         """Whether it was not begun: then it never will be."""
         with self._arrived:
-            if withdrawn := submission in self._submissions:
-                self._submissions.remove(submission)
+            if withdrawn := pending in self._pending:
+                self._pending.remove(pending)
             return withdrawn
 
     def _ensure_thread(self) -> None:
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._write_forever, name="intake", daemon=True)
+            self._thread = threading.Thread(target=self._write_forever, name="writer", daemon=True)
             self._thread.start()
 
     def _write_forever(self) -> None:
@@ -107,33 +107,33 @@ class Intake:
             try:
                 send([message_of(job) for job in self._write(group)])
             except Exception as error:
-                logger.exception("intake failed, %d jobs are refused", len(group))
-                for submission in group:
-                    submission.settle(error)
+                logger.exception("writer failed, %d jobs are refused", len(group))
+                for pending in group:
+                    pending.settle(error)
 
-    def _next_group(self) -> list[Submission]:
+    def _next_group(self) -> list[PendingWrite]:
         with self._arrived:
-            while not self._submissions:
+            while not self._pending:
                 self._arrived.wait()
-            group = next(rows.statements(self._submissions, MAX_GROUP))
-            del self._submissions[: len(group)]
+            group = next(rows.statements(self._pending, MAX_GROUP))
+            del self._pending[: len(group)]
             return group
 
-    def _write(self, group: list[Submission]) -> list[Job]:
+    def _write(self, group: list[PendingWrite]) -> list[Job]:
         """Commit the rows and let their requests go on. One that cannot be written never keeps the others out."""
         try:
             _connect()
         except Exception as error:
             return self._refuse(group, error, is_certain=True)
         try:
-            insert([submission.row for submission in group])
+            insert([pending.row for pending in group])
         except Exception as error:
             return self._refuse(group, error, is_certain=_is_refusal(error))
-        for submission in group:
-            submission.settle(None)
-        return [submission.job for submission in group]
+        for pending in group:
+            pending.settle(None)
+        return [pending.job for pending in group]
 
-    def _refuse(self, group: list[Submission], error: Exception, *, is_certain: bool) -> list[Job]:
+    def _refuse(self, group: list[PendingWrite], error: Exception, *, is_certain: bool) -> list[Job]:
         if is_away(error):
             self._refuse_all(group, error, is_certain=is_certain)
         elif len(group) == 1:
@@ -143,16 +143,16 @@ class Intake:
             return self._write(group[:middle]) + self._write(group[middle:])
         return []
 
-    def _refuse_all(self, group: list[Submission], error: Exception, *, is_certain: bool) -> None:
+    def _refuse_all(self, group: list[PendingWrite], error: Exception, *, is_certain: bool) -> None:
         """Those too that came while the database was asked in vain: they have waited for it already."""
         connection.close()
         with self._arrived:
-            waiting, self._submissions = self._submissions, []
+            waiting, self._pending = self._pending, []
         logger.warning("%d jobs refused, the database is away: %s", len(group) + len(waiting), error)
-        for submission in group:
-            submission.settle(_nothing_stored() if is_certain else _perhaps_stored(submission.job))
-        for submission in waiting:
-            submission.settle(_nothing_stored())
+        for pending in group:
+            pending.settle(_nothing_stored() if is_certain else _perhaps_stored(pending.job))
+        for pending in waiting:
+            pending.settle(_nothing_stored())
 
 
 def _connect() -> None:
@@ -230,4 +230,4 @@ def _perhaps_stored(row: Job | Bulk) -> StoreUnavailable:
     )
 
 
-intake = Intake()
+writer = Writer()

@@ -71,7 +71,7 @@ class ShareTests(TransactionTestCase):
         self.assertEqual((let_in, Job.objects.count()), (3, 3))
 
     def test_what_was_not_stored_takes_no_place(self) -> None:
-        with patch.object(jobs.intake, "accept", side_effect=errors.StoreUnavailable("away")):
+        with patch.object(jobs.writer, "accept", side_effect=errors.StoreUnavailable("away")):
             for _ in range(5):
                 with self.assertRaises(errors.StoreUnavailable):
                     self.submit()

@@ -21,9 +21,9 @@ def new_job(**values) -> Job:
     return Job(**{"model": MODEL, "inputs": "text", "published_at": timezone.now(), **values})
 
 
-class IntakeTests(TransactionTestCase):
+class WriterTests(TransactionTestCase):
     def setUp(self):
-        self.intake = writer.Intake()
+        self.writer = writer.Writer()
 
     def accept_together(self, jobs: list[Job]) -> list[Exception | None]:
         """Submit from many threads at once; what each of them got."""
@@ -31,7 +31,7 @@ class IntakeTests(TransactionTestCase):
 
         def accept(index: int, job: Job) -> None:
             try:
-                self.intake.accept(job)
+                self.writer.accept(job)
             except Exception as error:
                 results[index] = error
 
@@ -71,16 +71,16 @@ class IntakeTests(TransactionTestCase):
 
     def test_nothing_was_stored_is_said_only_of_what_was_withdrawn_before_it_was_begun(self):
         with self.held() as go_on:
-            first = self.intake.offer(new_job())
-            eventually(lambda: not self.intake._submissions, "the first is being written")
-            second = self.intake.offer(new_job())
+            first = self.writer.offer(new_job())
+            eventually(lambda: not self.writer._pending, "the first is being written")
+            second = self.writer.offer(new_job())
             with self.assertRaises(errors.StoreUnavailable) as perhaps:
-                self.intake.confirm(first, 0.0)
+                self.writer.confirm(first, 0.0)
             with self.assertRaisesRegex(errors.StoreUnavailable, "nothing was stored") as certain:
-                self.intake.confirm(second, 0.0)
+                self.writer.confirm(second, 0.0)
             go_on.set()
-            self.intake.confirm(first)
-            self.intake.accept(new_job())
+            self.writer.confirm(first)
+            self.writer.accept(new_job())
         self.assertEqual((perhaps.exception.job_id, certain.exception.job_id), (first.job.id, None))
         self.assertIn(str(first.job.id), perhaps.exception.message)
         self.assertTrue(Job.objects.filter(pk=first.job.pk).exists())
@@ -88,13 +88,13 @@ class IntakeTests(TransactionTestCase):
 
     def test_what_waited_while_the_database_was_asked_in_vain_is_refused_with_it(self):
         with self.held(OperationalError("away")) as go_on:
-            offered = [self.intake.offer(new_job())]
-            eventually(lambda: not self.intake._submissions, "the first is being written")
-            offered += [self.intake.offer(new_job()) for _ in range(3)]
+            offered = [self.writer.offer(new_job())]
+            eventually(lambda: not self.writer._pending, "the first is being written")
+            offered += [self.writer.offer(new_job()) for _ in range(3)]
             go_on.set()
             for submission in offered[1:]:
                 with self.assertRaisesRegex(errors.StoreUnavailable, "nothing was stored"):
-                    self.intake.confirm(submission)
+                    self.writer.confirm(submission)
         self.assertEqual(Job.objects.count(), 0)
 
     @contextlib.contextmanager
@@ -127,7 +127,7 @@ class IntakeTests(TransactionTestCase):
         opened: list = []
 
         def accept() -> None:
-            self.intake.accept(new_job())
+            self.writer.accept(new_job())
             opened.append(connection.connection)
 
         thread = threading.Thread(target=accept)
@@ -138,13 +138,13 @@ class IntakeTests(TransactionTestCase):
     def test_a_job_in_the_callers_transaction_is_sent_when_it_commits(self):
         job = new_job()
         with transaction.atomic():
-            self.intake.accept(job)
+            self.writer.accept(job)
             self.assertEqual(messages_for(job), 0)
         self.assertEqual(messages_for(job), 1)
 
     def test_a_job_of_a_rolled_back_transaction_is_never_sent(self):
         job = new_job()
         with self.assertRaises(ZeroDivisionError), transaction.atomic():
-            self.intake.accept(job)
+            self.writer.accept(job)
             raise ZeroDivisionError
         self.assertEqual((Job.objects.count(), messages_for(job)), (0, 0))
