@@ -67,8 +67,7 @@ SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W008", "security.W021"]  # 
 
 APPEND_SLASH = False  # a redirect turns a POST into a GET; paths work with and without the slash
 STATIC_URL = "static/"
-STATIC_ROOT = BASE_DIR / "staticfiles"
-WHITENOISE_USE_FINDERS = True  # serves the packages' files with no collectstatic
+WHITENOISE_USE_FINDERS = True  # serves the packages' files: there is nothing to collect
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
 USE_TZ = True

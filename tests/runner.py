@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 import unittest
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ class Runner(runner.DiscoverRunner):
 
     def setup_test_environment(self, **kwargs: Any) -> None:
         super().setup_test_environment(**kwargs)
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", ResourceWarning)  # raised where nobody can catch it
         if self.verbosity < 2:  # what tests provoke is not news
             for handler in logging.getLogger().handlers:
                 handler.setLevel(logging.CRITICAL)
