@@ -21,7 +21,7 @@ from tests.faults.trial import Trial
 from tests.stack import HOST
 
 JSON = {"Content-Type": "application/json"}
-NOBODY_WAITS = re.compile(rb"^inference_requests_waiting 0$", re.MULTILINE)
+NOBODY_WAITS = re.compile(rb"^inference_requests_waiting 0\.0$", re.MULTILINE)
 
 
 def together(count: int, act: Callable[[int], Any]) -> list[Any]:
@@ -107,7 +107,7 @@ class Waiting(Fault):
         return took_ms
 
     def waiting(self, trial: Trial) -> int:
-        found = re.search(rb"^inference_requests_waiting (\d+)$", trial.service.get("/metrics").body, re.MULTILINE)
+        found = re.search(rb"^inference_requests_waiting (\d+)\.0$", trial.service.get("/metrics").body, re.MULTILINE)
         return int(found[1]) if found else 0
 
 
