@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from api import codec
@@ -16,6 +15,7 @@ from api.requests import bodies
 from inference.catalog import lengths
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
+from inference.submission.submissions import Submission
 
 BINARY_TASKS = lengths.IMAGE_TASKS | lengths.AUDIO_TASKS
 ROOT_PARAMETERS = frozenset({"feature-extraction"})  # their clients put parameters beside "inputs"
@@ -24,33 +24,27 @@ _LEGACY_CLIENT = re.compile(r"hf_hub/(0|1\.[01])\.")  # they read {"labels", "sc
 RUN_BODY = bodies.RunBody()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    inputs: Any
-    parameters: dict[str, Any]
-
-
-def read(spec: ModelSpec, body: bytes, content_type: str) -> Call:
-    """One call out of JSON, or of the bytes of an image or a sound. Raises `UnsupportedMediaType`, `InvalidInput`."""
+def read(spec: ModelSpec, body: bytes, content_type: str) -> Submission:
+    """A job out of JSON, or of the bytes of an image or a sound. Raises `UnsupportedMediaType`, `InvalidInput`."""
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == codec.CONTENT_TYPE or media_type.endswith("+json"):
         return _from_json(spec, codec.loads(body))
     if spec.task in BINARY_TASKS and body:
-        return Call(inputs=base64.b64encode(body).decode("ascii"), parameters={})
+        return Submission(spec=spec, inputs=base64.b64encode(body).decode("ascii"), parameters={})
     if not media_type:
         return _from_json(spec, codec.loads(body))
     raise UnsupportedMediaType(f"Send JSON with Content-Type: application/json, not {media_type[:100]}.")
 
 
-def _from_json(spec: ModelSpec, document: Any) -> Call:
+def _from_json(spec: ModelSpec, document: Any) -> Submission:
     if spec.task in ROOT_PARAMETERS and isinstance(document, dict):
         document = _gather(document)
     body = RUN_BODY.run_validation(document)
     _refuse_stream(body)
-    return Call(inputs=body["inputs"], parameters=body.get("parameters") or {})
+    return Submission(spec=spec, inputs=body["inputs"], parameters=body.get("parameters") or {})
 
 
-def read_completion(spec: ModelSpec, document: Any) -> Call:
+def read_completion(spec: ModelSpec, document: Any) -> Submission:
     """A text generation as the JavaScript client asks for it: `prompt`, `max_tokens`, and parameters beside them."""
     if spec.task != "text-generation":
         raise InvalidInput(f"{spec.name!r} does not generate text: post to /v1/models/{spec.name}.", field="prompt")
@@ -60,7 +54,7 @@ def read_completion(spec: ModelSpec, document: Any) -> Call:
     asked = {name: value for name, value in document.items() if name not in ("prompt", "model", "stream")}
     if "max_tokens" in asked:
         asked["max_new_tokens"] = asked.pop("max_tokens")
-    return Call(inputs=document["prompt"], parameters={"return_full_text": False, **asked})
+    return Submission(spec=spec, inputs=document["prompt"], parameters={"return_full_text": False, **asked})
 
 
 def completion(spec: ModelSpec, output: Any) -> dict[str, Any]:

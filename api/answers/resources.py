@@ -52,10 +52,9 @@ def waiting_job(row: Job) -> dict[str, Any]:
     return shown
 
 
-def output(row: Job, user_agent: str = "") -> Any:
+def output(row: Job, user_agent: str = "", spec: ModelSpec | None = None) -> Any:
     """In the shape that Hugging Face clients know for the model's task."""
-    spec = models().get(row.model)
-    if spec is None or row.status != Status.SUCCEEDED:
+    if row.status != Status.SUCCEEDED or not (spec := spec or models().get(row.model)):
         return row.output
     return huggingface.shape(spec.task, row.output, size=row.size, user_agent=user_agent)
 

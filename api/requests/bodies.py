@@ -19,7 +19,9 @@ from api.requests.fields import (
     StrictString,
 )
 from inference.catalog import words
+from inference.catalog.lookup import spec_of
 from inference.models import Priority
+from inference.submission.submissions import Submission
 
 PRIORITIES = {"high": Priority.HIGH, "normal": Priority.NORMAL, "low": Priority.LOW}
 MAX_WAIT_S = 300.0
@@ -117,13 +119,13 @@ def known_query(query: Mapping[str, str], names: Collection[str], elsewhere: Map
         raise ApiError(f"Unknown query parameter {words.name(unknown)!r}; {told}")
 
 
-def submission(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `jobs.submit` out of a validated `JobBody`."""
-    return {
-        "model": body["model"],
-        "inputs": body["inputs"],
-        "parameters": body.get("parameters") or {},
-        "priority": body.get("priority", Priority.NORMAL),
-        "expires_in_s": body.get("expires_in"),
-        "webhook": body.get("webhook", ""),
-    }
+def submission(body: Mapping[str, Any]) -> Submission:
+    """Out of a validated `JobBody`. Raises `UnknownModel`."""
+    return Submission(
+        spec=spec_of(body["model"]),
+        inputs=body["inputs"],
+        parameters=body.get("parameters") or {},
+        priority=body.get("priority", Priority.NORMAL),
+        expires_in_s=body.get("expires_in"),
+        webhook=body.get("webhook", ""),
+    )

@@ -13,10 +13,11 @@ from rest_framework.serializers import ValidationError
 from api import codec, errors
 from api.errors import ApiError
 from api.requests.bodies import EXPIRES_IN_S, PRIORITIES, BulkBody, LineBody, seconds
+from inference.catalog.lookup import spec_of
 from inference.errors import InferenceError, InvalidInput
 from inference.models import Priority
 from inference.submission import bulk
-from inference.submission.bulk import Item
+from inference.submission.submissions import BulkSubmission, Item
 
 LINE_TYPES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines", "application/jsonlines")
 
@@ -28,32 +29,32 @@ _LINE_FIELDS = set(_LINE_BODY.names)
 _LINE = re.compile(rb"\S[^\n]*")
 
 
-def read_document(body: bytes) -> dict[str, Any]:
-    """The arguments of `bulk.submit`."""
+def read_document(body: bytes) -> BulkSubmission:
+    """Raises `InvalidInput`, `UnknownModel`."""
     document = _BULK_BODY.run_validation(codec.loads(body))
     bulk.check_size(len(document["inputs"]))
     parameters = document.get("parameters")
-    return {
-        "model": document["model"],
-        "items": [Item(inputs=inputs, parameters=parameters) for inputs in document["inputs"]],
-        "priority": document.get("priority", Priority.LOW),
-        "expires_in_s": document.get("expires_in"),
-    }
+    return BulkSubmission(
+        spec=spec_of(document["model"]),
+        items=[Item(inputs=inputs, parameters=parameters) for inputs in document["inputs"]],
+        priority=document.get("priority", Priority.LOW),
+        expires_in_s=document.get("expires_in"),
+    )
 
 
-def read_lines(body: bytes, query: Mapping[str, str]) -> dict[str, Any]:
-    """The arguments of `bulk.submit`. Raises `ApiError`; a bad line is an item with an error."""
+def read_lines(body: bytes, query: Mapping[str, str]) -> BulkSubmission:
+    """Raises `ApiError`, `UnknownModel`; a bad line is an item with an error."""
     if "model" not in query:
         raise ApiError("JSON lines need the model in the query: /v1/jobs/bulk?model=NAME.")
     priority = query.get("priority", "low")
     if priority not in PRIORITIES:
         raise ApiError(f"priority must be one of {', '.join(PRIORITIES)}.")
-    return {
-        "model": query["model"],
-        "items": [_item(line) for line in _lines(body)],
-        "priority": PRIORITIES[priority],
-        "expires_in_s": seconds(query, "expires_in", EXPIRES_IN_S),
-    }
+    return BulkSubmission(
+        spec=spec_of(query["model"]),
+        items=[_item(line) for line in _lines(body)],
+        priority=PRIORITIES[priority],
+        expires_in_s=seconds(query, "expires_in", EXPIRES_IN_S),
+    )
 
 
 def _lines(body: bytes) -> list[bytes]:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from django.conf import settings
@@ -22,8 +23,11 @@ from inference.errors import JobNotFound, UnknownOwner
 from inference.models import Job
 from inference.store import connections
 from inference.submission import jobs
+from inference.submission.submissions import Terms
 from inference.upkeep import retention
 from inference.waiting.compute_slots import turns
+
+T = TypeVar("T", bound=Terms)
 
 JSON_TYPES = ("", codec.CONTENT_TYPE)
 
@@ -68,14 +72,15 @@ class ApiView(APIView):
         json_only(request)
         return body.run_validation(codec.loads(body_of(request)))
 
-    def submitter(self, request: Request, priority: int) -> dict[str, Any]:
-        """Who submits: the arguments of `jobs.submit` that do not come out of the body."""
-        return {
-            "owner": self.principal.user,
-            "max_owned": self.principal.max_owned(priority),
-            "idempotency_key": bodies.idempotency_key(request.META.get("HTTP_IDEMPOTENCY_KEY")),
-            "request_id": request_id.current(),
-        }
+    def attributed(self, request: Request, submission: T) -> T:
+        """With who submits it, and what else does not come out of the body."""
+        return dataclasses.replace(
+            submission,
+            owner=self.principal.user,
+            max_owned=self.principal.max_owned(submission.priority),
+            idempotency_key=bodies.idempotency_key(request.META.get("HTTP_IDEMPOTENCY_KEY")),
+            request_id=request_id.current(),
+        )
 
     def waited_for(self, request: Request, job_id: str) -> Job:
         """The job, after `?wait=N` seconds at most when it is not finished."""

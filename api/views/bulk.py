@@ -32,7 +32,7 @@ class BulksView(ApiView):
             known_query(request.GET, (), dict.fromkeys(bulk_body.FIELDS, "it belongs in the body."))
             submission = bulk_body.read_document(body_of(request))
         turns.give_back()  # nobody should wait for thousands of inputs
-        accepted = bulk.submit(**submission, **self.submitter(request, submission["priority"]))
+        accepted = bulk.submit(self.attributed(request, submission))
         headers = {"Location": f"/v1/jobs/bulk/{accepted.id}", "Retry-After": "5"}
         with telling(accepted):
             shown = resources.bulk(accepted, with_jobs=True)

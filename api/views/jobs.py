@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from django.http import HttpResponse
@@ -12,6 +13,7 @@ from api.answers import resources
 from api.openapi import operations
 from api.requests import bodies, listing
 from api.views.base import ApiView, reading, with_etag
+from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status
 from inference.submission import admission, jobs
 
@@ -32,10 +34,7 @@ class JobsView(ApiView):
     def post(self, request: Request) -> HttpResponse:
         submission = bodies.submission(self.document(request, JOB_BODY))
         wait_s = bodies.preferred_wait(request.META.get("HTTP_PREFER", ""))
-        job = jobs.submit(
-            **submission,
-            **self.submitter(request, submission["priority"]),
-        )
+        job = jobs.submit(self.attributed(request, submission))
         if wait_s is None:
             return accepted(job)
         with self.slot(wait_s) as granted_s:
@@ -76,9 +75,8 @@ class RetryView(ApiView):
     def post(self, request: Request, job_id: str) -> HttpResponse:
         """The new job has the owner of the old one, whoever runs it again."""
         old = self.fetch(job_id)
-        submitter = self.submitter(request, old.priority)
-        del submitter["owner"]
-        return accepted(jobs.retry(old.id, **submitter))
+        again = self.attributed(request, jobs.again(old))
+        return accepted(jobs.submit(dataclasses.replace(again, owner=old.owner)))
 
 
 def location(job: Job) -> str:
@@ -97,11 +95,11 @@ def accepted(job: Job) -> HttpResponse:
     return codec.answer(resources.job(job), status=202, headers=headers)
 
 
-def output(view: ApiView, request: Request, job: Job) -> HttpResponse:
+def output(view: ApiView, request: Request, job: Job, spec: ModelSpec | None = None) -> HttpResponse:
     """The output alone; 504 while there is none, a problem when there will be none."""
     if job.status == Status.SUCCEEDED:
-        user_agent = request.META.get("HTTP_USER_AGENT", "")
-        return codec.answer(resources.output(job, user_agent), headers={"Content-Location": f"{location(job)}/output"})
+        shown = resources.output(job, request.META.get("HTTP_USER_AGENT", ""), spec)
+        return codec.answer(shown, headers={"Content-Location": f"{location(job)}/output"})
     if job.is_finished:
         return errors.job_problem(job)
     at_once = "" if view.kept_waiting else "Too many of your requests wait already: this one was answered at once. "

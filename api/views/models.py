@@ -12,8 +12,9 @@ from api.requests import bodies
 from api.views.base import ApiView, body_of, json_only
 from api.views.jobs import output
 from inference.catalog.lookup import models, spec_of
-from inference.models import Job, Priority, Status
+from inference.models import Job, Status
 from inference.submission import jobs
+from inference.submission.submissions import Submission
 
 
 class ModelsView(ApiView):
@@ -31,8 +32,8 @@ class ModelView(ApiView):
 
     @operations.run_model
     def post(self, request: Request, name: str) -> HttpResponse:
-        call = huggingface.read(spec_of(name), body_of(request), request.META.get("CONTENT_TYPE", ""))
-        return output(self, request, run(self, request, name, call))
+        submission = huggingface.read(spec_of(name), body_of(request), request.META.get("CONTENT_TYPE", ""))
+        return output(self, request, run(self, request, submission), submission.spec)
 
 
 class CompletionView(ApiView):
@@ -42,21 +43,15 @@ class CompletionView(ApiView):
     def post(self, request: Request, name: str) -> HttpResponse:
         json_only(request)
         spec = spec_of(name)
-        job = run(self, request, name, huggingface.read_completion(spec, codec.loads(body_of(request))))
+        job = run(self, request, huggingface.read_completion(spec, codec.loads(body_of(request))))
         if job.status == Status.SUCCEEDED:
             return codec.answer(huggingface.completion(spec, job.output))
-        return output(self, request, job)
+        return output(self, request, job, spec)
 
 
-def run(view: ApiView, request: Request, name: str, call: huggingface.Call) -> Job:
+def run(view: ApiView, request: Request, submission: Submission) -> Job:
     """The job, finished or not within ?timeout=."""
     asked_s = bodies.seconds(request.GET, "timeout")
     timeout_s = bodies.DEFAULT_TIMEOUT_S if asked_s is None else asked_s
     with view.slot(timeout_s) as granted_s:
-        return jobs.run(
-            timeout_s=granted_s,
-            model=name,
-            inputs=call.inputs,
-            parameters=call.parameters,
-            **view.submitter(request, Priority.NORMAL),
-        )
+        return jobs.run(view.attributed(request, submission), timeout_s=granted_s)

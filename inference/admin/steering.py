@@ -43,7 +43,7 @@ def retry(ids: Iterable[UUID]) -> Iterator[Line]:
     accepted, refused = 0, Counter[str]()
     for job_id in ids:
         try:
-            jobs.retry(job_id)
+            jobs.submit(jobs.again(jobs.fetch(job_id)))
             accepted += 1
         except errors.InferenceError as error:
             refused[error.message] += 1

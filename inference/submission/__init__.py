@@ -1,3 +1,3 @@
-"""From a request to a stored and sent job: admission, idempotency, the writer, and `jobs`, the face for Python.
+"""From a request to a stored and sent job: admission, idempotency, the writer, and `jobs` and `bulk`, its two faces.
 Imports what lies below it, never workers or engines.
 """

@@ -21,6 +21,7 @@ from inference.failures import is_away
 from inference.models import Job, Priority, Status
 from inference.status import workers
 from inference.submission.lines import Line
+from inference.submission.submissions import Terms
 
 RETRY_AFTER_S = (1.0, 60.0)
 
@@ -28,17 +29,15 @@ _lines: dict[tuple[str, Any, int], Line] = {}  # by what they are of, its key, a
 
 
 @contextlib.contextmanager
-def room(
-    spec: ModelSpec, ids: Collection[UUID], *, priority: int, owner_id: Any = None, max_owned: int | None = None
-) -> Iterator[None]:
-    """Room for jobs of one owner and priority, kept until they are stored, which is the end of the block.
+def room(terms: Terms, ids: Collection[UUID]) -> Iterator[None]:
+    """Room for jobs of these terms, kept until they are stored, which is the end of the block.
 
     Raises `TooManyQueued`, `QueueFull` or `Overloaded`, and `InvalidInput` where there can never be room for so many.
     """
     with contextlib.ExitStack() as rooms:
-        if max_owned is not None and owner_id is not None:
-            rooms.enter_context(_owned_room(owner_id, ids, priority, max_owned))
-        rooms.enter_context(_model_room(spec, ids, priority))
+        if terms.max_owned is not None and terms.owner is not None:
+            rooms.enter_context(_owned_room(terms.owner.pk, ids, terms.priority, terms.max_owned))
+        rooms.enter_context(_model_room(terms.spec, ids, terms.priority))
         yield
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -13,27 +12,18 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models import Count
 
-from inference import budget, clock, json_field
+from inference import budget, json_field
 from inference.broker.messages import JobMessage
 from inference.catalog import lengths, validation
-from inference.catalog.lookup import spec_of
 from inference.catalog.specs import ModelSpec, parameters_digest
 from inference.errors import BulkNotFound, InferenceError, InvalidInput
-from inference.models import TERMINAL, WAITING, Bulk, Job, Priority, Status, new_job_id
+from inference.models import TERMINAL, WAITING, Bulk, Job, Status, new_job_id
 from inference.store import rows
 from inference.store.transitions import cancel_many
 from inference.submission import admission, idempotency, writer
+from inference.submission.submissions import BulkSubmission, Item
 
 SHOWN_ERRORS = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """One input of a bulk, or why its line could not be read."""
-
-    inputs: Any = None
-    parameters: Any = None
-    error: InferenceError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,35 +36,18 @@ class Progress:
         return all(status in TERMINAL or not count for status, count in self.counts.items())
 
 
-def submit(
-    *,
-    model: str,
-    items: Sequence[Item],
-    priority: int = Priority.LOW,
-    expires_in_s: float | None = None,
-    owner: Any = None,
-    max_owned: int | None = None,
-    idempotency_key: str | None = None,
-    request_id: str = "",
-) -> Bulk:
+def submit(submission: BulkSubmission) -> Bulk:
     """Store and send a job for every input that the model takes; the others are listed on the bulk.
 
     Raises `SubmissionError` when nothing can be accepted.
     """
-    spec = spec_of(model)
-    check_size(len(items))
-    _check_parameters(items)
-    bulk = Bulk(model=model, total=len(items), owner=owner, request_id=request_id)
-    if idempotency_key is not None:
-        bulk.idempotency_key = idempotency.owned(owner, idempotency_key)
-        bulk.idempotency_digest = idempotency.digest(model, _bodies(items), priority, expires_in_s)
-        if known := idempotency.known(bulk):
-            return known
-    jobs = list(_jobs(spec, bulk, items, priority, expires_in_s))
+    bulk = _new_bulk(submission)
+    if known := idempotency.known(bulk):
+        return known
+    jobs = list(_jobs(submission, bulk))
     if not jobs:
-        raise InvalidInput(f"None of {len(items)} inputs can be accepted. The first: {bulk.rejected[0]['detail']}")
-    ids = [job.id for job in jobs]
-    with admission.room(spec, ids, priority=priority, owner_id=bulk.owner_id, max_owned=max_owned):
+        raise InvalidInput(f"None of {bulk.total} inputs can be accepted. The first: {bulk.rejected[0]['detail']}")
+    with admission.room(submission, [job.id for job in jobs]):
         return _store(bulk, jobs)
 
 
@@ -130,20 +103,23 @@ def _check_parameters(items: Sequence[Item]) -> None:
         )
 
 
-def _bodies(items: Sequence[Item]) -> list[Any]:
-    return [[item.inputs, item.parameters, item.error is None] for item in items]
+def _new_bulk(submission: BulkSubmission) -> Bulk:
+    """Not stored yet."""
+    items, model, owner = submission.items, submission.spec.name, submission.owner
+    check_size(len(items))
+    _check_parameters(items)
+    bulk = Bulk(model=model, total=len(items), owner=owner, request_id=submission.request_id)
+    if submission.idempotency_key is not None:
+        bodies = [[item.inputs, item.parameters, item.error is None] for item in items]
+        bulk.idempotency_key = idempotency.owned(owner, submission.idempotency_key)
+        bulk.idempotency_digest = idempotency.digest(model, bodies, submission.priority, submission.expires_in_s)
+    return bulk
 
 
-def _jobs(
-    spec: ModelSpec, bulk: Bulk, items: Iterable[Item], priority: int, expires_in_s: float | None
-) -> Iterator[_NewJob]:
-    now = clock.now()
-    kinds = _Kinds(spec, Job(
-        model=spec.name, priority=priority, created_at=now, published_at=now, owner=bulk.owner, bulk=bulk,
-        expires_at=None if expires_in_s is None else now + datetime.timedelta(seconds=expires_in_s),
-        request_id=bulk.request_id,
-    ))  # fmt: skip
-    for index, item in enumerate(items):
+def _jobs(submission: BulkSubmission, bulk: Bulk) -> Iterator[_NewJob]:
+    spec = submission.spec
+    kinds = _Kinds(spec, submission.job(bulk=bulk))
+    for index, item in enumerate(submission.items):
         try:
             if item.error:
                 raise item.error

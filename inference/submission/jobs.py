@@ -1,30 +1,28 @@
-"""The face of the service for Python: `api`, the admin and management commands call nothing else.
+"""One job: submitted, waited for, cancelled.
 
-job = jobs.submit(model="embeddings", inputs="some text")
+job = jobs.submit(Submission(spec=spec_of("embeddings"), inputs="some text"))
 job = jobs.wait(job.id, timeout_s=10)
 """
 
 from __future__ import annotations
 
-import contextlib
-import datetime
 import logging
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from django.db import IntegrityError
 
-from inference import budget, clock
+from inference import budget
 from inference.catalog import lengths, validation
 from inference.catalog.lookup import spec_of
 from inference.errors import JobNotFound, NoWorker
 from inference.failures import is_away
-from inference.models import Job, Priority
+from inference.models import Job
 from inference.status import workers
 from inference.store import transitions
 from inference.store.rows import Changes
 from inference.submission import admission, idempotency
+from inference.submission.submissions import Submission
 from inference.submission.writer import PATIENCE_S, telling, writer
 from inference.waiting import finished
 from inference.webhooks import delivery
@@ -32,44 +30,24 @@ from inference.webhooks import delivery
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """`inputs` is one input, or a list of several that form one job. `max_owned` is how many jobs of `owner` may wait
-    at once. With an `idempotency_key` that the owner used before, the job is that of then. `webhook` is the address
-    that is told when the job is finished."""
-
-    model: str
-    inputs: Any
-    parameters: dict[str, Any] | None = None
-    priority: int = Priority.NORMAL
-    expires_in_s: float | None = None
-    owner: Any = None
-    max_owned: int | None = None
-    idempotency_key: str | None = None
-    request_id: str = ""
-    webhook: str = ""
-
-
-def submit(**fields: Any) -> Job:
-    """Record one job and enqueue it: `fields` are those of `Submission`. The row is committed when this returns.
+def submit(submission: Submission) -> Job:
+    """Record one job and enqueue it. The row is committed when this returns.
 
     Raises `SubmissionError`, or `StoreUnavailable`.
     """
-    submission = Submission(**fields)
     job = _new_job(submission)
     return _with_webhook(submission, idempotency.known(job) or _accept(submission, job))
 
 
-def run(*, timeout_s: float, **fields: Any) -> Job:
+def run(submission: Submission, *, timeout_s: float) -> Job:
     """`submit` and `wait` in one, without a moment in between: the answer cannot be missed.
 
     Raises `NoWorker` before anything is stored when nobody serves the model.
     """
-    submission = Submission(**fields)
     job = _new_job(submission)
     known = idempotency.known(job)
     if not known:
-        _require_worker(submission.model)
+        _require_worker(submission.spec.name)
     if known or submission.webhook:
         accepted = _with_webhook(submission, known or _accept(submission, job))
         return wait_for(accepted, timeout_s=timeout_s)
@@ -115,37 +93,27 @@ def cancel(job_id: UUID, *, owner: Any = None) -> Job:
     return fetch(job_id)
 
 
-def retry(
-    job_id: UUID, *, max_owned: int | None = None, idempotency_key: str | None = None, request_id: str | None = None
-) -> Job:
-    """Submit the same inputs again as a new job of the same owner: terminal states never change."""
-    old = fetch(job_id)
-    return submit(
-        model=old.model, inputs=old.inputs, parameters=old.parameters, priority=old.priority, owner=old.owner,
-        max_owned=max_owned, idempotency_key=idempotency_key,
-        request_id=old.request_id if request_id is None else request_id,
+def again(old: Job) -> Submission:
+    """The same inputs for a new job of the same owner: terminal states never change. Raises `UnknownModel`."""
+    return Submission(
+        spec=spec_of(old.model), inputs=old.inputs, parameters=old.parameters, priority=old.priority, owner=old.owner,
+        request_id=old.request_id,
     )  # fmt: skip
 
 
 def _new_job(submission: Submission) -> Job:
     """A job that the model takes, not stored yet."""
-    model, inputs, parameters = submission.model, submission.inputs, submission.parameters or {}
+    spec, inputs = submission.spec, submission.inputs
     if submission.webhook:
         delivery.check(submission.webhook)
-    spec = spec_of(model)
-    checked = validation.validate(spec, inputs, parameters)
-    size, length = lengths.measure(spec, inputs, checked)
-    now = clock.now()
-    expires_in_s, priority = submission.expires_in_s, submission.priority
-    job = Job(
-        model=model, inputs=inputs, parameters=checked, size=size, length=length, priority=priority,
-        owner=submission.owner, created_at=now, published_at=now, request_id=submission.request_id,
-        expires_at=now + datetime.timedelta(seconds=expires_in_s) if expires_in_s is not None else None,
-    )  # fmt: skip
+    parameters = validation.validate(spec, inputs, submission.parameters)
+    size, length = lengths.measure(spec, inputs, parameters)
+    job = submission.job(inputs=inputs, parameters=parameters, size=size, length=length)
     if submission.idempotency_key is not None:
         job.idempotency_key = idempotency.owned(submission.owner, submission.idempotency_key)
-        body = (model, inputs, parameters, priority, expires_in_s, submission.webhook)
-        job.idempotency_digest = idempotency.digest(*body)
+        job.idempotency_digest = idempotency.digest(
+            spec.name, inputs, submission.parameters, submission.priority, submission.expires_in_s, submission.webhook
+        )
     return job
 
 
@@ -155,16 +123,11 @@ def _accept(submission: Submission, job: Job) -> Job:
         if known:
             return known
         try:
-            with _room(job, submission):
+            with admission.room(submission, [job.id]):
                 writer.accept(job)
         except IntegrityError as error:
             return idempotency.explain(job, error)
     return job
-
-
-def _room(job: Job, submission: Submission) -> contextlib.AbstractContextManager[None]:
-    owner_id, max_owned = job.owner_id, submission.max_owned
-    return admission.room(spec_of(job.model), [job.id], priority=job.priority, owner_id=owner_id, max_owned=max_owned)
 
 
 def _with_webhook(submission: Submission, job: Job) -> Job:
@@ -179,7 +142,7 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
     with finished.listener.expect(job.id) as waiter:
         patience_s = min(budget.left_s(), PATIENCE_S)
         first_s = min(timeout_s, patience_s)
-        with _room(job, submission):
+        with admission.room(submission, [job.id]):
             offered = writer.offer(job, waiter.fail)
             changes = waiter.wait(first_s)
             if not changes:

@@ -10,9 +10,11 @@ from django.test import TransactionTestCase
 from django.utils import timezone
 
 from inference import clock
+from inference.catalog.lookup import spec_of
 from inference.ids import first_id_at
 from inference.models import Job
 from inference.submission import admission, jobs
+from inference.submission.submissions import Submission
 
 AHEAD_S = 30.0
 
@@ -22,7 +24,8 @@ class ClockTests(TransactionTestCase):
         admission.forget()
         before = timezone.now()
         with patch.object(clock, "_off_s", -AHEAD_S):  # this host's clock is ahead
-            job = Job.objects.get(pk=jobs.submit(model="embeddings", inputs="x", expires_in_s=60).pk)
+            submitted = jobs.submit(Submission(spec=spec_of("embeddings"), inputs="x", expires_in_s=60))
+        job = Job.objects.get(pk=submitted.pk)
         late = before - datetime.timedelta(seconds=AHEAD_S - 20)
         for moment in (job.created_at, job.published_at, job.expires_at - datetime.timedelta(seconds=60)):
             self.assertLess(moment, late)

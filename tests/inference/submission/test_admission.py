@@ -18,10 +18,11 @@ from inference.catalog.lookup import spec_of
 from inference.models import Job, Priority, Status
 from inference.store import rows
 from inference.submission import admission, bulk, jobs, lines
-from inference.submission.bulk import Item
+from inference.submission.submissions import BulkSubmission, Item, Submission, Terms
 from tests.conditions import eventually
 
 MODEL = "embeddings"
+SPEC = spec_of(MODEL)
 
 
 class ShareTests(TransactionTestCase):
@@ -32,7 +33,7 @@ class ShareTests(TransactionTestCase):
     def submit(self, limit: int = 3, **fields) -> bool:
         """Whether it was let in."""
         try:
-            jobs.submit(model=MODEL, inputs="x", owner=self.owner, max_owned=limit, **fields)
+            jobs.submit(Submission(spec=SPEC, inputs="x", owner=self.owner, max_owned=limit, **fields))
         except errors.TooManyQueued as refused:
             self.assertTrue(refused.message.startswith(f"{limit} of your jobs wait"), refused.message)
             return False
@@ -80,9 +81,9 @@ class ShareTests(TransactionTestCase):
     def test_more_than_ever_fit_are_refused_with_the_limit(self) -> None:
         items = [Item(inputs="x")] * 5
         with self.assertRaisesRegex(errors.InvalidInput, "at most 3 jobs fit in your share"):
-            bulk.submit(model=MODEL, items=items, owner=self.owner, max_owned=3)
-        spec = dataclasses.replace(spec_of(MODEL), max_queued=4)
-        room = admission.room(spec, [Job().pk for _ in items], priority=Priority.NORMAL)
+            bulk.submit(BulkSubmission(spec=SPEC, items=items, owner=self.owner, max_owned=3))
+        spec = dataclasses.replace(SPEC, max_queued=4)
+        room = admission.room(Terms(spec=spec), [Job().pk for _ in items])
         with self.assertRaisesRegex(errors.InvalidInput, "at most 4 jobs fit in the queue"), room:
             pass
         self.assertEqual(Job.objects.count(), 0)
@@ -91,12 +92,12 @@ class ShareTests(TransactionTestCase):
 class BulkTests(TransactionTestCase):
     def test_an_input_of_too_many_texts_is_refused_as_alone(self) -> None:
         inputs = {"source_sentence": "x", "sentences": ["y"] * 5}
-        spec = dataclasses.replace(spec_of(MODEL), task="sentence-similarity", max_batch_size=1)
-        with patch.object(validation, "MAX_ROWS", 4), patch.object(bulk, "spec_of", lambda model: spec):
+        spec = dataclasses.replace(SPEC, task="sentence-similarity", max_batch_size=1)
+        with patch.object(validation, "MAX_ROWS", 4):
             with self.assertRaises(errors.InvalidInput) as alone:
                 validation.validate(spec, inputs, {})
             with self.assertRaisesRegex(errors.InvalidInput, alone.exception.message):
-                bulk.submit(model=MODEL, items=[Item(inputs=inputs)])
+                bulk.submit(BulkSubmission(spec=spec, items=[Item(inputs=inputs)]))
 
     def test_rows_are_prepared_before_the_transaction(self) -> None:
         within: list[bool] = []
@@ -107,7 +108,7 @@ class BulkTests(TransactionTestCase):
             return prepare(*arguments)
 
         with patch.object(rows, "to_db", note):
-            bulk.submit(model=MODEL, items=[Item(inputs="x")] * 2)
+            bulk.submit(BulkSubmission(spec=SPEC, items=[Item(inputs="x")] * 2))
         self.assertEqual(set(within), {False})
 
 

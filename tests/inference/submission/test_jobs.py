@@ -16,10 +16,12 @@ from inference.models import Job, Priority, Status, Webhook, Worker, WorkerState
 from inference.status.workers import served_models
 from inference.store import notices
 from inference.submission import admission, jobs
+from inference.submission.submissions import Submission, Terms
 from tests.conditions import eventually
 from tests.messages import messages_for
 
 MODEL = "embeddings"
+SPEC = spec_of(MODEL)
 
 
 class JobsTests(TransactionTestCase):
@@ -33,31 +35,31 @@ class JobsTests(TransactionTestCase):
         Worker.objects.create(name="w", pid=1, state=WorkerState.READY, model_names=[MODEL])
 
     def test_a_submitted_job_is_a_committed_row_and_a_message(self):
-        job = jobs.submit(model=MODEL, inputs="some text", priority=Priority.HIGH, request_id="r1")
+        job = jobs.submit(Submission(spec=SPEC, inputs="some text", priority=Priority.HIGH, request_id="r1"))
         row = Job.objects.get(pk=job.pk)
         self.assertEqual((row.status, row.inputs, row.size, row.priority), (Status.QUEUED, "some text", 1, 1))
         self.assertEqual(row.request_id, "r1")
         eventually(lambda: messages_for(job) == 1, "the message follows the row")
 
     def test_a_list_is_several_items_of_one_job(self):
-        self.assertEqual(jobs.submit(model=MODEL, inputs=["a", "b", "c"]).size, 3)
+        self.assertEqual(jobs.submit(Submission(spec=SPEC, inputs=["a", "b", "c"])).size, 3)
 
     def test_an_unknown_model_is_refused_with_the_known_ones(self):
         with self.assertRaisesRegex(errors.UnknownModel, "no model 'nope'. Known models: embeddings"):
-            jobs.submit(model="nope", inputs="x")
+            spec_of("nope")
         self.assertEqual(Job.objects.count(), 0)
 
     def test_more_items_than_a_batch_holds_are_refused(self):
         with self.assertRaisesRegex(errors.InvalidInput, "at most 32 inputs"):
-            jobs.submit(model=MODEL, inputs=["x"] * 33)
+            jobs.submit(Submission(spec=SPEC, inputs=["x"] * 33))
 
     def test_a_job_is_accepted_while_the_broker_is_away(self):
         with patch.object(publish, "publish", side_effect=errors.BrokerUnavailable("away")):
-            job = jobs.submit(model=MODEL, inputs="x")
+            job = jobs.submit(Submission(spec=SPEC, inputs="x"))
             eventually(lambda: Job.objects.filter(pk=job.pk, published_at=None).exists())
 
     def test_a_full_queue_refuses_and_says_when_to_come_back(self):
-        spec = dataclasses.replace(spec_of(MODEL), max_queued=2)
+        spec = dataclasses.replace(SPEC, max_queued=2)
         for _ in range(2):
             self.enter(spec)
             Job.objects.create(model=MODEL, inputs="x")
@@ -68,36 +70,38 @@ class JobsTests(TransactionTestCase):
         self.enter(spec)
 
     def enter(self, spec: ModelSpec) -> None:
-        with admission.room(spec, [Job().pk], priority=Priority.NORMAL):
+        with admission.room(Terms(spec=spec), [Job().pk]):
             pass
 
     def test_a_known_key_is_answered_also_when_no_worker_serves(self):
-        job = jobs.submit(model=MODEL, inputs="x", idempotency_key="k")
-        self.assertEqual(jobs.run(model=MODEL, inputs="x", idempotency_key="k", timeout_s=0).pk, job.pk)
+        job = jobs.submit(Submission(spec=SPEC, inputs="x", idempotency_key="k"))
+        self.assertEqual(jobs.run(Submission(spec=SPEC, inputs="x", idempotency_key="k"), timeout_s=0).pk, job.pk)
 
     @override_settings(WEBHOOK_HOSTS=["example.com"])
     def test_a_blocking_call_checks_and_registers_its_webhook(self):
         self.serve()
         with self.assertRaisesRegex(errors.InvalidInput, "not among those"):
-            jobs.run(model=MODEL, inputs="x", timeout_s=0, webhook="https://example.org/hook")
-        job = jobs.run(model=MODEL, inputs="x", timeout_s=0, webhook="https://example.com/hook")
+            jobs.run(Submission(spec=SPEC, inputs="x", webhook="https://example.org/hook"), timeout_s=0)
+        job = jobs.run(Submission(spec=SPEC, inputs="x", webhook="https://example.com/hook"), timeout_s=0)
         self.assertEqual(Webhook.objects.get().job_id, job.pk)
 
     def test_a_blocking_call_with_no_worker_is_refused_and_stores_nothing(self):
         with self.assertRaises(errors.NoWorker):
-            jobs.run(model=MODEL, inputs="x", timeout_s=1)
+            jobs.run(Submission(spec=SPEC, inputs="x"), timeout_s=1)
         self.assertEqual(Job.objects.count(), 0)
 
     def test_a_worker_that_is_silent_for_too_long_does_not_count(self):
         self.serve()
         Worker.objects.update(heartbeat_at=timezone.now() - datetime.timedelta(minutes=1))
         with self.assertRaises(errors.NoWorker):
-            jobs.run(model=MODEL, inputs="x", timeout_s=1)
+            jobs.run(Submission(spec=SPEC, inputs="x"), timeout_s=1)
 
     def test_a_blocking_call_returns_the_finished_job(self):
         self.serve()
         answers: list[Job] = []
-        thread = threading.Thread(target=lambda: answers.append(jobs.run(model=MODEL, inputs="x", timeout_s=30)))
+        thread = threading.Thread(
+            target=lambda: answers.append(jobs.run(Submission(spec=SPEC, inputs="x"), timeout_s=30))
+        )
         thread.start()
         job = eventually(lambda: Job.objects.first())
         Job.objects.update(status=Status.SUCCEEDED, output=[1.0])
@@ -107,7 +111,7 @@ class JobsTests(TransactionTestCase):
 
     def test_a_blocking_call_that_times_out_returns_the_job_as_it_is(self):
         self.serve()
-        job = jobs.run(model=MODEL, inputs="x", timeout_s=0.05)
+        job = jobs.run(Submission(spec=SPEC, inputs="x"), timeout_s=0.05)
         self.assertEqual((job.status, Job.objects.get().pk), (Status.QUEUED, job.pk))
 
     def test_waiting_for_a_finished_job_returns_at_once(self):
@@ -123,7 +127,7 @@ class JobsTests(TransactionTestCase):
                 jobs.fetch(job_id, owner=who)
 
     def test_cancelling_is_idempotent_and_leaves_finished_jobs_alone(self):
-        job = jobs.submit(model=MODEL, inputs="x")
+        job = jobs.submit(Submission(spec=SPEC, inputs="x"))
         self.assertEqual(jobs.cancel(job.pk).status, Status.CANCELLED)
         self.assertEqual(jobs.cancel(job.pk).status, Status.CANCELLED)
         done = Job.objects.create(model=MODEL, inputs="x", status=Status.SUCCEEDED)
@@ -131,7 +135,7 @@ class JobsTests(TransactionTestCase):
 
     def test_a_retry_is_a_new_job_with_the_same_inputs(self):
         job = Job.objects.create(model=MODEL, inputs="x", status=Status.FAILED, priority=Priority.LOW)
-        again = jobs.retry(job.pk)
+        again = jobs.submit(jobs.again(jobs.fetch(job.pk)))
         self.assertNotEqual(again.pk, job.pk)
         self.assertEqual((again.inputs, again.priority, again.status), ("x", Priority.LOW, Status.QUEUED))
         job.refresh_from_db()

@@ -1,0 +1,62 @@
+"""What callers ask for: jobs, one by one or many together. A submission is checked and stored, and never changes."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from inference import clock
+from inference.catalog.specs import ModelSpec
+from inference.errors import InferenceError
+from inference.models import Job, Priority
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """`max_owned` is how many jobs of `owner` may wait at once. With an `idempotency_key` that the owner used before,
+    what was stored then is the answer."""
+
+    spec: ModelSpec
+    priority: int = Priority.NORMAL
+    expires_in_s: float | None = None
+    owner: Any = None
+    max_owned: int | None = None
+    idempotency_key: str | None = None
+    request_id: str = ""
+
+    def job(self, **values: Any) -> Job:
+        """A new one, not stored yet."""
+        now = clock.now()
+        expires_at = None if self.expires_in_s is None else now + datetime.timedelta(seconds=self.expires_in_s)
+        return Job(
+            model=self.spec.name, priority=self.priority, owner=self.owner, request_id=self.request_id,
+            created_at=now, published_at=now, expires_at=expires_at, **values,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission(Terms):
+    """One job: `inputs` is one input, or a list of several. `webhook` is the address that is told of its end."""
+
+    inputs: Any
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    webhook: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One input of a bulk, or why its line could not be read."""
+
+    inputs: Any = None
+    parameters: Any = None
+    error: InferenceError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkSubmission(Terms):
+    """A job for each of `items`."""
+
+    items: Sequence[Item]
+    priority: int = Priority.LOW
