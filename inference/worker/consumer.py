@@ -78,7 +78,7 @@ def strategy(task: Any, app: Celery, consumer: Any) -> Callable[..., None]:
         state.task_reserved(request)
         for callback in callbacks or ():
             callback(request)
-        dispatcher.add(item, model, request)
+        dispatcher.backlog.add(item, model, request)
         consumer.dispatch_soon()
 
     return on_message
@@ -227,7 +227,7 @@ class BatchingStep(bootsteps.StartStopStep):
         self._follow(c)
         dispatcher = c.dispatcher
         dispatcher.kick()
-        due_in_s = dispatcher.due_in_s()
+        due_in_s = dispatcher.backlog.due_in_s()
         if due_in_s and dispatcher.pool.idle > 0:
             self._wake_in(c, due_in_s)
 

@@ -12,7 +12,7 @@ from inference.catalog.specs import ModelSpec
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldJob:
     """One job in this process: its item, its messages, and what has happened to it here."""
 
     item: Item
@@ -32,13 +32,13 @@ class Search:
     calls, and fewer processes than that.
     """
 
-    suspects: list[Held]
-    aside: list[Held] = field(default_factory=list)
+    suspects: list[HeldJob]
+    aside: list[HeldJob] = field(default_factory=list)
 
-    def tested(self) -> list[Held]:
+    def tested(self) -> list[HeldJob]:
         return self.suspects[: len(self.suspects) // 2]
 
-    def narrow(self, tested: list[Held], *, died: bool) -> None:
+    def narrow(self, tested: list[HeldJob], *, died: bool) -> None:
         others = [held for held in self.suspects if held not in tested]
         self.suspects = tested if died else others
         if died:
@@ -51,7 +51,7 @@ class Batch:
 
     id: UUID
     spec: ModelSpec
-    jobs: list[Held]
+    jobs: list[HeldJob]
     search: Search | None = None  # that this is a step of
     result: Any = None
     pid: int | None = None  # the child that accepted it
@@ -69,3 +69,10 @@ class Batch:
 class Totals:
     finished: int = 0
     reached: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+
+    def note_reached(self, batch: Batch) -> None:
+        """How far the queues are worked off: when the newest job was made that was started, by model and priority."""
+        reached = self.reached[batch.spec.name]
+        for held in batch.jobs:
+            key = str(held.item.priority)
+            reached[key] = max(reached.get(key, 0.0), held.item.arrived_at_s)

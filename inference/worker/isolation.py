@@ -14,7 +14,7 @@ from billiard.exceptions import Terminated, WorkerLostError
 
 from inference import clock, errors
 from inference.failures import Pauses
-from inference.worker.inflight import Batch, Held, Search
+from inference.worker.inflight import Batch, HeldJob, Search
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ STUCK_S, LONGEST_STUCK_S = 5.0, 60.0  # longer by the first each time, after a w
 class Part:
     """Jobs that are run again, as one call of their own."""
 
-    jobs: list[Held]
+    jobs: list[HeldJob]
     not_before: float
     search: Search | None = None  # that this is a step of
 
@@ -73,11 +73,11 @@ class Isolation:
     def _due(self, now: float, models: Container[str]) -> list[Part]:
         return [part for part in self.parts if part.not_before <= now and part.jobs[0].model in models]
 
-    def wait_alone(self, held: Held) -> None:
+    def wait_alone(self, held: HeldJob) -> None:
         """Until nothing runs."""
         self.parts.append(Part(jobs=[held], not_before=0.0))
 
-    def forget(self, held: Held) -> None:
+    def forget(self, held: HeldJob) -> None:
         """A part that it shares finds out as it is next."""
         self.parts = [part for part in self.parts if part.jobs != [held]]
 
@@ -155,7 +155,7 @@ class Isolation:
             self._add(search.suspects)
             self._add(search.aside)
 
-    def _add(self, jobs: list[Held], search: Search | None = None, after_s: float = 0.0) -> None:
+    def _add(self, jobs: list[HeldJob], search: Search | None = None, after_s: float = 0.0) -> None:
         if jobs:
             self.parts.append(Part(jobs=jobs, not_before=clock.time_s() + after_s, search=search))
 
@@ -172,7 +172,7 @@ class Isolation:
         return True
 
 
-def _verdict(batch: Batch, held: Held, cause: BaseException) -> str:
+def _verdict(batch: Batch, held: HeldJob, cause: BaseException) -> str:
     """The code that a job fails with whose process died with it alone, or nothing for one more try."""
     if batch.timed_out:
         return errors.TimedOut.code

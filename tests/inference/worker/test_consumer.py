@@ -64,7 +64,7 @@ class ConsumerTests(TestCase):
 
     def test_a_job_is_held(self):
         self.receive()
-        self.assertEqual(len(self.dispatcher.held), 1)
+        self.assertEqual(len(self.dispatcher.backlog.held), 1)
 
     def test_hints_that_no_job_has_drop_the_message_and_nothing_else(self):
         for hints in (
@@ -74,7 +74,7 @@ class ConsumerTests(TestCase):
         ):  # fmt: skip
             with self.subTest(str(hints)[:40]), self.assertRaises(InvalidTaskError):
                 self.receive(**hints)
-        self.assertFalse(self.dispatcher.held)
+        self.assertFalse(self.dispatcher.backlog.held)
 
     def test_a_message_of_a_model_that_cannot_be_run_now_goes_back_once_its_queue_is_left(self):
         self.follow()

@@ -16,9 +16,10 @@ from inference.catalog.specs import ModelSpec
 from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
 from inference.worker.calls import READY, BatchReport, Loaded
 from inference.worker.devices import Plan
-from inference.worker.dispatch import STUCK_S, Dispatcher
+from inference.worker.dispatch import Dispatcher
 from inference.worker.isolation import LONGEST_RETRY_S, LONGEST_STUCK_S
 from inference.worker.replicas import Replicas
+from inference.worker.stuck import STUCK_S
 
 PID = 4711
 CATALOG = {
@@ -97,7 +98,7 @@ class DispatcherTests(TestCase):
         self.clock += 0.001
         job_id, request = uuid4(), Request()
         item = {"group": "", "size": 1, "length": 10, "priority": 2, "arrived_at_s": self.clock, **values}
-        self.dispatcher.add(Item(id=str(job_id), **item), model, request)
+        self.dispatcher.backlog.add(Item(id=str(job_id), **item), model, request)
         return job_id, request
 
     def fill(self, count: int) -> list[tuple[UUID, Request]]:
@@ -114,7 +115,7 @@ class DispatcherTests(TestCase):
 
     def now(self) -> None:
         """What is to run again later may run now."""
-        for part in self.dispatcher.isolation.parts:
+        for part in self.dispatcher.backlog.isolation.parts:
             part.not_before = 0.0
 
     def test_an_idle_replica_gets_the_first_job_at_once(self):
@@ -139,7 +140,7 @@ class DispatcherTests(TestCase):
         self.assertEqual(request.events, ["started"])
         self.pool.finish(self.last)
         self.assertEqual(request.events, ["started", ("finished", "")])
-        self.assertEqual(self.dispatcher.held, {})
+        self.assertEqual(self.dispatcher.backlog.held, {})
 
     def test_the_error_of_one_job_is_its_own(self):
         (bad, bad_request), (_, good_request) = self.fill(2)
@@ -150,11 +151,11 @@ class DispatcherTests(TestCase):
     def test_a_doubled_message_runs_once_and_both_are_acknowledged(self):
         job_id, first = self.add()
         second = Request()
-        item = self.dispatcher.held[str(job_id)].item
-        self.dispatcher.add(item, "a", second)
+        item = self.dispatcher.backlog.held[str(job_id)].item
+        self.dispatcher.backlog.add(item, "a", second)
         self.dispatcher.kick()
         third = Request()
-        self.dispatcher.add(item, "a", third)
+        self.dispatcher.backlog.add(item, "a", third)
         self.pool.finish(self.last)
         self.assertEqual(len(self.pool.calls), 1)
         for request in (first, second, third):
@@ -231,7 +232,7 @@ class DispatcherTests(TestCase):
         self.assertEqual(self.last.batch.job_ids, (later,))
         self.pool.finish(self.last)
         self.assertEqual(len(self.pool.calls), 3)
-        self.dispatcher.isolation._others_until = 0.0
+        self.dispatcher.backlog.isolation._others_until = 0.0
         self.dispatcher.sweep()
         self.assertEqual(self.last.batch.job_ids, (second,))
 
@@ -257,7 +258,7 @@ class DispatcherTests(TestCase):
         self.add()
         self.dispatcher.kick()
         job_id, _ = self.add()
-        self.dispatcher.add(replace(self.dispatcher.held[str(job_id)].item, alone=True), "a", Request())
+        self.dispatcher.backlog.add(replace(self.dispatcher.backlog.held[str(job_id)].item, alone=True), "a", Request())
         self.pool.finish(self.last)
         self.assertEqual((self.last.batch.job_ids, self.last.batch.alone), ((job_id,), True))
 
@@ -304,7 +305,7 @@ class DispatcherTests(TestCase):
                     self.assertEqual(poison_request.events, [("finished", "crashed")])
                     others = [request.events for job_id, request in jobs if job_id != poison]
                     self.assertEqual(others, [[("finished", "")]] * (size - 1))
-                    self.assertEqual((self.dispatcher.held, len(self.dispatcher.isolation)), ({}, 0))
+                    self.assertEqual((self.dispatcher.backlog.held, len(self.dispatcher.backlog.isolation)), ({}, 0))
 
     def test_two_poison_jobs_of_a_batch_fail_and_the_others_succeed(self):
         jobs = self.fill(8)
@@ -327,7 +328,7 @@ class DispatcherTests(TestCase):
         self.pool.lose(self.last, DeviceFailed("CUDA error: device-side assert triggered"))
         while not self.last.over:
             self.pool.finish(self.last)
-        self.assertEqual(self.dispatcher.held, {})
+        self.assertEqual(self.dispatcher.backlog.held, {})
 
     def test_a_search_goes_on_after_a_step_that_failed_through_no_fault_of_its_jobs(self):
         jobs = self.fill(4)
@@ -338,7 +339,7 @@ class DispatcherTests(TestCase):
         self.dispatcher.kick()
         self.settle(poison)
         self.assertEqual(request.events, [("finished", "crashed")])
-        self.assertEqual(self.dispatcher.held, {})
+        self.assertEqual(self.dispatcher.backlog.held, {})
 
     def test_a_lone_job_whose_child_was_killed_gets_one_more_try(self):
         job_id, request = self.add()
@@ -379,7 +380,7 @@ class DispatcherTests(TestCase):
         for _ in range(8):
             next(iter(self.dispatcher.batches.values())).stuck = True
             self.pool.lose(self.last)
-            pauses.append(self.dispatcher.due_in_s())
+            pauses.append(self.dispatcher.backlog.due_in_s())
             self.now()
             self.dispatcher.kick()
             self.assertEqual((len(self.last.batch.job_ids), self.last.batch.verdict), (4, ""))
@@ -431,7 +432,7 @@ class DispatcherTests(TestCase):
         jobs = self.fill(8)
         self.run_out(RuntimeError("nobody foresaw this"))
         self.assertEqual([request.events for _, request in jobs], [[("finished", "")]] * 8)
-        self.assertEqual((self.dispatcher.held, len(self.dispatcher.isolation)), ({}, 0))
+        self.assertEqual((self.dispatcher.backlog.held, len(self.dispatcher.backlog.isolation)), ({}, 0))
 
     def test_one_job_of_a_batch_that_fails_for_a_bug_fails_alone(self):
         jobs = self.fill(8)
@@ -460,7 +461,7 @@ class DispatcherTests(TestCase):
                 self.pool.finish(self.last)
                 self.now()
                 self.dispatcher.kick()
-        self.assertEqual((self.dispatcher.held, len(self.dispatcher.isolation)), ({}, 0))
+        self.assertEqual((self.dispatcher.backlog.held, len(self.dispatcher.backlog.isolation)), ({}, 0))
 
     def test_the_pauses_grow_while_the_database_is_away_and_nobody_is_blamed(self):
         job_id, request = self.add()
@@ -468,7 +469,7 @@ class DispatcherTests(TestCase):
         pauses = []
         for _ in range(6):
             self.pool.lose(self.last, StoreUnavailable("database away"))
-            pauses.append(self.dispatcher.due_in_s())
+            pauses.append(self.dispatcher.backlog.due_in_s())
             self.now()
             self.dispatcher.kick()
         self.assertLess(2 * pauses[0], pauses[2])  # of 1, 2, 4, each a fifth more or less
@@ -480,7 +481,7 @@ class DispatcherTests(TestCase):
         self.dispatcher.kick()
         self.pool.lose(self.last, StoreUnavailable("database away"))
         self.assertEqual(len(self.pool.calls), 1)
-        self.assertGreater(self.dispatcher.due_in_s(), 0)
+        self.assertGreater(self.dispatcher.backlog.due_in_s(), 0)
         self.now()
         self.dispatcher.sweep()
         self.assertEqual(self.last.batch.job_ids, (job_id,))
@@ -491,9 +492,9 @@ class DispatcherTests(TestCase):
         self.dispatcher.kick()
         self.add()
         self.dispatcher.forget_messages()
-        self.assertEqual(set(self.dispatcher.held), {str(running)})
+        self.assertEqual(set(self.dispatcher.backlog.held), {str(running)})
         new_request = Request()
-        self.dispatcher.add(self.dispatcher.held[str(running)].item, "a", new_request)
+        self.dispatcher.backlog.add(self.dispatcher.backlog.held[str(running)].item, "a", new_request)
         self.pool.finish(self.last)
         self.assertEqual((old_request.events, new_request.events), ([], [("finished", "")]))
 
@@ -521,7 +522,7 @@ class DispatcherTests(TestCase):
         self.load(a="no weights", b=READY)
         self.dispatcher.let_go()
         self.assertEqual(request.events, ["given back"])
-        self.assertEqual(len(self.dispatcher.queues["a"]), 0)
+        self.assertEqual(len(self.dispatcher.backlog.queues["a"]), 0)
 
     def crash(self, count: int) -> tuple[list[tuple[UUID, Request]], list]:
         """A batch that has died with its only replica; and the rows that are given back."""
@@ -536,7 +537,7 @@ class DispatcherTests(TestCase):
         jobs, rows = self.crash(4)
         batches = len(self.pool.calls)
         self.dispatcher.kick()
-        self.assertEqual((len(self.pool.calls), self.dispatcher.due_in_s(), rows), (batches, None, []))
+        self.assertEqual((len(self.pool.calls), self.dispatcher.backlog.due_in_s(), rows), (batches, None, []))
         self.replicas.started(0, PID)
         self.load(a=READY, b=READY)
         self.dispatcher.kick()
@@ -549,7 +550,7 @@ class DispatcherTests(TestCase):
         self.replicas.started(0, PID)
         self.load(a="no weights", b=READY)
         self.dispatcher.let_go()
-        self.assertEqual((rows, self.dispatcher.held), ([{over}], {}))
+        self.assertEqual((rows, self.dispatcher.backlog.held), ([{over}], {}))
         self.assertEqual([request.events for _, request in jobs], [["given back"]] * 4)
 
     def test_a_search_goes_on_after_a_reconnect(self):
@@ -557,13 +558,13 @@ class DispatcherTests(TestCase):
         self.pool.lose(self.last)
         half = self.last
         self.dispatcher.forget_messages()
-        self.assertEqual(len(self.dispatcher.held), 4)
+        self.assertEqual(len(self.dispatcher.backlog.held), 4)
         again = Request()
-        self.dispatcher.add(self.dispatcher.held[str(jobs[3][0])].item, "a", again)
+        self.dispatcher.backlog.add(self.dispatcher.backlog.held[str(jobs[3][0])].item, "a", again)
         self.pool.lose(half)
         self.assertTrue(self.last.batch.takes_over)
         self.settle(jobs[0][0])
-        self.assertEqual((again.events, self.dispatcher.held), ([("finished", "")], {}))
+        self.assertEqual((again.events, self.dispatcher.backlog.held), ([("finished", "")], {}))
 
     def test_a_call_of_a_search_that_the_pool_dropped_after_a_reconnect_is_sent_again(self):
         self.fill(4)
@@ -579,7 +580,7 @@ class DispatcherTests(TestCase):
         job_id, request = self.add()
         self.dispatcher.kick()
         self.pool.lose(self.last, ModelUnavailable("a is not loaded"))
-        held = self.dispatcher.held[str(job_id)]
+        held = self.dispatcher.backlog.held[str(job_id)]
         self.assertEqual((held.takes_over, held.crashes_alone, request.events), (None, 0, []))
 
     def test_a_job_that_died_alone_once_and_among_others_twice_is_tried_once_more(self):

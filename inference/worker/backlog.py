@@ -1,0 +1,138 @@
+"""The jobs that a worker holds: in the queue of their model, beside it to run again or alone, or running.
+
+Belongs to the worker's event loop: nothing here blocks, and nothing reads the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+from uuid import UUID
+
+from inference import clock
+from inference.batching.queue import BatchQueue, CostModel, Item, Limits
+from inference.catalog.specs import Catalog, ModelSpec
+from inference.worker.inflight import Batch, HeldJob, Search
+from inference.worker.isolation import Isolation, Part
+from inference.worker.replicas import Replicas
+
+
+class Backlog:
+    """What waits here leaves by being run, given back or forgotten."""
+
+    def __init__(self, catalog: Catalog, replicas: Replicas) -> None:
+        self.replicas = replicas
+        self.specs = {name: catalog[name] for name in replicas.plan.models}
+        self.queues = {name: BatchQueue(_limits(spec), CostModel()) for name, spec in self.specs.items()}
+        self.held: dict[str, HeldJob] = {}
+        self.isolation = Isolation()
+
+    def __len__(self) -> int:
+        """Jobs that wait."""
+        return sum(map(len, self.queues.values())) + len(self.isolation)
+
+    def add(self, item: Item, model: str, request: Any) -> None:
+        """Hold a job until it is finished. A double of a held job only adds its message."""
+        if known := self.held.get(item.id):
+            known.requests.append(request)
+            if item.alone and self.queues[model].remove(item.id):
+                known.item = item
+                self.isolation.wait_alone(known)
+            return
+        self.held[item.id] = held = HeldJob(item=item, model=model, requests=[request])
+        if item.alone:
+            self.isolation.wait_alone(held)
+        else:
+            self.queues[model].add(item)
+
+    def forget_messages(self, batches: Iterable[Batch]) -> None:
+        """The connection is gone: what waits is delivered again; what runs, or has run and is looked into, goes on
+        without its messages."""
+        waiting = self._waiting(batches)
+        for held in self.held.values():
+            held.requests.clear()
+        for held in waiting:
+            self._forget(held)
+
+    def give_back_waiting(self, batches: Iterable[Batch]) -> None:
+        """The worker leaves: others are to have what waits now, not once the batches that run here have ended. The
+        newest first, since what is given back goes before all others."""
+        self._give_back(reversed(self._waiting(batches)))
+
+    def let_go(self, batches: Iterable[Batch]) -> frozenset[UUID]:
+        """What cannot be run here now goes back to its queue. What has run stays while a replica that had its model
+        starts again; when that has failed, its row is to go back too: returns the batches of such rows."""
+        if self.replicas.serving >= self.specs.keys():
+            return frozenset()
+        running = _ids(batches)
+        leaving = [
+            held
+            for held in self.held.values()
+            if held.model not in (self.replicas.served if held.takes_over else self.replicas.serving)
+            and held.item.id not in running
+        ]
+        self._give_back(leaving)
+        return frozenset(held.takes_over for held in leaving if held.takes_over)
+
+    def drop_expired(self) -> Collection[HeldJob]:
+        """Those past their deadline, which are held no longer."""
+        expired = [item for queue in self.queues.values() for item in queue.expire(clock.time_s())]
+        return [self.held.pop(item.id) for item in expired]
+
+    def next(self) -> tuple[list[HeldJob], Search | None] | None:
+        """The jobs of the next batch, and the search that it is a step of."""
+        now = clock.time_s()
+        while part := self.next_alone(now) or self.isolation.next(now, self.replicas.serving):
+            self.isolation.parts.remove(part)
+            if kept := [held for held in part.jobs if self.held.get(held.item.id) is held]:
+                return kept, part.search
+        for queue in sorted(self._due_queues(now), key=lambda queue: queue.head() or (0, 0.0)):
+            if items := queue.take(now):  # none when all that was due has expired
+                return [self.held[item.id] for item in items], None
+        return None
+
+    def next_alone(self, now: float) -> Part | None:
+        """Of those that nothing may run beside, the one whose turn it is."""
+        if not self.isolation.parts:
+            return None
+        heads = [head for queue in self._due_queues(now) if (head := queue.head())]
+        return self.isolation.next_alone(now, self.replicas.serving, heads)
+
+    def due_in_s(self) -> float | None:
+        """Seconds until the next batch may go, when it waits for company only."""
+        due = [at for queue in self._able_queues() if (at := queue.due_at_s()) is not None]
+        if (again := self.isolation.due_at(self.replicas.serving)) is not None:
+            due.append(again)
+        return max(0.0, min(due) - clock.time_s()) if due else None
+
+    def _due_queues(self, now: float) -> list[BatchQueue]:
+        return [queue for queue in self._able_queues() if (at := queue.due_at_s()) is not None and at <= now]
+
+    def _able_queues(self) -> list[BatchQueue]:
+        return [queue for name, queue in self.queues.items() if name in self.replicas.serving]
+
+    def _waiting(self, batches: Iterable[Batch]) -> list[HeldJob]:
+        """Neither in one of the batches that run, nor to be looked into after one that is over."""
+        running = _ids(batches)
+        return [held for held in self.held.values() if held.item.id not in running and not held.takes_over]
+
+    def _give_back(self, leaving: Iterable[HeldJob]) -> None:
+        for held in leaving:
+            self._forget(held)
+            for request in held.requests:
+                request.give_back()
+
+    def _forget(self, held: HeldJob) -> None:
+        del self.held[held.item.id]
+        self.isolation.forget(held)
+        self.queues[held.model].remove(held.item.id)
+
+
+def _ids(batches: Iterable[Batch]) -> set[str]:
+    return {held.item.id for batch in batches for held in batch.jobs}
+
+
+def _limits(spec: ModelSpec) -> Limits:
+    return Limits(
+        max_batch_size=spec.max_batch_size, max_batch_tokens=spec.max_batch_tokens, max_wait_s=spec.max_wait_ms / 1000
+    )
