@@ -14,7 +14,7 @@ from django.urls import get_resolver
 from api import errors, request_id
 from inference import budget
 from inference.store import connections
-from inference.waiting.compute_slots import turns
+from inference.waiting.compute_slots import compute_slots
 
 logger = logging.getLogger("api.access")
 
@@ -59,7 +59,7 @@ class Api:
                 request.path_info = request.path = request.path_info.rstrip("/") or "/"
             return refusal(request) or self._view(request)
         finally:
-            turns.give_back()
+            compute_slots.give_back()
             connections.give_back()  # before what is left of the body is read: a client may send it slowly
 
     def _view(self, request: HttpRequest) -> HttpResponse:

@@ -25,7 +25,7 @@ from inference.store import connections
 from inference.submission import jobs
 from inference.submission.submissions import Terms
 from inference.upkeep import retention
-from inference.waiting.compute_slots import turns
+from inference.waiting.compute_slots import compute_slots
 
 T = TypeVar("T", bound=Terms)
 
@@ -117,7 +117,7 @@ def _absent(key: UUID) -> JobNotFound | JobGone:
 
 
 def body_of(request: Request) -> bytes:
-    """Once it is here, the request takes its turn. Raises `ApiError` for a body that ended before its announced length:
+    """Once it is here, the request takes its slot. Raises `ApiError` for a body that ended before its announced length:
     its end is missing."""
     try:
         body: bytes = request.body
@@ -125,7 +125,7 @@ def body_of(request: Request) -> bytes:
         raise ApiError("The body could not be read to its end.") from error
     if len(body) < int(request.META.get("CONTENT_LENGTH") or 0):
         raise ApiError(f"The body ended after {len(body)} bytes, before its Content-Length.")
-    turns.take()
+    compute_slots.take()
     return body
 
 

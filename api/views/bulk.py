@@ -17,7 +17,7 @@ from inference.errors import BulkNotFound
 from inference.models import Bulk
 from inference.submission import bulk
 from inference.submission.writer import telling
-from inference.waiting.compute_slots import turns
+from inference.waiting.compute_slots import compute_slots
 
 
 class BulksView(ApiView):
@@ -31,7 +31,7 @@ class BulksView(ApiView):
             json_only(request)
             known_query(request.GET, (), dict.fromkeys(bulk_body.FIELDS, "it belongs in the body."))
             submission = bulk_body.read_document(body_of(request))
-        turns.give_back()  # nobody should wait for thousands of inputs
+        compute_slots.give_back()  # nobody should wait for thousands of inputs
         accepted = bulk.submit(self.attributed(request, submission))
         headers = {"Location": f"/v1/jobs/bulk/{accepted.id}", "Retry-After": "5"}
         with telling(accepted):

@@ -20,7 +20,7 @@ from inference.errors import BrokerUnavailable, StoreUnavailable
 from inference.failures import is_away
 from inference.models import Bulk, Job
 from inference.store import connections, rows
-from inference.waiting.compute_slots import turns
+from inference.waiting.compute_slots import compute_slots
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Writer:
     def confirm(self, pending: PendingWrite, patience_s: float = PATIENCE_S) -> None:
         """Returns when the row is committed. Raises `IntegrityError` for a key that is taken, `StoreUnavailable`."""
         connections.give_back()
-        with turns.lent(), budget.spent(patience_s) as left_s:
+        with compute_slots.lent(), budget.spent(patience_s) as left_s:
             written = pending.written.wait(left_s)
         if not written and self._withdraw(pending):
             raise _nothing_stored()

@@ -1,7 +1,7 @@
 """Two requests of a process compute at once. Hundreds that want the interpreter at the same time, because they came
 together or were woken together, would keep each other waiting, and every short request among them.
 
-A courtesy and no lock: who has waited long for a turn goes on without one.
+A courtesy and no lock: who has waited long for a slot goes on without one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class _Own(threading.local):
     holds = False
 
 
-class Turns:
-    """The turns of this process. What a thread takes it gives back; both may be repeated."""
+class ComputeSlots:
+    """The slots of this process. What a thread takes it gives back; both may be repeated."""
 
     def __init__(self) -> None:
         self._free = threading.Semaphore(AT_ONCE)
@@ -47,7 +47,7 @@ class Turns:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Others may have this thread's turn while it waits."""
+        """Others may have this thread's slot while it waits."""
         held = self.give_back()
         try:
             yield
@@ -56,4 +56,4 @@ class Turns:
                 self.take()
 
 
-turns = Turns()
+compute_slots = ComputeSlots()

@@ -21,7 +21,7 @@ from django.db import DatabaseError, InterfaceError, connection
 from inference.failures import Pauses
 from inference.store import connections, notices, rows
 from inference.store.rows import Changes
-from inference.waiting.compute_slots import turns
+from inference.waiting.compute_slots import compute_slots
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Waiter:
         """What became of the finished job, or None after `timeout_s`. Raises what `fail` was told."""
         connection.close()
         if self._changes is None and self._error is None:
-            with turns.lent():
+            with compute_slots.lent():
                 self._closed.acquire(timeout=timeout_s)
         if self._error:
             raise self._error

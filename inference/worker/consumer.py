@@ -156,17 +156,17 @@ class BatchingStep(bootsteps.StartStopStep):
         c.dispatcher = None
         if not self.include_if(c):  # a plain worker, of other queues: it drops what is not for it
             return
-        order, presence = c.controller.inference_order, c.controller.presence
+        order, heartbeat = c.controller.inference_order, c.controller.heartbeat
         c.dispatcher = Dispatcher(order.catalog, c.controller.inference_replicas, lambda: c.pool._pool)
-        c.dispatcher.on_rows_left = c.controller.upkeep.give_back
-        c.dispatcher.on_expired = c.controller.upkeep.expire_soon
+        c.dispatcher.on_rows_left = c.controller.housekeeping.give_back
+        c.dispatcher.on_expired = c.controller.housekeeping.expire_soon
         c.dispatch_soon = lambda: self._dispatch_soon(c)
         biggest = max(spec.max_batch_size for spec in c.dispatcher.specs.values())
         c.initial_prefetch_count = order.plan.replicas * biggest * 2  # one batch running, one to choose the next from
-        presence.facts = c.dispatcher.facts
+        heartbeat.facts = c.dispatcher.facts
         self.subscriptions = Subscriptions(c)
         if self.subscriptions.is_amqp:
-            c.controller.upkeep.chores.append(self.subscriptions.find_deleted)
+            c.controller.housekeeping.chores.append(self.subscriptions.find_deleted)
         self._told: Any = None  # the state that the row was last told of
         self._scheduled = False
 
@@ -176,13 +176,13 @@ class BatchingStep(bootsteps.StartStopStep):
     def register_with_event_loop(self, c: Any, hub: Any) -> None:
         c.pool._pool.on_idle = c.dispatch_soon
         c.dispatcher.connected = True
-        c.dispatcher.answering_s = lambda: c.controller.presence.answering_s
+        c.dispatcher.answering_s = lambda: c.controller.heartbeat.answering_s
         hub.call_repeatedly(SWEEP_S, self._sweep, c)
         self._follow(c)
 
     def stop(self, c: Any) -> None:
         queues = [spec.queue for spec in c.dispatcher.specs.values()]
-        if c.controller.presence.leaving and c.task_consumer:
+        if c.controller.heartbeat.leaving and c.task_consumer:
             ignore_errors(c, c.task_consumer.cancel)  # else a broker might hand us again what we give back
             ignore_errors(c, c.dispatcher.give_back_waiting)
             ignore_errors(c, self.subscriptions.remove_marks, c, queues)
@@ -212,7 +212,7 @@ class BatchingStep(bootsteps.StartStopStep):
         state = replicas.serving, replicas.served, replicas.have_told, dispatcher.connected, dispatcher.refused
         if state != self._told:
             self._told = state
-            c.controller.presence.changed()
+            c.controller.heartbeat.changed()
 
     def _dispatch_soon(self, c: Any) -> None:
         """Once per turn of the loop: messages that arrive together are batched together."""

@@ -41,11 +41,11 @@ class Facts:
     looped_at: float  # monotonic: the last turn of the event loop's sweep
 
 
-class Presence(threading.Thread):
+class Heartbeat(threading.Thread):
     """Keeps the worker's row alive from a thread of the main process, which does nothing that could take long."""
 
     def __init__(self, plan: Plan, name: str) -> None:
-        super().__init__(name="presence", daemon=True)
+        super().__init__(name="heartbeat", daemon=True)
         self.plan = plan
         self.node = name
         self.facts: Callable[[], Facts] | None = None

@@ -21,7 +21,7 @@ from inference.catalog.specs import Catalog
 from inference.failures import is_away
 from inference.store import transitions
 from inference.upkeep import reconcile, retention
-from inference.worker.heartbeat import Presence
+from inference.worker.heartbeat import Heartbeat
 from inference.worker.replicas import Replicas
 from inference.worker.watchdog import Watchdog
 
@@ -30,12 +30,12 @@ logger = logging.getLogger(__name__)
 ROUND_S = settings.WORKER_SILENT_S / 3
 
 
-class Upkeep(threading.Thread):
+class Housekeeping(threading.Thread):
     """Finds what others left undone, removes what is old, and ends this worker when it has stopped working."""
 
-    def __init__(self, presence: Presence, models: Catalog, replicas: Replicas) -> None:
-        super().__init__(name="upkeep", daemon=True)
-        self.presence = presence
+    def __init__(self, heartbeat: Heartbeat, models: Catalog, replicas: Replicas) -> None:
+        super().__init__(name="housekeeping", daemon=True)
+        self.heartbeat = heartbeat
         self.models = models
         self.replicas = replicas
         self._watchdog = Watchdog()
@@ -84,18 +84,18 @@ class Upkeep(threading.Thread):
         except Exception as error:
             connection.close()
             if isinstance(error, errors.BrokerUnavailable) or is_away(error):
-                logger.warning("worker=%s %s waits for its next round: %s", self.presence.node, chore.__name__, error)
+                logger.warning("worker=%s %s waits for its next round: %s", self.heartbeat.node, chore.__name__, error)
             else:
-                logger.exception("worker=%s %s failed", self.presence.node, chore.__name__)
+                logger.exception("worker=%s %s failed", self.heartbeat.node, chore.__name__)
 
     def _reconcile(self) -> None:
-        reconcile.reconcile(answering_s=self.presence.answering_s)
+        reconcile.reconcile(answering_s=self.heartbeat.answering_s)
 
     def _watch(self) -> None:
         """Leave at once when the main process no longer works: its supervisor starts another."""
-        if self.presence.facts is None:
+        if self.heartbeat.facts is None:
             return
-        facts = self.presence.facts()
+        facts = self.heartbeat.facts()
         publish.ping()  # the event loop waits for a broker that is away, or has no room: that one still counts queues
         consumed = [self.models[name].queue for name in self.replicas.serving.intersection(facts.model_names)]
         waiting = sum(publish.queue_lengths(consumed).values())
@@ -104,6 +104,6 @@ class Upkeep(threading.Thread):
             busy=facts.replicas_busy, ready=facts.replicas_ready,
         )  # fmt: skip
         if reason:
-            logger.critical("worker=%s exits to be started again: %s", self.presence.node, reason)
+            logger.critical("worker=%s exits to be started again: %s", self.heartbeat.node, reason)
             faulthandler.dump_traceback(file=2, all_threads=True)
             os._exit(os.EX_SOFTWARE)

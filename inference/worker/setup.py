@@ -55,8 +55,8 @@ def _plan(worker: Any) -> None:
     """Plan the replicas of the models whose queues this worker consumes, and register."""
     from inference.ids import new_job_id
     from inference.worker.calls import Order
-    from inference.worker.heartbeat import Presence
-    from inference.worker.housekeeping import Upkeep
+    from inference.worker.heartbeat import Heartbeat
+    from inference.worker.housekeeping import Housekeeping
     from inference.worker.pool import ReplicaPool
     from inference.worker.replicas import Replicas
 
@@ -74,12 +74,12 @@ def _plan(worker: Any) -> None:
     worker.concurrency = plan.replicas
     worker.inference_order, worker.inference_replicas = Order(plan=plan, catalog=models), Replicas(plan)
     ReplicaPool.order, ReplicaPool.replicas = worker.inference_order, worker.inference_replicas
-    worker.presence = Presence(plan, worker.hostname)
-    worker.presence.register()
-    signals.worker_shutting_down.connect(worker.presence.leave)
-    worker.presence.start()
-    worker.upkeep = Upkeep(worker.presence, models, worker.inference_replicas)
-    worker.upkeep.start()
+    worker.heartbeat = Heartbeat(plan, worker.hostname)
+    worker.heartbeat.register()
+    signals.worker_shutting_down.connect(worker.heartbeat.leave)
+    worker.heartbeat.start()
+    worker.housekeeping = Housekeeping(worker.heartbeat, models, worker.inference_replicas)
+    worker.housekeeping.start()
 
 
 def refuse_what_breaks_batching(worker: Any) -> None:
@@ -105,6 +105,6 @@ def configure_logging(loglevel: int | None = None, **kwargs: Any) -> None:
 
 
 def leave(sender: Any, **kwargs: Any) -> None:
-    if presence := getattr(sender, "presence", None):
-        sender.upkeep.stop()
-        presence.stop()
+    if heartbeat := getattr(sender, "heartbeat", None):
+        sender.housekeeping.stop()
+        heartbeat.stop()

@@ -28,8 +28,8 @@ LISTED = {
     "inference/launcher/supervisor.py Supervisor.run": "looks after programs, whose restarts have growing pauses",
     "inference/tuning/replica.py _serve": "answers its parent until that is gone",
     "inference/launcher/startup_report.py StartupReport.wait_for": "growing pauses, until the operator stops it",
-    "inference/worker/heartbeat.py Presence.run": "growing pauses up to the heartbeat's own",
-    "inference/worker/housekeeping.py Upkeep._rest": "a round every ROUND_S: what failed has its next turn then",
+    "inference/worker/heartbeat.py Heartbeat.run": "growing pauses up to the heartbeat's own",
+    "inference/worker/housekeeping.py Housekeeping._rest": "a round every ROUND_S: what failed has its next turn then",
     "project/settings.py": "Celery's connection to the broker: its pauses grow by 2 s up to 30 s",
 }
 

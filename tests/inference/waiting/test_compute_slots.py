@@ -1,17 +1,17 @@
-"""Turns: two at once, lent while waiting, and never a reason to stand still."""
+"""Slots: two at once, lent while waiting, and never a reason to stand still."""
 
 import threading
 from unittest import TestCase
 from unittest.mock import patch
 
 from inference.waiting import compute_slots
-from inference.waiting.compute_slots import AT_ONCE, Turns
+from inference.waiting.compute_slots import AT_ONCE, ComputeSlots
 from tests.conditions import eventually
 
 
-class TurnTests(TestCase):
+class ComputeSlotsTests(TestCase):
     def setUp(self) -> None:
-        self.turns = Turns()
+        self.slots = ComputeSlots()
         self.inside: list[int] = []
         self.go_on = threading.Event()
         self.threads: list[threading.Thread] = []
@@ -23,10 +23,10 @@ class TurnTests(TestCase):
             self.threads[-1].start()
 
     def compute(self, number: int) -> None:
-        self.turns.take()
+        self.slots.take()
         self.inside.append(number)
         self.go_on.wait(30)
-        self.turns.give_back()
+        self.slots.give_back()
 
     def leave(self) -> None:
         self.go_on.set()
@@ -37,31 +37,31 @@ class TurnTests(TestCase):
         with patch.object(compute_slots, "PATIENCE_S", 30):
             self.enter(AT_ONCE + 3)
             eventually(lambda: len(self.inside) == AT_ONCE)
-            self.assertFalse(self.turns._free.acquire(blocking=False))
+            self.assertFalse(self.slots._free.acquire(blocking=False))
             self.leave()
         self.assertEqual(len(self.inside), AT_ONCE + 3)
 
-    def test_a_turn_is_lent_while_its_thread_waits(self):
-        self.turns.take()
-        with self.turns.lent():
+    def test_a_slot_is_lent_while_its_thread_waits(self):
+        self.slots.take()
+        with self.slots.lent():
             self.enter(AT_ONCE)
             eventually(lambda: len(self.inside) == AT_ONCE)
             self.leave()
-        self.assertTrue(self.turns.give_back())
+        self.assertTrue(self.slots.give_back())
 
-    def test_who_has_waited_long_goes_on_without_a_turn(self):
+    def test_who_has_waited_long_goes_on_without_a_slot(self):
         with patch.object(compute_slots, "PATIENCE_S", 0.01):
             self.enter(AT_ONCE + 3)
             eventually(lambda: len(self.inside) == AT_ONCE + 3)
 
     def test_what_is_taken_or_given_back_twice_counts_once(self):
         for _ in range(2):
-            self.turns.take()
-        self.assertTrue(self.turns.give_back())
-        self.assertFalse(self.turns.give_back())
-        self.assertEqual(self.turns._free._value, AT_ONCE)
+            self.slots.take()
+        self.assertTrue(self.slots.give_back())
+        self.assertFalse(self.slots.give_back())
+        self.assertEqual(self.slots._free._value, AT_ONCE)
 
-    def test_who_has_no_turn_lends_none(self):
-        with self.turns.lent():
+    def test_who_has_no_slot_lends_none(self):
+        with self.slots.lent():
             pass
-        self.assertFalse(self.turns.give_back())
+        self.assertFalse(self.slots.give_back())

@@ -104,7 +104,7 @@ class ConsumerTests(TestCase):
         self.step._follow(
             SimpleNamespace(
                 dispatcher=self.dispatcher, app=SimpleNamespace(amqp=SimpleNamespace(queues=self)),
-                controller=SimpleNamespace(presence=SimpleNamespace(changed=lambda: None)),
+                controller=SimpleNamespace(heartbeat=SimpleNamespace(changed=lambda: None)),
                 cancel_task_queue=self.leave, add_task_queue=lambda queue: self.events.append(f"began {queue}"),
                 channel_errors=(),
             )

@@ -1,4 +1,4 @@
-"""The threads of a worker's main process that keep its row alive and do its upkeep."""
+"""The threads of a worker's main process that keep its row alive and do its housekeeping."""
 
 import threading
 import time
@@ -16,8 +16,8 @@ from inference.models import Job, Status, Worker, WorkerState
 from inference.upkeep import reconcile
 from inference.worker import housekeeping as upkeep_module
 from inference.worker.devices import Plan
-from inference.worker.heartbeat import LATE_S, Facts, Presence
-from inference.worker.housekeeping import Upkeep
+from inference.worker.heartbeat import LATE_S, Facts, Heartbeat
+from inference.worker.housekeeping import Housekeeping
 from inference.worker.replicas import Replicas
 from inference.worker.watchdog import STALLED_S
 from tests.conditions import eventually
@@ -31,19 +31,19 @@ def facts(**values) -> Facts:
     return Facts(**{**idle, "looped_at": time.monotonic(), **values})
 
 
-def make_presence(**values) -> Presence:
+def make_heartbeat(**values) -> Heartbeat:
     plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models=("embeddings",))
-    presence = Presence(plan, "w")
-    presence.facts = lambda: facts(**values)
-    presence.register()
-    return presence
+    heartbeat = Heartbeat(plan, "w")
+    heartbeat.facts = lambda: facts(**values)
+    heartbeat.register()
+    return heartbeat
 
 
 @override_settings(WORKER_HEARTBEAT_S=0.05)
 class HeartbeatTests(TransactionTestCase):
     def test_a_round_of_upkeep_that_takes_long_delays_no_heartbeat(self):
-        presence = make_presence()
-        upkeep = Upkeep(presence, {}, Replicas(presence.plan))
+        heartbeat = make_heartbeat()
+        housekeeping = Housekeeping(heartbeat, {}, Replicas(heartbeat.plan))
         reached, go_on = threading.Event(), threading.Event()
 
         def takes_long(**_) -> None:
@@ -51,75 +51,75 @@ class HeartbeatTests(TransactionTestCase):
             go_on.wait(60)
 
         with patch.object(reconcile, "reconcile", takes_long):
-            self.start(presence)
-            self.start(upkeep)
+            self.start(heartbeat)
+            self.start(housekeeping)
             self.addCleanup(go_on.set)
             self.assertTrue(reached.wait(20))
-            row = Worker.objects.get(pk=presence.plan.worker)
+            row = Worker.objects.get(pk=heartbeat.plan.worker)
             eventually(lambda: Worker.objects.filter(pk=row.pk, heartbeat_at__gt=row.heartbeat_at).exists())
             self.assertFalse(go_on.is_set())
 
     def test_what_expires_in_this_worker_is_told_before_the_next_round(self):
-        presence = make_presence()
-        upkeep = Upkeep(presence, {}, Replicas(presence.plan))
+        heartbeat = make_heartbeat()
+        housekeeping = Housekeeping(heartbeat, {}, Replicas(heartbeat.plan))
         with patch.object(upkeep_module, "ROUND_S", 600):
-            self.start(upkeep)
-            eventually(lambda: upkeep._sweeper._next_at_s, "the first round is over")
+            self.start(housekeeping)
+            eventually(lambda: housekeeping._sweeper._next_at_s, "the first round is over")
             job = Job.objects.create(model="m", inputs="x", expires_at=timezone.now())
-            upkeep.expire_soon()
+            housekeeping.expire_soon()
             eventually(lambda: Job.objects.filter(pk=job.pk, status=Status.EXPIRED).exists())
 
     def test_the_database_answers_for_as_long_as_no_heartbeat_came_late(self):
-        presence = make_presence()
-        presence._answering_since -= 1000
-        self.assertTrue(presence._try_to_beat())
-        self.assertGreaterEqual(presence.answering_s, 1000)
-        presence._beaten_at -= LATE_S  # as after an outage
-        self.assertEqual(presence.answering_s, 0)
-        self.assertTrue(presence._try_to_beat())
-        self.assertLess(presence.answering_s, LATE_S)
+        heartbeat = make_heartbeat()
+        heartbeat._answering_since -= 1000
+        self.assertTrue(heartbeat._try_to_beat())
+        self.assertGreaterEqual(heartbeat.answering_s, 1000)
+        heartbeat._beaten_at -= LATE_S  # as after an outage
+        self.assertEqual(heartbeat.answering_s, 0)
+        self.assertTrue(heartbeat._try_to_beat())
+        self.assertLess(heartbeat.answering_s, LATE_S)
 
     def test_a_worker_that_was_told_to_stop_says_so_with_its_next_heartbeat(self):
-        presence = make_presence()
-        presence.leave()
-        self.start(presence)
-        eventually(lambda: Worker.objects.filter(pk=presence.plan.worker, state=WorkerState.STOPPING).exists())
+        heartbeat = make_heartbeat()
+        heartbeat.leave()
+        self.start(heartbeat)
+        eventually(lambda: Worker.objects.filter(pk=heartbeat.plan.worker, state=WorkerState.STOPPING).exists())
 
     def test_a_worker_whose_row_is_lost_registers_again_unless_it_leaves(self):
-        presence = make_presence()
+        heartbeat = make_heartbeat()
         Worker.objects.all().delete()  # as after a restore of an older backup
-        self.assertTrue(presence._try_to_beat())
-        self.assertTrue(presence._try_to_beat())
-        self.assertEqual(Worker.objects.get(pk=presence.plan.worker).state, WorkerState.READY)
+        self.assertTrue(heartbeat._try_to_beat())
+        self.assertTrue(heartbeat._try_to_beat())
+        self.assertEqual(Worker.objects.get(pk=heartbeat.plan.worker).state, WorkerState.READY)
         Worker.objects.all().delete()
-        presence.leave()
-        self.assertTrue(presence._try_to_beat())
+        heartbeat.leave()
+        self.assertTrue(heartbeat._try_to_beat())
         self.assertFalse(Worker.objects.exists())
 
     def test_the_clock_is_measured_for_as_long_as_the_worker_lives(self):
-        presence = make_presence()
+        heartbeat = make_heartbeat()
         with patch.multiple(clock, _measured_at=float("-inf"), _off_s=0.0):
-            presence._try_to_beat()
+            heartbeat._try_to_beat()
             self.assertGreater(clock._measured_at, float("-inf"))
 
     def test_the_watchdog_counts_the_queues_that_are_consumed_only(self):
-        presence = make_presence(model_names=["embeddings", "sentiment"])
-        replicas = Replicas(presence.plan)
+        heartbeat = make_heartbeat(model_names=["embeddings", "sentiment"])
+        replicas = Replicas(heartbeat.plan)
         replicas.serving = frozenset({"embeddings", "fill-mask"})  # sentiment's starts again; a queue is refused
-        upkeep = Upkeep(presence, models(), replicas)
+        housekeeping = Housekeeping(heartbeat, models(), replicas)
         with patch.object(publish, "queue_lengths", return_value={}) as counted:
-            upkeep._watch()
+            housekeeping._watch()
         counted.assert_called_once_with([models()["embeddings"].queue])
 
     def test_the_watchdog_does_not_judge_while_the_broker_counts_queues_and_takes_nothing(self):
-        presence = make_presence(looped_at=time.monotonic() - 10 * STALLED_S)
-        upkeep = Upkeep(presence, models(), Replicas(presence.plan))
-        upkeep._watchdog.looked_at = time.monotonic()
+        heartbeat = make_heartbeat(looped_at=time.monotonic() - 10 * STALLED_S)
+        housekeeping = Housekeeping(heartbeat, models(), Replicas(heartbeat.plan))
+        housekeeping._watchdog.looked_at = time.monotonic()
         with patch.object(publish, "ping", side_effect=BrokerUnavailable("no room")), patch("os._exit") as ended:
-            self.assertRaises(BrokerUnavailable, upkeep._watch)
+            self.assertRaises(BrokerUnavailable, housekeeping._watch)
         ended.assert_not_called()
 
-    def start(self, thread: Presence | Upkeep) -> None:
+    def start(self, thread: Heartbeat | Housekeeping) -> None:
         thread.start()
         self.addCleanup(thread.join, 20)
         self.addCleanup(thread.stop)
