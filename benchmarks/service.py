@@ -55,8 +55,8 @@ def mean_batch(data: Path, since: datetime.datetime) -> float | None:
 
 
 def environment(folder: str, catalog: Path) -> dict[str, str]:
-    """The embedded broker's socket lies in XDG_RUNTIME_DIR, the database in DATA_DIR."""
+    """The embedded broker's socket lies in TMPDIR, the database in DATA_DIR."""
     return {
-        "DATA_DIR": folder, "XDG_RUNTIME_DIR": folder, "MODELS_FILE": str(catalog), "LOG_LEVEL": "WARNING",
+        "DATA_DIR": folder, "TMPDIR": folder, "MODELS_FILE": str(catalog), "LOG_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1", "API_KEY_REQUIRED": "0",
     }  # fmt: skip

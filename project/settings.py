@@ -106,7 +106,7 @@ env.number("DATABASE_ANSWER_S", 0)  # refused here, and read where it is used: p
 
 # The models, the broker and the worker.
 MODELS_FILE = Path(os.environ.get("MODELS_FILE", BASE_DIR / "models.toml"))
-REDIS_URL = env.url("REDIS_URL", ("redis", "rediss", "unix")) or address.embedded_url(BASE_DIR)
+REDIS_URL = env.url("REDIS_URL", ("redis", "rediss", "unix")) or address.embedded_url(DATA_DIR)
 WORKER_HEARTBEAT_S = env.number("WORKER_HEARTBEAT_S", 2)
 WORKER_SILENT_S = env.number("WORKER_SILENT_S", 15)  # a worker silent for longer is gone
 MAX_RECOVERIES = 3  # a job whose worker is lost this often fails with the code `lost`; the last one runs it alone

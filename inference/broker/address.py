@@ -12,22 +12,23 @@ PRIORITY_STEPS = (0, *PRIORITIES)  # an earlier version put into the first what 
 
 
 def short_root() -> Path:
-    """A folder for sockets: the user's own, or the system's temporary one; a TMPDIR in a deep place is passed over."""
-    roots = (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp")  # noqa: S108 - a 0700 folder in it
-    return Path(next(root for root in roots if root and len(os.fsencode(root)) <= LONGEST_ROOT and os.path.isdir(root)))
+    """The temporary folder; a TMPDIR in a deep place is passed over. Not XDG_RUNTIME_DIR: that is removed when its user
+    logs out, while the server goes on."""
+    roots = (tempfile.gettempdir(), "/tmp")  # noqa: S108 - a 0700 folder in it
+    return Path(next(root for root in roots if len(os.fsencode(root)) <= LONGEST_ROOT and os.path.isdir(root)))
 
 
-def runtime_folder(base: Path) -> Path:
-    """A short folder of this checkout and user, however long the checkout's own path is."""
-    return short_root() / f"inference-{os.getuid()}-{hashlib.sha256(str(base).encode()).hexdigest()[:12]}"
+def runtime_folder(data: Path) -> Path:
+    """A short folder of this user and data folder, however long its own path is."""
+    return short_root() / f"inference-{os.getuid()}-{hashlib.sha256(str(data.resolve()).encode()).hexdigest()[:12]}"
 
 
-def embedded_socket(base: Path) -> Path:
-    return runtime_folder(base) / "broker.sock"
+def embedded_socket(data: Path) -> Path:
+    return runtime_folder(data) / "broker.sock"
 
 
-def embedded_url(base: Path) -> str:
-    return f"unix://{embedded_socket(base)}"
+def embedded_url(data: Path) -> str:
+    return f"unix://{embedded_socket(data)}"
 
 
 def kombu_url(redis_url: str) -> str:

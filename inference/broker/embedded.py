@@ -90,7 +90,7 @@ def prepare(data: Path, path: Path) -> int:
     if len(os.fsencode(path)) > address.LONGEST_SOCKET_PATH:
         raise EmbeddedBrokerError(
             f"The socket's path {path} is longer than {address.LONGEST_SOCKET_PATH} bytes, the limit of the system."
-            " Set XDG_RUNTIME_DIR to a shorter folder."
+            " Choose a shorter one."
         )
     _make_private(path.parent)
     lock = _lock(path)
@@ -135,8 +135,9 @@ def _make_private(folder: Path) -> None:
 
 
 def _lock(path: Path) -> int:
-    """The server keeps the lock by holding the descriptor open; it is gone with the server, however that ends."""
-    lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    """On the folder: what is locked systemd-tmpfiles does not clean, however old it is. The server keeps the lock by
+    holding the descriptor open; it is gone with the server, however that ends."""
+    lock = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -37,7 +37,7 @@ class Up:
         self.folder = tempfile.TemporaryDirectory(prefix="up-")
         environment = {name: value for name, value in os.environ.items() if name not in ("REDIS_URL", "BROKER_URL")}
         self.data = str(data or self.folder.name)
-        own = {"DATA_DIR": self.data, "XDG_RUNTIME_DIR": self.folder.name, "DEVELOPMENT": "1", "PORT": str(port)}
+        own = {"DATA_DIR": self.data, "TMPDIR": self.folder.name, "DEVELOPMENT": "1", "PORT": str(port)}
         self.process = subprocess.Popen(
             [sys.executable, "manage.py", "up"],
             env={**environment, **own, "MODELS_FILE": str(models_file), "OMP_NUM_THREADS": "1"},

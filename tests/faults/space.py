@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 from django.db import connections
 
@@ -59,7 +60,7 @@ class DiskFull(Fault):
     @contextlib.contextmanager
     def service(self) -> Iterator[Service]:
         with tempfile.TemporaryDirectory(prefix="disk-", dir=short_root()) as folder, small_disk(Path(folder)):
-            with _sockets_in(folder):
+            with mock.patch.object(tempfile, "tempdir", folder):  # the service makes its folder there
                 service = self.make()
             with service:
                 yield service
@@ -91,19 +92,6 @@ def small_disk(folder: Path) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-@contextlib.contextmanager
-def _sockets_in(folder: str) -> Iterator[None]:
-    """The service makes its folder where this variable says."""
-    before = os.environ.get("XDG_RUNTIME_DIR")
-    os.environ["XDG_RUNTIME_DIR"] = folder
-    try:
-        yield
-    finally:
-        del os.environ["XDG_RUNTIME_DIR"]
-        if before is not None:
-            os.environ["XDG_RUNTIME_DIR"] = before
 
 
 def _fill(file: Path) -> None:

@@ -80,7 +80,7 @@ def wanted_programs(host: str, port: int) -> list[Program]:
 
 
 def embedded_broker() -> Program:
-    socket_path = address.embedded_socket(settings.BASE_DIR)
+    socket_path = address.embedded_socket(settings.DATA_DIR)
     if embedded.is_answering(socket_path):
         raise CommandError(f"This folder's service runs already, its broker answers on {socket_path}. Stop it first.")
     return programs.broker(data=settings.DATA_DIR / "broker", socket=socket_path)

@@ -1,3 +1,4 @@
+import fcntl
 import os
 import shutil
 import subprocess
@@ -62,6 +63,12 @@ class EmbeddedBrokerTests(TestCase):
         self.assertEqual(self.socket.parent.stat().st_mode & 0o777, 0o700)
         self.assertEqual(self.socket.stat().st_mode & 0o777, 0o700)
 
+    def test_its_folder_is_locked_so_that_nobody_cleans_it(self):
+        self.start()
+        folder = os.open(self.socket.parent, os.O_RDONLY)
+        self.addCleanup(os.close, folder)
+        self.assertRaises(BlockingIOError, fcntl.flock, folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
     def test_a_folder_that_others_may_enter_is_refused(self):
         self.socket.parent.mkdir(mode=0o755)
         with self.assertRaisesRegex(EmbeddedBrokerError, "chmod 700"):
@@ -85,7 +92,7 @@ class EmbeddedBrokerTests(TestCase):
 
     def test_a_socket_path_that_is_too_long_names_the_cure(self):
         self.socket = self.folder / ("x" * 100) / "broker.sock"
-        with self.assertRaisesRegex(EmbeddedBrokerError, "XDG_RUNTIME_DIR"):
+        with self.assertRaisesRegex(EmbeddedBrokerError, "Choose a shorter one"):
             self.start()
 
     def server(self, script: str, name: str = "valkey-server") -> Path:
@@ -146,8 +153,12 @@ class AddressTests(TestCase):
         with tempfile.TemporaryDirectory() as folder:
             deep = Path(folder) / ("x" * 100)
             deep.mkdir()
-            with mock.patch.dict(os.environ, XDG_RUNTIME_DIR=str(deep)):
+            with mock.patch.object(tempfile, "tempdir", str(deep)):
                 self.assertNotEqual(address.short_root(), deep)
 
-    def test_two_checkouts_have_two_sockets(self):
+    def test_the_folder_that_is_removed_when_its_user_logs_out_is_none_for_the_socket(self):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, XDG_RUNTIME_DIR=folder):
+            self.assertFalse(address.embedded_socket(Path("/a")).is_relative_to(folder))
+
+    def test_two_data_folders_have_two_sockets(self):
         self.assertNotEqual(address.embedded_socket(Path("/a")), address.embedded_socket(Path("/b")))
