@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import http.client
-import json
-import threading
 import time
 import unittest
-from collections import Counter
-from typing import Any, Self
+from typing import Any
 from uuid import uuid4
 
 from django.contrib.auth import get_user_model
 
 from api.models import ApiKey
 from tests.conditions import eventually
+from tests.faults.load import Load, crowd
 from tests.postgres import Postgres
-from tests.stack import HOST, Stack
+from tests.stack import Stack
 
 MODELS = """
 [echo]
@@ -24,44 +21,7 @@ engine = "inference.engines.echo:EchoEngine"
 max_queued = 1000000
 """
 ANSWER_LIMIT_S = 10.0  # promised are 6, on a machine that does nothing else
-CLIENTS = 120
-
-
-class Clients:
-    """Each submits one job after the other, with a key of its owner and an idempotency key of its own."""
-
-    def __init__(self, port: int, keys: list[str]) -> None:
-        self.port = port
-        self.statuses: Counter[int] = Counter()
-        self.slowest_s = 0.0
-        self._stopping = threading.Event()
-        self._threads = [threading.Thread(target=self._submit, args=(keys[n % len(keys)],)) for n in range(CLIENTS)]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join()
-
-    def accepted(self) -> int:
-        return self.statuses[202]
-
-    def _submit(self, key: str) -> None:
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=60)
-        body = json.dumps({"model": "echo", "inputs": "text"})
-        while not self._stopping.wait(0.05):
-            headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": str(uuid4())}
-            started = time.monotonic()
-            connection.request("POST", "/v1/jobs", body, {"Content-Type": "application/json", **headers})
-            answer = connection.getresponse()
-            answer.read()
-            self.slowest_s = max(self.slowest_s, time.monotonic() - started)
-            self.statuses[answer.status] += 1
-        connection.close()
+CLIENTS, PER_S = 120, 1000
 
 
 class DatabaseAway(unittest.TestCase):
@@ -79,28 +39,31 @@ class DatabaseAway(unittest.TestCase):
         cls.keys = [cls.new_key(users.create(username=f"owner{number}")) for number in range(8)]
 
     @classmethod
-    def new_key(cls, owner: Any) -> str:
-        return ApiKey.objects.db_manager(cls.stack.alias).issue(owner=owner)[1]
+    def new_key(cls, owner: Any) -> dict[str, str]:
+        return {"Authorization": f"Bearer {ApiKey.objects.db_manager(cls.stack.alias).issue(owner=owner)[1]}"}
+
+    def load(self) -> Load:
+        return Load(self.stack.port, lambda: "text", per_s=PER_S, clients=CLIENTS, headers=crowd(self.keys))
 
     def status(self, method: str, path: str, body: Any = None) -> tuple[int, float]:
         """And how long the answer took."""
         started = time.monotonic()
-        answer = self.stack.request(method, path, body, headers={"Authorization": f"Bearer {self.keys[0]}"})
+        answer = self.stack.request(method, path, body, headers=self.keys[0])
         return answer.status, time.monotonic() - started
 
     def test_it_serves_again_under_the_load_once_the_database_is_back(self) -> None:
-        with Clients(self.stack.port, self.keys) as clients:
-            eventually(lambda: clients.accepted() > 100, "jobs are accepted")
+        with self.load() as load:
+            eventually(lambda: load.result.statuses[202] > 100, "jobs are accepted")
             self.server.stop()
-            eventually(lambda: clients.statuses[503] > 50, "the database is away")
+            eventually(lambda: load.result.statuses[503] > 50, "the database is away")
             self.server.start()
-            before = clients.accepted()
-            eventually(lambda: clients.accepted() > before + 100, "jobs are accepted again", limit_s=12)
-        self.assertEqual(set(clients.statuses), {202, 503})
+            before = load.result.statuses[202]
+            eventually(lambda: load.result.statuses[202] > before + 100, "jobs are accepted again", limit_s=12)
+        self.assertEqual(set(load.result.statuses), {202, 503})
 
     def test_a_restart_costs_an_idle_service_no_request(self) -> None:
-        with Clients(self.stack.port, self.keys) as clients:
-            eventually(lambda: clients.accepted() > 100, "the pool is full")
+        with self.load() as load:
+            eventually(lambda: load.result.statuses[202] > 100, "the pool is full")
         self.server.stop()
         self.server.start()
         answers = [self.status("GET", "/v1/jobs")[0] for _ in range(2 * self.pool_size)]
@@ -108,8 +71,8 @@ class DatabaseAway(unittest.TestCase):
         self.assertEqual(self.status("POST", "/v1/jobs", {"model": "echo", "inputs": "x"})[0], 202)
 
     def test_no_request_waits_for_a_database_that_is_stopped(self) -> None:
-        with Clients(self.stack.port, self.keys) as clients:
-            eventually(lambda: clients.accepted() > 100, "the pool is full")
+        with self.load() as load:
+            eventually(lambda: load.result.statuses[202] > 100, "the pool is full")
         with self.server.paused():
             for method, path, body in (
                 ("GET", "/v1/jobs", None),
@@ -122,11 +85,11 @@ class DatabaseAway(unittest.TestCase):
                 status, took_s = self.status(method, path, body)
                 self.assertEqual(status, 503, path)
                 self.assertLess(took_s, ANSWER_LIMIT_S, path)
-            with Clients(self.stack.port, self.keys) as clients:
-                eventually(lambda: clients.statuses[503] > CLIENTS, "all are refused", limit_s=60)
-            self.assertLess(clients.slowest_s, ANSWER_LIMIT_S)
-        with Clients(self.stack.port, self.keys) as clients:
-            eventually(lambda: clients.accepted() > 100, "jobs are accepted again", limit_s=12)
+            with self.load() as load:
+                eventually(lambda: load.result.statuses[503] > CLIENTS, "all are refused", limit_s=60)
+            self.assertLess(load.result.slowest_s, ANSWER_LIMIT_S)
+        with self.load() as load:
+            eventually(lambda: load.result.statuses[202] > 100, "jobs are accepted again", limit_s=12)
 
 
 class DatabaseAwayFromALargePool(DatabaseAway):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from tests.stack import HOST
 
@@ -104,6 +105,12 @@ class Load:
                 self.result.accepted[UUID(json.loads(body)["id"])] = inputs
             else:
                 self.result.refused_at = max(self.result.refused_at, began_at)
+
+
+def crowd(owners: Sequence[Mapping[str, str]]) -> Callable[[], dict[str, str]]:
+    """Headers of requests that nobody repeats, of one of the `owners` after the other, who are given by their own."""
+    following = itertools.cycle(owners)
+    return lambda: {**next(following), "Idempotency-Key": str(uuid4())}
 
 
 def post(port: int, body: Any, headers: dict[str, str], path: str = "/v1/jobs") -> tuple[int, bytes]:

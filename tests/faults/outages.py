@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Iterator
-from uuid import uuid4
 
 from inference.models import Status
 from tests.faults import database
 from tests.faults.broker import answers_meanwhile
 from tests.faults.database import OnPostgres
 from tests.faults.fault import Fault
-from tests.faults.load import Load
+from tests.faults.load import Load, crowd
 from tests.faults.proxy import Mode, Proxy
 from tests.faults.service import CATALOG, Service
 from tests.faults.trial import ANSWER_LIMIT_S, Trial
@@ -63,11 +61,8 @@ class ComesBackToACrowd(OnPostgres):
         trial.expect(took_s <= SERVES_AGAIN_S, f"refused {took_s:.1f} s after the database was back")
 
     def crowd(self, trial: Trial) -> Load:
-        keys = [trial.service.key(f"owner {number}") for number in range(self.OWNERS)]
-        owners = itertools.cycle(keys)
-        return trial.load(
-            per_s=50, clients=self.CLIENTS, headers=lambda: {**next(owners), "Idempotency-Key": str(uuid4())}
-        )
+        owners = [trial.service.key(f"owner {number}") for number in range(self.OWNERS)]
+        return trial.load(per_s=50, clients=self.CLIENTS, headers=crowd(owners))
 
 
 class PoolOfFour(ComesBackToACrowd):
