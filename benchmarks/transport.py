@@ -23,8 +23,8 @@ from celery import Celery
 from kombu.asynchronous import Hub
 
 from inference.broker import address
-from inference.broker.embedded import EmbeddedBroker
 from inference.broker.messages import TASK, JobMessage
+from tests.embedded_broker import EmbeddedBroker
 
 QUEUE = "inference.benchmark"
 PREFETCH = 128  # two batches of 32 for each of two replicas

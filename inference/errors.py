@@ -12,8 +12,8 @@
     │   └── NoWorker               retryable: nobody serves the model now
     ├── JobNotFound                no such job, or another owner's
     ├── BulkNotFound               no such bulk, or another owner's
-    ├── JobNotFinished             the wait is over, the job is not; it can still be polled
     ├── StoreUnavailable           retryable: the database does not answer
+    ├── BrokerUnavailable          retryable: inside the service only
     └── JobError                   recorded on the row of a job that failed
         ├── EngineError            the engine raised
         ├── BadOutput              the engine answered with the wrong shape, or NaN
@@ -97,11 +97,6 @@ class JobNotFound(InferenceError):
 
 class BulkNotFound(InferenceError):
     code = "bulk_not_found"
-
-
-class JobNotFinished(InferenceError):
-    code = "not_finished"
-    retryable = True
 
 
 class StoreUnavailable(InferenceError):

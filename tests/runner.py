@@ -19,8 +19,8 @@ from django.db import connection
 from django.test import runner
 
 from inference.broker import address
-from inference.broker.embedded import EmbeddedBroker
 from inference.launcher.reaper import Reaper
+from tests.embedded_broker import EmbeddedBroker
 
 
 def use_broker(url: str) -> None:

@@ -30,20 +30,6 @@ _JOB_ID = OpenApiParameter("job_id", _UUID, OpenApiParameter.PATH)
 _BULK_ID = OpenApiParameter("bulk_id", _UUID, OpenApiParameter.PATH)
 _EMPTY_BODY = ("body_too_large",)
 
-_TEXT_JOB = OpenApiExample(
-    "A text", {"model": "embeddings", "inputs": "some text", "priority": "low"}, request_only=True
-)
-_QUEUED_JOB = OpenApiExample(
-    "An accepted job",
-    {
-        "id": "01a1fdb8-b283-75fd-ab58-2085ae21489c", "model": "embeddings", "status": "queued", "priority": "low",
-        "created_at": "2026-11-21T10:57:38.771290Z", "started_at": None, "finished_at": None, "expires_at": None,
-        "batch_size": None, "attempts": 0, "request_id": "01a1fdc12fd2726dbe15fb3ed288f6b0", "bulk": None,
-        "bulk_index": None, "error": None, "output": None,
-    },
-    response_only=True, status_codes=["202"],
-)  # fmt: skip
-
 not_described = extend_schema(exclude=True)
 submit_job = operation(
     "jobs_submit",

@@ -15,7 +15,6 @@ OPTIONS = {"retry", "max_retries", "retry_policy", "autoretry_for", "retry_on_ti
 
 LISTED = {
     "inference/broker/anybroker.py _options": "once more, at once",
-    "inference/broker/embedded.py EmbeddedBroker.wait_until_answering": "LOADING_LIMIT_S, and the life of the server",
     "inference/broker/redis_client.py _client": "once more, at once",
     "inference/failures.py patiently": "growing pauses, limit_s",
     "inference/launcher/reaper.py end": "waits for an end: grace_s, then it is killed",

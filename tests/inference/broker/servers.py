@@ -10,7 +10,7 @@ from unittest import TestCase
 import redis
 
 from inference.broker import address
-from inference.broker.embedded import EmbeddedBroker
+from tests.embedded_broker import EmbeddedBroker
 
 
 class TcpBroker(EmbeddedBroker):

@@ -10,8 +10,9 @@ from unittest import TestCase, mock
 import redis
 
 from inference.broker import address, embedded
-from inference.broker.embedded import EmbeddedBroker, EmbeddedBrokerError
+from inference.broker.embedded import EmbeddedBrokerError
 from tests.conditions import eventually
+from tests.embedded_broker import EmbeddedBroker
 
 
 class EmbeddedBrokerTests(TestCase):

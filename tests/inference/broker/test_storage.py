@@ -12,9 +12,9 @@ from unittest import TestCase, skipUnless
 import redis
 
 from inference.broker import address, storage
-from inference.broker.embedded import EmbeddedBroker
 from inference.broker.storage import StorageError
 from tests.conditions import eventually
+from tests.embedded_broker import EmbeddedBroker
 
 WRITTEN_BY = Path(__file__).parent / "written_by"  # a base file with the first message, and a log with the second
 BASE = "appendonlydir/appendonly.aof.2.base.rdb"

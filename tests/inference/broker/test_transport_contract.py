@@ -5,8 +5,9 @@ from unittest import TestCase
 import kombu
 
 from inference.broker import address
+from tests.embedded_broker import EmbeddedBroker
 from tests.inference.broker.consumers import Driven, connect
-from tests.inference.broker.servers import EmbeddedBroker, TcpBroker, client_of, own_broker
+from tests.inference.broker.servers import TcpBroker, client_of, own_broker
 
 QUEUES = ["inference.a", "inference.b"]
 A, B = QUEUES
