@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from inference.broker.address import short_root
 from inference.launcher.reaper import Reaper
+from tests import processes
 from tests.conditions import eventually
 
 UNPRIVILEGED = "nobody"  # the server refuses to run as root
@@ -68,10 +69,9 @@ class Postgres:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """It takes connections and statements, as far as their senders can tell, and answers nothing."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        pids = [self.process.pid]
-        os.kill(self.process.pid, signal.SIGSTOP)  # first, so that it starts no others
-        pids += map(int, children.read_text().split())
+        leader = self.process.pid
+        os.kill(leader, signal.SIGSTOP)  # first, so that it starts no others
+        pids = [leader, *processes.children(leader)]
         self._send(pids, signal.SIGSTOP)
         try:
             yield

@@ -141,9 +141,8 @@ class Partition(Fault):
         mode = self.MODES[trial.number % len(self.MODES)]
         with trial.load(per_s=40) as load:
             trial.pause(0.3, 0.8)
-            self.proxy.set(mode)
-            answers_meanwhile(trial, trial.random.uniform(3.0, 10.0))
-            self.proxy.set(Mode.PASS)
+            with self.proxy.failing(mode):
+                answers_meanwhile(trial, trial.random.uniform(3.0, 10.0))
             trial.healed()
             trial.pause(0.2, 0.6)
         trial.add(load, answer_limit_s=ANSWER_LIMIT_S)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import sqlite3
 import time
 from collections.abc import Iterator
 
 from django.db import connections
 
-from tests import processes
 from tests.faults.backends import POSTGRES, SQLITE
 from tests.faults.fault import Fault
 from tests.faults.service import Service
@@ -59,21 +56,6 @@ def stopped(service: Service) -> Iterator[None]:
         connections[service.alias].close()
 
 
-@contextlib.contextmanager
-def standing_still(service: Service) -> Iterator[None]:
-    """All its processes, from the one that would make more of them."""
-    leader = server(service).process.pid
-    os.kill(leader, signal.SIGSTOP)
-    stopped = [leader, *processes.children(leader)]
-    for pid in stopped[1:]:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
-
-
 def away(service: Service) -> contextlib.AbstractContextManager[None]:
     return stopped(service) if service.database else locked(service)
 
@@ -87,14 +69,17 @@ class DatabaseAway(Fault):
         with trial.load(per_s=40, clients=20) as load:
             trial.until_running()
             trial.pause(0.1, 0.5)
-            with away(trial.service):
-                self.refused_in_time(trial)
+            with self.away(trial):
+                self.answered_in_time(trial)
             trial.healed()
             trial.pause(0.5, 1.5)
         trial.add(load, refusals=[503], answer_limit_s=ANSWER_LIMIT_S)
         trial.service.restart_ended()
 
-    def refused_in_time(self, trial: Trial) -> None:
+    def away(self, trial: Trial) -> contextlib.AbstractContextManager[None]:
+        return away(trial.service)
+
+    def answered_in_time(self, trial: Trial) -> None:
         """503 with Retry-After, once what was in flight has been refused."""
         until = time.monotonic() + AWAY_S
         time.sleep(REFUSED_S)

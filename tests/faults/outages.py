@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from inference.models import Status
 from tests.faults import database
 from tests.faults.broker import answers_meanwhile
-from tests.faults.database import OnPostgres
+from tests.faults.database import DatabaseAway, OnPostgres
 from tests.faults.fault import Fault
 from tests.faults.load import Load, crowd
 from tests.faults.proxy import Mode, Proxy
@@ -109,11 +109,11 @@ class BrokerAwayForLong(Fault):
         return [trial.service.children["worker1"].pid, *trial.service.replica_pids()]
 
 
-class HostLost(OnPostgres):
+class HostLost(OnPostgres, DatabaseAway):
     """Nobody is told: the packets are dropped, or the server stands still."""
 
     row, title, ci, full = "35", "the database's host is lost: packets dropped, or all its processes stopped", 2, 10
-    recovery_limit_s = 60.0
+    may_repeat = True
     chunk = 5
     AWAY_S, QUICK_AWAY_S = 30.0, 12.0
 
@@ -126,23 +126,8 @@ class HostLost(OnPostgres):
             with service:
                 yield service
 
-    def trial(self, trial: Trial) -> None:
-        with trial.load(per_s=40, clients=20) as load:
-            trial.until_running()
-            with self.dropped() if trial.number % 2 == 0 else database.standing_still(trial.service):
-                self.answered_in_time(trial)
-            trial.healed()
-            trial.pause(0.5, 1.5)
-        trial.add(load, refusals=[503], answer_limit_s=ANSWER_LIMIT_S)
-        trial.service.restart_ended()
-
-    @contextlib.contextmanager
-    def dropped(self) -> Iterator[None]:
-        self.proxy.set(Mode.LOST)
-        try:
-            yield
-        finally:
-            self.proxy.set(Mode.PASS)
+    def away(self, trial: Trial) -> contextlib.AbstractContextManager[None]:
+        return self.proxy.failing(Mode.LOST) if trial.number % 2 == 0 else database.server(trial.service).paused()
 
     def answered_in_time(self, trial: Trial) -> None:
         until = time.monotonic() + (self.QUICK_AWAY_S if trial.quick else self.AWAY_S)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import enum
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -64,8 +64,13 @@ class Proxy:
         self._thread.join()
         self._loop.close()
 
-    def set(self, mode: Mode) -> None:
+    @contextlib.contextmanager
+    def failing(self, mode: Mode) -> Iterator[None]:
         self._call(self._set(mode))
+        try:
+            yield
+        finally:
+            self._call(self._set(Mode.PASS))
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
