@@ -119,14 +119,14 @@ class Isolation:
 
     def broke(self, batch: Batch, cause: BaseException) -> None:
         """By something that nobody foresaw, and perhaps by one of its jobs only. It ends, whatever it was."""
-        self._apart(batch, cause, after_s=RETRY_S)
+        self._halve(batch, cause, after_s=RETRY_S)
 
     def device_failed(self, batch: Batch, cause: BaseException) -> None:
         """One bad input can put a device into a sticky error state, so the batch is run in halves. Whether the device
         itself is lost is not told by jobs, but by the start of the next process."""
-        self._apart(batch, cause)
+        self._halve(batch, cause)
 
-    def _apart(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
+    def _halve(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
         """Its halves, and what its search has not run yet."""
         if batch.search:
             self._add([held for held in batch.search.suspects if held not in batch.jobs])
