@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
-from inference.catalog import lookup, specs, task_parameters
+from inference.catalog import lookup, specs, tasks
 from inference.engines import weights
 from inference.engines.faults import describe
 from inference.errors import ModelUnavailable
@@ -52,7 +52,7 @@ def _missing(spec: specs.ModelSpec) -> Iterator[CheckMessage]:
 
 
 def _task_problem(spec: specs.ModelSpec) -> str:
-    known = task_parameters.SERVED
+    known = tasks.served()
     if spec.engine != specs.TRANSFORMERS_ENGINE or spec.task in known:
         return ""
     close = difflib.get_close_matches(spec.task, known, 1)

@@ -12,13 +12,12 @@ from typing import Any
 from api import codec
 from api.errors import UnsupportedMediaType
 from api.requests import bodies
-from inference.catalog import lengths
+from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
+from inference.catalog.tasks import Shape
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
 
-BINARY_TASKS = lengths.IMAGE_TASKS | lengths.AUDIO_TASKS
-ROOT_PARAMETERS = frozenset({"feature-extraction"})  # their clients put parameters beside "inputs"
 _LEGACY_CLIENT = re.compile(r"hf_hub/(0|1\.[01])\.")  # they read {"labels", "scores"} of zero-shot themselves
 
 RUN_BODY = bodies.RunBody()
@@ -29,7 +28,7 @@ def read(spec: ModelSpec, body: bytes, content_type: str) -> Submission:
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == codec.CONTENT_TYPE or media_type.endswith("+json"):
         return _from_json(spec, codec.loads(body))
-    if spec.task in BINARY_TASKS and body:
+    if tasks.of(spec.task).takes_files and body:
         return Submission(spec=spec, inputs=base64.b64encode(body).decode("ascii"), parameters={})
     if not media_type:
         return _from_json(spec, codec.loads(body))
@@ -37,7 +36,7 @@ def read(spec: ModelSpec, body: bytes, content_type: str) -> Submission:
 
 
 def _from_json(spec: ModelSpec, document: Any) -> Submission:
-    if spec.task in ROOT_PARAMETERS and isinstance(document, dict):
+    if tasks.of(spec.task).parameters_at_root and isinstance(document, dict):
         document = _gather(document)
     body = RUN_BODY.run_validation(document)
     _refuse_stream(body)
@@ -46,7 +45,7 @@ def _from_json(spec: ModelSpec, document: Any) -> Submission:
 
 def read_completion(spec: ModelSpec, document: Any) -> Submission:
     """A text generation as the JavaScript client asks for it: `prompt`, `max_tokens`, and parameters beside them."""
-    if spec.task != "text-generation":
+    if not tasks.of(spec.task).generates:
         raise InvalidInput(f"{spec.name!r} does not generate text: post to /v1/models/{spec.name}.", field="prompt")
     if not isinstance(document, dict) or not isinstance(document.get("prompt"), str):
         raise InvalidInput("prompt must be a string.", field="prompt")
@@ -82,9 +81,10 @@ def _gather(document: dict[str, Any]) -> dict[str, Any]:
 
 def shape(task: str, output: Any, *, size: int, user_agent: str = "") -> Any:
     """`output` of a job of `size` items as the clients expect it; each item of several is shaped alike."""
-    if task in ("text-classification", "sentiment-analysis"):
+    wanted = tasks.of(task).shape
+    if wanted is Shape.LISTS:
         return _nested(output, size)
-    if task == "zero-shot-classification" and not _LEGACY_CLIENT.search(user_agent):
+    if wanted is Shape.PAIRS and not _LEGACY_CLIENT.search(user_agent):
         return _pairs(output)
     return output
 

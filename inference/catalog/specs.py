@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from inference.catalog import parameters, task_parameters
+from inference.catalog import parameters, tasks
 from inference.catalog.parameters import ParameterSpec, is_of_type
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
@@ -114,8 +114,7 @@ class _Reader:
         if "input" in table:
             values["input"] = self.input(name, table["input"])
         own = self.parameters(name, table.get("parameters", {}))
-        allowed = task_parameters.for_task(table.get("task", ""), own)
-        spec = ModelSpec(name=name, parameters=allowed, **values)
+        spec = ModelSpec(name=name, parameters={**tasks.of(values.get("task", "")).parameters, **own}, **values)
         self.consistent(spec, table)
         return spec
 

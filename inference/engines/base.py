@@ -28,6 +28,10 @@ class Engine(ABC):
     def warm_up(self) -> None:  # noqa: B027 - optional by design
         """Run once what is slow the first time, before the replica reports ready."""
 
+    def sample(self, text: str) -> Any:
+        """An input around `text`, for `manage.py tune`; a text is one itself."""
+        return text
+
     @abstractmethod
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         """Answer `inputs` in one call: a list of the same length and order, of JSON values.

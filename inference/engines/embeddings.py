@@ -100,6 +100,9 @@ class SentenceEmbeddings(Engine):
 class SentenceSimilarity(SentenceEmbeddings):
     """{"source_sentence", "sentences"} in, the cosine of each sentence to the source out."""
 
+    def sample(self, text: str) -> Any:
+        return {"source_sentence": text, "sentences": [text]}
+
     def _answers(self, inputs: list[Any]) -> list[Any]:
         problems = [_sentence_problem(value) for value in inputs]
         texts = [

@@ -19,7 +19,7 @@ from django.conf import settings
 from django.db import DatabaseError, connection
 from django.utils import timezone
 
-from inference.catalog import lookup
+from inference.catalog import lookup, tasks
 from inference.catalog.specs import ModelSpec
 from inference.failures import Pauses
 from inference.models import Worker
@@ -30,21 +30,7 @@ REPORT_EVERY_S = 5.0
 REQUEST_TIMEOUT_S = 60.0
 LONGEST_ANSWER = 400  # characters
 
-TEXT = "Django records the job, Celery runs the batch."
-EXAMPLES: dict[str, dict[str, Any]] = {
-    "fill-mask": {"inputs": "Paris is the [MASK] of France."},
-    "text-generation": {"inputs": "The capital of France is"},
-    "token-classification": {"inputs": "Ada Lovelace lived in London."},
-    "zero-shot-classification": {"inputs": TEXT, "parameters": {"candidate_labels": ["software", "cooking"]}},
-    "sentence-similarity": {"inputs": {"source_sentence": TEXT, "sentences": ["A queue of jobs.", "I like tea."]}},
-}
-TEXT_TASKS = ("", "feature-extraction", "text-classification", "sentiment-analysis", "ner")
 NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def example(spec: ModelSpec) -> dict[str, Any] | None:
-    """A request body that suits the model's task, or None for a task whose input is a file."""
-    return EXAMPLES.get(spec.task) or ({"inputs": TEXT} if spec.task in TEXT_TASKS else None)
 
 
 def shorten(value: Any) -> Any:
@@ -116,7 +102,7 @@ class StartupReport(threading.Thread):
         manage = f"{_settings_that_differ()}{min(os.path.relpath(sys.executable), sys.executable, key=len)} manage.py"
         self.show(
             f"Ready on {self.url}, serving {names}.",
-            *self.first_answer(next((spec for spec in specs if example(spec)), None)),
+            *self.first_answer(next((spec for spec in specs if tasks.of(spec.task).example), None)),
             f"{self.keys()}: {manage} create_api_key NAME",
             f"The admin: {self.url}/admin/ (an operator is made by: {manage} createsuperuser)",
             "Ctrl-C stops everything.",
@@ -133,7 +119,7 @@ class StartupReport(threading.Thread):
         """A request that was sent over HTTP just now, and the answer it got."""
         if spec is None or settings.API_KEY_REQUIRED:
             return []
-        url, body = f"{self.url}/v1/models/{spec.name}", json.dumps(example(spec))
+        url, body = f"{self.url}/v1/models/{spec.name}", json.dumps(tasks.of(spec.task).example)
         try:
             took_ms, answer = self.sent(url, body)
         except (OSError, ValueError) as error:

@@ -9,12 +9,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from inference.catalog import lengths
+from inference.catalog import lengths, tasks, units
 from inference.catalog.specs import ModelSpec
 from inference.tuning.replica import CannotMeasure, Replica, Setup
 
-LENGTHS = (8, 32, 128, 512)
-SOUND_LENGTHS = (50, 250, 1500)  # 1, 5 and 30 seconds
+LENGTHS = {
+    units.tokens: (8, 32, 128, 512),
+    units.frames: (50, 250, 1500),  # 1, 5 and 30 seconds
+    units.patches: (1,),
+}
 TYPICAL = 32  # tokens: for what is compared at one length only
 SLOWEST_S = 5.0  # a shape that is expected to take longer is left out
 
@@ -66,9 +69,7 @@ def lengths_for(spec: ModelSpec, own_inputs: Sequence[Any]) -> list[int]:
     if own_inputs:
         found = sorted({lengths.measure(spec, value)[1] for value in own_inputs})
         return sorted({found[0], found[len(found) // 2], found[-1]})
-    if spec.task in lengths.IMAGE_TASKS:
-        return [1]
-    wanted = SOUND_LENGTHS if spec.task in lengths.AUDIO_TASKS else LENGTHS
+    wanted = LENGTHS[tasks.of(spec.task).unit]
     longest = spec.max_length or wanted[-1]
     return sorted({min(length, longest) for length in wanted})
 

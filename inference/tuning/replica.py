@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.base import Engine
@@ -89,7 +90,7 @@ class _Loaded:
 
     def run(self, items: list[Any]) -> list[Any]:
         """Answers; raises the first error among them, and `OutOfMemory` also when only halves fitted."""
-        report = run(self.engine, items, samples.parameters(self.setup.spec))
+        report = run(self.engine, items, dict(tasks.of(self.setup.spec.task).measured_with))
         if report.oom_shape:
             raise OutOfMemory(f"{len(items)} items do not fit.")
         for outcome in report.outcomes:

@@ -8,37 +8,24 @@ import wave
 from collections.abc import Sequence
 from typing import Any
 
-from inference.catalog import lengths
+from inference.catalog import lengths, tasks, units
 from inference.catalog.specs import ModelSpec
+from inference.engines.base import Engine
 
 WORDS = "the people of this small town went to see what had been found near the old river that day and".split()  # noqa: SIM905
 SOUND_RATE = 16_000
-PARAMETERS: dict[str, dict[str, Any]] = {
-    "zero-shot-classification": {"candidate_labels": ["politics", "sports"]},
-    "zero-shot-image-classification": {"candidate_labels": ["a town", "a river"]},
-    "zero-shot-audio-classification": {"candidate_labels": ["speech", "music"]},
-    "text-generation": {"max_new_tokens": 16, "do_sample": False},
-}
 
 
-def parameters(spec: ModelSpec) -> dict[str, Any]:
-    return PARAMETERS.get(spec.task, {})
-
-
-def sample(spec: ModelSpec, engine: Any, length: int, own: Sequence[Any]) -> Any:
+def sample(spec: ModelSpec, engine: Engine, length: int, own: Sequence[Any]) -> Any:
     """An input of about `length` tokens: the nearest of the user's own, or one that is made up for the task."""
     if own:
         return min(own, key=lambda value: abs(lengths.measure(spec, value)[1] - length))
-    if spec.task in lengths.IMAGE_TASKS:
+    unit = tasks.of(spec.task).unit
+    if unit is units.patches:
         return _image()
-    if spec.task in lengths.AUDIO_TASKS:
-        return _sound(length / lengths.FRAMES_PER_S)
-    text = " ".join(WORDS[place % len(WORDS)] for place in range(max(1, length - 2)))
-    if spec.task == "fill-mask":
-        return f"{engine.pipe.tokenizer.mask_token} {text}"
-    if spec.engine.endswith(":SentenceSimilarity"):
-        return {"source_sentence": text, "sentences": [text]}
-    return text
+    if unit is units.frames:
+        return _sound(length / units.FRAMES_PER_S)
+    return engine.sample(" ".join(WORDS[place % len(WORDS)] for place in range(max(1, length - 2))))
 
 
 def _image() -> str:

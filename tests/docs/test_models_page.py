@@ -14,7 +14,7 @@ from django.test import SimpleTestCase, override_settings
 
 from inference.catalog import specs
 from inference.engines import weights
-from inference.engines.pipeline.feeds import TASKS
+from inference.engines.pipeline.feeds import FEEDS
 from tests import tiny_models
 
 PAGE = (settings.BASE_DIR / "docs" / "models.md").read_text(encoding="utf-8")
@@ -60,4 +60,4 @@ class ModelsPageTests(SimpleTestCase):
     def test_the_table_of_tasks_is_complete(self) -> None:
         table = PAGE.partition("## The tasks")[2].partition("\n## ")[0]
         rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-        self.assertEqual(set(re.findall(r"`([\w-]+)`", "".join(rows))), set(TASKS))
+        self.assertEqual(set(re.findall(r"`([\w-]+)`", "".join(rows))), set(FEEDS))

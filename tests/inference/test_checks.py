@@ -9,7 +9,7 @@ from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.test import SimpleTestCase, override_settings
 
-from inference.catalog import task_parameters
+from inference.catalog import tasks
 
 
 class TestModelsFileCheck(SimpleTestCase):
@@ -73,7 +73,7 @@ class TestModelsFileCheck(SimpleTestCase):
     def test_the_tasks_it_knows_are_those_that_are_served(self) -> None:
         from inference.engines.pipeline import feeds  # needs transformers
 
-        self.assertEqual(set(task_parameters.SERVED), {*feeds.TASKS, *task_parameters.ALIASES})
+        self.assertEqual({tasks.of(name).name for name in tasks.served()}, set(feeds.FEEDS))
 
     def test_the_settings_that_ship_are_good(self) -> None:
         call_command("check", fail_level="WARNING")

@@ -1,275 +1,161 @@
-"""What each pipeline task takes: turns an input as Hugging Face clients send it into what the pipeline takes."""
+"""How each task's pipeline is fed. What else is known of a task is in `inference.catalog.tasks`."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
-
-from transformers.utils.chat_template_utils import Chat
+from typing import Any, ClassVar
 
 from inference.engines import media, parity
-from inference.engines.accelerate import tokens
+from inference.engines.pipeline import generation, inputs
+from inference.engines.stacks import Row, Together
 from inference.errors import InvalidInput
 
-MAX_STRIDES = 64
-MAX_MASKS = 32  # each is answered with top_k texts
-MAX_LABELS = 100
-MAX_LABEL = 1000  # characters
-MAX_TABLE = 100_000  # characters
 
-Prepare = Callable[[Any, Any], Any]  # (input, pipeline) -> what the pipeline's preprocess takes
+@dataclass(frozen=True, kw_only=True)
+class Feed:
+    """How one task's pipeline is fed."""
 
-
-@dataclass(frozen=True, slots=True)
-class With:
-    """An input that brings parameters of its own."""
-
-    value: Any
-    parameters: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """How one pipeline task is fed."""
-
-    prepare: Prepare
+    prepare: inputs.Prepare
     batched: bool = False  # its pipeline's forward takes several items at once
-    trial: Callable[[Any], list[Any]] | None = None  # of a pipeline: inputs of several lengths, tried out together
     preprocess: dict[str, Any] = field(default_factory=dict)  # parameters of the pipeline's preprocess
-    example: Callable[[Any], Any] | None = lambda pipe: parity.TEXTS[1]  # of a pipeline: an input that is always right
+    example: Callable[[], Any] | None = lambda: parity.TEXTS[1]  # an input, or a text to make one of, that is right
     parameters: dict[str, Any] = field(default_factory=dict)  # and parameters with it
 
+    # A model that counts positions from the left sees padding there, except where `generate` corrects for it.
+    padding_side: ClassVar[str] = "right"
+    is_cut: ClassVar[bool] = False  # a text is, where the tokenizer's limit is
 
-def string(value: Any) -> str:
-    if not isinstance(value, str):
-        raise InvalidInput(f"An input must be a text, not {type(value).__name__}.")
-    return value
+    def around(self, text: Any, pipe: Any) -> Any:
+        """An input that holds `text`."""
+        return text
 
+    def examples(self, pipe: Any) -> list[Any]:
+        return [self.around(self.example(), pipe)] if self.example else []
 
-def text(value: Any, pipe: Any) -> str:
-    """As much of it as the model can read."""
-    return tokens.beginning(pipe.tokenizer, string(value))
+    def trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
+        """Inputs of several lengths, which are tried out together at load, and parameters with them."""
+        return [], {}
 
+    def completed(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+        """A request's parameters, checked, and with what the model is always to be told."""
+        return parameters
 
-def long_text(value: Any, pipe: Any) -> str:
-    """Of a text that may be read in strides, as much as MAX_STRIDES of them."""
-    return tokens.beginning(pipe.tokenizer, string(value), MAX_STRIDES * pipe.tokenizer.model_max_length)
+    def read(self, value: Any, pipe: Any, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """What the pipeline takes, and the parameters, with those that the input brings."""
+        return self.prepare(value, pipe), parameters
 
+    def together(self, pipe: Any, run: dict[str, Any]) -> Together:
+        """Which rows may share a forward with these parameters of it."""
+        return Together.PADDED
 
-def whole_text(value: Any, pipe: Any) -> str:
-    """One that must not be cut: to answer a part of it is to answer something else."""
-    if pipe.tokenizer and len(tokens.beginning(pipe.tokenizer, string(value))) < len(value):
-        raise InvalidInput(f"The text is longer than the {pipe.tokenizer.model_max_length} tokens that can be read.")
-    return string(value)
+    def check(self, row: Row, pipe: Any, run: dict[str, Any]) -> None:
+        """Raises `InvalidInput` for a row that the model must not be given."""
 
-
-def text_or_pair(value: Any, pipe: Any) -> Any:
-    if isinstance(value, dict):
-        return _fields(value, pipe, text=text, text_pair=text)
-    return text(value, pipe)
-
-
-def masked_text(value: Any, pipe: Any) -> str:
-    mask, found = pipe.tokenizer.mask_token, text(value, pipe)
-    if not 1 <= found.count(mask) <= MAX_MASKS:
-        raise InvalidInput(f"The text must contain {mask}, the place to fill, from 1 to {MAX_MASKS} times.")
-    return found
+    def own(self, output: Any, row: Row) -> Any:
+        """Of a row's output, what is not of its padding."""
+        return output
 
 
-def prompt(value: Any, pipe: Any) -> Any:
-    """A text, or a list of chat messages."""
-    if isinstance(value, list):
-        return Chat(_whole(messages(value, images=None), pipe))
-    if not whole_text(value, pipe):
-        raise InvalidInput("The prompt is empty: send at least one character.")
-    return value
+class Texts(Feed):
+    """Texts run in batches, and are cut."""
+
+    is_cut = True
+
+    def trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
+        return [self.around(text, pipe) for text in parity.TEXTS], self.parameters
 
 
-def image(value: Any, pipe: Any) -> Any:
-    return media.image(value)
+class States(Texts):
+    """Answers are the states of a text's own tokens."""
+
+    def own(self, output: Any, row: Row) -> Any:
+        return (output[0][:, : row.tokens],)
 
 
-def audio(value: Any, pipe: Any) -> Any:
-    return media.audio(value, pipe.feature_extractor.sampling_rate)
+class Masked(Texts):
+    def around(self, text: Any, pipe: Any) -> Any:
+        return f"{pipe.tokenizer.mask_token} {text}"
 
 
-def labelled_text(value: Any, pipe: Any) -> Any:
+class Labelled(Texts):
     """A text, or {"sequences", "candidate_labels"}: a text with labels of its own."""
-    if not isinstance(value, dict):
-        return text(value, pipe)
-    fields = _fields(value, pipe, sequences=text, candidate_labels=labels, hypothesis_template=template)
-    return With(fields.pop("sequences"), fields)
 
+    def completed(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+        if "hypothesis_template" in parameters:
+            inputs.template(parameters["hypothesis_template"])
+        return parameters
 
-def labels(value: Any, pipe: Any = None) -> Any:
-    if isinstance(value, str):
-        value = [label.strip() for label in value.split(",")]
-    if (
-        not isinstance(value, list)
-        or not 1 <= len(value) <= MAX_LABELS
-        or not all(isinstance(label, str) and 1 <= len(label) <= MAX_LABEL for label in value)
-    ):
-        raise InvalidInput(
-            f"candidate_labels must be a list of 1 to {MAX_LABELS} texts of 1 to {MAX_LABEL} characters.",
-            field="parameters.candidate_labels",
+    def read(self, value: Any, pipe: Any, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        own = value if isinstance(value, dict) else {"sequences": value}
+        own = inputs.fields(
+            own, pipe, sequences=self.prepare, candidate_labels=inputs.labels, hypothesis_template=inputs.template
         )
-    return value
+        prepared, parameters = own.pop("sequences"), {**parameters, **own}
+        inputs.labels(parameters.get("candidate_labels"))
+        return prepared, parameters
 
 
-def template(value: Any, pipe: Any = None) -> str:
-    """The pipeline formats with it: what else a format can do (reach attributes, pad to a gigabyte) is refused."""
-    if not isinstance(value, str) or value.count("{}") != 1 or re.search(r"[{}]", value.replace("{}", "")):
-        raise InvalidInput("hypothesis_template must be a text with one {}.", field="parameters.hypothesis_template")
-    return value
+class Prompts(Texts):
+    """Prompts are continued, and never cut."""
+
+    padding_side = "left"
+    is_cut = False
+
+    def trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
+        return list(parity.TEXTS), generation.TRIAL
+
+    def completed(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+        return generation.with_new_tokens(pipe.model, parameters)
+
+    def together(self, pipe: Any, run: dict[str, Any]) -> Together:
+        return Together.EQUAL if generation.sees_padding(pipe, run) else Together.PADDED
+
+    def check(self, row: Row, pipe: Any, run: dict[str, Any]) -> None:
+        longest, new_tokens = pipe.tokenizer.model_max_length, run.get("max_new_tokens", 0)
+        if row.tokens + new_tokens > longest:
+            raise InvalidInput(
+                f"The prompt has {row.tokens} tokens and {new_tokens} more are to be generated;"
+                f" together they must not be above {longest}."
+            )
 
 
-def image_fields(value: Any, pipe: Any) -> Any:
-    """An image, or {"image": …} with the pipeline's other arguments beside it."""
-    if not isinstance(value, dict):
-        return media.image(value)
-    return {key: media.image(item) if key == "image" else _harmless(key, item, pipe) for key, item in value.items()}
-
-
-def image_and_text(value: Any, pipe: Any) -> Any:
-    """Chat messages with images in them, or {"images": [base64, …], "text": …}."""
-    opened = media.Images()
-    if isinstance(value, list):
-        return {"text": _whole(messages(value, images=opened), pipe)}
-    if not isinstance(value, dict) or "images" not in value:
-        raise InvalidInput('An input must be {"images": [base64, …], "text": "…"} or a list of chat messages.')
-    images = value["images"] if isinstance(value["images"], list) else [value["images"]]
-    return {"images": [opened.open(item) for item in images], "text": whole_text(value.get("text"), pipe)}
-
-
-def table(value: Any, pipe: Any) -> Any:
-    if not isinstance(value, dict) or not isinstance(value.get("table"), dict):
-        raise InvalidInput('An input must be {"table": {"column": ["cell", …]}, "query": "…"}.')
-    content = {"table": value["table"], "query": string(value.get("query"))}
-    if sum(len(part) + 1 for part in _strings(content)) > MAX_TABLE:
-        raise InvalidInput(f"A table and its query must have at most {MAX_TABLE} characters, a cell one more.")
-    return content
-
-
-def messages(value: list[Any], *, images: media.Images | None) -> list[dict[str, Any]]:
-    for message in value:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
-            raise InvalidInput('A chat must be a list of {"role": "user", "content": "…"}.')
-    return [{**message, "content": _content(message["content"], images)} for message in value]
-
-
-def _content(content: Any, images: media.Images | None) -> Any:
-    if isinstance(content, list):
-        return [_part(part, images) for part in content]
-    return string(content)
-
-
-def _whole(chat: list[dict[str, Any]], pipe: Any) -> list[dict[str, Any]]:
-    whole_text("\n".join(_strings(chat)), pipe)
-    return chat
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """All that a template or a tokenizer may read."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            yield from _strings(item)
-    elif not hasattr(value, "getbands"):
-        yield str(value)
-
-
-def _part(part: Any, images: media.Images | None) -> dict[str, Any]:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "text":
-        return {"type": "text", "text": string(part.get("text"))}
-    if kind in ("image", "image_url") and images:
-        source = part.get(kind)
-        return {"type": "image", "image": images.open(source.get("url") if isinstance(source, dict) else source)}
-    raise InvalidInput(
-        'A part of a message must be {"type": "text", "text": "…"}' + (" or an image." if images else ".")
-    )
-
-
-def _fields(value: dict[str, Any], pipe: Any, **known: Prepare) -> dict[str, Any]:
-    first = next(iter(known))
-    if first not in value or not value.keys() <= known.keys():
-        raise InvalidInput(f"An input must be a text or have {first}, and besides only {', '.join(known)}.")
-    return {key: known[key](item, pipe) for key, item in value.items()}
-
-
-def _harmless(key: str, value: Any, pipe: Any) -> Any:
-    if key == "candidate_labels":
-        return labels(value)
-    if key == "question" or key == "hypothesis_template":
-        return whole_text(value, pipe)
-    raise InvalidInput(f"Unknown field {key!r}.", field=f"inputs.{key}")
-
-
-def _masked_example(pipe: Any) -> str:
-    return _masked_texts(pipe)[1]
-
-
-def _texts(pipe: Any) -> list[Any]:
-    return list(parity.TEXTS)
-
-
-def _masked_texts(pipe: Any) -> list[Any]:
-    return [f"{pipe.tokenizer.mask_token} {text}" for text in parity.TEXTS]
-
-
-def _image_example(pipe: Any) -> str:
-    return media.example_image()
-
-
-def _audio_example(pipe: Any) -> str:
-    return media.example_audio()
-
-
-def _labelled_image_example(pipe: Any) -> dict[str, Any]:
+def _labelled_image() -> dict[str, Any]:
     return {"image": media.example_image(), "candidate_labels": ["one"]}
 
 
-def _table_example(pipe: Any) -> dict[str, Any]:
-    return {"table": {"city": ["Paris", "Rome"]}, "query": "which city?"}
-
-
 CUT = {"truncation": True}  # to what the model can take
+ONE_LABEL = {"candidate_labels": ["one"]}
+TABLE = {"table": {"city": ["Paris", "Rome"]}, "query": "which city?"}
 
-TASKS: dict[str, Task] = {
-    "text-classification": Task(prepare=text_or_pair, batched=True, trial=_texts, preprocess=CUT),
-    "feature-extraction": Task(prepare=text, batched=True, trial=_texts, preprocess=CUT),
-    "fill-mask": Task(
-        prepare=masked_text,
-        batched=True,
-        trial=_masked_texts,
-        preprocess={"tokenizer_kwargs": CUT},
-        example=_masked_example,
+_image = functools.partial(Feed, prepare=inputs.image, example=media.example_image)
+_audio = functools.partial(Feed, prepare=inputs.audio, example=media.example_audio)
+
+FEEDS: dict[str, Feed] = {
+    "text-classification": Texts(prepare=inputs.text_or_pair, batched=True, preprocess=CUT),
+    "feature-extraction": States(prepare=inputs.text, batched=True, preprocess=CUT),
+    "fill-mask": Masked(prepare=inputs.masked_text, batched=True, preprocess={"tokenizer_kwargs": CUT}),
+    "token-classification": Texts(prepare=inputs.long_text, batched=True),
+    "zero-shot-classification": Labelled(
+        prepare=inputs.text, batched=True, parameters={"candidate_labels": ["one", "other"]}
     ),
-    "token-classification": Task(prepare=long_text, batched=True, trial=_texts),
-    "zero-shot-classification": Task(
-        prepare=labelled_text, batched=True, trial=_texts, parameters={"candidate_labels": ["one", "other"]}
+    "text-generation": Prompts(
+        prepare=inputs.prompt, batched=True, parameters={"max_new_tokens": 1, "do_sample": False}
     ),
-    "text-generation": Task(prepare=prompt, batched=True, trial=_texts, parameters={"max_new_tokens": 1}),
-    "image-classification": Task(prepare=image, batched=True, example=_image_example),
-    "audio-classification": Task(prepare=audio, batched=True, example=_audio_example),
-    "automatic-speech-recognition": Task(prepare=audio, batched=True, example=_audio_example),
-    "image-feature-extraction": Task(prepare=image, example=_image_example),
-    "image-segmentation": Task(prepare=image, example=_image_example),
-    "object-detection": Task(prepare=image, example=_image_example),
-    "depth-estimation": Task(prepare=image, example=_image_example),
-    "mask-generation": Task(prepare=image, example=_image_example),
-    "zero-shot-image-classification": Task(
-        prepare=image, example=_image_example, parameters={"candidate_labels": ["one"]}
-    ),
-    "zero-shot-audio-classification": Task(
-        prepare=audio, example=_audio_example, parameters={"candidate_labels": ["one"]}
-    ),
-    "zero-shot-object-detection": Task(prepare=image_fields, example=_labelled_image_example),
-    "document-question-answering": Task(prepare=image_fields, example=None),
-    "image-text-to-text": Task(prepare=image_and_text, example=None),
-    "table-question-answering": Task(prepare=table, example=_table_example),
-    "text-to-audio": Task(prepare=whole_text),
+    "image-classification": _image(batched=True),
+    "audio-classification": _audio(batched=True),
+    "automatic-speech-recognition": _audio(batched=True),
+    "image-feature-extraction": _image(),
+    "image-segmentation": _image(),
+    "object-detection": _image(),
+    "depth-estimation": _image(),
+    "mask-generation": _image(),
+    "zero-shot-image-classification": _image(parameters=ONE_LABEL),
+    "zero-shot-audio-classification": _audio(parameters=ONE_LABEL),
+    "zero-shot-object-detection": Feed(prepare=inputs.image_fields, example=_labelled_image),
+    "document-question-answering": Feed(prepare=inputs.image_fields, example=None),
+    "image-text-to-text": Feed(prepare=inputs.image_and_text, example=None),
+    "table-question-answering": Feed(prepare=inputs.table, example=lambda: TABLE),
+    "text-to-audio": Feed(prepare=inputs.whole_text),
 }

@@ -33,5 +33,5 @@ def sees_padding(pipe: Any, parameters: dict[str, Any]) -> bool:
     ends = pipe.model.generation_config.eos_token_id
     if pipe.tokenizer.pad_token_id not in (ends if isinstance(ends, list) else [ends]):
         return False
-    active = pipe._get_set_generation_params(parameters)
+    active = {**pipe.model.generation_config.to_diff_dict(), **parameters}
     return active.get("repetition_penalty", 1.0) != 1.0 or active.get("no_repeat_ngram_size", 0) > 0

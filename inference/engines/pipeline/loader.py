@@ -36,8 +36,6 @@ def load(spec: ModelSpec, task: str, device: str) -> Any:
         ) from error
     if pipe.tokenizer is not None:
         _fit_tokenizer(spec, pipe)
-        # A model that counts positions from the left sees padding there, except where `generate` corrects for it.
-        pipe.tokenizer.padding_side = "left" if task == "text-generation" else "right"
     return pipe
 
 

@@ -1,7 +1,7 @@
 from typing import Any
 from unittest import TestCase
 
-from inference.catalog import lengths
+from inference.catalog import lengths, units
 from inference.catalog.specs import ModelSpec
 from inference.engines import weights
 from tests import tiny_models
@@ -48,7 +48,7 @@ class RowsTests(TestCase):
         self.assertEqual(lengths.measure(zero_shot, "a")[0], 1)
         value = {"source_sentence": PROSE[0], "sentences": [PROSE[0]] * 9}
         alike = spec("sentence-similarity")
-        self.assertEqual(lengths.measure(alike, value), (10, lengths.tokens(PROSE[0])))
+        self.assertEqual(lengths.measure(alike, value), (10, units.tokens(PROSE[0])))
         self.assertEqual(lengths.measure(alike, [value, value])[0], 20)
 
     def test_sentences_are_cut_one_by_one(self) -> None:
@@ -57,7 +57,7 @@ class RowsTests(TestCase):
 
     def test_what_is_generated_is_counted(self) -> None:
         generation = spec("text-generation")
-        prompt = lengths.tokens(PROSE[0])
+        prompt = units.tokens(PROSE[0])
         for parameters, tokens in (
             ({}, prompt + lengths.NEW_TOKENS), ({"max_new_tokens": 7}, prompt + 7), ({"max_length": 900}, 900),
             ({"max_length": 2}, prompt),
@@ -68,8 +68,8 @@ class RowsTests(TestCase):
 class TokensTests(TestCase):
     def test_of_a_very_long_text_a_part_tells(self) -> None:
         text = PROSE[0] * 40_000
-        whole = len(text) // lengths.SAMPLE * lengths.tokens(text[: lengths.SAMPLE])
-        self.assertAlmostEqual(lengths.tokens(text) / whole, 1.0, places=1)
+        whole = len(text) // units.SAMPLE * units.tokens(text[: units.SAMPLE])
+        self.assertAlmostEqual(units.tokens(text) / whole, 1.0, places=1)
         self.assertAlmostEqual(lengths.measure(spec(""), [1] * 1_000_000)[0], 1_000_000)
         self.assertEqual(lengths.length(spec(""), {"numbers": [1] * 1_000_000}), 1_000_000)
 
@@ -81,15 +81,15 @@ class TokensTests(TestCase):
         tokenizer.no_truncation()
         tokenizer.no_padding()
         for text in PROSE:
-            real, estimate = len(tokenizer.encode(text).ids), lengths.tokens(text)
+            real, estimate = len(tokenizer.encode(text).ids), units.tokens(text)
             self.assertLessEqual(abs(estimate - real), 2 + 0.25 * real, text)
 
     def test_the_longest_item_counts(self) -> None:
-        self.assertEqual(lengths.measure(spec(), PROSE)[1], lengths.tokens(PROSE[-1]))
+        self.assertEqual(lengths.measure(spec(), PROSE)[1], units.tokens(PROSE[-1]))
 
     def test_a_longer_text_is_never_shorter(self) -> None:
         text = "größer, 大きい or bigger? "
-        estimates = [lengths.tokens(text[:end]) for end in range(len(text))]
+        estimates = [units.tokens(text[:end]) for end in range(len(text))]
         self.assertEqual(estimates, sorted(estimates))
 
     def test_what_a_model_cuts_off_is_not_counted_but_prompts_are_whole(self) -> None:
@@ -98,10 +98,10 @@ class TokensTests(TestCase):
 
     def test_the_parts_of_a_dict_add_up(self) -> None:
         pair = {"text": PROSE[0], "text_pair": PROSE[1]}
-        self.assertEqual(lengths.measure(spec(), pair)[1], lengths.tokens(PROSE[0]) + lengths.tokens(PROSE[1]))
+        self.assertEqual(lengths.measure(spec(), pair)[1], units.tokens(PROSE[0]) + units.tokens(PROSE[1]))
 
     def test_text_that_is_no_unicode_has_a_length(self) -> None:
-        self.assertGreater(lengths.tokens("\ud800" * 10), 1)
+        self.assertGreater(units.tokens("\ud800" * 10), 1)
 
 
 class MediaTests(TestCase):
@@ -111,5 +111,5 @@ class MediaTests(TestCase):
             self.assertAlmostEqual(length, 100, delta=2)
 
     def test_images_have_a_bounded_length(self) -> None:
-        self.assertEqual(lengths.measure(spec("image-classification"), "A" * 10_000_000)[1], lengths.MAX_PATCHES)
+        self.assertEqual(lengths.measure(spec("image-classification"), "A" * 10_000_000)[1], units.MAX_PATCHES)
         self.assertLess(lengths.measure(spec("image-classification"), tiny_models.png())[1], 10)

@@ -12,7 +12,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.embeddings import SentenceEmbeddings
 from inference.engines.isolate import run
-from inference.engines.pipeline import feeds
+from inference.engines.pipeline import inputs
 from inference.errors import InvalidInput
 from tests import tiny_models
 from tests.inference.engines.test_media import png_bomb
@@ -94,9 +94,9 @@ class ProductTests(TestCase):
         self.assertIn("from 1 to 32 times", outcome.message)
         for labels in (["a"] * 101, ["a" * 1001], [""], []):
             with self.assertRaisesRegex(InvalidInput, "1 to 100 texts of 1 to 1000 characters"):
-                feeds.labels(labels)
+                inputs.labels(labels)
         with self.assertRaisesRegex(InvalidInput, "at most 100000 characters"):
-            feeds.table({"table": {"city": [""] * 100_000}, "query": "which?"}, None)
+            inputs.table({"table": {"city": [""] * 100_000}, "query": "which?"}, None)
 
 
 def _recorded(encode: Any, recorder: Recorder) -> Any:

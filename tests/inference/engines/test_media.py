@@ -18,7 +18,7 @@ from unittest import TestCase
 import numpy as np
 
 from inference.engines import media
-from inference.engines.pipeline import feeds
+from inference.engines.pipeline import inputs
 from inference.errors import InvalidInput
 from tests import tiny_models
 
@@ -149,7 +149,7 @@ class BombTests(TestCase):
         chat = [{"role": "user", "content": [{"type": "image", "image": half}] * 2}]
         for value in ({"images": [half] * 2, "text": "both"}, chat):
             with self.assertRaisesRegex(InvalidInput, "together, not 60000000"):
-                feeds.image_and_text(value, None)
+                inputs.image_and_text(value, None)
 
 
 class ImageTests(TestCase):

@@ -1,0 +1,87 @@
+"""What one input of a task must be, as far as it can be told without its tokenizer or its decoder.
+
+A check is given where the input stands, and the input; it raises `InvalidInput`, which names the field.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from inference.catalog import words
+from inference.errors import InvalidInput
+
+Check = Callable[[str, Any], None]
+
+MAX_SENTENCES = 1000
+
+
+def anything(where: str, value: Any) -> None:
+    """The engine tells what is wrong."""
+
+
+def text(where: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise wrong(where, "a string", value)
+
+
+def text_or_pair(where: str, value: Any) -> None:
+    if isinstance(value, dict):
+        _fields(where, value, "text", "text_pair")
+        for name, part in value.items():
+            text(f"{where}.{name}", part)
+    else:
+        text(where, value)
+
+
+def prompt(where: str, value: Any) -> None:
+    """A text, or a list of chat messages."""
+    if not isinstance(value, list):
+        text(where, value)
+        return
+    for index, message in enumerate(value):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise wrong(f"{where}[{index}]", 'a message such as {"role": "user", "content": "…"}', message)
+
+
+def sentences(where: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise wrong(where, '{"source_sentence": "…", "sentences": ["…"]}', value)
+    _fields(where, value, "source_sentence", "sentences")
+    text(f"{where}.source_sentence", value.get("source_sentence"))
+    others = value.get("sentences")
+    if not isinstance(others, list) or not 1 <= len(others) <= MAX_SENTENCES:
+        raise wrong(f"{where}.sentences", f"a list of 1 to {MAX_SENTENCES} strings", others)
+    for index, sentence in enumerate(others):
+        text(f"{where}.sentences[{index}]", sentence)
+
+
+def file(where: str, value: Any) -> None:
+    """The bytes of an image or a sound, in base64."""
+    if not isinstance(value, str):
+        raise wrong(where, "a base64 string of the file's bytes", value)
+    content = value.partition(",")[2] if value.startswith("data:") else value
+    try:
+        empty = not base64.b64decode(content, validate=True)
+    except (binascii.Error, ValueError):
+        empty = True
+    if empty:
+        raise InvalidInput(
+            f"{where}: must be base64 of the file's bytes, or send the bytes themselves as the body;"
+            " addresses are not fetched.",
+            field=where,
+        )
+
+
+def wrong(where: str, right: str, value: Any) -> InvalidInput:
+    return InvalidInput(f"{where}: must be {right}, not {words.type_of(value)}.", field=where)
+
+
+def _fields(where: str, value: Mapping[str, Any], *known: str) -> None:
+    for name in value:
+        if name not in known:
+            raise InvalidInput(f"{where}.{words.name(name)}: unknown field; {words.hint(name, known)}", field=where)
+    if known[0] not in value:
+        raise InvalidInput(f"{where}.{known[0]}: is required.", field=f"{where}.{known[0]}")

@@ -1,0 +1,187 @@
+"""What the service knows of each task, but for how its pipeline is fed: that is in `inference.engines.pipeline.feeds`.
+
+A new pipeline task is an entry here, and its feed there.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from inference.catalog import inputs, units
+from inference.catalog.parameters import ParameterSpec
+
+# Of an input with its parameters: the texts that the model runs, and how often each.
+Rows = Callable[[Any, Mapping[str, Any]], tuple[list[Any], int]]
+
+
+class Shape(enum.Enum):
+    """What Hugging Face clients expect of an answer."""
+
+    AS_IT_IS = enum.auto()
+    LISTS = enum.auto()  # of labels, one for every text, also in a list for one text
+    PAIRS = enum.auto()  # [{"label", "score"}], where the pipeline answers {"labels", "scores"}
+
+
+def one_row(item: Any, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
+    return [item], 1
+
+
+def row_a_label(item: Any, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
+    labels = parameters.get("candidate_labels")
+    return [item], len(labels) if isinstance(labels, list) and labels else 1
+
+
+def row_a_sentence(item: Any, parameters: Mapping[str, Any]) -> tuple[list[Any], int]:
+    if not isinstance(item, dict):
+        return [item], 1
+    return [text for value in item.values() for text in (value if isinstance(value, list) else [value])], 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One task. What is left out holds for an engine of one's own, of which nothing is known."""
+
+    name: str = ""
+    aliases: tuple[str, ...] = ()
+    is_pipeline: bool = True  # else it is for engine classes
+    check: inputs.Check = inputs.anything
+    unit: units.Unit = units.tokens  # in which its strings are measured; other than tokens, they are files in base64
+    rows: Rows = one_row
+    takes_chats: bool = False  # a list of messages is one input, and no input is cut
+    generates: bool = False  # from a prompt, which must leave room: what is generated counts
+    parameters: Mapping[str, ParameterSpec] = field(default_factory=dict)  # bounded, as is what one request costs
+    parameters_at_root: bool = False  # clients put them beside "inputs"
+    shape: Shape = Shape.AS_IT_IS
+    example: Mapping[str, Any] | None = None  # the body of a request; none where an input is a file
+    measured_with: Mapping[str, Any] = field(default_factory=dict)  # parameters of what `manage.py tune` measures
+
+    @property
+    def takes_files(self) -> bool:
+        return self.unit is not units.tokens
+
+
+_TEXT = "Django records the job, Celery runs the batch."
+_LABELS = ParameterSpec(type="array", items="string", min_items=1, max_items=100, max_length=1000, required=True)
+_HYPOTHESIS = ParameterSpec(type="string", max_length=1000)
+_SCORING = ParameterSpec(type="string", choices=("sigmoid", "softmax", "none"))
+_FLAG = ParameterSpec(type="boolean")
+_ZERO_SHOT = {"candidate_labels": _LABELS, "hypothesis_template": _HYPOTHESIS}
+
+
+def _top_k(limit: int, default: int | None = None) -> ParameterSpec:
+    return ParameterSpec(type="integer", min=1, max=limit, default=default)
+
+
+_CLASSIFICATION = {"top_k": _top_k(1000, 5), "function_to_apply": _SCORING}
+
+_text = partial(Task, check=inputs.text, example={"inputs": _TEXT})
+_image = partial(Task, check=inputs.file, unit=units.patches)
+_sound = partial(Task, check=inputs.file, unit=units.frames)
+
+
+def table(tasks: Iterable[Task]) -> dict[str, Task]:
+    """By name and alias."""
+    return {name: task for task in tasks for name in (task.name, *task.aliases)}
+
+
+TASKS = table((
+    _text(
+        name="text-classification",
+        aliases=("sentiment-analysis",),
+        check=inputs.text_or_pair,
+        parameters=_CLASSIFICATION,
+        shape=Shape.LISTS,
+    ),
+    _text(name="feature-extraction", parameters_at_root=True),
+    _text(
+        name="fill-mask",
+        parameters={
+            "top_k": _top_k(100),
+            "targets": ParameterSpec(type="array", items="string", min_items=1, max_items=100),
+        },
+        example={"inputs": "Paris is the [MASK] of France."},
+    ),
+    _text(
+        name="token-classification",
+        aliases=("ner",),
+        parameters={
+            "aggregation_strategy": ParameterSpec(
+                type="string", choices=("none", "simple", "first", "average", "max"), default="simple"
+            ),
+            "ignore_labels": ParameterSpec(type="array", items="string", max_items=100),
+        },
+        example={"inputs": "Ada Lovelace lived in London."},
+    ),
+    _text(
+        name="zero-shot-classification",
+        rows=row_a_label,
+        parameters={**_ZERO_SHOT, "multi_label": _FLAG},
+        shape=Shape.PAIRS,
+        example={"inputs": _TEXT, "parameters": {"candidate_labels": ["software", "cooking"]}},
+        measured_with={"candidate_labels": ["politics", "sports"]},
+    ),
+    _text(
+        name="text-generation",
+        check=inputs.prompt,
+        takes_chats=True,
+        generates=True,
+        parameters={
+            "max_new_tokens": ParameterSpec(type="integer", min=1, max=1024),
+            "do_sample": _FLAG,
+            "temperature": ParameterSpec(type="number", min=0.01, max=100),
+            "top_k": _top_k(1000),
+            "top_p": ParameterSpec(type="number", min=0.01, max=1),
+            "typical_p": ParameterSpec(type="number", min=0.01, max=1),
+            "repetition_penalty": ParameterSpec(type="number", min=0.1, max=10),
+            "return_full_text": _FLAG,
+        },
+        example={"inputs": "The capital of France is"},
+        measured_with={"max_new_tokens": 16, "do_sample": False},
+    ),
+    _image(name="image-classification", parameters=_CLASSIFICATION),
+    _sound(name="audio-classification", parameters=_CLASSIFICATION),
+    _sound(name="automatic-speech-recognition", parameters={"return_timestamps": _FLAG}),
+    _image(name="image-feature-extraction"),
+    _image(name="image-segmentation"),
+    _image(name="object-detection", parameters={"threshold": ParameterSpec(type="number", min=0, max=1)}),
+    _image(name="depth-estimation"),
+    _image(name="mask-generation"),
+    _image(
+        name="zero-shot-image-classification",
+        parameters=_ZERO_SHOT,
+        measured_with={"candidate_labels": ["a town", "a river"]},
+    ),
+    _sound(
+        name="zero-shot-audio-classification",
+        parameters=_ZERO_SHOT,
+        measured_with={"candidate_labels": ["speech", "music"]},
+    ),
+    Task(name="zero-shot-object-detection"),
+    Task(name="document-question-answering"),
+    Task(name="image-text-to-text", takes_chats=True),
+    Task(name="table-question-answering"),
+    _text(name="text-to-audio", aliases=("text-to-speech",), example=None),
+    Task(
+        name="sentence-similarity",
+        is_pipeline=False,
+        check=inputs.sentences,
+        rows=row_a_sentence,
+        example={"inputs": {"source_sentence": _TEXT, "sentences": ["A queue of jobs.", "I like tea."]}},
+    ),
+    Task(is_pipeline=False, example={"inputs": _TEXT}),
+))  # fmt: skip
+_UNKNOWN = Task(is_pipeline=False)
+
+
+def of(name: str) -> Task:
+    """By its name or an alias; of a name that an engine of one's own has made up, nothing is known."""
+    return TASKS.get(name, _UNKNOWN)
+
+
+def served() -> list[str]:
+    """The names that a pipeline serves, aliases last."""
+    return sorted((name for name, task in TASKS.items() if task.is_pipeline), key=lambda name: name != of(name).name)

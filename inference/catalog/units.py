@@ -1,0 +1,61 @@
+"""How long a string of an input is, told in microseconds, with no tokenizer and no torch.
+
+Lengths are tokens, estimated; for images and sound they are what models make of them: patches and frames. A batch costs
+its longest item times their number, so near lengths run together, and an error of some percent costs some percent.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+
+Unit = Callable[[str], int]
+
+# Least squares over English paragraphs against the WordPiece tokenizer of BERT and MiniLM: median error 9 %, and 22 %
+# for nine of ten texts. Other scripts are cut into their letters there; the last weight is for them.
+PER_TEXT, PER_WORD, PER_CHARACTER, PER_MARK, PER_EXTRA_BYTE = 2.0, 0.39, 0.12, 1.34, 0.55
+MARKS = b".,:;-'\"()!?/_"
+SAMPLE = 50_000  # characters of a text, or items of a list, that are looked at; the rest is taken to be like them
+
+IMAGE_BYTES_PER_PATCH = 64  # a JPEG has about a quarter of a byte a pixel, a patch 16 x 16 pixels
+MAX_PATCHES = 1024  # models scale images down
+FRAMES_PER_S = 50  # of Whisper and wav2vec2
+SOUND_BYTES_PER_S = 16_000  # of compressed sound at 128 kbit/s
+WAV_HEADER = 48  # base64 characters that hold the 32 bytes up to a WAV's bytes per second
+
+
+def tokens(text: str) -> int:
+    """An estimate, in a few microseconds; never in more than some hundred."""
+    if len(text) > SAMPLE:
+        return tokens(text[:SAMPLE]) * len(text) // SAMPLE
+    size = len(text)
+    encoded = text.encode("utf-8", "surrogatepass")
+    extra = len(encoded) - size
+    marks = len(encoded) - len(encoded.translate(None, MARKS))
+    words = text.count(" ") + 1
+    return int(PER_TEXT + PER_WORD * words + PER_CHARACTER * size + PER_MARK * marks + PER_EXTRA_BYTE * extra)
+
+
+def patches(image: str) -> int:
+    """Of an image in base64."""
+    return min(MAX_PATCHES, _bytes(image) // IMAGE_BYTES_PER_PATCH)
+
+
+def frames(sound: str) -> int:
+    """Of a sound in base64."""
+    return int(FRAMES_PER_S * _bytes(sound) / (_wav_bytes_per_s(sound) or SOUND_BYTES_PER_S))
+
+
+def _bytes(encoded: str) -> int:
+    """Of what a base64 string holds."""
+    return len(encoded) * 3 // 4
+
+
+def _wav_bytes_per_s(encoded: str) -> int:
+    """From a WAV's header; 0 for other formats."""
+    try:
+        header = base64.b64decode(encoded[:WAV_HEADER])
+    except (binascii.Error, ValueError):
+        return 0
+    return int.from_bytes(header[28:32], "little") if header.startswith(b"RIFF") else 0

@@ -1,0 +1,95 @@
+"""A new pipeline task is an entry of the table, and its feed: all that is known of it follows from there."""
+
+import base64
+import subprocess
+from unittest.mock import patch
+
+from django.conf import settings
+from django.test import SimpleTestCase
+
+from api.answers import huggingface
+from inference import checks
+from inference.catalog import inputs, lengths, specs, tasks, units
+from inference.catalog.parameters import ParameterSpec
+from inference.catalog.tasks import Shape, Task
+from inference.catalog.validation import validate
+from inference.engines.base import Engine
+from inference.errors import InvalidInput
+from inference.tuning import measure, samples
+
+READING = Task(
+    name="lip-reading",
+    aliases=("watching",),
+    check=inputs.file,
+    unit=units.frames,
+    rows=lambda item, parameters: ([item], parameters["speakers"]),
+    parameters={"speakers": ParameterSpec(type="integer", min=1, max=3, default=2)},
+    parameters_at_root=True,
+    shape=Shape.PAIRS,
+    example={"inputs": "a film"},
+    measured_with={"speakers": 1},
+)
+FILM = base64.b64encode(bytes(32_000)).decode()
+
+
+class Echo(Engine):
+    def load(self, device):
+        pass
+
+    def predict(self, inputs, parameters):
+        return inputs
+
+
+class MadeUpTaskTests(SimpleTestCase):
+    def setUp(self):
+        change = patch.dict(tasks.TASKS, tasks.table([READING]))
+        change.start()
+        self.addCleanup(change.stop)
+        self.specs = specs.parse('[a]\ntask = "lip-reading"\nmodel = "m"\n[b]\ntask = "watching"\nmodel = "m"\n')
+
+    def test_inputs_and_parameters_are_checked(self):
+        for spec in self.specs.values():
+            self.assertEqual(validate(spec, FILM, {}), {"speakers": 2})
+            for value, given in ((7, {}), ("no base64", {}), (FILM, {"speakers": 4}), (FILM, {"top_k": 1})):
+                with self.subTest(spec=spec.name, value=value, given=given), self.assertRaises(InvalidInput):
+                    validate(spec, value, given)
+
+    def test_lengths_are_in_its_unit_and_rows_as_it_says(self):
+        for spec in self.specs.values():
+            self.assertEqual(lengths.measure(spec, [FILM, FILM], {"speakers": 3}), (6, 100))
+
+    def test_clients_send_bytes_and_parameters_at_the_root_and_get_its_shape(self):
+        for spec in self.specs.values():
+            self.assertEqual(huggingface.read(spec, b"film", "video/mp4").inputs, base64.b64encode(b"film").decode())
+            call = huggingface.read(spec, b'{"inputs": "film", "speakers": 1}', "application/json")
+            self.assertEqual(call.parameters, {"speakers": 1})
+            answer = huggingface.shape(spec.task, {"labels": ["a"], "scores": [1.0]}, size=1)
+            self.assertEqual(answer, [{"label": "a", "score": 1.0}])
+
+    def test_it_is_served_measured_and_shown(self):
+        self.assertLessEqual({"lip-reading", "watching"}, set(tasks.served()))
+        self.assertEqual([checks._task_problem(spec) for spec in self.specs.values()], ["", ""])
+        for spec in self.specs.values():
+            self.assertEqual(tasks.of(spec.task).example, {"inputs": "a film"})
+            self.assertEqual(measure.lengths_for(spec, []), [50, 250, 1500])
+            inputs.file("inputs", samples.sample(spec, Echo(spec), 50, []))
+
+
+class TableTests(SimpleTestCase):
+    def test_no_other_file_names_a_task(self) -> None:
+        """But for the feeds, and the shortcuts and answers that are of one task by nature."""
+        names = "|".join(sorted({task.name for task in tasks.TASKS.values() if task.is_pipeline}))
+        command = ["grep", "-rlE", f'"({names})"', "inference", "api", "--include=*.py"]
+        found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=settings.BASE_DIR)
+        self.assertEqual(
+            set(found.stdout.split()) - {f"inference/engines/{name}.py" for name in OF_ONE_TASK},
+            {"inference/catalog/tasks.py", "inference/engines/pipeline/feeds.py"},
+        )
+
+    def test_of_an_engine_of_one_s_own_nothing_is_known(self) -> None:
+        validate(specs.ModelSpec(name="m", task="summarize"), {"any": ["thing"]}, {})
+        self.assertIsNone(tasks.of("summarize").example)
+        self.assertTrue(tasks.of("").example)
+
+
+OF_ONE_TASK = ("parity", "accelerate/install", "accelerate/outputs")

@@ -1,0 +1,67 @@
+"""The private names of libraries that are touched, each where it is allowed: an upgrade that renames one fails here."""
+
+import importlib
+import inspect
+import re
+from unittest import TestCase
+
+from django.conf import settings
+
+# By file, then by module of the library, the names that must be in that module's source.
+TOUCHED = {
+    "inference/broker/kombu_redis/channel.py": {
+        "kombu.transport.redis": (
+            "_in_poll _brpop_sent_at _brpop_start _brpop_read _queue_cycle _update_queue_cycle _connparams _q_for_pri"
+            " _on_connection_disconnect _flush_brpop_reauth _active_queues _deliver_fanout_message"
+        ),
+        "redis.connection": "_sock _parser",
+    },
+    "inference/broker/kombu_redis/qos.py": {
+        "kombu.transport.virtual.base": "_delivered _flush _on_collect _raw",
+    },
+    "inference/broker/kombu_redis/transport.py": {
+        "kombu.transport.redis": "_register_BRPOP _register_LISTEN _fd_to_chan _channels",
+    },
+    "inference/worker/pool.py": {
+        "billiard.pool": (
+            "_create_worker_process _repopulate_pool _pool _processes _state _cache _ctx _write_to _scheduled_for"
+            " _accepted _worker_pid"
+        ),
+        "billiard.process": "_is_alive",
+        "celery.concurrency.asynpool": "_all_inqueues _busy_workers _fileno_to_inq _proc_alive_timeout",
+    },
+    "inference/worker/consumer.py": {"celery.concurrency.prefork": "_pool"},
+    "inference/worker/dispatch.py": {"billiard.pool": "_cache"},
+    "inference/engines/pipeline/steps.py": {
+        "transformers.pipelines.base": "_sanitize_parameters _preprocess_params _forward_params _postprocess_params",
+    },
+    "inference/engines/accelerate/encoders.py": {"transformers.modeling_utils": "_attn_implementation"},
+    "inference/engines/accelerate/tokens.py": {"transformers.tokenization_utils_tokenizers": "_encode_plus"},
+    "inference/upkeep/retention.py": {"django.db.models.query": "_raw_delete"},
+    "api/views/about.py": {"rest_framework.request": "_request"},
+}
+# What Django's documentation names.
+DOCUMENTED = {"_meta", "_state", "_default_manager"}
+
+
+def touched_in(source: str) -> set[str]:
+    """What is read off others: an object's own names are not told from those that it inherits."""
+    return set(re.findall(r"(?<!\bself)(?<!\bcls)(?<!super\(\))\.(_[a-zA-Z]\w*)", source)) - DOCUMENTED
+
+
+class PrivateNameTests(TestCase):
+    def test_each_is_in_the_version_that_is_installed(self) -> None:
+        for file, modules in TOUCHED.items():
+            ours = (settings.BASE_DIR / file).read_text()
+            for module, names in modules.items():
+                theirs = inspect.getsource(importlib.import_module(module))
+                for name in names.split():
+                    self.assertRegex(ours, rf"\b{name}\b", f"{file} touches {name} no more: take it off the table.")
+                    self.assertRegex(theirs, rf"\b{name}\b", f"{file} uses {name} of {module}, which is gone.")
+
+    def test_no_other_file_touches_any(self) -> None:
+        for package in ("inference", "api", "project"):
+            for file in (settings.BASE_DIR / package).rglob("*.py"):
+                place = str(file.relative_to(settings.BASE_DIR))
+                allowed = {name for names in TOUCHED.get(place, {}).values() for name in names.split()}
+                self.assertLessEqual(touched_in(file.read_text()), allowed, f"{place}: give it a seam, or this table")
