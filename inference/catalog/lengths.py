@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -53,17 +54,14 @@ def _length(unit: Unit, item: Any) -> int:
 
 def _shape(spec: ModelSpec, task: Task, item: Any, parameters: Mapping[str, Any]) -> tuple[int, int]:
     texts, times = task.rows(item, parameters)
-    each = [_length(task.unit, text) for text in texts]
-    if spec.max_length and not task.takes_chats:
-        each = [min(tokens, spec.max_length) for tokens in each]
+    limit = spec.max_length if spec.max_length and not task.takes_chats else sys.maxsize
+    each = [min(limit, _length(task.unit, text)) for text in texts]
     count = max(1, len(each))
     tokens = -(-sum(each) // count)
-    return times * count, _generated(tokens, parameters) if task.generates else tokens
-
-
-def _generated(tokens: int, parameters: Mapping[str, Any]) -> int:
-    new_tokens = parameters.get("max_new_tokens", 0 if "max_length" in parameters else NEW_TOKENS)
-    return int(max(tokens + new_tokens, parameters.get("max_length", 0)))
+    if task.generates:
+        new_tokens = parameters.get("max_new_tokens", 0 if "max_length" in parameters else NEW_TOKENS)
+        tokens = max(tokens + new_tokens, parameters.get("max_length", 0))
+    return times * count, tokens
 
 
 def _is_chat(inputs: list[Any]) -> bool:
