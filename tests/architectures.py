@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+import warnings
 from typing import Any
 
 SEED = 7
@@ -220,7 +221,8 @@ def build(kind: str, task: str) -> Any:
     import transformers
 
     auto = getattr(transformers, f"AutoModelFor{AUTO[task]}")
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of layers without weights, which small settings make
         torch.manual_seed(SEED)
         with torch.device("meta"):
             size = sum(weights.numel() for weights in auto.from_config(config(kind)).parameters())
