@@ -73,13 +73,12 @@ class SlowDatabase(unittest.TestCase):
         return self.stack.get("/v1/jobs", headers=self.headers()).status == 200
 
     def assert_answered(self, method: str, path: str, body: Any = None, **headers: str) -> None:
-        self.proxy.set(Mode.PASS)
         eventually(self.serves, "the database answers")
         headers = {**self.headers(), **headers}
-        self.proxy.set(Mode.SLOW)
         started = time.monotonic()
-        answer = self.stack.request(method, path, body, headers=headers)
-        took_s = time.monotonic() - started
+        with self.proxy.failing(Mode.SLOW):
+            answer = self.stack.request(method, path, body, headers=headers)
+            took_s = time.monotonic() - started
         self.assertLess(took_s, ANSWER_LIMIT_S)
         self.assertEqual(answer.status, 503)
 
