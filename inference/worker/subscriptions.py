@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from inference.failures import Pauses
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+ANSWER_S = 10.0  # then the worker connects again: a quorum queue that has no leader answers nobody
 
 
 @dataclass(slots=True)
@@ -46,14 +48,18 @@ class Subscriptions:
         self._deleted: frozenset[str] = frozenset()
 
     def begin(self, c: Any, queue: str) -> None:
-        """Nothing happens while the pause after a refusal lasts. A refusal concerns no other queue."""
+        """Nothing happens while the pause after a refusal lasts. A refusal concerns no other queue.
+
+        Raises `TimeoutError` and what else a lost connection raises.
+        """
         refusal = self._refused.get(queue)
         if refusal and time.monotonic() < refusal.retry_at:
             return
         try:
-            if self.is_amqp:
-                self._declare(c, queue)
-            c.add_task_queue(queue)
+            with self._in_time(c):
+                if self.is_amqp:
+                    self._declare(c, queue)
+                c.add_task_queue(queue)
         except c.channel_errors as error:
             self._refuse(queue, error)
             self._undo(c, queue)
@@ -91,6 +97,10 @@ class Subscriptions:
         """As if RabbitMQ had said so: the worker connects again, and gets what its consumers dropped."""
         if self._deleted:
             raise ConnectionError(f"deleted without notice: {', '.join(sorted(self._deleted))}")
+
+    def _in_time(self, c: Any) -> AbstractContextManager[object]:
+        """py-amqp waits for an answer without end."""
+        return c.connection.connection.transport.having_timeout(ANSWER_S) if self.is_amqp else nullcontext()
 
     def _declare(self, c: Any, name: str) -> None:
         """On a channel of its own, which a refusal closes."""

@@ -1,10 +1,12 @@
 """When a queue that the broker refuses is asked for again; a real RabbitMQ refuses in tests/e2e."""
 
+import socket
 from types import SimpleNamespace
 from unittest import TestCase
 from unittest.mock import patch
 
 import kombu
+from amqp.transport import TCPTransport
 from redis import ResponseError
 
 from inference.catalog.specs import ModelSpec
@@ -66,3 +68,17 @@ class SubscriptionsTests(TestCase):
         self.turn_for(LONGEST_PAUSE_S * 1.5)
         self.assertEqual((self.consumed, self.subscriptions.why_not(SPECS)), ({A, B}, {}))
         self.assertEqual(self.asked.count(A), asked + 1)
+
+    def test_a_queue_that_gives_no_answer_does_not_hold_the_event_loop(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.addCleanup(ours.close)
+        self.addCleanup(theirs.close)
+        transport = TCPTransport("localhost")
+        transport.sock = ours
+        self.consumer.conninfo = kombu.Connection("amqp://")
+        self.consumer.connection = SimpleNamespace(connection=SimpleNamespace(transport=transport))
+        self.consumer.add_task_queue = lambda queue: ours.recv(1)
+        silent = Subscriptions(self.consumer)
+        with patch.object(subscriptions, "ANSWER_S", 0.01), patch.object(silent, "_declare"):
+            self.assertRaises(TimeoutError, silent.begin, self.consumer, A)
+        self.assertIsNone(ours.gettimeout())
