@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest import TestCase
 
 from tests.e2e.test_up import Up
-from tests.inference.broker.test_storage import BASE, LOG, WRITTEN_BY
+from tests.inference.broker.test_storage import BASE, LOG, WRITTEN_BY, mount_small_disk
 from tests.stack import free_port
 
 ECHO = '[echo]\nengine = "inference.engines.echo:EchoEngine"\n'
@@ -51,10 +51,7 @@ class TestData(TestCase):
 
     @unittest.skipUnless(os.geteuid() == 0, "only root may mount a small disk")
     def test_a_full_or_read_only_folder_is_named_with_the_way_out(self) -> None:
-        mount = ["mount", "-t", "tmpfs", "-o", "size=20m", "none", self.folder]
-        if subprocess.run(mount, check=False, capture_output=True).returncode:
-            self.skipTest("no file system can be mounted here")
-        self.addCleanup(subprocess.run, ["umount", "--lazy", self.folder], check=True)
+        mount_small_disk(self, self.folder, "20m")
         with self.up() as up:
             up.shows("A request, and the answer it got")
         (self.folder / "ballast").write_bytes(bytes(shutil.disk_usage(self.folder).free))

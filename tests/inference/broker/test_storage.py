@@ -22,6 +22,14 @@ LOG = "appendonlydir/appendonly.aof.2.incr.aof"
 MANIFEST = "appendonlydir/appendonly.aof.manifest"
 
 
+def mount_small_disk(test: TestCase, folder: Path, size: str) -> None:
+    """On the folder, until the test ends."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        test.skipTest("no file system can be mounted here")
+    test.addCleanup(subprocess.run, ["umount", folder], check=True)
+
+
 class StorageTests(TestCase):
     def setUp(self):
         self.folder = Path(tempfile.mkdtemp(dir=address.short_root()))
@@ -155,10 +163,7 @@ class StorageTests(TestCase):
     @skipUnless(os.geteuid() == 0, "only root may mount a small disk")
     def test_a_full_disk_and_a_read_only_one_say_what_to_do_and_lose_nothing(self):
         self.data.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", self.data]
-        if subprocess.run(mount, check=False, capture_output=True).returncode:
-            self.skipTest("no file system can be mounted here")
-        self.addCleanup(subprocess.run, ["umount", self.data], check=True)
+        mount_small_disk(self, self.data, "256k")
         self.written_by("valkey-9")
         (self.data / "ballast").write_bytes(bytes(shutil.disk_usage(self.data).free))
         with self.assertRaisesRegex(StorageError, f"{self.data}: No space left on device. Free some space"):
@@ -174,10 +179,7 @@ class StorageTests(TestCase):
     def test_a_server_whose_disk_became_full_says_so_when_it_is_pinged(self):
         """The watchdog asks so: such a server still counts its queues, and no worker can connect to it."""
         self.data.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", self.data]
-        if subprocess.run(mount, check=False, capture_output=True).returncode:
-            self.skipTest("no file system can be mounted here")
-        self.addCleanup(subprocess.run, ["umount", self.data], check=True)
+        mount_small_disk(self, self.data, "256k")
         broker = EmbeddedBroker(self.data, self.socket)
         broker.start()
         self.addCleanup(broker.stop)
