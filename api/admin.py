@@ -27,7 +27,7 @@ def is_below(user: Any, key: ApiKey | None) -> bool:
 
 
 @admin.register(ApiKey)
-class ApiKeyAdmin(admin.ModelAdmin):
+class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none when it runs
     list_display = ("start", "name", "owner", "state", "created_at", "expires_at", "last_used_at")
     list_filter = ("owner",)
     list_select_related = ("owner",)

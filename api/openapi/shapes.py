@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
@@ -12,17 +14,21 @@ ANY = {"type": ["string", "number", "boolean", "object", "array", "null"], "item
 
 
 @extend_schema_field(ANY)
-class AnyValue(serializers.Field):
+class AnyValue(serializers.Field[Any, Any, Any, Any]):
     pass
 
 
-class FailureShown(serializers.Serializer):
+class Shape(serializers.Serializer[None]):
+    pass
+
+
+class FailureShown(Shape):
     code = serializers.CharField()
     detail = serializers.CharField()
     retryable = serializers.BooleanField(help_text="Whether a new job of the same inputs may succeed.")
 
 
-class ListedJobShown(serializers.Serializer):
+class ListedJobShown(Shape):
     id = serializers.UUIDField()
     model = serializers.CharField()
     status = serializers.ChoiceField(Status.choices)
@@ -46,26 +52,26 @@ class JobShown(ListedJobShown):
     was_running = serializers.BooleanField(required=False, help_text="Of a cancelled job: its batch ran to its end.")
 
 
-class JobPageShown(serializers.Serializer):
+class JobPageShown(Shape):
     items = ListedJobShown(many=True)
     next = serializers.CharField(allow_null=True, help_text="Address of the next page.")
 
 
-class LimitsShown(serializers.Serializer):
+class LimitsShown(Shape):
     max_batch_size = serializers.IntegerField(help_text="Inputs of one job.")
     max_length = serializers.IntegerField(allow_null=True, help_text="Tokens of one input.")
     time_limit_s = serializers.FloatField()
     max_queued = serializers.IntegerField()
 
 
-class ServedShown(serializers.Serializer):
+class ServedShown(Shape):
     workers = serializers.IntegerField(help_text="Living workers that serve it.")
     queued = serializers.IntegerField(help_text="Jobs that wait, counted up to max_queued.")
     items_per_s = serializers.FloatField(allow_null=True, help_text="Measured, of all replicas together.")
     note = serializers.CharField(allow_null=True, help_text="How its inputs run together, if not in padded batches.")
 
 
-class ModelShown(serializers.Serializer):
+class ModelShown(Shape):
     name = serializers.CharField()
     task = serializers.CharField(allow_blank=True)
     model = serializers.CharField(allow_blank=True)
@@ -74,36 +80,36 @@ class ModelShown(serializers.Serializer):
     served = ServedShown()
 
 
-class ModelsShown(serializers.Serializer):
+class ModelsShown(Shape):
     items = ModelShown(many=True)
 
 
-class ChoiceShown(serializers.Serializer):
+class ChoiceShown(Shape):
     index = serializers.IntegerField()
     text = serializers.CharField()
     finish_reason = serializers.CharField(allow_null=True)
     logprobs = AnyValue()
 
 
-class CompletionShown(serializers.Serializer):
+class CompletionShown(Shape):
     object = serializers.CharField()
     model = serializers.CharField()
     choices = ChoiceShown(many=True)
 
 
-class BulkJobShown(serializers.Serializer):
+class BulkJobShown(Shape):
     index = serializers.IntegerField()
     id = serializers.UUIDField()
 
 
-class BulkErrorShown(serializers.Serializer):
+class BulkErrorShown(Shape):
     index = serializers.IntegerField()
     job = serializers.UUIDField(allow_null=True, help_text="Null for an input that was refused.")
     code = serializers.CharField()
     detail = serializers.CharField()
 
 
-class BulkShown(serializers.Serializer):
+class BulkShown(Shape):
     id = serializers.UUIDField()
     model = serializers.CharField()
     created_at = serializers.DateTimeField()
@@ -111,7 +117,7 @@ class BulkShown(serializers.Serializer):
     total = serializers.IntegerField(help_text="Inputs posted.")
     rejected = serializers.IntegerField(help_text="Inputs refused.")
     counts = serializers.DictField(child=serializers.IntegerField(), help_text="Jobs by status.")
-    errors = BulkErrorShown(many=True, help_text="The first hundred, by index.")
+    errors = BulkErrorShown(many=True, help_text="The first hundred, by index.")  # type: ignore[assignment]  # a field
     request_id = serializers.CharField()
 
 
@@ -119,12 +125,12 @@ class AcceptedBulkShown(BulkShown):
     jobs = BulkJobShown(many=True)
 
 
-class FieldErrorShown(serializers.Serializer):
+class FieldErrorShown(Shape):
     field = serializers.CharField()
     message = serializers.CharField()
 
 
-class ProblemShown(serializers.Serializer):
+class ProblemShown(Shape):
     """RFC 9457, with a stable code."""
 
     type = serializers.CharField(help_text="An address that describes the code.")
@@ -134,7 +140,7 @@ class ProblemShown(serializers.Serializer):
     code = serializers.CharField(help_text="Stable.")
     error = serializers.CharField(help_text="The detail again, where Hugging Face clients read it.")
     request_id = serializers.CharField(allow_blank=True)
-    errors = FieldErrorShown(many=True, required=False, help_text="What is wrong with which field.")
+    errors = FieldErrorShown(many=True, required=False, help_text="What is wrong with which field.")  # type: ignore[assignment]
     job_id = serializers.UUIDField(required=False, help_text="A job that goes on, or that ended without output.")
     bulk_id = serializers.UUIDField(required=False, help_text="A bulk that may have been stored.")
     retryable = serializers.BooleanField(
@@ -142,7 +148,7 @@ class ProblemShown(serializers.Serializer):
     )
 
 
-class ProblemTypeShown(serializers.Serializer):
+class ProblemTypeShown(Shape):
     type = serializers.CharField()
     title = serializers.CharField()
     status = serializers.IntegerField()
@@ -150,10 +156,10 @@ class ProblemTypeShown(serializers.Serializer):
     what_to_do = serializers.CharField()
 
 
-class AliveShown(serializers.Serializer):
+class AliveShown(Shape):
     status = serializers.CharField()
 
 
-class ReadyShown(serializers.Serializer):
+class ReadyShown(Shape):
     ready = serializers.BooleanField()
     reasons = serializers.ListField(child=serializers.CharField(), help_text="Why not.")

@@ -39,12 +39,12 @@ class Seconds(StrictNumber):
 
     def __init__(self, least: float, most: float, **options: Any) -> None:
         bounds = f"must be from {least:g} to {most:.0f} seconds."
-        messages = {"min_value": bounds, "max_value": bounds}
+        messages: dict[str, Any] = {"min_value": bounds, "max_value": bounds}
         super().__init__(min_value=least, max_value=most, error_messages=messages, **options)
 
 
 @extend_schema_field({"type": "object", "additionalProperties": True})
-class StrictObject(serializers.Field):
+class StrictObject(serializers.Field[Any, Any, Any, Any]):
     """An object whose members are checked elsewhere."""
 
     kind: type = dict
@@ -72,7 +72,7 @@ class StrictFlag(StrictObject):
 
 
 @extend_schema_field({"type": ["string", "number", "boolean", "object", "array"], "items": {}})
-class Anything(serializers.Field):
+class Anything(serializers.Field[Any, Any, Any, Any]):
     """Any JSON value but null."""
 
     def to_internal_value(self, data: Any) -> Any:
@@ -82,7 +82,7 @@ class Anything(serializers.Field):
         return value
 
 
-class Choice(serializers.Field):
+class Choice(serializers.Field[Any, Any, Any, Any]):
     """One of a few words, for a value of ours."""
 
     def __init__(self, words: Mapping[str, Any], **options: Any) -> None:
@@ -99,7 +99,7 @@ class Choice(serializers.Field):
         return next(word for word, meaning in self.words.items() if meaning == value)
 
 
-class Body(serializers.Serializer):
+class Body(serializers.Serializer[None]):
     """A request's body: unknown fields are refused by name.
 
     One instance a class serves all requests: `run_validation` keeps nothing, and making the fields anew for every
@@ -118,7 +118,8 @@ class Body(serializers.Serializer):
         unknown = (name for name in data if name not in self.names)
         if told := {words.name(name): self._unknown(name) for name in islice(unknown, UNKNOWN_TOLD)}:
             raise serializers.ValidationError(told)
-        return super().to_internal_value(data)
+        values: dict[str, Any] = super().to_internal_value(data)
+        return values
 
     @cached_property
     def names(self) -> list[str]:

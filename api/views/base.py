@@ -70,7 +70,8 @@ class ApiView(APIView):
     def document(self, request: Request, body: Body) -> dict[str, Any]:
         """The validated JSON body."""
         json_only(request)
-        return body.run_validation(codec.loads(body_of(request)))
+        document: dict[str, Any] = body.run_validation(codec.loads(body_of(request)))
+        return document
 
     def attributed(self, request: Request, submission: T) -> T:
         """With who submits it, and what else does not come out of the body."""
@@ -130,7 +131,7 @@ def body_of(request: Request) -> bytes:
 
 
 def media_type(request: Request) -> str:
-    return request.META.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
+    return str(request.META.get("CONTENT_TYPE", "")).partition(";")[0].strip().lower()
 
 
 def json_only(request: Request) -> None:

@@ -58,7 +58,8 @@ class JobAdmin(ReadOnlyAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
         name = Worker.objects.filter(pk=OuterRef("worker")).values("name")[:1]
-        return super().get_queryset(request).defer("inputs", "output").annotate(worker_name=Subquery(name))
+        jobs: QuerySet[Job] = super().get_queryset(request)
+        return jobs.defer("inputs", "output").annotate(worker_name=Subquery(name))
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str

@@ -58,7 +58,8 @@ class _Cell:
     def weight(self, now: int) -> float:
         """What was seen once fades soon: if it was wrong, it might never be tried again."""
         count = len(self.calls)
-        return count * 0.5 ** ((now - self.last) / (HALF_LIFE * count))
+        fading: float = 0.5 ** ((now - self.last) / (HALF_LIFE * count))
+        return count * fading
 
 
 @dataclass(slots=True)

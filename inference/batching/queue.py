@@ -136,7 +136,8 @@ class BatchQueue:
             return None
         if self.limits.max_wait_s <= 0.0 or self._is_full(self._head()):
             return AT_ONCE
-        return min(line[0][0] for line in self._by_arrival.values()) + self.limits.max_wait_s
+        oldest_s: float = min(line[0][0] for line in self._by_arrival.values())
+        return oldest_s + self.limits.max_wait_s
 
     def head(self) -> tuple[int, float] | None:
         """(priority, arrival) of the item that must be in the next batch: models are served in this order."""

@@ -191,5 +191,5 @@ def _is_there(connection: kombu.Connection, exchange: str) -> bool:
     return True
 
 
-def _is_missing(error: Exception) -> bool:
+def _is_missing(error: BaseException) -> bool:
     return getattr(error, "reply_code", getattr(error, "code", None)) in (404, "404")

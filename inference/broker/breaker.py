@@ -17,7 +17,7 @@ class Breaker:
     `failures` become `BrokerUnavailable`.
     """
 
-    def __init__(self, *failures: type[Exception], slots: int, wait_s: float = 0.5, rest_s: float = 1.0) -> None:
+    def __init__(self, *failures: type[BaseException], slots: int, wait_s: float = 0.5, rest_s: float = 1.0) -> None:
         self.failures = failures
         self.wait_s, self.rest_s = wait_s, rest_s
         self._slots = threading.BoundedSemaphore(slots)
@@ -58,7 +58,7 @@ class Breaker:
             if self._probe_at is not None:
                 self._probe_at = time.monotonic() + self.rest_s
 
-    def _trip(self, error: Exception) -> None:
+    def _trip(self, error: BaseException) -> None:
         with self._lock:
             self._probe_at = time.monotonic() + self.rest_s
             self._reason = f"{type(error).__name__}: {error}"

@@ -138,7 +138,8 @@ def _groups(lengths: Sequence[int], together: Together) -> list[list[int]]:
 
 
 def _cosines(rows: torch.Tensor) -> list[float]:
-    return (rows[1:] @ rows[0]).tolist()
+    cosines: list[float] = (rows[1:] @ rows[0]).tolist()
+    return cosines
 
 
 def _not_a_text(value: Any) -> InferenceError:

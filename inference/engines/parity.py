@@ -115,7 +115,8 @@ def read(output: Any, row: Row, pipe: Any) -> Answer:
     step that it generated."""
     values = output["logits"] if "logits" in output else output[0]
     if "generated_sequence" in output:
-        return values[0, 0].unbind(0)
+        scores: Answer = values[0, 0].unbind(0)
+        return scores
     if values.dim() < 3:
         return [values]
     own = values[:, : row.tokens]

@@ -96,7 +96,7 @@ def _in_package(spec: ModelSpec) -> Path:
 def _from_hub(spec: ModelSpec) -> Path:
     _require_revision(spec)
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not sys.stderr.isatty():
         disable_progress_bars()

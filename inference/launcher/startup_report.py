@@ -87,7 +87,7 @@ class StartupReport(threading.Thread):
 
     def web_answers(self) -> bool:
         try:
-            return NO_PROXY.open(f"{self.url}/healthz", timeout=5).status == 200
+            return bool(NO_PROXY.open(f"{self.url}/healthz", timeout=5).status == 200)
         except (OSError, http.client.HTTPException):
             return False
 

@@ -152,7 +152,7 @@ def from_db(rows: Iterable[Sequence[Any]], names: tuple[str, ...], database: Any
 
 
 @functools.cache
-def _converters(alias: str, names: tuple[str, ...]) -> list[tuple[Any, list[Callable]]]:
+def _converters(alias: str, names: tuple[str, ...]) -> list[tuple[Any, list[Callable[..., Any]]]]:
     database = connections[alias]
     fields: Sequence[Any] = [Job._meta.get_field(name) for name in names]
     columns = [field.get_col(Job._meta.db_table) for field in fields]

@@ -17,7 +17,8 @@ from inference.broker.messages import JobMessage
 from inference.catalog import lengths, validation
 from inference.catalog.specs import ModelSpec, parameters_digest
 from inference.errors import BulkNotFound, InferenceError, InvalidInput
-from inference.models import TERMINAL, WAITING, Bulk, Job, Status, new_job_id
+from inference.ids import new_job_id
+from inference.models import TERMINAL, WAITING, Bulk, Job, Status
 from inference.store import rows
 from inference.store.transitions import cancel_many
 from inference.submission import admission, idempotency, writer

@@ -60,11 +60,13 @@ class Replica:
         """Of a call of `size` items of `length` tokens: the fastest of several, as what disturbs a call only slows it.
         None when it does not fit in memory."""
         self.connection.send((_seconds, (size, length, budget_s)))
-        return self.answer()
+        seconds: float | None = self.answer()
+        return seconds
 
     def answers_to(self, lengths: Sequence[int]) -> list[Any]:
         self.connection.send((_answers, (lengths,)))
-        return self.answer()
+        answers: list[Any] = self.answer()
+        return answers
 
     def start_items_per_s(self, size: int, length: int, budget_s: float) -> None:
         """Ask only, so that several replicas run at once; `answer` waits."""

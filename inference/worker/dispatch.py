@@ -34,7 +34,7 @@ def _nobody(*_: object) -> None:
 class Dispatcher:
     """A worker's jobs and batches in flight. Lives as long as the worker, over reconnects."""
 
-    def __init__(self, catalog: Catalog, replicas: Replicas, pool: Callable[[], Any]) -> None:
+    def __init__(self, catalog: Catalog, replicas: Replicas, pool: Callable[[], ReplicaPool]) -> None:
         self._pool = pool
         self.replicas = replicas
         self.backlog = Backlog(catalog, replicas)

@@ -9,7 +9,7 @@ from celery import Task, shared_task
 from inference.broker.messages import TASK
 
 
-class BatchedTask(Task):
+class BatchedTask(Task[..., None]):
     """Consumed in batches: see `inference.worker.consumer`."""
 
     abstract = True

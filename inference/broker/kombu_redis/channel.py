@@ -209,7 +209,7 @@ class Channel(stock.Channel):
 
     def _deliver_fanout_message(self, message: Any, exchange: str) -> bool:
         try:
-            return super()._deliver_fanout_message(message, exchange)
+            return bool(super()._deliver_fanout_message(message, exchange))
         except redis.RedisError:
             raise
         except Exception as error:

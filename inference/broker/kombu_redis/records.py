@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import redis
 
@@ -36,7 +36,9 @@ class Records:
             return
         messages, index = self.keys
         with self._client().pipeline() as pipe:
-            pipe.hdel(messages, *tags).zrem(index, *tags).execute()
+            pipe.hdel(messages, *tags)
+            pipe.zrem(index, *tags)
+            pipe.execute()
 
     def put_back(self, messages: Sequence[Unacked]) -> None:
         """To the front of their lists, in this order. What is not recorded as unacknowledged any more is left alone."""
@@ -51,7 +53,8 @@ class Records:
 
     def of_fetch(self, fetched_at: float) -> list[str]:
         """The tags of the messages that the fetch of this time has taken, and that are still recorded."""
-        return [tag.decode() for tag in self._client().zrangebyscore(self.keys[1], fetched_at, fetched_at)]
+        tags = self._client().zrangebyscore(self.keys[1], fetched_at, fetched_at)
+        return [tag.decode() for tag in cast("list[bytes]", tags)]
 
     def _client(self) -> redis.Redis:
         """Without kombu's own prefixing, which knows few commands."""

@@ -34,4 +34,4 @@ def sees_padding(pipe: Any, parameters: dict[str, Any]) -> bool:
     if pipe.tokenizer.pad_token_id not in (ends if isinstance(ends, list) else [ends]):
         return False
     active = {**pipe.model.generation_config.to_diff_dict(), **parameters}
-    return active.get("repetition_penalty", 1.0) != 1.0 or active.get("no_repeat_ngram_size", 0) > 0
+    return bool(active.get("repetition_penalty", 1.0) != 1.0 or active.get("no_repeat_ngram_size", 0) > 0)

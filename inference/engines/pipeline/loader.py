@@ -49,12 +49,14 @@ def max_tokens(spec: ModelSpec, model: nn.Module, tokenizer: Any, *more: int | N
 def max_positions(model: nn.Module) -> int:
     """Tokens that the model can tell apart by position; `NO_LIMIT` when it has none, as XLNet, which says -1."""
     config = model.config.get_text_config()
-    positions = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    positions: int | None = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     if not positions or positions < 0:
         return NO_LIMIT
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            return positions - module.padding_idx - 1  # RoBERTa and its kin count positions from behind the padding
+            return (
+                positions - int(module.padding_idx) - 1
+            )  # RoBERTa and its kin count positions from behind the padding
     return positions
 
 
