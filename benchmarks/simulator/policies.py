@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from inference.batching.queue import BatchQueue, CostModel, Item, Limits
+from inference.batching.costs import CostModel
+from inference.batching.queue import BatchQueue, Item, Limits
 
 MAX_SIZE = 32
 MAX_TOKENS = 8192

@@ -8,8 +8,6 @@ Their weights are never negative. A GPU shows a large part for the call, and a b
 part, and bends where its caches end. docs/batching.md has measured figures.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -62,18 +60,6 @@ class _Cell:
         return count * fading
 
 
-@dataclass(slots=True)
-class _Rate:
-    """Jobs a second while the engine runs, over about the last fifty calls."""
-
-    items: float = 0.0
-    seconds: float = 0.0
-
-    def note(self, items: float, seconds: float) -> None:
-        self.items = self.items * RATE_MEMORY + items
-        self.seconds = self.seconds * RATE_MEMORY + seconds
-
-
 class CostModel:
     """Learns what one call costs, in seconds, from calls that were measured.
 
@@ -87,7 +73,7 @@ class CostModel:
         self.weights = _guess(GUESS_TOKEN_S)
         self._cells: dict[tuple[int, int], _Cell] = {}
         self._fit_at = 1
-        self._rate = _Rate()
+        self._ran_jobs = self._ran_s = 0.0  # of about the last fifty calls
 
     def seconds(self, size: int, length: float) -> float:
         """Predicted duration of a call of `size` items of `length` tokens: padded to that, or on average."""
@@ -111,7 +97,8 @@ class CostModel:
         if size < 1 or length < 1 or not 0.0 <= seconds < math.inf:
             raise ValueError(f"a call has items, tokens and a finite time; not {size=} {length=} {seconds=}")
         self.calls += 1
-        self._rate.note(size if jobs is None else jobs, seconds)
+        self._ran_jobs = self._ran_jobs * RATE_MEMORY + (size if jobs is None else jobs)
+        self._ran_s = self._ran_s * RATE_MEMORY + seconds
         self._keep(Call(size, length, max(seconds, SHORTEST_S)))
         if self.calls >= self._fit_at:
             self.weights = self._fit()
@@ -124,7 +111,7 @@ class CostModel:
 
     def items_per_s(self) -> float:
         """Measured speed of the engine while it runs; 0.0 before the first call."""
-        return self._rate.items / self._rate.seconds if self._rate.seconds else 0.0
+        return self._ran_jobs / self._ran_s if self._ran_s else 0.0
 
     def _keep(self, call: Call) -> None:
         shape = _half_octave(call.size), _half_octave(call.length)

@@ -1,7 +1,5 @@
 """Non-negative least squares for a handful of unknowns: Lawson and Hanson's active set, on the normal equations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 TOLERANCE = 1e-9  # relative to a column of length 1

@@ -1,7 +1,4 @@
-"""The batching policy: which of the waiting jobs run together, and when. Pure: time is passed in, and only the
-standard library and sortedcontainers are imported."""
-
-from __future__ import annotations
+"""The queue of one model's waiting jobs, and how the next batch is formed of them."""
 
 import math
 from collections import defaultdict
@@ -14,8 +11,6 @@ from sortedcontainers import SortedList
 
 from inference.batching.costs import CostModel
 from inference.batching.windows import Node, WindowSearch
-
-__all__ = ["BatchQueue", "CostModel", "Item", "Limits"]
 
 AT_ONCE = -math.inf
 LARGEST = 1_000_000_000  # items or tokens: what a message may claim
@@ -228,19 +223,22 @@ class BatchQueue:
         return [item for place in search.best() for item in blocks[place]]
 
     def _neighbours(self, batch: list[Item], head: Item, priority: int) -> tuple[list[list[Item]], list[list[Item]]]:
-        """Those of `priority` next in length, downwards and upwards, as many as a batch holds, in blocks."""
+        """Those of `priority` next in length, downwards and upwards, in blocks."""
         line = self._by_length.get((head.group, priority))
         if line is None:
             return [], []
-        length, most = max(item.length for item in batch), self.limits.max_batch_size
-        shorter = islice(_downwards(line, length), LOOK_AHEAD * most)
-        longer = islice((key[-1] for key in line.irange((length + 1,))), LOOK_AHEAD * most)
-        return self._first_blocks(head, shorter), self._first_blocks(head, longer)
+        length = max(item.length for item in batch)
+        longer = (key[-1] for key in line.irange((length + 1,)))
+        return self._blocks(head, _downwards(line, length)), self._blocks(head, longer)
 
-    def _first_blocks(self, head: Item, line: Iterable[Item]) -> list[list[Item]]:
-        return _blocks(
-            list(islice((item for item in line if self._fits_beside(head, item)), self.limits.max_batch_size))
-        )
+    def _blocks(self, head: Item, line: Iterable[Item]) -> list[list[Item]]:
+        """The first of `line`, as many as a batch holds: one by one, or when they are more than NEIGHBOURS, several at
+        a time."""
+        most = self.limits.max_batch_size
+        looked_at = islice(line, LOOK_AHEAD * most)
+        items = list(islice((item for item in looked_at if self._fits_beside(head, item)), most))
+        step = math.ceil(len(items) / NEIGHBOURS) or 1
+        return [items[at : at + step] for at in range(0, len(items), step)]
 
     def _fits_beside(self, head: Item, item: Item) -> bool:
         """One that does not would be in the way of those behind it."""
@@ -256,12 +254,6 @@ class BatchQueue:
 
 def _share(age_s: float, oldest_s: float) -> float:
     return min(1.0, max(0.0, age_s / oldest_s)) if oldest_s > 0.0 else 1.0
-
-
-def _blocks(items: list[Item]) -> list[list[Item]]:
-    """One by one, or when they are more than NEIGHBOURS, several at a time."""
-    step = math.ceil(len(items) / NEIGHBOURS) or 1
-    return [items[at : at + step] for at in range(0, len(items), step)]
 
 
 def _downwards(line: Line, length: int) -> Iterator[Item]:

@@ -6,8 +6,6 @@ that is 1 for a part of the cheapest cut, and less elsewhere. Age is added to it
 others waits until it is the oldest, and the slowest answers are slower than one at a time would have been.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -10,7 +10,8 @@ from typing import Any
 from uuid import UUID
 
 from inference import clock
-from inference.batching.queue import BatchQueue, CostModel, Item, Limits
+from inference.batching.costs import CostModel
+from inference.batching.queue import BatchQueue, Item, Limits
 from inference.catalog.specs import Catalog, ModelSpec
 from inference.worker.inflight import Batch, HeldJob, Search
 from inference.worker.isolation import Isolation, Part

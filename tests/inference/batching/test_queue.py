@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sortedcontainers import SortedList
 
 from benchmarks.simulator.workloads import cpu
-from inference.batching.queue import MEMORY_S, BatchQueue, CostModel, Item, Limits
+from inference.batching.costs import CostModel
+from inference.batching.queue import MEMORY_S, BatchQueue, Item, Limits
 from inference.catalog.lengths import measure
 from inference.catalog.specs import ModelSpec
 from tests.properties import QUICK
