@@ -1,9 +1,8 @@
 """Where a waiting job stands, and when it will be its turn: cheap also with a hundred thousand jobs before it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 from django.db.models import Count, QuerySet
@@ -22,8 +21,7 @@ class Place:
     wait_s: float | None  # None while the model's speed is not known
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
+class _Line(NamedTuple):
     """The waiting jobs of one model and priority."""
 
     jobs: int
@@ -58,7 +56,7 @@ def milliseconds(job_id: UUID) -> int:
 
 def _estimate(job: Job) -> int:
     """Jobs ahead, as if those of its priority had come evenly between the first and the last of them."""
-    lines = _lines_of(job.model)()
+    lines = _lines_of(job.model)
     ahead = sum(line.jobs for priority, line in lines.items() if priority < job.priority)
     if own := lines.get(job.priority):
         first, last, here = map(milliseconds, (own.first, own.last, job.pk))
@@ -70,25 +68,19 @@ def _estimate(job: Job) -> int:
 _remembered: dict[str, Remembered[dict[int, _Line]]] = {}
 
 
-def _lines_of(model: str) -> Remembered[dict[int, _Line]]:
-    return _remembered.setdefault(model, Remembered(_reader(model)))
+def _lines_of(model: str) -> dict[int, _Line]:
+    return _remembered.setdefault(model, Remembered(functools.partial(_read_lines, model)))()
 
 
-def _reader(model: str) -> Callable[[], dict[int, _Line]]:
-    def read() -> dict[int, _Line]:
-        queued = Job.objects.filter(model=model, status=Status.QUEUED)
-        counts = queued.order_by().values_list("priority").annotate(Count("pk"))
-        return {priority: _line(queued.filter(priority=priority), jobs) for priority, jobs in counts}
-
-    return read
-
-
-def _line(queued: QuerySet[Job], jobs: int) -> _Line:
-    """Its ends are read from the index: PostgreSQL before 18 has no smallest UUID."""
-    ids = queued.values_list("pk", flat=True)
-    nobody = UUID(int=0)
-    first, last = ids.order_by("priority", "pk").first(), ids.order_by("-priority", "-pk").first()
-    return _Line(jobs=jobs, first=first or nobody, last=last or nobody)
+def _read_lines(model: str) -> dict[int, _Line]:
+    """The ends of a line are read from the index: PostgreSQL before 18 has no smallest UUID."""
+    lines, nobody = {}, UUID(int=0)
+    queued = Job.objects.filter(model=model, status=Status.QUEUED)
+    for priority, jobs in queued.order_by().values_list("priority").annotate(Count("pk")):
+        ids = queued.filter(priority=priority).values_list("pk", flat=True)
+        first, last = ids.order_by("priority", "pk").first(), ids.order_by("-priority", "-pk").first()
+        lines[priority] = _Line(jobs, first or nobody, last or nobody)
+    return lines
 
 
 def forget() -> None:

@@ -1,7 +1,5 @@
 """Whether this service can answer for its models: what /readyz says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import redis

@@ -4,8 +4,6 @@ Reading costs the same whichever process is asked, and what it shows survives a 
 not counted: counting them would cost more with every day of operation.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -40,13 +38,14 @@ def text() -> bytes:
     return generate_latest(Figures())
 
 
-def _read_rows() -> list[Metric]:
+@Remembered
+def _of_rows() -> list[Metric]:
     living = list(workers.living())
     return [
         _family("jobs_waiting", "Jobs by model and status.", _waiting()),
         _family("oldest_queued_seconds", "Age of the oldest queued job.", _oldest()),
         _family("jobs_recent", "Jobs made within the last minute, by model and outcome.", _recent()),
-        _family("workers", "Living workers by state.", _count(worker.state for worker in living)),
+        _family("workers", "Living workers by state.", _states(living)),
         _family("replicas_ready", "Replicas with their models loaded.", _each(living, "replicas_ready")),
         _family("replicas_busy", "Replicas that run a batch.", _each(living, "replicas_busy")),
         _family("jobs_held", "Jobs that a worker has fetched and not started.", _each(living, "held")),
@@ -54,11 +53,7 @@ def _read_rows() -> list[Metric]:
     ]
 
 
-_of_rows = Remembered(_read_rows)
-
-
-def forget() -> None:
-    _of_rows.forget()
+forget = _of_rows.forget
 
 
 def _waiting() -> Iterator[Sample]:
@@ -75,15 +70,13 @@ def _oldest() -> Iterator[Sample]:
 
 
 def _recent() -> Iterator[Sample]:
-    recent = Job.objects.filter(pk__gte=first_id_at(timezone.now() - WINDOW)).exclude(status__in=WAITING)
-    for model, status, code, count in (
-        recent.order_by().values_list("model", "status", "error_code").annotate(Count("pk"))
-    ):
+    recent = Job.objects.filter(pk__gte=first_id_at(timezone.now() - WINDOW)).exclude(status__in=WAITING).order_by()
+    for model, status, code, count in recent.values_list("model", "status", "error_code").annotate(Count("pk")):
         yield {"model": model, "status": status, "code": code}, count
 
 
-def _count(states: Iterable[str]) -> Iterator[Sample]:
-    for state, count in Counter(states).items():
+def _states(living: Iterable[Worker]) -> Iterator[Sample]:
+    for state, count in Counter(worker.state for worker in living).items():
         yield {"state": state}, count
 
 
