@@ -5,8 +5,6 @@ what is due is found by looking, so that no notice is lost however the job ended
 delivers one has leased its row: `manage.py deliver_webhooks`, on as many hosts as one likes.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import datetime
@@ -31,15 +29,8 @@ from inference.webhooks import outbound
 logger = logging.getLogger(__name__)
 
 SECRET_PREFIX = "whsec_"  # noqa: S105 - a prefix
-DELAYS_S = (
-    5,
-    300,
-    1800,
-    7200,
-    18_000,
-    36_000,
-    50_400,
-)  # after each failure; the standard's own schedule, then given up
+# After each failure: the standard's own schedule, then given up.
+DELAYS_S = (5, 300, 1800, 7200, 18_000, 36_000, 50_400)
 VISIBLE = re.compile(r"[\x21-\x7e]{1,500}")
 ATTEMPT_S = 15.0  # for all of one attempt
 LEASE_S = 4 * ATTEMPT_S  # then it is due again: whoever had it has died

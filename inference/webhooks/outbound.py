@@ -1,7 +1,5 @@
 """One POST to a client's server: to an address that was looked at, within one deadline for everything."""
 
-from __future__ import annotations
-
 import http.client
 import ipaddress
 import socket
@@ -11,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,17 +24,13 @@ class NotSent(Exception):
     """Why there was no answer; what an operator may read."""
 
 
-@dataclass(frozen=True, slots=True)
 class Deadline:
-    at_s: float  # monotonic
-
-    @classmethod
-    def in_s(cls, seconds: float) -> Deadline:
-        return cls(time.monotonic() + seconds)
+    def __init__(self, limit_s: float) -> None:
+        self._at_s = time.monotonic() + limit_s
 
     def left_s(self) -> float:
         """Raises `TimeoutError` when nothing is."""
-        if (left_s := self.at_s - time.monotonic()) <= 0:
+        if (left_s := self._at_s - time.monotonic()) <= 0:
             raise TimeoutError("timed out")
         return left_s
 
@@ -47,37 +40,35 @@ def post(url: str, body: bytes, headers: Mapping[str, str], *, limit_s: float, p
 
     Raises `NotSent`, at the latest `limit_s` seconds after the call.
     """
-    parts, deadline = urlsplit(url), Deadline.in_s(limit_s)
+    parts, deadline = urlsplit(url), Deadline(limit_s)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    path = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
     try:
         addresses = _resolve(host, port, deadline)
-        if not private:
-            _refuse_private(host, addresses)
+        if not private and (inside := [address for address in addresses if not is_public(address)]):
+            raise NotSent(f"{host} resolves to {inside[0]}, which is not a public address")
         with _connect(addresses, port, deadline) as plain, _secured(plain, parts.scheme, host, deadline) as connected:
             request = http.client.HTTPConnection(host, port)
             request.sock = connected
             connected.settimeout(deadline.left_s())
-            request.request(
-                "POST", parts._replace(scheme="", netloc="", fragment="").geturl() or "/", body, dict(headers)
-            )
+            request.request("POST", path, body, dict(headers))
             return _status(connected, deadline)
     except (OSError, http.client.HTTPException) as error:
         raise NotSent(f"{type(error).__name__}: {error}") from error
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the public internet, and so is the IPv4 address that it stands for, if it does."""
+    """Whether an address is one of the public internet, and so is the IPv4 address that it stands for, if it does.
+
+    Mapped, compatible, Teredo's and a network's own NAT64 addresses are none: nobody publishes those.
+    """
     found = ipaddress.ip_address(address)
-    if isinstance(found, ipaddress.IPv4Address):
-        return _is_public(found)
-    if found in NAT64:
-        return _is_public(ipaddress.IPv4Address(int(found) & 0xFFFF_FFFF))
-    return _is_public(found) and (found.sixtofour is None or _is_public(found.sixtofour))
-
-
-def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Mapped, compatible, Teredo's and a network's own NAT64 addresses are none: nobody publishes those."""
-    return address.is_global and not (address.is_multicast or address.is_reserved)
+    judged = [found]
+    if isinstance(found, ipaddress.IPv6Address) and found in NAT64:
+        judged = [ipaddress.IPv4Address(int(found) & 0xFFFF_FFFF)]
+    elif isinstance(found, ipaddress.IPv6Address) and found.sixtofour:
+        judged.append(found.sixtofour)
+    return all(each.is_global and not (each.is_multicast or each.is_reserved) for each in judged)
 
 
 def _resolve(host: str, port: int, deadline: Deadline) -> list[str]:
@@ -93,12 +84,6 @@ def _resolve(host: str, port: int, deadline: Deadline) -> list[str]:
     except FutureTimeout:
         raise NotSent(f"the name {host} is not resolved in time") from None
     return list(dict.fromkeys(str(info[4][0]) for info in found))
-
-
-def _refuse_private(host: str, addresses: Sequence[str]) -> None:
-    for address in addresses:
-        if not is_public(address):
-            raise NotSent(f"{host} resolves to {address}, which is not a public address")
 
 
 def _connect(addresses: Sequence[str], port: int, deadline: Deadline) -> socket.socket:
