@@ -18,13 +18,10 @@ def short_root() -> Path:
     return Path(next(root for root in roots if len(os.fsencode(root)) <= LONGEST_ROOT and os.path.isdir(root)))
 
 
-def runtime_folder(data: Path) -> Path:
-    """A short folder of this user and data folder, however long its own path is."""
-    return short_root() / f"inference-{os.getuid()}-{hashlib.sha256(str(data.resolve()).encode()).hexdigest()[:12]}"
-
-
 def embedded_socket(data: Path) -> Path:
-    return runtime_folder(data) / "broker.sock"
+    """In a short folder of this user and data folder, however long its own path is."""
+    digest = hashlib.sha256(str(data.resolve()).encode()).hexdigest()
+    return short_root() / f"inference-{os.getuid()}-{digest[:12]}" / "broker.sock"
 
 
 def embedded_url(data: Path) -> str:

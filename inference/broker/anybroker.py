@@ -1,11 +1,10 @@
 """Publishing and counting through kombu, for a broker other than our Redis."""
 
-from __future__ import annotations
-
+import contextlib
 import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NoReturn, TypeVar
 
@@ -41,7 +40,10 @@ def raise_refused(reasons: Mapping[str, object]) -> None:
 
 
 class AnyBroker:
-    """Shares a few connections. One on which a call failed is closed, and never used again."""
+    """Shares a few connections. One on which a call failed is closed, and never used again.
+
+    All calls raise `BrokerUnavailable`.
+    """
 
     def __init__(self, url: str) -> None:
         self.connect = functools.partial(kombu.Connection, url, connect_timeout=TIMEOUT_S, transport_options=_options())
@@ -66,6 +68,7 @@ class AnyBroker:
         return self._call(lambda connection: {queue: _length(connection, queue) for queue in queues})
 
     def missing_exchanges(self, names: Iterable[str]) -> frozenset[str]:
+        """Those of them that do not exist."""
         return self._call(lambda connection: frozenset(name for name in names if not _is_there(connection, name)))
 
     def ping(self) -> None:
@@ -74,11 +77,22 @@ class AnyBroker:
     def _send(self, queue: str, messages: Iterable[JobMessage], connection: kombu.Connection) -> None:
         """Declares the queue before: it may have been deleted, and what is sent to no queue is dropped in silence. And
         after: the answer says that the messages were read, which RabbitMQ does not do while it has an alarm."""
-        declared = _declared(queue).bind(connection.default_channel)
+        known = (known for known in settings.CELERY_TASK_QUEUES if known.name == queue)
+        declared = next(known, kombu.Queue(queue)).bind(connection.default_channel)
         declared.queue_declare()
         producer = connection.Producer()
         for message in messages:
-            _send(producer, message, message.priority if self.is_redis else message.amqp_priority)
+            producer.publish(
+                wire.body(message),
+                routing_key=queue,
+                serializer="json",
+                headers=wire.headers(message),
+                correlation_id=message.job_id,
+                reply_to="",
+                delivery_mode=2,
+                priority=message.priority if self.is_redis else wire.AMQP_PRIORITIES[message.priority],
+                timeout=TIMEOUT_S,
+            )
         declared.queue_declare()
 
     def _call(self, action: Callable[[kombu.Connection], T]) -> T:
@@ -130,66 +144,30 @@ def _broker(url: str) -> AnyBroker:
     return AnyBroker(url)
 
 
-def publish(messages: Sequence[JobMessage]) -> None:
-    """Raises `BrokerUnavailable`."""
-    _broker(settings.CELERY_BROKER_URL).publish(messages)
+def broker() -> AnyBroker:
+    """The one at BROKER_URL."""
+    return _broker(settings.CELERY_BROKER_URL)
 
 
-def queue_lengths(queues: Sequence[str]) -> dict[str, int]:
-    """Raises `BrokerUnavailable`."""
-    return _broker(settings.CELERY_BROKER_URL).queue_lengths(queues)
-
-
-def missing_exchanges(names: Iterable[str]) -> frozenset[str]:
-    """Those of them that do not exist. Raises `BrokerUnavailable`."""
-    return _broker(settings.CELERY_BROKER_URL).missing_exchanges(names)
-
-
-def ping() -> None:
-    """Raises `BrokerUnavailable`."""
-    _broker(settings.CELERY_BROKER_URL).ping()
-
-
-def _send(producer: kombu.Producer, message: JobMessage, priority: int) -> None:
-    producer.publish(
-        wire.body(message),
-        routing_key=message.queue,
-        serializer="json",
-        headers=wire.headers(message),
-        correlation_id=message.job_id,
-        reply_to="",
-        delivery_mode=2,
-        priority=priority,
-        timeout=TIMEOUT_S,
-    )
-
-
-def _declared(queue: str) -> kombu.Queue:
-    """With the arguments with which the workers declare it."""
-    return next((known for known in settings.CELERY_TASK_QUEUES if known.name == queue), kombu.Queue(queue))
+@contextlib.contextmanager
+def _if_there(connection: kombu.Connection) -> Iterator[Any]:
+    """A channel to ask about what nobody may have declared yet: that closes it, and ends the block."""
+    with connection.channel() as channel:
+        try:
+            yield channel
+        except connection.channel_errors as error:
+            if getattr(error, "reply_code", getattr(error, "code", None)) not in (404, "404"):
+                raise
 
 
 def _length(connection: kombu.Connection, queue: str) -> int:
-    """A queue that nobody has declared yet is empty; the error has closed the channel, so each has its own."""
-    with connection.channel() as channel:
-        try:
-            return int(channel.queue_declare(queue, passive=True).message_count)
-        except connection.channel_errors as error:
-            if not _is_missing(error):
-                raise
-            return 0
+    with _if_there(connection) as channel:
+        return int(channel.queue_declare(queue, passive=True).message_count)
+    return 0
 
 
 def _is_there(connection: kombu.Connection, exchange: str) -> bool:
-    with connection.channel() as channel:
-        try:
-            kombu.Exchange(exchange).bind(channel).declare(passive=True)
-        except connection.channel_errors as error:
-            if not _is_missing(error):
-                raise
-            return False
-    return True
-
-
-def _is_missing(error: BaseException) -> bool:
-    return getattr(error, "reply_code", getattr(error, "code", None)) in (404, "404")
+    with _if_there(connection) as channel:
+        kombu.Exchange(exchange).bind(channel).declare(passive=True)
+        return True
+    return False

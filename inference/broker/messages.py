@@ -1,7 +1,5 @@
 """What is sent to the workers for one job: a Celery message (protocol 2) with hints for batching, and no inputs."""
 
-from __future__ import annotations
-
 import functools
 import os
 import socket
@@ -32,10 +30,6 @@ class JobMessage:
     expires_at: float | None  # s since the epoch
     alone: bool = False  # to be run with nothing beside it
     recovered: bool = False  # sent again: in Redis it goes before the others of its priority
-
-    @property
-    def amqp_priority(self) -> int:
-        return AMQP_PRIORITIES[self.priority]
 
     @property
     def hints(self) -> dict[str, Any]:

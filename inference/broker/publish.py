@@ -3,8 +3,6 @@
 A Redis broker is written to directly, the way kombu would; any other is reached through kombu.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -30,26 +28,22 @@ def publish(messages: Sequence[JobMessage]) -> None:
     if not messages:
         return
     if not is_redis():
-        anybroker.publish(messages)
+        anybroker.broker().publish(messages)
         return
-    commands = list(_pushes(messages))
-    client = redis_client.get()
     refused: dict[str, object] = {}
-    with redis_client.breaker.call():
-        for queue, command, key, texts in commands:
-            try:
+    for queue, command, key, texts in _pushes(messages):
+        try:
+            with redis_client.call() as client:
                 client.execute_command(command, key, *texts)
-            except redis.RedisError as error:
-                if is_away(error):
-                    raise
-                refused[queue] = error
+        except redis.RedisError as error:
+            refused[queue] = error
     anybroker.raise_refused(refused)
 
 
 def queue_lengths(queues: Sequence[str]) -> dict[str, int]:
     """Messages that wait in each queue, over all priorities. Raises `BrokerUnavailable`."""
     if not is_redis():
-        return anybroker.queue_lengths(queues)
+        return anybroker.broker().queue_lengths(queues)
     found = _lengths(queues)
     anybroker.raise_refused(
         {queue: error for queue, lengths in found.items() for error in lengths if isinstance(error, Exception)}
@@ -61,7 +55,7 @@ def waiting_priorities(queues: Sequence[str]) -> dict[str, set[int]]:
     """Of which priorities messages may wait in each queue: of any, where the broker does not say.
     Raises `BrokerUnavailable`."""
     if not is_redis():
-        lengths = anybroker.queue_lengths(queues)
+        lengths = anybroker.broker().queue_lengths(queues)
         return {queue: set(address.PRIORITIES if length else ()) for queue, length in lengths.items()}
     return {
         queue: {priority for priority, length in zip(address.PRIORITIES, lengths, strict=True) if length or of_any}
@@ -72,8 +66,7 @@ def waiting_priorities(queues: Sequence[str]) -> dict[str, set[int]]:
 def _lengths(queues: Sequence[str]) -> dict[str, list[Any]]:
     """Of a queue's lists, in the order of `PRIORITY_STEPS`: an error in the place of one that was refused."""
     steps = address.PRIORITY_STEPS
-    client = redis_client.get()
-    with redis_client.breaker.call(), client.pipeline(transaction=False) as pipe:
+    with redis_client.breaker.call(), redis_client.get().pipeline(transaction=False) as pipe:
         for queue, step in itertools.product(queues, steps):
             pipe.llen(address.redis_key(queue, step))
         found = pipe.execute(raise_on_error=False)
@@ -87,11 +80,10 @@ def _lengths(queues: Sequence[str]) -> dict[str, list[Any]]:
 def ping() -> None:
     """Ask the broker of the messages whether it is there. Raises `BrokerUnavailable`."""
     if not is_redis():
-        anybroker.ping()
+        anybroker.broker().ping()
         return
-    client = redis_client.get()
     with redis_client.breaker.call():
-        client.ping()
+        redis_client.get().ping()
 
 
 def is_redis() -> bool:

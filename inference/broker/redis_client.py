@@ -3,8 +3,6 @@
 It fails within about a second, and then at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Iterator

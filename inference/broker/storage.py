@@ -4,8 +4,6 @@ The rows of the database are the truth. Files that the server cannot read, becau
 because they are broken, are set aside: the server starts empty, and the reconciler sends the messages again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import errno

@@ -89,7 +89,7 @@ class Subscriptions:
     def find_deleted(self) -> None:
         """From another thread, over a connection of its own. Raises `BrokerUnavailable`."""
         marks = self._marks
-        missing = anybroker.missing_exchanges(list(marks.values()))
+        missing = anybroker.broker().missing_exchanges(list(marks.values()))
         if marks is self._marks:
             self._deleted = frozenset(queue for queue, mark in marks.items() if mark in missing)
 
