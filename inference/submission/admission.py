@@ -5,8 +5,6 @@ of low priority keeps nobody out. Within a process a limit is exact; several pro
 each lets in at the same moment.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -34,72 +32,55 @@ def room(terms: Terms, ids: Collection[UUID]) -> Iterator[None]:
 
     Raises `TooManyQueued`, `QueueFull` or `Overloaded`, and `InvalidInput` where there can never be room for so many.
     """
+    model, priority = terms.spec.name, terms.priority
     with contextlib.ExitStack() as rooms:
         if terms.max_owned is not None and terms.owner is not None:
-            rooms.enter_context(_owned_room(terms.owner.pk, ids, terms.priority, terms.max_owned))
-        rooms.enter_context(_model_room(terms.spec, ids, terms.priority))
-        yield
-
-
-@contextlib.contextmanager
-def _owned_room(owner_id: Any, ids: Collection[UUID], priority: int, limit: int) -> Iterator[None]:
-    _require_possible(len(ids), limit, "your share of the queue")
-    shared = max(priority, Priority.NORMAL)  # by high and normal
-    with _entered("owner", owner_id, shared, ids, limit) as waiting:
-        if waiting is not None:
-            raise TooManyQueued(
-                f"{waiting} of your jobs wait, at most {limit} may. Try again when some are finished.",
-                retry_after_s=RETRY_AFTER_S[0],
-            )
-        yield
-
-
-@contextlib.contextmanager
-def _model_room(spec: ModelSpec, ids: Collection[UUID], priority: int) -> Iterator[None]:
-    limit = max_queued(spec, priority)
-    _require_possible(len(ids), limit, f"the queue of {spec.name!r}")
-    with _entered("model", spec.name, priority, ids, limit) as waiting:
-        if waiting is not None:
-            raise QueueFull(
-                f"The queue of {spec.name!r} is full: {waiting} jobs wait, at most {limit} may. Try again later.",
-                retry_after_s=_retry_after_s(spec.name, waiting + len(ids) - limit),
-            )
+            shared = max(priority, Priority.NORMAL)  # by high and normal
+            _enter(rooms, "owner", terms.owner.pk, shared, ids, terms.max_owned)
+        line = _enter(rooms, "model", model, priority, ids, max_queued(terms.spec, priority))
         if priority < Priority.LOW:
-            _refuse_long_wait(spec.name, _line("model", spec.name, priority).waiting - len(ids))
+            _refuse_long_wait(model, line.waiting - len(ids))
         yield
 
 
-def _require_possible(jobs: int, limit: int, what: str) -> None:
-    """Raises `InvalidInput`."""
-    if jobs > limit:
-        raise InvalidInput(f"inputs: at most {limit} jobs fit in {what} at this priority; send {jobs} in parts.")
-
-
-@contextlib.contextmanager
-def _entered(kind: str, key: Any, priority: int, ids: Collection[UUID], limit: int) -> Iterator[int | None]:
-    """None when they were let in, else how many wait."""
-    own, *others = [_line(kind, key, each) for each in Priority if each >= priority]
+def _enter(rooms: contextlib.ExitStack, kind: str, key: Any, priority: int, ids: Collection[UUID], limit: int) -> Line:
+    """They are in the line, and in those of lower priorities, until `rooms` end."""
+    if len(ids) > limit:
+        what = f"the queue of {key!r}" if kind == "model" else "your share of the queue"
+        raise InvalidInput(f"inputs: at most {limit} jobs fit in {what} at this priority; send {len(ids)} in parts.")
+    own, *others = lines = [_line(kind, key, each) for each in Priority if each >= priority]
     if not own.enter(ids, limit):
-        yield own.waiting
-        return
+        raise _full(kind, key, own.waiting, len(ids), limit)
     for line in others:
         line.join(ids)
-    stored = False
-    try:
-        yield None
-        stored = True
-    finally:
-        for line in (own, *others):
-            line.leave(ids, stored=stored)
+
+    def leave(error: type[BaseException] | None, *_: object) -> None:
+        for line in lines:
+            line.leave(ids, stored=error is None)
+
+    rooms.push(leave)
+    return own
+
+
+def _full(kind: str, key: Any, waiting: int, jobs: int, limit: int) -> TooManyQueued | QueueFull:
+    low_s, high_s = RETRY_AFTER_S
+    if kind == "owner":
+        return TooManyQueued(
+            f"{waiting} of your jobs wait, at most {limit} may. Try again when some are finished.", retry_after_s=low_s
+        )
+    room_in_s = workers.seconds_for(key, waiting + jobs - limit) or 5.0  # at the measured speed
+    return QueueFull(
+        f"The queue of {key!r} is full: {waiting} jobs wait, at most {limit} may. Try again later.",
+        retry_after_s=min(max(room_in_s, low_s), high_s),
+    )
 
 
 def _line(kind: str, key: Any, priority: int) -> Line:
+    def queued() -> QuerySet[Job]:
+        return Job.objects.filter(status=Status.QUEUED, priority__lte=priority, **{kind: key})
+
     name = (kind, key, priority)
-    return _lines.get(name) or _lines.setdefault(name, Line(lambda: _queued(priority, **{kind: key})))
-
-
-def _queued(priority: int, **conditions: Any) -> QuerySet[Job]:
-    return Job.objects.filter(status=Status.QUEUED, priority__lte=priority, **conditions)
+    return _lines.get(name) or _lines.setdefault(name, Line(queued))
 
 
 def wait_s(model: str, priority: int) -> float | None:
@@ -130,9 +111,3 @@ def _refuse_long_wait(model: str, ahead: int) -> None:
             f"A new job of {model!r} would wait about {wait_s:.0f} s, more than {limit_s:g} s. Try again later.",
             retry_after_s=min(wait_s - limit_s, RETRY_AFTER_S[1]),
         )
-
-
-def _retry_after_s(model: str, too_many: int) -> float:
-    """When there is room again, at the measured speed."""
-    low, high = RETRY_AFTER_S
-    return min(max(workers.seconds_for(model, too_many) or 5.0, low), high)

@@ -4,8 +4,6 @@ The generic cell rate algorithm (ITU-T I.371): one moment a name, kept in Redis 
 Redis is away each process counts for itself.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 
@@ -25,24 +23,8 @@ return '0'
 """
 
 
-class Local:
-    """The same for one process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._due: dict[str, float] = {}
-
-    def take(self, name: str, step_s: float, burst_s: float) -> float:
-        now = time.monotonic()
-        with self._lock:
-            due = max(self._due.get(name, 0.0), now)
-            if due - now > burst_s:
-                return due - now - burst_s
-            self._due[name] = due + step_s
-        return 0.0
-
-
-_local = Local()
+_lock = threading.Lock()
+_due: dict[str, float] = {}  # by name: when the next is due, by this process's clock
 
 
 def take(name: str, per_minute: int) -> float:
@@ -53,4 +35,15 @@ def take(name: str, per_minute: int) -> float:
         with redis_client.call() as client:
             return float(client.eval(LUA, 1, KEY + name, step_s, burst_s))
     except (redis.RedisError, BrokerUnavailable):
-        return _local.take(name, step_s, burst_s)
+        return _take_alone(name, step_s, burst_s)
+
+
+def _take_alone(name: str, step_s: float, burst_s: float) -> float:
+    """The same for one process."""
+    now = time.monotonic()
+    with _lock:
+        due = max(_due.get(name, 0.0), now)
+        if due - now > burst_s:
+            return due - now - burst_s
+        _due[name] = due + step_s
+    return 0.0

@@ -1,7 +1,5 @@
 """What callers ask for: jobs, one by one or many together. A submission is checked and stored, and never changes."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
