@@ -72,12 +72,10 @@ class Backlog:
 
     def dispatch(self) -> tuple[float, float]:
         """Jobs finished a second among the first and among the last ones, by the database's clock."""
-        finished = [
-            moment.timestamp()
-            for moment in self.stack.jobs.order_by("finished_at").values_list("finished_at", flat=True)
-        ]
+        moments = self.stack.jobs.order_by("finished_at").values_list("finished_at", flat=True)
+        finished = [moment.timestamp() for moment in moments if moment]
         first, last = finished[WARM_UP : WARM_UP + self.sample], finished[-FEW - self.sample : -FEW]
-        return tuple(self.sample / (times[-1] - times[0]) for times in (first, last))
+        return self.sample / (first[-1] - first[0]), self.sample / (last[-1] - last[0])
 
     def compare(self, many: float, few: float) -> None:
         print(f"ratio of the long queue to the short one: {many / few:.2f}")

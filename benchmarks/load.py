@@ -81,7 +81,7 @@ class Run:
     finished: list[tuple[float, float]] = field(default_factory=list)  # (when, latency) of right answers
     wrong: int = 0
     under_way: int = 0
-    tasks: set[asyncio.Task] = field(default_factory=set)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         pool = len(self.target.requests)

@@ -63,7 +63,8 @@ class Worker:
         line = self.process.stdout.readline() if self.process.stdout else ""
         if not line:
             raise processes.failure("The pipeline alone has ended", self.log)
-        return json.loads(line)
+        answer: dict[str, float] = json.loads(line)
+        return answer
 
 
 @contextlib.contextmanager

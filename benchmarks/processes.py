@@ -32,7 +32,8 @@ def adopt_orphans() -> None:
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def descendants() -> list[int]:
@@ -79,7 +80,7 @@ class Programs:
     """The running programs of one system."""
 
     log: Path
-    started: list[subprocess.Popen] = field(default_factory=list)
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
     data: Path | None = None  # the folder of what it keeps
 
     def require_alive(self) -> None:
@@ -114,7 +115,7 @@ def running(commands: Sequence[Command], environment: Mapping[str, str], log: Pa
         stop(programs.started)
 
 
-def stop(started: Sequence[subprocess.Popen]) -> None:
+def stop(started: Sequence[subprocess.Popen[bytes] | subprocess.Popen[str]]) -> None:
     """Ask the programs to end, the youngest first, and kill what is left after the grace time."""
     deadline = time.monotonic() + GRACE_S
     for process in reversed(started):

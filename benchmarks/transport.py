@@ -58,7 +58,7 @@ class Bench:
 
     def server_cpu_s(self) -> float:
         facts = self.client.info("cpu")
-        return facts["used_cpu_user"] + facts["used_cpu_sys"]
+        return float(facts["used_cpu_user"] + facts["used_cpu_sys"])
 
     def cost(self, work: Callable[[], None]) -> Costs:
         own, server = time.process_time(), self.server_cpu_s()

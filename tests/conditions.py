@@ -2,12 +2,18 @@
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 T = TypeVar("T")
 
 
-def eventually(condition: Callable[[], T], what: str = "", *, limit_s: float = 20.0, every_s: float = 0.02) -> T:
+def eventually(
+    condition: Callable[[], T | Literal[False] | None],
+    what: str = "",
+    *,
+    limit_s: float = 20.0,
+    every_s: float = 0.02,
+) -> T:
     """The first true value of `condition`. Fails after `limit_s`, with `what` was expected and the last value."""
     deadline = time.monotonic() + limit_s
     while not (value := condition()):

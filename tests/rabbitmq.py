@@ -85,7 +85,7 @@ class RabbitMQ:
 
     def control(self, *arguments: str) -> str:
         """What `rabbitmqctl --quiet ARGUMENTS` prints; it takes a second or two."""
-        command = [PROGRAMS / "rabbitmqctl", "--quiet", *arguments]
+        command = [str(PROGRAMS / "rabbitmqctl"), "--quiet", *arguments]
         return subprocess.run(command, env=self.environment, check=True, capture_output=True, text=True).stdout
 
     def close(self) -> None:

@@ -30,7 +30,8 @@ def use_broker(url: str) -> None:
     os.environ["REDIS_URL"] = url
     os.environ.pop("BROKER_URL", None)
     settings.REDIS_URL = url
-    settings.CELERY_BROKER_URL = app.conf.broker_url = address.kombu_url(url)
+    settings.CELERY_BROKER_URL = address.kombu_url(url)
+    app.conf.update(broker_url=settings.CELERY_BROKER_URL)
 
 
 class TestBroker:
@@ -64,8 +65,8 @@ class CountingResult(unittest.TextTestResult):
 
 
 def init_worker(counter: Any, *arguments: Any) -> None:
-    runner._init_worker(counter, *arguments)
-    use_broker(f"{os.environ['REDIS_URL']}?db={runner._worker_id}")
+    runner.ParallelTestSuite.init_worker(counter, *arguments)
+    use_broker(f"{os.environ['REDIS_URL']}?db={runner._worker_id}")  # type: ignore[attr-defined]
 
 
 class ParallelTestSuite(runner.ParallelTestSuite):

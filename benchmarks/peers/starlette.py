@@ -19,6 +19,7 @@ from starlette.routing import Route
 from benchmarks.pipeline import Pipeline, Setting
 
 DEADLINE_S = 0.001
+Waiting = tuple[str, asyncio.Future[Any]]  # a text, and who gets its output
 
 
 async def answer(request: Request) -> JSONResponse:
@@ -27,7 +28,7 @@ async def answer(request: Request) -> JSONResponse:
     return JSONResponse(await response)
 
 
-async def gather(queue: asyncio.Queue, limit: int) -> list[Any]:
+async def gather(queue: asyncio.Queue[Waiting], limit: int) -> list[Waiting]:
     batch = [await queue.get()]
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DEADLINE_S):
@@ -36,7 +37,7 @@ async def gather(queue: asyncio.Queue, limit: int) -> list[Any]:
     return batch
 
 
-async def server_loop(pipeline: Pipeline, queue: asyncio.Queue, limit: int) -> None:
+async def server_loop(pipeline: Pipeline, queue: asyncio.Queue[Waiting], limit: int) -> None:
     while True:
         batch = await gather(queue, limit)
         outputs = await asyncio.to_thread(pipeline, [text for text, _ in batch])

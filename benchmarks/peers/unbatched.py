@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -23,7 +24,7 @@ async def answer(request: Request) -> JSONResponse:
     return JSONResponse(await response)
 
 
-async def server_loop(pipeline: Pipeline, queue: asyncio.Queue) -> None:
+async def server_loop(pipeline: Pipeline, queue: asyncio.Queue[tuple[str, asyncio.Future[Any]]]) -> None:
     while True:
         text, response = await queue.get()
         response.set_result((await asyncio.to_thread(pipeline, [text]))[0])

@@ -6,6 +6,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from statistics import quantiles
 
@@ -67,18 +68,18 @@ class Simulation:
         chance = random.Random(scenario.seed)
         self.lengths = iter([LENGTHS[scenario.lengths](chance) for _ in range(scenario.jobs)])
         self.chance = random.Random(scenario.seed + 1)
-        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.events: list[tuple[float, int, Callable[[], object]]] = []
         self.numbers = count()
         self.idle = scenario.replicas
         self.now_s = 0.0
         self.tally = Tally()
 
     def run(self) -> Result:
-        if self.scenario.items_per_s is None:
+        if (items_per_s := self.scenario.items_per_s) is None:
             for _ in range(self.scenario.clients):
                 self.at(0.0, self.arrive)
         else:
-            self.at(0.0, self.arrive_and_go_on)
+            self.at(0.0, partial(self.arrive_and_go_on, items_per_s))
         while self.events:
             self.now_s, _, happen = heapq.heappop(self.events)
             happen()
@@ -86,7 +87,7 @@ class Simulation:
                 self.dispatch()
         return self.tally.result(self.now_s)
 
-    def at(self, when_s: float, happen: Callable[[], None]) -> None:
+    def at(self, when_s: float, happen: Callable[[], object]) -> None:
         heapq.heappush(self.events, (when_s, next(self.numbers), happen))
 
     def arrive(self) -> bool:
@@ -99,9 +100,9 @@ class Simulation:
         self.policy.add(item)
         return True
 
-    def arrive_and_go_on(self) -> None:
+    def arrive_and_go_on(self, items_per_s: float) -> None:
         if self.arrive():
-            self.at(self.now_s + self.chance.expovariate(self.scenario.items_per_s), self.arrive_and_go_on)
+            self.at(self.now_s + self.chance.expovariate(items_per_s), partial(self.arrive_and_go_on, items_per_s))
 
     def dispatch(self) -> None:
         while self.idle and (due_at_s := self.policy.due_at_s()) is not None:

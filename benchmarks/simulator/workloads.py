@@ -17,7 +17,7 @@ def cpu(size: int, length: int) -> float:
 
 def gpu(size: int, length: int) -> float:
     """Bound by its launches until the tokens fill the device, then proportional to them."""
-    return (0.008**4 + (size * length * 2.5e-6) ** 4) ** 0.25
+    return math.pow(0.008**4 + (size * length * 2.5e-6) ** 4, 0.25)
 
 
 def tiny(size: int, length: int) -> float:

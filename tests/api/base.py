@@ -1,11 +1,13 @@
 """The API under Django's test client, with the real broker and a worker that runs in a thread of the test."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID, uuid4
 
 from django.db import connection
@@ -22,8 +24,12 @@ from inference.store import transitions
 from inference.store.transitions import Outcome
 from inference.submission import admission
 
+if TYPE_CHECKING:
+    from django.test.client import _MonkeyPatchedWSGIResponse
+
 MODELS_FILE = Path(__file__).with_name("models.toml")
-Answer = Callable[[Any, dict[str, Any]], Any]
+Answer: TypeAlias = Callable[[Any, dict[str, Any]], Any]
+Response: TypeAlias = "_MonkeyPatchedWSGIResponse"  # what the test client answers
 
 
 def echo_answer(value: Any, parameters: dict[str, Any]) -> Any:
@@ -88,20 +94,21 @@ class ApiTestCase(TransactionTestCase):
             laborer.stopping.set()
             laborer.join()
 
-    def post(self, path: str, body: Any = None, **options: Any) -> Any:
+    def post(self, path: str, body: Any = None, **options: Any) -> Response:
         content = body if isinstance(body, (bytes, str)) else json.dumps(body)
         options.setdefault("content_type", "application/json")
         return self.client.post(path, content, **options)
 
-    def submit(self, inputs: Any = "text", **body: Any) -> Any:
+    def submit(self, inputs: Any = "text", **body: Any) -> dict[str, Any]:
         answer = self.post("/v1/jobs", {"model": "echo", "inputs": inputs, **body})
         self.assertEqual(answer.status_code, 202, answer.content)
-        return answer.json()
+        job: dict[str, Any] = answer.json()
+        return job
 
-    def assert_problem(self, answer: Any, status: int, code: str) -> dict[str, Any]:
+    def assert_problem(self, answer: Response, status: int, code: str) -> dict[str, Any]:
         self.assertEqual(answer.status_code, status, answer.content)
         self.assertEqual(answer["Content-Type"], "application/problem+json")
-        problem = answer.json()
+        problem: dict[str, Any] = answer.json()
         self.assertEqual((problem["code"], problem["status"]), (code, status))
         self.assertEqual(problem["error"], problem["detail"])
         self.assertEqual(problem["request_id"], answer["X-Request-Id"])

@@ -13,6 +13,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def crowd(port: int, clients: int) -> Outcome:
 def _client(port: int, number: int, outcome: Outcome) -> None:
     status, headers, body = _request(port, "POST", f"/v1/models/slow?timeout={TIMEOUT_S}", {"inputs": f"text {number}"})
     outcome.answers[f"{status} {body.get('code', '')}".strip()] += 1
-    right = {
+    right: dict[int, Callable[[], object]] = {
         200: lambda: body["echo"] == f"text {number}",
         503: lambda: "Retry-After" in headers and body["code"],
         504: lambda: "Retry-After" in headers and body["job_id"] and headers["Location"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django.contrib.auth import get_user_model
-from django.contrib.auth.models import Permission
+from django.contrib.auth.models import Permission, User
 from django.test import TestCase
 from django.urls import reverse
 
@@ -23,31 +23,31 @@ class KeyAdminTests(TestCase):
     def permit(self, *names: str) -> None:
         self.clerk.user_permissions.set(Permission.objects.filter(codename__in=names))
 
-    def add(self, owner) -> bool:
+    def add(self, owner: User) -> bool:
         self.client.post(ADD, {"owner": owner.pk, "name": "new"})
         return ApiKey.objects.filter(owner=owner).exists()
 
-    def revoke(self, *owners) -> list[bool]:
+    def revoke(self, *owners: User) -> list[bool]:
         keys = [ApiKey.objects.issue(owner=owner)[0] for owner in owners]
         self.client.post(KEYS, {"action": "revoke", "_selected_action": [key.pk for key in keys]})
         return [ApiKey.objects.get(pk=key.pk).revoked_at is not None for key in keys]
 
-    def test_who_may_only_look_cannot_revoke(self):
+    def test_who_may_only_look_cannot_revoke(self) -> None:
         self.permit("view_apikey")
         self.assertEqual(self.revoke(self.client_user), [False])
 
-    def test_who_may_change_revokes_keys_of_those_below_only(self):
+    def test_who_may_change_revokes_keys_of_those_below_only(self) -> None:
         self.permit("view_apikey", "change_apikey")
         self.assertEqual(self.revoke(self.client_user, self.root, self.colleague), [True, False, False])
 
-    def test_who_may_add_makes_no_key_that_opens_more_than_its_maker_may_see(self):
+    def test_who_may_add_makes_no_key_that_opens_more_than_its_maker_may_see(self) -> None:
         self.permit("add_apikey", "view_apikey")
         made = [self.add(owner) for owner in (self.client_user, self.root, self.colleague, self.clerk)]
         self.assertEqual(made, [True, False, False, False])
         self.permit("add_apikey", "view_apikey", "view_job")
         self.assertTrue(self.add(self.clerk))
 
-    def test_who_may_change_or_delete_touches_no_key_of_those_above(self):
+    def test_who_may_change_or_delete_touches_no_key_of_those_above(self) -> None:
         self.permit("view_apikey", "change_apikey", "delete_apikey")
         for owner, status in ((self.client_user, 302), (self.root, 403)):
             with self.subTest(owner):
@@ -56,7 +56,7 @@ class KeyAdminTests(TestCase):
                 self.assertEqual(self.client.post(change, {"name": "other"}).status_code, status)
                 self.assertEqual(self.client.post(delete, {"post": "yes"}).status_code, status)
 
-    def test_a_superuser_may_all(self):
+    def test_a_superuser_may_all(self) -> None:
         self.client.force_login(self.root)
         self.assertTrue(all(self.add(owner) for owner in (self.root, self.colleague)))
         self.assertEqual(self.revoke(self.root, self.colleague), [True, True])

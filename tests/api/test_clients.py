@@ -62,6 +62,9 @@ def models_file(folder: Path) -> str:
 class ClientCase(StackCase):
     """One stack with a small model for every task, and the real MiniLM. Keys are required."""
 
+    key: str
+    base: str
+
     @classmethod
     def setUpClass(cls) -> None:
         folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
@@ -178,6 +181,8 @@ class TestPython(ClientCase):
 
 @unittest.skipUnless(shutil.which("npm") or os.environ.get("CI"), "npm is not installed")
 class TestJavaScript(ClientCase):
+    told: dict[str, Any]
+
     @classmethod
     def setUpClass(cls) -> None:
         subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=NPM_FOLDER, check=True, capture_output=True)

@@ -64,7 +64,7 @@ class CancelTests(StackCase):
 
     def cancel(self, job_id: UUID, delay_s: float = 0.0) -> str:
         time.sleep(delay_s)  # the random moment that is the subject of the test
-        return self.stack.post(f"/v1/jobs/{job_id}/cancel", None).json["status"]
+        return str(self.stack.post(f"/v1/jobs/{job_id}/cancel", None).json["status"])
 
 
 class FairnessTests(StackCase):

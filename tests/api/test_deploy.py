@@ -15,7 +15,7 @@ README = settings.BASE_DIR / "README.md"
 
 
 class DeployTests(SimpleTestCase):
-    def test_production_settings_pass_django_s_own_checks(self):
+    def test_production_settings_pass_django_s_own_checks(self) -> None:
         command = [sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"]
         checked = subprocess.run(
             command,
@@ -42,7 +42,8 @@ class SettingsTests(SimpleTestCase):
             [sys.executable, "-c", show], cwd=settings.BASE_DIR, capture_output=True, text=True, check=True,
             env={"PATH": os.environ["PATH"], "DATA_DIR": str(self.folder), **variables},
         )  # fmt: skip
-        return json.loads(made.stdout)
+        found: dict[str, Any] = json.loads(made.stdout)
+        return found
 
     def test_numbers_are_those_of_the_readme(self) -> None:
         found = self.of()
@@ -95,10 +96,10 @@ class SettingsTests(SimpleTestCase):
 
 
 class PageTests(TestCase):
-    def test_the_admin_s_forms_are_protected_from_other_sites(self):
+    def test_the_admin_s_forms_are_protected_from_other_sites(self) -> None:
         client = Client(enforce_csrf_checks=True)
         self.assertEqual(client.post("/admin/login/", {"username": "a", "password": "b"}).status_code, 403)
 
-    def test_the_admin_s_pages_have_an_id_and_may_not_be_framed(self):
+    def test_the_admin_s_pages_have_an_id_and_may_not_be_framed(self) -> None:
         answer = self.client.get("/admin/login/", headers={"X-Request-Id": "page-1"})
         self.assertEqual((answer["X-Request-Id"], answer["X-Frame-Options"]), ("page-1", "DENY"))

@@ -20,6 +20,7 @@ PACKAGE = "generated_inference_client"
 
 class GeneratedClientTests(StackCase):
     options = {"replicas": 1}
+    client: Any  # of the class that the generator makes
 
     @classmethod
     def setUpClass(cls) -> None:

@@ -1,4 +1,6 @@
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from uuid import uuid4
 
 from django.contrib.auth import get_user_model
@@ -9,28 +11,29 @@ from api.auth import keyring
 from api.models import ApiKey
 from inference.models import Job
 from inference.submission import admission
-from tests.api.base import ApiTestCase
+from tests.api.base import ApiTestCase, Response
 
 BODY = {"model": "echo", "inputs": {"b": 1, "a": [1.5, "x"]}, "parameters": {"top_k": 3}}
 
 
 class IdempotencyTests(ApiTestCase):
-    def send(self, key: str, body=None, **headers):
+    def send(self, key: str, body: dict[str, Any] | None = None, **headers: str) -> Response:
         return self.post("/v1/jobs", body or BODY, headers={"Idempotency-Key": key, **headers})
 
-    def test_the_same_key_and_body_is_the_same_job(self):
+    def test_the_same_key_and_body_is_the_same_job(self) -> None:
         first, second = self.send("k1"), self.send("k1", dict(reversed(BODY.items())))
         self.assertEqual((first.status_code, second.status_code), (202, 202))
         self.assertEqual(first.json()["id"], second.json()["id"])
         self.assertEqual(Job.objects.count(), 1)
 
-    def test_another_body_is_refused(self):
+    def test_another_body_is_refused(self) -> None:
         self.send("k1")
-        for change in ({"inputs": "y"}, {"parameters": {}}, {"priority": "low"}, {"expires_in": 5}):
+        changes: list[dict[str, Any]] = [{"inputs": "y"}, {"parameters": {}}, {"priority": "low"}, {"expires_in": 5}]
+        for change in changes:
             with self.subTest(change):
                 self.assert_problem(self.send("k1", {**BODY, **change}), 422, "idempotency_mismatch")
 
-    def test_the_key_holds_for_the_blocking_call_too(self):
+    def test_the_key_holds_for_the_blocking_call_too(self) -> None:
         with self.worker():
             answers = [
                 self.post("/v1/models/echo", {"inputs": "x"}, headers={"Idempotency-Key": "k1"}) for _ in range(2)
@@ -38,43 +41,38 @@ class IdempotencyTests(ApiTestCase):
         self.assertEqual(answers[0].json(), answers[1].json())
         self.assertEqual(Job.objects.count(), 1)
 
-    def test_a_known_key_is_answered_when_the_queue_is_full(self):
+    def test_a_known_key_is_answered_when_the_queue_is_full(self) -> None:
         job = self.send("k1").json()
         Job.objects.bulk_create(Job(model="echo", inputs="x") for _ in range(20))
         admission.forget()
         self.assert_problem(self.send("k2"), 503, "queue_full")
         self.assertEqual(self.send("k1").json()["id"], job["id"])
 
-    def test_everybody_has_keys_of_their_own(self):
+    def test_everybody_has_keys_of_their_own(self) -> None:
         keyring.forget()
         keys = [ApiKey.objects.issue(owner=get_user_model().objects.create_user(name))[1] for name in ("ada", "bob")]
         ids = {self.send("k1", Authorization=f"Bearer {key}").json()["id"] for key in keys}
         self.assertEqual(len(ids), 2)
 
-    def test_a_key_must_be_visible_characters(self):
+    def test_a_key_must_be_visible_characters(self) -> None:
         for key in ("", "a b", "é", "x" * 256):
             with self.subTest(key):
                 self.assert_problem(self.send(key), 400, "bad_request")
 
-    def test_fifty_clients_with_one_key_make_one_job(self):
+    def test_fifty_clients_with_one_key_make_one_job(self) -> None:
         for _ in range(10):
-            key, answers = uuid4().hex, []
-            barrier = threading.Barrier(50)
-
-            def client(key: str = key, answers: list = answers, barrier: threading.Barrier = barrier) -> None:
-                try:
-                    barrier.wait()
-                    answer = Client().post("/v1/jobs", BODY, "application/json", headers={"Idempotency-Key": key})
-                    answers.append((answer.status_code, answer.json().get("id")))
-                finally:
-                    connection.close()
-
-            threads = [threading.Thread(target=client) for _ in range(50)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            self.assertEqual(len(answers), 50)
+            key, barrier = uuid4().hex, threading.Barrier(50)
+            with ThreadPoolExecutor(50) as clients:
+                answers = list(clients.map(self.ask, [key] * 50, [barrier] * 50))
             self.assertEqual({status for status, _ in answers}, {202})
             self.assertEqual(len({job_id for _, job_id in answers}), 1)
             self.assertEqual(Job.objects.filter(idempotency_key=f"-:{key}").count(), 1)
+
+    def ask(self, key: str, barrier: threading.Barrier) -> tuple[int, str | None]:
+        """The status and the job's id, from a thread of its own."""
+        try:
+            barrier.wait()
+            answer = Client().post("/v1/jobs", BODY, "application/json", headers={"Idempotency-Key": key})
+            return answer.status_code, answer.json().get("id")
+        finally:
+            connection.close()

@@ -1,4 +1,5 @@
 import datetime
+from typing import Any
 from uuid import UUID
 
 from django.test import override_settings
@@ -11,7 +12,7 @@ from inference.upkeep import retention
 from tests.api.base import ApiTestCase
 
 
-def make(count: int = 1, **fields) -> list[Job]:
+def make(count: int = 1, **fields: Any) -> list[Job]:
     return Job.objects.bulk_create(Job(**{"model": "echo", "inputs": "x", **fields}) for _ in range(count))
 
 
@@ -24,20 +25,20 @@ class PageTests(ApiTestCase):
             address = page["next"]
         return seen
 
-    def test_pages_show_every_job_once_the_newest_first_while_jobs_arrive(self):
+    def test_pages_show_every_job_once_the_newest_first_while_jobs_arrive(self) -> None:
         made = [str(job.id) for job in make(7)]
         first = self.client.get("/v1/jobs?limit=3").json()
         make(2)
         seen = [job["id"] for job in first["items"]] + self.pages(first["next"])
         self.assertEqual(seen, made[::-1])
 
-    def test_filters_are_kept_from_page_to_page(self):
+    def test_filters_are_kept_from_page_to_page(self) -> None:
         wanted = make(3, status=Status.FAILED)
         make(3)
         seen = self.pages("/v1/jobs?limit=2&status=failed&model=echo")
         self.assertEqual(set(seen), {str(job.id) for job in wanted})
 
-    def test_a_time_range_is_a_range_of_ids(self):
+    def test_a_time_range_is_a_range_of_ids(self) -> None:
         yesterday = timezone.now() - datetime.timedelta(days=1)
         old = Job.objects.create(id=UUID(int=first_id_at(yesterday).int + 1), model="echo", inputs="x")
         new = make()[0]
@@ -47,11 +48,11 @@ class PageTests(ApiTestCase):
                 answer = self.client.get("/v1/jobs", {name: middle})
                 self.assertEqual([job["id"] for job in answer.json()["items"]], [str(wanted.id)])
 
-    def test_outputs_are_left_out_of_lists(self):
+    def test_outputs_are_left_out_of_lists(self) -> None:
         make(output=["long"], status=Status.SUCCEEDED)
         self.assertNotIn("output", self.client.get("/v1/jobs").json()["items"][0])
 
-    def test_what_is_wrong_in_a_query_is_400(self):
+    def test_what_is_wrong_in_a_query_is_400(self) -> None:
         wrong = ("limit=0", "limit=501", "limit=x", "cursor=x", "status=lost", "model=A B", "bulk=7",
                  "created_after=yesterday", "created_after=2026-01-01T00:00:00", "created_before=1969-01-01T00:00:00Z",
                  "created_after=2026-13-01T00:00:00Z", "model=%00", "unknown=1")  # fmt: skip
@@ -62,14 +63,15 @@ class PageTests(ApiTestCase):
 
 class PlaceTests(ApiTestCase):
     def position(self, job: Job) -> int:
-        return self.client.get(f"/v1/jobs/{job.id}").json()["position"]
+        position: int = self.client.get(f"/v1/jobs/{job.id}").json()["position"]
+        return position
 
-    def test_those_before_and_those_of_higher_priority_count(self):
+    def test_those_before_and_those_of_higher_priority_count(self) -> None:
         first, second = make(2)
         low, high = make(priority=Priority.LOW)[0], make(priority=Priority.HIGH)[0]
         self.assertEqual([self.position(job) for job in (high, first, second, low)], [1, 2, 3, 4])
 
-    def test_the_wait_is_estimated_from_the_measured_speed(self):
+    def test_the_wait_is_estimated_from_the_measured_speed(self) -> None:
         with self.worker() as laborer:
             laborer.stopping.set()
             laborer.join()
@@ -78,7 +80,7 @@ class PlaceTests(ApiTestCase):
             answer = self.client.get(f"/v1/jobs/{job.id}")
         self.assertEqual((answer.json()["estimated_wait_s"], answer["Retry-After"]), (10.0, "10"))
 
-    def test_far_behind_the_place_is_told_from_the_time_of_arrival(self):
+    def test_far_behind_the_place_is_told_from_the_time_of_arrival(self) -> None:
         now = timezone.now()
         ids = [first_id_at(now - datetime.timedelta(seconds=5000 - number)).int + 1 for number in range(5000)]
         Job.objects.bulk_create([Job(id=UUID(int=key), model="echo", inputs="x") for key in ids], batch_size=500)
@@ -86,7 +88,7 @@ class PlaceTests(ApiTestCase):
         self.assertAlmostEqual(position, 4000, delta=50)
 
     @override_settings(MAX_ESTIMATED_WAIT_S=10)
-    def test_a_wait_that_would_be_too_long_is_503_at_once(self):
+    def test_a_wait_that_would_be_too_long_is_503_at_once(self) -> None:
         with self.worker() as laborer:
             laborer.stopping.set()
             laborer.join()
@@ -107,11 +109,11 @@ class RetentionTests(ApiTestCase):
     def old_id(self) -> UUID:
         return UUID(int=first_id_at(timezone.now() - datetime.timedelta(days=31)).int + 5)
 
-    def test_an_id_from_before_the_retention_time_is_410(self):
+    def test_an_id_from_before_the_retention_time_is_410(self) -> None:
         self.assert_problem(self.client.get(f"/v1/jobs/{self.old_id()}"), 410, "job_gone")
         self.assert_problem(self.client.get(f"/v1/jobs/{new_job_id()}"), 404, "job_not_found")
 
-    def test_old_finished_jobs_are_removed_and_nothing_else(self):
+    def test_old_finished_jobs_are_removed_and_nothing_else(self) -> None:
         old = Job.objects.create(id=self.old_id(), model="echo", inputs="x", status=Status.SUCCEEDED)
         waiting = Job.objects.create(id=UUID(int=self.old_id().int + 1), model="echo", inputs="x")
         new = make(status=Status.SUCCEEDED)[0]
@@ -120,7 +122,7 @@ class RetentionTests(ApiTestCase):
         self.assert_problem(self.client.get(f"/v1/jobs/{old.pk}"), 410, "job_gone")
 
     @override_settings(JOB_RETENTION_DAYS=0)
-    def test_nothing_is_removed_where_jobs_are_kept_for_ever(self):
+    def test_nothing_is_removed_where_jobs_are_kept_for_ever(self) -> None:
         Job.objects.create(id=self.old_id(), model="echo", inputs="x", status=Status.SUCCEEDED)
         self.assertEqual(retention.remove_old(), 0)
         self.assert_problem(self.client.get(f"/v1/jobs/{new_job_id()}"), 404, "job_not_found")

@@ -1,23 +1,25 @@
 import base64
+from typing import Any
 
 from inference.engines import echo
+from inference.errors import BadOutput
 from inference.models import Job, Worker
 from inference.status.workers import notes
-from tests.api.base import ApiTestCase
+from tests.api.base import ApiTestCase, echo_answer
 
 
 class RunTests(ApiTestCase):
-    def test_the_answer_is_the_output_alone(self):
+    def test_the_answer_is_the_output_alone(self) -> None:
         with self.worker():
             answer = self.post("/v1/models/echo", {"inputs": "text"})
         self.assertEqual((answer.status_code, answer.json()), (200, echo.expected("text")))
 
-    def test_several_inputs_have_an_answer_each(self):
+    def test_several_inputs_have_an_answer_each(self) -> None:
         with self.worker():
             answer = self.post("/v1/models/echo", {"inputs": ["a", "b"]})
         self.assertEqual(answer.json(), [echo.expected("a"), echo.expected("b")])
 
-    def test_a_wait_that_is_over_is_504_and_the_job_goes_on(self):
+    def test_a_wait_that_is_over_is_504_and_the_job_goes_on(self) -> None:
         with self.worker() as laborer:
             laborer.stopping.set()
             laborer.join()
@@ -29,40 +31,40 @@ class RunTests(ApiTestCase):
             output = self.client.get(f"/v1/jobs/{problem['job_id']}/output?wait=20")
         self.assertEqual(output.json(), echo.expected("text"))
 
-    def test_a_bad_input_is_422_and_a_failing_model_is_502(self):
-        with self.worker(lambda value, parameters: echo_or_fail(value)):
+    def test_a_bad_input_is_422_and_a_failing_model_is_502(self) -> None:
+        with self.worker(echo_or_fail):
             self.assert_problem(self.post("/v1/models/echo", {"inputs": {"fail": "invalid"}}), 422, "invalid_input")
             self.assert_problem(self.post("/v1/models/echo", {"inputs": {"fail": "short"}}), 502, "bad_output")
 
-    def test_nobody_serves_the_model_is_503_and_nothing_is_stored(self):
+    def test_nobody_serves_the_model_is_503_and_nothing_is_stored(self) -> None:
         answer = self.post("/v1/models/echo", {"inputs": "text"})
         self.assert_problem(answer, 503, "no_worker")
         self.assertIn("Retry-After", answer)
         self.assertEqual(Job.objects.count(), 0)
 
-    def test_raw_bytes_are_an_image_where_the_task_takes_one(self):
+    def test_raw_bytes_are_an_image_where_the_task_takes_one(self) -> None:
         with self.worker():
             for content_type in ("image/png", "application/octet-stream", ""):
                 with self.subTest(content_type):
                     answer = self.client.generic("POST", "/v1/models/pictures", b"\x89PNG\0", content_type=content_type)
                     self.assertEqual(answer.json()["echo"], base64.b64encode(b"\x89PNG\0").decode())
 
-    def test_raw_bytes_are_415_where_the_task_takes_text(self):
+    def test_raw_bytes_are_415_where_the_task_takes_text(self) -> None:
         answer = self.post("/v1/models/echo", b"\x89PNG\0", content_type="image/png")
         self.assert_problem(answer, 415, "unsupported_media_type")
 
-    def test_json_without_a_content_type_is_read(self):
+    def test_json_without_a_content_type_is_read(self) -> None:
         with self.worker():
             answer = self.client.generic("POST", "/v1/models/echo", b'{"inputs": "text"}', content_type="")
         self.assertEqual(answer.json(), echo.expected("text"))
 
-    def test_parameters_at_the_root_are_taken_for_feature_extraction(self):
+    def test_parameters_at_the_root_are_taken_for_feature_extraction(self) -> None:
         with self.worker():
             answer = self.post("/v1/models/vectors", {"inputs": "text", "normalize": True})
         self.assertEqual(answer.status_code, 200)
         self.assertEqual(Job.objects.get().parameters, {"normalize": True})
 
-    def test_a_stream_is_refused_and_no_stream_is_fine(self):
+    def test_a_stream_is_refused_and_no_stream_is_fine(self) -> None:
         with self.worker():
             self.assertEqual(self.post("/v1/models/echo", {"inputs": "x", "stream": False}).status_code, 200)
             problem = self.assert_problem(
@@ -72,13 +74,13 @@ class RunTests(ApiTestCase):
 
 
 class ListTests(ApiTestCase):
-    def test_models_are_listed_with_their_limits_and_parameters(self):
+    def test_models_are_listed_with_their_limits_and_parameters(self) -> None:
         items = self.client.get("/v1/models").json()["items"]
         self.assertEqual([item["name"] for item in items], ["echo", "pictures", "vectors"])
         self.assertEqual(items[0]["parameters"]["top_k"], {"type": "integer", "min": 1, "max": 10, "required": False})
         self.assertEqual(self.client.get("/v1/models/echo").json(), items[0])
 
-    def test_how_a_model_is_run_is_noted(self):
+    def test_how_a_model_is_run_is_noted(self) -> None:
         with self.worker():
             self.assertIsNone(self.client.get("/v1/models/echo").json()["served"]["note"])
             replica = {"pid": 1, "device": "cpu", "models": {"echo": "ready"}, "notes": {"echo": "Each runs alone."}}
@@ -86,14 +88,12 @@ class ListTests(ApiTestCase):
             notes.forget()
             self.assertEqual(self.client.get("/v1/models/echo").json()["served"]["note"], "Each runs alone.")
 
-    def test_an_unknown_model_is_404(self):
+    def test_an_unknown_model_is_404(self) -> None:
         self.assert_problem(self.client.get("/v1/models/nope"), 404, "unknown_model")
         self.assert_problem(self.post("/v1/models/nope", {"inputs": "x"}), 404, "unknown_model")
 
 
-def echo_or_fail(value):
-    from inference.errors import BadOutput
-
+def echo_or_fail(value: Any, parameters: dict[str, Any]) -> Any:
     if value.get("fail") == "short":
         return BadOutput("The engine answered 0 items to 1 inputs.")
-    return echo._answer(value)
+    return echo_answer(value, parameters)

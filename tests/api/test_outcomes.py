@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.test import override_settings
 from django.utils import timezone
@@ -15,15 +11,13 @@ from django.utils import timezone
 from api import errors
 from api.auth import keyring
 from api.models import ApiKey
-from inference.errors import RETRYABLE_OUTCOMES
+from inference.errors import RETRYABLE_OUTCOMES, InferenceError
 from inference.models import TERMINAL, Job, Status
 from tests.api.base import ApiTestCase
+from tests.api.documented_loop import Session, output_loop
 
 AGAIN = (202, 429, 503, 504)  # a client that polls goes on
 CODES = (*errors.TABLE, "an_engine_s_own")
-DOCUMENTED = re.search(
-    r"```python\n(def output\(.*?)```", (Path(settings.BASE_DIR) / "docs/api.md").read_text(), re.DOTALL
-)
 
 
 def ended(code: str) -> Job:
@@ -34,30 +28,8 @@ def ended(code: str) -> Job:
     )  # fmt: skip
 
 
-class Session:
-    """What the documented loop uses of `requests.Session`."""
-
-    def __init__(self, client: Any) -> None:
-        self.client, self.calls = client, 0
-
-    def get(self, url: str, timeout: float) -> Any:
-        self.calls += 1
-        answer = self.client.get(url)
-        return SimpleNamespace(
-            status_code=answer.status_code,
-            headers=answer.headers,
-            json=answer.json,
-            raise_for_status=lambda: fail(answer),
-        )
-
-
-def fail(answer: Any) -> None:
-    if answer.status_code >= 400:
-        raise ValueError(answer.json()["code"])
-
-
 class FinishedTests(ApiTestCase):
-    def test_no_outcome_is_answered_as_if_it_were_not_over(self):
+    def test_no_outcome_is_answered_as_if_it_were_not_over(self) -> None:
         for code in CODES:
             job = ended(code)
             for path in (f"/v1/jobs/{job.id}", f"/v1/jobs/{job.id}/output", f"/v1/jobs/{job.id}/output?wait=5"):
@@ -66,7 +38,7 @@ class FinishedTests(ApiTestCase):
                     self.assertNotIn(answer.status_code, AGAIN)
                     self.assertNotIn("Retry-After", answer)
 
-    def test_the_blocking_call_says_the_same_of_a_job_that_ended(self):
+    def test_the_blocking_call_says_the_same_of_a_job_that_ended(self) -> None:
         with self.worker(lambda code, parameters: failure(code)):
             for code in CODES:
                 with self.subTest(code):
@@ -75,17 +47,16 @@ class FinishedTests(ApiTestCase):
                     self.assertNotIn("Retry-After", answer)
                     self.assertEqual(answer.json()["retryable"], code in RETRYABLE_OUTCOMES)
 
-    def test_the_documented_loop_asks_once(self):
-        scope: dict[str, Any] = {"time": SimpleNamespace(monotonic=lambda: 0.0, sleep=self.fail)}
-        exec(DOCUMENTED[1], scope)
+    def test_the_documented_loop_asks_once(self) -> None:
+        output = output_loop(SimpleNamespace(monotonic=lambda: 0.0, sleep=self.fail))
         for code in CODES:
             with self.subTest(code):
                 session, job = Session(self.client), ended(code)
                 with self.assertRaises(ValueError):
-                    scope["output"](session, "", job.id)
+                    output(session, "", job.id)
                 self.assertEqual(session.calls, 1)
 
-    def test_what_may_succeed_as_a_new_job_says_so_and_how(self):
+    def test_what_may_succeed_as_a_new_job_says_so_and_how(self) -> None:
         for code in errors.OUTCOMES:
             with self.subTest(code):
                 job = ended(code)
@@ -96,18 +67,18 @@ class FinishedTests(ApiTestCase):
                 self.assertEqual(bool(shown and shown["retryable"]), code in RETRYABLE_OUTCOMES)
         self.assertEqual(RETRYABLE_OUTCOMES, {"device_failed", "model_unavailable", "lost"})
 
-    def test_each_final_state_is_among_the_outcomes(self):
+    def test_each_final_state_is_among_the_outcomes(self) -> None:
         self.assertLessEqual(set(TERMINAL) - {Status.SUCCEEDED}, errors.OUTCOMES.keys())
 
 
-def failure(code: str) -> Exception:
-    error = errors.InferenceError("It did not go well.")
+def failure(code: str) -> InferenceError:
+    error = InferenceError("It did not go well.")
     error.code = code  # type: ignore[misc]
     return error
 
 
 class RetryTests(ApiTestCase):
-    def test_running_again_is_a_new_job_with_the_same_inputs(self):
+    def test_running_again_is_a_new_job_with_the_same_inputs(self) -> None:
         old = ended("lost")
         answer = self.post(f"/v1/jobs/{old.id}/retry")
         new = Job.objects.get(pk=answer.json()["id"])
@@ -116,13 +87,13 @@ class RetryTests(ApiTestCase):
         old.refresh_from_db()
         self.assertEqual(old.status, Status.FAILED)
 
-    def test_a_key_makes_one_new_job_however_often(self):
+    def test_a_key_makes_one_new_job_however_often(self) -> None:
         old = ended("lost")
         ids = {self.post(f"/v1/jobs/{old.id}/retry", headers={"Idempotency-Key": "k"}).json()["id"] for _ in range(2)}
         self.assertEqual((len(ids), Job.objects.count()), (1, 2))
 
     @override_settings(API_KEY_REQUIRED=True)
-    def test_the_new_job_belongs_to_the_old_one_s_owner_and_nobody_else_may_make_it(self):
+    def test_the_new_job_belongs_to_the_old_one_s_owner_and_nobody_else_may_make_it(self) -> None:
         keyring.forget()
         users = get_user_model().objects
         ada = users.create_user("ada")

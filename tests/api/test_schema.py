@@ -1,5 +1,7 @@
 import json
 import re
+from collections.abc import Iterator
+from typing import Any
 
 from django.contrib.staticfiles import finders
 from drf_spectacular.validation import validate_schema
@@ -9,17 +11,18 @@ from tests.api.base import ApiTestCase
 
 
 class SchemaTests(ApiTestCase):
-    def document(self) -> dict:
+    def document(self) -> dict[str, Any]:
         answer = self.client.get("/v1/schema")
         self.assertEqual(answer["Content-Type"], "application/vnd.oai.openapi+json")
-        return json.loads(answer.content)
+        document: dict[str, Any] = json.loads(answer.content)
+        return document
 
-    def test_the_document_is_valid_openapi_3_1(self):
+    def test_the_document_is_valid_openapi_3_1(self) -> None:
         document = self.document()
         self.assertEqual(document["openapi"], "3.1.0")
         validate_schema(document)
 
-    def test_every_operation_has_a_summary_its_errors_and_the_request_id(self):
+    def test_every_operation_has_a_summary_its_errors_and_the_request_id(self) -> None:
         for path, operations in self.document()["paths"].items():
             for method, operation in operations.items():
                 with self.subTest(f"{method} {path}"):
@@ -29,7 +32,7 @@ class SchemaTests(ApiTestCase):
                         if int(status) >= 400 and path != "/readyz":
                             self.assertIn(errors.CONTENT_TYPE, response["content"])
 
-    def test_every_array_says_what_it_holds_and_every_reference_leads_somewhere(self):
+    def test_every_array_says_what_it_holds_and_every_reference_leads_somewhere(self) -> None:
         document = self.document()
         for path, node in nodes(document):
             with self.subTest(path):
@@ -40,11 +43,11 @@ class SchemaTests(ApiTestCase):
                     for name in node["$ref"].removeprefix("#/").split("/"):
                         found = found[name]
 
-    def test_unknown_fields_are_refused_in_the_document_too(self):
+    def test_unknown_fields_are_refused_in_the_document_too(self) -> None:
         schemas = self.document()["components"]["schemas"]
         self.assertIs(schemas["JobBody"]["additionalProperties"], False)
 
-    def test_every_code_is_explained_at_its_type(self):
+    def test_every_code_is_explained_at_its_type(self) -> None:
         for code, (status, title) in errors.TABLE.items():
             with self.subTest(code):
                 shown = self.client.get(errors.TYPE_PREFIX + code).json()
@@ -53,7 +56,7 @@ class SchemaTests(ApiTestCase):
         self.assert_problem(self.client.get("/v1/problems/nope"), 404, "not_found")
 
 
-def nodes(value, path=""):
+def nodes(value: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Every object of a JSON document, with where it is."""
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     if isinstance(value, dict):
@@ -63,7 +66,7 @@ def nodes(value, path=""):
 
 
 class DocsTests(ApiTestCase):
-    def test_the_page_fetches_nothing_from_elsewhere(self):
+    def test_the_page_fetches_nothing_from_elsewhere(self) -> None:
         page = self.client.get("/v1/docs").content.decode()
         addresses = re.findall(r'(?:src|href|data-schema)="([^"]+)"', page)
         self.assertIn("/v1/schema", addresses)
@@ -75,7 +78,7 @@ class DocsTests(ApiTestCase):
 
 
 class MetricsTests(ApiTestCase):
-    def test_figures_are_in_prometheus_s_format(self):
+    def test_figures_are_in_prometheus_s_format(self) -> None:
         self.submit()
         with self.worker() as laborer:
             laborer.stopping.set()

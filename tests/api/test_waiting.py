@@ -24,19 +24,19 @@ class SlotTests(SimpleTestCase):
     def granted(self, principal: str, requests: int) -> int:
         return sum(self.stack.enter_context(self.slots.take(principal, 5.0)) > 0 for _ in range(requests))
 
-    def test_one_principal_takes_half_and_each_newcomer_finds_room(self):
+    def test_one_principal_takes_half_and_each_newcomer_finds_room(self) -> None:
         self.assertEqual([self.granted(name, 100) for name in "abcd"], [8, 4, 2, 1])
 
     @override_settings(API_KEY_REQUIRED=False)
-    def test_without_keys_there_is_nobody_to_keep_room_for(self):
+    def test_without_keys_there_is_nobody_to_keep_room_for(self) -> None:
         self.assertEqual(self.granted("", 100), 16)
 
-    def test_what_was_given_back_can_be_taken_again(self):
+    def test_what_was_given_back_can_be_taken_again(self) -> None:
         for _ in range(3):
             self.assertEqual(self.granted("a", 100), 8)
             self.stack.close()
 
-    def test_who_does_not_wait_needs_no_room(self):
+    def test_who_does_not_wait_needs_no_room(self) -> None:
         self.granted("a", 100)
         with self.slots.take("a", 0.0) as granted_s:
             self.assertEqual(granted_s, 0.0)
@@ -52,7 +52,7 @@ class ShareTests(ApiTestCase):
         user, _ = get_user_model().objects.get_or_create(username=name)
         return {"Authorization": f"Bearer {ApiKey.objects.issue(owner=user)[1]}"}
 
-    def test_long_polls_of_one_user_leave_room_for_another_s_blocking_call(self):
+    def test_long_polls_of_one_user_leave_room_for_another_s_blocking_call(self) -> None:
         noisy, again, quiet = self.key_of("noisy"), self.key_of("noisy"), self.key_of("quiet")
         owner = get_user_model().objects.get(username="noisy")
         with contextlib.ExitStack() as polls, self.worker():

@@ -1,16 +1,18 @@
 """Identity x operation: who may do what, as a table."""
 
 import datetime
+from typing import Any
 from uuid import uuid4
 
 from django.contrib.auth import get_user_model
+from django.contrib.auth.models import User
 from django.test import override_settings
 from django.utils import timezone
 
 from api.auth import keyring
 from api.models import ApiKey
 from inference.models import Bulk, Job
-from tests.api.base import ApiTestCase
+from tests.api.base import ApiTestCase, Response
 
 # Columns: nobody, owner, other, staff, revoked, expired, inactive.
 IDENTITIES = ("nobody", "owner", "other", "staff", "revoked", "expired", "inactive")
@@ -60,10 +62,10 @@ class IdentityTests(ApiTestCase):
             "inactive": self.issue(users.create_user("inactive", is_active=False)),
         }
 
-    def issue(self, owner, **fields) -> str:
+    def issue(self, owner: User, **fields: Any) -> str:
         return ApiKey.objects.issue(owner=owner, **fields)[1]
 
-    def call(self, identity: str, method: str, path: str):
+    def call(self, identity: str, method: str, path: str) -> Response:
         Job.objects.all().delete()
         job = Job.objects.create(model="echo", inputs="x", owner=self.owner)
         bulk = Bulk.objects.create(model="echo", total=0, owner=self.owner)
@@ -73,13 +75,13 @@ class IdentityTests(ApiTestCase):
             return self.client.get(address, headers=headers)
         return self.post(address, BODIES.get(path), headers=headers)
 
-    def test_exactly_the_table_holds(self):
+    def test_exactly_the_table_holds(self) -> None:
         for (method, path), expected in TABLE.items():
             for identity in IDENTITIES:
                 with self.subTest(f"{identity} {method} {path}"):
                     self.assertEqual(self.call(identity, method, path).status_code, expected[identity])
 
-    def test_a_foreign_job_and_no_job_have_the_same_answer(self):
+    def test_a_foreign_job_and_no_job_have_the_same_answer(self) -> None:
         job = Job.objects.create(model="echo", inputs="x", owner=self.owner)
         bulk = Bulk.objects.create(model="echo", total=0, owner=self.owner)
         headers = {"Authorization": f"Bearer {self.keys['other']}"}
@@ -91,7 +93,7 @@ class IdentityTests(ApiTestCase):
                     answers.append((answer.status_code, answer.content.decode().replace(str(key), "ID")))
                 self.assertEqual(*answers)
 
-    def test_a_list_shows_own_jobs_and_staff_see_all(self):
+    def test_a_list_shows_own_jobs_and_staff_see_all(self) -> None:
         Job.objects.create(model="echo", inputs="x", owner=self.owner)
         Job.objects.create(model="echo", inputs="x")
         for identity, count in (("owner", 1), ("other", 0), ("staff", 2)):
@@ -100,7 +102,7 @@ class IdentityTests(ApiTestCase):
                 self.assertEqual(len(self.client.get("/v1/jobs", headers=headers).json()["items"]), count)
 
     @override_settings(API_KEY_REQUIRED=False)
-    def test_jobs_of_a_user_who_was_deleted_stay_hidden_from_whoever_has_no_key(self):
+    def test_jobs_of_a_user_who_was_deleted_stay_hidden_from_whoever_has_no_key(self) -> None:
         job = Job.objects.create(model="echo", inputs="x", owner=self.owner)
         bulk = Bulk.objects.create(model="echo", total=0, owner=self.owner)
         self.owner.delete()
@@ -112,6 +114,6 @@ class IdentityTests(ApiTestCase):
         self.assertEqual(self.client.get(f"/v1/jobs/{job.id}", headers=staff).status_code, 200)
 
     @override_settings(API_KEY_REQUIRED=False)
-    def test_without_keys_jobs_that_have_an_owner_stay_hidden(self):
+    def test_without_keys_jobs_that_have_an_owner_stay_hidden(self) -> None:
         job = Job.objects.create(model="echo", inputs="x", owner=self.owner)
         self.assertEqual(self.client.get(f"/v1/jobs/{job.id}").status_code, 404)

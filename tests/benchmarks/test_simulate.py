@@ -4,6 +4,7 @@ import io
 import json
 from contextlib import redirect_stdout
 from statistics import mean
+from typing import Any
 from unittest import TestCase
 
 from benchmarks import simulate
@@ -12,20 +13,20 @@ from benchmarks.simulator.simulation import Result, Scenario, Simulation
 from benchmarks.simulator.workloads import LENGTHS, MACHINES
 
 
-def run(policy: str, machine: str, lengths: str, **values) -> Result:
+def run(policy: str, machine: str, lengths: str, **values: Any) -> Result:
     scenario = Scenario(**{"machine": machine, "lengths": lengths, "jobs": 800, **values})
     return Simulation(scenario, POLICIES[policy]()).run()
 
 
 class PolicyTests(TestCase):
-    def test_ours_is_never_slower_than_one_at_a_time(self):
+    def test_ours_is_never_slower_than_one_at_a_time(self) -> None:
         for machine in MACHINES:
             for lengths in LENGTHS:
                 with self.subTest(machine=machine, lengths=lengths):
                     ours, alone = (run(policy, machine, lengths) for policy in ("ours", "one at a time"))
                     self.assertGreater(ours.items_per_s, 1.4 * alone.items_per_s)
 
-    def test_ours_answers_sooner_than_one_at_a_time_under_random_arrivals(self):
+    def test_ours_answers_sooner_than_one_at_a_time_under_random_arrivals(self) -> None:
         for machine in MACHINES:
             load = 0.8 * run("one at a time", machine, "mixed").items_per_s
             ours, alone = (
@@ -35,19 +36,19 @@ class PolicyTests(TestCase):
                 self.assertLess(ours.p50_ms, alone.p50_ms)
                 self.assertLess(ours.p99_ms, alone.p99_ms)
 
-    def test_ours_beats_every_other_way_on_mixed_lengths(self):
+    def test_ours_beats_every_other_way_on_mixed_lengths(self) -> None:
         for machine in MACHINES:
             ours = run("ours", machine, "mixed", jobs=2000)
             for policy in POLICIES.keys() - {"ours"}:
                 with self.subTest(machine=machine, policy=policy):
                     self.assertGreater(ours.items_per_s, 1.05 * run(policy, machine, "mixed", jobs=2000).items_per_s)
 
-    def test_on_a_cpu_arrival_order_is_slower_than_no_batching_and_ours_is_three_times_as_fast(self):
+    def test_on_a_cpu_arrival_order_is_slower_than_no_batching_and_ours_is_three_times_as_fast(self) -> None:
         ours, alone, first_come = (run(policy, "cpu", "mixed") for policy in ("ours", "one at a time", "first come"))
         self.assertLess(first_come.items_per_s, alone.items_per_s)
         self.assertGreater(ours.items_per_s, 3 * first_come.items_per_s)
 
-    def test_the_slowest_answers_come_no_later_than_one_at_a_time(self):
+    def test_the_slowest_answers_come_no_later_than_one_at_a_time(self) -> None:
         for machine in MACHINES:
             with self.subTest(machine):
                 ours, alone = (self._mean_p99_ms(policy, machine) for policy in ("ours", "one at a time"))
@@ -56,7 +57,7 @@ class PolicyTests(TestCase):
     def _mean_p99_ms(self, policy: str, machine: str) -> float:
         return mean(run(policy, machine, "mixed", jobs=2000, seed=seed).p99_ms for seed in range(1, 5))
 
-    def test_every_job_is_answered_once(self):
+    def test_every_job_is_answered_once(self) -> None:
         for policy in POLICIES:
             with self.subTest(policy):
                 simulation = Simulation(
@@ -73,11 +74,11 @@ class CommandTests(TestCase):
             simulate.main(["--machine", "cpu", "--lengths", "mixed", "--jobs", "200", *options])
         return printed.getvalue()
 
-    def test_the_same_seed_gives_the_same_figures(self):
+    def test_the_same_seed_gives_the_same_figures(self) -> None:
         self.assertEqual(self.output("--seed", "3"), self.output("--seed", "3"))
         self.assertNotEqual(self.output("--seed", "3"), self.output("--seed", "4"))
 
-    def test_json_says_what_the_table_says(self):
+    def test_json_says_what_the_table_says(self) -> None:
         comparisons = json.loads(self.output("--json"))
         self.assertEqual([c["arrivals"] for c in comparisons], ["32 clients", "Poisson at 50%", "Poisson at 80%"])
         self.assertEqual(list(comparisons[0]["results"]), list(POLICIES))

@@ -25,6 +25,9 @@ CLIENTS, PER_S = 120, 1000
 
 
 class DatabaseAway(unittest.TestCase):
+    server: Postgres
+    stack: Stack
+    keys: list[dict[str, str]]
     pool_size = 4
 
     @classmethod

@@ -82,7 +82,7 @@ class TestMainJob(StackCase):
         self.assertGreater(served.aggregate(mean=Avg("batch_size"))["mean"], 4)
         self.assert_admin_shows_batches(set(served.values_list("batch_size", flat=True)))
 
-    def assert_admin_shows_batches(self, sizes: set[int]) -> None:
+    def assert_admin_shows_batches(self, sizes: set[int | None]) -> None:
         User.objects.db_manager(self.stack.alias).create_superuser("operator", password="secret")
         pages = admin_session(f"http://{HOST}:{self.stack.port}", "operator", "secret")
         listed = pages("/admin/inference/job/?model=embeddings")

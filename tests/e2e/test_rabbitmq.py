@@ -34,8 +34,9 @@ class RabbitMQTests(StackCase):
 
     def make_anew(self, queue: str, arguments: dict[str, str]) -> None:
         with kombu.Connection(self.server.url) as connection, connection.channel() as channel:
-            channel.queue_delete(queue)
-            channel.queue_declare(queue, durable=True, auto_delete=False, arguments=arguments)
+            declared = kombu.Queue(queue, channel=channel, queue_arguments=arguments)
+            declared.delete()
+            declared.queue_declare()
 
     def connections(self) -> int:
         return sum("Connected to amqp" in line for line in self.stack.log)
@@ -45,20 +46,20 @@ class RabbitMQTests(StackCase):
         self.server.control("eval", f"[application:set_env(rabbit, Name, {limit_ms}) || Name <- {names}].")
         self.server.control("close_all_connections", "the new limit is of new channels")
 
-    def test_jobs_run_from_a_quorum_queue_and_no_other_queue_is_made(self):
+    def test_jobs_run_from_a_quorum_queue_and_no_other_queue_is_made(self) -> None:
         self.assert_served()
         queues = self.server.control("list_queues", "name", "type").splitlines()
         found = sorted(line for line in queues[1:] if "celery" not in line)
         self.assertEqual(found, [f"{QUEUE}\tquorum", f"{OTHER}\tquorum"])
         self.assertFalse([line for line in queues if "delayed" in line])
 
-    def test_a_queue_that_is_deleted_under_a_worker_and_made_anew_at_once_is_consumed_again(self):
+    def test_a_queue_that_is_deleted_under_a_worker_and_made_anew_at_once_is_consumed_again(self) -> None:
         """RabbitMQ before 4.0 does not tell consumers then, and takes as many new messages for doubles of old ones."""
         self.assert_served(100)
         self.make_anew(QUEUE, address.queue_arguments(self.server.url))
         self.assert_served(1)
 
-    def test_a_queue_with_other_arguments_is_waited_for_while_the_other_models_are_served(self):
+    def test_a_queue_with_other_arguments_is_waited_for_while_the_other_models_are_served(self) -> None:
         self.make_anew(OTHER, {"x-queue-type": "classic"})
         workers = self.stack.workers.filter(state=WorkerState.DEGRADED, error__contains=f"delete_queue {OTHER}")
         eventually(workers.exists, "the worker's row says what to do", limit_s=60)
@@ -68,11 +69,11 @@ class RabbitMQTests(StackCase):
         waiting = self.stack.submit("text", model="other")
         self.assert_served(100)
         with kombu.Connection(self.server.url) as connection, connection.channel() as channel:
-            channel.queue_delete(OTHER)
+            kombu.Queue(OTHER, channel=channel).delete()
         self.assertEqual([job.status for job in self.stack.finished(waiting)], [Status.SUCCEEDED])
         self.assertEqual((self.stack.workers.get().error, self.connections()), ("", connections))
 
-    def test_a_channel_that_the_broker_closes_is_opened_again_and_its_jobs_end(self):
+    def test_a_channel_that_the_broker_closes_is_opened_again_and_its_jobs_end(self) -> None:
         """RabbitMQ does so when a message was not acknowledged for half an hour: a second, here."""
         self.limit_acknowledgements(1_000)
         self.addCleanup(self.limit_acknowledgements, 1_800_000)
@@ -83,7 +84,7 @@ class RabbitMQTests(StackCase):
         self.assertIn("PRECONDITION_FAILED", "".join(self.stack.log))
         self.assert_served()
 
-    def test_a_restart_of_the_broker_loses_nothing(self):
+    def test_a_restart_of_the_broker_loses_nothing(self) -> None:
         ids = [self.stack.submit("before") for _ in range(20)]
         self.server.stop()
         ids += [self.stack.submit("meanwhile") for _ in range(20)]

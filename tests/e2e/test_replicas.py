@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import unittest
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -187,7 +188,7 @@ class DeviceTests(ReplicaCase):
         self.assertEqual({(job.status, job.error_code) for job in failed}, {(Status.FAILED, "device_failed")})
         self.assert_succeeded(good, attempts=99)
         for name in ("worker1", "worker2"):
-            eventually(lambda name=name: self.serves("late", "good", name=name, ready=1), f"{name} goes on")
+            eventually(partial(self.serves, "late", "good", name=name, ready=1), f"{name} goes on")
 
 
 class CatalogTests(ReplicaCase):

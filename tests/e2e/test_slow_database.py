@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from django.conf import settings
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY, get_user_model
+from django.contrib.auth.models import User
 from django.contrib.sessions.backends.db import SessionStore
 from django.contrib.sessions.models import Session
 from django.db import connection
@@ -29,6 +30,10 @@ JOB = {"model": "echo", "inputs": "x"}
 
 
 class SlowDatabase(unittest.TestCase):
+    proxy: Proxy
+    stack: Stack
+    owner: User
+
     @classmethod
     def setUpClass(cls) -> None:
         server = cls.enterClassContext(Postgres())

@@ -46,13 +46,14 @@ class Up:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        assert self.process.stdout
+        self.stdout = self.process.stdout
         self.output, self.listening = "", True
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 
     def read(self) -> None:
-        assert self.process.stdout
-        for line in self.process.stdout:
+        for line in self.stdout:
             self.output += line
             if not self.listening:
                 break
@@ -60,7 +61,7 @@ class Up:
     def stop_reading(self) -> None:
         self.listening = False
         self.reader.join()
-        self.process.stdout.close()
+        self.stdout.close()
 
     def __enter__(self) -> Self:
         return self
@@ -70,7 +71,7 @@ class Up:
         self.process.wait()
         eventually(lambda: not self.descendants(), "nothing is left behind", limit_s=60)
         self.reader.join()
-        self.process.stdout.close()
+        self.stdout.close()
         self.folder.cleanup()
 
     def shows(self, text: str) -> None:

@@ -8,7 +8,9 @@ import signal
 import threading
 import unittest
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from inference.launcher import programs
@@ -23,6 +25,11 @@ class TwoProcesses(Stack):
     def start_web(self) -> Child:
         program = programs.web(host=HOST, port=self.port)
         return self.start(replace(program, command=(*program.command, "--workers", "2")))
+
+    def both(self, *, but: Iterable[int] = ()) -> list[int]:
+        """The two processes, or none before both answer and are none of `but`."""
+        pids = self.web_pids()
+        return pids if len(pids) == 2 and not set(pids) & set(but) else []
 
     def web_pids(self) -> list[int]:
         """The processes that answer, each with its threads."""
@@ -67,7 +74,7 @@ class Clients:
 class TestWebServer(unittest.TestCase):
     def test_each_process_stays_on_one_core(self) -> None:
         with TwoProcesses(workers=0) as stack:
-            pids = eventually(lambda: len(found := stack.web_pids()) == 2 and found, "two processes serve")
+            pids = eventually(stack.both, "two processes serve")
             for pid in pids:
                 threads = os.listdir(f"/proc/{pid}/task")
                 self.assertEqual({len(os.sched_getaffinity(int(thread))) for thread in threads}, {1})
@@ -75,14 +82,10 @@ class TestWebServer(unittest.TestCase):
     def test_a_reload_loses_no_request(self) -> None:
         """SIGHUP, which ExecReload of the unit sends."""
         with TwoProcesses(workers=0) as stack:
-            before = eventually(lambda: len(found := stack.web_pids()) == 2 and found, "two processes serve")
+            pids = eventually(stack.both, "two processes serve")
             clients = Clients(stack.port, 4)
             for _ in range(2):
                 stack.children["web"].process.send_signal(signal.SIGHUP)
-                eventually(
-                    lambda old=before: len(found := stack.web_pids()) == 2 and not set(found) & set(old),
-                    "both processes are new", limit_s=60,
-                )  # fmt: skip
-                before = stack.web_pids()
+                pids = eventually(partial(stack.both, but=pids), "both processes are new", limit_s=60)
             answers = clients.stop()
         self.assertEqual(answers.keys(), {"200"})

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 import kombu
+from kombu.transport import pyamqp
 
 from inference.broker.address import redis_key
 from tests.rabbitmq import RabbitMQ
@@ -112,9 +113,10 @@ class RabbitBroker:
     def put(self, queue: str, message: bytes | str) -> None:
         body, properties = _as_amqp(message)
         with kombu.Connection(self.url) as connection:
-            connection.default_channel.basic_publish_confirm(
-                connection.default_channel.prepare_message(body, **properties), routing_key=queue, timeout=5.0
-            )
+            channel = connection.default_channel
+            assert isinstance(channel, pyamqp.Channel)
+            prepared = channel.prepare_message(body, **properties)
+            channel.basic_publish_confirm(prepared, routing_key=queue, timeout=5.0)
 
     def messages(self) -> tuple[dict[str, int], set[UUID]]:
         """What was taken and not acknowledged counts as waiting: a lost connection gives it back at once."""

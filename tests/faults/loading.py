@@ -131,8 +131,7 @@ class Joining(Fault):
             act()
         mine = trial.add(load).accepted
         trial.until(lambda: not trial.service.unfinished(mine), "the jobs end", 60)
-        jobs = trial.service.jobs.filter(pk__in=mine).values_list("created_at", "started_at")
-        return max((started - created).total_seconds() for created, started in jobs)
+        return max(trial.took_s(mine, "created_at", "started_at"))
 
     def join(self, trial: Trial, name: str) -> None:
         trial.service.start_worker(name)

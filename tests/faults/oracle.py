@@ -147,10 +147,13 @@ class Oracle:
             ("messages wait", self._waiting), ("taken messages belong to unfinished jobs", self._taken),
             ("stray processes", lambda: holdings.strays(self.service)),
         ):  # fmt: skip
-            try:
-                eventually(lambda left=left: not left(), limit_s=IDLE_LIMIT_S, every_s=0.1)
-            except AssertionError:
-                verdict.problems.append(f"{what}: {left()}")
+            self._await_none(what, left, verdict)
+
+    def _await_none(self, what: str, left: Callable[[], object], verdict: Verdict) -> None:
+        try:
+            eventually(lambda: not left(), limit_s=IDLE_LIMIT_S, every_s=0.1)
+        except AssertionError:
+            verdict.problems.append(f"{what}: {left()}")
 
     def _claims(self) -> list[UUID]:
         return list(self.service.jobs.filter(status=Status.RUNNING).values_list("pk", flat=True))

@@ -20,6 +20,7 @@ SOON_S = 10.0
 
 class OracleTests(unittest.TestCase):
     service: Service
+    oracle: Oracle
 
     @classmethod
     def setUpClass(cls) -> None:
