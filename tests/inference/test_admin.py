@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from inference.admin import display, filters
 from inference.admin import jobs as admin_jobs
+from inference.ids import first_id_at
 from inference.models import Bulk, Job, Priority, Status, Webhook, WebhookState, Worker, WorkerState
 from inference.store import rows
 
@@ -101,7 +102,7 @@ class TestJobPages(AdminCase):
     def test_filters_narrow_the_list(self) -> None:
         worker = make_worker()
         job = make_job(status=Status.FAILED, error_code="crashed", priority=Priority.HIGH, worker=worker.pk)
-        old = make_job(id=filters.first_id_at(timezone.now() - datetime.timedelta(days=2)), model="gone")
+        old = make_job(id=first_id_at(timezone.now() - datetime.timedelta(days=2)), model="gone")
         for query in (
             {"status__exact": "failed"},
             {"priority__exact": "1"},
@@ -301,7 +302,7 @@ class TestDashboard(AdminCase):
             self.assertIn(fact, text)
 
     def test_failures_older_than_an_hour_are_not_shown(self) -> None:
-        old = filters.first_id_at(timezone.now() - datetime.timedelta(hours=2))
+        old = first_id_at(timezone.now() - datetime.timedelta(hours=2))
         make_job(id=old, status=Status.FAILED, error_code="crashed", error_detail="long ago")
         self.assertNotIn("long ago", self.text(self.url))
 
@@ -320,5 +321,5 @@ class TestDisplay(TestCase):
     def test_an_id_of_a_moment_sorts_before_every_job_of_it(self) -> None:
         job = make_job()
         moment = job.created_at
-        self.assertLess(filters.first_id_at(moment - datetime.timedelta(seconds=1)), job.pk)
-        self.assertGreater(filters.first_id_at(moment + datetime.timedelta(seconds=1)), job.pk)
+        self.assertLess(first_id_at(moment - datetime.timedelta(seconds=1)), job.pk)
+        self.assertGreater(first_id_at(moment + datetime.timedelta(seconds=1)), job.pk)

@@ -27,6 +27,8 @@ class ClockTests(TransactionTestCase):
             submitted = jobs.submit(Submission(spec=spec_of("embeddings"), inputs="x", expires_in_s=60))
         job = Job.objects.get(pk=submitted.pk)
         late = before - datetime.timedelta(seconds=AHEAD_S - 20)
+        assert job.published_at
+        assert job.expires_at
         for moment in (job.created_at, job.published_at, job.expires_at - datetime.timedelta(seconds=60)):
             self.assertLess(moment, late)
         self.assertLess(job.pk, first_id_at(late))
@@ -35,7 +37,7 @@ class ClockTests(TransactionTestCase):
     def test_how_far_the_host_is_off_is_measured(self) -> None:
         real = time.time
         with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf")):
-            with patch.object(clock.time, "time", lambda: real() + AHEAD_S):
+            with patch.object(time, "time", lambda: real() + AHEAD_S):
                 clock.measure(connection)
             self.assertAlmostEqual(clock.off_s(), -AHEAD_S, delta=5)
 

@@ -80,10 +80,10 @@ def _pauses(node: ast.AST) -> bool:
 class RetryTests(unittest.TestCase):
     maxDiff = None
 
-    def test_every_loop_that_tries_again_is_listed_with_its_bound_or_its_growing_pause(self):
+    def test_every_loop_that_tries_again_is_listed_with_its_bound_or_its_growing_pause(self) -> None:
         self.assertEqual(sorted(set(places())), sorted(LISTED))
 
-    def test_a_new_loop_is_seen(self):
+    def test_a_new_loop_is_seen(self) -> None:
         for loop in (
             "while True:\n try: f()\n except OSError: pass",
             "while f():\n time.sleep(1)",

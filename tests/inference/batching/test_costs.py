@@ -13,6 +13,8 @@ from tests.properties import QUICK
 calls = st.tuples(st.integers(1, 200), st.integers(1, 2000), st.floats(0.0, 100.0))
 SHAPES = [(size, length) for size in (1, 2, 5, 11, 20, 32) for length in (4, 9, 30, 70, 150, 300)]
 Machine = Callable[[int, int], float]
+Noise = Callable[[random.Random], float]
+Shape = tuple[int, int]  # size, length
 
 
 def cpu(size: int, length: int) -> float:
@@ -36,7 +38,9 @@ def busy(chance: random.Random) -> float:
     return steady(chance) * (chance.uniform(2, 10) if chance.random() < 0.2 else 1.0)
 
 
-def teach(costs: CostModel, machine: Machine, count: int, noise=steady, shapes=SHAPES) -> CostModel:
+def teach(
+    costs: CostModel, machine: Machine, count: int, noise: Noise = steady, shapes: list[Shape] = SHAPES
+) -> CostModel:
     chance = random.Random(7)
     for _ in range(count):
         size, length = chance.choice(shapes)
@@ -44,34 +48,34 @@ def teach(costs: CostModel, machine: Machine, count: int, noise=steady, shapes=S
     return costs
 
 
-def worst_error(costs: CostModel, machine: Machine, shapes=SHAPES) -> float:
+def worst_error(costs: CostModel, machine: Machine, shapes: list[Shape] = SHAPES) -> float:
     """Largest relative error."""
     return max(abs(costs.seconds(*shape) / (machine(*shape) + costs.overhead_s) - 1) for shape in shapes)
 
 
 class LearningTests(TestCase):
-    def test_it_learns_machines_of_every_kind(self):
+    def test_it_learns_machines_of_every_kind(self) -> None:
         for machine in (cpu, gpu, tiny):
             with self.subTest(machine.__name__):
                 self.assertLess(worst_error(teach(CostModel(), machine, 1000), machine), 0.15)
 
-    def test_slow_outliers_do_not_mislead_it(self):
+    def test_slow_outliers_do_not_mislead_it(self) -> None:
         for machine in (cpu, gpu, tiny):
             with self.subTest(machine.__name__):
                 self.assertLess(worst_error(teach(CostModel(), machine, 1000, noise=busy), machine), 0.2)
 
-    def test_lone_calls_teach_the_price_of_a_token(self):
+    def test_lone_calls_teach_the_price_of_a_token(self) -> None:
         lone = [(1, length) for length in (5, 20, 60, 120, 250)]
         self.assertLess(worst_error(teach(CostModel(), cpu, 100, shapes=lone), cpu, lone), 0.1)
 
-    def test_it_forgets_a_machine_that_has_changed(self):
+    def test_it_forgets_a_machine_that_has_changed(self) -> None:
         def slower(size: int, length: int) -> float:
             return 3 * cpu(size, length)
 
         costs = teach(teach(CostModel(), cpu, 1000), slower, 800)
         self.assertLess(worst_error(costs, slower), 0.25)
 
-    def test_batches_that_were_slow_at_first_are_tried_again(self):
+    def test_batches_that_were_slow_at_first_are_tried_again(self) -> None:
         costs = CostModel()
         for length in (8, 12, 16):
             costs.observe(16, length, 10 * gpu(16, length))
@@ -80,14 +84,16 @@ class LearningTests(TestCase):
 
 
 class PredictionTests(TestCase):
-    def test_before_anything_is_known_near_lengths_merge_and_far_ones_do_not(self):
+    def test_before_anything_is_known_near_lengths_merge_and_far_ones_do_not(self) -> None:
         costs = CostModel()
         self.assertLess(costs.seconds(8, 20), 8 * costs.seconds(1, 18))
         self.assertGreater(costs.seconds(8, 500), 7 * costs.seconds(1, 20) + costs.seconds(1, 500))
 
     @QUICK
     @given(st.lists(calls, max_size=40), st.integers(1, 100), st.integers(1, 1000))
-    def test_more_items_and_longer_ones_cost_more_and_ever_more(self, calls, size, length):
+    def test_more_items_and_longer_ones_cost_more_and_ever_more(
+        self, calls: list[tuple[int, int, float]], size: int, length: int
+    ) -> None:
         costs = CostModel()
         for call in calls:
             costs.observe(*call)
@@ -98,13 +104,13 @@ class PredictionTests(TestCase):
             self.assertGreaterEqual(more, least)
             self.assertGreaterEqual((most - more) * (1 + 1e-6), (more - least) * (1 - 1e-6) - 1e-9)
 
-    def test_what_a_call_costs_besides_the_engine_is_measured_and_a_pause_is_no_cost(self):
+    def test_what_a_call_costs_besides_the_engine_is_measured_and_a_pause_is_no_cost(self) -> None:
         costs = CostModel()
         for number in range(100):
             costs.observe_overhead(5.0 if number % 4 == 0 else 0.004)
         self.assertEqual(costs.overhead_s, 0.004)
 
-    def test_the_measured_speed_is_items_over_seconds_of_late(self):
+    def test_the_measured_speed_is_items_over_seconds_of_late(self) -> None:
         costs = CostModel()
         self.assertEqual(costs.items_per_s(), 0.0)
         for _ in range(300):
@@ -113,7 +119,7 @@ class PredictionTests(TestCase):
             costs.observe(4, 10, 0.01)
         self.assertAlmostEqual(costs.items_per_s(), 400, delta=20)
 
-    def test_a_call_that_cannot_be_is_refused(self):
+    def test_a_call_that_cannot_be_is_refused(self) -> None:
         for wrong in ((0, 1, 1.0), (1, 0, 1.0), (1, 1, -1.0), (1, 1, float("nan")), (1, 1, float("inf"))):
             with self.subTest(wrong), self.assertRaisesRegex(ValueError, "a call has items"):
                 CostModel().observe(*wrong)

@@ -33,7 +33,7 @@ class TcpBroker(EmbeddedBroker):
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        return int(probe.getsockname()[1])
 
 
 def own_broker(test: TestCase, kind: type[EmbeddedBroker] = EmbeddedBroker) -> EmbeddedBroker:

@@ -2,6 +2,7 @@ import contextlib
 import json
 import threading
 from base64 import b64decode
+from typing import Any
 from unittest import mock
 from uuid import uuid4
 
@@ -21,8 +22,8 @@ from tests.inference.broker.servers import client_of, own_broker, resume, stall
 QUEUE = "inference.test-publish"
 
 
-def job_message(**values) -> JobMessage:
-    defaults = {
+def job_message(**values: Any) -> JobMessage:
+    defaults: dict[str, Any] = {
         "job_id": str(uuid4()), "model": "test-publish", "queue": QUEUE, "group": "a1b2", "size": 2, "length": 17,
         "priority": 2, "created_at": 1760000000.25, "expires_at": None,
     }  # fmt: skip
@@ -62,15 +63,15 @@ def received(connection: kombu.Connection, count: int) -> list[kombu.Message]:
 class PublishTests(SimpleTestCase):
     """On the broker of the test run."""
 
-    def setUp(self):
-        self.client = redis_client.get()
-        self.client.flushdb()
+    def setUp(self) -> None:
+        self.redis = redis_client.get()
+        self.redis.flushdb()
 
-    def waiting(self, step: int = 2) -> list[dict]:
+    def waiting(self, step: int = 2) -> list[dict[str, Any]]:
         """Oldest first."""
-        return [json.loads(text) for text in self.client.lrange(address.redis_key(QUEUE, step), 0, -1)[::-1]]
+        return [json.loads(text) for text in self.redis.lrange(address.redis_key(QUEUE, step), 0, -1)[::-1]]
 
-    def test_a_message_is_what_celery_and_kombu_write_for_the_same_task(self):
+    def test_a_message_is_what_celery_and_kombu_write_for_the_same_task(self) -> None:
         message = job_message()
         with Celery("stock", broker=stock_url(), set_as_current=False) as app:
             app.conf.broker_transport_options = address.kombu_options(stock_url())
@@ -85,7 +86,7 @@ class PublishTests(SimpleTestCase):
             envelope["body"] = json.loads(b64decode(envelope["body"]))
         self.assertEqual(ours, theirs)
 
-    def test_a_stock_consumer_gets_the_task_and_its_hints(self):
+    def test_a_stock_consumer_gets_the_task_and_its_hints(self) -> None:
         message = job_message(expires_at=1760000600.5)
         publish.publish([message])
         with stock_connection() as connection:
@@ -93,7 +94,7 @@ class PublishTests(SimpleTestCase):
         self.assertEqual((got.headers["task"], got.headers["id"]), ("inference.run", message.job_id))
         self.assertEqual(got.payload[:2], [[message.job_id], message.hints])
 
-    def test_high_goes_before_normal_before_low_each_in_order_and_what_is_sent_again_first_of_its_own(self):
+    def test_high_goes_before_normal_before_low_each_in_order_and_what_is_sent_again_first_of_its_own(self) -> None:
         sent = [job_message(priority=priority) for priority in (3, 2, 1, 3, 2, 1)]
         again = [job_message(priority=priority, recovered=True) for priority in (1, 3, 3)]
         publish.publish([*sent, *again])
@@ -102,26 +103,26 @@ class PublishTests(SimpleTestCase):
         order = [again[0], sent[2], sent[5], sent[1], sent[4], again[1], again[2], sent[0], sent[3]]
         self.assertEqual(arrived, [message.job_id for message in order])
 
-    def test_thousands_that_are_sent_again_keep_their_order(self):
+    def test_thousands_that_are_sent_again_keep_their_order(self) -> None:
         sent = [job_message(priority=3, recovered=True) for _ in range(publish.CHUNK * 2 + 1)]
         publish.publish(sent)
         self.assertEqual([waiting["headers"]["id"] for waiting in self.waiting(3)], [each.job_id for each in sent])
 
-    def test_what_an_earlier_version_sent_again_is_still_consumed(self):
-        self.client.lpush(address.redis_key(QUEUE, 0), messages.redis_envelope(job_message()))
+    def test_what_an_earlier_version_sent_again_is_still_consumed(self) -> None:
+        self.redis.lpush(address.redis_key(QUEUE, 0), messages.redis_envelope(job_message()))
         with stock_connection() as connection:
             self.assertEqual(len(received(connection, 1)), 1)
 
-    def test_many_messages_go_in_a_few_commands(self):
-        before = self.client.info("commandstats").get("cmdstat_lpush", {"calls": 0})["calls"]
+    def test_many_messages_go_in_a_few_commands(self) -> None:
+        before = self.redis.info("commandstats").get("cmdstat_lpush", {"calls": 0})["calls"]
         publish.publish([job_message(created_at=float(n)) for n in range(publish.CHUNK * 2 + 1)])
-        self.assertEqual(self.client.info("commandstats")["cmdstat_lpush"]["calls"] - before, 3)
+        self.assertEqual(self.redis.info("commandstats")["cmdstat_lpush"]["calls"] - before, 3)
         created = [loads(json.dumps(m))["headers"]["kwargsrepr"] for m in self.waiting()]
         self.assertEqual(len(created), publish.CHUNK * 2 + 1)
 
-    def test_a_queue_that_is_refused_keeps_no_message_from_the_others_and_no_caller_from_the_broker(self):
+    def test_a_queue_that_is_refused_keeps_no_message_from_the_others_and_no_caller_from_the_broker(self) -> None:
         bad = "inference.another-type"
-        self.client.set(address.redis_key(bad, 2), "no list")
+        self.redis.set(address.redis_key(bad, 2), "no list")
         with self.assertRaisesRegex(Refused, f"{bad}: .*WRONGTYPE") as caught:
             publish.publish([job_message(queue=bad), job_message(), job_message(queue=bad, priority=1)])
         self.assertEqual(caught.exception.queues, {bad})
@@ -131,16 +132,16 @@ class PublishTests(SimpleTestCase):
             publish.queue_lengths([bad])
         publish.publish([job_message()])
 
-    def test_lengths_are_counted_over_all_priorities(self):
+    def test_lengths_are_counted_over_all_priorities(self) -> None:
         publish.publish([job_message(priority=1), job_message(priority=3), job_message(recovered=True)])
         self.assertEqual(publish.queue_lengths([QUEUE, "inference.other"]), {QUEUE: 3, "inference.other": 0})
         self.assertEqual(
             publish.waiting_priorities([QUEUE, "inference.other"]), {QUEUE: {1, 2, 3}, "inference.other": set()}
         )
 
-    def test_512_threads_share_a_few_connections(self):
+    def test_512_threads_share_a_few_connections(self) -> None:
         def clients() -> int:
-            return len(self.client.client_list())
+            return len(self.redis.client_list())
 
         before, seen = clients(), [0]
         gate = threading.Barrier(513)
@@ -172,7 +173,7 @@ class AnyBrokerTests(SimpleTestCase):
     """Through kombu, on brokers other than our Redis."""
 
     @override_settings(CELERY_BROKER_URL="memory://", CELERY_BROKER_TRANSPORT_OPTIONS={})
-    def test_messages_are_published_and_counted(self):
+    def test_messages_are_published_and_counted(self) -> None:
         message = job_message()
         self.assertEqual(publish.queue_lengths([QUEUE]), {QUEUE: 0})
         publish.publish([message, job_message()])
@@ -182,7 +183,7 @@ class AnyBrokerTests(SimpleTestCase):
         self.assertEqual(got.payload[:2], [[message.job_id], message.hints])
         self.assertEqual(got.headers, messages.headers(message))
 
-    def test_another_redis_than_that_of_the_notices_gets_them_in_the_order_of_priorities(self):
+    def test_another_redis_than_that_of_the_notices_gets_them_in_the_order_of_priorities(self) -> None:
         other = own_broker(self).url
         sent = [job_message(priority=3), job_message(priority=1), job_message(priority=3, recovered=True)]
         with override_settings(CELERY_BROKER_URL=address.stock_kombu_url(other)):
@@ -194,7 +195,7 @@ class AnyBrokerTests(SimpleTestCase):
         self.assertEqual(arrived, [sent[1].job_id, sent[0].job_id, sent[2].job_id])
 
     @override_settings(CELERY_BROKER_URL="amqp://127.0.0.1:1//", CELERY_BROKER_TRANSPORT_OPTIONS={})
-    def test_a_broker_that_is_away_is_a_broker_unavailable(self):
+    def test_a_broker_that_is_away_is_a_broker_unavailable(self) -> None:
         for call in (lambda: publish.publish([job_message()]), lambda: publish.queue_lengths([QUEUE])):
             with self.assertRaises(BrokerUnavailable):
                 call()
@@ -203,7 +204,7 @@ class AnyBrokerTests(SimpleTestCase):
 class BrokerAwayTests(SimpleTestCase):
     """On a broker of its own, which is killed, stalled and filled up."""
 
-    def setUp(self):
+    def setUp(self) -> None:
         self.broker = own_broker(self)
         overridden = override_settings(**settings_for(self.broker.url))
         overridden.enable()
@@ -223,7 +224,7 @@ class BrokerAwayTests(SimpleTestCase):
             return False
         return True
 
-    def test_a_dead_broker_fails_and_a_restarted_one_works_again(self):
+    def test_a_dead_broker_fails_and_a_restarted_one_works_again(self) -> None:
         self.broker.kill()
         self.assertTrue(self.refused().retryable)
         with self.assertRaises(BrokerUnavailable):
@@ -231,12 +232,12 @@ class BrokerAwayTests(SimpleTestCase):
         self.broker.start()
         eventually(self.delivered, "publishing works again")
 
-    def test_a_restart_between_two_calls_is_not_noticed(self):
+    def test_a_restart_between_two_calls_is_not_noticed(self) -> None:
         self.broker.stop()
         self.broker.start()
         publish.publish([job_message()])
 
-    def test_a_stalled_broker_fails_and_then_fails_at_once_without_being_asked(self):
+    def test_a_stalled_broker_fails_and_then_fails_at_once_without_being_asked(self) -> None:
         stall(self, self.broker)
         self.refused()
         with mock.patch.object(redis_client, "get") as client:
@@ -246,7 +247,7 @@ class BrokerAwayTests(SimpleTestCase):
         resume(self.broker)
         eventually(self.delivered, "publishing works again")
 
-    def test_500_threads_do_not_queue_up_behind_a_stalled_broker(self):
+    def test_500_threads_do_not_queue_up_behind_a_stalled_broker(self) -> None:
         stall(self, self.broker)
         outcomes: list[bool] = []
         threads = [threading.Thread(target=lambda: outcomes.append(self.delivered())) for _ in range(500)]
@@ -256,13 +257,13 @@ class BrokerAwayTests(SimpleTestCase):
             thread.join(timeout=20)  # one after the other they would need minutes
         self.assertEqual(outcomes, [False] * 500)
 
-    def test_a_full_broker_is_a_broker_unavailable(self):
+    def test_a_full_broker_is_a_broker_unavailable(self) -> None:
         client_of(self, self.broker.url).config_set("maxmemory", 1)
         self.assertIn("maxmemory", str(self.refused()))
         client_of(self, self.broker.url).config_set("maxmemory", 0)
         eventually(self.delivered, "publishing works again")
 
-    def test_a_password_is_not_in_the_error(self):
+    def test_a_password_is_not_in_the_error(self) -> None:
         self.broker.kill()
         with override_settings(**settings_for("redis://:s3cret@127.0.0.1:1/0")):
             self.assertNotIn("s3cret", str(self.refused()))

@@ -22,8 +22,10 @@ def declared(queue: str, url: str) -> kombu.Queue:
 
 @skipUnless(rabbitmq.is_installed(), "rabbitmq-server is not installed")
 class RabbitMQTests(SimpleTestCase):
+    server: rabbitmq.RabbitMQ
+
     @classmethod
-    def setUpClass(cls):
+    def setUpClass(cls) -> None:
         super().setUpClass()
         cls.server = rabbitmq.RabbitMQ()
         cls.addClassCleanup(cls.server.close)
@@ -36,7 +38,7 @@ class RabbitMQTests(SimpleTestCase):
         overridden.enable()
         cls.addClassCleanup(overridden.disable)
 
-    def setUp(self):
+    def setUp(self) -> None:
         anybroker._broker.cache_clear()
         self.connection = kombu.Connection(self.server.url)
         self.addCleanup(self.connection.release)
@@ -72,13 +74,13 @@ class RabbitMQTests(SimpleTestCase):
         for thread in threads:
             thread.join()
 
-    def test_messages_wait_in_quorum_queues_and_are_counted(self):
+    def test_messages_wait_in_quorum_queues_and_are_counted(self) -> None:
         self.assertEqual(publish.queue_lengths([QUEUE, OTHER]), {QUEUE: 0, OTHER: 0})
         publish.publish([job_message(), job_message(queue=OTHER), job_message()])
         eventually(lambda: publish.queue_lengths([QUEUE, OTHER]) == {QUEUE: 2, OTHER: 1}, "all are counted")
         self.assertIn(f"{QUEUE}\tquorum", self.server.control("list_queues", "name", "type"))
 
-    def test_after_a_restart_every_thread_publishes_and_counts_again(self):
+    def test_after_a_restart_every_thread_publishes_and_counts_again(self) -> None:
         anybroker._broker(self.server.url).breaker.rest_s = 0  # each call asks the server
         self.use_many_connections()
         self.server.kill()
@@ -91,14 +93,14 @@ class RabbitMQTests(SimpleTestCase):
             publish.publish([job_message()])
             publish.queue_lengths([QUEUE])
 
-    def test_a_restart_between_two_calls_is_not_noticed(self):
+    def test_a_restart_between_two_calls_is_not_noticed(self) -> None:
         self.use_many_connections()
         self.server.stop()
         self.server.start()
         publish.publish([job_message()])
         self.use_many_connections()
 
-    def test_calls_during_a_kill_fail_as_broker_unavailable_only(self):
+    def test_calls_during_a_kill_fail_as_broker_unavailable_only(self) -> None:
         wrong: list[BaseException] = []
         over = threading.Event()
 
@@ -124,14 +126,14 @@ class RabbitMQTests(SimpleTestCase):
             thread.join()
         self.assertEqual(wrong, [])
 
-    def test_a_queue_that_was_deleted_is_there_again_with_the_next_message(self):
+    def test_a_queue_that_was_deleted_is_there_again_with_the_next_message(self) -> None:
         publish.publish([job_message()])
         self.delete(QUEUE)
         self.assertEqual(self.waiting(), 0)
         publish.publish([job_message()])
         eventually(lambda: self.waiting() == 1, "the message waits")
 
-    def test_a_queue_that_the_broker_refuses_keeps_nobody_from_the_others(self):
+    def test_a_queue_that_the_broker_refuses_keeps_nobody_from_the_others(self) -> None:
         with self.connection.channel() as channel:
             channel.queue_declare(QUEUE, durable=True, auto_delete=False)  # of the classic type
         for _ in range(3):
@@ -139,7 +141,7 @@ class RabbitMQTests(SimpleTestCase):
                 publish.publish([job_message(), job_message(queue=OTHER)])
         eventually(lambda: self.waiting(OTHER) == 3, "the others' messages wait")
 
-    def test_a_broker_with_an_alarm_refuses_instead_of_holding_its_callers(self):
+    def test_a_broker_with_an_alarm_refuses_instead_of_holding_its_callers(self) -> None:
         anybroker._broker(self.server.url).breaker.rest_s = 0  # each call asks the server
         self.server.control("set_vm_memory_high_watermark", "0")
         self.addCleanup(self.server.control, "set_vm_memory_high_watermark", "0.4")
@@ -150,7 +152,7 @@ class RabbitMQTests(SimpleTestCase):
         self.server.control("set_vm_memory_high_watermark", "0.4")
         eventually(self.is_delivered, "publishing works again")
 
-    def test_ready_names_the_broker_that_is_away(self):
+    def test_ready_names_the_broker_that_is_away(self) -> None:
         self.assertEqual(list(health._broker()), [])
         with override_settings(REDIS_URL="redis://:s3cret@127.0.0.1:1/0"):
             [reason] = health._broker()

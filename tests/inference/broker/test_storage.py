@@ -24,14 +24,14 @@ MANIFEST = "appendonlydir/appendonly.aof.manifest"
 
 def mount_small_disk(test: TestCase, folder: Path, size: str) -> None:
     """On the folder, until the test ends."""
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
     if subprocess.run(mount, check=False, capture_output=True).returncode:
         test.skipTest("no file system can be mounted here")
-    test.addCleanup(subprocess.run, ["umount", folder], check=True)
+    test.addCleanup(lambda: subprocess.run(["umount", folder], check=True))
 
 
 class StorageTests(TestCase):
-    def setUp(self):
+    def setUp(self) -> None:
         self.folder = Path(tempfile.mkdtemp(dir=address.short_root()))
         self.addCleanup(shutil.rmtree, self.folder)
         self.data, self.socket = self.folder / "data", self.folder / "run" / "broker.sock"
@@ -46,10 +46,11 @@ class StorageTests(TestCase):
         broker.start()
         try:
             with redis.Redis.from_url(broker.url) as client:
-                messages = client.lrange("queue", 0, -1)
+                messages: list[bytes] = client.lrange("queue", 0, -1)
                 client.lpush("queue", "new")
         finally:
             broker.stop()
+        assert broker.process
         self.assertEqual(broker.process.returncode, 0)
         return messages
 
@@ -68,7 +69,7 @@ class StorageTests(TestCase):
         self.assertIn("sent again", line)
         self.assertEqual(self.start(), [b"new"])
 
-    def test_what_older_servers_wrote_is_read(self):
+    def test_what_older_servers_wrote_is_read(self) -> None:
         for server in ("redis-6.2", "redis-7.0", "valkey-9"):
             with self.subTest(server):
                 shutil.rmtree(self.data, ignore_errors=True)
@@ -76,26 +77,26 @@ class StorageTests(TestCase):
                 self.assertEqual(self.start(), [b"second", b"message"])
                 self.assertEqual(self.kept(), [])
 
-    def test_what_valkey_8_wrote_is_read(self):
+    def test_what_valkey_8_wrote_is_read(self) -> None:
         """Its base files have the format 11 of Redis 7.2."""
         base = self.written_by("redis-7.0") / BASE
         base.write_bytes(base.read_bytes().replace(b"REDIS0010", b"REDIS0011")[:-8] + bytes(8))  # without a checksum
         self.assertEqual(self.start(), [b"second", b"message"])
         self.assertEqual(self.kept(), [])
 
-    def test_what_a_newer_server_wrote_is_set_aside(self):
+    def test_what_a_newer_server_wrote_is_set_aside(self) -> None:
         base = self.written_by("valkey-9") / BASE
         base.write_bytes(base.read_bytes().replace(b"VALKEY080", b"VALKEY099"))
         self.assert_set_aside(BASE)
 
-    def test_a_file_of_garbage_is_set_aside(self):
+    def test_a_file_of_garbage_is_set_aside(self) -> None:
         for file in (BASE, LOG, MANIFEST):
             with self.subTest(file):
                 shutil.rmtree(self.data, ignore_errors=True)
                 (self.written_by("valkey-9") / file).write_bytes(b"\x81garbage\n" * 30)
                 self.assert_set_aside(file)
 
-    def test_a_file_that_is_missing_or_half_there_is_set_aside(self):
+    def test_a_file_that_is_missing_or_half_there_is_set_aside(self) -> None:
         for file in (BASE, MANIFEST):
             for keep in (None, 20):
                 with self.subTest(file, keep=keep):
@@ -107,13 +108,13 @@ class StorageTests(TestCase):
                         os.truncate(path, keep or 0)
                     self.assert_set_aside(file)
 
-    def test_of_a_log_without_its_end_the_rest_is_read(self):
+    def test_of_a_log_without_its_end_the_rest_is_read(self) -> None:
         log = self.written_by("valkey-9") / LOG
         os.truncate(log, log.stat().st_size - 5)
         self.assertEqual(self.start(), [b"message"])
         self.assertEqual(self.kept(), [])
 
-    def test_three_are_kept(self):
+    def test_three_are_kept(self) -> None:
         for number in range(5):
             (self.data / f"unreadable-2020-01-0{number + 1}T00-00-00Z").mkdir(parents=True)
         (self.written_by("valkey-9") / MANIFEST).write_text("nonsense\n")
@@ -123,13 +124,13 @@ class StorageTests(TestCase):
         self.assertEqual(len(names), storage.KEPT)
         self.assertEqual(names[:2], ["unreadable-2020-01-04T00-00-00Z", "unreadable-2020-01-05T00-00-00Z"])
 
-    def test_a_folder_that_cannot_be_made_is_named(self):
+    def test_a_folder_that_cannot_be_made_is_named(self) -> None:
         (self.folder / "file").touch()
         self.data = self.folder / "file" / "data"
         with self.assertRaisesRegex(StorageError, f"{self.data}.*Not a directory.*Make"):
             self.start()
 
-    def test_a_server_that_does_not_start_for_another_reason_loses_nothing(self):
+    def test_a_server_that_does_not_start_for_another_reason_loses_nothing(self) -> None:
         self.written_by("valkey-9")
         calls: list[Path] = []
 
@@ -142,9 +143,10 @@ class StorageTests(TestCase):
         self.assertEqual(len(calls), 2)  # with the data, and without
         self.assertEqual((self.kept(), (self.data / BASE).exists()), ([], True))
 
-    def test_the_program_sets_aside_and_serves(self):
+    def test_the_program_sets_aside_and_serves(self) -> None:
         (self.written_by("valkey-9") / MANIFEST).write_text("nonsense\n")
-        command = [sys.executable, "-m", "inference.broker.embedded", "--data", self.data, "--socket", self.socket]
+        command = [sys.executable, "-m", "inference.broker.embedded", "--data", str(self.data)]
+        command += ["--socket", str(self.socket)]
         with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
             self.addCleanup(process.kill)
             with redis.Redis.from_url(f"unix://{self.socket}") as client:
@@ -161,7 +163,7 @@ class StorageTests(TestCase):
             return False
 
     @skipUnless(os.geteuid() == 0, "only root may mount a small disk")
-    def test_a_full_disk_and_a_read_only_one_say_what_to_do_and_lose_nothing(self):
+    def test_a_full_disk_and_a_read_only_one_say_what_to_do_and_lose_nothing(self) -> None:
         self.data.mkdir()
         mount_small_disk(self, self.data, "256k")
         self.written_by("valkey-9")
@@ -176,7 +178,7 @@ class StorageTests(TestCase):
         self.assertEqual(self.start(), [b"second", b"message"])
 
     @skipUnless(os.geteuid() == 0, "only root may mount a small disk")
-    def test_a_server_whose_disk_became_full_says_so_when_it_is_pinged(self):
+    def test_a_server_whose_disk_became_full_says_so_when_it_is_pinged(self) -> None:
         """The watchdog asks so: such a server still counts its queues, and no worker can connect to it."""
         self.data.mkdir()
         mount_small_disk(self, self.data, "256k")

@@ -3,6 +3,7 @@
 import json
 import logging
 from base64 import b64encode
+from typing import Any
 from unittest import TestCase, mock
 
 from kombu import Consumer, Exchange, Producer, Queue
@@ -16,7 +17,7 @@ from tests.inference.broker.servers import client_of, own_broker
 A, B = "inference.a", "inference.b"
 
 
-def envelope(**changes) -> dict:
+def envelope(**changes: Any) -> dict[str, Any]:
     properties = {
         "delivery_tag": "tag-1", "delivery_info": {"exchange": "", "routing_key": A}, "priority": 0,
         "body_encoding": "base64",
@@ -27,7 +28,7 @@ def envelope(**changes) -> dict:
     } | changes  # fmt: skip
 
 
-def without(name: str) -> dict:
+def without(name: str) -> dict[str, Any]:
     return {key: value for key, value in envelope().items() if key != name}
 
 
@@ -59,29 +60,29 @@ NO_MESSAGES: dict[str, str | bytes] = {
 
 
 class OnOwnBroker(TestCase):
-    def setUp(self):
+    def setUp(self) -> None:
         self.broker = own_broker(self)
         self.client = client_of(self, self.broker.url)
         self.url = address.kombu_url(self.broker.url)
 
-    def driven(self, *queues: str, **options) -> Driven:
+    def driven(self, *queues: str, **options: Any) -> Driven:
         return Driven(self, self.url, queues or [A], **options)
 
-    def send(self, *bodies, queue=A, step=2, **options) -> None:
+    def send(self, *bodies: Any, queue: str = A, step: int = 2, **options: Any) -> None:
         with connect(self, address.stock_kombu_url(self.broker.url), **options) as connection:
             producer = Producer(connection, serializer="json")
             for body in bodies:
                 producer.publish(body, routing_key=queue, priority=step)
 
     def calls(self, command: str) -> int:
-        return self.client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"]
+        return int(self.client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
 
     def leftovers(self) -> list[bytes]:
         return [key for key in self.client.scan_iter() if not key.startswith(b"_kombu")]
 
 
 class TransportTests(OnOwnBroker):
-    def test_a_message_wakes_an_idle_consumer_without_a_poll(self):
+    def test_a_message_wakes_an_idle_consumer_without_a_poll(self) -> None:
         with mock.patch.object(channel, "RECHECK_S", 3600):
             consumer = self.driven(A, B)
             for step, queue in enumerate((A, B, B, A)):
@@ -91,7 +92,7 @@ class TransportTests(OnOwnBroker):
                 self.assertEqual(consumer.get(1), [step])
                 consumer.acknowledge()
 
-    def test_an_idle_consumer_asks_nothing(self):
+    def test_an_idle_consumer_asks_nothing(self) -> None:
         with mock.patch.object(channel, "RECHECK_S", 3600):
             consumer = self.driven()
             consumer.turn()
@@ -99,7 +100,7 @@ class TransportTests(OnOwnBroker):
             consumer.turn(20)
             self.assertEqual(self.calls("evalsha"), before)
 
-    def test_a_channel_that_only_listens_to_a_fanout_asks_nothing(self):
+    def test_a_channel_that_only_listens_to_a_fanout_asks_nothing(self) -> None:
         consumer = self.driven()
         everyone = consumer.connection.channel()
         listener = Consumer(everyone, [Queue("own", Exchange("control", "fanout"))], on_message=print)
@@ -107,14 +108,14 @@ class TransportTests(OnOwnBroker):
         consumer.turn()
         self.assertFalse(everyone.is_due())
 
-    def test_a_missed_word_is_made_up_for(self):
+    def test_a_missed_word_is_made_up_for(self) -> None:
         consumer = self.driven()
         consumer.turn()
         with mock.patch.object(consumer.channel, "_on_word"):
             self.send("x")
             self.assertEqual(consumer.get(1), ["x"])
 
-    def test_many_messages_cost_a_few_commands_and_nothing_is_ever_popped_outside_the_script(self):
+    def test_many_messages_cost_a_few_commands_and_nothing_is_ever_popped_outside_the_script(self) -> None:
         self.send(*range(500))
         fetches = self.calls("evalsha")
         consumer = self.driven(prefetch=100)
@@ -125,7 +126,7 @@ class TransportTests(OnOwnBroker):
         self.assertLess(self.calls("evalsha") - fetches, 12)
         self.assertEqual(self.calls("brpop"), 0)
 
-    def test_what_was_not_acknowledged_is_put_back_in_its_order(self):
+    def test_what_was_not_acknowledged_is_put_back_in_its_order(self) -> None:
         self.send(*range(6))
         self.send(*range(6, 9), step=1)
         consumer = self.driven(prefetch=7)
@@ -137,7 +138,7 @@ class TransportTests(OnOwnBroker):
         self.assertTrue(again.messages[0].headers["redelivered"])
         self.assertNotIn("redelivered", again.messages[-1].headers)
 
-    def test_what_was_fetched_and_not_read_yet_is_put_back(self):
+    def test_what_was_fetched_and_not_read_yet_is_put_back(self) -> None:
         self.fetching().connection.close()
         self.assertEqual(self.driven().get(3), [0, 1, 2])
 
@@ -151,18 +152,18 @@ class TransportTests(OnOwnBroker):
         eventually(lambda: self.client.hlen("unacked") == 3, "the server has executed the fetch")
         return consumer
 
-    def test_a_fetch_whose_answer_was_lost_is_found_again_by_the_next_connection(self):
+    def test_a_fetch_whose_answer_was_lost_is_found_again_by_the_next_connection(self) -> None:
         consumer = self.fetching()
         consumer.channel.client.connection.disconnect()
         self.assertEqual(sorted(consumer.get(3)), [0, 1, 2])
 
-    def test_a_fetch_whose_answer_was_lost_is_put_back_when_the_consumer_leaves(self):
+    def test_a_fetch_whose_answer_was_lost_is_put_back_when_the_consumer_leaves(self) -> None:
         consumer = self.fetching()
         with mock.patch.object(consumer.channel, "_read_answer", side_effect=OSError("cut")):
             consumer.connection.close()
         self.assertEqual(sorted(self.driven().get(3)), [0, 1, 2])
 
-    def test_acknowledgements_are_told_when_the_consumer_leaves_with_nothing_else_to_put_back(self):
+    def test_acknowledgements_are_told_when_the_consumer_leaves_with_nothing_else_to_put_back(self) -> None:
         self.send("x")
         consumer = self.driven()
         consumer.get(1)
@@ -170,7 +171,7 @@ class TransportTests(OnOwnBroker):
         consumer.connection.close()
         self.assertEqual(self.leftovers(), [])
 
-    def test_requeued_messages_go_first(self):
+    def test_requeued_messages_go_first(self) -> None:
         self.send(*range(4))
         consumer = self.driven(prefetch=2)
         consumer.get(2)
@@ -179,14 +180,14 @@ class TransportTests(OnOwnBroker):
         consumer.messages.clear()
         self.assertEqual(consumer.get(2), [0, 1])
 
-    def test_queues_share_the_prefetch_whatever_their_backlogs(self):
+    def test_queues_share_the_prefetch_whatever_their_backlogs(self) -> None:
         self.send(*range(50), queue=A)
         self.send(*"xyz", queue=B)
         consumer = self.driven(A, B, prefetch=10)
         consumer.get(10)
         self.assertEqual([body for body in consumer.bodies if body in list("xyz")], list("xyz"))
 
-    def test_a_consumer_that_does_not_acknowledge_leaves_nothing_behind(self):
+    def test_a_consumer_that_does_not_acknowledge_leaves_nothing_behind(self) -> None:
         self.send("x", "y")
         consumer = self.driven(B)
         consumer.consumer.add_queue(Queue(A))
@@ -194,7 +195,7 @@ class TransportTests(OnOwnBroker):
         self.assertEqual(consumer.get(2), ["x", "y"])
         consumer.run_until(lambda: not self.leftovers())
 
-    def test_a_full_server_is_emptied(self):
+    def test_a_full_server_is_emptied(self) -> None:
         consumer = self.driven(prefetch=1)
         self.send(*range(5))
         self.client.config_set("maxmemory", 1)
@@ -204,7 +205,7 @@ class TransportTests(OnOwnBroker):
             consumer.acknowledge()
         consumer.run_until(lambda: not self.leftovers())
 
-    def test_a_key_of_another_type_does_not_hold_up_the_other_queues(self):
+    def test_a_key_of_another_type_does_not_hold_up_the_other_queues(self) -> None:
         consumer = self.driven(A, B)
         self.client.set(A, "no list")
         for body in "xyz":
@@ -212,7 +213,7 @@ class TransportTests(OnOwnBroker):
             self.assertEqual(consumer.get(1), [body])
             consumer.acknowledge()
 
-    def test_a_server_that_refuses_to_write_is_a_channel_error(self):
+    def test_a_server_that_refuses_to_write_is_a_channel_error(self) -> None:
         self.send("x")
         consumer = self.driven()
         consumer.turn()
@@ -220,7 +221,7 @@ class TransportTests(OnOwnBroker):
         with self.assertRaises(consumer.connection.channel_errors):
             consumer.run_until(lambda: False)
 
-    def test_a_key_prefix_is_kept(self):
+    def test_a_key_prefix_is_kept(self) -> None:
         self.send("x", global_keyprefix="p:")
         consumer = self.driven(global_keyprefix="p:")
         self.assertEqual(consumer.get(1), ["x"])
@@ -228,7 +229,7 @@ class TransportTests(OnOwnBroker):
         consumer.connection.close()
         self.assertEqual(self.client.llen(f"p:{address.redis_key(A, 2)}"), 1)
 
-    def test_what_could_not_be_told_to_a_dead_broker_is_told_to_the_next_connection(self):
+    def test_what_could_not_be_told_to_a_dead_broker_is_told_to_the_next_connection(self) -> None:
         self.send(*range(4))
         consumer = self.driven()
         consumer.get(4)
@@ -241,7 +242,7 @@ class TransportTests(OnOwnBroker):
         self.assertEqual(self.client.hlen("unacked"), 3)
         self.assertEqual(qos._debts[consumer.channel.server], [])
 
-    def test_messages_that_another_has_restored_meanwhile_are_not_doubled(self):
+    def test_messages_that_another_has_restored_meanwhile_are_not_doubled(self) -> None:
         self.send("x")
         consumer = self.driven()
         consumer.get(1)
@@ -251,7 +252,7 @@ class TransportTests(OnOwnBroker):
         consumer.connection.close()
         self.assertEqual(self.client.llen(address.redis_key(A, 2)), 1)
 
-    def test_the_stock_transport_consumes_what_ours_publishes_and_puts_back(self):
+    def test_the_stock_transport_consumes_what_ours_publishes_and_puts_back(self) -> None:
         self.send(*range(3))
         first = self.driven(prefetch=2)
         first.get(2)
@@ -263,7 +264,7 @@ class TransportTests(OnOwnBroker):
 class NoMessageTests(OnOwnBroker):
     """What anybody may write into the queue: it is dropped with one line, and the next message is served."""
 
-    def test_what_is_no_message_is_dropped_with_one_line(self):
+    def test_what_is_no_message_is_dropped_with_one_line(self) -> None:
         consumer = self.driven()
         for what, text in NO_MESSAGES.items():
             with self.subTest(what), self.assertLogs("inference.broker", "ERROR") as logs:
@@ -276,7 +277,7 @@ class NoMessageTests(OnOwnBroker):
                 self.assertEqual(len(logs.records), 1)
                 self.assertLess(len(logs.output[0]), 600)
 
-    def test_a_message_that_its_consumer_cannot_stand_is_dropped(self):
+    def test_a_message_that_its_consumer_cannot_stand_is_dropped(self) -> None:
         consumer = self.driven()
         self.send({"key": "poison"})
         failing = mock.patch.object(consumer.consumer, "on_message", side_effect=KeyError("id"))
@@ -285,7 +286,7 @@ class NoMessageTests(OnOwnBroker):
         self.send("good")
         self.assertEqual(consumer.get(1), ["good"])
 
-    def test_a_broadcast_that_is_no_message_is_dropped(self):
+    def test_a_broadcast_that_is_no_message_is_dropped(self) -> None:
         heard = self.driven()
         channel_ = heard.connection.channel()
         exchange = Exchange("shouts", type="fanout")

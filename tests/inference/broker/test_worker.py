@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 from unittest import TestCase
 
 from celery import Celery
@@ -30,14 +31,14 @@ class OnOwnBroker(TestCase):
     def kombu_url(redis_url: str) -> str:
         return address.kombu_url(redis_url)
 
-    def setUp(self):
+    def setUp(self) -> None:
         self.broker = own_broker(self)
         self.client = client_of(self, self.broker.url)
         self.url = self.kombu_url(self.broker.url)
         self.folder = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.folder)
 
-    def start(self) -> subprocess.Popen:
+    def start(self) -> subprocess.Popen[bytes]:
         self.log = self.folder / "log"
         environment = {**os.environ, "TINY_BROKER_URL": self.url, "TINY_FOLDER": str(self.folder)}
         environment.pop("DJANGO_SETTINGS_MODULE", None)  # Celery would load the project's tasks
@@ -52,6 +53,9 @@ class OnOwnBroker(TestCase):
 
     def said(self) -> str:
         return self.log.read_text()
+
+    def wait_until_done(self, number: int) -> None:
+        eventually(lambda: number in self.noted("done"), f"{number} is done")
 
     def send(self, *numbers: int) -> None:
         with Celery("sender", broker=self.url, set_as_current=False) as app:
@@ -84,7 +88,7 @@ class StockWorkerTests(OnOwnBroker):
         """kombu's own transport puts them back in reverse."""
         self.assertEqual(sorted(numbers), wanted)
 
-    def begin_and_signal(self, number: signal.Signals) -> subprocess.Popen:
+    def begin_and_signal(self, number: signal.Signals) -> subprocess.Popen[bytes]:
         worker = self.start()
         self.send(*range(10))
         eventually(lambda: self.noted("begun") == [0] and self.prefetched() == 6, "one runs, others are prefetched")
@@ -100,7 +104,7 @@ class StockWorkerTests(OnOwnBroker):
         self.assertEqual(self.prefetched(), 0)
         self.assert_order(self.back_in_line(), list(range(1, 10)))
 
-    def test_sigterm_ends_what_runs_and_puts_the_rest_back(self):
+    def test_sigterm_ends_what_runs_and_puts_the_rest_back(self) -> None:
         self.leaves_warmly(signal.SIGTERM, exit_code=0)
 
 
@@ -114,29 +118,29 @@ class WorkerTests(StockWorkerTests):
     def assert_order(self, numbers: list[int], wanted: list[int]) -> None:
         self.assertEqual(numbers, wanted)
 
-    def test_sigint_ends_what_runs_and_puts_the_rest_back(self):
+    def test_sigint_ends_what_runs_and_puts_the_rest_back(self) -> None:
         self.leaves_warmly(signal.SIGINT, exit_code=1)  # Celery's choice
 
-    def test_sigquit_stops_what_runs_and_loses_nothing(self):
+    def test_sigquit_stops_what_runs_and_loses_nothing(self) -> None:
         worker = self.begin_and_signal(signal.SIGQUIT)
         self.assertEqual(worker.wait(20), 0)
         self.assertEqual(self.prefetched(), 0)
         self.assertEqual(sorted(self.back_in_line()), list(range(10)))
 
-    def test_an_idle_worker_leaves_at_once(self):
+    def test_an_idle_worker_leaves_at_once(self) -> None:
         worker = self.start()
         worker.terminate()
         self.assertEqual(worker.wait(20), 0)
 
-    def test_it_answers_remote_control(self):
+    def test_it_answers_remote_control(self) -> None:
         self.start()
         with Celery("sender", broker=self.url, set_as_current=False) as app:
             app.conf.broker_transport_options = address.kombu_options(self.url)
-            [answer] = app.control.ping(timeout=10, limit=1)
+            [answer] = app.control.ping(timeout=10, limit=1) or []
         self.assertEqual(list(answer.values()), [{"ok": "pong"}])
         eventually(lambda: self.prefetched() == 0, "nothing is left")
 
-    def test_it_goes_on_when_the_broker_was_killed_and_restarted(self):
+    def test_it_goes_on_when_the_broker_was_killed_and_restarted(self) -> None:
         self.start()
         self.open_gate()
         self.send(1)
@@ -148,20 +152,20 @@ class WorkerTests(StockWorkerTests):
         eventually(lambda: self.noted("done") == [1, 2], "the second is done")
         eventually(lambda: self.prefetched() == 0, "nothing is left")
 
-    def test_it_goes_on_when_its_connections_are_cut(self):
+    def test_it_goes_on_when_its_connections_are_cut(self) -> None:
         self.start()
         self.open_gate()
         for number in range(3):
             self.client.client_kill_filter(_type="normal", skipme=True)
             self.send(number)
-            eventually(lambda number=number: number in self.noted("done"), "the next is done")
+            self.wait_until_done(number)
         eventually(lambda: self.prefetched() == 0, "nothing is left")
 
 
 class NoMessageTests(OnOwnBroker):
     """What ends a worker on kombu's own transport (celery#4308)."""
 
-    def test_the_worker_survives_all_of_it(self):
+    def test_the_worker_survives_all_of_it(self) -> None:
         worker = self.start()
         self.open_gate()
         strange = [*NO_MESSAGES.values(), *map(json.dumps, self.for_celery())]
@@ -173,7 +177,7 @@ class NoMessageTests(OnOwnBroker):
         self.assertIsNone(worker.poll())
         self.assertNotIn("connection to broker lost", self.said().lower())
 
-    def for_celery(self) -> list[dict]:
+    def for_celery(self) -> list[dict[str, Any]]:
         """Well-formed for the transport, and nothing that Celery can run."""
         headers = {"task": "tiny.note", "id": "x"}
         return [

@@ -1,5 +1,7 @@
 """What an engine of one's own takes is declared, and what it raises is for its operator."""
 
+from typing import Any
+
 from django.test import SimpleTestCase, override_settings
 
 from inference.catalog.specs import CatalogError, ModelSpec, parse
@@ -12,29 +14,29 @@ from inference.models import Job
 CATALOG = '[shout]\nengine = "my:shout"\ninput = { type = "string", max_length = 5 }\n'
 
 
-def shout(inputs, parameters):
+def shout(inputs: list[str], parameters: dict[str, Any]) -> list[str]:
     return [text.upper() for text in inputs]
 
 
 class DeclaredInputTests(SimpleTestCase):
-    def setUp(self):
+    def setUp(self) -> None:
         self.spec = parse(CATALOG)["shout"]
 
-    def test_what_is_not_declared_is_refused_before_it_is_stored(self):
+    def test_what_is_not_declared_is_refused_before_it_is_stored(self) -> None:
         self.assertEqual(validate(self.spec, ["a", "bcdef"], {}), {})
         for inputs, field in ((1, "inputs"), ({"text": "a"}, "inputs"), (["a", 1], "inputs[1]"), ("abcdef", "inputs")):
             with self.subTest(inputs), self.assertRaises(InvalidInput) as refused:
                 validate(self.spec, inputs, {})
             self.assertEqual(refused.exception.field, field)
 
-    def test_a_row_that_somebody_else_wrote_never_reaches_the_function(self):
+    def test_a_row_that_somebody_else_wrote_never_reaches_the_function(self) -> None:
         engine = FunctionEngine(self.spec, shout)
         wrong, right = run(engine, [1, "a"], {}).outcomes
         self.assertIsInstance(wrong, InvalidInput)
         self.assertEqual(right, "A")
         self.assertEqual(run(engine, [1], {}).calls, 0)
 
-    def test_a_wrong_declaration_is_refused_with_its_line(self):
+    def test_a_wrong_declaration_is_refused_with_its_line(self) -> None:
         wrong = {
             '"string"': "type", "{ type = 'text' }": "type", "{ type = 'string', min = 1 }": "min",
             "{ type = 'string', default = 'a' }": "no default",
@@ -43,12 +45,12 @@ class DeclaredInputTests(SimpleTestCase):
             with self.subTest(table), self.assertRaisesRegex(CatalogError, f"line 3: .*{words}"):
                 parse(f'[shout]\nengine = "my:shout"\ninput = {table}\n')
 
-    def test_without_a_declaration_anything_goes(self):
+    def test_without_a_declaration_anything_goes(self) -> None:
         self.assertEqual(validate(ModelSpec(name="m", engine="my:shout"), {"any": [1]}, {}), {})
 
 
 class PublicDetailTests(SimpleTestCase):
-    def test_exceptions_are_for_the_operator_unless_the_setting_says_otherwise(self):
+    def test_exceptions_are_for_the_operator_unless_the_setting_says_otherwise(self) -> None:
         for code in ("engine_error", "out_of_memory"):
             job = Job(error_code=code, error_detail="AttributeError: 'int' object has no attribute 'upper'")
             with override_settings(ENGINE_ERRORS="redacted"):
@@ -57,5 +59,5 @@ class PublicDetailTests(SimpleTestCase):
                 self.assertEqual(job.public_detail, job.error_detail)
 
     @override_settings(ENGINE_ERRORS="redacted")
-    def test_what_is_wrong_with_an_input_is_for_its_client(self):
+    def test_what_is_wrong_with_an_input_is_for_its_client(self) -> None:
         self.assertEqual(Job(error_code="invalid_input", error_detail="Send a text.").public_detail, "Send a text.")

@@ -35,7 +35,8 @@ class ItemsTests(TestCase):
         self.assertEqual(lengths.measure(spec(""), [{"role": "a"}, {"role": "b"}])[0], 2)
 
     def test_sizes_and_lengths_are_at_least_one(self) -> None:
-        for inputs in ([], "", None, 0, {}, [[]], [None]):
+        tried: tuple[Any, ...] = ([], "", None, 0, {}, [[]], [None])
+        for inputs in tried:
             size, length = lengths.measure(spec(), inputs)
             self.assertGreaterEqual(size, 1)
             self.assertGreaterEqual(length, 1)

@@ -2,6 +2,8 @@
 
 import base64
 import subprocess
+from collections.abc import Sequence
+from typing import Any
 from unittest.mock import patch
 
 from django.conf import settings
@@ -33,32 +35,32 @@ FILM = base64.b64encode(bytes(32_000)).decode()
 
 
 class Echo(Engine):
-    def load(self, device):
+    def load(self, device: str) -> None:
         pass
 
-    def predict(self, inputs, parameters):
-        return inputs
+    def predict(self, inputs: Sequence[Any], parameters: dict[str, Any]) -> list[Any]:
+        return list(inputs)
 
 
 class MadeUpTaskTests(SimpleTestCase):
-    def setUp(self):
+    def setUp(self) -> None:
         change = patch.dict(tasks.TASKS, tasks.table([READING]))
         change.start()
         self.addCleanup(change.stop)
         self.specs = specs.parse('[a]\ntask = "lip-reading"\nmodel = "m"\n[b]\ntask = "watching"\nmodel = "m"\n')
 
-    def test_inputs_and_parameters_are_checked(self):
+    def test_inputs_and_parameters_are_checked(self) -> None:
         for spec in self.specs.values():
             self.assertEqual(validate(spec, FILM, {}), {"speakers": 2})
             for value, given in ((7, {}), ("no base64", {}), (FILM, {"speakers": 4}), (FILM, {"top_k": 1})):
                 with self.subTest(spec=spec.name, value=value, given=given), self.assertRaises(InvalidInput):
                     validate(spec, value, given)
 
-    def test_lengths_are_in_its_unit_and_rows_as_it_says(self):
+    def test_lengths_are_in_its_unit_and_rows_as_it_says(self) -> None:
         for spec in self.specs.values():
             self.assertEqual(lengths.measure(spec, [FILM, FILM], {"speakers": 3}), (6, 100))
 
-    def test_clients_send_bytes_and_parameters_at_the_root_and_get_its_shape(self):
+    def test_clients_send_bytes_and_parameters_at_the_root_and_get_its_shape(self) -> None:
         for spec in self.specs.values():
             self.assertEqual(huggingface.read(spec, b"film", "video/mp4").inputs, base64.b64encode(b"film").decode())
             call = huggingface.read(spec, b'{"inputs": "film", "speakers": 1}', "application/json")
@@ -66,7 +68,7 @@ class MadeUpTaskTests(SimpleTestCase):
             answer = huggingface.shape(spec.task, {"labels": ["a"], "scores": [1.0]}, size=1)
             self.assertEqual(answer, [{"label": "a", "score": 1.0}])
 
-    def test_it_is_served_measured_and_shown(self):
+    def test_it_is_served_measured_and_shown(self) -> None:
         self.assertLessEqual({"lip-reading", "watching"}, set(tasks.served()))
         self.assertEqual([checks._task_problem(spec) for spec in self.specs.values()], ["", ""])
         for spec in self.specs.values():

@@ -1,6 +1,7 @@
 """What models take, as tables."""
 
 import base64
+from typing import Any
 
 from django.test import SimpleTestCase
 
@@ -24,7 +25,7 @@ RIGHT = {
     "": (1, {"any": ["thing"]}, "a", [1, 2], False),
 }
 # (task, inputs, the field that must be named)
-WRONG = (
+WRONG: tuple[tuple[str, Any, str], ...] = (
     ("text-classification", 7, "inputs"),
     ("text-classification", [], "inputs"),
     ("text-classification", ["a", None], "inputs[1]"),
@@ -68,19 +69,19 @@ def spec(task: str) -> ModelSpec:
 
 
 class InputTests(SimpleTestCase):
-    def test_what_clients_send_is_taken(self):
+    def test_what_clients_send_is_taken(self) -> None:
         for task, several in RIGHT.items():
             for inputs in several:
                 with self.subTest(task=task, inputs=str(inputs)[:60]):
                     validate_inputs(spec(task), inputs)
 
-    def test_what_is_wrong_is_refused_by_field(self):
+    def test_what_is_wrong_is_refused_by_field(self) -> None:
         for task, inputs, field in WRONG:
             with self.subTest(task=task, inputs=str(inputs)[:60]), self.assertRaises(InvalidInput) as refused:
                 validate_inputs(spec(task), inputs)
             self.assertEqual(refused.exception.field, field)
 
-    def test_labels_and_sentences_of_one_job_have_a_bound(self):
+    def test_labels_and_sentences_of_one_job_have_a_bound(self) -> None:
         labels = {"candidate_labels": [f"label {n}" for n in range(100)]}
         model = parse('[m]\ntask = "zero-shot-classification"\nmodel = "m"\n')["m"]
         self.assertEqual(len(validate(model, ["a"] * 10, labels)["candidate_labels"]), 100)
@@ -90,7 +91,7 @@ class InputTests(SimpleTestCase):
         with self.assertRaisesRegex(InvalidInput, "make 1202 texts; at most 1024"):
             validate(spec("sentence-similarity"), [sentences] * 2, {})
 
-    def test_too_many_inputs_point_to_the_bulk(self):
+    def test_too_many_inputs_point_to_the_bulk(self) -> None:
         with self.assertRaisesRegex(InvalidInput, "at most 8 inputs.*not 9.*/v1/jobs/bulk"):
             validate_inputs(spec("fill-mask"), ["a"] * 9)
 
@@ -99,42 +100,44 @@ class ParameterTests(SimpleTestCase):
     def setUp(self) -> None:
         self.spec = parse(CATALOG)["m"]
 
-    def check(self, **given) -> dict:
+    def check(self, **given: Any) -> dict[str, Any]:
         return validate_parameters(self.spec, {"needed": True, **given})
 
-    def test_defaults_are_filled_in(self):
+    def test_defaults_are_filled_in(self) -> None:
         self.assertEqual(self.check(), {"share": 0.5, "needed": True})
 
-    def test_bounds_hold_at_both_ends(self):
+    def test_bounds_hold_at_both_ends(self) -> None:
         for given in ({"count": 1}, {"count": 10}, {"share": 0}, {"share": 1.0}, {"names": ["a"]}, {"tag": "abc"},
                       {"mode": "a"}, {"flag": False}, {"extra": {"a": 1}}):  # fmt: skip
             with self.subTest(given):
                 self.assertLessEqual(given.items(), self.check(**given).items())
 
-    def test_what_is_wrong_is_refused_by_name(self):
-        for given in ({"count": 0}, {"count": 11}, {"count": "7"}, {"count": 1.0}, {"count": True}, {"share": 1.01},
-                      {"share": float("nan")}, {"share": float("inf")}, {"share": "0.5"}, {"mode": "c"}, {"names": []},
-                      {"names": ["a", "b", "c"]}, {"names": "a"}, {"tag": "abcd"}, {"flag": 1}, {"extra": []},
-                      {"count": None}):  # fmt: skip
+    def test_what_is_wrong_is_refused_by_name(self) -> None:
+        tried: list[dict[str, Any]] = [
+            {"count": 0}, {"count": 11}, {"count": "7"}, {"count": 1.0}, {"count": True}, {"count": None},
+            {"share": 1.01}, {"share": float("nan")}, {"share": float("inf")}, {"share": "0.5"}, {"mode": "c"},
+            {"names": []}, {"names": ["a", "b", "c"]}, {"names": "a"}, {"tag": "abcd"}, {"flag": 1}, {"extra": []},
+        ]  # fmt: skip
+        for given in tried:
             (name,) = given
             with self.subTest(given), self.assertRaises(InvalidInput) as refused:
                 self.check(**given)
             self.assertEqual(refused.exception.field, f"parameters.{name}")
 
-    def test_an_item_of_a_list_is_named(self):
+    def test_an_item_of_a_list_is_named(self) -> None:
         with self.assertRaises(InvalidInput) as refused:
             self.check(names=["a", 1])
         self.assertEqual(refused.exception.field, "parameters.names[1]")
 
-    def test_a_misspelt_name_is_told_the_right_one(self):
+    def test_a_misspelt_name_is_told_the_right_one(self) -> None:
         with self.assertRaisesRegex(InvalidInput, "parameters.cuont: unknown parameter; did you mean count?"):
             self.check(cuont=1)
 
-    def test_what_is_required_must_be_there(self):
+    def test_what_is_required_must_be_there(self) -> None:
         with self.assertRaisesRegex(InvalidInput, "parameters.needed: is required"):
             validate_parameters(self.spec, {})
 
-    def test_a_task_brings_its_parameters_and_the_model_s_own_come_first(self):
+    def test_a_task_brings_its_parameters_and_the_model_s_own_come_first(self) -> None:
         self.assertEqual(self.check(max_new_tokens=5)["max_new_tokens"], 5)
         own = parse('[m]\ntask = "fill-mask"\nmodel = "m"\n[m.parameters]\ntop_k = { type = "integer", max = 3 }\n')[
             "m"

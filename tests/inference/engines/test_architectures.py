@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from inference.catalog.specs import ModelSpec
-from inference.engines import loading
+from inference.engines import loading, weights
 from inference.engines.json_values import plain
 from inference.engines.parity import alike
 from inference.engines.pipeline import loader
@@ -40,7 +40,7 @@ def engine(kind: str, task: str) -> Any:
     tokenizer = copy.deepcopy(architectures.tokenizer(ends=task != "text-generation"))
     made = functools.partial(transformers.pipeline, model=model, tokenizer=tokenizer, device="cpu")
     with (
-        patch.object(loader.weights, "folder"),
+        patch.object(weights, "folder"),
         patch.object(loader, "pipeline", lambda task, **options: made(task)),
     ):
         return loading.ready(ModelSpec(name=kind, task=task, model="m"), "cpu")
@@ -74,16 +74,16 @@ class BatchTests(TestCase):
         for kind in SEE_PADDING:
             self.assertIs(found[kind], Together.EQUAL, kind)
 
-    def test_text_classification(self):
+    def test_text_classification(self) -> None:
         self.assert_sensitive(self.sweep("text-classification", texts(LENGTHS)))
 
-    def test_token_classification(self):
+    def test_token_classification(self) -> None:
         self.assert_sensitive(self.sweep("token-classification", texts(LENGTHS)))
 
-    def test_fill_mask(self):
+    def test_fill_mask(self) -> None:
         self.assert_sensitive(self.sweep("fill-mask", [f"<mask> {text}" for text in texts(LENGTHS)]))
 
-    def test_text_generation(self):
+    def test_text_generation(self) -> None:
         found = self.sweep("text-generation", texts(PROMPTS))
         for kind in ("bart", "rwkv"):
             self.assertIsNot(found[kind], Together.PADDED, kind)

@@ -27,7 +27,7 @@ class LongTextTests(TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         model = str(tiny_models.build(task, Path(folder.name)))
-        engine = loading.ready(ModelSpec(name="m", task=task, model=model, dtype="float32"), "cpu")
+        engine: Any = loading.ready(ModelSpec(name="m", task=task, model=model, dtype="float32"), "cpu")
         engine.pipe.tokenizer = recorder = Recorder(engine.pipe.tokenizer)
         if engine.at_once and engine.at_once.encode:
             engine.at_once.encode = _recorded(engine.at_once.encode, recorder)

@@ -24,6 +24,8 @@ def cosine(first: list[float], second: list[float]) -> float:
 
 
 class SentenceEmbeddingsTests(TestCase):
+    engine: Any
+
     @classmethod
     def setUpClass(cls) -> None:
         cls.engine = engine("SentenceEmbeddings")
@@ -74,6 +76,8 @@ class SentenceEmbeddingsTests(TestCase):
 
 
 class SentenceSimilarityTests(TestCase):
+    engine: Any
+
     @classmethod
     def setUpClass(cls) -> None:
         cls.engine = engine("SentenceSimilarity", max_batch_size=4)

@@ -92,7 +92,7 @@ def rows_computed(model: Any, run: Callable[[Any, list[str]], object], texts: li
 
 
 class EncoderTests(TestCase):
-    def test_answers_are_those_of_each_text_alone_for_every_kind_of_model(self):
+    def test_answers_are_those_of_each_text_alone_for_every_kind_of_model(self) -> None:
         for kind in encoders.KINDS:
             for call_cost in (0, ragged.CALL_COST):  # each length apart, and near lengths together
                 with self.subTest(kind, call_cost=call_cost), patch.object(ragged, "CALL_COST", call_cost):
@@ -103,13 +103,13 @@ class EncoderTests(TestCase):
                         torch.testing.assert_close(together, own, rtol=1e-4, atol=1e-4)
                     torch.testing.assert_close(states(model, TEXTS[:1])[0], alone[0], rtol=1e-4, atol=1e-4)
 
-    def test_layers_compute_the_tokens_of_the_texts_and_no_others(self):
+    def test_layers_compute_the_tokens_of_the_texts_and_no_others(self) -> None:
         model = model_of("bert")
         install(model)
         tokens = sum(len(text.split()) + 2 for text in TEXTS)
         self.assertEqual(rows_computed(model, states, TEXTS), [tokens, tokens])
 
-    def test_a_model_that_answers_differently_is_padded(self):
+    def test_a_model_that_answers_differently_is_padded(self) -> None:
         model = model_of("bert", is_decoder=True)
         before = states(model, TEXTS)
         with self.assertLogs(accelerate.logger, "WARNING"):
@@ -117,13 +117,13 @@ class EncoderTests(TestCase):
         self.assertFalse(installed.unpadded)
         torch.testing.assert_close(states(model, TEXTS), before)
 
-    def test_layers_with_other_parts_are_left_alone(self):
+    def test_layers_with_other_parts_are_left_alone(self) -> None:
         model = model_of("bert")
         dense = model.encoder.layer[1].intermediate.dense
         model.encoder.layer[1].intermediate.dense = torch.nn.Sequential(dense)
         self.assertIsNone(encoders.no_padding(model))
 
-    def test_another_kind_of_model_is_left_alone(self):
+    def test_another_kind_of_model_is_left_alone(self) -> None:
         config = transformers.AutoConfig.for_model(
             "gpt2", n_embd=32, n_layer=1, n_head=2, vocab_size=100, bos_token_id=1, eos_token_id=1
         )
@@ -131,7 +131,7 @@ class EncoderTests(TestCase):
 
 
 class FirstTokenTests(TestCase):
-    def test_scores_of_every_kind_of_model_are_those_of_the_complete_model(self):
+    def test_scores_of_every_kind_of_model_are_those_of_the_complete_model(self) -> None:
         for kind in encoders.KINDS:
             for call_cost in (0, ragged.CALL_COST):
                 with self.subTest(kind, call_cost=call_cost), patch.object(ragged, "CALL_COST", call_cost):
@@ -142,12 +142,12 @@ class FirstTokenTests(TestCase):
                     torch.testing.assert_close(scores(model, TEXTS), complete, rtol=1e-4, atol=1e-4)
                     torch.testing.assert_close(scores(model, TEXTS[:1]), alone, rtol=1e-4, atol=1e-4)
 
-    def test_the_last_layer_computes_a_token_a_text(self):
+    def test_the_last_layer_computes_a_token_a_text(self) -> None:
         model = classifier("bert")
         install_for_firsts(model)
         self.assertEqual(rows_computed(model, scores, TEXTS)[1], len(TEXTS))
 
-    def test_a_model_that_reads_other_tokens_too_computes_all(self):
+    def test_a_model_that_reads_other_tokens_too_computes_all(self) -> None:
         readers: dict[str, Any] = {
             "the last": lambda pooler, arguments: (arguments[0].flip(1),),
             "the second": lambda pooler, arguments: (arguments[0][:, 1].unsqueeze(1),),
@@ -181,7 +181,7 @@ class EngineTests(TestCase):
         "zero-shot-classification": {"candidate_labels": ["red", "a good house"]},
     }
 
-    def test_answers_together_equal_those_one_by_one(self):
+    def test_answers_together_equal_those_one_by_one(self) -> None:
         for task, parameters in self.TASKS.items():
             with self.subTest(task), tempfile.TemporaryDirectory() as folder:
                 model = str(tiny_models.build(task, Path(folder)))

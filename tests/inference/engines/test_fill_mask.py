@@ -9,6 +9,7 @@ from unittest import TestCase
 
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
+from inference.engines.base import Engine
 from inference.engines.isolate import run
 
 INSIDE = "models/transformers/albert_heads_8_uspto_all_1310k"
@@ -38,6 +39,8 @@ def save(folder: Path) -> None:
 
 
 class ReactionTests(TestCase):
+    engine: Engine
+
     @classmethod
     def setUpClass(cls) -> None:
         temporary = tempfile.TemporaryDirectory()

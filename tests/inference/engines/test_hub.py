@@ -29,6 +29,8 @@ except ModelUnavailable as error:
 
 
 class HubTests(TestCase):
+    files: dict[str, bytes]
+
     @classmethod
     def setUpClass(cls) -> None:
         with tempfile.TemporaryDirectory() as folder:

@@ -150,7 +150,8 @@ class WeightsTests(SimpleTestCase):
             self.assert_refused("same folder")
 
     def test_an_index_that_is_none_is_named(self) -> None:
-        for content in ([], {"weight_map": []}, {}):
+        tried: tuple[Any, ...] = ([], {"weight_map": []}, {})
+        for content in tried:
             self.write("model.safetensors.index.json", content)
             self.assert_refused("model.safetensors")
 

@@ -25,7 +25,7 @@ def scores_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 class ScorerTests(TestCase):
-    def test_masks_of_every_kind_of_model_have_the_scores_that_they_had(self):
+    def test_masks_of_every_kind_of_model_have_the_scores_that_they_had(self) -> None:
         ids = torch.tensor([[5, 3, 7, 8], [3, 9, 3, 4], [9, 9, 9, 9]])
         for kind in ("albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"):
             with self.subTest(kind):
@@ -43,21 +43,27 @@ class EngineTests(TestCase):
         self.addCleanup(folder.cleanup)
         self.spec = ModelSpec(name="m", task="fill-mask", model=str(tiny_models.build("fill-mask", Path(folder.name))))
 
-    def test_answers_are_those_of_the_complete_model(self):
+    def test_answers_are_those_of_the_complete_model(self) -> None:
         with patch.object(masked, "scorer", return_value=None):
             complete = loading.ready(self.spec, "cpu").predict(TEXTS, {"top_k": 3})
         self.assertEqual(loading.ready(self.spec, "cpu").predict(TEXTS, {"top_k": 3}), complete)
 
-    def test_the_last_layer_sees_masks_only(self):
-        engine = loading.ready(self.spec, "cpu")
+    def test_the_last_layer_sees_masks_only(self) -> None:
+        engine: Any = loading.ready(self.spec, "cpu")
         seen: list[int] = []
         last = engine.pipe.model.get_output_embeddings()
         run = last.forward
-        with patch.object(last, "forward", side_effect=lambda states: seen.append(len(states)) or run(states)):
+
+        def forward(states: torch.Tensor) -> torch.Tensor:
+            seen.append(len(states))
+            scores: torch.Tensor = run(states)
+            return scores
+
+        with patch.object(last, "forward", forward):
             engine.predict(TEXTS, {})
         self.assertEqual(seen, [4])
 
-    def test_a_model_that_would_answer_differently_scores_everything(self):
+    def test_a_model_that_would_answer_differently_scores_everything(self) -> None:
         wrong = patch.object(masked.Scorer, "_choose", lambda self, last, arguments: 2 * arguments[0][self.masked])
         with wrong, self.assertLogs(install.logger, "WARNING"):
             engine = loading.ready(self.spec, "cpu")

@@ -1,6 +1,6 @@
 """How inputs may run together is found out by trying."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unittest import TestCase
 
@@ -26,6 +26,10 @@ def trial_of(answer: Callable[[int, list[int]], float], lengths: Sequence[int] =
     return Trial(answers, lengths)
 
 
+def answers_of(answers: Mapping[Together, torch.Tensor]) -> Callable[[Sequence[Any], Together], list[Any]]:
+    return lambda inputs, together: [[answers[together]]]
+
+
 class VerdictTests(TestCase):
     def assert_verdict(self, answer: Callable[[int, list[int]], float], together: Together, *words: str) -> None:
         verdict = trial_of(answer).verdict()
@@ -34,19 +38,19 @@ class VerdictTests(TestCase):
         for word in words:
             self.assertIn(word, verdict.note)
 
-    def test_a_model_that_sees_its_own_text_only_is_padded(self):
+    def test_a_model_that_sees_its_own_text_only_is_padded(self) -> None:
         self.assert_verdict(lambda own, beside: own * 1.5, Together.PADDED)
 
-    def test_a_sum_in_another_order_is_no_difference(self):
+    def test_a_sum_in_another_order_is_no_difference(self) -> None:
         self.assert_verdict(lambda own, beside: own + 1e-5 * len(beside), Together.PADDED)
 
-    def test_a_model_that_sees_padding_runs_one_length_at_a_time(self):
+    def test_a_model_that_sees_padding_runs_one_length_at_a_time(self) -> None:
         self.assert_verdict(lambda own, beside: max(beside), Together.EQUAL, "Padding", "one length")
 
-    def test_a_model_that_sees_its_neighbours_runs_alone(self):
+    def test_a_model_that_sees_its_neighbours_runs_alone(self) -> None:
         self.assert_verdict(lambda own, beside: len(beside), Together.ALONE, "else", "alone")
 
-    def test_a_model_that_raises_when_it_is_padded_runs_one_length_at_a_time(self):
+    def test_a_model_that_raises_when_it_is_padded_runs_one_length_at_a_time(self) -> None:
         def answer(own: int, beside: list[int]) -> float:
             if len(set(beside)) > 1:
                 raise RuntimeError("no mask here")
@@ -54,7 +58,7 @@ class VerdictTests(TestCase):
 
         self.assert_verdict(answer, Together.EQUAL, "no mask here")
 
-    def test_a_model_that_answers_at_random_runs_alone_and_that_is_said(self):
+    def test_a_model_that_answers_at_random_runs_alone_and_that_is_said(self) -> None:
         calls: list[int] = []
 
         def answer(own: int, beside: list[int]) -> float:
@@ -63,12 +67,12 @@ class VerdictTests(TestCase):
 
         self.assert_verdict(answer, Together.ALONE, "call to call")
 
-    def test_no_number_is_far_from_any_number(self):
+    def test_no_number_is_far_from_any_number(self) -> None:
         self.assert_verdict(lambda own, beside: float("nan") if len(beside) > 2 else own, Together.EQUAL, "Padding")
 
 
 class TrialTests(TestCase):
-    def test_a_text_that_the_model_cannot_read_alone_is_left_out(self):
+    def test_a_text_that_the_model_cannot_read_alone_is_left_out(self) -> None:
         def answer(own: int, beside: list[int]) -> float:
             if own < 4:
                 raise RuntimeError("too short")
@@ -76,11 +80,11 @@ class TrialTests(TestCase):
 
         self.assertIs(trial_of(answer).verdict().together, Together.PADDED)
 
-    def test_a_model_that_can_read_nothing_raises(self):
+    def test_a_model_that_can_read_nothing_raises(self) -> None:
         with self.assertRaises(ZeroDivisionError):
             trial_of(lambda own, beside: 1 / 0)
 
-    def test_steps_count_up_to_the_first_at_which_another_token_is_chosen(self):
+    def test_steps_count_up_to_the_first_at_which_another_token_is_chosen(self) -> None:
         near = [torch.tensor([1.0, 1.00001]), torch.tensor([5.0, 0.0])]
         other = [torch.tensor([1.00001, 1.0]), torch.tensor([0.0, 9.0])]
         texts = {Together.ALONE: near, Together.PADDED: other}
@@ -88,21 +92,21 @@ class TrialTests(TestCase):
         texts[Together.PADDED] = [near[0], torch.tensor([5.0, 4.0])]
         self.assertFalse(Trial(lambda inputs, together: [texts[together]], ["a"]).holds(Together.PADDED))
 
-    def test_what_is_never_chosen_hides_no_difference(self):
+    def test_what_is_never_chosen_hides_no_difference(self) -> None:
         alone, padded = torch.tensor([-torch.inf, -3e38, 1.0]), torch.tensor([-torch.inf, -3e38, 2.0])
         texts = {Together.ALONE: [alone], Together.PADDED: [padded], Together.EQUAL: [alone.clone()]}
         trial = Trial(lambda inputs, together: [texts[together]], ["a"])
         self.assertEqual([trial.holds(Together.PADDED), trial.holds(Together.EQUAL)], [False, True])
 
-    def test_short_types_may_differ_by_more(self):
+    def test_short_types_may_differ_by_more(self) -> None:
         texts = {Together.ALONE: torch.tensor([100.0, 1.0]), Together.PADDED: torch.tensor([101.0, 1.0])}
         for dtype, holds in ((torch.bfloat16, True), (torch.float32, False)):
-            trial = Trial(lambda inputs, together, dtype=dtype: [[texts[together].to(dtype)]], ["a"])
-            self.assertEqual(trial.holds(Together.PADDED), holds)
+            short = {together: values.to(dtype) for together, values in texts.items()}
+            self.assertEqual(Trial(answers_of(short), ["a"]).holds(Together.PADDED), holds)
 
 
 class AlikeTests(TestCase):
-    def test_answers(self):
+    def test_answers(self) -> None:
         answer = [{"label": "a", "score": 0.5}]
         self.assertTrue(alike(answer, [{"label": "a", "score": 0.50001}]))
         for other in ([{"label": "b", "score": 0.5}], [{"label": "a", "score": 0.6}], answer * 2, [{"label": "a"}]):

@@ -27,14 +27,14 @@ def limit_of(model: Any, tokens: float = UNLIMITED, *more: int | None) -> int:
 
 
 class MaxTokensTests(TestCase):
-    def test_positions_of_the_model_are_the_limit_of_a_tokenizer_without_one(self):
+    def test_positions_of_the_model_are_the_limit_of_a_tokenizer_without_one(self) -> None:
         self.assertEqual(limit_of(model_of("bert", **SMALL)), 50)
 
-    def test_the_least_limit_counts_and_none_is_no_limit(self):
+    def test_the_least_limit_counts_and_none_is_no_limit(self) -> None:
         bert = model_of("bert", **SMALL)
         self.assertEqual([limit_of(bert, 20), limit_of(bert, 60), limit_of(bert, 40, None, 30)], [20, 50, 30])
 
-    def test_roberta_counts_positions_from_behind_the_padding(self):
+    def test_roberta_counts_positions_from_behind_the_padding(self) -> None:
         for kind in ("roberta", "camembert", "esm", "longformer", "mpnet"):
             with self.subTest(kind):
                 model = model_of(kind, **SMALL, pad_token_id=1)
@@ -44,7 +44,7 @@ class MaxTokensTests(TestCase):
                     with self.assertRaises((IndexError, RuntimeError)):
                         model(input_ids=torch.full((1, limit_of(model) + 1), 7))
 
-    def test_a_model_without_positions_reads_what_fits_a_batch(self):
+    def test_a_model_without_positions_reads_what_fits_a_batch(self) -> None:
         xlnet = model_of("xlnet", vocab_size=40, d_model=16, n_layer=1, n_head=2, d_inner=16)
         self.assertEqual(xlnet.config.max_position_embeddings, -1)
         self.assertEqual([limit_of(xlnet), limit_of(xlnet, 20)], [9000, 20])

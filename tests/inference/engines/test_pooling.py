@@ -70,10 +70,10 @@ class FolderTestCase(TestCase):
 
 
 class KindTests(FolderTestCase):
-    def test_a_folder_that_says_nothing_means_the_mean(self):
+    def test_a_folder_that_says_nothing_means_the_mean(self) -> None:
         self.assert_vectors("mean")
 
-    def test_each_kind_by_its_flag_and_by_its_name(self):
+    def test_each_kind_by_its_flag_and_by_its_name(self) -> None:
         self.steps(*STEPS)
         flags = {name: f"pooling_mode_{name}_tokens" for name in ("max", "mean", "weightedmean")}
         flags |= {"cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lasttoken"}
@@ -85,20 +85,20 @@ class KindTests(FolderTestCase):
                     self.write("1_Pooling/config.json", config)
                     self.assert_vectors(mode)
 
-    def test_several_kinds_follow_each_other(self):
+    def test_several_kinds_follow_each_other(self) -> None:
         self.steps("Transformer", "Pooling")
         self.write("1_Pooling/config.json", {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True})
         self.assert_vectors("cls", "mean")
 
-    def test_a_pooling_without_modules_counts_too(self):
+    def test_a_pooling_without_modules_counts_too(self) -> None:
         self.write("1_Pooling/config.json", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False})
         self.assert_vectors("cls")
 
-    def test_texts_are_cut_at_the_length_that_the_folder_says(self):
+    def test_texts_are_cut_at_the_length_that_the_folder_says(self) -> None:
         self.write("sentence_bert_config.json", {"max_seq_length": 5})
         self.assert_vectors("mean", positions=5)
 
-    def test_texts_are_cut_at_the_model_s_positions_where_nothing_says_more(self):
+    def test_texts_are_cut_at_the_model_s_positions_where_nothing_says_more(self) -> None:
         config = json.loads((self.folder / "tokenizer_config.json").read_text())
         self.write("tokenizer_config.json", {**config, "model_max_length": 1e30})
         self.write("sentence_bert_config.json", {"max_seq_length": 500})
@@ -114,18 +114,18 @@ class RefusedTests(FolderTestCase):
         for word in words:
             self.assertIn(word, caught.exception.message)
 
-    def test_a_step_that_is_not_known(self):
+    def test_a_step_that_is_not_known(self) -> None:
         self.write("1_Pooling/config.json", {"pooling_mode": "mean"})
         self.steps("Transformer", "Pooling", "Dense", "Normalize")
         self.assert_refused("Dense", "Transformer, Pooling and Normalize")
 
-    def test_a_pooling_that_is_not_known_or_not_there(self):
+    def test_a_pooling_that_is_not_known_or_not_there(self) -> None:
         self.steps(*STEPS)
         for config in ({"pooling_mode": "attention"}, {"pooling_mode_attention": True}, {}, {"pooling_mode": 3}):
             with self.subTest(config):
                 self.write("1_Pooling/config.json", config)
                 self.assert_refused("pooling", "weightedmean")
 
-    def test_a_folder_elsewhere(self):
+    def test_a_folder_elsewhere(self) -> None:
         self.write("modules.json", [{"path": "", "type": "Transformer"}, {"path": "../x", "type": "Pooling"}])
         self.assert_refused("../x")

@@ -31,7 +31,7 @@ def attention_alone(row: torch.Tensor) -> torch.Tensor:
 class TextsTests(TestCase):
     @settings(deadline=None)
     @given(lengths_of_texts)
-    def test_there_and_back_leaves_zeros_for_padding(self, lengths):
+    def test_there_and_back_leaves_zeros_for_padding(self, lengths: list[int]) -> None:
         padded, own = batch(lengths)
         texts = Texts(padded.shape, own)
         rows = texts.rows(padded)
@@ -40,7 +40,7 @@ class TextsTests(TestCase):
 
     @settings(deadline=None)
     @given(lengths_of_texts)
-    def test_attention_is_that_of_each_text_alone(self, lengths):
+    def test_attention_is_that_of_each_text_alone(self, lengths: list[int]) -> None:
         padded, own = batch(lengths)
         texts = Texts(padded.shape, own)
         rows = texts.rows(padded)
@@ -51,7 +51,7 @@ class TextsTests(TestCase):
             torch.testing.assert_close(attended[text, :length], alone)
             torch.testing.assert_close(firsts[text], alone[0])
 
-    def test_without_a_mask_all_tokens_are_the_texts(self):
+    def test_without_a_mask_all_tokens_are_the_texts(self) -> None:
         padded, _ = batch([3, 3])
         texts = Texts(padded.shape, None)
         torch.testing.assert_close(texts.padded(texts.rows(padded)), padded)
@@ -60,7 +60,9 @@ class TextsTests(TestCase):
 class NearTests(TestCase):
     @settings(deadline=None)
     @given(lengths_of_texts.map(sorted), st.sampled_from([32, 384, 768]))
-    def test_every_text_is_in_one_group_whose_padding_is_cheaper_than_a_call(self, lengths, hidden):
+    def test_every_text_is_in_one_group_whose_padding_is_cheaper_than_a_call(
+        self, lengths: list[int], hidden: int
+    ) -> None:
         groups = near(lengths, hidden)
         self.assertEqual([text for start, end in groups for text in range(start, end)], list(range(len(lengths))))
         for start, end in groups:

@@ -35,8 +35,8 @@ class TestChild(unittest.TestCase):
         self.log, self.reaper = Log(), Reaper()
         self.addCleanup(self.reaper.close)
 
-    def child(self, code: str, **options: float) -> Child:
-        child = Child(program(code, **options), self.log, self.reaper)
+    def child(self, code: str, grace_s: float = 5.0) -> Child:
+        child = Child(program(code, grace_s=grace_s), self.log, self.reaper)
         self.addCleanup(child.kill)
         eventually(lambda: ("p", "up") in self.log.lines, "the program's first line")
         return child
@@ -86,6 +86,7 @@ class TestSupervisor(unittest.TestCase):
         for _ in range(3):
             supervised.child.process.wait()
             supervised.check(supervised.child.started_s)
+            assert supervised.restart_at_s is not None
             delays.append(round(supervised.restart_at_s - supervised.child.started_s))
             supervised.check(supervised.restart_at_s)
         self.assertEqual(delays, [1, 2, 4])
@@ -109,6 +110,7 @@ class TestSupervisor(unittest.TestCase):
         with subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
         ) as process:
+            assert process.stdout
             group = int(process.stdout.readline())
             process.kill()
         eventually(lambda: not reaper.is_alive(group), "the end of the group")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
+from typing import Any
 from uuid import uuid4
 
-from django.contrib.auth import get_user_model
+from django.contrib.auth.models import User
 from django.db import connection
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
@@ -20,21 +21,23 @@ AN_HOUR = datetime.timedelta(hours=1)
 
 
 class IndexTests(TestCase):
+    owner: User
+
     @classmethod
     def setUpTestData(cls) -> None:
-        cls.owner = get_user_model().objects.create_user("ada")
+        cls.owner = User.objects.create_user("ada")
         soon = timezone.now() + AN_HOUR
         rows = [Job(model="a", inputs="x", status=Status.SUCCEEDED, owner=cls.owner) for _ in range(NUMBER)]
         rows += [Job(model="a", inputs="x", expires_at=soon, owner=cls.owner) for _ in range(5)]
         Job.objects.bulk_create(rows)
 
-    def plan(self, jobs: QuerySet[Job]) -> str:
+    def plan(self, jobs: QuerySet[Job, Any]) -> str:
         with connection.cursor() as cursor:
             if connection.vendor == "postgresql":  # a table this small would be scanned in any case
                 cursor.execute("SET LOCAL enable_seqscan = off")
         return jobs.explain()
 
-    def assert_uses(self, indexes: str, jobs: QuerySet[Job]) -> None:
+    def assert_uses(self, indexes: str, jobs: QuerySet[Job, Any]) -> None:
         self.assertRegex(self.plan(jobs), rf"\b({indexes})\b")
 
     def test_admission_counts_waiting_jobs_alone(self) -> None:

@@ -28,12 +28,12 @@ class RowsTests(TransactionTestCase):
             idempotency_key="1:key", idempotency_digest="d", request_id="r", bulk=bulk, bulk_index=0,
         )  # fmt: skip
 
-    def test_a_row_is_what_the_orm_would_have_written(self):
+    def test_a_row_is_what_the_orm_would_have_written(self) -> None:
         for job in (self.full(), Job(model="echo", inputs="text")):
             rows.insert([rows.prepare(job)])
             self.assert_stored(job)
 
-    def test_what_rows_have_in_common_and_what_they_have_not_is_written(self):
+    def test_what_rows_have_in_common_and_what_they_have_not_is_written(self) -> None:
         different, usual = self.full(), Job(model="echo", inputs="text")
         common = {"model": "echo", "inputs": [1], "idempotency_key": None}
         alike = [Job(**common, parameters={"a": number}, length=number) for number in (1, 2)]
@@ -42,7 +42,7 @@ class RowsTests(TransactionTestCase):
             for job in jobs:
                 self.assert_stored(job)
 
-    def test_a_row_like_another_is_that_of_the_job_it_stands_for(self):
+    def test_a_row_like_another_is_that_of_the_job_it_stands_for(self) -> None:
         full = self.full()
         like = rows.like(rows.prepare(Job(model="echo")), **{name: vars(full)[name] for name in rows._PREPARED})
         self.assertEqual(like.size, rows.prepare(full).size)
@@ -54,20 +54,20 @@ class RowsTests(TransactionTestCase):
         for field in Job._meta.concrete_fields:
             self.assertEqual(getattr(stored, field.attname), getattr(job, field.attname), field.name)
 
-    def test_one_taken_key_refuses_all(self):
+    def test_one_taken_key_refuses_all(self) -> None:
         jobs = [Job(model="echo", inputs="text", idempotency_key=key) for key in ("a", "b", "a")]
         with self.assertRaises(IntegrityError):
             rows.insert(list(map(rows.prepare, jobs)))
         self.assertEqual(Job.objects.count(), 0)
 
-    def test_a_statement_is_bounded_in_rows_and_bytes_and_one_larger_row_goes_alone(self):
+    def test_a_statement_is_bounded_in_rows_and_bytes_and_one_larger_row_goes_alone(self) -> None:
         small, large = (rows.prepare(Job(model="echo", inputs="ä" * length)) for length in (500, 600_000))
         self.assertGreater(large.size, 1_200_000)
         with patch.object(rows, "MOST_BYTES", 1_000_000):
             groups = list(rows.statements([small, large, *[small] * 7], most=5))
         self.assertEqual([len(group) for group in groups], [1, 1, 5, 2])
 
-    def test_all_that_changes_is_read_as_the_orm_reads_it(self):
+    def test_all_that_changes_is_read_as_the_orm_reads_it(self) -> None:
         job, unfinished = Job(model="echo", inputs="text"), Job(model="echo", inputs="text")
         rows.insert([rows.prepare(job), rows.prepare(unfinished)])
         Job.objects.filter(pk=job.pk).update(**CHANGED_LATER)

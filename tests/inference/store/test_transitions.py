@@ -1,4 +1,6 @@
 import datetime
+from collections.abc import Callable, Sequence
+from typing import Any
 from unittest.mock import patch
 from uuid import UUID, uuid4
 
@@ -14,11 +16,13 @@ from inference.store.transitions import Outcome
 WORKER = uuid4()
 
 
-def make_job(**values) -> Job:
+def make_job(**values: Any) -> Job:
     return Job.objects.create(**{"model": "echo", "inputs": "text", **values})
 
 
-def claim(*jobs: Job, batch: UUID, takes_over=(), model: str = "echo", alone=False) -> list[transitions.Claimed]:
+def claim(
+    *jobs: Job, batch: UUID, takes_over: Sequence[UUID] = (), model: str = "echo", alone: bool = False
+) -> list[transitions.Claimed]:
     return transitions.claim(
         [job.pk for job in jobs],
         batch,
@@ -32,7 +36,7 @@ def claim(*jobs: Job, batch: UUID, takes_over=(), model: str = "echo", alone=Fal
 
 
 class ClaimTests(TestCase):
-    def test_a_claim_marks_the_rows_and_returns_their_inputs(self):
+    def test_a_claim_marks_the_rows_and_returns_their_inputs(self) -> None:
         job, batch = make_job(inputs="hello", parameters={"top_k": 1}), uuid4()
         (claimed,) = claim(job, batch=batch)
         self.assertEqual((claimed.inputs, claimed.parameters), ("hello", {"top_k": 1}))
@@ -40,49 +44,51 @@ class ClaimTests(TestCase):
         self.assertEqual((job.status, job.batch, job.worker, job.attempts), (Status.RUNNING, batch, WORKER, 1))
         self.assertIsNotNone(job.started_at)
 
-    def test_the_lease_is_the_time_limit_of_this_run_and_a_margin(self):
+    def test_the_lease_is_the_time_limit_of_this_run_and_a_margin(self) -> None:
         job = make_job()
         claim(job, batch=uuid4())
         job.refresh_from_db()
+        assert job.lease_until
+        assert job.started_at
         lease_s = (job.lease_until - job.started_at).total_seconds()
         self.assertAlmostEqual(lease_s, 60 + transitions.LEASE_MARGIN_S, places=2)
 
-    def test_running_a_claimed_job_reads_nothing_more(self):
+    def test_running_a_claimed_job_reads_nothing_more(self) -> None:
         job = make_job()
         (claimed,) = claim(job, batch=uuid4())
         with self.assertNumQueries(0):
             [getattr(claimed, name) for name in ("model", "inputs", "parameters", "size", "length", "created_at")]
 
-    def test_a_job_is_claimed_once(self):
+    def test_a_job_is_claimed_once(self) -> None:
         job = make_job()
         self.assertEqual(len(claim(job, batch=uuid4())), 1)
         self.assertEqual(claim(job, batch=uuid4()), [])
 
-    def test_a_job_before_its_last_recovery_is_claimed_by_who_runs_it_alone(self):
+    def test_a_job_before_its_last_recovery_is_claimed_by_who_runs_it_alone(self) -> None:
         job = make_job(recoveries=settings.MAX_RECOVERIES - 1)
         self.assertEqual(claim(job, batch=uuid4()), [])
         self.assertEqual(len(claim(job, batch=uuid4(), alone=True)), 1)
 
-    def test_a_claim_whose_answer_was_lost_is_made_again(self):
+    def test_a_claim_whose_answer_was_lost_is_made_again(self) -> None:
         job, batch = make_job(), uuid4()
         claim(job, batch=batch)
         self.assertEqual([claimed.id for claimed in claim(job, batch=batch)], [job.pk])
 
-    def test_finished_and_cancelled_jobs_are_not_claimed(self):
+    def test_finished_and_cancelled_jobs_are_not_claimed(self) -> None:
         for status in (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.EXPIRED):
             with self.subTest(status):
                 self.assertEqual(claim(make_job(status=status), batch=uuid4()), [])
 
-    def test_a_job_past_its_deadline_is_not_claimed(self):
+    def test_a_job_past_its_deadline_is_not_claimed(self) -> None:
         past = make_job(expires_at=timezone.now() - datetime.timedelta(seconds=5))
         future = make_job(expires_at=timezone.now() + datetime.timedelta(seconds=60))
         self.assertEqual([job.id for job in claim(past, future, batch=uuid4())], [future.pk])
 
-    def test_a_job_of_another_model_or_an_unknown_id_is_not_claimed(self):
+    def test_a_job_of_another_model_or_an_unknown_id_is_not_claimed(self) -> None:
         job = make_job(model="other")
         self.assertEqual(claim(job, Job(), batch=uuid4()), [])
 
-    def test_the_batch_that_is_over_is_taken_over_and_no_other(self):
+    def test_the_batch_that_is_over_is_taken_over_and_no_other(self) -> None:
         job, first, second = make_job(), uuid4(), uuid4()
         claim(job, batch=first)
         self.assertEqual(claim(job, batch=second, takes_over=[uuid4()]), [])
@@ -92,7 +98,7 @@ class ClaimTests(TestCase):
 
 
 class RecordTests(TestCase):
-    def test_outcomes_are_recorded_with_the_batch_size(self):
+    def test_outcomes_are_recorded_with_the_batch_size(self) -> None:
         good, bad, batch = make_job(), make_job(), uuid4()
         claim(good, bad, batch=batch)
         outcomes = [
@@ -104,9 +110,11 @@ class RecordTests(TestCase):
         bad.refresh_from_db()
         self.assertEqual((good.status, good.output, good.batch_size), (Status.SUCCEEDED, [0.5, {"label": "A"}], 2))
         self.assertEqual((bad.status, bad.error_code, bad.error_detail), (Status.FAILED, "engine_error", "no"))
+        assert good.finished_at
+        assert good.started_at
         self.assertGreaterEqual(good.finished_at, good.started_at)
 
-    def test_an_outcome_of_a_lost_claim_is_dropped(self):
+    def test_an_outcome_of_a_lost_claim_is_dropped(self) -> None:
         job, zombie, owner = make_job(), uuid4(), uuid4()
         claim(job, batch=zombie)
         claim(job, batch=owner, takes_over=[zombie])
@@ -115,7 +123,7 @@ class RecordTests(TestCase):
         job.refresh_from_db()
         self.assertEqual(job.output, "right")
 
-    def test_a_recorded_or_cancelled_job_never_changes(self):
+    def test_a_recorded_or_cancelled_job_never_changes(self) -> None:
         job, batch = make_job(), uuid4()
         claim(job, batch=batch)
         Job.objects.filter(pk=job.pk).update(status=Status.CANCELLED)
@@ -123,7 +131,7 @@ class RecordTests(TestCase):
         job.refresh_from_db()
         self.assertEqual((job.status, job.output), (Status.CANCELLED, None))
 
-    def test_an_output_of_null_succeeds(self):
+    def test_an_output_of_null_succeeds(self) -> None:
         job, batch = make_job(), uuid4()
         claim(job, batch=batch)
         transitions.record(batch, [Outcome(job_id=job.pk, output=None)], batch_size=1)
@@ -132,7 +140,7 @@ class RecordTests(TestCase):
 
 
 class NoticeTests(TestCase):
-    def test_who_waits_is_told_once_a_job_has_ended_and_not_before(self):
+    def test_who_waits_is_told_once_a_job_has_ended_and_not_before(self) -> None:
         job, batch = make_job(), uuid4()
         with patch.object(notices, "publish") as publish:
             claim(job, batch=batch)
@@ -143,9 +151,9 @@ class NoticeTests(TestCase):
             transitions.cancel(job.pk)
             publish.assert_called_once_with([job.pk])
 
-    def test_whatever_ends_a_job_tells_who_waits(self):
+    def test_whatever_ends_a_job_tells_who_waits(self) -> None:
         batch = uuid4()
-        ends = {
+        ends: dict[str, Callable[[Job], object]] = {
             "recorded": lambda job: transitions.record(batch, [Outcome(job_id=job.pk, output="done")], batch_size=1),
             "cancelled": lambda job: transitions.cancel(job.pk),
             "cancelled with others": lambda job: transitions.cancel_many([job.pk]),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import patch
@@ -16,9 +17,11 @@ from inference import errors
 from inference.catalog import validation
 from inference.catalog.lookup import spec_of
 from inference.models import Job, Priority, Status
+from inference.store import connections as store_connections
 from inference.store import rows
 from inference.submission import admission, bulk, jobs, lines
 from inference.submission.submissions import BulkSubmission, Item, Submission, Terms
+from inference.submission.writer import writer
 from tests.conditions import eventually
 
 MODEL = "embeddings"
@@ -30,7 +33,7 @@ class ShareTests(TransactionTestCase):
         admission.forget()
         self.owner = get_user_model().objects.create(username="ada")
 
-    def submit(self, limit: int = 3, **fields) -> bool:
+    def submit(self, limit: int = 3, **fields: Any) -> bool:
         """Whether it was let in."""
         try:
             jobs.submit(Submission(spec=SPEC, inputs="x", owner=self.owner, max_owned=limit, **fields))
@@ -64,7 +67,7 @@ class ShareTests(TransactionTestCase):
         self.assertEqual(Job.objects.filter(priority__lte=Priority.NORMAL).count(), 3)
 
     def test_one_after_the_other_from_several_processes_too(self) -> None:
-        processes: list[dict] = [{}, {}, {}]
+        processes: list[dict[Any, Any]] = [{}, {}, {}]
         let_in = 0
         for number in range(12):
             with patch.object(admission, "_lines", processes[number % 3]):
@@ -72,7 +75,7 @@ class ShareTests(TransactionTestCase):
         self.assertEqual((let_in, Job.objects.count()), (3, 3))
 
     def test_what_was_not_stored_takes_no_place(self) -> None:
-        with patch.object(jobs.writer, "accept", side_effect=errors.StoreUnavailable("away")):
+        with patch.object(writer, "accept", side_effect=errors.StoreUnavailable("away")):
             for _ in range(5):
                 with self.assertRaises(errors.StoreUnavailable):
                     self.submit()
@@ -131,7 +134,7 @@ class LineTests(TransactionTestCase):
             return counts.pop(0)
 
         slow = patch.object(QuerySet, "count", count)
-        with patch.object(lines, "EXACT", 50), slow, patch.object(lines.time, "monotonic", lambda: now[0]):
+        with patch.object(lines, "EXACT", 50), slow, patch.object(time, "monotonic", lambda: now[0]):
             line = self.line()
             self.assertFalse(line.enter([Job().pk], 60))
             now[0] += 1.0
@@ -144,14 +147,14 @@ class LineTests(TransactionTestCase):
         counting, go_on = threading.Event(), threading.Event()
         counts = []
 
-        def away() -> None:
+        def away() -> QuerySet[Job]:
             counts.append(1)
             counting.set()
             go_on.wait(30)
             raise OperationalError("away")
 
         line = lines.Line(away)
-        give_back = patch.object(lines.connections, "give_back")
+        give_back = patch.object(store_connections, "give_back")
         with give_back as waiting, ThreadPoolExecutor(4) as pool:
             first = pool.submit(line.enter, [Job().pk], 3)
             counting.wait(30)

@@ -1,7 +1,9 @@
 import datetime
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 from uuid import UUID, uuid4
 
@@ -11,6 +13,7 @@ from django.utils import timezone
 
 from inference import errors
 from inference.broker import address, publish, redis_client
+from inference.broker.messages import JobMessage
 from inference.catalog.lookup import models
 from inference.ids import first_id_at
 from inference.models import Job, Status, Worker, WorkerState
@@ -26,12 +29,12 @@ def ago(seconds: float) -> datetime.datetime:
     return timezone.now() - datetime.timedelta(seconds=seconds)
 
 
-def make_job(**values) -> Job:
+def make_job(**values: Any) -> Job:
     values = {"model": MODEL, "inputs": "text", "created_at": ago(60), "published_at": ago(60), **values}
     return Job.objects.create(id=UUID(int=first_id_at(values["created_at"]).int + next(_number)), **values)
 
 
-def make_worker(**values) -> Worker:
+def make_worker(**values: Any) -> Worker:
     return Worker.objects.create(
         **{"name": "w", "pid": 1, "state": WorkerState.READY, "model_names": [MODEL], **values}
     )
@@ -40,17 +43,17 @@ def make_worker(**values) -> Worker:
 class ReconcileTests(TransactionTestCase):
     """The broker is the real one of the test run."""
 
-    def setUp(self):
+    def setUp(self) -> None:
         self.queue = models()[MODEL].queue
         redis_client.get().flushdb()
 
     def queued_messages(self) -> int:
         return publish.queue_lengths([self.queue])[self.queue]
 
-    def running(self, worker: Worker, **values) -> Job:
+    def running(self, worker: Worker, **values: Any) -> Job:
         return make_job(status=Status.RUNNING, worker=worker.pk, batch=uuid4(), started_at=ago(5), **values)
 
-    def test_a_silent_worker_is_gone_and_its_jobs_are_given_back_and_sent_again(self):
+    def test_a_silent_worker_is_gone_and_its_jobs_are_given_back_and_sent_again(self) -> None:
         worker = make_worker(heartbeat_at=ago(settings.WORKER_SILENT_S + 5))
         job = self.running(worker)
         reconcile.reconcile()
@@ -60,7 +63,7 @@ class ReconcileTests(TransactionTestCase):
         self.assertEqual((job.status, job.batch, job.recoveries), (Status.QUEUED, None, 1))
         self.assertEqual(self.queued_messages(), 1)
 
-    def test_a_queue_that_the_broker_refuses_keeps_no_job_of_the_others_from_being_sent_once(self):
+    def test_a_queue_that_the_broker_refuses_keeps_no_job_of_the_others_from_being_sent_once(self) -> None:
         catalog = {**models(), "refused": replace(models()[MODEL], name="refused")}
         redis_client.get().set(address.redis_key("inference.refused", 2), "no list")
         make_job(model="refused", published_at=None)
@@ -73,13 +76,13 @@ class ReconcileTests(TransactionTestCase):
         self.assertIsNotNone(sent.published_at)
         self.assertEqual(self.queued_messages(), 1)
 
-    def test_the_jobs_of_a_living_worker_are_left_alone(self):
+    def test_the_jobs_of_a_living_worker_are_left_alone(self) -> None:
         job = self.running(make_worker())
         reconcile.reconcile()
         job.refresh_from_db()
         self.assertEqual((job.status, job.recoveries), (Status.RUNNING, 0))
 
-    def test_a_job_past_its_lease_is_given_back_though_its_worker_lives(self):
+    def test_a_job_past_its_lease_is_given_back_though_its_worker_lives(self) -> None:
         job, other = self.running(make_worker(), lease_until=ago(1)), self.running(make_worker(), lease_until=ago(-60))
         reconcile.reconcile()
         job.refresh_from_db()
@@ -87,7 +90,7 @@ class ReconcileTests(TransactionTestCase):
         self.assertEqual((job.status, job.recoveries), (Status.QUEUED, 1))
         self.assertEqual((other.status, other.recoveries), (Status.RUNNING, 0))
 
-    def test_after_an_outage_nobody_is_judged_before_all_could_be_heard(self):
+    def test_after_an_outage_nobody_is_judged_before_all_could_be_heard(self) -> None:
         worker = make_worker(heartbeat_at=ago(settings.WORKER_SILENT_S + 5))
         job = self.running(worker, recoveries=settings.MAX_RECOVERIES - 1, lease_until=ago(1))
         reconcile.reconcile(answering_s=settings.WORKER_SILENT_S / 2)
@@ -95,7 +98,7 @@ class ReconcileTests(TransactionTestCase):
         job.refresh_from_db()
         self.assertEqual((worker.state, job.status), (WorkerState.READY, Status.RUNNING))
 
-    def test_the_stop_of_a_worker_does_not_count_against_the_jobs_that_it_ran(self):
+    def test_the_stop_of_a_worker_does_not_count_against_the_jobs_that_it_ran(self) -> None:
         last = settings.MAX_RECOVERIES - 1
         stopped = self.running(make_worker(state=WorkerState.STOPPED), recoveries=last)
         killed_late = self.running(
@@ -106,60 +109,61 @@ class ReconcileTests(TransactionTestCase):
             job.refresh_from_db()
             self.assertEqual((job.status, job.recoveries), (Status.QUEUED, last))
 
-    def test_a_job_given_back_too_often_fails_as_lost(self):
+    def test_a_job_given_back_too_often_fails_as_lost(self) -> None:
         job = self.running(make_worker(state=WorkerState.GONE), recoveries=settings.MAX_RECOVERIES - 1)
         reconcile.reconcile()
         job.refresh_from_db()
         self.assertEqual((job.status, job.error_code), (Status.FAILED, errors.Lost.code))
         self.assertIsNotNone(job.finished_at)
 
-    def test_before_its_last_recovery_a_job_is_sent_to_be_run_alone(self):
+    def test_before_its_last_recovery_a_job_is_sent_to_be_run_alone(self) -> None:
         jobs = [make_job(recoveries=count) for count in range(settings.MAX_RECOVERIES)]
         self.assertEqual([message_of(job).hints["alone"] for job in jobs], [False, False, True])
 
-    def test_a_queued_job_past_its_deadline_expires(self):
+    def test_a_queued_job_past_its_deadline_expires(self) -> None:
         job = make_job(expires_at=ago(1))
         reconcile.reconcile()
         job.refresh_from_db()
         self.assertEqual((job.status, job.error_code), (Status.EXPIRED, errors.Expired.code))
 
-    def test_a_job_accepted_without_a_broker_is_sent(self):
+    def test_a_job_accepted_without_a_broker_is_sent(self) -> None:
         make_job(published_at=None, created_at=ago(2))
         reconcile.reconcile()
         self.assertEqual(self.queued_messages(), 1)
         reconcile.reconcile()
         self.assertEqual(self.queued_messages(), 1)
 
-    def test_queued_jobs_are_sent_again_when_the_broker_lost_everything(self):
+    def test_queued_jobs_are_sent_again_when_the_broker_lost_everything(self) -> None:
         for _ in range(3):
             make_job()
         reconcile.reconcile()
         self.assertEqual(self.queued_messages(), 3)
 
-    def test_a_message_that_may_still_be_on_its_way_is_not_doubled(self):
+    def test_a_message_that_may_still_be_on_its_way_is_not_doubled(self) -> None:
         make_job(created_at=ago(1), published_at=ago(1))
         reconcile.reconcile()
         self.assertEqual(self.queued_messages(), 0)
 
-    def test_a_job_that_a_worker_may_hold_is_not_doubled(self):
+    def test_a_job_that_a_worker_may_hold_is_not_doubled(self) -> None:
         make_job(published_at=ago(reconcile.RESEND_S + 1))
         make_worker(held=1)
         reconcile.reconcile()
         self.assertEqual(self.queued_messages(), 0)
 
-    def test_a_lost_message_is_sent_again_though_a_worker_is_always_busy_with_other_models(self):
+    def test_a_lost_message_is_sent_again_though_a_worker_is_always_busy_with_other_models(self) -> None:
         make_job(published_at=ago(reconcile.HELD_S + 1))
         make_worker(held=1, replicas_busy=1)
         reconcile.reconcile()
         self.assertEqual(self.queued_messages(), 1)
 
-    def test_a_job_that_was_passed_by_younger_ones_is_sent_again(self):
+    def test_a_job_that_was_passed_by_younger_ones_is_sent_again(self) -> None:
         sent_at = ago(reconcile.RESEND_S + 1)
         passed, next_ = (make_job(created_at=ago(age), published_at=sent_at) for age in (60, 20))
         make_worker(held=1, reached={MODEL: {"2": ago(30).timestamp()}})
         reconcile.reconcile()
         passed.refresh_from_db()
         next_.refresh_from_db()
+        assert passed.published_at
         self.assertGreater(passed.published_at, sent_at)
         self.assertEqual(next_.published_at, sent_at)
 
@@ -168,7 +172,7 @@ class ReconcileTests(TransactionTestCase):
         texts = redis_client.get().lrange(address.redis_key(self.queue, step), 0, -1)
         return [json.loads(text)["headers"]["id"] for text in reversed(texts)]
 
-    def test_after_a_loss_a_high_job_goes_before_all_low_ones_and_the_oldest_of_these_first(self):
+    def test_after_a_loss_a_high_job_goes_before_all_low_ones_and_the_oldest_of_these_first(self) -> None:
         low = [str(make_job(priority=3).id) for _ in range(reconcile.CHUNK + 10)]
         high = make_job(priority=1)
         reconcile.reconcile()
@@ -178,7 +182,7 @@ class ReconcileTests(TransactionTestCase):
         self.assertEqual(self.waiting(1), [str(high.id), str(later.id)])
         self.assertEqual(self.waiting(3), low)
 
-    def test_a_round_sends_high_jobs_before_it_reaches_its_bound(self):
+    def test_a_round_sends_high_jobs_before_it_reaches_its_bound(self) -> None:
         for _ in range(3):
             make_job(priority=3)
         high = make_job(priority=1)
@@ -187,26 +191,27 @@ class ReconcileTests(TransactionTestCase):
         self.assertEqual(self.waiting(1), [str(high.id)])
         self.assertEqual(self.queued_messages(), 2)
 
-    def test_a_lost_high_job_is_sent_again_though_low_ones_wait(self):
+    def test_a_lost_high_job_is_sent_again_though_low_ones_wait(self) -> None:
         low = [make_job(priority=3) for _ in range(2)]
         high = make_job(priority=1)
         writer.send(list(map(message_of, low)))
         reconcile.reconcile()
         self.assertEqual((self.waiting(1), len(self.waiting(3))), ([str(high.id)], 2))
 
-    def test_two_reconcilers_do_no_harm(self):
+    def test_two_reconcilers_do_no_harm(self) -> None:
         job = self.running(make_worker(state=WorkerState.GONE))
         reconcile.reconcile()
         reconcile.reconcile()
         job.refresh_from_db()
         self.assertEqual((job.status, job.recoveries), (Status.QUEUED, 1))
 
-    def test_what_was_sent_before_a_failure_is_marked_and_not_sent_twice(self):
+    def test_what_was_sent_before_a_failure_is_marked_and_not_sent_twice(self) -> None:
         for number in range(5):
             make_job(published_at=None, created_at=ago(20 - number))
-        to_broker, chunks = publish.publish, []
+        to_broker = publish.publish
+        chunks: list[Sequence[JobMessage]] = []
 
-        def fails_at_the_second(messages) -> None:
+        def fails_at_the_second(messages: Sequence[JobMessage]) -> None:
             chunks.append(messages)
             if len(chunks) == 2:
                 raise errors.BrokerUnavailable("refused")
@@ -220,7 +225,7 @@ class ReconcileTests(TransactionTestCase):
         self.assertEqual(self.queued_messages(), 5)
         self.assertFalse(Job.objects.filter(published_at=None).exists())
 
-    def test_jobs_that_are_sent_again_in_chunks_keep_their_order(self):
+    def test_jobs_that_are_sent_again_in_chunks_keep_their_order(self) -> None:
         made = [make_job(published_at=None, created_at=ago(20 - number)) for number in range(5)]
         with patch.object(reconcile, "CHUNK", 2):
             reconcile.reconcile()
@@ -228,7 +233,7 @@ class ReconcileTests(TransactionTestCase):
         ids = [json.loads(text)["headers"]["id"] for text in reversed(texts)]
         self.assertEqual(ids, [str(job.pk) for job in made])
 
-    def test_a_broker_that_is_away_leaves_the_rows_for_the_next_round(self):
+    def test_a_broker_that_is_away_leaves_the_rows_for_the_next_round(self) -> None:
         job = make_job(published_at=None, created_at=ago(2))
         with patch.object(publish, "publish", side_effect=errors.BrokerUnavailable("away")):
             reconcile.reconcile()

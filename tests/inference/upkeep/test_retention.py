@@ -1,4 +1,5 @@
 import datetime
+from typing import Any
 from uuid import UUID
 
 from django.conf import settings
@@ -24,10 +25,10 @@ OLD = settings.JOB_RETENTION_DAYS + 1
 
 
 class OldJobsTests(TestCase):
-    def make(self, number: int = 0, days: float = OLD, status: Status = Status.SUCCEEDED, **values) -> Job:
+    def make(self, number: int = 0, days: float = OLD, status: Status = Status.SUCCEEDED, **values: Any) -> Job:
         return Job.objects.create(id=id_of(days, number), model="m", inputs="x", status=status, **values)
 
-    def test_finished_jobs_go_with_what_refers_to_them_and_others_stay(self):
+    def test_finished_jobs_go_with_what_refers_to_them_and_others_stay(self) -> None:
         bulk = Bulk.objects.create(id=id_of(OLD), model="m", total=1)
         old = self.make(bulk=bulk)
         Webhook.objects.create(job=old, url="https://example.com/")
@@ -37,14 +38,14 @@ class OldJobsTests(TestCase):
         self.assertFalse(Webhook.objects.exists())
         self.assertFalse(Bulk.objects.exists())
 
-    def test_what_is_to_be_kept_for_longer_than_ids_can_tell_is_kept(self):
+    def test_what_is_to_be_kept_for_longer_than_ids_can_tell_is_kept(self) -> None:
         kept = self.make()
         for days in (36_500, 1_000_000):
             with self.subTest(days), self.settings(JOB_RETENTION_DAYS=days):
                 self.assertEqual(retention.remove_old(), 0)
         self.assertEqual(list(Job.objects.all()), [kept])
 
-    def test_no_inputs_and_outputs_are_read(self):
+    def test_no_inputs_and_outputs_are_read(self) -> None:
         bulk = Bulk.objects.create(id=id_of(OLD), model="m", total=1)
         Webhook.objects.create(job=self.make(bulk=bulk), url="https://example.com/")
         with CaptureQueriesContext(
@@ -61,7 +62,7 @@ class EndedWorkersTests(TestCase):
     def make(self, state: WorkerState, days: float) -> Worker:
         return Worker.objects.create(name="w", pid=1, state=state, heartbeat_at=days_ago(days))
 
-    def test_the_rows_of_workers_that_ended_long_ago_go(self):
+    def test_the_rows_of_workers_that_ended_long_ago_go(self) -> None:
         self.make(WorkerState.STOPPED, 8)
         self.make(WorkerState.GONE, 8)
         kept = {self.make(WorkerState.GONE, 6), self.make(WorkerState.READY, 8)}

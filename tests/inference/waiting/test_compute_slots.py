@@ -33,7 +33,7 @@ class ComputeSlotsTests(TestCase):
         for thread in self.threads:
             thread.join()
 
-    def test_no_more_than_two_compute_at_once(self):
+    def test_no_more_than_two_compute_at_once(self) -> None:
         with patch.object(compute_slots, "PATIENCE_S", 30):
             self.enter(AT_ONCE + 3)
             eventually(lambda: len(self.inside) == AT_ONCE)
@@ -41,7 +41,7 @@ class ComputeSlotsTests(TestCase):
             self.leave()
         self.assertEqual(len(self.inside), AT_ONCE + 3)
 
-    def test_a_slot_is_lent_while_its_thread_waits(self):
+    def test_a_slot_is_lent_while_its_thread_waits(self) -> None:
         self.slots.take()
         with self.slots.lent():
             self.enter(AT_ONCE)
@@ -49,19 +49,19 @@ class ComputeSlotsTests(TestCase):
             self.leave()
         self.assertTrue(self.slots.give_back())
 
-    def test_who_has_waited_long_goes_on_without_a_slot(self):
+    def test_who_has_waited_long_goes_on_without_a_slot(self) -> None:
         with patch.object(compute_slots, "PATIENCE_S", 0.01):
             self.enter(AT_ONCE + 3)
             eventually(lambda: len(self.inside) == AT_ONCE + 3)
 
-    def test_what_is_taken_or_given_back_twice_counts_once(self):
+    def test_what_is_taken_or_given_back_twice_counts_once(self) -> None:
         for _ in range(2):
             self.slots.take()
         self.assertTrue(self.slots.give_back())
         self.assertFalse(self.slots.give_back())
         self.assertEqual(self.slots._free._value, AT_ONCE)
 
-    def test_who_has_no_slot_lends_none(self):
+    def test_who_has_no_slot_lends_none(self) -> None:
         with self.slots.lent():
             pass
         self.assertFalse(self.slots.give_back())

@@ -1,6 +1,7 @@
 import threading
+from typing import Any
 from unittest.mock import Mock, patch
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from django.db import connection
 from django.test import TransactionTestCase
@@ -14,17 +15,17 @@ from tests.conditions import eventually
 
 
 class ListenerTests(TransactionTestCase):
-    def setUp(self):
+    def setUp(self) -> None:
         self.listener = finished.Listener()
         self.job = Job.objects.create(model="echo", inputs="text")
 
     def finish(self) -> None:
         Job.objects.filter(pk=self.job.pk).update(status=Status.SUCCEEDED, output="done")
 
-    def wait_in_thread(self, timeout_s: float) -> tuple[threading.Thread, list]:
-        answers: list = []
+    def wait_in_thread(self, timeout_s: float) -> tuple[threading.Thread, list[Any]]:
+        answers: list[Any] = []
 
-        def wait():
+        def wait() -> None:
             with self.listener.expect(self.job.id) as waiter:
                 answers.append(waiter.wait(timeout_s))
 
@@ -33,40 +34,49 @@ class ListenerTests(TransactionTestCase):
         eventually(lambda: len(self.listener) == 1)
         return thread, answers
 
-    def test_a_notice_wakes_the_waiter_with_what_became_of_the_job(self):
+    def tell(self, ids: list[UUID], answers: list[Any]) -> None:
+        """Again and again: the listener may not have subscribed yet."""
+
+        def told() -> list[Any]:
+            notices.publish(ids)
+            return answers
+
+        eventually(told)
+
+    def test_a_notice_wakes_the_waiter_with_what_became_of_the_job(self) -> None:
         thread, answers = self.wait_in_thread(30)
         self.finish()
-        eventually(lambda: notices.publish([self.job.id]) or answers)
+        self.tell([self.job.id], answers)
         thread.join()
         self.assertEqual(answers[0]["output"], "done")
 
-    def test_a_missed_notice_is_found_by_the_slow_poll(self):
+    def test_a_missed_notice_is_found_by_the_slow_poll(self) -> None:
         thread, answers = self.wait_in_thread(30)
         self.finish()
         thread.join()
         self.assertEqual(answers[0]["output"], "done")
 
-    def test_a_notice_of_an_unfinished_job_wakes_nobody(self):
+    def test_a_notice_of_an_unfinished_job_wakes_nobody(self) -> None:
         thread, answers = self.wait_in_thread(0.3)
         notices.publish([self.job.id])
         thread.join()
         self.assertEqual(answers, [None])
 
-    def test_nothing_is_left_behind_after_a_wait(self):
+    def test_nothing_is_left_behind_after_a_wait(self) -> None:
         thread, _ = self.wait_in_thread(0.05)
         thread.join()
         self.assertEqual(len(self.listener), 0)
         self.assertEqual(self.listener._waiters, {})
 
-    def test_a_malformed_notice_is_dropped(self):
+    def test_a_malformed_notice_is_dropped(self) -> None:
         thread, answers = self.wait_in_thread(30)
         redis_client.get().publish(notices.CHANNEL, b"\xff not ids")
         self.finish()
-        eventually(lambda: notices.publish([uuid4(), self.job.id]) or answers)
+        self.tell([uuid4(), self.job.id], answers)
         thread.join()
         self.assertEqual(answers[0]["status"], Status.SUCCEEDED)
 
-    def test_a_redis_that_is_away_is_asked_once_and_one_that_refuses_keeps_no_message(self):
+    def test_a_redis_that_is_away_is_asked_once_and_one_that_refuses_keeps_no_message(self) -> None:
         for error, asked, is_resting in ((ConnectionError("away"), 1, True), (NoPermissionError("PUBLISH"), 3, False)):
             breaker, client = redis_client.new_breaker(), Mock(publish=Mock(side_effect=error))
             away = patch.multiple(redis_client, get=lambda found=client: found, breaker=breaker)
@@ -75,10 +85,10 @@ class ListenerTests(TransactionTestCase):
                     notices.publish([self.job.id])
             self.assertEqual((client.publish.call_count, breaker._is_resting()), (asked, is_resting))
 
-    def test_a_waiting_request_holds_no_database_connection(self):
-        held: list = []
+    def test_a_waiting_request_holds_no_database_connection(self) -> None:
+        held: list[Any] = []
 
-        def wait():
+        def wait() -> None:
             Job.objects.count()
             with self.listener.expect(self.job.id) as waiter:
                 waiter.wait(0.2)

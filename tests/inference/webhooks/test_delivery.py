@@ -72,7 +72,7 @@ class DeliveryTests(TestCase):
     def due(self) -> list[UUID]:
         return [hook.pk for hook in delivery.take_due(8)]
 
-    def test_a_notice_is_signed_and_tells_the_outcome_without_the_output(self):
+    def test_a_notice_is_signed_and_tells_the_outcome_without_the_output(self) -> None:
         with receiving() as url:
             hook = self.deliver(self.hook(url))
         self.assertEqual((hook.state, hook.attempts), (WebhookState.DELIVERED, 1))
@@ -85,12 +85,12 @@ class DeliveryTests(TestCase):
         self.assertEqual((notice["data"]["status"], notice["data"]["request_id"]), ("succeeded", "r1"))
         self.assertNotIn(b"secret output", body)
 
-    def test_a_redirect_is_a_failure_and_not_followed(self):
+    def test_a_redirect_is_a_failure_and_not_followed(self) -> None:
         with receiving(302) as url:
             hook = self.deliver(self.hook(url))
         self.assertEqual((hook.state, hook.last_error, len(Receiver.got)), (WebhookState.PENDING, "answered 302", 1))
 
-    def test_failures_are_tried_again_later_and_later_and_then_given_up(self):
+    def test_failures_are_tried_again_later_and_later_and_then_given_up(self) -> None:
         with receiving(500) as url:
             hook = self.hook(url)
             waits = []
@@ -101,30 +101,30 @@ class DeliveryTests(TestCase):
         self.assertEqual(len(Receiver.got), len(delivery.DELAYS_S) + 1)
         self.assertEqual([round(wait / 5) * 5 for wait in waits[:-1]], list(delivery.DELAYS_S))
 
-    def test_nobody_there_is_a_failure(self):
+    def test_nobody_there_is_a_failure(self) -> None:
         hook = self.deliver(self.hook("http://127.0.0.1:1/"))
         self.assertIn("ConnectionRefusedError", hook.last_error)
 
-    def test_a_delivered_notice_is_not_sent_again(self):
+    def test_a_delivered_notice_is_not_sent_again(self) -> None:
         with receiving() as url:
             hook = self.deliver(self.hook(url))
             self.deliver(hook)
         self.assertEqual(len(Receiver.got), 1)
 
-    def test_only_notices_of_finished_jobs_are_due_and_one_taker_has_them(self):
+    def test_only_notices_of_finished_jobs_are_due_and_one_taker_has_them(self) -> None:
         finished, waiting = self.hook("http://127.0.0.1/"), self.hook("http://127.0.0.1/", Status.QUEUED)
         self.assertEqual(self.due(), [finished.pk])
         self.assertEqual(self.due(), [])
         Job.objects.filter(pk=waiting.job_id).update(status=Status.CANCELLED)
         self.assertEqual(self.due(), [waiting.pk])
 
-    def test_a_taken_notice_that_was_never_sent_is_due_again(self):
+    def test_a_taken_notice_that_was_never_sent_is_due_again(self) -> None:
         hook = self.hook("http://127.0.0.1/")
         self.assertEqual(self.due(), [hook.pk])
         Webhook.objects.update(due_at=timezone.now() - datetime.timedelta(seconds=1))
         self.assertEqual(self.due(), [hook.pk])
 
-    def test_who_comes_after_its_lease_changes_nothing(self):
+    def test_who_comes_after_its_lease_changes_nothing(self) -> None:
         with receiving(500) as url:
             self.hook(url)
             (late,) = delivery.take_due(8)
@@ -135,7 +135,7 @@ class DeliveryTests(TestCase):
             delivery.deliver(timely)
         self.assertEqual(Webhook.objects.get().attempts, 1)
 
-    def test_a_host_that_is_busy_leaves_threads_to_the_others(self):
+    def test_a_host_that_is_busy_leaves_threads_to_the_others(self) -> None:
         for _ in range(6):
             self.hook("http://127.0.0.1:1/slow")
         quick = self.hook("http://hooks.example/")
@@ -145,20 +145,20 @@ class DeliveryTests(TestCase):
         taken = delivery.take_due(1, Counter({"127.0.0.1": 4}))
         self.assertEqual([hook.pk for hook in taken], [quick.pk])
 
-    def test_no_more_are_taken_than_asked_for(self):
+    def test_no_more_are_taken_than_asked_for(self) -> None:
         for _ in range(3):
             self.hook("http://127.0.0.1/")
         self.assertEqual((len(delivery.take_due(2)), len(delivery.take_due(2))), (2, 1))
 
     @override_settings(WEBHOOK_ALLOW_PRIVATE=False)
-    def test_a_public_name_that_leads_inside_is_not_called(self):
+    def test_a_public_name_that_leads_inside_is_not_called(self) -> None:
         inside = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("169.254.169.254", 443))]
         with patch.object(socket, "getaddrinfo", return_value=inside):
             hook = self.deliver(self.hook("https://hooks.example/"))
         self.assertIn("169.254.169.254, which is not a public address", hook.last_error)
 
     @override_settings(WEBHOOK_ALLOW_PRIVATE=False)
-    def test_the_address_that_was_looked_at_is_the_one_that_is_called(self):
+    def test_the_address_that_was_looked_at_is_the_one_that_is_called(self) -> None:
         public = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 443)) for host in ("93.184.216.34", "1.1.1.1")]
         with (
             patch.object(socket, "getaddrinfo", return_value=public),
@@ -169,7 +169,7 @@ class DeliveryTests(TestCase):
         self.assertEqual(tried, [("93.184.216.34", 443), ("1.1.1.1", 443)])
 
     @override_settings(WEBHOOK_HOSTS=["other.example"])
-    def test_a_host_that_may_no_longer_be_called_is_not(self):
+    def test_a_host_that_may_no_longer_be_called_is_not(self) -> None:
         self.assertIn("may not be called any more", self.deliver(self.hook("http://127.0.0.1/")).last_error)
 
 
@@ -190,7 +190,7 @@ NOT_TAKEN = (
 
 @override_settings(WEBHOOK_HOSTS=["hooks.example"], WEBHOOK_SECRET=SECRET)
 class CheckTests(TestCase):
-    def test_only_https_to_listed_hosts_is_taken(self):
+    def test_only_https_to_listed_hosts_is_taken(self) -> None:
         delivery.check("https://hooks.example/a?b=c")
         delivery.check("https://hooks.example:8443/")
         for url in NOT_TAKEN:
@@ -199,11 +199,11 @@ class CheckTests(TestCase):
             self.assertEqual(refused.exception.field, "webhook")
 
     @override_settings(WEBHOOK_HOSTS=[])
-    def test_off_unless_configured(self):
+    def test_off_unless_configured(self) -> None:
         with self.assertRaisesRegex(InvalidInput, "not configured here"):
             delivery.check("https://hooks.example/")
 
-    def test_a_bad_secret_is_found_by_the_checks(self):
+    def test_a_bad_secret_is_found_by_the_checks(self) -> None:
         self.assertEqual(checks.webhook_secret(None), [])
         for secret in ("", "whsec_", "whsec_????", base64.b64encode(b"k" * 32).decode()):
             with self.subTest(secret), override_settings(WEBHOOK_SECRET=secret):

@@ -17,6 +17,8 @@ NOT_PUBLIC = (
     "::ffff:127.0.0.1", "::127.0.0.1", "2001:0:7f00:1::",
 )  # fmt: skip
 
+Serve = Callable[[socket.socket, threading.Event], object]
+
 
 class AddressTests(SimpleTestCase):
     def test_what_an_address_stands_for_is_judged(self) -> None:
@@ -29,7 +31,7 @@ class AddressTests(SimpleTestCase):
 
 
 @contextlib.contextmanager
-def server(serve: Callable[[socket.socket, threading.Event], None]) -> Iterator[str]:
+def server(serve: Serve) -> Iterator[str]:
     """The address of a server whose connections are served by `serve` until the event is set."""
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -49,6 +51,10 @@ def server(serve: Callable[[socket.socket, threading.Event], None]) -> Iterator[
         finally:
             over.set()
             thread.join()
+
+
+def answering(answer: bytes) -> Serve:
+    return lambda connected, over: connected.sendall(answer)
 
 
 def post(url: str, limit_s: float = 5.0) -> int:
@@ -102,13 +108,13 @@ class PostTests(SimpleTestCase):
         for answer in (b"HTTP/1.1 200 " + b"x" * 5000, b"SMTP ready\r\n", b"HTTP/1.1 OK\r\n", b"\r\n", b""):
             with (
                 self.subTest(answer[:20]),
-                server(lambda connected, over, answer=answer: connected.sendall(answer)) as url,
+                server(answering(answer)) as url,
                 self.assertRaisesRegex(NotSent, "BadStatusLine"),
             ):
                 post(url)
 
     def test_the_next_address_is_tried_where_the_first_is_dead(self) -> None:
-        with server(lambda connected, over: connected.sendall(b"HTTP/1.1 200 OK\r\n\r\n")) as url:
+        with server(answering(b"HTTP/1.1 200 OK\r\n\r\n")) as url:
             port = int(url.split(":")[2].split("/")[0])
             found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in ("127.1.2.3", "127.0.0.1")]
             with patch.object(socket, "getaddrinfo", return_value=found):

@@ -4,7 +4,9 @@ import json
 import math
 import time
 from types import SimpleNamespace
+from typing import Any
 from unittest import TestCase
+from unittest.mock import Mock
 from uuid import uuid4
 
 import kombu
@@ -28,13 +30,13 @@ CATALOG = {name: ModelSpec(name=name, engine="x:Y") for name in ("a", "b")}
 
 
 class ConsumerTests(TestCase):
-    def setUp(self):
+    def setUp(self) -> None:
         self.replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models=("a", "b")))
         self.replicas.started(0, PID)
         self.replicas.loaded(Loaded(pid=PID, models={"a": READY, "b": READY}))
-        self.dispatcher = Dispatcher(CATALOG, self.replicas, lambda: None)
+        self.dispatcher = Dispatcher(CATALOG, self.replicas, Mock(return_value=None))
         self.dispatcher.connected = True
-        self.events = []
+        self.events: list[str] = []
         self.step = consumer.BatchingStep.__new__(consumer.BatchingStep)
         self.step._told = None
         self.step.subscriptions = Subscriptions(SimpleNamespace(hostname="w", conninfo=kombu.Connection("memory://")))
@@ -47,7 +49,9 @@ class ConsumerTests(TestCase):
             ),
         )  # fmt: skip
 
-    def receive(self, *, model: str = "a", queue: str = "", headers: dict | None = None, **hints) -> None:
+    def receive(
+        self, *, model: str = "a", queue: str = "", headers: dict[str, Any] | None = None, **hints: Any
+    ) -> None:
         job = JobMessage(
             job_id=str(uuid4()), model=model, queue=f"inference.{model}", group="", size=1, length=1, priority=2,
             created_at=time.time(), expires_at=None,
@@ -62,21 +66,22 @@ class ConsumerTests(TestCase):
             message, None, ack=lambda *_: None, reject=lambda *_: self.events.append("given back"), callbacks=()
         )
 
-    def test_a_job_is_held(self):
+    def test_a_job_is_held(self) -> None:
         self.receive()
         self.assertEqual(len(self.dispatcher.backlog.held), 1)
 
-    def test_hints_that_no_job_has_drop_the_message_and_nothing_else(self):
-        for hints in (
+    def test_hints_that_no_job_has_drop_the_message_and_nothing_else(self) -> None:
+        tried: tuple[dict[str, Any], ...] = (
             {"size": math.inf}, {"length": 10**300}, {"priority": math.inf}, {"priority": 10**300}, {"size": "many"},
             {"created_at": 10**400}, {"created_at": math.nan}, {"expires_at": math.nan}, {"model": ["a"]},
             {"headers": {"id": [1]}}, {"headers": {"id": {}}},
-        ):  # fmt: skip
+        )  # fmt: skip
+        for hints in tried:
             with self.subTest(str(hints)[:40]), self.assertRaises(InvalidTaskError):
                 self.receive(**hints)
         self.assertFalse(self.dispatcher.backlog.held)
 
-    def test_a_message_of_a_model_that_cannot_be_run_now_goes_back_once_its_queue_is_left(self):
+    def test_a_message_of_a_model_that_cannot_be_run_now_goes_back_once_its_queue_is_left(self) -> None:
         self.follow()
         self.replicas.loaded(Loaded(pid=PID, models={"a": READY, "b": "too large."}))
         self.receive(model="b")
@@ -85,12 +90,12 @@ class ConsumerTests(TestCase):
         self.follow()
         self.assertEqual(self.events, ["left inference.b", "given back", "given back"])
 
-    def test_a_message_of_such_a_model_in_another_queue_is_dropped(self):
+    def test_a_message_of_such_a_model_in_another_queue_is_dropped(self) -> None:
         self.replicas.loaded(Loaded(pid=PID, models={"a": READY, "b": "too large."}))
         with self.assertRaises(InvalidTaskError):
             self.receive(model="b", queue="inference.a")
 
-    def test_no_queue_is_begun_while_a_worker_that_left_its_queues_ends_its_batches(self):
+    def test_no_queue_is_begun_while_a_worker_that_left_its_queues_ends_its_batches(self) -> None:
         self.consumed = set()
         self.dispatcher.forget_messages()
         self.follow()

@@ -13,25 +13,25 @@ def plan(names: tuple[str, ...], concurrency: int | None = None) -> devices.Plan
 
 
 class DevicesTests(TestCase):
-    def test_a_list_of_devices_is_read(self):
+    def test_a_list_of_devices_is_read(self) -> None:
         self.assertEqual(devices.parse("cuda:0, cuda:1"), ("cuda:0", "cuda:1"))
         self.assertEqual(devices.parse("cpu"), ("cpu",))
 
-    def test_another_word_is_refused_with_what_would_be_right(self):
+    def test_another_word_is_refused_with_what_would_be_right(self) -> None:
         with self.assertRaisesRegex(ValueError, "'gpu' is not a device; use auto, cpu, or a list such as cuda:0"):
             devices.parse("cpu,gpu")
 
-    def test_auto_takes_every_visible_gpu_and_else_the_cpu(self):
+    def test_auto_takes_every_visible_gpu_and_else_the_cpu(self) -> None:
         with patch.dict(os.environ, CUDA_VISIBLE_DEVICES="3,5"):
             self.assertEqual(devices.parse("auto"), ("cuda:0", "cuda:1"))
         with patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
             self.assertEqual(devices.parse("auto"), ("cpu",))
 
-    def test_cuda_stops_at_the_first_entry_that_is_no_device(self):
+    def test_cuda_stops_at_the_first_entry_that_is_no_device(self) -> None:
         with patch.dict(os.environ, CUDA_VISIBLE_DEVICES="0,-1,1"):
             self.assertEqual(devices.parse("auto"), ("cuda:0",))
 
-    def test_without_nvidia_smi_or_with_one_that_fails_or_hangs_the_device_files_are_counted(self):
+    def test_without_nvidia_smi_or_with_one_that_fails_or_hangs_the_device_files_are_counted(self) -> None:
         for name, script in (("missing", ""), ("failing", "exit 9"), ("hanging", "exec sleep 60")):
             with self.subTest(name), tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, PATH=folder):
                 os.environ.pop("CUDA_VISIBLE_DEVICES", None)
@@ -45,17 +45,17 @@ class DevicesTests(TestCase):
                     self.assertEqual(devices.parse("auto"), ("cuda:0", "cuda:1"))
                 self.assertIn("2 are counted", logs.output[0])
 
-    def test_there_is_one_replica_a_gpu_and_one_a_core_on_cpus(self):
+    def test_there_is_one_replica_a_gpu_and_one_a_core_on_cpus(self) -> None:
         self.assertEqual(plan(("cuda:0", "cuda:1")).replicas, 2)
         with patch.object(devices, "cores", return_value=4):
             self.assertEqual((plan(("cpu",)).replicas, plan(("cpu",)).threads), (4, 1))
             self.assertEqual((plan(("cpu",), 2).replicas, plan(("cpu",), 2).threads), (2, 2))
 
-    def test_child_i_is_bound_to_device_i_mod_n(self):
+    def test_child_i_is_bound_to_device_i_mod_n(self) -> None:
         bound = plan(("cuda:0", "cuda:1"), 4)
         self.assertEqual([bound.device_of(i) for i in range(4)], ["cuda:0", "cuda:1", "cuda:0", "cuda:1"])
 
-    def test_a_child_sees_its_own_device_only(self):
+    def test_a_child_sees_its_own_device_only(self) -> None:
         with patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
             self.assertEqual(plan(("cuda:0", "cuda:1")).bind(1), "cuda:0")
             self.assertEqual(os.environ["CUDA_VISIBLE_DEVICES"], "1")

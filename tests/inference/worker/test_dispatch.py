@@ -4,9 +4,12 @@ import math
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any, cast
 from unittest import TestCase
+from unittest.mock import Mock
 from uuid import UUID, uuid4
 
 from billiard.exceptions import WorkerLostError
@@ -18,6 +21,7 @@ from inference.worker.calls import READY, BatchReport, Loaded
 from inference.worker.devices import Plan
 from inference.worker.dispatch import Dispatcher
 from inference.worker.isolation import LONGEST_RETRY_S, LONGEST_STUCK_S
+from inference.worker.pool import ReplicaPool
 from inference.worker.replicas import Replicas
 from inference.worker.stuck import STUCK_S
 
@@ -34,7 +38,7 @@ class Pool:
     def __init__(self, replicas: int) -> None:
         self.replicas = replicas
         self.calls: list[SimpleNamespace] = []
-        self._cache: dict = {}
+        self._cache: dict[int, SimpleNamespace] = {}
         self.closing = False
         self.ended: list[int] = []
 
@@ -44,7 +48,9 @@ class Pool:
 
     ready = busy = 0
 
-    def apply_async(self, function, args, callback, error_callback, accept_callback):
+    def apply_async(
+        self, function: Any, args: Any, callback: Any, error_callback: Any, accept_callback: Any
+    ) -> SimpleNamespace | None:
         if self.closing:
             return None
         call = SimpleNamespace(
@@ -57,44 +63,42 @@ class Pool:
     def end(self, pid: int) -> None:
         self.ended.append(pid)
 
-    def finish(self, call, errors=None, **report) -> None:
+    def finish(self, call: SimpleNamespace, errors: dict[UUID, str] | None = None, **report: Any) -> None:
         call.over = True
         codes = dict.fromkeys(call.batch.job_ids, "") | (errors or {})
         call.callback(BatchReport(errors=codes, engine_s=0.01, size=len(codes), length=10, calls=1, **report))
 
-    def lose(self, call, cause=None) -> None:
+    def lose(self, call: SimpleNamespace, cause: Exception | None = None) -> None:
         call.over = True
         call.error_callback(SimpleNamespace(exception=cause or WorkerLostError("signal 9")))
 
 
 class Request:
     def __init__(self) -> None:
-        self.events: list = []
+        self.events: list[Any] = []
+        self.finished: Callable[[str, float], None] = lambda error, runtime: self.events.append(("finished", error))
 
     def started(self, pid: int) -> None:
         self.events.append("started")
-
-    def finished(self, error: str, runtime: float) -> None:
-        self.events.append(("finished", error))
 
     def give_back(self) -> None:
         self.events.append("given back")
 
 
 class DispatcherTests(TestCase):
-    def setUp(self):
+    def setUp(self) -> None:
         self.pool = Pool(replicas=1)
         plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models=("a", "b"))
         self.replicas = Replicas(plan)
         self.replicas.started(0, PID)
         self.load(a=READY, b=READY)
-        self.dispatcher = Dispatcher(CATALOG, self.replicas, lambda: self.pool)
+        self.dispatcher = Dispatcher(CATALOG, self.replicas, lambda: cast("ReplicaPool", self.pool))
         self.clock = time.time() - 100
 
     def load(self, **models: str) -> None:
         self.replicas.loaded(Loaded(pid=PID, models=models))
 
-    def add(self, model: str = "a", **values) -> tuple[UUID, Request]:
+    def add(self, model: str = "a", **values: Any) -> tuple[UUID, Request]:
         self.clock += 0.001
         job_id, request = uuid4(), Request()
         item = {"group": "", "size": 1, "length": 10, "priority": 2, "arrived_at_s": self.clock, **values}
@@ -110,30 +114,35 @@ class DispatcherTests(TestCase):
         return jobs
 
     @property
-    def last(self):
+    def last(self) -> SimpleNamespace:
         return self.pool.calls[-1]
+
+    def due_in_s(self) -> float:
+        due_in_s = self.dispatcher.backlog.due_in_s()
+        assert due_in_s is not None
+        return due_in_s
 
     def now(self) -> None:
         """What is to run again later may run now."""
         for part in self.dispatcher.backlog.isolation.parts:
             part.not_before = 0.0
 
-    def test_an_idle_replica_gets_the_first_job_at_once(self):
+    def test_an_idle_replica_gets_the_first_job_at_once(self) -> None:
         job_id, _ = self.add()
         self.dispatcher.kick()
         self.assertEqual(self.last.batch.job_ids, (job_id,))
 
-    def test_after_a_call_that_did_not_fit_batches_are_half_as_large(self):
+    def test_after_a_call_that_did_not_fit_batches_are_half_as_large(self) -> None:
         self.fill(24)
         self.assertEqual(len(self.last.batch.job_ids), 8)
         self.pool.finish(self.last, oom_shape=(8, 10.0))
         self.assertEqual(len(self.last.batch.job_ids), 4)
 
-    def test_jobs_gather_while_the_replica_is_busy(self):
+    def test_jobs_gather_while_the_replica_is_busy(self) -> None:
         jobs = self.fill(5)
         self.assertEqual(set(self.last.batch.job_ids), {job_id for job_id, _ in jobs})
 
-    def test_a_message_is_acknowledged_after_its_outcome_was_recorded(self):
+    def test_a_message_is_acknowledged_after_its_outcome_was_recorded(self) -> None:
         _, request = self.add()
         self.dispatcher.kick()
         self.last.accept(1234, 0.0)
@@ -142,13 +151,13 @@ class DispatcherTests(TestCase):
         self.assertEqual(request.events, ["started", ("finished", "")])
         self.assertEqual(self.dispatcher.backlog.held, {})
 
-    def test_the_error_of_one_job_is_its_own(self):
+    def test_the_error_of_one_job_is_its_own(self) -> None:
         (bad, bad_request), (_, good_request) = self.fill(2)
         self.pool.finish(self.last, {bad: "engine_error"})
         self.assertEqual(bad_request.events, [("finished", "engine_error")])
         self.assertEqual(good_request.events, [("finished", "")])
 
-    def test_a_doubled_message_runs_once_and_both_are_acknowledged(self):
+    def test_a_doubled_message_runs_once_and_both_are_acknowledged(self) -> None:
         job_id, first = self.add()
         second = Request()
         item = self.dispatcher.backlog.held[str(job_id)].item
@@ -161,7 +170,7 @@ class DispatcherTests(TestCase):
         for request in (first, second, third):
             self.assertEqual(request.events[-1], ("finished", ""))
 
-    def test_a_job_that_is_to_run_alone_waits_for_what_runs_and_holds_up_what_waits(self):
+    def test_a_job_that_is_to_run_alone_waits_for_what_runs_and_holds_up_what_waits(self) -> None:
         self.pool.replicas = 3
         self.add()
         self.dispatcher.kick()
@@ -177,7 +186,7 @@ class DispatcherTests(TestCase):
         self.assertEqual((len(self.pool.calls), self.last.batch.alone), (3, False))
         self.assertEqual(request.events, [("finished", "")])
 
-    def test_a_job_that_is_to_run_alone_does_so_too_when_its_claim_met_a_database_that_was_away(self):
+    def test_a_job_that_is_to_run_alone_does_so_too_when_its_claim_met_a_database_that_was_away(self) -> None:
         self.pool.replicas = 3
         job_id, _ = self.add(alone=True)
         self.dispatcher.kick()
@@ -194,7 +203,7 @@ class DispatcherTests(TestCase):
         self.dispatcher.kick()
         self.assertEqual(len(self.pool.calls), 3)
 
-    def test_a_job_that_is_to_run_alone_does_so_too_when_the_pool_dropped_its_call(self):
+    def test_a_job_that_is_to_run_alone_does_so_too_when_the_pool_dropped_its_call(self) -> None:
         self.pool.replicas = 3
         job_id, _ = self.add(alone=True)
         self.dispatcher.kick()
@@ -209,7 +218,7 @@ class DispatcherTests(TestCase):
         self.pool.finish(self.last)
         self.assertEqual((self.last.batch.job_ids, self.last.batch.alone), ((job_id,), True))
 
-    def test_a_job_of_a_higher_priority_goes_before_those_that_run_alone(self):
+    def test_a_job_of_a_higher_priority_goes_before_those_that_run_alone(self) -> None:
         low = [self.add(alone=True, priority=3)[0] for _ in range(3)]
         high, _ = self.add("b", priority=1)
         self.dispatcher.kick()
@@ -217,7 +226,7 @@ class DispatcherTests(TestCase):
         self.pool.finish(self.last)
         self.assertEqual(self.last.batch.job_ids, (low[0],))
 
-    def test_after_a_job_that_ran_alone_others_have_as_long_a_turn(self):
+    def test_after_a_job_that_ran_alone_others_have_as_long_a_turn(self) -> None:
         self.pool.replicas = 2
         first, second = (self.add(alone=True)[0] for _ in range(2))
         self.dispatcher.kick()
@@ -236,7 +245,7 @@ class DispatcherTests(TestCase):
         self.dispatcher.sweep()
         self.assertEqual(self.last.batch.job_ids, (second,))
 
-    def test_where_nothing_else_waits_those_that_run_alone_follow_each_other(self):
+    def test_where_nothing_else_waits_those_that_run_alone_follow_each_other(self) -> None:
         for _ in range(3):
             self.add(alone=True)
         self.dispatcher.kick()
@@ -246,7 +255,7 @@ class DispatcherTests(TestCase):
             self.pool.finish(self.last)
         self.assertEqual(len(self.pool.calls), 3)
 
-    def test_one_that_died_alone_is_tried_again_at_once_and_alone(self):
+    def test_one_that_died_alone_is_tried_again_at_once_and_alone(self) -> None:
         self.pool.replicas = 2
         job_id, _ = self.add(alone=True, priority=3)
         self.dispatcher.kick()
@@ -254,7 +263,7 @@ class DispatcherTests(TestCase):
         self.pool.lose(self.last)
         self.assertEqual((self.last.batch.job_ids, self.last.batch.alone), ((job_id,), True))
 
-    def test_what_a_later_message_wants_alone_leaves_its_queue(self):
+    def test_what_a_later_message_wants_alone_leaves_its_queue(self) -> None:
         self.add()
         self.dispatcher.kick()
         job_id, _ = self.add()
@@ -262,7 +271,7 @@ class DispatcherTests(TestCase):
         self.pool.finish(self.last)
         self.assertEqual((self.last.batch.job_ids, self.last.batch.alone), ((job_id,), True))
 
-    def test_one_batch_holds_one_model(self):
+    def test_one_batch_holds_one_model(self) -> None:
         self.add("a")
         self.dispatcher.kick()
         self.add("b")
@@ -272,7 +281,7 @@ class DispatcherTests(TestCase):
         self.pool.finish(self.last)
         self.assertEqual(self.last.batch.model, "a")
 
-    def test_half_of_a_lost_batch_is_run_again_and_takes_its_claim_over(self):
+    def test_half_of_a_lost_batch_is_run_again_and_takes_its_claim_over(self) -> None:
         self.fill(8)
         lost = self.last
         self.pool.lose(lost)
@@ -293,7 +302,7 @@ class DispatcherTests(TestCase):
                 self.pool.finish(call)
         return runs
 
-    def test_one_poison_job_of_a_batch_fails_alone_and_costs_few_calls(self):
+    def test_one_poison_job_of_a_batch_fails_alone_and_costs_few_calls(self) -> None:
         for size in range(2, 9):
             for place in range(size):
                 with self.subTest(size=size, place=place):
@@ -307,7 +316,7 @@ class DispatcherTests(TestCase):
                     self.assertEqual(others, [[("finished", "")]] * (size - 1))
                     self.assertEqual((self.dispatcher.backlog.held, len(self.dispatcher.backlog.isolation)), ({}, 0))
 
-    def test_two_poison_jobs_of_a_batch_fail_and_the_others_succeed(self):
+    def test_two_poison_jobs_of_a_batch_fail_and_the_others_succeed(self) -> None:
         jobs = self.fill(8)
         poison = {jobs[1][0], jobs[6][0]}
         while not self.last.over:
@@ -322,7 +331,7 @@ class DispatcherTests(TestCase):
         for job_id, request in jobs:
             self.assertEqual(request.events, [("finished", "crashed" if job_id in poison else "")])
 
-    def test_a_device_that_fails_during_a_search_leaves_no_job_behind(self):
+    def test_a_device_that_fails_during_a_search_leaves_no_job_behind(self) -> None:
         self.fill(8)
         self.pool.lose(self.last)
         self.pool.lose(self.last, DeviceFailed("CUDA error: device-side assert triggered"))
@@ -330,7 +339,7 @@ class DispatcherTests(TestCase):
             self.pool.finish(self.last)
         self.assertEqual(self.dispatcher.backlog.held, {})
 
-    def test_a_search_goes_on_after_a_step_that_failed_through_no_fault_of_its_jobs(self):
+    def test_a_search_goes_on_after_a_step_that_failed_through_no_fault_of_its_jobs(self) -> None:
         jobs = self.fill(4)
         poison, request = jobs[3]
         self.pool.lose(self.last)
@@ -341,7 +350,7 @@ class DispatcherTests(TestCase):
         self.assertEqual(request.events, [("finished", "crashed")])
         self.assertEqual(self.dispatcher.backlog.held, {})
 
-    def test_a_lone_job_whose_child_was_killed_gets_one_more_try(self):
+    def test_a_lone_job_whose_child_was_killed_gets_one_more_try(self) -> None:
         job_id, request = self.add()
         self.dispatcher.kick()
         self.pool.lose(self.last)
@@ -349,13 +358,13 @@ class DispatcherTests(TestCase):
         self.pool.finish(self.last)
         self.assertEqual(request.events, [("finished", "")])
 
-    def test_a_lone_job_whose_engine_ran_past_the_limit_fails_at_once(self):
+    def test_a_lone_job_whose_engine_ran_past_the_limit_fails_at_once(self) -> None:
         job_id, _ = self.add()
         self.dispatcher.kick()
         self.pool.lose(self.last, WorkerLostError("Worker exited prematurely: signal 14 (SIGALRM) Job: 0."))
         self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict), ((job_id,), "timed_out"))
 
-    def test_a_child_that_is_stuck_outside_its_engine_is_killed_and_its_job_tried_again(self):
+    def test_a_child_that_is_stuck_outside_its_engine_is_killed_and_its_job_tried_again(self) -> None:
         child = subprocess.Popen(["sleep", "60"])
         self.addCleanup(child.wait)
         self.addCleanup(child.kill)
@@ -374,13 +383,13 @@ class DispatcherTests(TestCase):
         self.dispatcher.kick()
         self.assertEqual(self.last.batch.verdict, "")
 
-    def test_jobs_are_not_blamed_for_a_child_that_waited_for_the_database_and_the_pauses_grow(self):
+    def test_jobs_are_not_blamed_for_a_child_that_waited_for_the_database_and_the_pauses_grow(self) -> None:
         jobs = self.fill(4)
         pauses = []
         for _ in range(8):
             next(iter(self.dispatcher.batches.values())).stuck = True
             self.pool.lose(self.last)
-            pauses.append(self.dispatcher.backlog.due_in_s())
+            pauses.append(self.due_in_s())
             self.now()
             self.dispatcher.kick()
             self.assertEqual((len(self.last.batch.job_ids), self.last.batch.verdict), (4, ""))
@@ -389,13 +398,13 @@ class DispatcherTests(TestCase):
         self.pool.finish(self.last)
         self.assertEqual([request.events for _, request in jobs], [[("finished", "")]] * 4)
 
-    def test_after_a_device_failure_the_process_is_given_no_other_call(self):
+    def test_after_a_device_failure_the_process_is_given_no_other_call(self) -> None:
         self.fill(8)
         self.last.accept(PID, None)
         self.pool.lose(self.last, DeviceFailed("CUDA error: unspecified launch failure"))
         self.assertEqual(self.pool.ended, [PID])
 
-    def test_eight_inputs_that_break_the_device_fail_one_by_one_and_the_ninth_is_run(self):
+    def test_eight_inputs_that_break_the_device_fail_one_by_one_and_the_ninth_is_run(self) -> None:
         jobs = self.fill(8)
         poison = {job_id for job_id, _ in jobs}
         _, request = self.add("b")
@@ -409,7 +418,7 @@ class DispatcherTests(TestCase):
         self.assertEqual([r.events for _, r in jobs], [[("finished", DeviceFailed.code)]] * 8)
         self.assertEqual(request.events, [("finished", "")])
 
-    def test_an_input_that_breaks_the_device_fails_alone(self):
+    def test_an_input_that_breaks_the_device_fails_alone(self) -> None:
         (bad, _), *_ = self.fill(2)
         while self.last.batch.job_ids != (bad,) or not self.last.batch.verdict:
             if bad in self.last.batch.job_ids:
@@ -428,13 +437,13 @@ class DispatcherTests(TestCase):
             self.dispatcher.kick()
         raise AssertionError(f"still runs after {limit} calls")
 
-    def test_a_batch_that_fails_again_and_again_ends(self):
+    def test_a_batch_that_fails_again_and_again_ends(self) -> None:
         jobs = self.fill(8)
         self.run_out(RuntimeError("nobody foresaw this"))
         self.assertEqual([request.events for _, request in jobs], [[("finished", "")]] * 8)
         self.assertEqual((self.dispatcher.backlog.held, len(self.dispatcher.backlog.isolation)), ({}, 0))
 
-    def test_one_job_of_a_batch_that_fails_for_a_bug_fails_alone(self):
+    def test_one_job_of_a_batch_that_fails_for_a_bug_fails_alone(self) -> None:
         jobs = self.fill(8)
         bad, bad_request = jobs[5]
         for _ in range(30):
@@ -452,9 +461,9 @@ class DispatcherTests(TestCase):
         for job_id, request in jobs:
             self.assertEqual(request.events, [("finished", "failed" if job_id == bad else "")])
 
-    def test_what_cannot_be_settled_ends(self):
+    def test_what_cannot_be_settled_ends(self) -> None:
         _, request = self.add()
-        request.finished = lambda error, runtime: 1 / 0
+        request.finished = Mock(side_effect=ZeroDivisionError)
         self.dispatcher.kick()
         for _ in range(10):
             if not self.last.over:
@@ -463,31 +472,31 @@ class DispatcherTests(TestCase):
                 self.dispatcher.kick()
         self.assertEqual((self.dispatcher.backlog.held, len(self.dispatcher.backlog.isolation)), ({}, 0))
 
-    def test_the_pauses_grow_while_the_database_is_away_and_nobody_is_blamed(self):
+    def test_the_pauses_grow_while_the_database_is_away_and_nobody_is_blamed(self) -> None:
         job_id, request = self.add()
         self.dispatcher.kick()
         pauses = []
         for _ in range(6):
             self.pool.lose(self.last, StoreUnavailable("database away"))
-            pauses.append(self.dispatcher.backlog.due_in_s())
+            pauses.append(self.due_in_s())
             self.now()
             self.dispatcher.kick()
         self.assertLess(2 * pauses[0], pauses[2])  # of 1, 2, 4, each a fifth more or less
         self.assertLessEqual(max(pauses), LONGEST_RETRY_S * 1.2)
         self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict, request.events), ((job_id,), "", []))
 
-    def test_a_failure_that_is_not_the_jobs_own_sends_them_again_later(self):
+    def test_a_failure_that_is_not_the_jobs_own_sends_them_again_later(self) -> None:
         job_id, request = self.add()
         self.dispatcher.kick()
         self.pool.lose(self.last, StoreUnavailable("database away"))
         self.assertEqual(len(self.pool.calls), 1)
-        self.assertGreater(self.dispatcher.backlog.due_in_s(), 0)
+        self.assertGreater(self.due_in_s(), 0)
         self.now()
         self.dispatcher.sweep()
         self.assertEqual(self.last.batch.job_ids, (job_id,))
         self.assertEqual(request.events, [])
 
-    def test_after_a_reconnect_waiting_jobs_are_forgotten_and_running_ones_kept(self):
+    def test_after_a_reconnect_waiting_jobs_are_forgotten_and_running_ones_kept(self) -> None:
         running, old_request = self.add()
         self.dispatcher.kick()
         self.add()
@@ -498,7 +507,7 @@ class DispatcherTests(TestCase):
         self.pool.finish(self.last)
         self.assertEqual((old_request.events, new_request.events), ([], [("finished", "")]))
 
-    def test_a_call_that_the_pool_dropped_is_sent_again(self):
+    def test_a_call_that_the_pool_dropped_is_sent_again(self) -> None:
         job_id, _ = self.add()
         self.dispatcher.kick()
         dropped = self.last
@@ -508,14 +517,14 @@ class DispatcherTests(TestCase):
         self.assertIsNot(self.last, dropped)
         self.assertEqual(self.last.batch.job_ids, (job_id,))
 
-    def test_a_closing_pool_leaves_the_messages_to_the_broker(self):
+    def test_a_closing_pool_leaves_the_messages_to_the_broker(self) -> None:
         self.pool.closing = True
         _, request = self.add()
         self.dispatcher.kick()
         self.assertFalse(self.dispatcher.open)
         self.assertEqual(request.events, [])
 
-    def test_messages_of_a_model_that_no_replica_has_go_back(self):
+    def test_messages_of_a_model_that_no_replica_has_go_back(self) -> None:
         self.add("b")
         self.dispatcher.kick()
         _, request = self.add("a")
@@ -524,16 +533,16 @@ class DispatcherTests(TestCase):
         self.assertEqual(request.events, ["given back"])
         self.assertEqual(len(self.dispatcher.backlog.queues["a"]), 0)
 
-    def crash(self, count: int) -> tuple[list[tuple[UUID, Request]], list]:
+    def crash(self, count: int) -> tuple[list[tuple[UUID, Request]], list[frozenset[UUID]]]:
         """A batch that has died with its only replica; and the rows that are given back."""
-        rows: list = []
+        rows: list[frozenset[UUID]] = []
         self.dispatcher.on_rows_left = rows.append
         jobs = self.fill(count)
         self.replicas.ended(0)
         self.pool.lose(self.last)
         return jobs, rows
 
-    def test_a_search_waits_for_a_replica_that_starts_again(self):
+    def test_a_search_waits_for_a_replica_that_starts_again(self) -> None:
         jobs, rows = self.crash(4)
         batches = len(self.pool.calls)
         self.dispatcher.kick()
@@ -544,7 +553,7 @@ class DispatcherTests(TestCase):
         self.settle(jobs[1][0])
         self.assertEqual(jobs[1][1].events, [("finished", "crashed")])
 
-    def test_what_has_run_and_cannot_be_run_again_here_gives_its_rows_back(self):
+    def test_what_has_run_and_cannot_be_run_again_here_gives_its_rows_back(self) -> None:
         jobs, rows = self.crash(4)
         over = self.last.batch.batch
         self.replicas.started(0, PID)
@@ -553,7 +562,7 @@ class DispatcherTests(TestCase):
         self.assertEqual((rows, self.dispatcher.backlog.held), ([{over}], {}))
         self.assertEqual([request.events for _, request in jobs], [["given back"]] * 4)
 
-    def test_a_search_goes_on_after_a_reconnect(self):
+    def test_a_search_goes_on_after_a_reconnect(self) -> None:
         jobs = self.fill(4)
         self.pool.lose(self.last)
         half = self.last
@@ -566,7 +575,7 @@ class DispatcherTests(TestCase):
         self.settle(jobs[0][0])
         self.assertEqual((again.events, self.dispatcher.backlog.held), ([("finished", "")], {}))
 
-    def test_a_call_of_a_search_that_the_pool_dropped_after_a_reconnect_is_sent_again(self):
+    def test_a_call_of_a_search_that_the_pool_dropped_after_a_reconnect_is_sent_again(self) -> None:
         self.fill(4)
         self.pool.lose(self.last)
         dropped = self.last
@@ -576,40 +585,40 @@ class DispatcherTests(TestCase):
         self.dispatcher.sweep()
         self.assertEqual(self.last.batch.job_ids, dropped.batch.job_ids)
 
-    def test_a_child_that_has_not_loaded_the_model_touches_nothing_and_the_job_is_not_blamed(self):
+    def test_a_child_that_has_not_loaded_the_model_touches_nothing_and_the_job_is_not_blamed(self) -> None:
         job_id, request = self.add()
         self.dispatcher.kick()
         self.pool.lose(self.last, ModelUnavailable("a is not loaded"))
         held = self.dispatcher.backlog.held[str(job_id)]
         self.assertEqual((held.takes_over, held.crashes_alone, request.events), (None, 0, []))
 
-    def test_a_job_that_died_alone_once_and_among_others_twice_is_tried_once_more(self):
+    def test_a_job_that_died_alone_once_and_among_others_twice_is_tried_once_more(self) -> None:
         jobs = self.fill(4)
         for _ in range(3):
             self.pool.lose(self.last)
         self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict), ((jobs[0][0],), ""))
 
-    def test_expired_jobs_leave_before_the_call(self):
+    def test_expired_jobs_leave_before_the_call(self) -> None:
         self.add("b")
         self.dispatcher.kick()
         _, request = self.add("a", expires_at_s=time.time() - 1)
         self.dispatcher.sweep()
         self.assertEqual(request.events, [("finished", "expired")])
 
-    def test_a_model_whose_jobs_have_expired_does_not_hold_up_another(self):
+    def test_a_model_whose_jobs_have_expired_does_not_hold_up_another(self) -> None:
         self.add("a", expires_at_s=time.time() - 1)
         job_id, _ = self.add("b")
         self.dispatcher.kick()
         self.assertEqual(self.last.batch.job_ids, (job_id,))
 
-    def test_facts_tell_what_waits_and_how_far_the_model_has_come(self):
+    def test_facts_tell_what_waits_and_how_far_the_model_has_come(self) -> None:
         self.fill(3)
         self.add()
         facts = self.dispatcher.facts()
         self.assertEqual((facts.held, facts.finished), (1, 1))
         self.assertLessEqual(facts.reached["a"]["2"], self.clock)
 
-    def test_what_runs_is_not_counted_as_held_while_its_messages_are_acknowledged(self):
+    def test_what_runs_is_not_counted_as_held_while_its_messages_are_acknowledged(self) -> None:
         held = []
         jobs = self.fill(2)
         for _, request in jobs:

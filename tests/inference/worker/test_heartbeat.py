@@ -2,6 +2,7 @@
 
 import threading
 import time
+from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
 
@@ -23,7 +24,7 @@ from inference.worker.watchdog import STALLED_S
 from tests.conditions import eventually
 
 
-def facts(**values) -> Facts:
+def facts(**values: Any) -> Facts:
     idle = {
         "state": "ready", "model_names": ["embeddings"], "replicas": {}, "error": "", "connected": True,
         "replicas_ready": 1, "replicas_busy": 0, "held": 0, "finished": 0, "speeds": {}, "reached": {},
@@ -31,7 +32,7 @@ def facts(**values) -> Facts:
     return Facts(**{**idle, "looped_at": time.monotonic(), **values})
 
 
-def make_heartbeat(**values) -> Heartbeat:
+def make_heartbeat(**values: Any) -> Heartbeat:
     plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models=("embeddings",))
     heartbeat = Heartbeat(plan, "w")
     heartbeat.facts = lambda: facts(**values)
@@ -41,12 +42,12 @@ def make_heartbeat(**values) -> Heartbeat:
 
 @override_settings(WORKER_HEARTBEAT_S=0.05)
 class HeartbeatTests(TransactionTestCase):
-    def test_a_round_of_upkeep_that_takes_long_delays_no_heartbeat(self):
+    def test_a_round_of_upkeep_that_takes_long_delays_no_heartbeat(self) -> None:
         heartbeat = make_heartbeat()
         housekeeping = Housekeeping(heartbeat, {}, Replicas(heartbeat.plan))
         reached, go_on = threading.Event(), threading.Event()
 
-        def takes_long(**_) -> None:
+        def takes_long(**_: object) -> None:
             reached.set()
             go_on.wait(60)
 
@@ -59,7 +60,7 @@ class HeartbeatTests(TransactionTestCase):
             eventually(lambda: Worker.objects.filter(pk=row.pk, heartbeat_at__gt=row.heartbeat_at).exists())
             self.assertFalse(go_on.is_set())
 
-    def test_what_expires_in_this_worker_is_told_before_the_next_round(self):
+    def test_what_expires_in_this_worker_is_told_before_the_next_round(self) -> None:
         heartbeat = make_heartbeat()
         housekeeping = Housekeeping(heartbeat, {}, Replicas(heartbeat.plan))
         with patch.object(upkeep_module, "ROUND_S", 600):
@@ -69,7 +70,7 @@ class HeartbeatTests(TransactionTestCase):
             housekeeping.expire_soon()
             eventually(lambda: Job.objects.filter(pk=job.pk, status=Status.EXPIRED).exists())
 
-    def test_the_database_answers_for_as_long_as_no_heartbeat_came_late(self):
+    def test_the_database_answers_for_as_long_as_no_heartbeat_came_late(self) -> None:
         heartbeat = make_heartbeat()
         heartbeat._answering_since -= 1000
         self.assertTrue(heartbeat._try_to_beat())
@@ -79,13 +80,13 @@ class HeartbeatTests(TransactionTestCase):
         self.assertTrue(heartbeat._try_to_beat())
         self.assertLess(heartbeat.answering_s, LATE_S)
 
-    def test_a_worker_that_was_told_to_stop_says_so_with_its_next_heartbeat(self):
+    def test_a_worker_that_was_told_to_stop_says_so_with_its_next_heartbeat(self) -> None:
         heartbeat = make_heartbeat()
         heartbeat.leave()
         self.start(heartbeat)
         eventually(lambda: Worker.objects.filter(pk=heartbeat.plan.worker, state=WorkerState.STOPPING).exists())
 
-    def test_a_worker_whose_row_is_lost_registers_again_unless_it_leaves(self):
+    def test_a_worker_whose_row_is_lost_registers_again_unless_it_leaves(self) -> None:
         heartbeat = make_heartbeat()
         Worker.objects.all().delete()  # as after a restore of an older backup
         self.assertTrue(heartbeat._try_to_beat())
@@ -96,13 +97,13 @@ class HeartbeatTests(TransactionTestCase):
         self.assertTrue(heartbeat._try_to_beat())
         self.assertFalse(Worker.objects.exists())
 
-    def test_the_clock_is_measured_for_as_long_as_the_worker_lives(self):
+    def test_the_clock_is_measured_for_as_long_as_the_worker_lives(self) -> None:
         heartbeat = make_heartbeat()
         with patch.multiple(clock, _measured_at=float("-inf"), _off_s=0.0):
             heartbeat._try_to_beat()
             self.assertGreater(clock._measured_at, float("-inf"))
 
-    def test_the_watchdog_counts_the_queues_that_are_consumed_only(self):
+    def test_the_watchdog_counts_the_queues_that_are_consumed_only(self) -> None:
         heartbeat = make_heartbeat(model_names=["embeddings", "sentiment"])
         replicas = Replicas(heartbeat.plan)
         replicas.serving = frozenset({"embeddings", "fill-mask"})  # sentiment's starts again; a queue is refused
@@ -111,7 +112,7 @@ class HeartbeatTests(TransactionTestCase):
             housekeeping._watch()
         counted.assert_called_once_with([models()["embeddings"].queue])
 
-    def test_the_watchdog_does_not_judge_while_the_broker_counts_queues_and_takes_nothing(self):
+    def test_the_watchdog_does_not_judge_while_the_broker_counts_queues_and_takes_nothing(self) -> None:
         heartbeat = make_heartbeat(looped_at=time.monotonic() - 10 * STALLED_S)
         housekeeping = Housekeeping(heartbeat, models(), Replicas(heartbeat.plan))
         housekeeping._watchdog.looked_at = time.monotonic()

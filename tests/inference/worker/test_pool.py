@@ -12,7 +12,9 @@ from inference.worker.pool import ReplicaPool
 class Call(SimpleNamespace):
     """A call in the pool's cache: written to a child or not, accepted by it or not."""
 
-    def __init__(self, pool: ReplicaPool, name: str, *, child_lives: bool | None = None, pid: int | None = None):
+    def __init__(
+        self, pool: ReplicaPool, name: str, *, child_lives: bool | None = None, pid: int | None = None
+    ) -> None:
         child = SimpleNamespace(_is_alive=lambda: child_lives) if child_lives is not None else None
         super().__init__(_write_to=child, _accepted=pid is not None, _worker_pid=pid)
         self.discard = lambda: pool._cache.pop(name, None)
@@ -27,11 +29,11 @@ def forget_what_is_not_accepted(pool: ReplicaPool) -> None:
 
 @patch.object(AsynPool, "flush", forget_what_is_not_accepted)
 class FlushTests(TestCase):
-    def setUp(self):
+    def setUp(self) -> None:
         self.pool = ReplicaPool.__new__(ReplicaPool)
         self.pool._cache = {}
 
-    def test_a_call_that_a_child_has_is_kept_though_it_was_not_accepted_yet(self):
+    def test_a_call_that_a_child_has_is_kept_though_it_was_not_accepted_yet(self) -> None:
         begun = Call(self.pool, "begun", child_lives=True)
         Call(self.pool, "waiting")
         Call(self.pool, "running", child_lives=True, pid=7)
@@ -39,7 +41,7 @@ class FlushTests(TestCase):
         self.assertEqual(set(self.pool._cache), {"begun", "running"})
         self.assertFalse(begun._accepted)
 
-    def test_a_call_whose_child_died_meanwhile_is_forgotten(self):
+    def test_a_call_whose_child_died_meanwhile_is_forgotten(self) -> None:
         Call(self.pool, "begun", child_lives=False)
         self.pool.flush()
         self.assertEqual(self.pool._cache, {})

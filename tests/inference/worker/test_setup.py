@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from unittest import TestCase
 from unittest.mock import patch
 
+import kombu
 from celery.app.amqp import Queues
 from django.conf import settings
 from django.db import InterfaceError
@@ -15,7 +16,7 @@ from inference.catalog import specs
 from inference.worker import devices, setup
 
 
-def worker(*options: str) -> subprocess.CompletedProcess:
+def worker(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "celery", "-A", "project", "worker", *options],
         cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=60, check=False,
@@ -23,13 +24,13 @@ def worker(*options: str) -> subprocess.CompletedProcess:
 
 
 class WorkerOptionsTests(TestCase):
-    def test_help_explains_the_devices(self):
+    def test_help_explains_the_devices(self) -> None:
         answer = worker("--help")
         self.assertEqual(answer.returncode, 0)
         self.assertIn("--devices", answer.stdout)
         self.assertIn("cuda:0,cuda:1", answer.stdout)
 
-    def test_what_breaks_batching_is_refused_with_a_reason(self):
+    def test_what_breaks_batching_is_refused_with_a_reason(self) -> None:
         for options, reason in (
             (("-P", "threads"), "leave out -P/--pool"),
             (("--autoscale", "4,1"), "use -c N instead"),
@@ -41,12 +42,12 @@ class WorkerOptionsTests(TestCase):
                 self.assertNotEqual(answer.returncode, 0)
                 self.assertIn(reason, answer.stderr)
 
-    def test_a_worker_that_cannot_be_prepared_ends_and_takes_no_message(self):
+    def test_a_worker_that_cannot_be_prepared_ends_and_takes_no_message(self) -> None:
         for error, sentence in (
             (OSError("no such device"), "the worker does not start: OSError"),
             (InterfaceError("connection already closed"), "the database does not answer"),
         ):
-            queues = Queues({spec.queue: {} for spec in specs.load(settings.MODELS_FILE).values()})
+            queues = Queues({spec.queue: kombu.Queue(spec.queue) for spec in specs.load(settings.MODELS_FILE).values()})
             app = SimpleNamespace(amqp=SimpleNamespace(queues=queues))
             with (
                 self.subTest(error),

@@ -1,6 +1,7 @@
 """When a queue that the broker refuses is asked for again; a real RabbitMQ refuses in tests/e2e."""
 
 import socket
+import time
 from types import SimpleNamespace
 from unittest import TestCase
 from unittest.mock import patch
@@ -25,7 +26,7 @@ class SubscriptionsTests(TestCase):
         self.asked: list[str] = []
         self.consumed: set[str] = set()
         self.now_s = 0.0
-        clock = patch.object(subscriptions.time, "monotonic", lambda: self.now_s)
+        clock = patch.object(time, "monotonic", lambda: self.now_s)
         self.addCleanup(clock.stop)
         clock.start()
         self.consumer = SimpleNamespace(
