@@ -5,21 +5,18 @@ script call, pipelined with EXISTS on the same lists. The connection tracks keys
 empty, the server sends one word as soon as any of them changes, whoever publishes, and nothing is popped meanwhile.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable
 from queue import Empty
 from time import monotonic, time
-from typing import Any, NamedTuple
+from typing import Any
 
 import redis
 from kombu.transport import redis as stock
 from kombu.utils.json import loads
 
-from inference.broker.kombu_redis.qos import QoS
-from inference.broker.kombu_redis.records import Records, Unacked
+from inference.broker.kombu_redis.qos import QoS, Unacked
 from inference.broker.kombu_redis.scripts import FETCH
 
 logger = logging.getLogger(__name__)
@@ -27,14 +24,8 @@ logger = logging.getLogger(__name__)
 MOST = 256  # messages a fetch, so that the loop keeps turning
 LONGEST_BYTES = 1024 * 1024  # of a message: ours are about 1,300
 RECHECK_S = 1.0  # ask again though no word came; also how a dead connection is noticed
+UNKNOWN = float("-inf")  # since when the lists are empty
 MISSES = 3  # fetches in a row that found nothing though a list exists: others were faster, or it is no list
-
-
-class Arrival(NamedTuple):
-    queue: str
-    key: str
-    tag: str
-    text: bytes
 
 
 class Channel(stock.Channel):
@@ -43,11 +34,10 @@ class Channel(stock.Channel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._takers: dict[str, tuple[Callable[[Any], None], bool]] = {}  # by queue: callback, no_ack
         self._asked: list[tuple[str, str]] = []  # queues and lists of the fetch under way
-        self._arrived: deque[Arrival] = deque()  # not handed over yet
+        self._arrived: deque[tuple[str, Unacked]] = deque()  # by queue: not handed over yet
         self._fetched_at: float | None = None  # while its answer is under way
-        self._empty_since: float | None = None
+        self._empty_since = UNKNOWN
         self._misses = 0
-        self.records = Records(self)
         self._session: Any = None  # the socket that tracks keys
         self._fetch_sha = ""
         super().__init__(*args, **kwargs)
@@ -62,7 +52,7 @@ class Channel(stock.Channel):
         """Whether there is something to ask the server for, or to tell it."""
         if self._in_poll:
             return False
-        return bool(self.qos.acked) or (self._may_fetch() and not self._is_known_empty())
+        return bool(self.qos.acked) or (self._may_fetch() and monotonic() - self._empty_since >= RECHECK_S)
 
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], None], *args: Any, **kwargs: Any
@@ -78,27 +68,24 @@ class Channel(stock.Channel):
 
     def take_unread(self) -> list[Unacked]:
         """What was fetched and not handed over."""
-        unread = [Unacked(arrival.tag, arrival.key, arrival.text) for arrival in self._arrived]
+        unread = [message for _, message in self._arrived]
         self._arrived.clear()
         return unread
 
     def _may_fetch(self) -> bool:
         return bool(self.active_queues) and self.qos.can_consume()
 
-    def _is_known_empty(self) -> bool:
-        return self._empty_since is not None and monotonic() - self._empty_since < RECHECK_S
-
     def _update_queue_cycle(self) -> None:
         """The queues have changed: what is known and tracked is about the old ones."""
         super()._update_queue_cycle()
-        self._empty_since = None
+        self._empty_since = UNKNOWN
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         """The server's words come in protocol 3 only."""
         return {**super()._connparams(asynchronous), "protocol": 3}
 
     def _on_connection_disconnect(self, connection: Any) -> None:
-        self._empty_since = None
+        self._empty_since = UNKNOWN
         super()._on_connection_disconnect(connection)
 
     def _ensure_session(self, connection: Any) -> None:
@@ -111,13 +98,13 @@ class Channel(stock.Channel):
         connection.read_response()
         connection.send_command("SCRIPT", "LOAD", FETCH)
         self._fetch_sha = connection.read_response()
-        self._session, self._empty_since = connection._sock, None
+        self._session, self._empty_since = connection._sock, UNKNOWN
         if self._fetched_at is not None:
             self.qos.owe_fetch(self._fetched_at)
         self.qos.pay_debts()
 
     def _on_word(self, word: Any) -> None:
-        self._empty_since = None
+        self._empty_since = UNKNOWN
 
     def _brpop_start(self, timeout: float | None = None) -> None:
         """Send a fetch; the event loop tells when the answer is there. (kombu's name for it.)"""
@@ -132,12 +119,13 @@ class Channel(stock.Channel):
         self._in_poll, self._brpop_sent_at = connection, monotonic()
 
     def _commands(self, queues: int) -> list[tuple[Any, ...]]:
-        credit = self.qos.can_consume_max_estimate()
+        qos = self.qos
+        credit = qos.can_consume_max_estimate()
         most = MOST if credit is None else min(credit, MOST)
-        names = [self.records.prefixed(key) for _, key in self._asked]
-        keys = (*self.records.keys, *names)
+        names = [qos.prefixed(key) for _, key in self._asked]
+        keys = (*qos.server_keys, *names)
         limits = (self._fetched_at, most if queues else 0, queues or 1, LONGEST_BYTES)
-        fetch = ("EVALSHA", self._fetch_sha, len(keys), *keys, *limits, *self.qos.tell())
+        fetch = ("EVALSHA", self._fetch_sha, len(keys), *keys, *limits, *qos.tell())
         return [fetch, ("EXISTS", *names)] if names else [fetch]
 
     def _brpop_read(self, **options: Any) -> bool:
@@ -145,7 +133,7 @@ class Channel(stock.Channel):
         self._read_answer()
         found = bool(self._arrived)
         while self._arrived:
-            self._hand_over(self._arrived.popleft())
+            self._hand_over(*self._arrived.popleft())
         if not found:
             raise Empty
         return True
@@ -173,32 +161,30 @@ class Channel(stock.Channel):
         for number, tag, text in zip(*[iter(fetched)] * 3, strict=True):
             queue, key = self._asked[number]
             if tag:
-                self._arrived.append(Arrival(queue, key, tag.decode(), text))
+                self._arrived.append((queue, Unacked(tag.decode(), key, text)))
             else:
                 logger.error("not a message, dropped from %s: %.200r", queue, text)
         self._misses = 0 if fetched else self._misses + 1
         if self._asked and (not existing or self._misses >= MISSES):
             self._empty_since = monotonic()
 
-    def _hand_over(self, arrival: Arrival) -> None:
-        if arrival.queue not in self._active_queues:
-            self.records.put_back([Unacked(arrival.tag, arrival.key, arrival.text)])
-            return
-        try:
-            message = self.Message(_checked(loads(arrival.text)), channel=self)
-        except Exception as error:
-            logger.error("not a message, dropped from %s: %r: %.200r", arrival.queue, error, arrival.text)
-            self.qos.forget(arrival.tag)
-            return
-        callback, no_ack = self._takers[arrival.queue]
-        if no_ack:
-            self.qos.forget(arrival.tag)
-        else:
-            self.qos.keep(message, arrival.tag, arrival.key)
-        self._guarded(callback, message, arrival.queue, arrival.tag)
-
-    def _guarded(self, callback: Callable[[Any], None], message: Any, queue: str, tag: str) -> None:
+    def _hand_over(self, queue: str, arrived: Unacked) -> None:
         """A message that its consumer cannot stand is dropped: it would end this worker, and then the next one."""
+        if queue not in self._active_queues:
+            self.qos.put_back([arrived])
+            return
+        tag, key, text = arrived
+        try:
+            message = self.Message(_checked(loads(text)), channel=self)
+        except Exception as error:
+            logger.error("not a message, dropped from %s: %r: %.200r", queue, error, text)
+            self.qos.forget(tag)
+            return
+        callback, no_ack = self._takers[queue]
+        if no_ack:
+            self.qos.forget(tag)
+        else:
+            self.qos.keep(message, tag, key)
         try:
             callback(message)
         except redis.RedisError:

@@ -1,18 +1,26 @@
 """What a channel has handed over and the consumer has not acknowledged yet."""
 
-from __future__ import annotations
-
 import logging
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import redis
 from kombu.transport import redis as stock
 from kombu.transport import virtual
 from kombu.utils.json import dumps
 
-from inference.broker.kombu_redis.records import Unacked
+from inference.broker.kombu_redis.scripts import PUT_BACK
 
 logger = logging.getLogger(__name__)
+
+
+class Unacked(NamedTuple):
+    """A message that may be put back, and where it came from."""
+
+    tag: str
+    key: str
+    text: str | bytes
 
 
 class Debt(NamedTuple):
@@ -48,14 +56,14 @@ class QoS(stock.QoS):
         self._keys.pop(tag, None)
         self.acked.append(tag)
         if not self.channel.is_driven:
-            self.channel.records.acknowledge(self.tell())
+            self._acknowledge(self.tell())
             self.told()
 
     def reject(self, tag: str, requeue: bool = False) -> None:
         if not requeue:
             self.ack(tag)
         elif tag in self._keys:
-            self.channel.records.put_back([self._unacked(tag)])
+            self.put_back([self._unacked(tag)])
             del self._keys[tag]
             virtual.QoS.ack(self, tag)
         else:
@@ -68,6 +76,25 @@ class QoS(stock.QoS):
 
     def told(self) -> None:
         self.telling = []
+
+    def prefixed(self, key: str) -> str:
+        return f"{self.channel.global_keyprefix}{key}"
+
+    @property
+    def server_keys(self) -> tuple[str, str]:
+        """The messages by tag, and the tags by time, under the names that kombu gives them."""
+        return self.prefixed(self.unacked_key), self.prefixed(self.unacked_index_key)
+
+    def put_back(self, messages: Sequence[Unacked]) -> None:
+        """To the front of their lists, in this order. What is not recorded as unacknowledged any more is left alone."""
+        if not messages:
+            return
+        lists = list(dict.fromkeys(message.key for message in messages))
+        arguments = [
+            part for message in reversed(messages) for part in (message.tag, lists.index(message.key), message.text)
+        ]
+        names = [*self.server_keys, *map(self.prefixed, lists)]
+        self._client().eval(PUT_BACK, len(names), *names, *arguments)
 
     def restore_visible(self, *args: Any, **kwargs: Any) -> None:
         """A server that is full, or may not write, is no reason to stop consuming: that empties it."""
@@ -91,29 +118,46 @@ class QoS(stock.QoS):
 
     def pay_debts(self) -> None:
         """What earlier channels to this server could not tell it."""
-        debts = _debts.get(self.channel.server, [])
+        debts = _debts[self.channel.server]
         while debts:
             self._pay(debts[0])
             debts.pop(0)
 
     def owe_fetch(self, fetched_at: float) -> None:
-        _debts.setdefault(self.channel.server, []).append(Debt([], [], [], fetched_at))
+        _debts[self.channel.server].append(Debt([], [], [], fetched_at))
 
     def _pay_or_leave(self, debt: Debt) -> None:
         try:
             self._pay(debt)
         except (redis.RedisError, OSError) as error:
             logger.warning("%d messages are put back when the broker answers again: %s", len(debt.messages), error)
-            _debts.setdefault(self.channel.server, []).append(debt)
+            _debts[self.channel.server].append(debt)
 
     def _pay(self, debt: Debt) -> None:
-        records = self.channel.records
-        records.acknowledge(debt.acked)
-        records.put_back(debt.messages)
-        for tag in debt.tags + (records.of_fetch(debt.lost_fetch) if debt.lost_fetch else []):
+        self._acknowledge(debt.acked)
+        self.put_back(debt.messages)
+        for tag in debt.tags + (self._tags_of_fetch(debt.lost_fetch) if debt.lost_fetch else []):
             self.restore_by_tag(tag)
         if debt.messages:
             logger.info("%d unacknowledged messages are back in their queues", len(debt.messages))
+
+    def _acknowledge(self, tags: Sequence[str]) -> None:
+        """At once; usually the next fetch does it."""
+        if tags:
+            messages, index = self.server_keys
+            with self._client().pipeline() as pipe:
+                pipe.hdel(messages, *tags)
+                pipe.zrem(index, *tags)
+                pipe.execute()
+
+    def _tags_of_fetch(self, moment: float) -> list[str]:
+        """The tags of the messages that the fetch of this moment has taken, and that are still recorded."""
+        tags = self._client().zrangebyscore(self.server_keys[1], moment, moment)
+        return [tag.decode() for tag in cast("list[bytes]", tags)]
+
+    def _client(self) -> redis.Redis:
+        """Without kombu's own prefixing, which knows few commands."""
+        return redis.Redis(connection_pool=self.channel.pool)
 
     def _take_all(self) -> tuple[list[Unacked], list[str]]:
         messages = [self._unacked(tag) for tag in self._delivered if tag in self._keys]
@@ -128,4 +172,4 @@ class QoS(stock.QoS):
         return Unacked(tag, self._keys[tag], dumps(raw))
 
 
-_debts: dict[str, list[Debt]] = {}  # by server: channels come and go
+_debts: dict[str, list[Debt]] = defaultdict(list)  # by server: channels come and go

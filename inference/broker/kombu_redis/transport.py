@@ -3,8 +3,6 @@
 Publishing, fanout, bindings and what lies in the server are kombu's: both transports work side by side.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from kombu.transport import redis as stock
