@@ -1,7 +1,5 @@
 """Who waits keeps no database connection that others could use, and who serves all others queues up for none."""
 
-from __future__ import annotations
-
 from django.db import connection
 
 

@@ -1,7 +1,5 @@
 """Notices that jobs are finished: their ids, on a channel of Redis. A notice is a hint, the rows are the truth."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection
 from uuid import UUID

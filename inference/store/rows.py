@@ -1,7 +1,5 @@
 """Job rows in bulk, at a third of what the ORM costs a row: new jobs in, outcomes out."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A batch is a UUID. Claiming writes it on rows that may be claimed; recording is 
 means that somebody else owns the job now, and the outcome is dropped.
 """
 
-from __future__ import annotations
-
 import datetime
 import functools
 import logging
@@ -57,6 +55,7 @@ class Claimed:
     created_at: datetime.datetime
 
 
+_to_db = functools.partial(rows.to_db, database=connection)
 LEASE_MARGIN_S = 20.0  # past the model's time limit, which the worker itself enforces
 _QUEUED_AGAIN = {"status": Status.QUEUED, "batch": None, "worker": None, "started_at": None, "published_at": None}
 
@@ -212,7 +211,3 @@ def _in_seconds(seconds: float, vendor: str) -> tuple[str, Sequence[Any]]:
     query = Job.objects.all().query
     sql, values = query.get_compiler(connection=connection).compile(moment.resolve_expression(query))
     return str(sql), values
-
-
-def _to_db(name: str, value: Any) -> Any:
-    return rows.to_db(name, value, connection)

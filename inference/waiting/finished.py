@@ -5,8 +5,6 @@ query, and wakes them. A notice is a hint: a slow poll of the waiting ids finds 
 no database connection.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

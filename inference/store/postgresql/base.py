@@ -4,8 +4,6 @@ The kernel of a stopped server still acknowledges what is sent, so neither the s
 own timeouts end such a wait. Here the client stops waiting too, and closes the connection.
 """
 
-from __future__ import annotations
-
 import select
 import types
 from typing import Any

@@ -1,7 +1,5 @@
 """Changes of tables that a running service goes on writing to."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.contrib.postgres.operations import AddIndexConcurrently

@@ -1,7 +1,5 @@
 """Django's SQLite backend, whose waits for the file's lock are counted: together they take no longer than one may."""
 
-from __future__ import annotations
-
 import sqlite3
 from typing import Any
 
