@@ -11,11 +11,11 @@ from pathlib import Path
 from inference.broker.embedded import (
     LOADING_LIMIT_S,
     POLL_S,
-    EmbeddedBrokerError,
     is_answering,
     prepare,
     server_command,
 )
+from inference.broker.storage import EmbeddedBrokerError
 
 
 class EmbeddedBroker:

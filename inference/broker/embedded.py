@@ -18,14 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from inference.broker import address, storage
+from inference.broker.storage import EmbeddedBrokerError
 
 SERVERS = ("valkey-server", "redis-server")  # on the PATH
 LOADING_LIMIT_S = 60.0  # reading a large append-only file takes its time
 POLL_S = 0.02
-
-
-class EmbeddedBrokerError(Exception):
-    """The server cannot be started; the message says what would help."""
 
 
 def server_binary() -> str:
@@ -77,7 +74,7 @@ def server_command(data: Path, path: Path) -> tuple[str, ...]:
 def prepare(data: Path, path: Path) -> int:
     """Make both folders usable and lock the socket's. Returns the lock's descriptor: the server is to inherit it.
 
-    Raises `EmbeddedBrokerError` and `StorageError`.
+    Raises `EmbeddedBrokerError`.
     """
     if len(os.fsencode(path)) > address.LONGEST_SOCKET_PATH:
         raise EmbeddedBrokerError(
@@ -149,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         command = server_command(options.data, options.socket)
         os.set_inheritable(prepare(options.data, options.socket), True)
-    except (EmbeddedBrokerError, storage.StorageError, OSError) as error:
+    except (EmbeddedBrokerError, OSError) as error:
         sys.exit(f"Error: {error}")
     os.execv(command[0], command)  # noqa: S606 - no shell is wanted
 

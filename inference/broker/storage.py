@@ -21,14 +21,14 @@ KEPT = 3  # of what was set aside
 ROOM = 64 * 1024  # bytes
 
 
-class StorageError(Exception):
-    """The folder cannot be used; the message says what would help."""
+class EmbeddedBrokerError(Exception):
+    """The server cannot be started; the message says what would help."""
 
 
 def make_usable(folder: Path, start: Callable[[Path], str]) -> None:
     """`start` starts a server on a folder, stops it again, and returns why it did not start, or "".
 
-    Raises `StorageError`, and leaves all as it is, when that is not the fault of the files.
+    Raises `EmbeddedBrokerError`, and leaves all as it is, when that is not the fault of the files.
     """
     with _explained(folder):
         make_writable(folder)
@@ -43,7 +43,7 @@ def _explained(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         cure = "Free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Make the folder writable"
-        raise StorageError(
+        raise EmbeddedBrokerError(
             f"The broker cannot write to {folder}: {error.strerror}. {cure}, or set REDIS_URL."
         ) from error
 
@@ -61,7 +61,7 @@ def _blame_the_files(folder: Path, start: Callable[[Path], str], reason: str) ->
     """If the server starts without them."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="empty-") as empty:
         if start(Path(empty)):
-            raise StorageError(f"The broker's server does not start: {reason}")
+            raise EmbeddedBrokerError(f"The broker's server does not start: {reason}")
     kept = _set_aside(folder)
     logger.warning(
         "The broker's data cannot be read (%s). It is set aside in %s; accepted jobs are sent again.", reason, kept

@@ -1,3 +1,1 @@
-"""Job rows: as the database takes them, over which connection, and each change of a job's state with its notice.
-Imports the models, the broker and nothing above.
-"""
+"""Job rows: as the database takes them, over which connection, and each change of a job's state with its notice."""

@@ -1,3 +1,1 @@
-"""From a request to a stored and sent job: admission, idempotency, the writer, and `jobs` and `bulk`, its two faces.
-Imports what lies below it, never workers or engines.
-"""
+"""From a request to a stored and sent job: admission, idempotency, the writer, and `jobs` and `bulk`, its two faces."""

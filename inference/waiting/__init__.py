@@ -1,3 +1,1 @@
-"""What a request does while it waits: it lends its compute slot, and is woken when its job is finished. Imports the
-store and the broker.
-"""
+"""What a request does while it waits: it lends its compute slot, and is woken when its job is finished."""

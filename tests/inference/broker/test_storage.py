@@ -12,7 +12,7 @@ from unittest import TestCase, skipUnless
 import redis
 
 from inference.broker import address, storage
-from inference.broker.storage import StorageError
+from inference.broker.storage import EmbeddedBrokerError
 from tests.conditions import eventually
 from tests.embedded_broker import EmbeddedBroker
 
@@ -127,7 +127,7 @@ class StorageTests(TestCase):
     def test_a_folder_that_cannot_be_made_is_named(self) -> None:
         (self.folder / "file").touch()
         self.data = self.folder / "file" / "data"
-        with self.assertRaisesRegex(StorageError, f"{self.data}.*Not a directory.*Make"):
+        with self.assertRaisesRegex(EmbeddedBrokerError, f"{self.data}.*Not a directory.*Make"):
             self.start()
 
     def test_a_server_that_does_not_start_for_another_reason_loses_nothing(self) -> None:
@@ -138,7 +138,7 @@ class StorageTests(TestCase):
             calls.append(folder)
             return "Out of files"
 
-        with self.assertRaisesRegex(StorageError, "Out of files"):
+        with self.assertRaisesRegex(EmbeddedBrokerError, "Out of files"):
             storage.make_usable(self.data, never)
         self.assertEqual(len(calls), 2)  # with the data, and without
         self.assertEqual((self.kept(), (self.data / BASE).exists()), ([], True))
@@ -168,11 +168,11 @@ class StorageTests(TestCase):
         mount_small_disk(self, self.data, "256k")
         self.written_by("valkey-9")
         (self.data / "ballast").write_bytes(bytes(shutil.disk_usage(self.data).free))
-        with self.assertRaisesRegex(StorageError, f"{self.data}: No space left on device. Free some space"):
+        with self.assertRaisesRegex(EmbeddedBrokerError, f"{self.data}: No space left on device. Free some space"):
             self.start()
         (self.data / "ballast").unlink()
         subprocess.run(["mount", "-o", "remount,ro", self.data], check=True)
-        with self.assertRaisesRegex(StorageError, f"{self.data}: Read-only file system. Make"):
+        with self.assertRaisesRegex(EmbeddedBrokerError, f"{self.data}: Read-only file system. Make"):
             self.start()
         subprocess.run(["mount", "-o", "remount,rw", self.data], check=True)
         self.assertEqual(self.start(), [b"second", b"message"])
