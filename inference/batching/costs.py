@@ -17,8 +17,7 @@ from typing import NamedTuple
 from inference.batching.least_squares import non_negative
 
 BENDS = (256, 1024, 4096, 16384)  # padded tokens
-TERMS = ("call", "item", "token", "token_length", *(f"token_beyond_{bend}" for bend in BENDS))
-SHRINK = (1e-5, 1e-3, 1e-5, *[1e-3] * (len(TERMS) - 3))  # what call and token explain, the others do not
+SHRINK = (1e-5, 1e-3, 1e-5, 1e-3, *[1e-3] * len(BENDS))  # what call and token explain, the others do not
 
 GUESS_CALL_TOKENS = 64.0  # before anything is known, a call costs as much as so many tokens
 GUESS_TOKEN_S = 1e-4
@@ -136,4 +135,4 @@ def _half_octave(value: float) -> int:
 
 
 def _guess(token_s: float) -> list[float]:
-    return [GUESS_CALL_TOKENS * token_s, 0.0, token_s, *[0.0] * (len(TERMS) - 3)]
+    return [GUESS_CALL_TOKENS * token_s, 0.0, token_s, 0.0, *[0.0] * len(BENDS)]

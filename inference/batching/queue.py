@@ -52,18 +52,6 @@ class Limits:
     max_wait_s: float = 0.0
 
 
-@dataclass(slots=True)
-class _Load:
-    """What waits of one group."""
-
-    size: int = 0
-    tokens: int = 0  # not padded
-
-    def change(self, item: Item, sign: int) -> None:
-        self.size += sign * item.size
-        self.tokens += sign * item.size * item.length
-
-
 class BatchQueue:
     """The waiting items of one model. Not thread-safe: the worker's event loop owns it.
 
@@ -83,7 +71,6 @@ class BatchQueue:
         self._by_arrival: dict[int, Line] = defaultdict(SortedList)  # by priority
         self._by_length: dict[tuple[str, int], Line] = defaultdict(SortedList)  # by group and priority
         self._by_deadline: Line = SortedList()
-        self._loads: dict[str, _Load] = defaultdict(_Load)  # by group
         self._expired: dict[str, Item] = {}  # out of the queue, not yet returned
 
     def __len__(self) -> int:
@@ -101,7 +88,6 @@ class BatchQueue:
         self._by_length[item.group, item.priority].add(_length_key(item, number))
         if item.expires_at_s is not None:
             self._by_deadline.add((item.expires_at_s, number, item))
-        self._loads[item.group].change(item, 1)
         return True
 
     def remove(self, id: str) -> Item | None:
@@ -113,10 +99,6 @@ class BatchQueue:
         _discard(self._by_length, (item.group, item.priority), _length_key(item, number))
         if item.expires_at_s is not None:
             self._by_deadline.remove((item.expires_at_s, number, item))
-        load = self._loads[item.group]
-        load.change(item, -1)
-        if not load.size:
-            del self._loads[item.group]
         return item
 
     def expire(self, now_s: float) -> list[Item]:
@@ -176,8 +158,13 @@ class BatchQueue:
 
     def _is_full(self, head: Item) -> bool:
         """Whether enough waits beside the head to reach a limit: waiting longer brings no larger batch."""
-        load = self._loads[head.group]
-        return load.size >= self.limits.max_batch_size or load.tokens >= self.max_tokens
+        size, tokens = 0, 0  # not padded
+        for line in (line for (group, _), line in self._by_length.items() if group == head.group):
+            for item in (key[-1] for key in line):
+                size, tokens = size + item.size, tokens + item.size * item.length
+                if size >= self.limits.max_batch_size or tokens >= self.max_tokens:
+                    return True
+        return False
 
     def _turn(self, item: Item) -> tuple[int, float, int]:
         return item.priority, item.arrived_at_s, self._numbers[item.id][1]

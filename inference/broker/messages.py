@@ -1,18 +1,16 @@
 """What is sent to the workers for one job: a Celery message (protocol 2) with hints for batching, and no inputs."""
 
 import functools
-import os
-import socket
 from base64 import b64encode
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from celery import current_app
 from uuid_utils import uuid4
 
 TASK = "inference.run"
 AMQP_PRIORITIES = {1: 6, 2: 4, 3: 0}  # the largest goes first; a quorum queue tells 5 and above from the rest
-EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,36 +45,23 @@ class JobMessage:
 
 
 @functools.cache
-def _origin() -> str:
-    return f"gen{os.getpid()}@{socket.gethostname()}"
+def _task() -> Any:
+    """What Celery sends of any task of ours; each message has its own id, arguments and their texts."""
+    return current_app.amqp.as_task_v2("", TASK, ignore_result=True)
 
 
 def body(message: JobMessage) -> list[Any]:
-    return [[message.job_id], message.hints, EMBED]
+    return [[message.job_id], message.hints, _task().body[2]]
 
 
 def headers(message: JobMessage) -> dict[str, Any]:
     """Without Celery's `expires`: a worker must not drop a message that its row still waits for."""
     return {
-        "lang": "py",
-        "task": TASK,
+        **_task().headers,
         "id": message.job_id,
-        "shadow": None,
-        "eta": None,
-        "expires": None,
-        "group": None,
-        "group_index": None,
-        "retries": 0,
-        "timelimit": [None, None],
         "root_id": message.job_id,
-        "parent_id": None,
         "argsrepr": f"['{message.job_id}']",
         "kwargsrepr": repr(message.hints),
-        "origin": _origin(),
-        "ignore_result": True,
-        "replaced_task_nesting": 0,
-        "stamped_headers": None,
-        "stamps": {},
     }
 
 

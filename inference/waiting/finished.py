@@ -31,8 +31,7 @@ LONGEST_DEAF_S = 5.0  # between tries to hear them again
 class Waiter:
     """One request's wait for one job: a lock that is taken from the start, which costs a third of an event."""
 
-    def __init__(self, job_id: UUID) -> None:
-        self.job_id = job_id
+    def __init__(self) -> None:
         self._changes: Changes | None = None
         self._error: Exception | None = None
         self._closed = threading.Lock()
@@ -73,7 +72,7 @@ class Listener:
     @contextlib.contextmanager
     def expect(self, job_id: UUID) -> Iterator[Waiter]:
         """Register before the job can finish, then `wait()`: no notice falls in between."""
-        waiter = Waiter(job_id)
+        waiter = Waiter()
         with self._lock:
             self._waiters.setdefault(job_id, []).append(waiter)
             self._ensure_thread()
