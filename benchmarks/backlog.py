@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MODELS = """
 [echo]
-engine = "inference.engines.echo:EchoEngine"
+engine = "tests.echo:EchoEngine"
 max_queued = 1000000
 options = { fixed_ms = 1 }
 """

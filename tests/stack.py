@@ -38,7 +38,7 @@ HOST = "127.0.0.1"
 LOG_LINES_SHOWN = 200
 ECHO = """
 [echo]
-engine = "inference.engines.echo:EchoEngine"
+engine = "tests.echo:EchoEngine"
 max_batch_size = 16
 time_limit_s = 10
 """

@@ -15,7 +15,6 @@ from django.test import TransactionTestCase, override_settings
 
 from inference.broker import redis_client
 from inference.catalog.lookup import models, spec_of
-from inference.engines import echo
 from inference.errors import InferenceError
 from inference.models import Job, Status, Worker, WorkerState
 from inference.status import backlog, metrics
@@ -23,6 +22,7 @@ from inference.status.workers import notes, served_models, speeds
 from inference.store import transitions
 from inference.store.transitions import Outcome
 from inference.submission import admission
+from tests import echo
 
 if TYPE_CHECKING:
     from django.test.client import _MonkeyPatchedWSGIResponse

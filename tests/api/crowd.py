@@ -20,7 +20,7 @@ from typing import Any
 
 MODELS = """
 [slow]
-engine = "inference.engines.echo:EchoEngine"
+engine = "tests.echo:EchoEngine"
 max_batch_size = 64
 max_queued = 700
 options = { fixed_ms = 700 }

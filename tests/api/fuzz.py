@@ -14,7 +14,7 @@ from pathlib import Path
 
 MODELS = """
 [echo]
-engine = "inference.engines.echo:EchoEngine"
+engine = "tests.echo:EchoEngine"
 max_queued = 1000000
 [echo.parameters]
 top_k = { type = "integer", min = 1, max = 10 }
@@ -22,11 +22,11 @@ share = { type = "number", min = 0.0, max = 1.0 }
 labels = { type = "array", items = "string", max_items = 3 }
 
 [texts]
-engine = "inference.engines.echo:EchoEngine"
+engine = "tests.echo:EchoEngine"
 task = "text-classification"
 
 [pictures]
-engine = "inference.engines.echo:EchoEngine"
+engine = "tests.echo:EchoEngine"
 task = "image-classification"
 """
 CHECKS = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 MODELS = """
 [echo]
-engine = "inference.engines.echo:EchoEngine"
+engine = "tests.echo:EchoEngine"
 max_batch_size = 4
 max_queued = 100000
 [echo.parameters]
@@ -18,19 +18,19 @@ labels = { type = "array", items = "string" }
 anything = { type = "object" }
 
 [texts]
-engine = "inference.engines.echo:EchoEngine"
+engine = "tests.echo:EchoEngine"
 task = "zero-shot-classification"
 
 [prompts]
-engine = "inference.engines.echo:EchoEngine"
+engine = "tests.echo:EchoEngine"
 task = "text-generation"
 
 [vectors]
-engine = "inference.engines.echo:EchoEngine"
+engine = "tests.echo:EchoEngine"
 task = "feature-extraction"
 
 [pictures]
-engine = "inference.engines.echo:EchoEngine"
+engine = "tests.echo:EchoEngine"
 task = "image-classification"
 """
 MOST = 10 * 1024 * 1024  # bytes of a body

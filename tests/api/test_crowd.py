@@ -18,13 +18,13 @@ from tests.e2e.case import StackCase
 CANCELS = 200
 QUICK = """
 [quick]
-engine = "inference.engines.echo:EchoEngine"
+engine = "tests.echo:EchoEngine"
 max_batch_size = 4
 options = { fixed_ms = 15 }
 """
 ONE_BY_ONE = """
 [steady]
-engine = "inference.engines.echo:EchoEngine"
+engine = "tests.echo:EchoEngine"
 max_batch_size = 1
 options = { fixed_ms = 30 }
 """

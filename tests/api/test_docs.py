@@ -6,7 +6,7 @@ import time
 from django.conf import settings
 
 from api import errors
-from inference.engines import echo
+from tests import echo
 from tests.api.base import ApiTestCase
 from tests.api.documented_loop import CODE, TEXT, Session, output_loop
 

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from inference.engines import echo
+from tests import echo
 from tests.e2e.case import StackCase
 from tests.stack import HOST
 

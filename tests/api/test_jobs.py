@@ -4,9 +4,9 @@ from uuid import uuid4
 
 from django.test import override_settings
 
-from inference.engines import echo
 from inference.models import Job, Priority, Status, Webhook
 from inference.status import workers
+from tests import echo
 from tests.api.base import ApiTestCase
 from tests.conditions import eventually
 

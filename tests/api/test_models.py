@@ -1,10 +1,10 @@
 import base64
 from typing import Any
 
-from inference.engines import echo
 from inference.errors import BadOutput
 from inference.models import Job, Worker
 from inference.status.workers import notes
+from tests import echo
 from tests.api.base import ApiTestCase, echo_answer
 
 

@@ -11,7 +11,7 @@ from django.test import SimpleTestCase, override_settings
 from api.auth import keyring
 from api.models import ApiKey
 from api.waiting import Slots, slots
-from inference.engines import echo
+from tests import echo
 from tests.api.base import ApiTestCase
 
 

@@ -61,7 +61,7 @@ class TestBadModelsFile(SimpleTestCase):
     def refused(self, *command: str) -> str:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "models.toml"
-            file.write_text('[echo]\nengine = "inference.engines.echo:EchoEngine"\nmax_batch_sise = 3\n')
+            file.write_text('[echo]\nengine = "tests.echo:EchoEngine"\nmax_batch_sise = 3\n')
             environment = {
                 "PATH": "",
                 "MODELS_FILE": str(file),

@@ -17,7 +17,7 @@ from tests.stack import Stack
 
 MODELS = """
 [echo]
-engine = "inference.engines.echo:EchoEngine"
+engine = "tests.echo:EchoEngine"
 max_queued = 1000000
 """
 ANSWER_LIMIT_S = 10.0  # promised are 6, on a machine that does nothing else

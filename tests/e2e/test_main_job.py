@@ -31,7 +31,7 @@ README_EXAMPLE = re.compile(
 )
 SLOW = """
 [slow]
-engine = "inference.engines.echo:EchoEngine"
+engine = "tests.echo:EchoEngine"
 options = { fixed_ms = 500 }
 """
 SENTENCE = "a cat sat on the mat while the queue of jobs grew longer and the batch was formed by length"

@@ -9,14 +9,14 @@ from uuid import UUID
 import redis
 from django.conf import settings
 
-from inference.engines import echo
 from inference.models import Job, Status
+from tests import echo
 from tests.conditions import eventually
 from tests.e2e.case import StackCase
 
 SLOW_ECHO = """
 [echo]
-engine = "inference.engines.echo:EchoEngine"
+engine = "tests.echo:EchoEngine"
 max_batch_size = 8
 time_limit_s = 30
 options = { fixed_ms = 300 }

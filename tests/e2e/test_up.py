@@ -145,7 +145,7 @@ class TestUp(TestCase):
 
     def test_a_part_that_dies_starts_again_and_nothing_is_left_when_the_supervisor_is_killed(self) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".toml") as models:
-            models.write('[echo]\nengine = "inference.engines.echo:EchoEngine"\n')
+            models.write('[echo]\nengine = "tests.echo:EchoEngine"\n')
             models.flush()
             with Up(free_port(), Path(models.name)) as up:
                 up.shows("Ready on")

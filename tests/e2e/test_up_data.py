@@ -14,7 +14,7 @@ from tests.e2e.test_up import Up
 from tests.inference.broker.test_storage import BASE, LOG, WRITTEN_BY, mount_small_disk
 from tests.stack import free_port
 
-ECHO = '[echo]\nengine = "inference.engines.echo:EchoEngine"\n'
+ECHO = '[echo]\nengine = "tests.echo:EchoEngine"\n'
 
 
 class TestData(TestCase):

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from inference.engines.echo import EchoEngine
 from inference.errors import ModelUnavailable
+from tests.echo import EchoEngine
 
 CALLS = "engine-calls"  # in DATA_DIR: a line an engine call: its process, and the number of its items
 CANNOT_LOAD = "cannot-load"  # in DATA_DIR: while there is such a file, no fragile model can be loaded

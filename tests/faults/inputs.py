@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
-from inference.engines.echo import Fail
+from tests.echo import Fail
 from tests.faults.fault import Fault
 from tests.faults.trial import Trial
 

@@ -15,8 +15,8 @@ from uuid import UUID
 
 from django.db import connections
 
-from inference.engines import echo
 from inference.models import TERMINAL, Job, Status
+from tests import echo
 from tests.conditions import eventually
 from tests.faults import holdings
 from tests.faults.service import Service

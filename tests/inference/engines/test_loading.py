@@ -9,8 +9,8 @@ from django.test import SimpleTestCase, override_settings
 
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading, weights
-from inference.engines.echo import EchoEngine
 from inference.errors import ModelUnavailable
+from tests.echo import EchoEngine
 
 HEADER = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
 SAFETENSORS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(4)
@@ -36,7 +36,7 @@ class MakeTests(TestCase):
             self.assertIn(word, caught.exception.message)
 
     def test_a_class_becomes_an_engine(self) -> None:
-        self.assertIsInstance(loading.make(spec(engine="inference.engines.echo:EchoEngine")), EchoEngine)
+        self.assertIsInstance(loading.make(spec(engine="tests.echo:EchoEngine")), EchoEngine)
 
     def test_a_plain_function_becomes_an_engine(self) -> None:
         engine = loading.ready(spec(engine=f"{__name__}:shout"), "cpu")
@@ -46,7 +46,7 @@ class MakeTests(TestCase):
         self.assert_refused("no_such_package.engine:Mine", "no_such_package", "importable")
 
     def test_a_missing_class_names_what_is_close(self) -> None:
-        self.assert_refused("inference.engines.echo:EchoEngin", "did you mean EchoEngine?")
+        self.assert_refused("tests.echo:EchoEngin", "did you mean EchoEngine?")
 
     def test_a_class_that_is_no_engine_is_refused(self) -> None:
         self.assert_refused(f"{__name__}:NotAnEngine", "subclass of inference.engines.base.Engine")

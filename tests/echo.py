@@ -1,4 +1,4 @@
-"""An engine with no weights: answers {"echo": input, …}, and misbehaves when it is told to. Ships for tests and drills.
+"""An engine with no weights: answers {"echo": input, …}, and misbehaves when it is told to.
 
 An input {"text": "…", "fail": "crash"} says how, see `Fail`; "seconds" and "megabytes" say how much. In the catalog,
 options = { fixed_ms, per_item_ms, per_token_ms, max_tokens } say what a call costs, and what fits.
