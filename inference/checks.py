@@ -110,5 +110,5 @@ def _weights_problem(spec: specs.ModelSpec) -> str:
     try:
         weights.check(spec)
     except ModelUnavailable as error:
-        return f"model: {error.message.removeprefix(f'{spec.name}: ')}"
+        return f"model: {error.message}"
     return ""

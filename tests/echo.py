@@ -50,9 +50,7 @@ class EchoEngine(Engine):
         super().__init__(spec)
         for option in self.spec.options:
             if option not in OPTIONS:
-                raise ModelUnavailable(
-                    f"{spec.name}: unknown option {option!r}; the echo engine has {', '.join(OPTIONS)}."
-                )
+                raise ModelUnavailable(f"unknown option {option!r}; the echo engine has {', '.join(OPTIONS)}.")
 
     def load(self, device: str) -> None:
         self.device = device

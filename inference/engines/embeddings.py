@@ -16,7 +16,7 @@ from inference.engines.accelerate.tokens import beginning
 from inference.engines.base import Engine
 from inference.engines.pipeline import loader
 from inference.engines.stacks import Together
-from inference.errors import InferenceError, InvalidInput, ModelUnavailable
+from inference.errors import InferenceError, InvalidInput
 
 logging.disable_progress_bar()  # thousands of lines in a log file
 
@@ -26,10 +26,7 @@ class SentenceEmbeddings(Engine):
 
     def load(self, device: str) -> None:
         folder = weights.folder(self.spec)
-        try:
-            self.modes = pooling.modes_of(folder)
-        except ValueError as error:
-            raise ModelUnavailable(f"{self.spec.name}: {error}.") from error
+        self.modes = pooling.modes_of(folder)
         self.device = torch.device(device)
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self.tokenizer.padding_side = "right"
@@ -42,7 +39,7 @@ class SentenceEmbeddings(Engine):
             local_files_only=True,
             trust_remote_code=False,
         ).to(self.device)
-        saved = weights.config(folder, "sentence_bert_config.json").get("max_seq_length")
+        saved = weights.read_json(folder / "sentence_bert_config.json", missing={}).get("max_seq_length")
         self.max_tokens = loader.max_tokens(self.spec, self.model, self.tokenizer, saved)
         trial = parity.Trial(self._own_states, parity.TEXTS)
         self.shortcuts = accelerate.install(self.model, self.tokenizer, "", trial)

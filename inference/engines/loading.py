@@ -1,6 +1,6 @@
 """From a model's entry in the catalog to an engine: made, or made and loaded.
 
-Whatever is wrong is a `ModelUnavailable` that names the model and the cure.
+Whatever is wrong is a `ModelUnavailable` that names the cure.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from typing import Any
 from inference.catalog.specs import ModelSpec
 from inference.engines.base import Engine
 from inference.engines.faults import describe, is_device_failure, is_out_of_memory
-from inference.engines.weights import weights
 from inference.errors import ModelUnavailable
-
-__all__ = ["FunctionEngine", "make", "ready", "weights"]
 
 CPU = "cpu"
 Predict = Callable[[list[Any], dict[str, Any]], list[Any]]
@@ -45,7 +42,7 @@ def make(spec: ModelSpec) -> Engine:
     if callable(target) and not isinstance(target, type):
         return FunctionEngine(spec, target)
     raise ModelUnavailable(
-        f"{spec.name}: engine {spec.engine!r} must be a subclass of inference.engines.base.Engine"
+        f"engine {spec.engine!r} must be a subclass of inference.engines.base.Engine"
         f" or a function predict(inputs, parameters), not {type(target).__name__}."
     )
 
@@ -59,7 +56,7 @@ def ready(spec: ModelSpec, device: str) -> Engine:
     except ModelUnavailable:
         raise
     except Exception as error:
-        raise ModelUnavailable(f"{spec.name}: could not be loaded on {device}: {describe(error)}") from error
+        raise ModelUnavailable(f"could not be loaded on {device}: {describe(error)}") from error
     return engine
 
 
@@ -89,19 +86,19 @@ def _resolve(spec: ModelSpec) -> Any:
     except ModuleNotFoundError as error:
         raise ModelUnavailable(_missing_module(spec, module_name, error.name or "")) from error
     except Exception as error:
-        raise ModelUnavailable(f"{spec.name}: importing {module_name} raised {describe(error)}") from error
+        raise ModelUnavailable(f"importing {module_name} raised {describe(error)}") from error
     try:
         return getattr(module, attribute)
     except AttributeError as error:
         close = difflib.get_close_matches(attribute, dir(module), 1)
         hint = f"; did you mean {close[0]}?" if close else "."
-        raise ModelUnavailable(f"{spec.name}: module {module_name} has no {attribute!r}{hint}") from error
+        raise ModelUnavailable(f"module {module_name} has no {attribute!r}{hint}") from error
 
 
 def _missing_module(spec: ModelSpec, module_name: str, missing: str) -> str:
     if module_name == missing or module_name.startswith(f"{missing}."):
         return (
-            f"{spec.name}: engine {spec.engine!r} names a module that is not there: no {missing!r}."
+            f"engine {spec.engine!r} names a module that is not there: no {missing!r}."
             ' It must be importable from the project\'s folder, as in "my_package.my_module:MyEngine".'
         )
-    return f"{spec.name}: {module_name} needs the package {missing!r}: install it in the worker's environment."
+    return f"{module_name} needs the package {missing!r}: install it in the worker's environment."

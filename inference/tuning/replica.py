@@ -109,7 +109,7 @@ def _serve(connection: Connection, setup: Setup) -> None:
     try:
         loaded = _Loaded(setup=setup, engine=loading.ready(setup.spec, setup.device))
     except ModelUnavailable as error:
-        connection.send(CannotMeasure(error.message))
+        connection.send(CannotMeasure(f"{setup.spec.name}: {error.message}"))
         return
     connection.send("loaded")
     while True:

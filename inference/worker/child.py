@@ -92,7 +92,7 @@ def load_missing(without: Collection[str] = ()) -> Loaded:
         failures = dict.fromkeys(replica.specs, broken)
     return Loaded(
         pid=os.getpid(),
-        models={name: _why(name, failures[name]) if name in failures else READY for name in replica.specs},
+        models={name: storable(failures[name].message) if name in failures else READY for name in replica.specs},
         notes={name: engine.note for name, engine in replica.engines.items() if engine.note},
         tracebacks={name: _trace(failure) for name, failure in failures.items() if loading.is_bug(failure)},
     )
@@ -113,11 +113,6 @@ def _load(name: str) -> errors.ModelUnavailable | None:
     if note := replica.engines[name].note:
         logger.warning("model=%s %s", name, note)
     return None
-
-
-def _why(name: str, failure: errors.ModelUnavailable) -> str:
-    """Beside the model's name, which begins the message."""
-    return storable(failure.message.removeprefix(f"{name}: "))
 
 
 def _trace(failure: errors.ModelUnavailable) -> str:

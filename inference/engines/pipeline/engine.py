@@ -37,7 +37,7 @@ class PipelineEngine(Engine):
         self.task = tasks.of(self.spec.task).name
         if self.task not in FEEDS:
             raise ModelUnavailable(
-                f"{self.spec.name}: task {self.spec.task!r} is not served; served are {', '.join(sorted(FEEDS))}."
+                f"task {self.spec.task!r} is not served; served are {', '.join(sorted(FEEDS))}."
                 " For another, write an engine class: see docs/models.md."
             )
         self.feed = FEEDS[self.task]

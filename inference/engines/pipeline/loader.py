@@ -31,9 +31,7 @@ def load(spec: ModelSpec, task: str, device: str) -> Any:
             model_kwargs={"use_safetensors": True},
         )
     except Exception as error:
-        raise ModelUnavailable(
-            f"{spec.name}: {spec.model} could not be loaded for {task}: {describe(error)}"
-        ) from error
+        raise ModelUnavailable(f"{spec.model} could not be loaded for {task}: {describe(error)}") from error
     if pipe.tokenizer is not None:
         _fit_tokenizer(spec, pipe)
     return pipe
@@ -64,9 +62,7 @@ def _fit_tokenizer(spec: ModelSpec, pipe: Any) -> None:
     """Batches need a padding token, and a limit to cut at: many checkpoints lack one of them."""
     tokenizer = pipe.tokenizer
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise ModelUnavailable(
-            f"{spec.name}: {spec.model} has no tokenizer: save it with tokenizer.save_pretrained(folder)."
-        )
+        raise ModelUnavailable(f"{spec.model} has no tokenizer: save it with tokenizer.save_pretrained(folder).")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     for config in (pipe.model.config, pipe.model.config.get_text_config()):
