@@ -5,28 +5,22 @@ Item by item, as the pipelines go, costs 40 µs a text for the tokenizer and 70 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from inference.engines.accelerate import outputs, tokens
+from inference.engines.accelerate.install import Override
 
 
 class AtOnce:
-    """Of one pipeline; `use` is told of it while it is on, and None while it is off."""
+    """Of one pipeline."""
 
-    def __init__(self, pipe: Any, task: str, use: Callable[[AtOnce | None], None]) -> None:
+    def __init__(self, pipe: Any, task: str) -> None:
         self.pipe = pipe
         self.read = outputs.READS[task]
         self.encode = tokens.encoder(pipe.tokenizer)
-        self.use = use
-
-    def on(self) -> None:
-        self.use(self)
-
-    def off(self) -> None:
-        self.use(None)
 
     def answers(self, texts: list[str], before: dict[str, Any], run: Any, after: dict[str, Any]) -> list[Any] | None:
         """With the parameters of each step of the pipeline. None where going item by item finds what is wrong."""
@@ -47,6 +41,6 @@ class AtOnce:
         return found
 
 
-def at_once(pipe: Any, task: str, use: Callable[[AtOnce | None], None]) -> AtOnce | None:
+def at_once(engine: Any, pipe: Any, task: str) -> Override | None:
     """For tasks whose preprocessing is one call of the tokenizer, and whose texts are one row each."""
-    return AtOnce(pipe, task, use) if task in outputs.READS else None
+    return Override(engine, "at_once", AtOnce(pipe, task)) if task in outputs.READS else None

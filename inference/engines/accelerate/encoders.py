@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
+from inference.engines.accelerate.install import Override
 from inference.engines.accelerate.ragged import Attention, Texts
 
 
@@ -117,9 +118,10 @@ def _normal(norm: Any, rows: torch.Tensor) -> torch.Tensor:
 class Layers:
     """The `forward` of the module that runs the layers."""
 
+    first_only = False  # of each text, which is what most classifiers read
+
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = layers
-        self.first_only = False
 
     def __call__(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, *rest: Any, **options: Any
@@ -137,39 +139,12 @@ class Layers:
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
 
 
-class NoPadding:
-    """Computes the layers of a model here."""
-
-    def __init__(self, runner: nn.Module, layers: Layers) -> None:
-        self.runner = runner
-        self.layers = layers
-
-    def on(self) -> None:
-        self.runner.forward = self.layers
-
-    def off(self) -> None:
-        vars(self.runner).pop("forward", None)
-
-
-def no_padding(model: Any) -> NoPadding | None:
-    """For models of a known kind. Only on a CPU: on a GPU padding costs little."""
+def no_padding(model: Any) -> Override | None:
+    """The layers of a model computed here, for models of a known kind. Only on a CPU: on a GPU padding costs little."""
     read = KINDS.get(model.config.model_type)
     if read is None or model.device.type != "cpu" or model.config._attn_implementation != "sdpa":
         return None
     runner, parts = read(model.base_model)
     if not all(layer.are_plain() for layer in parts):
         return None
-    return NoPadding(runner, Layers([Layer(layer) for layer in parts]))
-
-
-class FirstTokens:
-    """Lets the last layer of a classifier compute first tokens only: most read no others."""
-
-    def __init__(self, layers: Layers) -> None:
-        self.layers = layers
-
-    def on(self) -> None:
-        self.layers.first_only = True
-
-    def off(self) -> None:
-        self.layers.first_only = False
+    return Override(runner, "forward", Layers([Layer(layer) for layer in parts]))

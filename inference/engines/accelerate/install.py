@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from inference.engines.faults import describe, is_device_failure, is_out_of_memory
@@ -26,6 +27,21 @@ class Shortcut(Protocol):
 
 
 S = TypeVar("S", bound=Shortcut)
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A shortcut: `value` as an attribute of `owner`, in place of the one of its class."""
+
+    owner: Any
+    name: str
+    value: Any
+
+    def on(self) -> None:
+        setattr(self.owner, self.name, self.value)
+
+    def off(self) -> None:
+        vars(self.owner).pop(self.name, None)
 
 
 class Shortcuts:
@@ -105,28 +121,25 @@ def install(model: Any, tokenizer: Any, task: str, trial: Trial) -> Shortcuts:
     unpadded = shortcuts.add("no padding", lambda: _no_padding(model), lambda: holds() and trial.holds(Together.PADDED))
     shortcuts.unpadded = unpadded is not None
     if unpadded and task in ("text-classification", "zero-shot-classification"):
-        shortcuts.add("first tokens only", lambda: _first_tokens(unpadded), holds)
+        shortcuts.add("first tokens only", lambda: Override(unpadded.value, "first_only", value=True), holds)
     if task == "fill-mask":
         shortcuts.add("masks only", lambda: _masks(model, tokenizer), holds)
     return shortcuts
 
 
-def at_once(pipe: Any, task: str, use: Callable[[Any], None]) -> Any:
+# Imported while a shortcut is made: what cannot be imported leaves the plain pipeline.
+
+
+def at_once(engine: Any, pipe: Any, task: str) -> Override | None:
     from inference.engines.accelerate import at_once
 
-    return at_once.at_once(pipe, task, use)
+    return at_once.at_once(engine, pipe, task)
 
 
-def _no_padding(model: Any) -> Any:
+def _no_padding(model: Any) -> Override | None:
     from inference.engines.accelerate import encoders
 
     return encoders.no_padding(model)
-
-
-def _first_tokens(unpadded: Any) -> Any:
-    from inference.engines.accelerate import encoders
-
-    return encoders.FirstTokens(unpadded.layers)
 
 
 def _masks(model: Any, tokenizer: Any) -> Any:

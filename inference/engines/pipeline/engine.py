@@ -33,6 +33,9 @@ _WRONG_INPUT = (ValueError, TypeError, KeyError, IndexError, AttributeError, Pip
 class PipelineEngine(Engine):
     """A transformers pipeline: `task` and `model` in the catalog say which."""
 
+    steps: Steps | None = None  # without which the pipeline is called as a whole
+    at_once: Any = None
+
     def load(self, device: str) -> None:
         self.task = tasks.of(self.spec.task).name
         if self.task not in FEEDS:
@@ -46,8 +49,6 @@ class PipelineEngine(Engine):
             self.pipe.tokenizer.padding_side = self.feed.padding_side
         if self.feed.is_cut:
             self.max_tokens = self.pipe.tokenizer.model_max_length
-        self.steps: Steps | None = None
-        self.at_once: Any = None
         self.shortcuts = accelerate.Shortcuts(self.task, parity.Verdict(together=Together.PADDED))
         if self.feed.batched:
             self._install()
@@ -59,7 +60,7 @@ class PipelineEngine(Engine):
         """Find out how inputs may run together, and what may be computed in a cheaper way."""
         accelerate.Shortcuts(self.task, self.shortcuts.plain).add(
             "step by step",
-            lambda: Steps(self.pipe, self.feed, lambda steps: setattr(self, "steps", steps)),
+            lambda: accelerate.Override(self, "steps", Steps(self.pipe, self.feed)),
             self._same_step_by_step,
         )
         if self.steps is None:
@@ -72,7 +73,7 @@ class PipelineEngine(Engine):
         self.shortcuts = accelerate.install(self.pipe.model, self.pipe.tokenizer, self.task, trial)
         self.shortcuts.add(
             "texts at once",
-            lambda: accelerate.at_once(self.pipe, self.task, lambda at_once: setattr(self, "at_once", at_once)),
+            lambda: accelerate.at_once(self, self.pipe, self.task),
             lambda: self._same_at_once(inputs[:1]) and self._same_at_once(inputs),
         )
         self.padded, self.note = self.shortcuts.padded, self.shortcuts.verdict.note

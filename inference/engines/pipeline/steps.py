@@ -6,7 +6,7 @@ is then called as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,22 +27,16 @@ class Parameters:
 
 
 class Steps:
-    """Of one pipeline; `use` is told of them while they are on, and None while they are off."""
+    """Of one pipeline."""
 
-    def __init__(self, pipe: Any, feed: Feed, use: Callable[[Steps | None], None]) -> None:
+    def __init__(self, pipe: Any, feed: Feed) -> None:
         from transformers.pipelines.base import ChunkPipeline, pad_collate_fn
         from transformers.utils.chat_template_utils import Chat
 
-        self.pipe, self.feed, self.use = pipe, feed, use
+        self.pipe, self.feed = pipe, feed
         self.chat = Chat
         self.in_chunks = isinstance(pipe, ChunkPipeline)
         self.collate = pad_collate_fn(pipe.tokenizer, pipe.feature_extractor or pipe.image_processor)
-
-    def on(self) -> None:
-        self.use(self)
-
-    def off(self) -> None:
-        self.use(None)
 
     def parameters(self, given: dict[str, Any]) -> Parameters:
         pipe = self.pipe

@@ -81,7 +81,8 @@ def install(model: Any) -> encoders.Layers:
     made = encoders.no_padding(model)
     assert made is not None
     made.on()
-    return made.layers
+    layers: encoders.Layers = made.value
+    return layers
 
 
 def rows_computed(model: Any, run: Callable[[Any, list[str]], object], texts: list[str]) -> list[int]:
@@ -166,7 +167,7 @@ class FirstTokenTests(TestCase):
 
 def install_for_firsts(model: Any) -> encoders.Layers:
     layers = install(model)
-    encoders.FirstTokens(layers).on()
+    layers.first_only = True
     return layers
 
 
