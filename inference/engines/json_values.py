@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from inference.errors import BadOutput
@@ -37,6 +38,18 @@ def plain(value: Any, room: int = MAX_DEPTH) -> Any:
     if isinstance(value, int):
         return _integer(value)
     raise BadOutput(f"The engine's answer holds a {kind.__name__}; an answer is made of JSON values.")
+
+
+def pairs(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
+    """The leaves of two JSON values, side by side; where their shapes differ, both parts as a whole."""
+    if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
+        for key in first:
+            yield from pairs(first[key], second[key])
+    elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        for left, right in zip(first, second, strict=True):
+            yield from pairs(left, right)
+    else:
+        yield first, second
 
 
 def size(value: Any) -> int:

@@ -135,14 +135,12 @@ def example_image() -> str:
     return png(Image.new("RGB", (32, 32)))
 
 
-def example_audio() -> str:
-    """A second of silence, as base64 of a WAV."""
+def example_audio(seconds: float = 1.0) -> str:
+    """Silence, as base64 of a WAV."""
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(16_000)
-        file.writeframes(bytes(2 * 16_000))
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes(bytes(2 * int(16_000 * seconds)))
     return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 

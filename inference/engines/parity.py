@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from inference.engines.faults import describe, is_device_failure, is_out_of_memory
+from inference.engines.json_values import pairs
 from inference.engines.stacks import Row, Together
 from inference.errors import InvalidInput
 
@@ -101,13 +102,12 @@ class Trial:
 
 def alike(answers: Any, expected: Any) -> bool:
     """The same JSON, numbers up to the last digits of a float32."""
-    if isinstance(answers, float) and isinstance(expected, float):
-        return math.isclose(answers, expected, rel_tol=1e-4, abs_tol=1e-4)
-    if isinstance(answers, dict) and isinstance(expected, dict):
-        return answers.keys() == expected.keys() and all(alike(answers[key], expected[key]) for key in expected)
-    if isinstance(answers, list) and isinstance(expected, list):
-        return len(answers) == len(expected) and all(map(alike, answers, expected))
-    return bool(answers == expected)
+    return all(
+        math.isclose(found, wanted, rel_tol=1e-4, abs_tol=1e-4)
+        if isinstance(found, float) and isinstance(wanted, float)
+        else found == wanted
+        for found, wanted in pairs(answers, expected)
+    )
 
 
 def read(output: Any, row: Row, pipe: Any) -> Answer:

@@ -11,7 +11,8 @@ from typing import Any
 
 from inference.catalog import lengths, tasks, units
 from inference.catalog.specs import ModelSpec
-from inference.tuning.replica import CannotMeasure, Replica, Setup
+from inference.engines.json_values import pairs
+from inference.tuning.replica import CannotMeasure, Replica, Setup, answer, answers, items_per_s, seconds
 
 LENGTHS = {
     units.tokens: (8, 32, 128, 512),
@@ -86,13 +87,13 @@ def grid(replica: Replica, sizes: Sequence[int], all_lengths: Sequence[int], bud
             step(f"{size} items of {length}")
             if _is_hopeless(found, size, length):
                 continue
-            seconds = replica.seconds(size, length, budget_s)
-            if seconds is None and size == 1:
-                raise CannotMeasure(f"Not even one item of {length} tokens fits in memory: lower max_length.")
-            if seconds is None:
+            took_s = replica.ask(seconds, size, length, budget_s)
+            if took_s is not None:
+                found.seconds[size, length] = took_s
+            elif size > 1:
                 found.too_large.append((size, length))
             else:
-                found.seconds[size, length] = seconds
+                raise CannotMeasure(f"Not even one item of {length} tokens fits in memory: lower max_length.")
     return found
 
 
@@ -122,9 +123,8 @@ def throughput(setup: Setup, arrangement: Arrangement, sizes: Sequence[int], bud
             replica.wait_until_loaded()
         rates = {}
         for size in sizes:
-            for replica in replicas:
-                replica.start_items_per_s(size, length, budget_s)
-            rates[size] = sum(replica.answer() for replica in replicas)
+            asked = [replica.start(items_per_s, size, length, budget_s) for replica in replicas]
+            rates[size] = sum(map(answer, asked))
     return rates
 
 
@@ -138,28 +138,23 @@ def precision(setup: Setup, replica: Replica, dtype: str, size: int, budget_s: f
     other_setup = dataclasses.replace(setup, spec=dataclasses.replace(setup.spec, dtype=dtype))
     with Replica(other_setup) as other:
         other.wait_until_loaded()
-        base_s, other_s = (one.seconds(size, length, budget_s) or math.nan for one in (replica, other))
-        pairs = list(zip(replica.answers_to(all_lengths), other.answers_to(all_lengths), strict=True))
-    changes = [list(differences(first, second)) for first, second in pairs]
+        base_s, other_s = (one.ask(seconds, size, length, budget_s) or math.nan for one in (replica, other))
+        found = zip(replica.ask(answers, all_lengths), other.ask(answers, all_lengths), strict=True)
+        changes = [list(differences(*both)) for both in found]
     return Precision(
         dtype=dtype,
         base=setup.spec.dtype,
         speedup=base_s / other_s,
-        largest_change=max((change for found in changes for change in found if change < math.inf), default=0.0),
-        changed=sum(math.inf in found for found in changes),
-        answers=len(pairs),
+        largest_change=max((change for moved in changes for change in moved if change < math.inf), default=0.0),
+        changed=sum(math.inf in moved for moved in changes),
+        answers=len(changes),
     )
 
 
 def differences(first: Any, second: Any) -> Iterator[float]:
     """How far each number of an answer moved; infinity where something else changed."""
-    if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
-        for key in first:
-            yield from differences(first[key], second[key])
-    elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
-        for left, right in zip(first, second, strict=True):
-            yield from differences(left, right)
-    elif isinstance(first, float) and isinstance(second, float):
-        yield abs(first - second)
-    elif first != second:
-        yield math.inf
+    for left, right in pairs(first, second):
+        if isinstance(left, float) and isinstance(right, float):
+            yield abs(left - right)
+        elif left != right:
+            yield math.inf

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
-from inference.engines import loading
+from inference.engines import isolate, loading
 from inference.engines.base import Engine
-from inference.engines.isolate import run
 from inference.errors import InferenceError, ModelUnavailable, OutOfMemory
 from inference.tuning import samples
+from inference.worker import devices
 
 MIN_RUNS, MAX_RUNS = 3, 50
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class CannotMeasure(Exception):
@@ -36,108 +39,67 @@ class Setup:
 
 
 class Replica:
-    """`with Replica(setup) as replica:` starts the process, loads the model, and ends the process."""
+    """`with Replica(setup) as replica:` starts the process, which loads the model, and ends it."""
 
     def __init__(self, setup: Setup) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, other = context.Pipe()
-        self.process = context.Process(target=_serve, args=(other, setup), daemon=True)
-        self.process.start()
-        other.close()
+        self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        self._loading = self._process.submit(_load, setup)
 
     def __enter__(self) -> Replica:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.connection.close()
-        self.process.terminate()
-        self.process.join()
+        self._process.shutdown(cancel_futures=True)
 
     def wait_until_loaded(self) -> None:
-        self.answer()
+        answer(self._loading)
 
-    def seconds(self, size: int, length: int, budget_s: float) -> float | None:
-        """Of a call of `size` items of `length` tokens: the fastest of several, as what disturbs a call only slows it.
-        None when it does not fit in memory."""
-        self.connection.send((_seconds, (size, length, budget_s)))
-        seconds: float | None = self.answer()
-        return seconds
+    def start(self, measure: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
+        """Ask only, so that several replicas run at once: for `seconds`, `items_per_s` or `answers`."""
+        return self._process.submit(measure, *arguments, **named)
 
-    def answers_to(self, lengths: Sequence[int]) -> list[Any]:
-        self.connection.send((_answers, (lengths,)))
-        answers: list[Any] = self.answer()
-        return answers
-
-    def start_items_per_s(self, size: int, length: int, budget_s: float) -> None:
-        """Ask only, so that several replicas run at once; `answer` waits."""
-        self.connection.send((_items_per_s, (size, length, budget_s)))
-
-    def answer(self) -> Any:
-        try:
-            value = self.connection.recv()
-        except EOFError as error:
-            raise CannotMeasure("The process of the model died; its last words are above.") from error
-        if isinstance(value, CannotMeasure):
-            raise value
-        return value
+    def ask(self, measure: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        return answer(self.start(measure, *arguments, **named))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Loaded:
-    setup: Setup
-    engine: Engine
-
-    def items(self, size: int, length: int) -> list[Any]:
-        return [samples.sample(self.setup.spec, self.engine, length, self.setup.own_inputs)] * size
-
-    def run(self, items: list[Any]) -> list[Any]:
-        """Answers; raises the first error among them, and `OutOfMemory` also when only halves fitted."""
-        report = run(self.engine, items, dict(tasks.of(self.setup.spec.task).measured_with))
-        if report.oom_shape:
-            raise OutOfMemory(f"{len(items)} items do not fit.")
-        for outcome in report.outcomes:
-            if isinstance(outcome, InferenceError):
-                raise outcome
-        return report.outcomes
-
-
-def _serve(connection: Connection, setup: Setup) -> None:
-    """The process: load, then answer requests until the other side closes."""
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[variable] = str(setup.threads)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+def answer(asked: Future[T]) -> T:
+    """Raises `CannotMeasure`."""
     try:
-        loaded = _Loaded(setup=setup, engine=loading.ready(setup.spec, setup.device))
-    except ModelUnavailable as error:
-        connection.send(CannotMeasure(f"{setup.spec.name}: {error.message}"))
-        return
-    connection.send("loaded")
-    while True:
-        try:
-            request, arguments = connection.recv()
-        except (EOFError, KeyboardInterrupt):
-            return
-        connection.send(_guarded(request, loaded, arguments))
-
-
-def _guarded(request: Callable[..., Any], loaded: _Loaded, arguments: tuple[Any, ...]) -> Any:
-    try:
-        return request(loaded, *arguments)
+        return asked.result()
+    except BrokenProcessPool as error:
+        raise CannotMeasure("The process of the model died; its last words are above.") from error
     except InferenceError as error:
-        return CannotMeasure(
+        raise CannotMeasure(
             f"The model refused a made-up input: {error.message} Give some of your own, a JSON value a line:"
             " --inputs FILE."
-        )
+        ) from error
 
 
-def _seconds(loaded: _Loaded, size: int, length: int, budget_s: float) -> float | None:
-    items = loaded.items(size, length)
+# What runs in the process.
+
+_setup: Setup
+_engine: Engine
+
+
+def _load(setup: Setup) -> None:
+    global _setup, _engine
+    devices.limit_threads(setup.threads)
+    try:
+        _setup, _engine = setup, loading.ready(setup.spec, setup.device)
+    except ModelUnavailable as error:
+        raise CannotMeasure(f"{setup.spec.name}: {error.message}") from error
+
+
+def seconds(size: int, length: int, budget_s: float) -> float | None:
+    """Of a call of `size` items of `length` tokens: the fastest of several, as what disturbs a call only slows it.
+    None when it does not fit in memory."""
+    items = _items(size, length)
     took: list[float] = []
     try:
-        loaded.run(items)
+        _run(items)
         while len(took) < MIN_RUNS or (sum(took) < budget_s and len(took) < MAX_RUNS):
             started = time.perf_counter()
-            loaded.run(items)
+            _run(items)
             took.append(time.perf_counter() - started)
             if sum(took) > 4 * budget_s:
                 break
@@ -146,15 +108,30 @@ def _seconds(loaded: _Loaded, size: int, length: int, budget_s: float) -> float 
     return min(took)
 
 
-def _answers(loaded: _Loaded, lengths: Sequence[int]) -> list[Any]:
-    return [loaded.run(loaded.items(1, length))[0] for length in lengths]
-
-
-def _items_per_s(loaded: _Loaded, size: int, length: int, budget_s: float) -> float:
-    items, done = loaded.items(size, length), 0
-    loaded.run(items)
+def items_per_s(size: int, length: int, budget_s: float) -> float:
+    items, done = _items(size, length), 0
+    _run(items)
     started = time.perf_counter()
     while time.perf_counter() - started < budget_s:
-        loaded.run(items)
+        _run(items)
         done += size
     return done / (time.perf_counter() - started)
+
+
+def answers(lengths: Sequence[int]) -> list[Any]:
+    return [_run(_items(1, length))[0] for length in lengths]
+
+
+def _items(size: int, length: int) -> list[Any]:
+    return [samples.sample(_setup.spec, _engine, length, _setup.own_inputs)] * size
+
+
+def _run(items: list[Any]) -> list[Any]:
+    """Answers; raises the first error among them, and `OutOfMemory` also when only halves fitted."""
+    report = isolate.run(_engine, items, dict(tasks.of(_setup.spec.task).measured_with))
+    if report.oom_shape:
+        raise OutOfMemory(f"{len(items)} items do not fit.")
+    for outcome in report.outcomes:
+        if isinstance(outcome, InferenceError):
+            raise outcome
+    return report.outcomes

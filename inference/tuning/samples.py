@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
-import wave
 from collections.abc import Sequence
 from typing import Any
 
 from inference.catalog import lengths, tasks, units
 from inference.catalog.specs import ModelSpec
+from inference.engines import media
 from inference.engines.base import Engine
 
 WORDS = "the people of this small town went to see what had been found near the old river that day and".split()  # noqa: SIM905
-SOUND_RATE = 16_000
 
 
 def sample(spec: ModelSpec, engine: Engine, length: int, own: Sequence[Any]) -> Any:
@@ -24,7 +23,7 @@ def sample(spec: ModelSpec, engine: Engine, length: int, own: Sequence[Any]) -> 
     if unit is units.patches:
         return _image()
     if unit is units.frames:
-        return _sound(length / units.FRAMES_PER_S)
+        return media.example_audio(length / units.FRAMES_PER_S)
     return engine.sample(" ".join(WORDS[place % len(WORDS)] for place in range(max(1, length - 2))))
 
 
@@ -33,12 +32,4 @@ def _image() -> str:
 
     buffer = io.BytesIO()
     Image.effect_noise((480, 360), 60).convert("RGB").save(buffer, format="JPEG")
-    return base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-def _sound(seconds: float) -> str:
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setparams((1, 2, SOUND_RATE, 0, "NONE", ""))
-        file.writeframes(bytes(2 * int(SOUND_RATE * seconds)))
     return base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -38,11 +38,10 @@ class Plan:
         os.environ["CUDA_VISIBLE_DEVICES"] = "" if device == CPU else _physical(int(device.removeprefix("cuda:")))
         return CPU if device == CPU else "cuda:0"
 
-    def to_environment(self) -> None:
-        """What the children's libraries read as they are imported."""
-        for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-            os.environ[variable] = str(self.threads)
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+def limit_threads(threads: int) -> None:
+    """Of a replica's libraries, which read it as they are imported: in this process, or in one that it starts."""
+    os.environ.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), TOKENIZERS_PARALLELISM="false")
 
 
 def parse(option: str) -> tuple[str, ...]:

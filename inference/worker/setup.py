@@ -70,7 +70,7 @@ def _plan(worker: Any) -> None:
     names = devices.parse(worker.options.get("devices") or "auto")
     asked = worker.options.get("concurrency") or worker.app.conf.worker_concurrency
     plan = devices.make_plan(worker=new_job_id(), devices=names, concurrency=asked, models=served)
-    plan.to_environment()
+    devices.limit_threads(plan.threads)
     worker.concurrency = plan.replicas
     worker.inference_order, worker.inference_replicas = Order(plan=plan, catalog=models), Replicas(plan)
     ReplicaPool.order, ReplicaPool.replicas = worker.inference_order, worker.inference_replicas

