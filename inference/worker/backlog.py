@@ -5,11 +5,12 @@ Belongs to the worker's event loop: nothing here blocks, and nothing reads the d
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
-from inference import clock
+from inference import clock, errors
 from inference.batching.costs import CostModel
 from inference.batching.queue import BatchQueue, Item, Limits
 from inference.catalog.specs import Catalog, ModelSpec
@@ -19,7 +20,7 @@ from inference.worker.replicas import Replicas
 
 
 class Backlog:
-    """What waits here leaves by being run, given back or forgotten."""
+    """What is held here leaves by being released, given back or forgotten."""
 
     def __init__(self, catalog: Catalog, replicas: Replicas) -> None:
         self.replicas = replicas
@@ -27,6 +28,9 @@ class Backlog:
         self.queues = {name: BatchQueue(_limits(spec), CostModel()) for name, spec in self.specs.items()}
         self.held: dict[str, HeldJob] = {}
         self.isolation = Isolation()
+        self.batches: dict[UUID, Batch] = {}  # that run
+        # How far the queues are worked off: when the newest job was made that was started, by model and priority.
+        self.reached: dict[str, dict[str, float]] = defaultdict(dict)
 
     def __len__(self) -> int:
         """Jobs that wait."""
@@ -46,26 +50,44 @@ class Backlog:
         else:
             self.queues[model].add(item)
 
-    def forget_messages(self, batches: Iterable[Batch]) -> None:
+    def started(self, batch: Batch) -> None:
+        self.batches[batch.id] = batch
+        self.isolation.sent(batch)
+        reached = self.reached[batch.spec.name]
+        for held in batch.jobs:
+            key = str(held.item.priority)
+            reached[key] = max(reached.get(key, 0.0), held.item.arrived_at_s)
+
+    def ended(self, batch: Batch) -> None:
+        self.batches.pop(batch.id, None)
+        self.isolation.ended(batch)
+
+    def release(self, held: HeldJob, error: str, engine_s: float) -> None:
+        """Its outcome is on its row, or is not this worker's to tell. Acknowledges its messages."""
+        self.held.pop(held.item.id, None)
+        for request in held.requests:
+            request.finished(error, engine_s)
+
+    def forget_messages(self) -> None:
         """The connection is gone: what waits is delivered again; what runs, or has run and is looked into, goes on
         without its messages."""
-        waiting = self._waiting(batches)
+        waiting = self._waiting()
         for held in self.held.values():
             held.requests.clear()
         for held in waiting:
             self._forget(held)
 
-    def give_back_waiting(self, batches: Iterable[Batch]) -> None:
+    def give_back_waiting(self) -> None:
         """The worker leaves: others are to have what waits now, not once the batches that run here have ended. The
         newest first, since what is given back goes before all others."""
-        self._give_back(reversed(self._waiting(batches)))
+        self._give_back(reversed(self._waiting()))
 
-    def let_go(self, batches: Iterable[Batch]) -> frozenset[UUID]:
+    def let_go(self) -> frozenset[UUID]:
         """What cannot be run here now goes back to its queue. What has run stays while a replica that had its model
         starts again; when that has failed, its row is to go back too: returns the batches of such rows."""
         if self.replicas.serving >= self.specs.keys():
             return frozenset()
-        running = _ids(batches)
+        running = self._running()
         leaving = [
             held
             for held in self.held.values()
@@ -75,10 +97,12 @@ class Backlog:
         self._give_back(leaving)
         return frozenset(held.takes_over for held in leaving if held.takes_over)
 
-    def drop_expired(self) -> Collection[HeldJob]:
-        """Those past their deadline, which are held no longer."""
+    def drop_expired(self) -> bool:
+        """Of what waits: its messages are done with. Returns whether there was any, whose row is to say so."""
         expired = [item for queue in self.queues.values() for item in queue.expire(clock.time_s())]
-        return [self.held.pop(item.id) for item in expired]
+        for item in expired:
+            self.release(self.held[item.id], errors.Expired.code, 0.0)
+        return bool(expired)
 
     def next(self) -> tuple[list[HeldJob], Search | None] | None:
         """The jobs of the next batch, and the search that it is a step of."""
@@ -112,9 +136,12 @@ class Backlog:
     def _able_queues(self) -> list[BatchQueue]:
         return [queue for name, queue in self.queues.items() if name in self.replicas.serving]
 
-    def _waiting(self, batches: Iterable[Batch]) -> list[HeldJob]:
+    def _running(self) -> set[str]:
+        return {held.item.id for batch in self.batches.values() for held in batch.jobs}
+
+    def _waiting(self) -> list[HeldJob]:
         """Neither in one of the batches that run, nor to be looked into after one that is over."""
-        running = _ids(batches)
+        running = self._running()
         return [held for held in self.held.values() if held.item.id not in running and not held.takes_over]
 
     def _give_back(self, leaving: Iterable[HeldJob]) -> None:
@@ -127,10 +154,6 @@ class Backlog:
         del self.held[held.item.id]
         self.isolation.forget(held)
         self.queues[held.model].remove(held.item.id)
-
-
-def _ids(batches: Iterable[Batch]) -> set[str]:
-    return {held.item.id for batch in batches for held in batch.jobs}
 
 
 def _limits(spec: ModelSpec) -> Limits:

@@ -13,7 +13,6 @@ from celery.exceptions import InvalidTaskError
 from celery.worker import state
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
-from celery.worker.strategy import hybrid_to_proto2
 from kombu.common import ignore_errors
 from kombu.exceptions import ContentDisallowed, DecodeError
 
@@ -92,20 +91,13 @@ def _refuse(*arguments: Any, **kwargs: Any) -> None:
 def request_of(message: Any, **common: Any) -> JobRequest:
     """Raises what Celery answers by dropping the message with one log line: anything else would end the worker."""
     try:
-        request = _request_of(message, **common)
+        request = JobRequest(message, body=message.body, headers=message.headers, decoded=False, utc=True, **common)
         hash(request.id)  # Celery looks it up among what was revoked
         return request
     except (ContentDisallowed, DecodeError):
         raise
     except Exception as error:
         raise InvalidTaskError(f"not a task message: {error!r}") from error
-
-
-def _request_of(message: Any, **common: Any) -> JobRequest:
-    if "args" in message.payload:
-        body, headers, decoded, utc = hybrid_to_proto2(message, message.payload)
-        return JobRequest(message, body=body, headers=headers, decoded=decoded, utc=utc, **common)
-    return JobRequest(message, body=message.body, headers=message.headers, decoded=False, utc=True, **common)
 
 
 def item_of(request: Request, dispatcher: Dispatcher) -> tuple[Item, str]:
@@ -184,7 +176,7 @@ class BatchingStep(bootsteps.StartStopStep):
         queues = [spec.queue for spec in c.dispatcher.specs.values()]
         if c.controller.heartbeat.leaving and c.task_consumer:
             ignore_errors(c, c.task_consumer.cancel)  # else a broker might hand us again what we give back
-            ignore_errors(c, c.dispatcher.give_back_waiting)
+            ignore_errors(c, c.dispatcher.backlog.give_back_waiting)
             ignore_errors(c, self.subscriptions.remove_marks, c, queues)
         self.subscriptions.forget(c, queues)
         c.dispatcher.forget_messages()

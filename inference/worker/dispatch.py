@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID, uuid4
 
-from inference import clock, errors
+from inference import clock
 from inference.catalog.specs import Catalog
 from inference.models import WorkerState
 from inference.worker import stuck
 from inference.worker.backlog import Backlog
 from inference.worker.calls import BatchCall, run_batch
 from inference.worker.heartbeat import Facts
-from inference.worker.inflight import Batch, HeldJob, Search, Totals
+from inference.worker.inflight import Batch, HeldJob, Search
 from inference.worker.pool import ReplicaPool
 from inference.worker.replicas import Replicas
 from inference.worker.settlement import Settlement
@@ -39,9 +39,8 @@ class Dispatcher:
         self.replicas = replicas
         self.backlog = Backlog(catalog, replicas)
         self.specs = self.backlog.specs
-        self.batches: dict[UUID, Batch] = {}
-        self.totals = Totals()
-        self.settlement = Settlement(self.backlog, self.totals, end=lambda pid: self.pool.end(pid))
+        self.batches = self.backlog.batches
+        self.settlement = Settlement(self.backlog, end=lambda pid: self.pool.end(pid))
         self.on_rows_left: Callable[[frozenset[UUID]], None] = _nobody
         self.on_expired: Callable[[], None] = _nobody
         self.connected = False
@@ -57,15 +56,11 @@ class Dispatcher:
     def forget_messages(self) -> None:
         """The connection is gone."""
         self.connected = False
-        self.backlog.forget_messages(self.batches.values())
-
-    def give_back_waiting(self) -> None:
-        """The worker leaves."""
-        self.backlog.give_back_waiting(self.batches.values())
+        self.backlog.forget_messages()
 
     def let_go(self) -> None:
         """Of what cannot be run here now."""
-        if batches := self.backlog.let_go(self.batches.values()):
+        if batches := self.backlog.let_go():
             self.on_rows_left(batches)
 
     def kick(self) -> None:
@@ -100,9 +95,7 @@ class Dispatcher:
         if batch.result is None:  # the pool is closing: unfinished messages are restored by the broker
             self.open = False
             return False
-        self.batches[batch.id] = batch
-        self.backlog.isolation.sent(batch)
-        self.totals.note_reached(batch)
+        self.backlog.started(batch)
         return True
 
     def _accepted(self, batch: Batch, pid: int) -> None:
@@ -119,8 +112,7 @@ class Dispatcher:
             logger.exception("batch=%s not settled", batch.id)
             self.settlement.broke(batch, error)
         finally:
-            self.batches.pop(batch.id, None)
-            self.backlog.isolation.ended(batch)
+            self.backlog.ended(batch)
         self.let_go()
         self.kick()
 
@@ -132,17 +124,9 @@ class Dispatcher:
                 stuck.end_if_stuck(batch, batch.pid, now, answering_s=self.answering_s())
             elif batch.result not in self.pool._cache.values():
                 self._abandon(batch)
-        self._drop_expired()
+        if self.backlog.drop_expired():
+            self.on_expired()  # the rows are marked beside the event loop
         self.kick()
-
-    def _drop_expired(self) -> None:
-        """Their messages are done with; the rows are marked beside the event loop."""
-        expired = self.backlog.drop_expired()
-        for held in expired:
-            for request in held.requests:
-                request.finished(errors.Expired.code, 0.0)
-        if expired:
-            self.on_expired()
 
     def _abandon(self, batch: Batch) -> None:
         """Flushed by the pool before a child had it, after a reconnect: its messages come again."""
@@ -163,9 +147,9 @@ class Dispatcher:
             replicas_ready=pool.ready if pool else 0,
             replicas_busy=pool.busy if pool else 0,
             held=len(self.backlog),
-            finished=self.totals.finished,
+            finished=self.settlement.jobs_finished,
             speeds={name: queue.costs.items_per_s() for name, queue in self.backlog.queues.items()},
-            reached={model: dict(reached) for model, reached in list(self.totals.reached.items())},
+            reached={model: dict(reached) for model, reached in list(self.backlog.reached.items())},
             looped_at=self.looped_at,
         )
 

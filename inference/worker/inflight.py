@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -63,16 +62,3 @@ class Batch:
     def is_alone(self) -> bool:
         """Whether nothing may run beside it."""
         return self.jobs[0].item.alone
-
-
-@dataclass(slots=True)
-class Totals:
-    finished: int = 0
-    reached: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
-
-    def note_reached(self, batch: Batch) -> None:
-        """How far the queues are worked off: when the newest job was made that was started, by model and priority."""
-        reached = self.reached[batch.spec.name]
-        for held in batch.jobs:
-            key = str(held.item.priority)
-            reached[key] = max(reached.get(key, 0.0), held.item.arrived_at_s)

@@ -16,7 +16,7 @@ from billiard.exceptions import Terminated, WorkerLostError
 from inference import clock, errors, failpoints
 from inference.worker.backlog import Backlog
 from inference.worker.calls import PAST_ITS_LIMIT, BatchReport
-from inference.worker.inflight import Batch, HeldJob, Totals
+from inference.worker.inflight import Batch
 
 logger = logging.getLogger(__name__)
 
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 class Settlement:
     """`end` ends the process of a pool child."""
 
-    def __init__(self, backlog: Backlog, totals: Totals, end: Callable[[int], object]) -> None:
+    def __init__(self, backlog: Backlog, end: Callable[[int], object]) -> None:
         self.backlog = backlog
-        self.totals = totals
+        self.jobs_finished = 0
         self._end = end
 
     def finished(self, batch: Batch, report: BatchReport) -> None:
@@ -40,8 +40,7 @@ class Settlement:
         if report.oom_shape:
             queue.out_of_memory(*report.oom_shape, now_s=clock.time_s())
         failpoints.reach("before_ack")
-        for held in batch.jobs:
-            self._release(held, report)
+        self._release(batch, report)
         failpoints.reach("after_ack")
         failed = sum(map(bool, report.errors.values()))
         logger.log(
@@ -49,12 +48,10 @@ class Settlement:
             batch.id, batch.spec.name, len(batch.jobs), len(report.errors), failed, report.engine_s * 1000,
         )  # fmt: skip
 
-    def _release(self, held: HeldJob, report: BatchReport) -> None:
-        self.backlog.held.pop(held.item.id, None)
-        self.totals.finished += 1
-        error = report.errors.get(UUID(held.item.id), "")
-        for request in held.requests:
-            request.finished(error, report.engine_s)
+    def _release(self, batch: Batch, report: BatchReport) -> None:
+        for held in batch.jobs:
+            self.jobs_finished += 1
+            self.backlog.release(held, report.errors.get(UUID(held.item.id), ""), report.engine_s)
 
     def failed(self, batch: Batch, info: Any) -> None:
         cause = getattr(info.exception, "exc", info.exception)
@@ -80,8 +77,7 @@ class Settlement:
             self.backlog.isolation.broke(batch, cause)
             return
         logger.error("batch=%s its verdict was not recorded, its row is left to the reconciler: %r", batch.id, cause)
-        for held in batch.jobs:
-            self._release(held, BatchReport(errors={}))
+        self._release(batch, BatchReport(errors={}))
 
     def _device_failed(self, batch: Batch, cause: BaseException) -> None:
         """A device in a sticky error state recovers with a new process only, which loads and so proves it."""

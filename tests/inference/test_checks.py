@@ -54,7 +54,7 @@ class TestModelsFileCheck(SimpleTestCase):
 
     def test_a_class_or_function_that_its_module_does_not_have_is_named(self) -> None:
         message = self.check('[a]\nengine = "tests.echo:EchoEngin"\n')
-        self.assertRegex(message, r"inference\.engines\.echo has no 'EchoEngin'; did you mean '\w+'\?")
+        self.assertRegex(message, r"tests\.echo has no 'EchoEngin'; did you mean '\w+'\?")
 
     def test_whatever_is_broken_is_a_warning_and_no_end(self) -> None:
         with tempfile.TemporaryDirectory() as folder, patch.object(sys, "path", [folder, *sys.path]):
