@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -60,24 +59,3 @@ class BatchReport:
     padded: bool = True
     calls: int = 0  # engine calls; more than one when a culprit was isolated
     oom_shape: tuple[int, float] | None = None  # (size, length) that did not fit on the device
-
-
-# These run in a pool child, where the engines may be imported.
-
-
-def start(order: Order, without: Collection[str], loading: ctypes.c_int) -> Loaded:
-    from inference.worker import child
-
-    return child.start(order, without, loading)
-
-
-def load_missing() -> Loaded:
-    from inference.worker import child
-
-    return child.load_missing()
-
-
-def run_batch(call: BatchCall) -> BatchReport:
-    from inference.worker import child
-
-    return child.run_batch(call)

@@ -17,7 +17,8 @@ from inference.catalog.specs import Catalog
 from inference.models import WorkerState
 from inference.worker import stuck
 from inference.worker.backlog import Backlog
-from inference.worker.calls import BatchCall, run_batch
+from inference.worker.calls import BatchCall
+from inference.worker.child import run_batch
 from inference.worker.heartbeat import Facts
 from inference.worker.inflight import Batch, HeldJob, Search
 from inference.worker.pool import ReplicaPool

@@ -1,4 +1,7 @@
-"""The prefork pool, told apart by replica: it says when one becomes idle, and starts those that have ended again."""
+"""The prefork pool, told apart by replica: it says when one becomes idle, and starts those that have ended again.
+
+Imported before Django is set up: what needs models is imported where it is used.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from typing import Any
 from billiard.pool import RUN
 from celery.concurrency import asynpool, prefork
 
-from inference.worker import calls
 from inference.worker.calls import Loaded, Order
 from inference.worker.replicas import Replicas
 
@@ -24,7 +26,7 @@ def _nobody() -> None:
 class ReplicaWorker(asynpool.Worker):
     """What a child runs. It brings its order along: what lies on the disk may have changed since the worker started."""
 
-    beginning: tuple[Order, Collection[str], ctypes.c_int] | None = None  # as `calls.start` takes it
+    beginning: tuple[Order, Collection[str], ctypes.c_int] | None = None  # as `child.start` takes it
     loaded: Loaded | None = None
 
     def __reduce__(self) -> Any:
@@ -33,7 +35,9 @@ class ReplicaWorker(asynpool.Worker):
     def after_fork(self) -> None:
         super().after_fork()
         if self.beginning:
-            self.loaded = calls.start(*self.beginning)
+            from inference.worker import child
+
+            self.loaded = child.start(*self.beginning)
 
     def on_loop_start(self, pid: int) -> None:
         self.outq.put((asynpool.WORKER_UP, (pid, self.loaded)))
@@ -117,11 +121,13 @@ class ReplicaPool(asynpool.AsynPool):
         idle = {process.pid: process.inqW_fd for process in self._pool if process.inqW_fd in free}
         if (pid := replicas.next_to_try(idle)) is None:
             return
+        from inference.worker import child
+
         begun_at = time.monotonic()
         replicas.tried()
         self._all_inqueues.difference_update(free - {idle[pid]})
         self._trial = self.apply_async(
-            calls.load_missing,
+            child.load_missing,
             callback=lambda loaded: self._tried(loaded, time.monotonic() - begun_at),
             accept_callback=lambda pid, at: self._accepted(),
             error_callback=lambda info: replicas.tried(time.monotonic() - begun_at),
