@@ -5,6 +5,7 @@ supervisor, it stops the groups that are left, the youngest first. `PR_SET_PDEAT
 children only, and on Linux only.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -20,23 +21,19 @@ def is_alive(group: int) -> bool:
     return True
 
 
-def send(group: int, number: int, *, leader_only: bool = False) -> None:
-    try:
-        if leader_only:
-            os.kill(group, number)
-        else:
-            os.killpg(group, number)
-    except ProcessLookupError:
-        return
+def kill(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def end(group: int, grace_s: float) -> None:
     """Ask the group's leader to stop, and kill what is left of the group after `grace_s`."""
     deadline = time.monotonic() + grace_s
-    send(group, signal.SIGTERM, leader_only=True)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(group, signal.SIGTERM)
     while is_alive(group) and time.monotonic() < deadline:
         time.sleep(0.05)
-    send(group, signal.SIGKILL)
+    kill(group)
 
 
 class Reaper:

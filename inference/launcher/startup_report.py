@@ -92,24 +92,18 @@ class StartupReport(threading.Thread):
             return False
 
     def introduce(self, worker: Worker) -> None:
-        specs = []
-        for name, spec in lookup.models().items():
-            if name in worker.model_names:
-                specs.append(spec)
-            else:
-                self.say(f"model {name} is not served: {health.why_not(worker, name) or 'no worker was asked to.'}")
-        names = ", ".join(spec.name for spec in specs) or "no model"
+        served = {name: spec for name, spec in lookup.models().items() if name in worker.model_names}
+        for name in sorted(lookup.models().keys() - served):
+            self.say(f"model {name} is not served: {health.why_not(worker, name) or 'no worker was asked to.'}")
         manage = f"{_settings_that_differ()}{min(os.path.relpath(sys.executable), sys.executable, key=len)} manage.py"
+        key = "A request needs an API key, which" if settings.API_KEY_REQUIRED else "An API key"
         self.show(
-            f"Ready on {self.url}, serving {names}.",
-            *self.first_answer(next((spec for spec in specs if tasks.of(spec.task).example), None)),
-            f"{self.keys()}: {manage} create_api_key NAME",
+            f"Ready on {self.url}, serving {', '.join(served) or 'no model'}.",
+            *self.first_answer(next((spec for spec in served.values() if tasks.of(spec.task).example), None)),
+            f"{key} is made by: {manage} create_api_key NAME",
             f"The admin: {self.url}/admin/ (an operator is made by: {manage} createsuperuser)",
             "Ctrl-C stops everything.",
         )
-
-    def keys(self) -> str:
-        return "A request needs an API key, which is made by" if settings.API_KEY_REQUIRED else "An API key is made by"
 
     def show(self, *lines: str) -> None:
         """For the reader, apart from the log: lines to copy stand alone."""
@@ -120,18 +114,14 @@ class StartupReport(threading.Thread):
         if spec is None or settings.API_KEY_REQUIRED:
             return []
         url, body = f"{self.url}/v1/models/{spec.name}", json.dumps(tasks.of(spec.task).example)
+        begun_s = time.monotonic()
         try:
-            took_ms, answer = self.sent(url, body)
+            answer = post(url, body)
         except (OSError, ValueError) as error:
             return [f"A first request failed: {error}"]
+        took_ms = (time.monotonic() - begun_s) * 1000
         curl = f"  curl {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
         return [f"A request, and the answer it got in {took_ms:.0f} ms:", "", curl, "", f"  {answer}", ""]
-
-    def sent(self, url: str, body: str) -> tuple[float, str]:
-        """How long an answer took, in ms, and the answer."""
-        begun_s = time.monotonic()
-        answer = post(url, body)
-        return (time.monotonic() - begun_s) * 1000, answer
 
 
 def _settings_that_differ() -> str:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from inference.launcher.reaper import Reaper, send
+from inference.launcher.reaper import Reaper, kill
 
 OPEN_FILES = 8192  # many waiting connections, and three files a thread for SQLite
 FIRST_DELAY_S = 1.0
@@ -89,7 +89,7 @@ class Child:
 
     def kill(self) -> int:
         """End every process of its group; returns the program's exit code."""
-        send(self.pid, signal.SIGKILL)
+        kill(self.pid)
         self.reaper.remove(self.pid)
         return self.process.wait()
 

@@ -12,10 +12,9 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TypeVar
 from uuid import UUID
 
 from celery.utils.log import current_process_index
@@ -37,7 +36,6 @@ from inference.store.transitions import Claimed, Outcome
 from inference.worker.calls import ENDED_BY_IT, PAST_ITS_LIMIT, READY, BatchCall, BatchReport, Loaded, Order
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 CLAIM_PATIENCE_S = 8.0  # then the main process sends the batch again later
 RECORD_PATIENCE_S = 3600.0  # results are kept for as long
@@ -60,9 +58,8 @@ class Replica:
     device: str
     specs: Mapping[str, ModelSpec] = field(default_factory=dict)  # of all that it is to load
     engines: dict[str, Engine] = field(default_factory=dict)
-    loading: ctypes.c_int = field(
-        default_factory=ctypes.c_int
-    )  # the how many-th of them, or 0; the main process reads it
+    # The how many-th of them is being loaded, or 0; the main process reads it.
+    loading: ctypes.c_int = field(default_factory=ctypes.c_int)
 
 
 replica: Replica
@@ -150,7 +147,7 @@ def _claim(call: BatchCall) -> list[Claimed]:
         )  # fmt: skip
 
     try:
-        return _patiently(statement, CLAIM_PATIENCE_S)
+        return patiently(statement, limit_s=CLAIM_PATIENCE_S, reconnect=connection.close)
     except Exception as error:
         if is_away(error):
             raise errors.StoreUnavailable(f"no claim, the database is away: {error}") from None
@@ -250,7 +247,10 @@ def _refused(outcome: Outcome) -> Outcome:
 
 
 def _record_at_once(batch: UUID, outcomes: Sequence[Outcome], batch_size: int) -> None:
-    recorded = _patiently(lambda: transitions.record(batch, outcomes, batch_size=batch_size), RECORD_PATIENCE_S)
+    recorded = patiently(
+        lambda: transitions.record(batch, outcomes, batch_size=batch_size),
+        limit_s=RECORD_PATIENCE_S, reconnect=connection.close,
+    )  # fmt: skip
     if dropped := len(outcomes) - recorded:
         logger.info("batch=%s %d of %d outcomes dropped: cancelled or given back", batch, dropped, len(outcomes))
 
@@ -274,7 +274,3 @@ def _report(
         calls=sum(report.calls for report in reports),
         oom_shape=next((report.oom_shape for report in reports if report.oom_shape), None),
     )
-
-
-def _patiently(statement: Callable[[], T], limit_s: float) -> T:
-    return patiently(statement, limit_s=limit_s, reconnect=connection.close)

@@ -117,17 +117,8 @@ class Isolation:
         logger.error("batch=%s killed, tried again in %.0f s: %r", batch.id, after_s, cause)
         self.again(batch, after_s)
 
-    def broke(self, batch: Batch, cause: BaseException) -> None:
-        """By something that nobody foresaw, and perhaps by one of its jobs only. It ends, whatever it was."""
-        self._halve(batch, cause, after_s=RETRY_S)
-
-    def device_failed(self, batch: Batch, cause: BaseException) -> None:
-        """One bad input can put a device into a sticky error state, so the batch is run in halves. Whether the device
-        itself is lost is not told by jobs, but by the start of the next process."""
-        self._halve(batch, cause)
-
-    def _halve(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
-        """Its halves, and what its search has not run yet."""
+    def halve(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
+        """Run its halves, and what its search has not run yet: perhaps one of its jobs only is at fault."""
         if batch.search:
             self._add([held for held in batch.search.suspects if held not in batch.jobs])
             self._add(batch.search.aside)

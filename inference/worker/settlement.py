@@ -17,6 +17,7 @@ from inference import clock, errors, failpoints
 from inference.worker.backlog import Backlog
 from inference.worker.calls import PAST_ITS_LIMIT, BatchReport
 from inference.worker.inflight import Batch
+from inference.worker.isolation import RETRY_S
 
 logger = logging.getLogger(__name__)
 
@@ -74,13 +75,14 @@ class Settlement:
 
     def broke(self, batch: Batch, cause: BaseException) -> None:
         if not batch.jobs[0].verdict:
-            self.backlog.isolation.broke(batch, cause)
+            self.backlog.isolation.halve(batch, cause, after_s=RETRY_S)
             return
         logger.error("batch=%s its verdict was not recorded, its row is left to the reconciler: %r", batch.id, cause)
         self._release(batch, BatchReport(errors={}))
 
     def _device_failed(self, batch: Batch, cause: BaseException) -> None:
-        """A device in a sticky error state recovers with a new process only, which loads and so proves it."""
+        """One bad input can put a device into a sticky error state, which ends with the process. Whether the device
+        itself is lost is not told by jobs, but by the start of the next process."""
         if batch.pid is not None:
             self._end(batch.pid)
-        self.backlog.isolation.device_failed(batch, cause)
+        self.backlog.isolation.halve(batch, cause)

@@ -25,7 +25,6 @@ LISTED = {
     "inference/waiting/finished.py Listener._poll_until": "the deadline of its caller",
     "inference/launcher/supervisor.py Child.stop": "waits for an end: grace_s, then it is killed",
     "inference/launcher/supervisor.py Supervisor.run": "looks after programs, whose restarts have growing pauses",
-    "inference/tuning/replica.py _serve": "answers its parent until that is gone",
     "inference/launcher/startup_report.py StartupReport.wait_for": "growing pauses, until the operator stops it",
     "inference/worker/heartbeat.py Heartbeat.run": "growing pauses up to the heartbeat's own",
     "inference/worker/housekeeping.py Housekeeping._rest": "a round every ROUND_S: what failed has its next turn then",
