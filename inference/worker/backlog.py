@@ -13,7 +13,7 @@ from uuid import UUID
 from inference import clock, errors
 from inference.batching.costs import CostModel
 from inference.batching.queue import BatchQueue, Item, Limits
-from inference.catalog.specs import Catalog, ModelSpec
+from inference.catalog.specs import ModelSpec
 from inference.worker.inflight import Batch, HeldJob, Search
 from inference.worker.isolation import Isolation, Part
 from inference.worker.replicas import Replicas
@@ -22,9 +22,9 @@ from inference.worker.replicas import Replicas
 class Backlog:
     """What is held here leaves by being released, given back or forgotten."""
 
-    def __init__(self, catalog: Catalog, replicas: Replicas) -> None:
+    def __init__(self, replicas: Replicas) -> None:
         self.replicas = replicas
-        self.specs = {name: catalog[name] for name in replicas.plan.models}
+        self.specs = replicas.plan.models
         self.queues = {name: BatchQueue(_limits(spec), CostModel()) for name, spec in self.specs.items()}
         self.held: dict[str, HeldJob] = {}
         self.isolation = Isolation()

@@ -7,20 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from inference.catalog.specs import Catalog
-from inference.worker.devices import Plan
-
 READY = "ready"  # the state of a model that a replica has loaded
 ENDED_BY_IT = "a process ended while it loaded this model."
 PAST_ITS_LIMIT = signal.SIGALRM  # what a child dies of whose engine ran past the model's limit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What a child is to be, for as long as its worker lives."""
-
-    plan: Plan
-    catalog: Catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,8 @@ from inference.failures import is_away, patiently
 from inference.json_field import storable
 from inference.store import transitions
 from inference.store.transitions import Claimed, Outcome
-from inference.worker.calls import ENDED_BY_IT, PAST_ITS_LIMIT, READY, BatchCall, BatchReport, Loaded, Order
+from inference.worker.calls import ENDED_BY_IT, PAST_ITS_LIMIT, READY, BatchCall, BatchReport, Loaded
+from inference.worker.devices import Plan
 
 logger = logging.getLogger(__name__)
 
@@ -65,16 +66,15 @@ class Replica:
 replica: Replica
 
 
-def start(order: Order, without: Collection[str], loading: ctypes.c_int) -> Loaded:
+def start(plan: Plan, without: Collection[str], loading: ctypes.c_int) -> Loaded:
     """Bind the device, load and warm up the models. Runs once, before the child takes calls."""
     global replica
     # The main process asks for the stack before it kills.
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     faulthandler.register(PAST_ITS_LIMIT, file=2, all_threads=True, chain=True)
     threading.Thread(target=threading.Event().wait, name="hears-signals", daemon=True).start()
-    specs = {name: order.catalog[name] for name in order.plan.models}
-    device = order.plan.bind(current_process_index(base=0) or 0)
-    replica = Replica(worker=order.plan.worker, device=device, specs=specs, loading=loading)
+    device = plan.bind(current_process_index(base=0) or 0)
+    replica = Replica(worker=plan.worker, device=device, specs=plan.models, loading=loading)
     return load_missing(without)
 
 

@@ -148,14 +148,16 @@ class BatchingStep(bootsteps.StartStopStep):
         c.dispatcher = None
         if not self.include_if(c):  # a plain worker, of other queues: it drops what is not for it
             return
-        order, heartbeat = c.controller.inference_order, c.controller.heartbeat
-        c.dispatcher = Dispatcher(order.catalog, c.controller.inference_replicas, lambda: c.pool._pool)
+        replicas = c.controller.replicas
+        c.dispatcher = Dispatcher(replicas, lambda: c.pool._pool)
         c.dispatcher.on_rows_left = c.controller.housekeeping.give_back
         c.dispatcher.on_expired = c.controller.housekeeping.expire_soon
         c.dispatch_soon = lambda: self._dispatch_soon(c)
         biggest = max(spec.max_batch_size for spec in c.dispatcher.specs.values())
-        c.initial_prefetch_count = order.plan.replicas * biggest * 2  # one batch running, one to choose the next from
-        heartbeat.facts = c.dispatcher.facts
+        c.initial_prefetch_count = (
+            replicas.plan.replicas * biggest * 2
+        )  # one batch running, one to choose the next from
+        c.controller.heartbeat.facts = c.dispatcher.facts
         self.subscriptions = Subscriptions(c)
         if self.subscriptions.is_amqp:
             c.controller.housekeeping.chores.append(self.subscriptions.find_deleted)
@@ -163,7 +165,7 @@ class BatchingStep(bootsteps.StartStopStep):
         self._scheduled = False
 
     def include_if(self, c: Any) -> bool:
-        return getattr(c.controller, "inference_order", None) is not None
+        return getattr(c.controller, "replicas", None) is not None
 
     def register_with_event_loop(self, c: Any, hub: Any) -> None:
         c.pool._pool.on_idle = c.dispatch_soon

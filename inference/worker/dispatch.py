@@ -13,7 +13,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from inference import clock
-from inference.catalog.specs import Catalog
 from inference.models import WorkerState
 from inference.worker import stuck
 from inference.worker.backlog import Backlog
@@ -35,10 +34,10 @@ def _nobody(*_: object) -> None:
 class Dispatcher:
     """A worker's jobs and batches in flight. Lives as long as the worker, over reconnects."""
 
-    def __init__(self, catalog: Catalog, replicas: Replicas, pool: Callable[[], ReplicaPool]) -> None:
+    def __init__(self, replicas: Replicas, pool: Callable[[], ReplicaPool]) -> None:
         self._pool = pool
         self.replicas = replicas
-        self.backlog = Backlog(catalog, replicas)
+        self.backlog = Backlog(replicas)
         self.specs = self.backlog.specs
         self.batches = self.backlog.batches
         self.settlement = Settlement(self.backlog, end=lambda pid: self.pool.end(pid))

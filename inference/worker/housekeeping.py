@@ -17,7 +17,6 @@ from django.db.models import Q
 
 from inference import errors
 from inference.broker import publish
-from inference.catalog.specs import Catalog
 from inference.failures import is_away
 from inference.store import transitions
 from inference.upkeep import reconcile, retention
@@ -33,10 +32,9 @@ ROUND_S = settings.WORKER_SILENT_S / 3
 class Housekeeping(threading.Thread):
     """Finds what others left undone, removes what is old, and ends this worker when it has stopped working."""
 
-    def __init__(self, heartbeat: Heartbeat, models: Catalog, replicas: Replicas) -> None:
+    def __init__(self, heartbeat: Heartbeat, replicas: Replicas) -> None:
         super().__init__(name="housekeeping", daemon=True)
         self.heartbeat = heartbeat
-        self.models = models
         self.replicas = replicas
         self._watchdog = Watchdog()
         self._sweeper = retention.Sweeper()
@@ -97,7 +95,9 @@ class Housekeeping(threading.Thread):
             return
         facts = self.heartbeat.facts()
         publish.ping()  # the event loop waits for a broker that is away, or has no room: that one still counts queues
-        consumed = [self.models[name].queue for name in self.replicas.serving.intersection(facts.model_names)]
+        consumed = [
+            self.replicas.plan.models[name].queue for name in self.replicas.serving.intersection(facts.model_names)
+        ]
         waiting = sum(publish.queue_lengths(consumed).values())
         reason = self._watchdog.reason(
             now=time.monotonic(), looped_at=facts.looped_at, waiting=waiting, held=facts.held,

@@ -15,7 +15,8 @@ from typing import Any
 from billiard.pool import RUN
 from celery.concurrency import asynpool, prefork
 
-from inference.worker.calls import Loaded, Order
+from inference.worker.calls import Loaded
+from inference.worker.devices import Plan
 from inference.worker.replicas import Replicas
 
 
@@ -24,9 +25,9 @@ def _nobody() -> None:
 
 
 class ReplicaWorker(asynpool.Worker):
-    """What a child runs. It brings its order along: what lies on the disk may have changed since the worker started."""
+    """What a child runs. It brings its plan along: what lies on the disk may have changed since the worker started."""
 
-    beginning: tuple[Order, Collection[str], ctypes.c_int] | None = None  # as `child.start` takes it
+    beginning: tuple[Plan, Collection[str], ctypes.c_int] | None = None  # as `child.start` takes it
     loaded: Loaded | None = None
 
     def __reduce__(self) -> Any:
@@ -51,8 +52,7 @@ class ReplicaPool(asynpool.AsynPool):
     """
 
     Worker = ReplicaWorker
-    order: Order | None = None  # none in a worker that serves no models
-    replicas: Replicas | None = None
+    replicas: Replicas | None = None  # none in a worker that serves no models
     _beginning: Any = None  # of the child that is made
     _trial: Any = None  # to load what no replica could load
     on_idle: Callable[[], None] = staticmethod(_nobody)
@@ -62,10 +62,10 @@ class ReplicaPool(asynpool.AsynPool):
         return super().WorkerProcess(worker)
 
     def _create_worker_process(self, index: int) -> Any:
-        if not self.order or not self.replicas:
+        if not self.replicas:
             return super()._create_worker_process(index)
         loading = self._ctx.RawValue("i")  # without a lock: its child may be killed at any time
-        self._beginning = self.order, self.replicas.without(index), loading
+        self._beginning = self.replicas.plan, self.replicas.without(index), loading
         process = super()._create_worker_process(index)
         self.replicas.started(index, process.pid, loading)
         return process

@@ -99,7 +99,7 @@ class Replicas:
         if replica.pid is None:
             return
         if number := replica.loading.value:
-            self._blame(replica, self.plan.models[number - 1])
+            self._blame(replica, list(self.plan.models)[number - 1])
         if replica.is_up:
             replica.had = replica.ready & self.serving
         else:

@@ -54,31 +54,28 @@ def prepare(sender: Any, **kwargs: Any) -> None:
 def _plan(worker: Any) -> None:
     """Plan the replicas of the models whose queues this worker consumes, and register."""
     from inference.ids import new_job_id
-    from inference.worker.calls import Order
     from inference.worker.heartbeat import Heartbeat
     from inference.worker.housekeeping import Housekeeping
     from inference.worker.pool import ReplicaPool
     from inference.worker.replicas import Replicas
 
-    models = lookup.models()
     queues = worker.app.amqp.queues
-    served = tuple(name for name, spec in models.items() if spec.queue in queues.consume_from)
+    served = {name: spec for name, spec in lookup.models().items() if spec.queue in queues.consume_from}
     if not served:
         return
-    queues.deselect([models[name].queue for name in served])  # each is consumed once a replica can run its model
+    queues.deselect([spec.queue for spec in served.values()])  # each is consumed once a replica can run its model
     refuse_what_breaks_batching(worker)
     names = devices.parse(worker.options.get("devices") or "auto")
     asked = worker.options.get("concurrency") or worker.app.conf.worker_concurrency
     plan = devices.make_plan(worker=new_job_id(), devices=names, concurrency=asked, models=served)
     devices.limit_threads(plan.threads)
     worker.concurrency = plan.replicas
-    worker.inference_order, worker.inference_replicas = Order(plan=plan, catalog=models), Replicas(plan)
-    ReplicaPool.order, ReplicaPool.replicas = worker.inference_order, worker.inference_replicas
+    worker.replicas = ReplicaPool.replicas = Replicas(plan)
     worker.heartbeat = Heartbeat(plan, worker.hostname)
     worker.heartbeat.register()
     signals.worker_shutting_down.connect(worker.heartbeat.leave)
     worker.heartbeat.start()
-    worker.housekeeping = Housekeeping(worker.heartbeat, models, worker.inference_replicas)
+    worker.housekeeping = Housekeeping(worker.heartbeat, worker.replicas)
     worker.housekeeping.start()
 
 

@@ -31,10 +31,10 @@ CATALOG = {name: ModelSpec(name=name, engine="x:Y") for name in ("a", "b")}
 
 class ConsumerTests(TestCase):
     def setUp(self) -> None:
-        self.replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models=("a", "b")))
+        self.replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models=CATALOG))
         self.replicas.started(0, PID)
         self.replicas.loaded(Loaded(pid=PID, models={"a": READY, "b": READY}))
-        self.dispatcher = Dispatcher(CATALOG, self.replicas, Mock(return_value=None))
+        self.dispatcher = Dispatcher(self.replicas, Mock(return_value=None))
         self.dispatcher.connected = True
         self.events: list[str] = []
         self.step = consumer.BatchingStep.__new__(consumer.BatchingStep)

@@ -88,11 +88,11 @@ class Request:
 class DispatcherTests(TestCase):
     def setUp(self) -> None:
         self.pool = Pool(replicas=1)
-        plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models=("a", "b"))
+        plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models=CATALOG)
         self.replicas = Replicas(plan)
         self.replicas.started(0, PID)
         self.load(a=READY, b=READY)
-        self.dispatcher = Dispatcher(CATALOG, self.replicas, lambda: cast("ReplicaPool", self.pool))
+        self.dispatcher = Dispatcher(self.replicas, lambda: cast("ReplicaPool", self.pool))
         self.clock = time.time() - 100
 
     def load(self, **models: str) -> None:

@@ -33,7 +33,7 @@ def facts(**values: Any) -> Facts:
 
 
 def make_heartbeat(**values: Any) -> Heartbeat:
-    plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models=("embeddings",))
+    plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models={"embeddings": models()["embeddings"]})
     heartbeat = Heartbeat(plan, "w")
     heartbeat.facts = lambda: facts(**values)
     heartbeat.register()
@@ -44,7 +44,7 @@ def make_heartbeat(**values: Any) -> Heartbeat:
 class HeartbeatTests(TransactionTestCase):
     def test_a_round_of_upkeep_that_takes_long_delays_no_heartbeat(self) -> None:
         heartbeat = make_heartbeat()
-        housekeeping = Housekeeping(heartbeat, {}, Replicas(heartbeat.plan))
+        housekeeping = Housekeeping(heartbeat, Replicas(heartbeat.plan))
         reached, go_on = threading.Event(), threading.Event()
 
         def takes_long(**_: object) -> None:
@@ -62,7 +62,7 @@ class HeartbeatTests(TransactionTestCase):
 
     def test_what_expires_in_this_worker_is_told_before_the_next_round(self) -> None:
         heartbeat = make_heartbeat()
-        housekeeping = Housekeeping(heartbeat, {}, Replicas(heartbeat.plan))
+        housekeeping = Housekeeping(heartbeat, Replicas(heartbeat.plan))
         with patch.object(upkeep_module, "ROUND_S", 600):
             self.start(housekeeping)
             eventually(lambda: housekeeping._sweeper._next_at_s, "the first round is over")
@@ -107,14 +107,14 @@ class HeartbeatTests(TransactionTestCase):
         heartbeat = make_heartbeat(model_names=["embeddings", "sentiment"])
         replicas = Replicas(heartbeat.plan)
         replicas.serving = frozenset({"embeddings", "fill-mask"})  # sentiment's starts again; a queue is refused
-        housekeeping = Housekeeping(heartbeat, models(), replicas)
+        housekeeping = Housekeeping(heartbeat, replicas)
         with patch.object(publish, "queue_lengths", return_value={}) as counted:
             housekeeping._watch()
         counted.assert_called_once_with([models()["embeddings"].queue])
 
     def test_the_watchdog_does_not_judge_while_the_broker_counts_queues_and_takes_nothing(self) -> None:
         heartbeat = make_heartbeat(looped_at=time.monotonic() - 10 * STALLED_S)
-        housekeeping = Housekeeping(heartbeat, models(), Replicas(heartbeat.plan))
+        housekeeping = Housekeeping(heartbeat, Replicas(heartbeat.plan))
         housekeeping._watchdog.looked_at = time.monotonic()
         with patch.object(publish, "ping", side_effect=BrokerUnavailable("no room")), patch("os._exit") as ended:
             self.assertRaises(BrokerUnavailable, housekeeping._watch)

@@ -6,17 +6,19 @@ import time
 from unittest import TestCase
 from uuid import uuid4
 
+from inference.catalog.specs import ModelSpec
 from inference.worker.calls import READY, Loaded
 from inference.worker.devices import Plan
 from inference.worker.replicas import LONGEST_PAUSE_S, Replicas
 
 BROKEN = "no weights"
+CATALOG = {name: ModelSpec(name=name, engine="x:Y") for name in ("a", "b")}
 FIRST, SECOND = 11, 22  # process ids
 
 
 class ReplicasTests(TestCase):
     def setUp(self) -> None:
-        plan = Plan(worker=uuid4(), devices=("cuda:0", "cuda:1"), replicas=2, threads=1, models=("a", "b"))
+        plan = Plan(worker=uuid4(), devices=("cuda:0", "cuda:1"), replicas=2, threads=1, models=CATALOG)
         self.replicas = Replicas(plan)
         self.replicas.started(0, FIRST)
         self.replicas.started(1, SECOND)
@@ -54,7 +56,7 @@ class ReplicasTests(TestCase):
 
     def eight(self) -> None:
         """Replicas that serve a; none could load b."""
-        plan = Plan(worker=uuid4(), devices=("cuda:0",), replicas=8, threads=1, models=("a", "b"))
+        plan = Plan(worker=uuid4(), devices=("cuda:0",), replicas=8, threads=1, models=CATALOG)
         self.replicas = Replicas(plan)
         for index in range(8):
             self.replicas.started(index, index)
@@ -167,7 +169,7 @@ class ReplicasTests(TestCase):
         self.assertEqual(self.replicas.without(0), set())
 
     def test_the_only_model_is_tried_again_by_a_fresh_process(self) -> None:
-        self.replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models=("a",)))
+        self.replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models={"a": CATALOG["a"]}))
         self.replicas.started(0, FIRST)
         self.replicas.replicas[0].loading.value = 1
         self.replicas.ended(0)
