@@ -179,8 +179,8 @@ class BatchingStep(bootsteps.StartStopStep):
         if c.controller.heartbeat.leaving and c.task_consumer:
             ignore_errors(c, c.task_consumer.cancel)  # else a broker might hand us again what we give back
             ignore_errors(c, c.dispatcher.backlog.give_back_waiting)
-            ignore_errors(c, self.subscriptions.remove_marks, c, queues)
-        self.subscriptions.forget(c, queues)
+            ignore_errors(c, self.subscriptions.remove_marks, queues)
+        self.subscriptions.forget(queues)
         c.dispatcher.forget_messages()
 
     def _sweep(self, c: Any) -> None:
@@ -197,9 +197,9 @@ class BatchingStep(bootsteps.StartStopStep):
         wanted = {dispatcher.specs[name].queue for name in dispatcher.replicas.serving if dispatcher.connected}
         consumed = {spec.queue for spec in dispatcher.specs.values()} & set(queues.consume_from)
         for queue in consumed - wanted:
-            self.subscriptions.end(c, queue)
+            self.subscriptions.end(queue)
         for queue in wanted - consumed:
-            self.subscriptions.begin(c, queue)
+            self.subscriptions.begin(queue)
         dispatcher.refused = self.subscriptions.why_not(dispatcher.specs)
         dispatcher.let_go()
         replicas = dispatcher.replicas

@@ -5,8 +5,11 @@ Belongs to the worker's event loop: nothing here blocks, and nothing reads the d
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import os
+import signal
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +17,6 @@ from uuid import UUID, uuid4
 
 from inference import clock
 from inference.models import WorkerState
-from inference.worker import stuck
 from inference.worker.backlog import Backlog
 from inference.worker.calls import BatchCall
 from inference.worker.child import run_batch
@@ -25,6 +27,9 @@ from inference.worker.replicas import Replicas
 from inference.worker.settlement import Settlement
 
 logger = logging.getLogger(__name__)
+
+STUCK_S = 30.0  # past the limit that a child keeps to itself, while the database answers: a child may wait for that
+KILL_GRACE_S = 1.0  # between asking a stuck child for its stack and killing it
 
 
 def _nobody(*_: object) -> None:
@@ -121,12 +126,23 @@ class Dispatcher:
         self.looped_at = now = time.monotonic()
         for batch in list(self.batches.values()):
             if batch.pid is not None:
-                stuck.end_if_stuck(batch, batch.pid, now, answering_s=self.answering_s())
+                self._end_if_stuck(batch, batch.pid, now)
             elif batch.result not in self.pool._cache.values():
                 self._abandon(batch)
         if self.backlog.drop_expired():
             self.on_expired()  # the rows are marked beside the event loop
         self.kick()
+
+    def _end_if_stuck(self, batch: Batch, pid: int, now: float) -> None:
+        """One that is stuck outside its engine, whose own limit it does not reach."""
+        stuck_s = min(now - batch.accepted_at - batch.spec.time_limit_s, self.answering_s()) - STUCK_S
+        if stuck_s <= 0 or (batch.stuck and stuck_s <= KILL_GRACE_S):
+            return
+        if not batch.stuck:
+            logger.error("batch=%s pid=%d is stuck, its stack follows, then it is killed", batch.id, pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL if batch.stuck else signal.SIGUSR2)
+        batch.stuck = True
 
     def _abandon(self, batch: Batch) -> None:
         """Flushed by the pool before a child had it, after a reconnect: its messages come again."""

@@ -42,12 +42,12 @@ class Subscriptions:
 
     def __init__(self, c: Any) -> None:
         self.is_amqp = c.conninfo.transport.driver_type == "amqp"
-        self._node: str = c.hostname
+        self.c = c
         self._refused: dict[str, Refusal] = {}  # by queue
         self._marks: Mapping[str, str] = {}  # exchanges, by queue; replaced as a whole
         self._deleted: frozenset[str] = frozenset()
 
-    def begin(self, c: Any, queue: str) -> None:
+    def begin(self, queue: str) -> None:
         """Nothing happens while the pause after a refusal lasts. A refusal concerns no other queue.
 
         Raises `TimeoutError` and what else a lost connection raises.
@@ -56,29 +56,29 @@ class Subscriptions:
         if refusal and time.monotonic() < refusal.retry_at:
             return
         try:
-            with self._in_time(c):
+            with self._in_time():
                 if self.is_amqp:
-                    self._declare(c, queue)
-                c.add_task_queue(queue)
-        except c.channel_errors as error:
+                    self._declare(queue)
+                self.c.add_task_queue(queue)
+        except self.c.channel_errors as error:
             self._refuse(queue, error)
-            self._undo(c, queue)
+            self._undo(queue)
         else:
             self._refused.pop(queue, None)
 
-    def end(self, c: Any, queue: str) -> None:
+    def end(self, queue: str) -> None:
         self._marks = {name: mark for name, mark in self._marks.items() if name != queue}
-        c.cancel_task_queue(queue)
+        self.c.cancel_task_queue(queue)
 
-    def forget(self, c: Any, queues: list[str]) -> None:
+    def forget(self, queues: list[str]) -> None:
         """The connection is gone, or is left: the next begins with no queue."""
         self._marks, self._deleted = {}, frozenset()
-        c.app.amqp.queues.deselect(queues)
+        self.c.app.amqp.queues.deselect(queues)
 
-    def remove_marks(self, c: Any, queues: list[str]) -> None:
+    def remove_marks(self, queues: list[str]) -> None:
         """The worker leaves for good."""
-        if self.is_amqp and c.connection:
-            with c.connection.channel() as channel:
+        if self.is_amqp and self.c.connection:
+            with self.c.connection.channel() as channel:
                 for queue in queues:
                     channel.exchange_delete(self._mark(queue))
 
@@ -98,14 +98,14 @@ class Subscriptions:
         if self._deleted:
             raise ConnectionError(f"deleted without notice: {', '.join(sorted(self._deleted))}")
 
-    def _in_time(self, c: Any) -> AbstractContextManager[object]:
+    def _in_time(self) -> AbstractContextManager[object]:
         """py-amqp waits for an answer without end."""
-        return c.connection.connection.transport.having_timeout(ANSWER_S) if self.is_amqp else nullcontext()
+        return self.c.connection.connection.transport.having_timeout(ANSWER_S) if self.is_amqp else nullcontext()
 
-    def _declare(self, c: Any, name: str) -> None:
+    def _declare(self, name: str) -> None:
         """On a channel of its own, which a refusal closes."""
-        with c.connection.channel() as channel:
-            queue = c.app.amqp.queues[name].bind(channel)
+        with self.c.connection.channel() as channel:
+            queue = self.c.app.amqp.queues[name].bind(channel)
             queue.declare()
             mark = Exchange(self._mark(name), type="fanout", durable=False, auto_delete=True).bind(channel)
             mark.declare()
@@ -113,7 +113,7 @@ class Subscriptions:
         self._marks = {**self._marks, name: mark.name}
 
     def _mark(self, queue: str) -> str:
-        return f"{queue}.{self._node}"
+        return f"{queue}.{self.c.hostname}"
 
     def _refuse(self, queue: str, error: Exception) -> None:
         refusal = self._refused.setdefault(queue, Refusal())
@@ -124,8 +124,8 @@ class Subscriptions:
             logger.error("queue=%s is not consumed, tried again and again: %s", queue, why)
         refusal.why, refusal.retry_at = why, time.monotonic() + refusal.pauses.next_s()
 
-    def _undo(self, c: Any, queue: str) -> None:
-        queues = c.app.amqp.queues
+    def _undo(self, queue: str) -> None:
+        queues = self.c.app.amqp.queues
         if queue in queues.consume_from:
             queues.deselect([queue])
             if self.is_amqp:  # consuming was refused, which has closed the channel of all queues

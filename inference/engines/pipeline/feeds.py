@@ -7,10 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from inference.catalog.lengths import NEW_TOKENS
 from inference.engines import media, parity
-from inference.engines.pipeline import generation, inputs
+from inference.engines.pipeline import inputs
+from inference.engines.pipeline.loader import max_positions
 from inference.engines.stacks import Row, Together
 from inference.errors import InvalidInput
+
+# What shows of a prompt whether its neighbours change the answer: the scores of a few steps.
+TRIAL = {
+    "max_new_tokens": 3, "do_sample": False, "num_beams": 1, "return_dict_in_generate": True, "output_logits": True,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +111,27 @@ class Prompts(Texts):
     is_cut = False
 
     def trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
-        return list(parity.TEXTS), generation.TRIAL
+        return list(parity.TEXTS), TRIAL
 
     def completed(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
-        return generation.with_new_tokens(pipe.model, parameters)
+        """With a number of new tokens, unless the request or the model asks for a total length."""
+        own = pipe.model.generation_config
+        if parameters.keys() & {"max_new_tokens", "max_length"} or (own.max_length and not own.max_new_tokens):
+            return parameters
+        new_tokens = own.max_new_tokens or min(NEW_TOKENS, max_positions(pipe.model) // 2)
+        return {"max_new_tokens": new_tokens, **parameters}
 
     def together(self, pipe: Any, run: dict[str, Any]) -> Together:
-        return Together.EQUAL if generation.sees_padding(pipe, run) else Together.PADDED
+        """Prompts of one length only, where an answer would depend on how far it is padded: a total length counts the
+        padding; a penalty on repetition takes padding for text, and hurts where the padding token ends a text."""
+        if "max_new_tokens" not in run or run.get("min_length"):
+            return Together.EQUAL
+        ends = pipe.model.generation_config.eos_token_id
+        if pipe.tokenizer.pad_token_id not in (ends if isinstance(ends, list) else [ends]):
+            return Together.PADDED
+        active = {**pipe.model.generation_config.to_diff_dict(), **run}
+        penalized = active.get("repetition_penalty", 1.0) != 1.0 or active.get("no_repeat_ngram_size", 0) > 0
+        return Together.EQUAL if penalized else Together.PADDED
 
     def check(self, row: Row, pipe: Any, run: dict[str, Any]) -> None:
         longest, new_tokens = pipe.tokenizer.model_max_length, run.get("max_new_tokens", 0)

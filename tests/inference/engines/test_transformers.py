@@ -13,7 +13,8 @@ from django.test import override_settings
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading, media
 from inference.engines.isolate import RunReport, run
-from inference.engines.pipeline import generation
+from inference.engines.pipeline.feeds import FEEDS
+from inference.engines.stacks import Together
 from inference.errors import UNREADABLE, EngineError, InvalidInput, ModelUnavailable
 from inference.models import Job
 from tests import tiny_models
@@ -161,12 +162,12 @@ class GenerationTests(EqualTestCase):
                 self.assert_batching_changes_nothing("text-generation", PROMPTS, parameters)
 
     def test_a_penalty_counts_padding_only_where_it_is_the_end_token(self) -> None:
-        pipe = engine("text-generation").pipe
-        self.assertFalse(generation.sees_padding(pipe, GREEDY))
+        pipe, together = engine("text-generation").pipe, FEEDS["text-generation"].together
+        self.assertIs(together(pipe, GREEDY), Together.PADDED)
         for active in ({"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 2}):
-            self.assertTrue(generation.sees_padding(pipe, {**GREEDY, **active}))
+            self.assertIs(together(pipe, {**GREEDY, **active}), Together.EQUAL)
             with patch.object(pipe.model.generation_config, "eos_token_id", pipe.tokenizer.pad_token_id + 1):
-                self.assertFalse(generation.sees_padding(pipe, {**GREEDY, **active}))
+                self.assertIs(together(pipe, {**GREEDY, **active}), Together.PADDED)
 
     def test_chats_and_texts_share_a_batch(self) -> None:
         chat = [{"role": "user", "content": "hello"}]

@@ -39,7 +39,14 @@ class ConsumerTests(TestCase):
         self.events: list[str] = []
         self.step = consumer.BatchingStep.__new__(consumer.BatchingStep)
         self.step._told = None
-        self.step.subscriptions = Subscriptions(SimpleNamespace(hostname="w", conninfo=kombu.Connection("memory://")))
+        self.consumer = SimpleNamespace(
+            hostname="w", conninfo=kombu.Connection("memory://"), dispatcher=self.dispatcher,
+            app=SimpleNamespace(amqp=SimpleNamespace(queues=self)),
+            controller=SimpleNamespace(heartbeat=SimpleNamespace(changed=lambda: None)),
+            cancel_task_queue=self.leave, add_task_queue=lambda queue: self.events.append(f"began {queue}"),
+            channel_errors=(),
+        )  # fmt: skip
+        self.step.subscriptions = Subscriptions(self.consumer)
         self.consumed = {spec.queue for spec in CATALOG.values()}
         self.on_message = consumer.strategy(
             run, app,
@@ -106,14 +113,7 @@ class ConsumerTests(TestCase):
 
     def follow(self) -> None:
         """As the event loop does after each message and twice a second."""
-        self.step._follow(
-            SimpleNamespace(
-                dispatcher=self.dispatcher, app=SimpleNamespace(amqp=SimpleNamespace(queues=self)),
-                controller=SimpleNamespace(heartbeat=SimpleNamespace(changed=lambda: None)),
-                cancel_task_queue=self.leave, add_task_queue=lambda queue: self.events.append(f"began {queue}"),
-                channel_errors=(),
-            )
-        )  # fmt: skip
+        self.step._follow(self.consumer)
 
     @property
     def consume_from(self) -> set[str]:

@@ -19,11 +19,10 @@ from inference.catalog.specs import ModelSpec
 from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
 from inference.worker.calls import READY, BatchReport, Loaded
 from inference.worker.devices import Plan
-from inference.worker.dispatch import Dispatcher
+from inference.worker.dispatch import STUCK_S, Dispatcher
 from inference.worker.isolation import LONGEST_RETRY_S, LONGEST_STUCK_S
 from inference.worker.pool import ReplicaPool
 from inference.worker.replicas import Replicas
-from inference.worker.stuck import STUCK_S
 
 PID = 4711
 CATALOG = {

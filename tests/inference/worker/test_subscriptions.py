@@ -52,7 +52,7 @@ class SubscriptionsTests(TestCase):
         """The event loop asks twice a second for what it does not consume."""
         for _ in range(int(seconds * 2)):
             for queue in {A, B} - self.consumed:
-                self.subscriptions.begin(self.consumer, queue)
+                self.subscriptions.begin(queue)
             self.now_s += 0.5
 
     def test_a_refused_queue_is_named_and_keeps_nobody_from_the_others(self) -> None:
@@ -81,5 +81,5 @@ class SubscriptionsTests(TestCase):
         self.consumer.add_task_queue = lambda queue: ours.recv(1)
         silent = Subscriptions(self.consumer)
         with patch.object(subscriptions, "ANSWER_S", 0.01), patch.object(silent, "_declare"):
-            self.assertRaises(TimeoutError, silent.begin, self.consumer, A)
+            self.assertRaises(TimeoutError, silent.begin, A)
         self.assertIsNone(ours.gettimeout())
