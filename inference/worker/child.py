@@ -44,10 +44,13 @@ RECORD_PATIENCE_S = 3600.0  # results are kept for as long
 MOST_ANSWERED = 2_000_000  # numbers: what a process that shows them takes 150 MB for
 
 VERDICTS = {
-    errors.Crashed.code: "The process that ran this input died, twice, and with this input alone.",
-    errors.DeviceFailed.code: "The device went into an error state with this input alone, twice.",
-    errors.JobError.code: "The worker failed with this input alone, twice; its log says why.",
-    errors.TimedOut.code: "This input ran past the model's time_limit_s, alone in its batch.",
+    error.code: error
+    for error in (
+        errors.Crashed("The process that ran this input died, twice, and with this input alone."),
+        errors.DeviceFailed("The device went into an error state with this input alone, twice."),
+        errors.JobError("The worker failed with this input alone, twice; its log says why."),
+        errors.TimedOut("This input ran past the model's time_limit_s, alone in its batch."),
+    )
 }
 
 
@@ -128,7 +131,7 @@ def run_batch(call: BatchCall) -> BatchReport:
         return BatchReport(errors={})
     reports: list[RunReport] = []
     if call.verdict:
-        outcomes = _condemn(jobs, call.verdict)
+        outcomes = [_failed(job.id, VERDICTS[call.verdict]) for job in jobs]
     else:
         failpoints.reach("before_run")
         outcomes, reports = _run(call.model, jobs)
@@ -154,10 +157,6 @@ def _claim(call: BatchCall) -> list[Claimed]:
         raise
 
 
-def _condemn(jobs: Sequence[Claimed], code: str) -> list[Outcome]:
-    return [Outcome(job_id=job.id, error_code=code, error_detail=VERDICTS[code]) for job in jobs]
-
-
 def _run(model: str, jobs: Sequence[Claimed]) -> tuple[list[Outcome], list[RunReport]]:
     """One engine call a set of parameters; the messages already grouped them, so there is one set."""
     outcomes: list[Outcome] = []
@@ -167,7 +166,7 @@ def _run(model: str, jobs: Sequence[Claimed]) -> tuple[list[Outcome], list[RunRe
         try:  # again: the web process did, but a row can be written by anybody
             parameters = validation.validate_parameters(engine.spec, same[0].parameters)
         except errors.InvalidInput as error:
-            outcomes += [_failed(job, error) for job in same]
+            outcomes += [_failed(job.id, error) for job in same]
             continue
         items = [item for job in same for item in _items(job)]
         with _limited(engine.spec.time_limit_s):
@@ -207,10 +206,9 @@ def _items(job: Claimed) -> list[object]:
     return job.inputs if _is_list(job) else [job.inputs]
 
 
-def _failed(job: Claimed, error: errors.InferenceError, where: str = "") -> Outcome:
+def _failed(job_id: UUID, error: errors.InferenceError, where: str = "") -> Outcome:
     """With a bounded text: it may quote the input, or be an engine's own."""
-    detail = shorten(storable(f"{where}{error.message}"))
-    return Outcome(job_id=job.id, error_code=error.code, error_detail=detail)
+    return Outcome(job_id=job_id, error_code=error.code, error_detail=shorten(storable(f"{where}{error.message}")))
 
 
 def _outcome(job: Claimed, answers: list[object]) -> Outcome:
@@ -220,10 +218,10 @@ def _outcome(job: Claimed, answers: list[object]) -> Outcome:
             where = f"inputs[{index}]: " if _is_list(job) else ""
             if isinstance(answer, errors.JobError):
                 logger.warning("job=%s model=%s %s: %s%s", job.id, job.model, answer.code, where, answer.message)
-            return _failed(job, answer, where)
+            return _failed(job.id, answer, where)
     if (held := size(answers)) > MOST_ANSWERED:
-        detail = f"The answer holds about {held} numbers, where at most {MOST_ANSWERED} are kept: send less in one job."
-        return Outcome(job_id=job.id, error_code=errors.BadOutput.code, error_detail=detail)
+        problem = f"The answer holds about {held} numbers, at most {MOST_ANSWERED} are kept: send less in one job."
+        return _failed(job.id, errors.BadOutput(problem))
     return Outcome(job_id=job.id, output=answers if _is_list(job) else answers[0])
 
 
@@ -236,14 +234,10 @@ def _record(batch: UUID, outcomes: Sequence[Outcome], batch_size: int) -> list[O
         if is_away(error) or (len(outcomes) == 1 and outcomes[0].error_code == errors.BadOutput.code):
             raise
         logger.error("batch=%s jobs=%d not recorded, the database refuses it: %s", batch, len(outcomes), error)
-        parts = [[outcome] for outcome in outcomes] if len(outcomes) > 1 else [[_refused(outcomes[0])]]
-        return [recorded for part in parts for recorded in _record(batch, part, batch_size)]
+        if len(outcomes) == 1:
+            outcomes = [_failed(outcomes[0].job_id, errors.BadOutput("The database refused to store the answer."))]
+        return [recorded for outcome in outcomes for recorded in _record(batch, [outcome], batch_size)]
     return list(outcomes)
-
-
-def _refused(outcome: Outcome) -> Outcome:
-    detail = "The database refused to store the answer."
-    return Outcome(job_id=outcome.job_id, error_code=errors.BadOutput.code, error_detail=detail)
 
 
 def _record_at_once(batch: UUID, outcomes: Sequence[Outcome], batch_size: int) -> None:
