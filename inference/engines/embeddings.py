@@ -107,10 +107,9 @@ class SentenceSimilarity(SentenceEmbeddings):
             for value, bad in zip(inputs, problems, strict=True)
             if not bad
         ]
-        groups = iter(
-            self._embed_all([text for group in texts for text in group]).split([len(group) for group in texts])
-        )
-        return [problem or _cosines(next(groups)) for problem in problems]
+        rows = self._embed_all([text for group in texts for text in group]).split([len(group) for group in texts])
+        cosines = iter([(group[1:] @ group[0]).tolist() for group in rows])
+        return [problem or next(cosines) for problem in problems]
 
     def _embed_all(self, texts: list[str]) -> torch.Tensor:
         """Near lengths run together, at most `max_batch_size` texts a time: one input may hold many sentences."""
@@ -132,11 +131,6 @@ def _groups(lengths: Sequence[int], together: Together) -> list[list[int]]:
     for place, length in enumerate(lengths):
         groups.setdefault(length if together is Together.EQUAL else place, []).append(place)
     return list(groups.values())
-
-
-def _cosines(rows: torch.Tensor) -> list[float]:
-    cosines: list[float] = (rows[1:] @ rows[0]).tolist()
-    return cosines
 
 
 def _not_a_text(value: Any) -> InferenceError:

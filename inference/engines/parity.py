@@ -28,14 +28,10 @@ TEXTS = (
 Answer = Sequence[torch.Tensor]  # to one text: a tensor, or of a text that is generated the scores of each step
 Answers = Callable[[Sequence[Any], Together], list[Answer]]
 
-EXACT = {torch.float32: 1e-4, torch.float64: 1e-4}
+# What the order of a sum changes, as a part of the largest value.
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
 SHORT_TYPES = 0.02
 HUGE = 1e30  # what models write where nothing is to be chosen
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """What the order of a sum changes, as a part of the largest value."""
-    return EXACT.get(dtype, SHORT_TYPES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +132,7 @@ def _difference(values: Answer, expected: Answer) -> float:
 def _apart(values: torch.Tensor, expected: torch.Tensor) -> float:
     if values.shape != expected.shape:
         return math.inf
-    allowed = tolerance(expected.dtype)
+    allowed = TOLERANCE.get(expected.dtype, SHORT_TYPES)
     values, expected = values.double(), expected.double()
     plain = expected[expected.abs() < HUGE]
     scale = max(1.0, plain.abs().max().item()) if plain.numel() else 1.0

@@ -18,36 +18,23 @@ from inference.errors import ModelUnavailable
 Pool = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (texts, tokens, hidden), (texts, tokens, 1) to (texts, …)
 
 
-def _first(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return states[:, 0]
-
-
-def _max(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return states.masked_fill(mask == 0, -torch.inf).amax(1)
-
-
 def _mean(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return (states * mask).sum(1) / mask.sum(1)
 
 
-def _mean_by_root(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return (states * mask).sum(1) / mask.sum(1).sqrt()
-
-
-def _weighted_mean(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return _mean(states, mask * mask.cumsum(1))
-
-
 def _last(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    last = mask.sum(1).long().squeeze(1) - 1
-    return states[torch.arange(len(states), device=states.device), last]
+    return states[torch.arange(len(states), device=states.device), mask.sum(1).long().squeeze(1) - 1]
 
 
 # By name; where a model asks for several, their vectors follow each other in this order.
 POOLS: dict[str, Pool] = {
-    "cls": _first, "max": _max, "mean": _mean, "mean_sqrt_len_tokens": _mean_by_root,
-    "weightedmean": _weighted_mean, "lasttoken": _last,
-}  # fmt: skip
+    "cls": lambda states, mask: states[:, 0],
+    "max": lambda states, mask: states.masked_fill(mask == 0, -torch.inf).amax(1),
+    "mean": _mean,
+    "mean_sqrt_len_tokens": lambda states, mask: (states * mask).sum(1) / mask.sum(1).sqrt(),
+    "weightedmean": lambda states, mask: _mean(states, mask * mask.cumsum(1)),
+    "lasttoken": _last,
+}
 _FLAGS = {f"pooling_mode_{name}": name for name in POOLS} | {
     f"pooling_mode_{name}_tokens": name for name in ("max", "mean", "weightedmean")
 } | {"pooling_mode_cls_token": "cls"}  # fmt: skip

@@ -149,7 +149,7 @@ class BatchingStep(bootsteps.StartStopStep):
         if not self.include_if(c):  # a plain worker, of other queues: it drops what is not for it
             return
         replicas = c.controller.replicas
-        c.dispatcher = Dispatcher(replicas, lambda: c.pool._pool)
+        c.dispatcher = Dispatcher(replicas, lambda: c.pool.replicas)
         c.dispatcher.on_rows_left = c.controller.housekeeping.give_back
         c.dispatcher.on_expired = c.controller.housekeeping.expire_soon
         c.dispatch_soon = lambda: self._dispatch_soon(c)
@@ -161,14 +161,14 @@ class BatchingStep(bootsteps.StartStopStep):
         self.subscriptions = Subscriptions(c)
         if self.subscriptions.is_amqp:
             c.controller.housekeeping.chores.append(self.subscriptions.find_deleted)
-        self._told: Any = None  # the state that the row was last told of
+        self._reported: Any = None  # the state that the row has
         self._scheduled = False
 
     def include_if(self, c: Any) -> bool:
         return getattr(c.controller, "replicas", None) is not None
 
     def register_with_event_loop(self, c: Any, hub: Any) -> None:
-        c.pool._pool.on_idle = c.dispatch_soon
+        c.pool.replicas.on_idle = c.dispatch_soon
         c.dispatcher.connected = True
         c.dispatcher.answering_s = lambda: c.controller.heartbeat.answering_s
         hub.call_repeatedly(SWEEP_S, self._sweep, c)
@@ -186,7 +186,7 @@ class BatchingStep(bootsteps.StartStopStep):
     def _sweep(self, c: Any) -> None:
         self.subscriptions.raise_if_deleted()
         c.pool.maintain_pool()  # the pool itself may notice a dead child only after 5 s
-        c.pool._pool.try_again()
+        c.pool.replicas.try_again()
         self._follow(c)
         c.dispatcher.sweep()
 
@@ -204,8 +204,8 @@ class BatchingStep(bootsteps.StartStopStep):
         dispatcher.let_go()
         replicas = dispatcher.replicas
         state = replicas.serving, replicas.served, replicas.have_told, dispatcher.connected, dispatcher.refused
-        if state != self._told:
-            self._told = state
+        if state != self._reported:
+            self._reported = state
             c.controller.heartbeat.changed()
 
     def _dispatch_soon(self, c: Any) -> None:
@@ -216,7 +216,7 @@ class BatchingStep(bootsteps.StartStopStep):
 
     def _dispatch(self, c: Any) -> None:
         self._scheduled = False
-        if c.pool._pool is None:  # the worker leaves, and the event loop runs its last callbacks
+        if c.pool.replicas is None:  # the worker leaves, and the event loop runs its last callbacks
             return
         self._follow(c)
         dispatcher = c.dispatcher

@@ -127,7 +127,7 @@ class Dispatcher:
         for batch in list(self.batches.values()):
             if batch.pid is not None:
                 self._end_if_stuck(batch, batch.pid, now)
-            elif batch.result not in self.pool._cache.values():
+            elif not self.pool.knows(batch.result):
                 self._abandon(batch)
         if self.backlog.drop_expired():
             self.on_expired()  # the rows are marked beside the event loop

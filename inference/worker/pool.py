@@ -78,7 +78,10 @@ class ReplicaPool(asynpool.AsynPool):
     def _note(self, loaded: Loaded) -> None:
         if self.replicas:
             self.replicas.loaded(loaded)
-            self._keep_able()
+        self._changed()
+
+    def _changed(self) -> None:
+        self._keep_able()
         self.on_idle()
 
     def _keep_able(self) -> None:
@@ -112,7 +115,7 @@ class ReplicaPool(asynpool.AsynPool):
             return
         for index in self.replicas.to_restart():
             self._restart(index)
-        if self.idle > 0 and self.replicas.should_try() and self._trial not in self._cache.values():
+        if self.idle > 0 and self.replicas.should_try() and not self.knows(self._trial):
             self._try(self.replicas)
 
     def _try(self, replicas: Replicas) -> None:
@@ -129,14 +132,10 @@ class ReplicaPool(asynpool.AsynPool):
         self._trial = self.apply_async(
             child.load_missing,
             callback=lambda loaded: self._tried(loaded, time.monotonic() - begun_at),
-            accept_callback=lambda pid, at: self._accepted(),
+            accept_callback=lambda pid, at: self._changed(),
             error_callback=lambda info: replicas.tried(time.monotonic() - begun_at),
             timeout=self._proc_alive_timeout,
         )
-
-    def _accepted(self) -> None:
-        self._keep_able()
-        self.on_idle()
 
     def _tried(self, loaded: Loaded, took_s: float) -> None:
         if self.replicas:
@@ -156,6 +155,10 @@ class ReplicaPool(asynpool.AsynPool):
             calls_of = (job for job in self._cache.values() if process in (job._write_to, job._scheduled_for))
             if process.index == index and not any(calls_of):
                 process.terminate_controlled()
+
+    def knows(self, call: Any) -> bool:
+        """Whether it is still to be answered: after a reconnect Celery forgets those that no child has begun."""
+        return call in self._cache.values()
 
     def flush(self) -> None:
         """Celery forgets every call that no child has accepted. A child that has read one still runs it, and would
@@ -186,3 +189,9 @@ class ReplicaPool(asynpool.AsynPool):
 
 class TaskPool(prefork.TaskPool):
     Pool = ReplicaPool
+
+    @property
+    def replicas(self) -> ReplicaPool | None:
+        """None once the worker has stopped it."""
+        pool: ReplicaPool | None = self._pool
+        return pool

@@ -31,8 +31,6 @@ TOUCHED = {
         "billiard.process": "_is_alive",
         "celery.concurrency.asynpool": "_all_inqueues _busy_workers _fileno_to_inq _proc_alive_timeout",
     },
-    "inference/worker/consumer.py": {"celery.concurrency.prefork": "_pool"},
-    "inference/worker/dispatch.py": {"billiard.pool": "_cache"},
     "inference/engines/pipeline/steps.py": {
         "transformers.pipelines.base": "_sanitize_parameters _preprocess_params _forward_params _postprocess_params",
     },

@@ -38,7 +38,7 @@ class ConsumerTests(TestCase):
         self.dispatcher.connected = True
         self.events: list[str] = []
         self.step = consumer.BatchingStep.__new__(consumer.BatchingStep)
-        self.step._told = None
+        self.step._reported = None
         self.consumer = SimpleNamespace(
             hostname="w", conninfo=kombu.Connection("memory://"), dispatcher=self.dispatcher,
             app=SimpleNamespace(amqp=SimpleNamespace(queues=self)),

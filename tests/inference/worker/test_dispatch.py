@@ -59,6 +59,9 @@ class Pool:
         self._cache[id(call)] = call
         return call
 
+    def knows(self, call: SimpleNamespace) -> bool:
+        return call in self._cache.values()
+
     def end(self, pid: int) -> None:
         self.ended.append(pid)
 
