@@ -14,6 +14,7 @@ from django.db import DatabaseError, InterfaceError, connection
 from django.db.models.functions import Now
 
 from inference import clock
+from inference.errors import BrokerUnavailable
 from inference.failures import Pauses, is_away
 from inference.models import Worker, WorkerState
 from inference.worker.devices import Plan
@@ -39,6 +40,20 @@ class Facts:
     speeds: Mapping[str, float]
     reached: Mapping[str, Mapping[str, float]]  # by model and priority: creation time of the newest job dispatched
     looped_at: float  # monotonic: the last turn of the event loop's sweep
+
+
+def succeeds(chore: Callable[[], object], node: str) -> bool:
+    """Whether it did: what failed has its turn again in the next round."""
+    try:
+        chore()
+    except Exception as error:
+        connection.close()
+        if isinstance(error, BrokerUnavailable) or is_away(error):
+            logger.warning("worker=%s %s waits for its next round: %s", node, chore.__name__, error)
+        else:
+            logger.exception("worker=%s %s failed", node, chore.__name__)
+        return False
+    return True
 
 
 class Heartbeat(threading.Thread):
@@ -80,14 +95,7 @@ class Heartbeat(threading.Thread):
         self.leaving = True
 
     def _try_to_beat(self) -> bool:
-        try:
-            self._beat()
-        except Exception as error:
-            connection.close()
-            if is_away(error):
-                logger.warning("worker=%s no heartbeat, the database is away: %s", self.plan.worker, error)
-            else:
-                logger.exception("worker=%s heartbeat failed, trying again", self.plan.worker)
+        if not succeeds(self._write_heartbeat, self.node):
             return False
         now = time.monotonic()
         if now - self._beaten_at >= LATE_S:
@@ -107,7 +115,7 @@ class Heartbeat(threading.Thread):
         except (DatabaseError, InterfaceError) as error:
             logger.warning("worker=%s leaves without a word, the database is away: %s", self.plan.worker, error)
 
-    def _beat(self) -> None:
+    def _write_heartbeat(self) -> None:
         row = Worker.objects.filter(pk=self.plan.worker).exclude(state=WorkerState.STOPPED)
         if not row.update(heartbeat_at=Now(), **self._columns()) and not (self.leaving or self._stopping.is_set()):
             logger.warning("worker=%s has no row any more, as after a restore: it registers again", self.plan.worker)

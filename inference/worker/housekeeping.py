@@ -8,19 +8,16 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from uuid import UUID
 
 from django.conf import settings
-from django.db import connection
 from django.db.models import Q
 
-from inference import errors
 from inference.broker import publish
-from inference.failures import is_away
 from inference.store import transitions
 from inference.upkeep import reconcile, retention
-from inference.worker.heartbeat import Heartbeat
+from inference.worker.heartbeat import Heartbeat, succeeds
 from inference.worker.replicas import Replicas
 from inference.worker.watchdog import Watchdog
 
@@ -46,7 +43,7 @@ class Housekeeping(threading.Thread):
     def run(self) -> None:
         while not self._stopping.is_set():
             for chore in self.chores:
-                self._do(chore)
+                succeeds(chore, self.heartbeat.node)
             self._rest()
 
     def _rest(self) -> None:
@@ -54,8 +51,8 @@ class Housekeeping(threading.Thread):
         until = time.monotonic() + ROUND_S
         while self._woken.wait(max(0.0, until - time.monotonic())) and not self._stopping.is_set():
             self._woken.clear()
-            self._do(self._give_back)
-            self._do(transitions.expire)
+            succeeds(self._give_back, self.heartbeat.node)
+            succeeds(transitions.expire, self.heartbeat.node)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -74,17 +71,6 @@ class Housekeeping(threading.Thread):
         while self._given_up:
             transitions.give_back_lost(Q(batch=self._given_up[0]))
             self._given_up.popleft()
-
-    def _do(self, chore: Callable[[], None]) -> None:
-        """One that fails leaves the others their turn, and has its own again in the next round."""
-        try:
-            chore()
-        except Exception as error:
-            connection.close()
-            if isinstance(error, errors.BrokerUnavailable) or is_away(error):
-                logger.warning("worker=%s %s waits for its next round: %s", self.heartbeat.node, chore.__name__, error)
-            else:
-                logger.exception("worker=%s %s failed", self.heartbeat.node, chore.__name__)
 
     def _reconcile(self) -> None:
         reconcile.reconcile(answering_s=self.heartbeat.answering_s)
