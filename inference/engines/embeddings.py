@@ -1,7 +1,5 @@
 """Sentence embeddings: a text encoder, its token states pooled as the model's folder says, and length one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

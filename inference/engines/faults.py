@@ -1,7 +1,5 @@
 """What an exception of an engine means, and what of it the public may read."""
 
-from __future__ import annotations
-
 import re
 
 MAX_DETAIL = 2000  # characters of a message that go on a row

@@ -5,8 +5,6 @@ aside runs in one call at the end. One culprit of n costs at most log2(n) + 2 ca
 not fit in memory is halved, and each half halved again while it does not fit.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import sys

@@ -1,7 +1,5 @@
 """What an engine answered, as plain finite JSON values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 Whatever is wrong is a `ModelUnavailable` that names the cure.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import sys

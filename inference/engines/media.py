@@ -3,8 +3,6 @@
 Pipelines also take addresses and file names: a client's string must never reach them undecoded.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import io

@@ -3,8 +3,6 @@
 Some architectures see their neighbours' padding (FNet, Nyströmformer, Perceiver …), some see their neighbours.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

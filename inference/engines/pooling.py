@@ -4,8 +4,6 @@
 and last token: Muennighoff, 2022).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

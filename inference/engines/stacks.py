@@ -1,7 +1,5 @@
 """Which rows can share a forward of the model, and taking a forward's answer apart again."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

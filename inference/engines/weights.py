@@ -4,8 +4,6 @@
 package, or the id of a repository on the Hugging Face hub with a pinned revision.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

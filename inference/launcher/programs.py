@@ -1,7 +1,5 @@
 """The programs of one machine: the broker, the web server, the worker and the sender of webhooks."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `manage.py up` shows once it runs: how loading goes, and a real request to itself with its answer."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -3,8 +3,6 @@
 Nothing outlives the supervisor: on its end, also by SIGKILL, the reaper ends what is left.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

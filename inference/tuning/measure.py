@@ -1,7 +1,5 @@
 """What is measured, and in which order: a grid of shapes, replicas against threads, and half precision."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -1,14 +1,12 @@
 """One replica in a process of its own: the engine is loaded there, and nothing here imports torch."""
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
@@ -45,7 +43,7 @@ class Replica:
         self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         self._loading = self._process.submit(_load, setup)
 
-    def __enter__(self) -> Replica:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

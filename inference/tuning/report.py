@@ -1,7 +1,5 @@
 """The measurements as a table, a plot in characters, and lines for models.toml."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

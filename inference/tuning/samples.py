@@ -1,7 +1,5 @@
 """Inputs to measure with: of a task and a length, or taken from the user's own."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Sequence

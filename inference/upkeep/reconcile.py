@@ -7,8 +7,6 @@
 4. A queued job whose message was lost is sent again. A doubled message is harmless: only one claim wins.
 """
 
-from __future__ import annotations
-
 import datetime
 import itertools
 import logging

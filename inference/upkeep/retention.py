@@ -5,8 +5,6 @@ Rows are deleted where they lie, what refers to them first: Django's own `delete
 output, to look for what else to delete.
 """
 
-from __future__ import annotations
-
 import datetime
 import logging
 import time

@@ -3,8 +3,6 @@
 Belongs to the worker's event loop: nothing here blocks, and nothing reads the database.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any

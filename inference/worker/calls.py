@@ -1,7 +1,5 @@
 """What crosses the pipe between the worker's main process and a pool child: plain values, no inputs and no outputs."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field

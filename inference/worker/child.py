@@ -1,7 +1,5 @@
 """What a pool child does: claim, run, record, notify. The only place where torch and the engines are."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler

@@ -1,7 +1,5 @@
 """The batching consumer: a Celery strategy for the messages, and a bootstep for the life of the worker."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

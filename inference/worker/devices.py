@@ -1,7 +1,5 @@
 """Which device each replica has: `--devices auto|cpu|cuda:0,cuda:1`, decided in the main process without torch."""
 
-from __future__ import annotations
-
 import glob
 import logging
 import os

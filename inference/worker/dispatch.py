@@ -3,8 +3,6 @@
 Belongs to the worker's event loop: nothing here blocks, and nothing reads the database.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

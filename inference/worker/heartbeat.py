@@ -1,7 +1,5 @@
 """A worker's row and its heartbeat, alone in its thread."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os

@@ -1,7 +1,5 @@
 """What every worker does beside its jobs, every few seconds; in its own thread: a long round delays no heartbeat."""
 
-from __future__ import annotations
-
 import faulthandler
 import logging
 import os

@@ -1,7 +1,5 @@
 """What the worker's main process knows of the jobs it holds and of the batches in flight."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID

@@ -3,8 +3,6 @@
 And the turns of those jobs that nothing may run beside.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Collection, Container

@@ -3,8 +3,6 @@
 Imported before Django is set up: what needs models is imported where it is used.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

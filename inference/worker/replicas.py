@@ -3,8 +3,6 @@
 Belongs to the worker's event loop; other threads read what its properties and `rows` return.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import time

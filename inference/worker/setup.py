@@ -3,8 +3,6 @@
 Imported with the Celery application, before Django is set up: what needs models is imported by the handlers.
 """
 
-from __future__ import annotations
-
 import logging
 import logging.config
 import os

@@ -3,8 +3,6 @@
 Belongs to the worker's event loop, but for `find_deleted`.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Mapping

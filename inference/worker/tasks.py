@@ -1,7 +1,5 @@
 """The Celery task: one message a job, which the worker's batching strategy runs many at a time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from celery import Task, shared_task

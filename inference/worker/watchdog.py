@@ -1,7 +1,5 @@
 """Ends a worker that has stopped working, so that its supervisor starts it again."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 STALLED_S = 60.0

@@ -8,8 +8,6 @@ saves a single text a seventh of its time.
 What comes before the layers and after them, embeddings and heads, stays as transformers has it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

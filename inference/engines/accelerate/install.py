@@ -4,8 +4,6 @@ A shortcut knows the insides of transformers, which another release may rename. 
 installed or in a later call, turns it off with a warning: the plain pipeline answers.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The last layer of such a model has as many rows as the vocabulary: for BERT-base
 the work, and 13 of the 14 results are thrown away.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

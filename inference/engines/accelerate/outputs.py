@@ -4,8 +4,6 @@ The pipelines take the output apart and answer item by item, which costs 70 µs 
 its time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

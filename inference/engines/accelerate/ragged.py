@@ -1,7 +1,5 @@
 """Texts of many lengths as one row of tokens, and attention within each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

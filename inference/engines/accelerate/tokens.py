@@ -1,7 +1,5 @@
 """Texts to tokens by the tokenizer's core: what transformers puts around it takes nearly as long again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ whole: an input that is wrong then fails alone, padding never shows in an answer
 Where it would show, the trial at load finds it, and the inputs run in batches of one length, or one by one.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """How each task's pipeline is fed. What else is known of a task is in `inference.catalog.tasks`."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """An input as Hugging Face clients send it, checked, bounded and turned into what a pipeline takes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Loads a transformers pipeline safely, and makes its tokenizer fit for batches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

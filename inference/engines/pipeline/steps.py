@@ -4,8 +4,6 @@ The only module that knows what `transformers.Pipeline` keeps to itself, which a
 is then called as a whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
