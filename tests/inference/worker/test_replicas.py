@@ -169,7 +169,9 @@ class ReplicasTests(TestCase):
         self.assertEqual(self.replicas.without(0), set())
 
     def test_the_only_model_is_tried_again_by_a_fresh_process(self) -> None:
-        self.replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models={"a": CATALOG["a"]}))
+        self.replicas = Replicas(
+            Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models={"a": CATALOG["a"]})
+        )
         self.replicas.started(0, FIRST)
         self.replicas.replicas[0].loading.value = 1
         self.replicas.ended(0)
