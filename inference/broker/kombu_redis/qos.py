@@ -103,18 +103,20 @@ class QoS(stock.QoS):
         except redis.ResponseError as error:
             logger.warning("messages of lost workers not looked for: %s", error)
 
-    def restore_unacked(self, client: Any = None) -> None:
-        self._flush()
-        self._pay_or_leave(Debt([], *self._take_all(), None))
-
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """At the end of the channel or of the process."""
         self._on_collect.cancel()
         self._flush()
-        if not self._is_over:
-            self._is_over = True
-            messages, tags = self._take_all() if self.restore_at_shutdown else ([], [])
-            self._pay_or_leave(Debt(self.tell(), messages + self.channel.take_unread(), tags, self.lost_fetch))
+        if self._is_over:
+            return
+        self._is_over = True
+        messages, tags = self._take_all() if self.restore_at_shutdown else ([], [])
+        debt = Debt(self.tell(), messages + self.channel.take_unread(), tags, self.lost_fetch)
+        try:
+            self._pay(debt)
+        except (redis.RedisError, OSError) as error:
+            logger.warning("%d messages are put back when the broker answers again: %s", len(debt.messages), error)
+            _debts[self.channel.server].append(debt)
 
     def pay_debts(self) -> None:
         """What earlier channels to this server could not tell it."""
@@ -125,13 +127,6 @@ class QoS(stock.QoS):
 
     def owe_fetch(self, fetched_at: float) -> None:
         _debts[self.channel.server].append(Debt([], [], [], fetched_at))
-
-    def _pay_or_leave(self, debt: Debt) -> None:
-        try:
-            self._pay(debt)
-        except (redis.RedisError, OSError) as error:
-            logger.warning("%d messages are put back when the broker answers again: %s", len(debt.messages), error)
-            _debts[self.channel.server].append(debt)
 
     def _pay(self, debt: Debt) -> None:
         self._acknowledge(debt.acked)
