@@ -89,11 +89,14 @@ def count_served(rows: Iterable[Worker]) -> Counter[str]:
     return Counter(name for worker in rows for name in worker.model_names)
 
 
-def _read_served() -> Counter[str]:
+@Remembered
+def served_models() -> Counter[str]:
     return count_served(living().only("model_names"))
 
 
-def _read_speeds() -> dict[str, float]:
+@Remembered
+def speeds() -> dict[str, float]:
+    """By model: items a second of all replicas together, while they run."""
     total: dict[str, float] = {}
     for replicas, speeds in living().values_list("replicas_ready", "speeds"):
         for model, speed in speeds.items():
@@ -101,19 +104,12 @@ def _read_speeds() -> dict[str, float]:
     return total
 
 
-def _read_notes() -> dict[str, str]:
+@Remembered
+def notes() -> dict[str, str]:
+    """By model: how it is run, if in another way than most."""
     rows = living().filter(state__in=SERVING).values_list("replicas", flat=True)
-    return {
-        name: note
-        for replicas in rows
-        for replica in replicas.values()
-        for name, note in replica.get("notes", {}).items()
-    }
-
-
-served_models = Remembered(_read_served)
-notes = Remembered(_read_notes)  # by model: how it is run, if in another way than most
-speeds = Remembered(_read_speeds)  # by model: items a second of all replicas together, while they run
+    found = (replica.get("notes", {}) for replicas in rows for replica in replicas.values())
+    return {name: note for notes in found for name, note in notes.items()}
 
 
 def serving(model: str) -> int:
