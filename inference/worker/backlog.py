@@ -1,7 +1,4 @@
-"""The jobs that a worker holds: in the queue of their model, beside it to run again or alone, or running.
-
-Belongs to the worker's event loop: nothing here blocks, and nothing reads the database.
-"""
+"""The jobs that a worker holds: in the queue of their model, beside it to run again or alone, or running."""
 
 from collections import defaultdict
 from collections.abc import Iterable

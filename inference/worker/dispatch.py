@@ -1,6 +1,6 @@
 """Hands a batch to every idle replica, and sees to it that none stays in flight for ever.
 
-Belongs to the worker's event loop: nothing here blocks, and nothing reads the database.
+Belongs to the event loop, as do the backlog and the settlement: nothing here blocks, and nothing reads the database.
 """
 
 import contextlib

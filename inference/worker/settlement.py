@@ -1,7 +1,4 @@
-"""What becomes of a batch whose call is over: its jobs are released, or run again in parts.
-
-Belongs to the worker's event loop: nothing here blocks, and nothing reads the database.
-"""
+"""What becomes of a batch whose call is over: its jobs are released, or run again in parts."""
 
 import logging
 import math
