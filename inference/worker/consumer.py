@@ -152,9 +152,8 @@ class BatchingStep(bootsteps.StartStopStep):
         c.dispatcher.on_expired = c.controller.housekeeping.expire_soon
         c.dispatch_soon = lambda: self._dispatch_soon(c)
         biggest = max(spec.max_batch_size for spec in c.dispatcher.specs.values())
-        c.initial_prefetch_count = (
-            replicas.plan.replicas * biggest * 2
-        )  # one batch running, one to choose the next from
+        # One batch running, and one to choose the next from.
+        c.initial_prefetch_count = 2 * biggest * replicas.plan.replicas
         c.controller.heartbeat.facts = c.dispatcher.facts
         self.subscriptions = Subscriptions(c)
         if self.subscriptions.is_amqp:
