@@ -56,5 +56,5 @@ def describe(error: BaseException) -> str:
     return shorten(f"{name}: {message}" if message else name)
 
 
-def shorten(text: str, limit: int = MAX_DETAIL) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def shorten(text: str) -> str:
+    return text if len(text) <= MAX_DETAIL else text[: MAX_DETAIL - 1] + "…"
