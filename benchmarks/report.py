@@ -30,7 +30,7 @@ def machine() -> dict[str, str]:
              if line.startswith("model name")]  # fmt: skip
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
-        "date": datetime.date.today().isoformat(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "processor": f"{cores} cores of {names[0] if names else platform.processor()}",
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),

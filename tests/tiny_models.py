@@ -223,19 +223,19 @@ def _speech_by_windows() -> list[Any]:
 
 
 BUILDERS: dict[str, Callable[[Path], list[Any]]] = {
-    "fill-mask": lambda folder: _encoder("BertForMaskedLM"),
-    "text-classification": lambda folder: _encoder("BertForSequenceClassification", **_labels("negative", "positive")),
-    "token-classification": lambda folder: _encoder("BertForTokenClassification", **_labels("O", "B-LOC", "I-LOC")),
-    "zero-shot-classification": lambda folder: _encoder(
+    "fill-mask": lambda _: _encoder("BertForMaskedLM"),
+    "text-classification": lambda _: _encoder("BertForSequenceClassification", **_labels("negative", "positive")),
+    "token-classification": lambda _: _encoder("BertForTokenClassification", **_labels("O", "B-LOC", "I-LOC")),
+    "zero-shot-classification": lambda _: _encoder(
         "BertForSequenceClassification", **_labels("contradiction", "neutral", "entailment")
     ),
-    "feature-extraction": lambda folder: _encoder("BertModel"),
-    "gpt2-features": lambda folder: _decoder("GPT2Model"),
-    "text-generation": lambda folder: _decoder("GPT2LMHeadModel"),
-    "image-classification": lambda folder: _image_classification(),
-    "object-detection": lambda folder: _object_detection(),
-    "image-segmentation": lambda folder: _image_segmentation(),
-    "audio-classification": lambda folder: _audio_classification(),
+    "feature-extraction": lambda _: _encoder("BertModel"),
+    "gpt2-features": lambda _: _decoder("GPT2Model"),
+    "text-generation": lambda _: _decoder("GPT2LMHeadModel"),
+    "image-classification": lambda _: _image_classification(),
+    "object-detection": lambda _: _object_detection(),
+    "image-segmentation": lambda _: _image_segmentation(),
+    "audio-classification": lambda _: _audio_classification(),
     "automatic-speech-recognition": _speech_by_letters,
-    "whisper": lambda folder: _speech_by_windows(),
+    "whisper": lambda _: _speech_by_windows(),
 }

@@ -39,7 +39,7 @@ class FinishedTests(ApiTestCase):
                     self.assertNotIn("Retry-After", answer)
 
     def test_the_blocking_call_says_the_same_of_a_job_that_ended(self) -> None:
-        with self.worker(lambda code, parameters: failure(code)):
+        with self.worker(lambda code, _: failure(code)):
             for code in CODES:
                 with self.subTest(code):
                     answer = self.post("/v1/models/echo?timeout=20", {"inputs": code})

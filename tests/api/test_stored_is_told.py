@@ -15,7 +15,7 @@ from tests.api.base import ApiTestCase
 JOB = {"model": "echo", "inputs": "x"}
 
 
-def away(*args: Any, **options: Any) -> Any:
+def away(*_: Any, **__: Any) -> Any:
     raise OperationalError("server closed the connection")
 
 

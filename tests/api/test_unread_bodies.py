@@ -37,7 +37,7 @@ class UnreadBodyTests(ApiTestCase):
         }  # fmt: skip
         given_back = patch.object(connections, "give_back", lambda: self.events.append("given back"))
         with given_back, connection.execute_wrapper(self.ask):
-            WholeBodies(WSGIHandler())(environ, lambda *head: None)
+            WholeBodies(WSGIHandler())(environ, lambda *_: None)
 
     def assert_given_back(self) -> None:
         events = "".join(event[0] for event in self.events)
@@ -67,5 +67,5 @@ class UnreadBodyTests(ApiTestCase):
         answer = Answer()
         stream = type("Stream", (), {"read": staticmethod(read)})
         with self.assertRaises(ConnectionResetError):
-            WholeBodies(lambda *call: answer)({"wsgi.input": stream, "CONTENT_LENGTH": "10"}, lambda *head: None)
+            WholeBodies(lambda *_: answer)({"wsgi.input": stream, "CONTENT_LENGTH": "10"}, lambda *_: None)
         self.assertTrue(answer.is_closed)

@@ -62,10 +62,10 @@ class _MakesFile:
 
 
 KINDS: dict[str, Make] = {
-    "not JSON": lambda forger: "%%% no JSON",
-    "not UTF-8": lambda forger: b"\xff\xfe\x00",
-    "a JSON number": lambda forger: "42",
-    "an empty object": lambda forger: "{}",
+    "not JSON": lambda _: "%%% no JSON",
+    "not UTF-8": lambda _: b"\xff\xfe\x00",
+    "a JSON number": lambda _: "42",
+    "an empty object": lambda _: "{}",
     "without properties": lambda forger: json.dumps(forger.envelope(properties=None)),
     "a body that is no base64": lambda forger: json.dumps(forger.envelope(body="***")),
     "a pickle": lambda forger: forger.pickled(),
