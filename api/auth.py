@@ -95,12 +95,12 @@ class Keyring:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[Principal, float]] = {}
+        self.known: dict[str, tuple[Principal, float]] = {}
 
     def find(self, key: str) -> Principal:
         """Raises `Unauthorized`: the same for a wrong, a revoked and an expired key."""
         name = digest(key)
-        principal, until = self._known.get(name, (None, 0.0))
+        principal, until = self.known.get(name, (None, 0.0))
         if principal is None or time.monotonic() > until:
             principal = self._look_up(name)
         return principal
@@ -108,9 +108,9 @@ class Keyring:
     def forget(self, name: str = "") -> None:
         with self._lock:
             if name:
-                self._known.pop(name, None)
+                self.known.pop(name, None)
             else:
-                self._known.clear()
+                self.known.clear()
 
     def _look_up(self, name: str) -> Principal:
         row = ApiKey.objects.filter(ApiKey.valid(), digest=name).select_related("owner").first()
@@ -125,9 +125,9 @@ class Keyring:
             max_queued=_or_default(row.max_queued, settings.API_KEY_MAX_QUEUED),
         )
         with self._lock:
-            if len(self._known) >= REMEMBERED_KEYS:
-                self._known.clear()
-            self._known[name] = (principal, time.monotonic() + _remembered_s(row))
+            if len(self.known) >= REMEMBERED_KEYS:
+                self.known.clear()
+            self.known[name] = (principal, time.monotonic() + _remembered_s(row))
         return principal
 
 

@@ -26,7 +26,7 @@ _own = _Own()
 
 def answer_limit_s() -> float:
     """How long a statement of this process may take; 0: as long as it takes."""
-    return float(os.environ.get("DATABASE_ANSWER_S", 0))
+    return float(os.environ.get("DATABASE_ANSWER_S", "0"))
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ def webhook_secret(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 def _missing(spec: specs.ModelSpec) -> Iterator[CheckMessage]:
     """Warnings only: the process that is checked may run where no model does, and other models are to be served beside
     one that is broken in whatever way."""
-    for check in (_task_problem, _engine_problem, _weights_problem):
+    for check in (task_problem, _engine_problem, _weights_problem):
         try:
             problem = check(spec)
         except (
@@ -51,7 +51,7 @@ def _missing(spec: specs.ModelSpec) -> Iterator[CheckMessage]:
             yield Warning(f"[{spec.name}] {problem}", id="inference.W001")
 
 
-def _task_problem(spec: specs.ModelSpec) -> str:
+def task_problem(spec: specs.ModelSpec) -> str:
     known = tasks.served()
     if spec.engine != specs.TRANSFORMERS_ENGINE or spec.task in known:
         return ""

@@ -36,7 +36,7 @@ def now() -> datetime.datetime:
 
 def measure(connection: Any, **_: Any) -> None:
     """Told of every new connection. A file's clock is the host's."""
-    global _off_s, _measured_at
+    global _off_s, _measured_at  # noqa: PLW0603 - of this process
     if time.monotonic() < _measured_at + MEASURED_EVERY_S:
         return
     if connection.vendor == "postgresql":

@@ -93,15 +93,15 @@ class Pauses:
 
     def __init__(self, *, first_s: float, longest_s: float) -> None:
         self.first_s, self.longest_s = first_s, longest_s
-        self._next_s = first_s
+        self.pause_s = first_s
 
     def next_s(self) -> float:
-        pause_s, self._next_s = self._next_s, min(self._next_s * 2, self.longest_s)
+        pause_s, self.pause_s = self.pause_s, min(self.pause_s * 2, self.longest_s)
         return pause_s * random.uniform(0.8, 1.2)
 
     def reset(self) -> None:
         """What was tried has succeeded."""
-        self._next_s = self.first_s
+        self.pause_s = self.first_s
 
 
 def patiently(call: Callable[[], T], *, limit_s: float, reconnect: Callable[[], None]) -> T:

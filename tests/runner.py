@@ -66,7 +66,7 @@ class CountingResult(unittest.TextTestResult):
 
 def init_worker(counter: Any, *arguments: Any) -> None:
     runner.ParallelTestSuite.init_worker(counter, *arguments)
-    use_broker(f"{os.environ['REDIS_URL']}?db={runner._worker_id}")  # type: ignore[attr-defined]
+    use_broker(f"{os.environ['REDIS_URL']}?db={runner._worker_id}")  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 class ParallelTestSuite(runner.ParallelTestSuite):

@@ -21,7 +21,8 @@ engine = EchoEngine(ModelSpec(name="echo"))
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", PREAMBLE + code], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", PREAMBLE + code]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
 
 
 class EchoTests(TestCase):

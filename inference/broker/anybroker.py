@@ -140,13 +140,13 @@ def _refuse(reason: str) -> NoReturn:
 
 
 @functools.lru_cache(maxsize=2)
-def _broker(url: str) -> AnyBroker:
+def broker_at(url: str) -> AnyBroker:
     return AnyBroker(url)
 
 
 def broker() -> AnyBroker:
     """The one at BROKER_URL."""
-    return _broker(settings.CELERY_BROKER_URL)
+    return broker_at(settings.CELERY_BROKER_URL)
 
 
 @contextlib.contextmanager

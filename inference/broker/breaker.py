@@ -28,7 +28,7 @@ class Breaker:
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
         """Raises `BrokerUnavailable`."""
-        if self._is_resting():
+        if self.is_resting():
             self._refuse()
         with budget.spent(), self._slot():
             self._enter()
@@ -47,13 +47,13 @@ class Breaker:
         finally:
             self._slots.release()
 
-    def _is_resting(self) -> bool:
+    def is_resting(self) -> bool:
         return self._probe_at is not None and time.monotonic() < self._probe_at
 
     def _enter(self) -> None:
         """One call probes at a time: the next may in `rest_s`, or when this one has succeeded."""
         with self._lock:
-            if self._is_resting():
+            if self.is_resting():
                 self._refuse()
             if self._probe_at is not None:
                 self._probe_at = time.monotonic() + self.rest_s

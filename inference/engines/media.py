@@ -89,7 +89,7 @@ def audio(value: Any, rate: int) -> npt.NDArray[np.float32]:
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as opened:
             _check_sound(opened)
-            return np.concatenate(list(_pieces(opened, rate)) or [np.zeros(0, np.float32)])
+            return np.concatenate(list(pieces(opened, rate)) or [np.zeros(0, np.float32)])
     except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
         raise InvalidInput("The audio cannot be read; it must be WAV, FLAC, OGG or MP3.") from error
 
@@ -109,7 +109,7 @@ def _check_sound(opened: Any) -> None:
         )
 
 
-def _pieces(opened: Any, wanted: int) -> Iterator[npt.NDArray[np.float32]]:
+def pieces(opened: Any, wanted: int) -> Iterator[npt.NDArray[np.float32]]:
     """The whole sound, mixed and resampled piece by piece: all its channels at once may be ten times as much."""
     rate, edge = opened.samplerate, OVERLAP_S // 2 * wanted
     block_s = min(BLOCK_S, MAX_BLOCK // rate)

@@ -16,7 +16,7 @@ READY = "ready"
 
 def problems() -> list[str]:
     """Why the service is not ready; nothing when it is: the database and the broker answer, every model is served."""
-    found = list(_broker())
+    found = list(broker_problems())
     try:
         living = list(workers.living())
     except (DatabaseError, InterfaceError):
@@ -24,7 +24,7 @@ def problems() -> list[str]:
     return [*found, *_models(living)]
 
 
-def _broker() -> Iterator[str]:
+def broker_problems() -> Iterator[str]:
     try:
         publish.ping()
     except BrokerUnavailable:

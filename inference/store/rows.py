@@ -29,7 +29,7 @@ def _is_stored_as_it_is(field: Any) -> bool:
     return isinstance(field, models.CharField | models.TextField | models.IntegerField) and not field.choices
 
 
-_PREPARED: dict[str, Any] = {  # by column: the field that prepares a value for the database, if it needs to be
+PREPARED: dict[str, Any] = {  # by column: the field that prepares a value for the database, if it needs to be
     field.attname: None if _is_stored_as_it_is(field) else field for field in _FIELDS
 }
 _DOCUMENTS = [field.attname for field in _FIELDS if isinstance(field, models.JSONField)]
@@ -46,7 +46,7 @@ class Row:
 def prepare(job: Job) -> Row:
     database: Any = connections[DEFAULT_DB_ALIAS]
     values = vars(job)
-    return _row({name: to_db(name, values[name], database) for name in _PREPARED})
+    return _row({name: to_db(name, values[name], database) for name in PREPARED})
 
 
 def like(row: Row, **own: Any) -> Row:
@@ -119,7 +119,7 @@ def _columns(rows: Sequence[Row]) -> tuple[dict[str, tuple[Any, ...]], dict[str,
 
 def to_db(name: str, value: Any, database: Any) -> Any:
     """A value of the column `name` as the database takes it."""
-    field = _PREPARED[name]
+    field = PREPARED[name]
     return value if field is None or value is None else field.get_db_prep_save(value, database)
 
 
@@ -142,7 +142,8 @@ def from_db(rows: Iterable[Sequence[Any]], names: tuple[str, ...], database: Any
     converters = _converters(database.alias, names)
     for row in rows:
         values = {}
-        for name, value, (column, conversions) in zip(names, row, converters, strict=True):
+        for name, stored, (column, conversions) in zip(names, row, converters, strict=True):
+            value = stored
             for convert in conversions:
                 value = convert(value, column, database)
             values[name] = value

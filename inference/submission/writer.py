@@ -55,7 +55,7 @@ class Writer:
 
     def __init__(self) -> None:
         self._arrived = threading.Condition()
-        self._pending: list[PendingWrite] = []
+        self.pending: list[PendingWrite] = []
         self._thread: threading.Thread | None = None
 
     def accept(self, job: Job) -> None:
@@ -71,7 +71,7 @@ class Writer:
             pending.settle(None)
             return pending
         with self._arrived:
-            self._pending.append(pending)
+            self.pending.append(pending)
             self._ensure_thread()
             self._arrived.notify()
         return pending
@@ -91,8 +91,8 @@ class Writer:
     def _withdraw(self, pending: PendingWrite) -> bool:
         """Whether it was not begun: then it never will be."""
         with self._arrived:
-            if withdrawn := pending in self._pending:
-                self._pending.remove(pending)
+            if withdrawn := pending in self.pending:
+                self.pending.remove(pending)
             return withdrawn
 
     def _ensure_thread(self) -> None:
@@ -113,10 +113,10 @@ class Writer:
 
     def _next_group(self) -> list[PendingWrite]:
         with self._arrived:
-            while not self._pending:
+            while not self.pending:
                 self._arrived.wait()
-            group = next(rows.statements(self._pending, MAX_GROUP))
-            del self._pending[: len(group)]
+            group = next(rows.statements(self.pending, MAX_GROUP))
+            del self.pending[: len(group)]
             return group
 
     def _write(self, group: list[PendingWrite]) -> list[Job]:
@@ -147,7 +147,7 @@ class Writer:
         """Those too that came while the database was asked in vain: they have waited for it already."""
         connection.close()
         with self._arrived:
-            waiting, self._pending = self._pending, []
+            waiting, self.pending = self.pending, []
         logger.warning("%d jobs refused, the database is away: %s", len(group) + len(waiting), error)
         for pending in group:
             pending.settle(_nothing_stored() if is_certain else _perhaps_stored(pending.job))

@@ -70,9 +70,9 @@ class Sweeper:
     """Removes a little at a time from a loop that must not be held up."""
 
     def __init__(self) -> None:
-        self._next_at_s = 0.0
+        self.next_at_s = 0.0
 
     def sweep(self) -> None:
-        if time.monotonic() >= self._next_at_s and remove_old() < CHUNK:
+        if time.monotonic() >= self.next_at_s and remove_old() < CHUNK:
             remove_ended_workers()
-            self._next_at_s = time.monotonic() + PAUSE_S
+            self.next_at_s = time.monotonic() + PAUSE_S

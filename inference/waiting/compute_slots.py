@@ -25,24 +25,24 @@ class ComputeSlots:
     """The slots of this process. What a thread takes it gives back; both may be repeated."""
 
     def __init__(self) -> None:
-        self._free = threading.Semaphore(AT_ONCE)
+        self.free = threading.Semaphore(AT_ONCE)
         self._own = _Own()
 
     def take(self) -> None:
         """Waits for `PATIENCE_S` at most."""
         if not self._own.holds:
-            self._own.holds = self._free.acquire(blocking=False) or self._wait()
+            self._own.holds = self.free.acquire(blocking=False) or self._wait()
 
     def _wait(self) -> bool:
         connections.give_back()
         with budget.spent(PATIENCE_S) as patience_s:
-            return self._free.acquire(timeout=patience_s)
+            return self.free.acquire(timeout=patience_s)
 
     def give_back(self) -> bool:
         """Whether this thread had one."""
         held, self._own.holds = self._own.holds, False
         if held:
-            self._free.release()
+            self.free.release()
         return held
 
     @contextlib.contextmanager

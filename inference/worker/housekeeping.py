@@ -31,9 +31,9 @@ class Housekeeping(threading.Thread):
         super().__init__(name="housekeeping", daemon=True)
         self.heartbeat = heartbeat
         self.replicas = replicas
-        self._watchdog = Watchdog()
-        self._sweeper = retention.Sweeper()
-        self.chores = [self._watch, self._give_back, self._reconcile, self._sweeper.sweep]
+        self.watchdog = Watchdog()
+        self.sweeper = retention.Sweeper()
+        self.chores = [self.watch, self._give_back, self._reconcile, self.sweeper.sweep]
         self._given_up: deque[UUID] = deque()
         self._stopping = threading.Event()
         self._woken = threading.Event()
@@ -73,7 +73,7 @@ class Housekeeping(threading.Thread):
     def _reconcile(self) -> None:
         reconcile.reconcile(answering_s=self.heartbeat.answering_s)
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
         """Leave at once when the main process no longer works: its supervisor starts another."""
         if self.heartbeat.facts is None:
             return
@@ -83,7 +83,7 @@ class Housekeeping(threading.Thread):
             self.replicas.plan.models[name].queue for name in self.replicas.serving.intersection(facts.model_names)
         ]
         waiting = sum(publish.queue_lengths(consumed).values())
-        reason = self._watchdog.reason(
+        reason = self.watchdog.reason(
             now=time.monotonic(), looped_at=facts.looped_at, waiting=waiting, held=facts.held,
             busy=facts.replicas_busy, ready=facts.replicas_ready,
         )  # fmt: skip

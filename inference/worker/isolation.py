@@ -48,7 +48,7 @@ class Isolation:
         self.parts: list[Part] = []
         self.pauses = Pauses(first_s=RETRY_S, longest_s=LONGEST_RETRY_S)
         self._owed_s = 0.0  # a turn of all others, as long as that of the last that ran alone
-        self._others_until = 0.0  # monotonic
+        self.others_until = 0.0  # monotonic
 
     def __len__(self) -> int:
         """Jobs that wait for their part."""
@@ -64,7 +64,7 @@ class Isolation:
         first = min(due, key=lambda part: part.turn, default=None)
         if first is None or first.jobs[0].takes_over:
             return first
-        if time.monotonic() < self._others_until or self.next(now, models):
+        if time.monotonic() < self.others_until or self.next(now, models):
             return None
         return None if heads and (self._owed_s or first.turn[1:] > min(heads)) else first
 
@@ -82,7 +82,7 @@ class Isolation:
     def sent(self, batch: Batch) -> None:
         """The turn of those that run beside others begins with the first of them."""
         if self._owed_s and not batch.is_alone:
-            self._others_until, self._owed_s = time.monotonic() + self._owed_s, 0.0
+            self.others_until, self._owed_s = time.monotonic() + self._owed_s, 0.0
 
     def ended(self, batch: Batch) -> None:
         if batch.is_alone and batch.pid is not None:

@@ -56,8 +56,8 @@ class Replicas:
         self.replicas: list[Replica] = []
         self._grow(plan.replicas)
         self.serving: frozenset[str] = frozenset()  # what can be run now
-        self._tries = _pauses()
-        self._try_at = 0.0  # monotonic: when a child that runs what all run may try to load what all lack
+        self.tries = _pauses()
+        self.try_at = 0.0  # monotonic: when a child that runs what all run may try to load what all lack
         self._said: set[tuple[str, str]] = set()
 
     def _grow(self, count: int) -> None:
@@ -87,8 +87,8 @@ class Replicas:
                     replica.pause()
                 self._tell(replica, loaded.tracebacks)
                 if self.serving and replica.ready > self.serving | had:  # so may the others, one by one
-                    self._tries.reset()
-                    self._try_at = time.monotonic()
+                    self.tries.reset()
+                    self.try_at = time.monotonic()
         self._choose()
 
     def ended(self, index: int) -> None:
@@ -130,7 +130,7 @@ class Replicas:
         if self.serving != before:
             self.tried()
         if len(self.serving) == len(self.plan.models):
-            self._tries.reset()
+            self.tries.reset()
         if self.serving - before:
             logger.info("worker=%s serves %s", self.plan.worker, ", ".join(sorted(self.serving)))
         if gone := before - self.served:
@@ -180,7 +180,7 @@ class Replicas:
 
     def should_try(self) -> bool:
         """Whether a child that runs what all run is to try again to load what all lack."""
-        return 0 < len(self.serving) < len(self.plan.models) and self._try_at <= time.monotonic()
+        return 0 < len(self.serving) < len(self.plan.models) and self.try_at <= time.monotonic()
 
     def next_to_try(self, pids: Collection[int]) -> int | None:
         """Of these children the one that lacks some model and whose last try is longest ago."""
@@ -189,7 +189,7 @@ class Replicas:
 
     def tried(self, took_s: float = 0.0) -> None:
         """The child could run nothing meanwhile: a try that takes long is seldom made."""
-        self._try_at = time.monotonic() + max(self._tries.next_s(), took_s * TIMES_AS_LONG)
+        self.try_at = time.monotonic() + max(self.tries.next_s(), took_s * TIMES_AS_LONG)
 
     @property
     def have_told(self) -> bool:

@@ -116,17 +116,17 @@ class QoS(stock.QoS):
             self._pay(debt)
         except (redis.RedisError, OSError) as error:
             logger.warning("%d messages are put back when the broker answers again: %s", len(debt.messages), error)
-            _debts[self.channel.server].append(debt)
+            owed[self.channel.server].append(debt)
 
     def pay_debts(self) -> None:
         """What earlier channels to this server could not tell it."""
-        debts = _debts[self.channel.server]
+        debts = owed[self.channel.server]
         while debts:
             self._pay(debts[0])
             debts.pop(0)
 
     def owe_fetch(self, fetched_at: float) -> None:
-        _debts[self.channel.server].append(Debt([], [], [], fetched_at))
+        owed[self.channel.server].append(Debt([], [], [], fetched_at))
 
     def _pay(self, debt: Debt) -> None:
         self._acknowledge(debt.acked)
@@ -167,4 +167,4 @@ class QoS(stock.QoS):
         return Unacked(tag, self._keys[tag], dumps(raw))
 
 
-_debts: dict[str, list[Debt]] = defaultdict(list)  # by server: channels come and go
+owed: dict[str, list[Debt]] = defaultdict(list)  # by server: channels come and go

@@ -89,15 +89,15 @@ class Layer:
         """(tokens, hidden) in and out."""
         parts = self.parts
         query, key, value = (_product(part, rows) for part in (parts.query, parts.key, parts.value))
-        return self._finish(self.attention.of_all(texts, query, key, value), rows)
+        return self.finish(self.attention.of_all(texts, query, key, value), rows)
 
     def first_tokens(self, rows: torch.Tensor, texts: Texts) -> torch.Tensor:
         """(tokens, hidden) in, (texts, hidden) out."""
         parts, first = self.parts, rows[texts.firsts]
         key, value = _product(parts.key, rows), _product(parts.value, rows)
-        return self._finish(self.attention.of_firsts(texts, _product(parts.query, first), key, value), first)
+        return self.finish(self.attention.of_firsts(texts, _product(parts.query, first), key, value), first)
 
-    def _finish(self, attended: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def finish(self, attended: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         parts = self.parts
         mixed = _normal(parts.mix_norm, _product(parts.mix, attended).add_(rows))
         wide = parts.activation(_product(parts.widen, mixed))

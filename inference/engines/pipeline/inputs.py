@@ -170,6 +170,6 @@ def fields(value: dict[str, Any], pipe: Any, **known: Prepare) -> dict[str, Any]
 def _harmless(key: str, value: Any, pipe: Any) -> Any:
     if key == "candidate_labels":
         return labels(value)
-    if key == "question" or key == "hypothesis_template":
+    if key in ("question", "hypothesis_template"):
         return whole_text(value, pipe)
     raise InvalidInput(f"Unknown field {key!r}.", field=f"inputs.{key}")

@@ -353,8 +353,8 @@ class ManyRowsTests(TestCase):
             if call % large_every == 0:
                 queue.add(item(f"large {call}", size=size, length=length, arrived_at_s=float(next(numbers))))
             while len(queue) < 64:
-                queue.add(item(str(call), length=chance.randint(8, 20), arrived_at_s=float(next(numbers))))
-                call += 1000
+                name = f"{call} {len(queue)}"
+                queue.add(item(name, length=chance.randint(8, 20), arrived_at_s=float(next(numbers))))
             batch = queue.take(float(next(numbers)))
             queue.ran(*shape(batch, padded=False), cost_s(batch), jobs=len(batch))
             found += [len(batch)] * (batch[0].size == 1)

@@ -39,7 +39,7 @@ class RabbitMQTests(SimpleTestCase):
         cls.addClassCleanup(overridden.disable)
 
     def setUp(self) -> None:
-        anybroker._broker.cache_clear()
+        anybroker.broker_at.cache_clear()
         self.connection = kombu.Connection(self.server.url)
         self.addCleanup(self.connection.release)
         for name in (QUEUE, OTHER):
@@ -81,7 +81,7 @@ class RabbitMQTests(SimpleTestCase):
         self.assertIn(f"{QUEUE}\tquorum", self.server.control("list_queues", "name", "type"))
 
     def test_after_a_restart_every_thread_publishes_and_counts_again(self) -> None:
-        anybroker._broker(self.server.url).breaker.rest_s = 0  # each call asks the server
+        anybroker.broker_at(self.server.url).breaker.rest_s = 0  # each call asks the server
         self.use_many_connections()
         self.server.kill()
         for _ in range(20):
@@ -142,7 +142,7 @@ class RabbitMQTests(SimpleTestCase):
         eventually(lambda: self.waiting(OTHER) == 3, "the others' messages wait")
 
     def test_a_broker_with_an_alarm_refuses_instead_of_holding_its_callers(self) -> None:
-        anybroker._broker(self.server.url).breaker.rest_s = 0  # each call asks the server
+        anybroker.broker_at(self.server.url).breaker.rest_s = 0  # each call asks the server
         self.server.control("set_vm_memory_high_watermark", "0")
         self.addCleanup(self.server.control, "set_vm_memory_high_watermark", "0.4")
         eventually(lambda: not self.is_delivered(), "publishing is refused", limit_s=30)
@@ -153,15 +153,15 @@ class RabbitMQTests(SimpleTestCase):
         eventually(self.is_delivered, "publishing works again")
 
     def test_ready_names_the_broker_that_is_away(self) -> None:
-        self.assertEqual(list(health._broker()), [])
+        self.assertEqual(list(health.broker_problems()), [])
         with override_settings(REDIS_URL="redis://:s3cret@127.0.0.1:1/0"):
-            [reason] = health._broker()
+            [reason] = health.broker_problems()
             self.assertRegex(reason, "Redis of the notices")
             self.assertNotIn("s3cret", reason)
-        anybroker._broker(self.server.url).breaker.rest_s = 0
+        anybroker.broker_at(self.server.url).breaker.rest_s = 0
         self.server.kill()
-        [reason] = health._broker()
+        [reason] = health.broker_problems()
         self.assertRegex(reason, "^The broker does not answer")
         self.assertNotIn("guest", reason)
         self.server.start()
-        eventually(lambda: not list(health._broker()), "it is ready again")
+        eventually(lambda: not list(health.broker_problems()), "it is ready again")

@@ -147,7 +147,7 @@ class TransportTests(OnOwnBroker):
         consumer = self.driven()
         consumer.turn()
         self.send(*range(3))
-        consumer.channel._update_queue_cycle()
+        consumer.channel._update_queue_cycle()  # noqa: SLF001 - as when its queues change
         consumer.channel.connection.cycle.on_poll_start()
         eventually(lambda: self.client.hlen("unacked") == 3, "the server has executed the fetch")
         return consumer
@@ -240,7 +240,7 @@ class TransportTests(OnOwnBroker):
         self.assertEqual(self.client.hlen("unacked"), 4)
         self.assertEqual(self.driven().get(3), [1, 2, 3])
         self.assertEqual(self.client.hlen("unacked"), 3)
-        self.assertEqual(qos._debts[consumer.channel.server], [])
+        self.assertEqual(qos.owed[consumer.channel.server], [])
 
     def test_messages_that_another_has_restored_meanwhile_are_not_doubled(self) -> None:
         self.send("x")

@@ -70,7 +70,7 @@ class MadeUpTaskTests(SimpleTestCase):
 
     def test_it_is_served_measured_and_shown(self) -> None:
         self.assertLessEqual({"lip-reading", "watching"}, set(tasks.served()))
-        self.assertEqual([checks._task_problem(spec) for spec in self.specs.values()], ["", ""])
+        self.assertEqual([checks.task_problem(spec) for spec in self.specs.values()], ["", ""])
         for spec in self.specs.values():
             self.assertEqual(tasks.of(spec.task).example, {"inputs": "a film"})
             self.assertEqual(measure.lengths_for(spec, []), [50, 250, 1500])

@@ -87,7 +87,7 @@ def install(model: Any) -> encoders.Layers:
 
 def rows_computed(model: Any, run: Callable[[Any, list[str]], object], texts: list[str]) -> list[int]:
     """How many tokens each layer computes to its end."""
-    with patch.object(encoders.Layer, "_finish", autospec=True, side_effect=encoders.Layer._finish) as finish:
+    with patch.object(encoders.Layer, "finish", autospec=True, side_effect=encoders.Layer.finish) as finish:
         run(model, texts)
     return [len(call.args[1]) for call in finish.call_args_list]
 

@@ -191,7 +191,7 @@ class SoundTests(TestCase):
         buffer = io.BytesIO()
         soundfile.write(buffer, np.zeros(20 * rate, np.float32), rate, format="WAV")
         with soundfile.SoundFile(io.BytesIO(buffer.getvalue())) as opened:
-            pieces = list(media._pieces(opened, 16_000))
+            pieces = list(media.pieces(opened, 16_000))
         self.assertEqual(sum(map(len, pieces)), 20 * 16_000)
         self.assertLessEqual(max(map(len, pieces)) / 16_000 * rate, media.MAX_BLOCK)
 

@@ -73,7 +73,7 @@ class WriterTests(TransactionTestCase):
     def test_nothing_was_stored_is_said_only_of_what_was_withdrawn_before_it_was_begun(self) -> None:
         with self.held() as go_on:
             first = self.writer.offer(new_job())
-            eventually(lambda: not self.writer._pending, "the first is being written")
+            eventually(lambda: not self.writer.pending, "the first is being written")
             second = self.writer.offer(new_job())
             with self.assertRaises(errors.StoreUnavailable) as perhaps:
                 self.writer.confirm(first, 0.0)
@@ -90,7 +90,7 @@ class WriterTests(TransactionTestCase):
     def test_what_waited_while_the_database_was_asked_in_vain_is_refused_with_it(self) -> None:
         with self.held(OperationalError("away")) as go_on:
             offered = [self.writer.offer(new_job())]
-            eventually(lambda: not self.writer._pending, "the first is being written")
+            eventually(lambda: not self.writer.pending, "the first is being written")
             offered += [self.writer.offer(new_job()) for _ in range(3)]
             go_on.set()
             for submission in offered[1:]:

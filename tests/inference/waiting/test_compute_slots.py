@@ -37,7 +37,7 @@ class ComputeSlotsTests(TestCase):
         with patch.object(compute_slots, "PATIENCE_S", 30):
             self.enter(AT_ONCE + 3)
             eventually(lambda: len(self.inside) == AT_ONCE)
-            self.assertFalse(self.slots._free.acquire(blocking=False))
+            self.assertFalse(self.slots.free.acquire(blocking=False))
             self.leave()
         self.assertEqual(len(self.inside), AT_ONCE + 3)
 
@@ -59,7 +59,8 @@ class ComputeSlotsTests(TestCase):
             self.slots.take()
         self.assertTrue(self.slots.give_back())
         self.assertFalse(self.slots.give_back())
-        self.assertEqual(self.slots._free._value, AT_ONCE)
+        lent = [self.slots.free.acquire(blocking=False) for _ in range(AT_ONCE + 1)]
+        self.assertEqual(lent, [True] * AT_ONCE + [False])
 
     def test_who_has_no_slot_lends_none(self) -> None:
         with self.slots.lent():

@@ -66,7 +66,7 @@ class ListenerTests(TransactionTestCase):
         thread, _ = self.wait_in_thread(0.05)
         thread.join()
         self.assertEqual(len(self.listener), 0)
-        self.assertEqual(self.listener._waiters, {})
+        self.assertEqual(self.listener.waiters, {})
 
     def test_a_malformed_notice_is_dropped(self) -> None:
         thread, answers = self.wait_in_thread(30)
@@ -83,7 +83,7 @@ class ListenerTests(TransactionTestCase):
             with self.subTest(error), away, self.assertLogs("inference.store.notices", "WARNING"):
                 for _ in range(3):
                     notices.publish([self.job.id])
-            self.assertEqual((client.publish.call_count, breaker._is_resting()), (asked, is_resting))
+            self.assertEqual((client.publish.call_count, breaker.is_resting()), (asked, is_resting))
 
     def test_a_waiting_request_holds_no_database_connection(self) -> None:
         held: list[Any] = []

@@ -38,7 +38,7 @@ class ConsumerTests(TestCase):
         self.dispatcher.connected = True
         self.events: list[str] = []
         self.step = consumer.BatchingStep.__new__(consumer.BatchingStep)
-        self.step._reported = None
+        self.step.reported = None
         self.consumer = SimpleNamespace(
             hostname="w", conninfo=kombu.Connection("memory://"), dispatcher=self.dispatcher,
             app=SimpleNamespace(amqp=SimpleNamespace(queues=self)),
@@ -113,7 +113,7 @@ class ConsumerTests(TestCase):
 
     def follow(self) -> None:
         """As the event loop does after each message and twice a second."""
-        self.step._follow(self.consumer)
+        self.step.follow(self.consumer)
 
     @property
     def consume_from(self) -> set[str]:

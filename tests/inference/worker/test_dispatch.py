@@ -37,7 +37,7 @@ class Pool:
     def __init__(self, replicas: int) -> None:
         self.replicas = replicas
         self.calls: list[SimpleNamespace] = []
-        self._cache: dict[int, SimpleNamespace] = {}
+        self.held: list[SimpleNamespace] = []
         self.closing = False
         self.ended: list[int] = []
 
@@ -56,11 +56,11 @@ class Pool:
             batch=args[0], callback=callback, error_callback=error_callback, accept=accept_callback, over=False
         )
         self.calls.append(call)
-        self._cache[id(call)] = call
+        self.held.append(call)
         return call
 
     def knows(self, call: SimpleNamespace) -> bool:
-        return call in self._cache.values()
+        return call in self.held
 
     def end(self, pid: int) -> None:
         self.ended.append(pid)
@@ -210,7 +210,7 @@ class DispatcherTests(TestCase):
         job_id, _ = self.add(alone=True)
         self.dispatcher.kick()
         self.last.over = True
-        self.pool._cache.clear()
+        self.pool.held.clear()
         self.dispatcher.open = False
         self.dispatcher.sweep()
         self.dispatcher.open = True
@@ -243,7 +243,7 @@ class DispatcherTests(TestCase):
         self.assertEqual(self.last.batch.job_ids, (later,))
         self.pool.finish(self.last)
         self.assertEqual(len(self.pool.calls), 3)
-        self.dispatcher.backlog.isolation._others_until = 0.0
+        self.dispatcher.backlog.isolation.others_until = 0.0
         self.dispatcher.sweep()
         self.assertEqual(self.last.batch.job_ids, (second,))
 
@@ -514,7 +514,7 @@ class DispatcherTests(TestCase):
         self.dispatcher.kick()
         dropped = self.last
         dropped.over = True
-        self.pool._cache.clear()
+        self.pool.held.clear()
         self.dispatcher.sweep()
         self.assertIsNot(self.last, dropped)
         self.assertEqual(self.last.batch.job_ids, (job_id,))
@@ -583,7 +583,7 @@ class DispatcherTests(TestCase):
         dropped = self.last
         self.dispatcher.forget_messages()
         dropped.over = True
-        self.pool._cache.clear()
+        self.pool.held.clear()
         self.dispatcher.sweep()
         self.assertEqual(self.last.batch.job_ids, dropped.batch.job_ids)
 

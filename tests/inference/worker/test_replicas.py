@@ -49,7 +49,7 @@ class ReplicasTests(TestCase):
         self.load(SECOND, b=BROKEN)
         self.assertEqual((self.replicas.serving, self.able()), ({"a"}, [FIRST, SECOND]))
         self.assertFalse(self.replicas.should_try())
-        self.replicas._try_at = 0.0
+        self.replicas.try_at = 0.0
         self.assertTrue(self.replicas.should_try())
         self.load(SECOND)
         self.assertEqual((self.replicas.serving, self.able()), ({"a", "b"}, [SECOND]))
@@ -113,7 +113,7 @@ class ReplicasTests(TestCase):
     def test_a_try_that_took_long_is_seldom_made(self) -> None:
         self.load(FIRST, b=BROKEN)
         self.replicas.tried(took_s=1000.0)
-        self.assertGreater(self.replicas._try_at, time.monotonic() + 9000)
+        self.assertGreater(self.replicas.try_at, time.monotonic() + 9000)
 
     def test_one_that_has_nothing_is_restarted(self) -> None:
         self.load(FIRST, a=BROKEN, b=BROKEN)
@@ -138,12 +138,12 @@ class ReplicasTests(TestCase):
         for _ in range(9):
             self.replicas.ended(0)
             self.assertFalse(self.replicas.may_start(0))
-            pauses.append(self.replicas.replicas[0].pauses._next_s)
+            pauses.append(self.replicas.replicas[0].pauses.pause_s)
             self.replicas.started(0, FIRST)
         self.assertEqual(pauses[:3], [2.0, 4.0, 8.0])
         self.assertEqual(pauses[-1], LONGEST_PAUSE_S)
         self.load(FIRST)
-        self.assertEqual(self.replicas.replicas[0].pauses._next_s, 1.0)
+        self.assertEqual(self.replicas.replicas[0].pauses.pause_s, 1.0)
 
     def test_one_that_dies_of_loading_a_model_starts_without_it_unless_another_runs_it(self) -> None:
         self.assertEqual(self.replicas.without(0), set())
@@ -190,7 +190,7 @@ class ReplicasTests(TestCase):
         for _ in range(4):
             self.load(FIRST, b=BROKEN)
             self.replicas.tried()
-            pauses.append(self.replicas._tries._next_s)
+            pauses.append(self.replicas.tries.pause_s)
             self.replicas.replicas[0].loading.value = 2
             self.replicas.ended(0)
             self.assertEqual((self.replicas.served, self.replicas.without(0)), ({"a"}, {"b"}))
