@@ -80,7 +80,8 @@ class _Batch:
             self.searches += 1
             self.search(indexes)
         else:
-            self.each(indexes)
+            for index in indexes:
+                self.call([index])
 
     def search(self, suspects: list[int]) -> None:
         """A culprit is among `suspects`: halve until it is alone, then run what was set aside."""
@@ -101,10 +102,6 @@ class _Batch:
             self.run(half)
         if not any(isinstance(self.outcomes[index], OutOfMemory) for index in indexes) and self.oom_shape is None:
             self.oom_shape = self.shape(indexes)
-
-    def each(self, indexes: list[int]) -> None:
-        for index in indexes:
-            self.call([index])
 
     def shape(self, indexes: list[int]) -> tuple[int, float]:
         shapes = [lengths.measure(self.engine.spec, self.items[index], self.parameters) for index in indexes]

@@ -27,7 +27,7 @@ def plain(value: Any, room: int = MAX_DEPTH) -> Any:
         return _finite(float(value))
     if isinstance(value, dict):
         room = _less(room)
-        return {_key(key): plain(item, room) for key, item in value.items()}
+        return {_text(str(key)): plain(item, room) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         room = _less(room)
         return [plain(item, room) for item in value]
@@ -97,7 +97,3 @@ def _text(value: str) -> str:
         except UnicodeEncodeError:
             raise BadOutput("The engine's answer holds half of a character, a lone surrogate.") from None
     return value
-
-
-def _key(key: Any) -> str:
-    return _text(str(key))

@@ -220,9 +220,6 @@ class BatchingStep(bootsteps.StartStopStep):
         dispatcher.kick()
         due_in_s = dispatcher.backlog.due_in_s()
         if due_in_s and dispatcher.pool.idle > 0:
-            self._wake_in(c, due_in_s)
-
-    def _wake_in(self, c: Any, delay_s: float) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-        self.timer = c.timer.call_after(delay_s, self._dispatch, (c,))
+            if self.timer is not None:
+                self.timer.cancel()
+            self.timer = c.timer.call_after(due_in_s, self._dispatch, (c,))

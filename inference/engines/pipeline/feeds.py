@@ -140,10 +140,6 @@ class Prompts(Texts):
             )
 
 
-def _labelled_image() -> dict[str, Any]:
-    return {"image": media.example_image(), "candidate_labels": ["one"]}
-
-
 CUT = {"truncation": True}  # to what the model can take
 ONE_LABEL = {"candidate_labels": ["one"]}
 TABLE = {"table": {"city": ["Paris", "Rome"]}, "query": "which city?"}
@@ -172,7 +168,9 @@ FEEDS: dict[str, Feed] = {
     "mask-generation": _image(),
     "zero-shot-image-classification": _image(parameters=ONE_LABEL),
     "zero-shot-audio-classification": _audio(parameters=ONE_LABEL),
-    "zero-shot-object-detection": Feed(prepare=inputs.image_fields, example=_labelled_image),
+    "zero-shot-object-detection": Feed(
+        prepare=inputs.image_fields, example=lambda: {"image": media.example_image(), **ONE_LABEL}
+    ),
     "document-question-answering": Feed(prepare=inputs.image_fields, example=None),
     "image-text-to-text": Feed(prepare=inputs.image_and_text, example=None),
     "table-question-answering": Feed(prepare=inputs.table, example=lambda: TABLE),
