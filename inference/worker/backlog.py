@@ -102,7 +102,7 @@ class Backlog:
     def next(self) -> tuple[list[HeldJob], Search | None] | None:
         """The jobs of the next batch, and the search that it is a step of."""
         now = clock.time_s()
-        while part := self.next_alone(now) or self.isolation.next(now, self.replicas.serving):
+        while part := self.next_alone(now) or self.isolation.next(self.replicas.serving):
             self.isolation.parts.remove(part)
             if kept := [held for held in part.jobs if self.held.get(held.item.id) is held]:
                 return kept, part.search
@@ -116,14 +116,15 @@ class Backlog:
         if not self.isolation.parts:
             return None
         heads = [head for queue in self._due_queues(now) if (head := queue.head())]
-        return self.isolation.next_alone(now, self.replicas.serving, heads)
+        return self.isolation.next_alone(self.replicas.serving, heads)
 
     def due_in_s(self) -> float | None:
         """Seconds until the next batch may go, when it waits for company only."""
-        due = [at for queue in self._able_queues() if (at := queue.due_at_s()) is not None]
-        if (again := self.isolation.due_at(self.replicas.serving)) is not None:
+        now = clock.time_s()
+        due = [at - now for queue in self._able_queues() if (at := queue.due_at_s()) is not None]
+        if (again := self.isolation.due_in_s(self.replicas.serving)) is not None:
             due.append(again)
-        return max(0.0, min(due) - clock.time_s()) if due else None
+        return max(0.0, min(due)) if due else None
 
     def _due_queues(self, now: float) -> list[BatchQueue]:
         return [queue for queue in self._able_queues() if (at := queue.due_at_s()) is not None and at <= now]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from billiard.exceptions import Terminated, WorkerLostError
 
-from inference import clock, errors
+from inference import errors
 from inference.failures import Pauses
 from inference.worker.inflight import Batch, HeldJob, Search
 
@@ -26,7 +26,7 @@ class Part:
     """Jobs that are run again, as one call of their own."""
 
     jobs: list[HeldJob]
-    not_before: float
+    not_before: float  # monotonic
     search: Search | None = None  # that this is a step of
 
     @property
@@ -54,21 +54,22 @@ class Isolation:
         """Jobs that wait for their part."""
         return sum(len(part.jobs) for part in list(self.parts))
 
-    def next(self, now: float, models: Container[str]) -> Part | None:
+    def next(self, models: Container[str]) -> Part | None:
         """The first part of these models that may run now beside others."""
-        return next((part for part in self._due(now, models) if not part.is_alone), None)
+        return next((part for part in self._due(models) if not part.is_alone), None)
 
-    def next_alone(self, now: float, models: Container[str], heads: Collection[tuple[int, float]]) -> Part | None:
+    def next_alone(self, models: Container[str], heads: Collection[tuple[int, float]]) -> Part | None:
         """Of those that must run alone the one whose turn it is, before all that waits: the `heads` of the queues."""
-        due = [part for part in self._due(now, models) if part.is_alone]
+        due = [part for part in self._due(models) if part.is_alone]
         first = min(due, key=lambda part: part.turn, default=None)
         if first is None or first.jobs[0].takes_over:
             return first
-        if time.monotonic() < self.others_until or self.next(now, models):
+        if time.monotonic() < self.others_until or self.next(models):
             return None
         return None if heads and (self._owed_s or first.turn[1:] > min(heads)) else first
 
-    def _due(self, now: float, models: Container[str]) -> list[Part]:
+    def _due(self, models: Container[str]) -> list[Part]:
+        now = time.monotonic()
         return [part for part in self.parts if part.not_before <= now and part.jobs[0].model in models]
 
     def wait_alone(self, held: HeldJob) -> None:
@@ -88,8 +89,9 @@ class Isolation:
         if batch.is_alone and batch.pid is not None:
             self._owed_s = time.monotonic() - batch.accepted_at
 
-    def due_at(self, models: Container[str]) -> float | None:
-        return min((part.not_before for part in self.parts if part.jobs[0].model in models), default=None)
+    def due_in_s(self, models: Container[str]) -> float | None:
+        now = time.monotonic()
+        return min((part.not_before - now for part in self.parts if part.jobs[0].model in models), default=None)
 
     def again(self, batch: Batch, after_s: float = 0.0) -> None:
         self._add(batch.jobs, batch.search, after_s)
@@ -146,7 +148,7 @@ class Isolation:
 
     def _add(self, jobs: list[HeldJob], search: Search | None = None, after_s: float = 0.0) -> None:
         if jobs:
-            self.parts.append(Part(jobs=jobs, not_before=clock.time_s() + after_s, search=search))
+            self.parts.append(Part(jobs=jobs, not_before=time.monotonic() + after_s, search=search))
 
     def _died_alone(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> bool:
         """Whether it was one job; that is condemned then, or tried once more."""

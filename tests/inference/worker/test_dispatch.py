@@ -9,11 +9,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import TestCase
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 from uuid import UUID, uuid4
 
 from billiard.exceptions import WorkerLostError
 
+from inference import clock
 from inference.batching.queue import Item
 from inference.catalog.specs import ModelSpec
 from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
@@ -204,6 +205,16 @@ class DispatcherTests(TestCase):
         self.assertEqual((self.last.batch.job_ids, self.last.batch.alone), ((job_id,), True))
         self.dispatcher.kick()
         self.assertEqual(len(self.pool.calls), 3)
+
+    def test_a_clock_that_is_set_back_holds_up_nothing_that_is_to_run_again(self) -> None:
+        self.add()
+        self.dispatcher.kick()
+        self.pool.lose(self.last, StoreUnavailable("database away"))
+        with patch.object(clock, "_off_s", -3600.0):
+            self.assertLess(self.dispatcher.backlog.due_in_s() or math.inf, 2 * LONGEST_RETRY_S)
+            self.now()
+            self.dispatcher.kick()
+        self.assertEqual(len(self.pool.calls), 2)
 
     def test_a_job_that_is_to_run_alone_does_so_too_when_the_pool_dropped_its_call(self) -> None:
         self.pool.replicas = 3
