@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Generic, TypeVar
 
 from django.conf import settings
@@ -17,7 +17,7 @@ from django.db.models.functions import Now
 
 from inference import budget
 from inference.models import Worker, WorkerState
-from inference.store import connections
+from inference.waiting.compute_slots import lending
 
 PRESENT = (WorkerState.STARTING, WorkerState.READY, WorkerState.DEGRADED, WorkerState.STOPPING)
 SERVING = (WorkerState.READY, WorkerState.DEGRADED)
@@ -37,7 +37,8 @@ def living() -> QuerySet[Worker]:
 
 class Remembered(Generic[T]):
     """What `read` returned, for a second: cheap to ask on every request. Who asks during a read shares its outcome,
-    also when it fails: else many threads would wait for a database that is away, one after the other."""
+    also when it fails: else many threads would wait for a database that is away, one after the other. A read that
+    failed as its request's time was spent says nothing of the database: the others read again."""
 
     def __init__(self, read: Callable[[], T]) -> None:
         self._read = read
@@ -47,35 +48,42 @@ class Remembered(Generic[T]):
         self._read_at = float("-inf")
 
     def __call__(self) -> T:
-        value = self._fresh()
-        return self._read_together() if value is None else value
+        while (value := self._fresh()) is None:
+            try:
+                return self._read_together()
+            except CancelledError:
+                continue
+        return value
 
     def _read_together(self) -> T:
         with self._lock:
             mine = self._reading is None
             reading = self._reading = self._reading or Future()
         if mine:
-            self._finish(reading)
-            return reading.result()
-        connections.give_back()
+            return self._lead(reading)
         return self._wait_for(reading)
 
     def _wait_for(self, reading: Future[T]) -> T:
         try:
-            with budget.spent(PATIENCE_S) as patience_s:
+            with lending(PATIENCE_S) as patience_s:
                 return reading.result(patience_s)
         except TimeoutError as error:
             raise OperationalError("the database has not answered another request yet that asks the same") from error
 
-    def _finish(self, reading: Future[T]) -> None:
+    def _lead(self, reading: Future[T]) -> T:
         try:
-            self._value = self._read()
-            self._read_at = time.monotonic()
-            reading.set_result(self._value)
+            value = self._read()
         except BaseException as error:
-            reading.set_exception(error)
-        finally:
             self._reading = None
+            if budget.left_s():
+                reading.set_exception(error)
+            else:
+                reading.cancel()
+            raise
+        self._value, self._read_at = value, time.monotonic()
+        self._reading = None
+        reading.set_result(value)
+        return value
 
     def _fresh(self) -> T | None:
         return self._value if time.monotonic() < self._read_at + REMEMBERED_S else None

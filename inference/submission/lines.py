@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from inference import budget
 from inference.errors import StoreUnavailable
 from inference.models import Job
-from inference.store import connections
+from inference.waiting.compute_slots import lending
 
 RECOUNT_S = 0.5
 ROOM = 100  # jobs that other processes may let in before this one counts again
@@ -79,11 +79,11 @@ class Line:
 
     @contextlib.contextmanager
     def _alone(self, came_at: float) -> Iterator[None]:
-        connections.give_back()
-        with budget.spent(PATIENCE_S) as patience_s:
-            is_alone = self._counting.acquire(timeout=patience_s)
-        if not is_alone:
-            raise _away()
+        if not self._counting.acquire(blocking=False):
+            with lending(PATIENCE_S) as patience_s:
+                is_alone = self._counting.acquire(timeout=patience_s)
+            if not is_alone:
+                raise _away()
         try:
             if self._failed_at > came_at:
                 raise _away()
@@ -99,7 +99,8 @@ class Line:
             waiting = self._jobs().order_by().values_list("pk", flat=True)[:counted_to]
             found = waiting.count() if limit > EXACT else set(waiting)
         except Exception:
-            self._failed_at = time.monotonic()
+            if budget.left_s():  # else its request failed, and not the database
+                self._failed_at = time.monotonic()
             raise
         took_s = time.monotonic() - begun_at
         with self._lock:
@@ -111,4 +112,6 @@ class Line:
 
 
 def _away() -> StoreUnavailable:
-    return StoreUnavailable("The database does not answer now; nothing was stored. Try again later.", retry_after_s=5)
+    return StoreUnavailable(
+        "The database did not answer in time; nothing was stored by this request. Try again later.", retry_after_s=5
+    )

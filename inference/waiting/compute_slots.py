@@ -57,3 +57,12 @@ class ComputeSlots:
 
 
 compute_slots = ComputeSlots()
+
+
+@contextlib.contextmanager
+def lending(limit_s: float) -> Iterator[float]:
+    """How long a request may wait for another one: `limit_s`, or what is left of its time. Meanwhile others may have
+    its compute slot and its connection of the pool."""
+    connections.give_back()
+    with compute_slots.lent(), budget.spent(limit_s) as left_s:
+        yield left_s

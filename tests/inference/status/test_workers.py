@@ -1,9 +1,12 @@
 import itertools
+import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from unittest import TestCase
 from unittest.mock import patch
 
+from inference import budget
 from inference.status.workers import Remembered
 from inference.store import connections
 from tests.conditions import eventually
@@ -42,6 +45,37 @@ class RememberedTests(TestCase):
         for thread in threads:
             thread.join()
         self.assertEqual((failed, len(reads)), (["away"] * 5, 1))
+
+    def test_a_request_whose_time_is_spent_fails_alone(self) -> None:
+        reading, gate = threading.Event(), threading.Event()
+        reads: list[int] = []
+
+        def read() -> int:
+            reads.append(1)
+            if len(reads) > 1:
+                return 7
+            reading.set()
+            gate.wait(10)
+            raise OSError("spent")
+
+        remembered = Remembered(read)
+
+        def ask(spent_s: float) -> int:
+            with budget.of_a_request():
+                waited = budget.spent()
+                with waited:
+                    waited.began_at -= spent_s
+                return remembered()
+
+        with patch.dict(os.environ, DATABASE_ANSWER_S="4"), ThreadPoolExecutor(5) as pool:
+            spent = pool.submit(ask, 9)
+            reading.wait(10)
+            with patch.object(connections, "give_back") as waiting:
+                fresh = [pool.submit(ask, 0) for _ in range(4)]
+                eventually(lambda: waiting.call_count == 4, "the others wait")
+            gate.set()
+            self.assertIsInstance(spent.exception(), OSError)
+            self.assertEqual(([each.result() for each in fresh], len(reads)), ([7] * 4, 2))
 
     def test_after_a_failure_the_next_to_ask_reads_again(self) -> None:
         answers: Iterator[Exception | int] = iter([OSError("away"), 7])

@@ -1,6 +1,7 @@
 """Limits of the queue: exact within a process, cheap when they are reached, and never a promise that cannot be kept."""
 
 import dataclasses
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from django.db.models import QuerySet
 from django.test import TransactionTestCase
 from django.test.utils import CaptureQueriesContext
 
-from inference import errors
+from inference import budget, errors
 from inference.catalog import validation
 from inference.catalog.lookup import spec_of
 from inference.models import Job, Priority, Status
@@ -159,9 +160,37 @@ class LineTests(TransactionTestCase):
             first = pool.submit(line.enter, [Job().pk], 3)
             counting.wait(30)
             others = [pool.submit(line.enter, [Job().pk], 3) for _ in range(3)]
-            eventually(lambda: waiting.call_count == 4, "they wait")
+            eventually(lambda: waiting.call_count == 3, "they wait")
             go_on.set()
             self.assertIsInstance(first.exception(), OperationalError)
             for other in others:
                 self.assertIsInstance(other.exception(), errors.StoreUnavailable)
         self.assertEqual(len(counts), 1)
+
+    def test_a_request_whose_time_is_spent_fails_alone(self) -> None:
+        counting, go_on = threading.Event(), threading.Event()
+
+        def away_at_first() -> QuerySet[Job]:
+            if not counting.is_set():
+                counting.set()
+                go_on.wait(30)
+                raise OperationalError("spent")
+            return Job.objects.none()
+
+        def enter(spent_s: float) -> bool:
+            with budget.of_a_request():
+                waited = budget.spent()
+                with waited:
+                    waited.began_at -= spent_s
+                return line.enter([Job().pk], 3)
+
+        line = lines.Line(away_at_first)
+        limit = patch.dict(os.environ, DATABASE_ANSWER_S="4")
+        with limit, patch.object(store_connections, "give_back") as waiting, ThreadPoolExecutor(4) as pool:
+            spent = pool.submit(enter, 9.0)
+            counting.wait(30)
+            fresh = [pool.submit(enter, 0.0) for _ in range(3)]
+            eventually(lambda: waiting.call_count == 3, "they wait")
+            go_on.set()
+            self.assertIsInstance(spent.exception(), OperationalError)
+            self.assertEqual([each.result() for each in fresh], [True] * 3)

@@ -4,6 +4,7 @@ import threading
 from unittest import TestCase
 from unittest.mock import patch
 
+from inference.store import connections
 from inference.waiting import compute_slots
 from inference.waiting.compute_slots import AT_ONCE, ComputeSlots
 from tests.conditions import eventually
@@ -48,6 +49,13 @@ class ComputeSlotsTests(TestCase):
             eventually(lambda: len(self.inside) == AT_ONCE)
             self.leave()
         self.assertTrue(self.slots.give_back())
+
+    def test_who_waits_for_another_request_lends_slot_and_connection(self) -> None:
+        with patch.object(compute_slots, "compute_slots", self.slots):
+            self.slots.take()
+            with patch.object(connections, "give_back") as give_back, compute_slots.lending(1.0):
+                self.assertEqual((give_back.call_count, self.slots.give_back()), (1, False))
+            self.assertTrue(self.slots.give_back())
 
     def test_who_has_waited_long_goes_on_without_a_slot(self) -> None:
         with patch.object(compute_slots, "PATIENCE_S", 0.01):
