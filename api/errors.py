@@ -59,7 +59,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "queue_full": (503, "The model's queue is full"),
     "overloaded": (503, "The wait would be too long"),
     "no_worker": (503, "No worker serves the model now"),
-    "store_unavailable": (503, "The database does not answer"),
+    "store_unavailable": (503, "The database did not answer in time"),
     "not_finished": (504, "The wait is over, the job is not finished"),
 }
 
@@ -159,7 +159,7 @@ def of_exception(error: BaseException) -> HttpResponse:
         return problem("bad_request", "The query has too many parameters.")
     if isinstance(error, (OperationalError, InterfaceError)):
         logger.error("database away: %s", error)
-        return problem("store_unavailable", "The database does not answer. Try again in a few seconds.")
+        return problem("store_unavailable", "The database did not answer in time. Try again in a few seconds.")
     logger.error("not foreseen, answered with 500", exc_info=error)
     return problem("internal", "Something failed inside the service. The log has it under this request_id.")
 

@@ -59,9 +59,9 @@ def output(row: Job, user_agent: str = "", spec: ModelSpec | None = None) -> Any
     return huggingface.shape(spec.task, row.output, size=row.size, user_agent=user_agent)
 
 
-def bulk(row: Bulk, *, with_jobs: bool = False) -> dict[str, Any]:
-    progress = bulks.progress(row)
-    shown: dict[str, Any] = {
+def bulk(row: Bulk, progress: bulks.Progress | None = None) -> dict[str, Any]:
+    progress = progress or bulks.progress(row)
+    return {
         "id": row.id,
         "model": row.model,
         "created_at": row.created_at,
@@ -72,9 +72,11 @@ def bulk(row: Bulk, *, with_jobs: bool = False) -> dict[str, Any]:
         "errors": progress.errors,
         "request_id": row.request_id,
     }
-    if with_jobs:
-        shown["jobs"] = [{"index": index, "id": job_id} for index, job_id in bulks.job_ids(row)]
-    return shown
+
+
+def accepted_bulk(accepted: bulks.Accepted) -> dict[str, Any]:
+    jobs = [{"index": index, "id": job_id} for index, job_id in accepted.jobs]
+    return {**bulk(accepted.bulk, accepted.progress), "jobs": jobs}
 
 
 def model(spec: ModelSpec) -> dict[str, Any]:

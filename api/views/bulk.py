@@ -16,7 +16,6 @@ from api.views.base import ApiView, body_of, json_only, media_type, with_etag
 from inference.errors import BulkNotFound
 from inference.models import Bulk
 from inference.submission import bulk
-from inference.submission.writer import telling
 from inference.waiting.compute_slots import compute_slots
 
 
@@ -33,10 +32,8 @@ class BulksView(ApiView):
             submission = bulk_body.read_document(body_of(request))
         compute_slots.give_back()  # nobody should wait for thousands of inputs
         accepted = bulk.submit(self.attributed(request, submission))
-        headers = {"Location": f"/v1/jobs/bulk/{accepted.id}", "Retry-After": "5"}
-        with telling(accepted):
-            shown = resources.bulk(accepted, with_jobs=True)
-        return codec.answer(shown, status=202, headers=headers)
+        headers = {"Location": f"/v1/jobs/bulk/{accepted.bulk.id}", "Retry-After": "5"}
+        return codec.answer(resources.accepted_bulk(accepted), status=202, headers=headers)
 
 
 class BulkView(ApiView):

@@ -27,9 +27,11 @@ class Breaker:
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
-        """Raises `BrokerUnavailable`."""
+        """Raises `BrokerUnavailable`. A request whose time is spent begins no call; a call ends by its own limit."""
         if self.is_resting():
             self._refuse()
+        if not budget.left_s():
+            raise BrokerUnavailable(f"The broker was not asked: {budget.SPENT}.")
         with budget.spent(), self._slot():
             self._enter()
             try:
@@ -40,7 +42,7 @@ class Breaker:
 
     @contextlib.contextmanager
     def _slot(self) -> Iterator[None]:
-        if not self._slots.acquire(timeout=self.wait_s):
+        if not self._slots.acquire(timeout=min(self.wait_s, budget.left_s())):
             raise BrokerUnavailable("The broker is too slow for the calls that wait for it.", retry_after_s=self.rest_s)
         try:
             yield

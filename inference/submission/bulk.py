@@ -37,19 +37,36 @@ class Progress:
         return all(status in TERMINAL or not count for status, count in self.counts.items())
 
 
-def submit(submission: BulkSubmission) -> Bulk:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    bulk: Bulk
+    progress: Progress
+    jobs: Sequence[tuple[int | None, UUID]]  # (index, id) of every job, in the order of the inputs
+
+
+def submit(submission: BulkSubmission) -> Accepted:
     """Store and send a job for every input that the model takes; the others are listed on the bulk.
 
-    Raises `SubmissionError` when nothing can be accepted.
+    Raises `SubmissionError` when nothing can be accepted, or `StoreUnavailable`.
     """
     bulk = _new_bulk(submission)
-    if known := idempotency.known(bulk):
-        return known
-    jobs = list(_jobs(submission, bulk))
-    if not jobs:
-        raise InvalidInput(f"None of {bulk.total} inputs can be accepted. The first: {bulk.rejected[0]['detail']}")
-    with admission.room(submission, [job.id for job in jobs]):
-        return _store(bulk, jobs)
+    jobs: list[_NewJob] = []
+
+    def store() -> Bulk:
+        jobs.extend(_jobs(submission, bulk))
+        try:
+            with admission.room(submission, [job.id for job in jobs]):
+                _store(bulk, jobs)
+        except IntegrityError as error:
+            return idempotency.explain(bulk, error)
+        return bulk
+
+    stored = idempotency.once(bulk, store)
+    if stored is not bulk:
+        return _accepted_before(stored)
+    for chunk in rows.chunks(jobs):
+        writer.send([job.message for job in chunk])
+    return _accepted_now(bulk, jobs)
 
 
 def fetch(bulk_id: UUID) -> Bulk:
@@ -59,21 +76,32 @@ def fetch(bulk_id: UUID) -> Bulk:
     raise BulkNotFound(f"There is no bulk {bulk_id}.")
 
 
-def job_ids(bulk: Bulk) -> Iterator[tuple[int | None, UUID]]:
-    """(index, id) of every job, in the order of the inputs."""
-    return bulk.job_set.order_by("bulk_index").values_list("bulk_index", "pk").iterator()
-
-
 def progress(bulk: Bulk) -> Progress:
-    counts = dict.fromkeys(Status.values, 0) | dict(
-        bulk.job_set.order_by().values_list("status").annotate(Count("pk"))
-    )  # fmt: skip
+    counts = dict(bulk.job_set.order_by().values_list("status").annotate(Count("pk")))
     failed = bulk.job_set.filter(status=Status.FAILED).order_by("bulk_index")[:SHOWN_ERRORS]
     errors = bulk.rejected + [
         {"index": job.bulk_index, "job": job.pk, "code": job.error_code, "detail": job.public_detail}
         for job in failed.only("bulk_index", "error_code", "error_detail")
     ]
+    return _progress(counts, errors)
+
+
+def _progress(counts: dict[str, int], errors: list[dict[str, Any]]) -> Progress:
+    counts = dict.fromkeys(Status.values, 0) | counts
     return Progress(counts=counts, errors=sorted(errors, key=lambda error: error["index"])[:SHOWN_ERRORS])
+
+
+def _accepted_before(known: Bulk) -> Accepted:
+    """As it is now. Raises `StoreUnavailable`."""
+    with writer.telling(known):
+        jobs = list(known.job_set.order_by("bulk_index").values_list("bulk_index", "pk").iterator())
+        return Accepted(bulk=known, progress=progress(known), jobs=jobs)
+
+
+def _accepted_now(bulk: Bulk, jobs: Sequence[_NewJob]) -> Accepted:
+    """As it was stored: that it was accepted is said even when nothing can be read any more."""
+    accepted = [(job.row.values["bulk_index"], job.id) for job in jobs]
+    return Accepted(bulk=bulk, progress=_progress({Status.QUEUED: len(jobs)}, bulk.rejected), jobs=accepted)
 
 
 def cancel(bulk: Bulk) -> int:
@@ -118,6 +146,7 @@ def _new_bulk(submission: BulkSubmission) -> Bulk:
 
 
 def _jobs(submission: BulkSubmission, bulk: Bulk) -> Iterator[_NewJob]:
+    """Raises `InvalidInput` when no input can be accepted."""
     spec = submission.spec
     kinds = _Kinds(spec, submission.job(bulk=bulk))
     for index, item in enumerate(submission.items):
@@ -132,6 +161,8 @@ def _jobs(submission: BulkSubmission, bulk: Bulk) -> Iterator[_NewJob]:
             bulk.rejected.append({"index": index, "job": None, "code": error.code, "detail": error.message})
         else:
             yield kind.job(index, item.inputs, size, length)
+    if len(bulk.rejected) == bulk.total:
+        raise InvalidInput(f"None of {bulk.total} inputs can be accepted. The first: {bulk.rejected[0]['detail']}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,19 +210,13 @@ class _Kinds:
         return _Kind(parameters, parameters_digest(parameters), row, self._message)
 
 
-def _store(bulk: Bulk, jobs: Sequence[_NewJob]) -> Bulk:
+def _store(bulk: Bulk, jobs: Sequence[_NewJob]) -> None:
+    """Raises `IntegrityError` for a key that is taken, `StoreUnavailable` when it may have been stored."""
     groups = list(rows.statements(job.row for job in jobs))
-    with contextlib.ExitStack() as committed:
-        try:
-            with transaction.atomic():
-                bulk.save(force_insert=True)
-                writer.insert(groups[0])
-                with budget.uncounted():
-                    for group in groups[1:]:
-                        writer.insert(group)
-                committed.enter_context(writer.telling(bulk))
-        except IntegrityError as error:
-            return idempotency.explain(bulk, error)
-        for chunk in rows.chunks(jobs):
-            writer.send([job.message for job in chunk])
-    return bulk
+    with contextlib.ExitStack() as committed, transaction.atomic():
+        bulk.save(force_insert=True)
+        writer.insert(groups[0])
+        with budget.uncounted():
+            for group in groups[1:]:
+                writer.insert(group)
+        committed.enter_context(writer.telling(bulk))

@@ -5,26 +5,26 @@ The unique constraint on the row decides between two requests at once. A key liv
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 import orjson
 from django.contrib.auth import get_user_model
 from django.db import IntegrityError
 
-from inference import budget
-from inference.errors import IdempotencyMismatch, UnknownOwner
+from inference.errors import IdempotencyMismatch, StoreUnavailable, UnknownOwner
 from inference.models import Bulk, Job
-from inference.store import connections
+from inference.waiting.compute_slots import lending
 
 Row = TypeVar("Row", Job, Bulk)
+Key = tuple[type[Job | Bulk], str]
 
-PATIENCE_S = 2.5
+PATIENCE_S = 5.0  # an answer must be given within 6 s
 _guard = threading.Lock()
-_turns: dict[str, tuple[threading.Lock, int]] = {}  # by key: who stores, and how many hold or want it
+_storing: dict[Key, Future[Any]] = {}  # what a request of this process stores now
 
 
 def owned(owner: Any, key: str | None) -> str | None:
@@ -42,37 +42,58 @@ def known(row: Row) -> Row | None:
     if row.idempotency_key is None:
         return None
     stored = type(row)._default_manager.filter(idempotency_key=row.idempotency_key).first()
-    if stored and stored.idempotency_digest != row.idempotency_digest:
+    return stored and _matching(row, stored)
+
+
+def _matching(row: Row, stored: Row) -> Row:
+    if stored.idempotency_digest != row.idempotency_digest:
         raise IdempotencyMismatch(
             "This Idempotency-Key was used with another body. Use a new key for every new request.",
         )
     return stored
 
 
-@contextlib.contextmanager
-def turn(row: Row) -> Iterator[Row | None]:
-    """Requests of one key are stored one after the other in this process, so that together they want room for one row:
-    the row that another has stored while this one waited. Who has waited long goes on without a turn."""
-    if (key := row.idempotency_key) is None:
-        yield None
-        return
-    with _guard:
-        lock, waiting = _turns.get(key, (threading.Lock(), 0))
-        _turns[key] = lock, waiting + 1
-    is_first = has_turn = lock.acquire(blocking=False)
-    try:
-        if not is_first:
-            connections.give_back()
-            with budget.spent(PATIENCE_S) as patience_s:
-                has_turn = lock.acquire(timeout=patience_s)
-        yield None if is_first else known(row)
-    finally:
-        if has_turn:
-            lock.release()
+def once(row: Row, store: Callable[[], Row]) -> Row:
+    """The row with this key: the stored one, or what `store` returns, which one request of this process does at a time.
+    The others wait, and get its row too. Raises `IdempotencyMismatch`, and `StoreUnavailable` for who waits in vain."""
+    if row.idempotency_key is None:
+        return store()
+    key = type(row), row.idempotency_key
+    while True:
         with _guard:
-            lock, waiting = _turns.pop(key)
-            if waiting > 1:
-                _turns[key] = lock, waiting - 1
+            mine = key not in _storing
+            storing: Future[Row] = _storing.setdefault(key, Future())
+        if mine:
+            return _settle(key, storing, lambda: known(row) or store())
+        try:
+            return _matching(row, _wait_for(storing))
+        except CancelledError:
+            continue
+
+
+def _settle(key: Key, storing: Future[Row], store: Callable[[], Row]) -> Row:
+    """Why it fails is its own: one of those who wait tries next."""
+    try:
+        stored = store()
+    except BaseException:
+        del _storing[key]
+        storing.cancel()
+        raise
+    del _storing[key]
+    storing.set_result(stored)
+    return stored
+
+
+def _wait_for(storing: Future[Row]) -> Row:
+    try:
+        with lending(PATIENCE_S) as patience_s:
+            return storing.result(patience_s)
+    except TimeoutError:
+        raise StoreUnavailable(
+            "Another request with this Idempotency-Key was not answered yet; nothing was stored by this one. Try again"
+            " later.",
+            retry_after_s=1,
+        ) from None
 
 
 def explain(row: Row, error: IntegrityError) -> Row:

@@ -35,8 +35,7 @@ def submit(submission: Submission) -> Job:
 
     Raises `SubmissionError`, or `StoreUnavailable`.
     """
-    job = _new_job(submission)
-    return _with_webhook(submission, idempotency.known(job) or _accept(submission, job))
+    return _accept(submission, _new_job(submission))
 
 
 def run(submission: Submission, *, timeout_s: float) -> Job:
@@ -45,12 +44,9 @@ def run(submission: Submission, *, timeout_s: float) -> Job:
     Raises `NoWorker` before anything is stored when nobody serves the model.
     """
     job = _new_job(submission)
-    known = idempotency.known(job)
-    if not known:
-        _require_worker(submission.spec.name)
-    if known or submission.webhook:
-        accepted = _with_webhook(submission, known or _accept(submission, job))
-        return wait_for(accepted, timeout_s=timeout_s)
+    if submission.webhook or submission.idempotency_key is not None:
+        return wait_for(_accept(submission, job, needs_worker=True), timeout_s=timeout_s)
+    _require_worker(submission.spec.name)
     try:
         return _store_and_wait(submission, job, timeout_s)
     except IntegrityError as error:
@@ -117,32 +113,32 @@ def _new_job(submission: Submission) -> Job:
     return job
 
 
-def _accept(submission: Submission, job: Job) -> Job:
-    """Store and send the job, unless another request with its key has just done so."""
-    with idempotency.turn(job) as known:
-        if known:
-            return known
-        try:
-            with admission.room(submission, [job.id]):
-                writer.accept(job)
-        except IntegrityError as error:
-            return idempotency.explain(job, error)
-    return job
-
-
-def _with_webhook(submission: Submission, job: Job) -> Job:
+def _accept(submission: Submission, job: Job, *, needs_worker: bool = False) -> Job:
+    """The job, stored and sent, or the one of an earlier request with its key."""
+    accepted = idempotency.once(job, lambda: _store(submission, job, needs_worker=needs_worker))
     if submission.webhook:
-        with telling(job):
-            delivery.register(job, submission.webhook)
+        with telling(accepted):
+            delivery.register(accepted, submission.webhook)
+    return accepted
+
+
+def _store(submission: Submission, job: Job, *, needs_worker: bool) -> Job:
+    if needs_worker:
+        _require_worker(submission.spec.name)
+    try:
+        with admission.room(submission, [job.id]):
+            writer.accept(job)
+    except IntegrityError as error:
+        return idempotency.explain(job, error)
     return job
 
 
 def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
     """One wait, not one for the commit and one for the end: a finished job was committed."""
     with finished.listener.expect(job.id) as waiter:
-        patience_s = min(budget.left_s(), PATIENCE_S)
-        first_s = min(timeout_s, patience_s)
         with admission.room(submission, [job.id]):
+            patience_s = min(budget.left_s(), PATIENCE_S)
+            first_s = min(timeout_s, patience_s)
             offered = writer.offer(job, waiter.fail)
             changes = waiter.wait(first_s)
             if not changes:

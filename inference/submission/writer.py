@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from django.conf import settings
 from django.db import connection, transaction
 
-from inference import budget, clock, failpoints
+from inference import clock, failpoints
 from inference.broker import publish
+from inference.broker.anybroker import Refused
 from inference.catalog import specs
 from inference.errors import BrokerUnavailable, StoreUnavailable
 from inference.failures import is_away
 from inference.models import Bulk, Job
 from inference.store import connections, rows
-from inference.waiting.compute_slots import compute_slots
+from inference.waiting.compute_slots import lending
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +79,7 @@ class Writer:
 
     def confirm(self, pending: PendingWrite, patience_s: float = PATIENCE_S) -> None:
         """Returns when the row is committed. Raises `IntegrityError` for a key that is taken, `StoreUnavailable`."""
-        connections.give_back()
-        with compute_slots.lent(), budget.spent(patience_s) as left_s:
+        with lending(patience_s) as left_s:
             written = pending.written.wait(left_s)
         if not written and self._withdraw(pending):
             raise _nothing_stored()
@@ -176,16 +176,28 @@ def insert(group: Sequence[rows.Row]) -> None:
 
 
 def send(messages: Sequence[publish.JobMessage]) -> None:
-    """Send the messages of committed jobs. What cannot be sent now is sent by the reconciler."""
+    """Send the messages of committed jobs. What cannot be sent now is sent by the reconciler, whether it is marked for
+    that or not."""
     if not messages:
         return
     failpoints.reach("before_publish")
     try:
         publish.publish(messages)
+    except Refused as error:
+        _mark_unsent([message for message in messages if message.queue in error.queues], error)
     except BrokerUnavailable as error:
-        logger.warning("%d jobs accepted without a broker, the reconciler sends them: %s", len(messages), error)
-        Job.objects.filter(pk__in=[message.job_id for message in messages]).update(published_at=None)
+        _mark_unsent(messages, error)
     failpoints.reach("after_publish")
+
+
+def _mark_unsent(messages: Sequence[publish.JobMessage], reason: BrokerUnavailable) -> None:
+    logger.warning("%d jobs accepted without a message, the reconciler sends it: %s", len(messages), reason)
+    try:
+        Job.objects.filter(pk__in=[message.job_id for message in messages]).update(published_at=None)
+    except Exception as error:
+        if not is_away(error):
+            raise
+        logger.warning("they are not marked, and found later: %s", error)
 
 
 def message_of(job: Job, *, recovered: bool = False) -> publish.JobMessage:
@@ -217,7 +229,9 @@ def telling(row: Job | Bulk) -> Iterator[None]:
 
 
 def _nothing_stored() -> StoreUnavailable:
-    return StoreUnavailable("The database does not answer now; nothing was stored. Try again later.", retry_after_s=5)
+    return StoreUnavailable(
+        "The database did not answer in time; nothing was stored by this request. Try again later.", retry_after_s=5
+    )
 
 
 def _perhaps_stored(row: Job | Bulk) -> StoreUnavailable:

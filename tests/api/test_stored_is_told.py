@@ -1,11 +1,15 @@
 """What is stored is told with its id, also when the database goes away at the next statement."""
 
+import os
 from typing import Any
 from unittest.mock import patch
 
 from django.db import OperationalError, connection
 from django.test import override_settings
 
+from inference import budget
+from inference.broker import publish
+from inference.errors import BrokerUnavailable
 from inference.models import Bulk, Job
 from inference.status import workers
 from inference.submission import bulk, jobs, writer
@@ -46,15 +50,36 @@ class StoredIsToldTests(ApiTestCase):
             answer = self.post("/v1/jobs", {**JOB, "webhook": "https://example.com/hook"})
         self.assertEqual(self.assert_problem(answer, 503, "store_unavailable")["job_id"], self.stored())
 
-    def test_a_bulk_whose_commit_is_cut_off_or_that_cannot_be_read(self) -> None:
-        for where, name in ((connection, "_commit"), (writer, "send"), (bulk, "progress")):
-            made = patch.object(Bulk, "save", autospec=True, side_effect=Bulk.save)
-            with self.subTest(name), made as save, patch.object(where, name, away):
-                answer = self.post("/v1/jobs/bulk", {"model": "echo", "inputs": ["x", "y"]})
-                problem = self.assert_problem(answer, 503, "store_unavailable")
-                self.assertEqual(problem["bulk_id"], str(save.call_args.args[0].pk))
+    def bulk(self, **headers: str) -> Any:
+        return self.post("/v1/jobs/bulk", {"model": "echo", "inputs": ["x", "y"]}, headers=headers)
+
+    def test_a_bulk_whose_commit_is_cut_off(self) -> None:
+        made = patch.object(Bulk, "save", autospec=True, side_effect=Bulk.save)
+        with made as save, patch.object(connection, "_commit", away):
+            problem = self.assert_problem(self.bulk(), 503, "store_unavailable")
+        self.assertEqual(problem["bulk_id"], str(save.call_args.args[0].pk))
+
+    def test_a_bulk_whose_messages_are_not_sent_in_the_time_of_its_request(self) -> None:
+        def send(messages: Any) -> None:
+            waited = budget.spent()
+            with waited:
+                waited.began_at -= 9.0
+            raise BrokerUnavailable("away")
+
+        with patch.dict(os.environ, DATABASE_ANSWER_S="4"), patch.object(publish, "publish", send):
+            answer = self.bulk()
+        shown = answer.json()
+        self.assertEqual((answer.status_code, shown["id"]), (202, str(Bulk.objects.get().pk)))
+        stored = Job.objects.order_by("bulk_index").values_list("bulk_index", "pk")
+        self.assertEqual([(job["index"], job["id"]) for job in shown["jobs"]], [(n, str(pk)) for n, pk in stored])
+        self.assertEqual((shown["counts"]["queued"], shown["finished"]), (2, False))
+
+    def test_a_bulk_that_was_stored_before_and_cannot_be_read(self) -> None:
+        stored = self.bulk(**{"Idempotency-Key": "k1"}).json()["id"]
+        with patch.object(bulk, "progress", away):
+            problem = self.assert_problem(self.bulk(**{"Idempotency-Key": "k1"}), 503, "store_unavailable")
+        self.assertEqual(problem["bulk_id"], stored)
 
     def test_a_bulk_that_was_not_stored_has_no_id(self) -> None:
         with patch.object(writer, "insert", away):
-            answer = self.post("/v1/jobs/bulk", {"model": "echo", "inputs": ["x", "y"]})
-        self.assertNotIn("bulk_id", self.assert_problem(answer, 503, "store_unavailable"))
+            self.assertNotIn("bulk_id", self.assert_problem(self.bulk(), 503, "store_unavailable"))

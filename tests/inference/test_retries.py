@@ -18,6 +18,8 @@ LISTED = {
     "inference/broker/redis_client.py _client": "once more, at once",
     "inference/failures.py patiently": "growing pauses, limit_s",
     "inference/launcher/reaper.py end": "waits for an end: grace_s, then it is killed",
+    "inference/status/workers.py Remembered.__call__": "each round ends another request, whose time was spent",
+    "inference/submission/idempotency.py once": "each round ends another request, which stored nothing",
     "inference/submission/writer.py Writer._next_group": "waits for submissions",
     "inference/submission/writer.py Writer._write_forever": "what failed is refused, not tried again",
     "inference/management/commands/deliver_webhooks.py _deliver_until": "growing pauses; a notice has its schedule",

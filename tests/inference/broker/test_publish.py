@@ -1,5 +1,6 @@
 import contextlib
 import json
+import os
 import threading
 from base64 import b64decode
 from typing import Any
@@ -12,6 +13,7 @@ from django.conf import settings
 from django.test import SimpleTestCase, override_settings
 from kombu.utils.json import loads
 
+from inference import budget
 from inference.broker import address, messages, publish, redis_client
 from inference.broker.anybroker import Refused
 from inference.broker.messages import JobMessage
@@ -107,6 +109,17 @@ class PublishTests(SimpleTestCase):
         sent = [job_message(priority=3, recovered=True) for _ in range(publish.CHUNK * 2 + 1)]
         publish.publish(sent)
         self.assertEqual([waiting["headers"]["id"] for waiting in self.waiting(3)], [each.job_id for each in sent])
+
+    def test_a_request_whose_time_is_spent_asks_no_broker_and_keeps_no_other_from_it(self) -> None:
+        with mock.patch.dict(os.environ, DATABASE_ANSWER_S="4"), budget.of_a_request():
+            waited = budget.spent()
+            with waited:
+                waited.began_at -= 9.0
+            with self.assertRaisesRegex(BrokerUnavailable, "all the time"):
+                publish.publish([job_message()])
+        self.assertEqual(self.waiting(), [])
+        publish.publish([job_message()])
+        self.assertEqual(len(self.waiting()), 1)
 
     def test_what_an_earlier_version_sent_again_is_still_consumed(self) -> None:
         self.redis.lpush(address.redis_key(QUEUE, 0), messages.redis_envelope(job_message()))

@@ -5,10 +5,12 @@ from typing import Any
 from unittest.mock import patch
 
 from django.db import IntegrityError, OperationalError, connection, transaction
+from django.db.models import QuerySet
 from django.test import TransactionTestCase
 from django.utils import timezone
 
 from inference import errors
+from inference.broker import address, publish, redis_client
 from inference.models import Job
 from inference.store import rows
 from inference.submission import writer
@@ -111,6 +113,27 @@ class WriterTests(TransactionTestCase):
 
         with patch.object(writer, "insert", wait_and_insert):
             yield go_on
+
+    def test_only_what_the_broker_refused_is_marked_as_not_sent(self) -> None:
+        messages = [writer.message_of(new_job(model=model)) for model in (MODEL, "refused")]
+        for message in messages:
+            rows.insert([rows.prepare(new_job(id=message.job_id, model=message.model))])
+        client, key = redis_client.get(), address.redis_key(messages[1].queue, messages[1].priority)
+        self.addCleanup(client.delete, key)
+        client.set(key, "no list")
+        writer.send(messages)
+        self.assertEqual([str(pk) for pk in Job.objects.filter(published_at=None).values_list("pk", flat=True)],
+                         [messages[1].job_id])  # fmt: skip
+
+    def test_what_is_stored_is_accepted_though_it_can_be_neither_sent_nor_marked(self) -> None:
+        job = new_job()
+        unsent = patch.object(publish, "publish", side_effect=errors.BrokerUnavailable("away"))
+        unmarked = patch.object(QuerySet, "update", side_effect=OperationalError("away"))
+        with unsent, unmarked as update, self.assertNoLogs(writer.logger, "ERROR"):
+            self.writer.accept(job)
+            eventually(lambda: update.called, "it cannot be marked")
+            self.writer.accept(new_job())
+        self.assertEqual(Job.objects.count(), 2)
 
     def test_a_group_is_bounded_in_bytes(self) -> None:
         sizes: list[int] = []

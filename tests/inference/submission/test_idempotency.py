@@ -1,0 +1,85 @@
+"""Requests at once with one key: together they want room for what one of them stores."""
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+from unittest.mock import patch
+
+from django.db import connections
+from django.test import TransactionTestCase, override_settings
+
+from inference import errors
+from inference.catalog.lookup import spec_of
+from inference.models import Job, Worker, WorkerState
+from inference.status.workers import served_models
+from inference.submission import admission, bulk, idempotency, jobs
+from inference.submission.submissions import BulkSubmission, Item, Submission
+from inference.waiting import compute_slots
+
+CLIENTS = 10
+SPEC = dataclasses.replace(spec_of("embeddings"), max_queued=1)
+ONE = Submission(spec=SPEC, inputs="x", idempotency_key="k")
+KEYED = Job(idempotency_key=idempotency.owned(None, "k"))
+
+
+class OnceTests(TransactionTestCase):
+    def setUp(self) -> None:
+        served_models.forget()
+        admission.forget()
+
+    def at_once(self, call: Callable[[], object]) -> list[object]:
+        """What each of many requests got."""
+        barrier = threading.Barrier(CLIENTS)
+
+        def client(_: int) -> object:
+            barrier.wait()
+            try:
+                return call()
+            finally:
+                connections.close_all()
+
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            return list(pool.map(client, range(CLIENTS)))
+
+    def test_who_waits_for_one_that_fails_tries_in_its_place(self) -> None:
+        waits = threading.Event()
+        others: list[Future[Job]] = []
+
+        def lending(limit_s: float) -> Any:
+            waits.set()
+            return compute_slots.lending(limit_s)
+
+        def fail() -> Job:
+            others.append(pool.submit(jobs.submit, ONE))
+            waits.wait(30)
+            raise errors.QueueFull("full")
+
+        with ThreadPoolExecutor(1) as pool, patch.object(idempotency, "lending", lending):
+            self.assertRaises(errors.QueueFull, idempotency.once, KEYED, fail)
+            self.assertEqual(others[0].result().pk, Job.objects.get().pk)
+
+    def test_blocking_calls(self) -> None:
+        Worker.objects.create(name="w", pid=1, state=WorkerState.READY, model_names=[SPEC.name])
+        self.assertEqual(self.at_once(lambda: jobs.run(ONE, timeout_s=0).pk), [Job.objects.get().pk] * CLIENTS)
+
+    @override_settings(MAX_LOW_QUEUED=2)
+    def test_bulks(self) -> None:
+        both = BulkSubmission(spec=SPEC, items=[Item(inputs="x"), Item(inputs="y")], idempotency_key="k")
+        accepted = self.at_once(lambda: bulk.submit(both).jobs)
+        stored = list(Job.objects.order_by("bulk_index").values_list("bulk_index", "pk"))
+        self.assertEqual((accepted, len(stored)), ([stored] * CLIENTS, 2))
+
+    def test_who_waits_in_vain_is_told_that_it_stored_nothing(self) -> None:
+        refused: list[Any] = []
+
+        def store() -> Job:
+            refused.append(pool.submit(jobs.submit, ONE).exception())
+            return KEYED
+
+        with patch.object(idempotency, "PATIENCE_S", 0.01), ThreadPoolExecutor(1) as pool:
+            idempotency.once(KEYED, store)
+        self.assertIsInstance(refused[0], errors.StoreUnavailable)
+        self.assertIn("nothing was stored by this one", refused[0].message)
+        self.assertEqual((refused[0].job_id, refused[0].retry_after_s, Job.objects.count()), (None, 1, 0))
