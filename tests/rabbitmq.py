@@ -83,6 +83,13 @@ class RabbitMQ:
             self.process.wait()
             self.reaper.remove(self.process.pid)
 
+    def kill_before_the_queues_are_on_disk(self) -> None:
+        """As a crash leaves quorum queues that were new: RabbitMQ knows their names, and cannot recover them."""
+        self.kill()
+        for path in (self.folder / "data" / "rabbit@localhost" / "quorum" / "rabbit@localhost").iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+
     def control(self, *arguments: str) -> str:
         """What `rabbitmqctl --quiet ARGUMENTS` prints; it takes a second or two."""
         command = [str(PROGRAMS / "rabbitmqctl"), "--quiet", *arguments]

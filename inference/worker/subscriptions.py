@@ -20,13 +20,15 @@ from inference.failures import Pauses
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-ANSWER_S = 10.0  # then the worker connects again: a quorum queue that has no leader answers nobody
+ANSWER_S = 5.0  # then the worker connects again
+BREAKS = 2  # then it is the queue, and not the broker, that cannot be used
 
 
 @dataclass(slots=True)
 class Refusal:
     why: str = ""
     retry_at: float = 0.0  # monotonic
+    breaks: int = 0  # of the connection, when the queue was asked for
     pauses: Pauses = field(default_factory=lambda: Pauses(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S))
 
 
@@ -36,6 +38,10 @@ class Subscriptions:
     When a queue of RabbitMQ before 4.0 is deleted and made anew at once, its consumers hear nothing, and drop the new
     messages as doubles of old ones. So each queue is bound to a mark: an exchange of this worker's own, which goes
     with the queue's last binding.
+
+    A quorum queue that RabbitMQ could not recover after a crash, since it was new then, gives no answer, or RabbitMQ
+    ends the connection that asks for it. It is deleted, by force where nothing of it is left, and made anew: the rows
+    tell which messages are missing.
     """
 
     def __init__(self, c: Any) -> None:
@@ -48,19 +54,24 @@ class Subscriptions:
     def begin(self, queue: str) -> None:
         """Nothing happens while the pause after a refusal lasts. A refusal concerns no other queue.
 
-        Raises `TimeoutError` and what else a lost connection raises.
+        Raises what a lost connection raises, also when the queue gives no answer.
         """
-        refusal = self._refused.get(queue)
-        if refusal and time.monotonic() < refusal.retry_at:
+        refusal = self._refused.get(queue, Refusal())
+        if time.monotonic() < refusal.retry_at:
             return
         try:
             with self._in_time():
                 if self.is_amqp:
-                    self._declare(queue)
+                    self._declare(queue, anew=refusal.breaks >= BREAKS)
                 self.c.add_task_queue(queue)
         except self.c.channel_errors as error:
-            self._refuse(queue, error)
+            self._refuse(queue, _told(queue, error))
             self._undo(queue)
+        except self.c.connection_errors:
+            self._refuse(
+                queue, "its queue breaks the connection to the broker, it is deleted and made anew."
+            ).breaks += 1
+            raise
         else:
             self._refused.pop(queue, None)
 
@@ -100,10 +111,12 @@ class Subscriptions:
         """py-amqp waits for an answer without end."""
         return self.c.connection.connection.transport.having_timeout(ANSWER_S) if self.is_amqp else nullcontext()
 
-    def _declare(self, name: str) -> None:
+    def _declare(self, name: str, *, anew: bool) -> None:
         """On a channel of its own, which a refusal closes."""
         with self.c.connection.channel() as channel:
             queue = self.c.app.amqp.queues[name].bind(channel)
+            if anew:
+                queue.delete()
             queue.declare()
             mark = Exchange(self._mark(name), type="fanout", durable=False, auto_delete=True).bind(channel)
             mark.declare()
@@ -113,14 +126,12 @@ class Subscriptions:
     def _mark(self, queue: str) -> str:
         return f"{queue}.{self.c.hostname}"
 
-    def _refuse(self, queue: str, error: Exception) -> None:
+    def _refuse(self, queue: str, why: str) -> Refusal:
         refusal = self._refused.setdefault(queue, Refusal())
-        why = f"the broker refuses its queue: {error}."
-        if isinstance(error, PreconditionFailed):
-            why = f"its queue exists with other arguments, delete it (rabbitmqctl delete_queue {queue}): {error}."
         if why != refusal.why:
             logger.error("queue=%s is not consumed, tried again and again: %s", queue, why)
         refusal.why, refusal.retry_at = why, time.monotonic() + refusal.pauses.next_s()
+        return refusal
 
     def _undo(self, queue: str) -> None:
         queues = self.c.app.amqp.queues
@@ -128,3 +139,9 @@ class Subscriptions:
             queues.deselect([queue])
             if self.is_amqp:  # consuming was refused, which has closed the channel of all queues
                 raise ConnectionError(f"consuming {queue} was refused")
+
+
+def _told(queue: str, error: Exception) -> str:
+    if isinstance(error, PreconditionFailed):
+        return f"its queue exists with other arguments, delete it (rabbitmqctl delete_queue {queue}): {error}."
+    return f"the broker refuses its queue: {error}."

@@ -91,3 +91,10 @@ class RabbitMQTests(StackCase):
         self.server.start()
         ids += [self.stack.submit("after") for _ in range(20)]
         self.assertEqual({job.status for job in self.stack.finished(*ids)}, {Status.SUCCEEDED})
+
+    def test_a_queue_that_the_broker_could_not_recover_is_made_anew(self) -> None:
+        self.assert_served()
+        self.server.kill_before_the_queues_are_on_disk()
+        self.server.start()
+        self.assert_served()
+        self.assertIn("breaks the connection", "".join(self.stack.log))

@@ -2,6 +2,7 @@
 
 import socket
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 from unittest import TestCase
 from unittest.mock import patch
@@ -31,7 +32,8 @@ class SubscriptionsTests(TestCase):
         clock.start()
         self.consumer = SimpleNamespace(
             hostname="w", conninfo=kombu.Connection("memory://"), channel_errors=(ResponseError,),
-            app=SimpleNamespace(amqp=SimpleNamespace(queues=self)), add_task_queue=self.add,
+            connection_errors=(OSError,), add_task_queue=self.add,
+            app=SimpleNamespace(amqp=SimpleNamespace(queues=self)),
         )  # fmt: skip
         self.subscriptions = Subscriptions(self.consumer)
 
@@ -83,3 +85,26 @@ class SubscriptionsTests(TestCase):
         with patch.object(subscriptions, "ANSWER_S", 0.01), patch.object(silent, "_declare"):
             self.assertRaises(TimeoutError, silent.begin, A)
         self.assertIsNone(ours.gettimeout())
+
+    def test_a_queue_that_breaks_the_connection_twice_is_made_anew_and_keeps_nobody_from_the_others(self) -> None:
+        self.consumer.conninfo = kombu.Connection("amqp://")
+        self.refused.clear()
+        silent = self.subscriptions = Subscriptions(self.consumer)
+        made_anew: list[str] = []
+        reconnects = 0
+
+        def declare(queue: str, *, anew: bool) -> None:
+            if anew:
+                made_anew.append(queue)
+            elif queue == A and not made_anew:
+                raise TimeoutError
+
+        with patch.object(silent, "_declare", declare), patch.object(silent, "_in_time", nullcontext):
+            for _ in range(60):
+                try:
+                    self.turn_for(0.5)
+                except TimeoutError:
+                    reconnects += 1
+                    self.consumed.clear()
+        self.assertEqual((made_anew, reconnects, silent.why_not(SPECS)), ([A], 2, {}))
+        self.assertEqual(self.consumed, {A, B})
