@@ -15,8 +15,8 @@ help:  ## List the targets
 run: .venv/.installed  ## Serve on http://127.0.0.1:8000 (PORT=8001 for another port)
 	@DEVELOPMENT=$${DEVELOPMENT:-1} exec $(PY) manage.py up
 
-test: .venv/.installed-dev  ## Run the tests (T=tests.inference.catalog.test_catalog for some of them)
-	@exec $(PY) manage.py test --noinput $(T)
+test: .venv/.installed-dev  ## Run the tests, in a process a core (T=tests.inference.catalog.test_catalog for some of them)
+	@exec $(PY) manage.py test --noinput --parallel auto $(T)
 
 fuzz: .venv/.installed-dev  ## Fuzz the HTTP interface, 300 examples an operation (N=5000 for more)
 	@exec $(PY) -m tests.api.fuzz $(or $(N),300)

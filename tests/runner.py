@@ -13,6 +13,7 @@ import unittest
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from django.conf import settings
 from django.db import connection
@@ -86,6 +87,20 @@ class Runner(runner.DiscoverRunner):
         self.broker = TestBroker()
         self.broker.start()
         use_broker(self.broker.server.url)
+
+    def setup_databases(self, **kwargs: Any) -> Any:
+        """SQLite's copies for the processes of a parallel run are copies of a file, which must hold everything."""
+        creation = connection.creation
+        clone = creation.clone_test_db
+
+        def clone_all(*arguments: Any, **options: Any) -> None:
+            if connection.vendor == "sqlite":
+                with connection.cursor() as cursor:
+                    cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            clone(*arguments, **options)
+
+        with mock.patch.object(creation, "clone_test_db", clone_all):
+            return super().setup_databases(**kwargs)
 
     def teardown_databases(self, *args: Any, **kwargs: Any) -> None:
         """PostgreSQL drops no database that somebody is connected to, and threads that still listen are."""
