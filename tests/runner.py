@@ -5,6 +5,7 @@ Processes of a parallel run share the server, each in a database of its own.
 
 import atexit
 import logging
+import multiprocessing
 import os
 import shutil
 import sys
@@ -87,6 +88,14 @@ class Runner(runner.DiscoverRunner):
         self.broker = TestBroker()
         self.broker.start()
         use_broker(self.broker.server.url)
+
+    def run_suite(self, suite: Any, **kwargs: Any) -> Any:
+        """The processes of a parallel run that broke would hold on to the broker."""
+        try:
+            return super().run_suite(suite, **kwargs)
+        finally:
+            for process in multiprocessing.active_children():
+                process.terminate()
 
     def setup_databases(self, **kwargs: Any) -> Any:
         """SQLite's copies for the processes of a parallel run are copies of a file, which must hold everything."""

@@ -8,7 +8,7 @@ from tests.stack import Stack
 
 
 class StackCase(unittest.TestCase):
-    """Tests that share one stack. Its log is shown when one of them fails."""
+    """Tests that share one stack. Its log is shown when the first of them fails."""
 
     stack: Stack
     options: Mapping[str, Any] = {}  # of the Stack
@@ -18,7 +18,8 @@ class StackCase(unittest.TestCase):
         cls.stack = cls.enterClassContext(Stack(**cls.options))
 
     def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
+        good = result is None or result.wasSuccessful()
         result = super().run(result)
-        if result and any(test is self for test, _ in (*result.failures, *result.errors)):
+        if good and result and not result.wasSuccessful():
             self.stack.show_log()
         return result

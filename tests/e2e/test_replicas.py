@@ -42,8 +42,9 @@ class ReplicaCase(unittest.TestCase):
         return self.stack.folder / name
 
     def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
+        good = result is None or result.wasSuccessful()
         result = super().run(result)
-        if result and any(test is self for test, _ in (*result.failures, *result.errors)) and hasattr(self, "stack"):
+        if good and result and not result.wasSuccessful() and hasattr(self, "stack"):
             self.stack.show_log()
         return result
 
