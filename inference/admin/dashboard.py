@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import Any
 
-from django.db.models import Count, Max, Min, Q
+from django.db.models import Count, Max, Min, Q, QuerySet
 from django.utils import timezone
 
 from inference.admin import display
 from inference.admin.filters import COUNT_LIMIT
-from inference.admin.workers import ENDED, live_state
+from inference.admin.workers import ENDED
 from inference.catalog.lookup import models
-from inference.catalog.specs import ModelSpec
 from inference.ids import first_id_at
 from inference.models import TERMINAL, Job, Status, Worker
 from inference.status import workers
@@ -23,121 +22,69 @@ BUCKETS = ((1, 1), (2, 3), (4, 7), (8, 15), (16, 31), (32, None))  # items of a 
 STOPPED_SHOWN = datetime.timedelta(hours=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """Jobs that ran in batches of one size class. `percent` is of the largest class."""
-
-    label: str
-    jobs: int
-    percent: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """The jobs of one model in one status."""
-
-    jobs: int
-    oldest: datetime.datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRow:
-    name: str
-    limit: int
-    queued: int
-    running: int
-    oldest: str  # age of the oldest queued job
-    workers: int  # that serve it
-    mean_batch: float | None
-    wait: str  # median of the recent jobs, as are the next
-    run: str
-    bars: tuple[Bar, ...]
-
-    @property
-    def fill_percent(self) -> float:
-        return min(100.0, 100 * self.queued / self.limit)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRow:
-    worker: Worker
-    state: str
-    heartbeat: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureRow:
-    model: str
-    code: str
-    jobs: int
-    latest: Job
-
-
 def hour_ago() -> datetime.datetime:
     return timezone.now() - datetime.timedelta(hours=1)
 
 
-def model_rows() -> list[ModelRow]:
+def model_rows() -> list[dict[str, Any]]:
     queued, running = _by_model(Status.QUEUED), _by_model(Status.RUNNING)
     serving = workers.count_served(workers.living())
     return [
-        _model_row(spec, queued.get(spec.name), running.get(spec.name), serving[spec.name])
-        for spec in models().values()
+        {
+            "spec": spec,
+            "queued": queued.get(name),
+            "running": running.get(name),
+            "workers": serving[name],
+            **_recent(name),
+        }
+        for name, spec in models().items()
     ]
 
 
-def _by_model(status: Status) -> dict[str, Waiting]:
+def _by_model(status: Status) -> dict[str, Any]:
     """One status at a time: only so is its own index used."""
-    rows = Job.objects.filter(status=status).order_by().values_list("model").annotate(Count("pk"), Min("created_at"))
-    return {model: Waiting(jobs=count, oldest=oldest) for model, count, oldest in rows}
+    rows = Job.objects.filter(status=status).order_by().values("model")
+    return {row["model"]: row for row in rows.annotate(jobs=Count("pk"), oldest=Min("created_at"))}
 
 
-def _model_row(spec: ModelSpec, queued: Waiting | None, running: Waiting | None, workers: int) -> ModelRow:
+def _recent(model: str) -> dict[str, Any]:
+    """Of the jobs that succeeded last: medians, and the batches that they ran in."""
     columns = ("batch_size", "created_at", "started_at", "finished_at")
-    recent = list(Job.objects.filter(model=spec.name, status=Status.SUCCEEDED).only(*columns)[:RECENT])
-    sizes = [job.batch_size for job in recent if job.batch_size]
-    return ModelRow(
-        name=spec.name,
-        limit=spec.max_queued,
-        queued=queued.jobs if queued else 0,
-        running=running.jobs if running else 0,
-        oldest=display.duration(timezone.now() - queued.oldest) if queued else display.NONE,
-        workers=workers,
-        mean_batch=sum(sizes) / len(sizes) if sizes else None,
-        wait=_median(job.queue_wait for job in recent),
-        run=_median(job.run_time for job in recent),
-        bars=tuple(_bars(sizes)),
-    )
+    jobs = list(Job.objects.filter(model=model, status=Status.SUCCEEDED).only(*columns)[:RECENT])
+    sizes = [job.batch_size for job in jobs if job.batch_size]
+    return {
+        "wait": _median(job.queue_wait for job in jobs),
+        "run": _median(job.run_time for job in jobs),
+        "mean_batch": sum(sizes) / len(sizes) if sizes else None,
+        "bars": _bars(sizes) if sizes else [],
+    }
 
 
 def _median(values: Iterable[datetime.timedelta | None]) -> str:
     known = sorted(value for value in values if value is not None)
-    return display.duration(known[len(known) // 2]) if known else display.NONE
+    return display.duration(known[len(known) // 2] if known else None)
 
 
-def _bars(sizes: list[int]) -> Iterator[Bar]:
+def _bars(sizes: list[int]) -> list[dict[str, Any]]:
+    """Jobs by the size of their batch; `percent` is of the tallest bar."""
     counts = [sum(low <= size <= (high or size) for size in sizes) for low, high in BUCKETS]
-    for (low, high), count in zip(BUCKETS, counts if sizes else (), strict=False):
-        label = f"{low}+" if high is None else str(low) if low == high else f"{low}-{high}"
-        yield Bar(label=label, jobs=count, percent=100 * count / max(counts))
+    labels = [f"{low}+" if high is None else str(low) if low == high else f"{low}-{high}" for low, high in BUCKETS]
+    return [
+        {"label": label, "jobs": count, "percent": 100 * count / max(counts)}
+        for label, count in zip(labels, counts, strict=True)
+    ]
 
 
-def worker_rows() -> list[WorkerRow]:
+def worker_rows() -> QuerySet[Worker]:
     since = timezone.now() - STOPPED_SHOWN
-    shown = Worker.objects.filter(~Q(state__in=ENDED) | Q(heartbeat_at__gte=since))[:50]
-    return [WorkerRow(worker=row, state=live_state(row), heartbeat=display.ago(row.heartbeat_at)) for row in shown]
+    return Worker.objects.filter(~Q(state__in=ENDED) | Q(heartbeat_at__gte=since))[:50]
 
 
-def failure_rows() -> list[FailureRow]:
+def failure_rows() -> list[dict[str, Any]]:
     failed = Job.objects.filter(status=Status.FAILED, id__gte=first_id_at(hour_ago())).order_by()
     groups = failed.values("model", "error_code").annotate(jobs=Count("pk"), latest_at=Max("finished_at"))
     return [
-        FailureRow(
-            model=group["model"],
-            code=group["error_code"],
-            jobs=group["jobs"],
-            latest=failed.filter(model=group["model"], error_code=group["error_code"]).latest("finished_at"),
-        )
+        {**group, "latest": failed.filter(model=group["model"], error_code=group["error_code"]).latest("finished_at")}
         for group in groups.order_by("-jobs")
     ]
 

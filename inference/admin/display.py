@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import json
 import unicodedata
+from collections.abc import Callable
 from typing import Any
 
+from django.contrib import admin
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -14,6 +16,16 @@ from django.utils.safestring import SafeString
 LONGEST_TEXT = 20_000  # characters of one input or output that a page shows
 LONGEST_NUMBERS = 8  # of a list of numbers
 NONE = "-"
+
+
+def fact(description: str, attribute: str, show: Callable[[Any], Any] = str) -> Any:
+    """A column of a list, or a line of a page: a row's attribute as `show` tells it, `NONE` where there is none."""
+
+    def shown(_: admin.ModelAdmin, row: Any) -> Any:
+        value = getattr(row, attribute)
+        return NONE if value is None else show(value) or NONE
+
+    return admin.display(shown, description=description)
 
 
 def visible(text: str) -> str:
@@ -26,8 +38,8 @@ def _is_harmless(character: str) -> bool:
     return character in "\n\t" or not (category.startswith("C") or category in ("Zl", "Zp"))
 
 
-def badge(state: str, label: str = "") -> SafeString:
-    return format_html('<span class="badge badge-{}">{}</span>', state, label or state)
+def badge(state: str) -> SafeString:
+    return format_html('<span class="badge badge-{}">{}</span>', state.replace(" ", "-"), state)
 
 
 def duration(value: datetime.timedelta | float | None) -> str:
@@ -43,17 +55,13 @@ def duration(value: datetime.timedelta | float | None) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
-def ago(moment: datetime.datetime | None) -> SafeString | str:
-    if moment is None:
-        return NONE
+def ago(moment: datetime.datetime) -> SafeString:
     return format_html(
         '<span class="nowrap" title="{}">{}</span>', moment.isoformat(" ", "milliseconds"), _relative(moment)
     )
 
 
-def at(moment: datetime.datetime | None) -> str:
-    if moment is None:
-        return NONE
+def at(moment: datetime.datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d} UTC, {_relative(moment)}"
 
 
@@ -69,9 +77,9 @@ def pretty_json(value: Any) -> SafeString:
     return format_html('<pre class="data">{}</pre>', text)
 
 
-def block(text: str) -> SafeString:
+def block(text: str) -> SafeString | str:
     """Text of several lines, as it was written."""
-    return format_html('<pre class="data">{}</pre>', visible(text[:LONGEST_TEXT]))
+    return format_html('<pre class="data">{}</pre>', visible(text[:LONGEST_TEXT])) if text else ""
 
 
 def _folded(value: Any) -> Any:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
 from uuid import UUID
 
 from django.contrib import admin, messages
@@ -16,14 +15,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from inference.admin import display, steering
-from inference.admin.filters import (
-    COUNT_LIMIT,
-    AcceptedFilter,
-    BoundedPaginator,
-    ErrorFilter,
-    ModelFilter,
-    WorkerFilter,
-)
+from inference.admin.filters import AcceptedFilter, ErrorFilter, ModelFilter, WorkerFilter
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.models import Job, Webhook, Worker
 from inference.store import rows
@@ -43,8 +35,6 @@ class JobAdmin(ReadOnlyAdmin):
     list_per_page = 50
     search_fields = ("id",)  # shows the box; get_search_results does the work
     search_help_text = "A job's id or its end, as the list shows it, or a request's id (X-Request-Id) in full"
-    sortable_by = ()
-    paginator = BoundedPaginator
     actions = ("cancel_jobs", "retry_jobs")
     change_list_template = "inference/job_list.html"
     change_form_template = "inference/job.html"
@@ -81,49 +71,22 @@ class JobAdmin(ReadOnlyAdmin):
         """The end of the id: the beginning is the time, and alike in neighbours."""
         return format_html('<code title="{}">…{}</code>', job.pk, job.pk.hex[-8:])
 
-    @admin.display(description="status")
-    def state(self, job: Job) -> SafeString:
-        return display.badge(job.status)
-
-    @admin.display(description="error")
-    def code(self, job: Job) -> str:
-        return job.error_code or display.NONE
-
-    @admin.display(description="batch")
-    def batched(self, job: Job) -> Any:
-        return job.batch_size or display.NONE
-
-    @admin.display(description="wait")
-    def wait(self, job: Job) -> str:
-        return display.duration(job.queue_wait)
-
-    @admin.display(description="run")
-    def run(self, job: Job) -> str:
-        return display.duration(job.run_time)
-
-    @admin.display(description="accepted")
-    def accepted(self, job: Job) -> SafeString | str:
-        return display.ago(job.created_at)
-
-    @admin.display(description="accepted")
-    def created(self, job: Job) -> str:
-        return display.at(job.created_at)
-
-    @admin.display(description="message sent")
-    def sent(self, job: Job) -> str:
-        return display.at(job.published_at)
-
-    @admin.display(description="started")
-    def started(self, job: Job) -> str:
-        return display.at(job.started_at)
-
-    @admin.display(description="finished")
-    def finished(self, job: Job) -> str:
-        return display.at(job.finished_at)
-
-    @admin.display(description="expires")
-    def expires(self, job: Job) -> str:
-        return display.at(job.expires_at)
+    state = display.fact("status", "status", display.badge)
+    code = display.fact("error", "error_code")
+    batched = display.fact("batch", "batch_size")
+    wait = display.fact("wait", "queue_wait", display.duration)
+    run = display.fact("run", "run_time", display.duration)
+    accepted = display.fact("accepted", "created_at", display.ago)
+    created = display.fact("accepted", "created_at", display.at)
+    sent = display.fact("message sent", "published_at", display.at)
+    started = display.fact("started", "started_at", display.at)
+    finished = display.fact("finished", "finished_at", display.at)
+    expires = display.fact("expires", "expires_at", display.at)
+    inputs_shown = display.fact("inputs", "inputs", display.pretty_json)
+    parameters_shown = display.fact("parameters", "parameters", display.pretty_json)
+    output_shown = display.fact("output", "output", display.pretty_json)
+    request_id_shown = display.fact("request id", "request_id", display.visible)
+    idempotency_key_shown = display.fact("idempotency key", "idempotency_key", display.visible)
 
     @admin.display(description="worker")
     def ran_on(self, job: Job) -> SafeString | str:
@@ -148,18 +111,6 @@ class JobAdmin(ReadOnlyAdmin):
             return display.NONE
         return format_html("<strong>{}</strong>{}", job.error_code, display.block(job.error_detail))
 
-    @admin.display(description="inputs")
-    def inputs_shown(self, job: Job) -> SafeString:
-        return display.pretty_json(job.inputs)
-
-    @admin.display(description="parameters")
-    def parameters_shown(self, job: Job) -> SafeString:
-        return display.pretty_json(job.parameters)
-
-    @admin.display(description="output")
-    def output_shown(self, job: Job) -> SafeString | str:
-        return display.NONE if job.output is None else display.pretty_json(job.output)
-
     @admin.display(description="bulk")
     def bulk_link(self, job: Job) -> SafeString | str:
         if job.bulk_id is None:
@@ -174,14 +125,6 @@ class JobAdmin(ReadOnlyAdmin):
             return display.NONE
         url = reverse("admin:inference_webhook_change", args=[webhook.pk])
         return format_html('<a href="{}">{}</a>', url, webhook.state)
-
-    @admin.display(description="request id")
-    def request_id_shown(self, job: Job) -> str:
-        return display.visible(job.request_id) or display.NONE
-
-    @admin.display(description="idempotency key")
-    def idempotency_key_shown(self, job: Job) -> str:
-        return display.visible(job.idempotency_key or "") or display.NONE
 
     # Steering
 
@@ -218,8 +161,8 @@ class JobAdmin(ReadOnlyAdmin):
             last, done = chunk[-1].pk, done + len(chunk)
 
     def tell(self, request: HttpRequest, report: Iterable[steering.Line]) -> None:
-        for line in report:
-            self.message_user(request, line.text, line.level)
+        for level, text in report:
+            self.message_user(request, text, level)
 
     def get_urls(self) -> list[URLPattern]:
         steer = self.admin_site.admin_view(self.steer_one)
@@ -235,10 +178,3 @@ class JobAdmin(ReadOnlyAdmin):
         if action:
             action(request, self.get_queryset(request).filter(pk=pk))
         return redirect("admin:inference_job_change", pk)
-
-    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        context["may_steer"] = self.has_steer_permission(request)
-        return super().render_change_form(request, context, *args, **kwargs)
-
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        return super().changelist_view(request, {"count_limit": COUNT_LIMIT, **(extra_context or {})})

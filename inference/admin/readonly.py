@@ -5,12 +5,16 @@ from typing import Any
 from django.contrib import admin
 from django.http import HttpRequest
 
+from inference.admin.filters import BoundedPaginator
+
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none when it runs
     """Facts that the service writes and nobody edits."""
 
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
+    sortable_by = ()
+    paginator = BoundedPaginator
 
     class Media:
         css = {"all": ("inference/admin.css",)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from uuid import UUID
 
 from django.contrib import messages
@@ -16,13 +15,7 @@ from inference.models import Job, Status
 from inference.store import transitions
 from inference.submission import jobs
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One sentence for the operator. `level` is one of `django.contrib.messages`."""
-
-    level: int
-    text: str
+Line = tuple[int, str]  # for the operator: a level of `django.contrib.messages`, and a sentence
 
 
 def cancel(chunks: Iterable[Sequence[UUID]]) -> Iterator[Line]:
@@ -54,4 +47,4 @@ def retry(ids: Iterable[UUID]) -> Iterator[Line]:
 
 def _counted(level: int, count: int, what: str) -> Iterator[Line]:
     if count:
-        yield Line(level=level, text=f"{count} {'job' if count == 1 else 'jobs'} {what}")
+        yield level, f"{count} {'job' if count == 1 else 'jobs'} {what}"

@@ -6,7 +6,6 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from inference.admin import display
-from inference.admin.filters import BoundedPaginator
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.models import Webhook
 
@@ -15,26 +14,13 @@ from inference.models import Webhook
 class WebhookAdmin(ReadOnlyAdmin):
     list_display = ("address", "state_now", "attempts", "due", "failure", "of_job")
     list_filter = ("state",)
-    sortable_by = ()
     ordering = ("-id",)
-    paginator = BoundedPaginator
     fields = list_display
 
-    @admin.display(description="address")
-    def address(self, webhook: Webhook) -> str:
-        return display.visible(webhook.url)
-
-    @admin.display(description="state")
-    def state_now(self, webhook: Webhook) -> SafeString:
-        return display.badge(webhook.state.replace(" ", "-"), webhook.state)
-
-    @admin.display(description="due")
-    def due(self, webhook: Webhook) -> SafeString | str:
-        return display.ago(webhook.due_at)
-
-    @admin.display(description="last failure")
-    def failure(self, webhook: Webhook) -> str:
-        return display.visible(webhook.last_error) or display.NONE
+    address = display.fact("address", "url", display.visible)
+    state_now = display.fact("state", "state", display.badge)
+    due = display.fact("due", "due_at", display.ago)
+    failure = display.fact("last failure", "last_error", display.visible)
 
     @admin.display(description="job")
     def of_job(self, webhook: Webhook) -> SafeString:

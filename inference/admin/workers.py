@@ -30,7 +30,6 @@ class WorkerAdmin(ReadOnlyAdmin):
         "started",
     )  # fmt: skip
     list_filter = ("state",)
-    sortable_by = ()
     fieldsets = (
         (None, {"fields": ("id", "name", "pid", "state_now", "heartbeat", "started")}),
         ("Models", {"fields": ("models", "error_shown", "speeds_shown")}),
@@ -42,37 +41,19 @@ class WorkerAdmin(ReadOnlyAdmin):
     def state_now(self, worker: Worker) -> SafeString:
         return display.badge(live_state(worker))
 
-    @admin.display(description="models")
-    def models(self, worker: Worker) -> str:
-        return ", ".join(worker.model_names) or display.NONE
-
-    @admin.display(description="devices")
-    def device_names(self, worker: Worker) -> str:
-        return ", ".join(worker.devices) or display.NONE
+    models = display.fact("models", "model_names", ", ".join)
+    device_names = display.fact("devices", "devices", ", ".join)
+    rate = display.fact("jobs/s", "jobs_per_s", "{:.1f}".format)
+    heartbeat = display.fact("heartbeat", "heartbeat_at", display.ago)
+    started = display.fact("started", "started_at", display.ago)
+    error_shown = display.fact("error", "error", display.block)
+    speeds_shown = display.fact(
+        "items a second", "speeds", lambda speeds: ", ".join(f"{name}: {speed:.1f}" for name, speed in speeds.items())
+    )
 
     @admin.display(description="replicas")
     def replicas_now(self, worker: Worker) -> str:
         return f"{worker.replicas_ready} of {worker.replicas_total} ready, {worker.replicas_busy} busy"
-
-    @admin.display(description="jobs/s")
-    def rate(self, worker: Worker) -> str:
-        return f"{worker.jobs_per_s:.1f}"
-
-    @admin.display(description="heartbeat")
-    def heartbeat(self, worker: Worker) -> SafeString | str:
-        return display.ago(worker.heartbeat_at)
-
-    @admin.display(description="started")
-    def started(self, worker: Worker) -> SafeString | str:
-        return display.ago(worker.started_at)
-
-    @admin.display(description="error")
-    def error_shown(self, worker: Worker) -> SafeString | str:
-        return display.block(worker.error) if worker.error else "none"
-
-    @admin.display(description="items a second")
-    def speeds_shown(self, worker: Worker) -> str:
-        return ", ".join(f"{name}: {speed:.1f}" for name, speed in worker.speeds.items()) or display.NONE
 
     @admin.display(description="by replica")
     def replicas_shown(self, worker: Worker) -> SafeString | str:

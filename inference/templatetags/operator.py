@@ -3,12 +3,20 @@
 from typing import Any
 
 from django import template
+from django.utils import timezone
 
-from inference.admin import dashboard, display
+from inference.admin import dashboard, display, workers
 
 register = template.Library()
+register.filter("ago", display.ago)
 register.filter("badge", display.badge)
+register.filter("live_state", workers.live_state)
 register.filter("visible", display.visible)
+
+
+@register.filter
+def age(moment: Any) -> str:
+    return display.duration(timezone.now() - moment if moment else None)
 
 
 @register.inclusion_tag("inference/dashboard.html")
