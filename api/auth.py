@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
 from django.utils import timezone
 
-from api.errors import Forbidden, TooManyRequests, Unauthorized
+from api.errors import ApiError
 from api.models import PREFIX, ApiKey, digest
 from inference.failures import is_away
 from inference.models import Bulk, Job, Priority
@@ -58,47 +57,47 @@ ANONYMOUS = Principal()
 
 
 def principal_of(authorization: str) -> Principal:
-    """Who sent this Authorization header. Raises `Unauthorized`."""
+    """Who sent this Authorization header. Raises `ApiError`."""
     scheme, _, key = authorization.partition(" ")
     if not settings.API_KEY_REQUIRED and not key.startswith(PREFIX):
         return ANONYMOUS  # Hugging Face clients send a token of their own when they have one
     if not authorization:
-        raise Unauthorized("An API key is needed: send Authorization: Bearer KEY.")
+        raise ApiError("An API key is needed: send Authorization: Bearer KEY.", "unauthorized")
     if scheme.lower() != "bearer" or not key:
-        raise Unauthorized("The Authorization header must be: Bearer KEY.")
+        raise ApiError("The Authorization header must be: Bearer KEY.", "unauthorized")
     return keyring.find(key.strip())
 
 
-def not_valid() -> Unauthorized:
-    return Unauthorized("This API key is not valid: it may have been revoked, or expired.")
+def not_valid() -> ApiError:
+    return ApiError("This API key is not valid: it may have been revoked, or expired.", "unauthorized")
 
 
 def admit(principal: Principal) -> None:
-    """Raises `TooManyRequests`."""
+    """Raises `ApiError`."""
     if not principal.requests_per_minute:
         return
     if wait_s := rates.take(f"key:{principal.key_id}", principal.requests_per_minute):
-        raise TooManyRequests(
+        raise ApiError(
             f"This key may send {principal.requests_per_minute} requests a minute. Try again in {wait_s:.1f} s.",
+            "too_many_requests",
             retry_after_s=wait_s,
         )
 
 
 def require_staff(principal: Principal) -> None:
-    """Raises `Forbidden`. Where no key is needed there is nobody to keep out."""
+    """Raises `ApiError`. Where no key is needed there is nobody to keep out."""
     if settings.API_KEY_REQUIRED and not principal.is_staff:
-        raise Forbidden("Only a key of a staff user may do that.")
+        raise ApiError("Only a key of a staff user may do that.", "forbidden")
 
 
 class Keyring:
     """Keys that were looked up a moment ago: one query a key every few seconds, however many requests it sends."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self.known: dict[str, tuple[Principal, float]] = {}
 
     def find(self, key: str) -> Principal:
-        """Raises `Unauthorized`: the same for a wrong, a revoked and an expired key."""
+        """Raises `ApiError`: the same for a wrong, a revoked and an expired key."""
         name = digest(key)
         principal, until = self.known.get(name, (None, 0.0))
         if principal is None or time.monotonic() > until:
@@ -106,11 +105,10 @@ class Keyring:
         return principal
 
     def forget(self, name: str = "") -> None:
-        with self._lock:
-            if name:
-                self.known.pop(name, None)
-            else:
-                self.known.clear()
+        if name:
+            self.known.pop(name, None)
+        else:
+            self.known.clear()
 
     def _look_up(self, name: str) -> Principal:
         row = ApiKey.objects.filter(ApiKey.valid(), digest=name).select_related("owner").first()
@@ -124,10 +122,9 @@ class Keyring:
             requests_per_minute=_or_default(row.requests_per_minute, settings.API_KEY_RATE),
             max_queued=_or_default(row.max_queued, settings.API_KEY_MAX_QUEUED),
         )
-        with self._lock:
-            if len(self.known) >= REMEMBERED_KEYS:
-                self.known.clear()
-            self.known[name] = (principal, time.monotonic() + _remembered_s(row))
+        if len(self.known) >= REMEMBERED_KEYS:
+            self.known.clear()
+        self.known[name] = (principal, time.monotonic() + _remembered_s(row))
         return principal
 
 

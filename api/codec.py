@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from django.http import HttpResponse
 
-from api.errors import BodyTooLarge, InvalidJson
+from api.errors import ApiError
 
 MAX_DEPTH = 64  # levels of lists and objects; SQLite's own functions stop at 1,000
 MAX_VALUES = 300_000  # of one body, counted before it is parsed: a quarter of a kilobyte and a few microseconds each
@@ -18,27 +18,30 @@ _OPTIONS = orjson.OPT_UTC_Z | orjson.OPT_NON_STR_KEYS
 
 
 def loads(body: bytes) -> Any:
-    """Raises `InvalidJson`, `BodyTooLarge`. Refuses NaN, lone surrogates, NUL characters and deep nesting."""
+    """Raises `ApiError`. Refuses NaN, lone surrogates, NUL characters and deep nesting."""
     refuse_too_many_values(body)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise InvalidJson(_why(body, error)) from error
+        raise ApiError(_why(body, error), "invalid_json") from error
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deeper_than(value, MAX_DEPTH):
-        raise InvalidJson(f"The body is nested too deeply: at most {MAX_DEPTH} levels of lists and objects.")
+        raise ApiError(
+            f"The body is nested too deeply: at most {MAX_DEPTH} levels of lists and objects.", "invalid_json"
+        )
     if b"\\u0000" in body and _holds_nul(value):
-        raise InvalidJson("The body holds the character U+0000, which cannot be stored. Remove it.")
+        raise ApiError("The body holds the character U+0000, which cannot be stored. Remove it.", "invalid_json")
     return value
 
 
 def refuse_too_many_values(body: bytes) -> None:
-    """Raises `BodyTooLarge`, before anything is unfolded: ten megabytes of `{},` are a gigabyte as objects."""
+    """Raises `ApiError`, before anything is unfolded: ten megabytes of `{},` are a gigabyte as objects."""
     if _most_values(body) <= MAX_VALUES:
         return
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     if plain.count(b'"') > 4 * MAX_VALUES or _most_values(_STRING.sub(b"", plain)) > MAX_VALUES:
-        raise BodyTooLarge(
-            f"The body holds more than {MAX_VALUES:,} values. Send fewer at once, or numbers as base64 in a string."
+        raise ApiError(
+            f"The body holds more than {MAX_VALUES:,} values. Send fewer at once, or numbers as base64 in a string.",
+            "body_too_large",
         )
 
 
@@ -64,19 +67,10 @@ def answer(value: Any, *, status: int = 200, headers: dict[str, str] | None = No
 
 
 def _is_deeper_than(value: Any, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit + 1):
-        level = [child for parent in level for child in _children(parent)]
-        if not level:
-            return False
-    return True
-
-
-def _children(value: Any) -> list[Any]:
-    """What a list or object holds; one placeholder when it holds nothing, so that its own level counts."""
-    if isinstance(value, dict):
-        return list(value.values()) or [None]
-    return (value or [None]) if isinstance(value, list) else []
+    if not isinstance(value, list | dict):
+        return False
+    children = value if isinstance(value, list) else value.values()
+    return not limit or any(_is_deeper_than(child, limit - 1) for child in children)
 
 
 def _holds_nul(value: Any) -> bool:

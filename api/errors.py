@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 from django.core.exceptions import TooManyFieldsSent
 from django.db import InterfaceError, OperationalError
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from rest_framework import exceptions
 
 from api import request_id
@@ -73,41 +73,11 @@ OUTCOMES = {  # what a job without output ends with: its client must neither wai
 
 
 class ApiError(InferenceError):
-    """What is wrong with a request as HTTP."""
+    """What is wrong with a request as HTTP; `code` is a key of `TABLE`."""
 
-    code = "bad_request"
-
-
-class InvalidJson(ApiError):
-    code = "invalid_json"
-
-
-class Unauthorized(ApiError):
-    code = "unauthorized"
-
-
-class Forbidden(ApiError):
-    code = "forbidden"
-
-
-class NotFound(ApiError):
-    code = "not_found"
-
-
-class JobGone(ApiError):
-    code = "job_gone"
-
-
-class BodyTooLarge(ApiError):
-    code = "body_too_large"
-
-
-class UnsupportedMediaType(ApiError):
-    code = "unsupported_media_type"
-
-
-class TooManyRequests(ApiError):
-    code = "too_many_requests"
+    def __init__(self, message: str, code: str = "bad_request", *, retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.code = code
 
 
 def problem(
@@ -151,10 +121,8 @@ def of_exception(error: BaseException) -> HttpResponse:
             if found := getattr(error, name, None):
                 members[name] = str(found)
         return problem(error.code, error.message, retry_after_s=error.retry_after_s, **members)
-    if isinstance(error, exceptions.APIException):
-        return _of_framework(error)
-    if isinstance(error, Http404):
-        return problem("not_found")
+    if isinstance(error, exceptions.ValidationError):
+        return problem("invalid_input", in_words(error), errors=list(_flatten(error.detail)))
     if isinstance(error, TooManyFieldsSent):
         return problem("bad_request", "The query has too many parameters.")
     if isinstance(error, (OperationalError, InterfaceError)):
@@ -162,16 +130,6 @@ def of_exception(error: BaseException) -> HttpResponse:
         return problem("store_unavailable", "The database did not answer in time. Try again in a few seconds.")
     logger.error("not foreseen, answered with 500", exc_info=error)
     return problem("internal", "Something failed inside the service. The log has it under this request_id.")
-
-
-def _of_framework(error: exceptions.APIException) -> HttpResponse:
-    if isinstance(error, exceptions.ValidationError):
-        return problem("invalid_input", in_words(error), errors=list(_flatten(error.detail)))
-    if isinstance(error, (exceptions.NotAuthenticated, exceptions.AuthenticationFailed)):
-        return problem("unauthorized", str(error.detail))
-    if isinstance(error, exceptions.PermissionDenied):
-        return problem("forbidden", str(error.detail))
-    return problem("bad_request", str(error.detail))
 
 
 def in_words(error: exceptions.ValidationError) -> str:

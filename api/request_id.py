@@ -28,17 +28,8 @@ def current() -> str:
     return _current.get()
 
 
-class LogFilter(logging.Filter):
+def in_log(record: logging.LogRecord) -> bool:
     """Adds the id to the lines that are logged while a request is served."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        current_id = _current.get()
-        record.request_id = f" request_id={current_id}" if current_id else ""
-        return True
-
-
-class ExceptionsOnly(logging.Filter):
-    """Django's own line for each answer of 400 and above says less than the access line."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return bool(record.exc_info)
+    current_id = current()
+    record.request_id = f" request_id={current_id}" if current_id else ""
+    return True

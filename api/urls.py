@@ -1,7 +1,7 @@
 from django.urls import path, re_path
 
 from api.errors import not_found
-from api.views import about, bulk, health, jobs, models
+from api.views import about, bulk, jobs, models
 
 urlpatterns = [
     path("v1/models/<str:name>/v1/completions", models.CompletionView.as_view()),
@@ -20,7 +20,7 @@ urlpatterns = [
     path("v1/docs", about.DocsView.as_view()),
     path("", about.IndexView.as_view()),
     path("metrics", about.MetricsView.as_view()),
-    path("healthz", health.LiveView.as_view()),
-    path("readyz", health.ReadyView.as_view()),
+    path("healthz", about.LiveView.as_view()),
+    path("readyz", about.ReadyView.as_view()),
     re_path(r"", not_found),  # problem+json also with DEBUG on, where Django would show its own page
 ]

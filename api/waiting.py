@@ -23,25 +23,17 @@ class Slots:
     @contextlib.contextmanager
     def take(self, principal: Any, timeout_s: float) -> Iterator[float]:
         """How long this request may wait: `timeout_s`, or 0 when too many wait already."""
-        granted = timeout_s > 0 and self._enter(principal)
+        with self._lock:
+            free = settings.MAX_WAITING_REQUESTS - self._held.total()
+            has_share = not settings.API_KEY_REQUIRED or self._held[principal] < free
+            granted = timeout_s > 0 and free > 0 and has_share
+            self._held[principal] += granted
         try:
             yield timeout_s if granted else 0.0
         finally:
-            if granted:
-                self._leave(principal)
-
-    def _enter(self, principal: Any) -> bool:
-        with self._lock:
-            free = settings.MAX_WAITING_REQUESTS - self._held.total()
-            if free <= 0 or (settings.API_KEY_REQUIRED and self._held[principal] >= free):
-                return False
-            self._held[principal] += 1
-            return True
-
-    def _leave(self, principal: Any) -> None:
-        with self._lock:
-            self._held[principal] -= 1
-            self._held += Counter()  # drops those that hold none
+            with self._lock:
+                self._held[principal] -= granted
+                self._held += Counter()  # drops those that hold none
 
 
 slots = Slots()

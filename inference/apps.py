@@ -4,7 +4,6 @@ from django.db.backends.signals import connection_created
 
 class InferenceConfig(AppConfig):
     name = "inference"
-    default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
         from inference import checks, clock  # noqa: F401 - checks registers the system checks

@@ -1,8 +1,8 @@
 """`manage.py check`: refuses a bad models.toml by line, and warns of what the workers would miss."""
 
-import ast
 import difflib
 import importlib.util
+import symtable
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,7 @@ def _missing(spec: specs.ModelSpec) -> Iterator[CheckMessage]:
     for check in (task_problem, _engine_problem, _weights_problem):
         try:
             problem = check(spec)
-        except (
-            Exception
-        ) as error:  # an engine's package runs its own code, its module may be no Python, a file unreadable
+        except Exception as error:  # a package runs its own code, a module may be no Python, a file unreadable
             problem = f"cannot be looked at: {describe(error)}"
         if problem:
             yield Warning(f"[{spec.name}] {problem}", id="inference.W001")
@@ -90,17 +88,9 @@ def _source(module: str) -> str | None:
 
 def _names_in(source: str) -> set[str]:
     """What a module defines or imports on its first level; nothing when only running it would tell."""
-    names: set[str] = set()
-    for statement in ast.parse(source).body:
-        if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            names.add(statement.name)
-        elif isinstance(statement, ast.Import | ast.ImportFrom):
-            names |= {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
-        elif isinstance(statement, ast.Assign | ast.AnnAssign):
-            names |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-        elif not isinstance(statement, ast.Expr):
-            return set()  # names may be bound in there
-    return set() if names & {"*", "__getattr__"} else names
+    symbols = symtable.symtable(source, "engine", "exec").get_symbols()
+    names = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+    return set() if "__getattr__" in names or "import *" in source else names
 
 
 def _weights_problem(spec: specs.ModelSpec) -> str:

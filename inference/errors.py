@@ -1,43 +1,17 @@
 """What can go wrong, as the public may read it.
 
-    InferenceError
-    ├── SubmissionError            the job was not accepted; nothing was stored
-    │   ├── UnknownModel
-    │   ├── InvalidInput
-    │   ├── IdempotencyMismatch    the key was used with another body
-    │   ├── UnknownOwner           who submits was deleted meanwhile
-    │   ├── TooManyQueued          retryable: the owner's share of the queue is used up
-    │   ├── QueueFull              retryable
-    │   ├── Overloaded             retryable: the wait would be too long
-    │   └── NoWorker               retryable: nobody serves the model now
-    ├── JobNotFound                no such job, or another owner's
-    ├── BulkNotFound               no such bulk, or another owner's
-    ├── StoreUnavailable           retryable: the database does not answer
-    ├── BrokerUnavailable          retryable: inside the service only
-    └── JobError                   recorded on the row of a job that failed
-        ├── EngineError            the engine raised
-        ├── BadOutput              the engine answered with the wrong shape, or NaN
-        ├── OutOfMemory            the item does not fit on the device, even alone
-        ├── TimedOut               ran past the model's time_limit_s, alone
-        ├── Crashed                its process died, alone and twice
-        ├── DeviceFailed           the device is in an error state
-        ├── ModelUnavailable       the model could not be loaded
-        ├── Lost                   given back too often
-        └── Expired                not started before its deadline
-
 `code` is stable and part of the interface; `retryable` says whether the same call may succeed later.
 The message of an exception is what the public may read: it names what would be right, and no secret.
 """
 
-from typing import ClassVar
 from uuid import UUID
 
 UNREADABLE = "The model cannot read this input or its parameters."  # what follows is the library's, for the operator
 
 
 class InferenceError(Exception):
-    code: ClassVar[str] = "error"
-    retryable: ClassVar[bool] = False
+    code = "error"
+    retryable = False
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -46,7 +20,7 @@ class InferenceError(Exception):
 
 
 class SubmissionError(InferenceError):
-    code = "not_accepted"
+    code = "not_accepted"  # nothing was stored
 
 
 class UnknownModel(SubmissionError):
@@ -64,15 +38,15 @@ class InvalidInput(SubmissionError):
 
 
 class IdempotencyMismatch(SubmissionError):
-    code = "idempotency_mismatch"
+    code = "idempotency_mismatch"  # the key was used with another body
 
 
 class UnknownOwner(SubmissionError):
-    code = "unknown_owner"
+    code = "unknown_owner"  # who submits was deleted meanwhile
 
 
 class TooManyQueued(SubmissionError):
-    code = "too_many_queued"
+    code = "too_many_queued"  # the owner's share of the queue is used up
     retryable = True
 
 
@@ -82,21 +56,21 @@ class QueueFull(SubmissionError):
 
 
 class Overloaded(SubmissionError):
-    code = "overloaded"
+    code = "overloaded"  # the wait would be too long
     retryable = True
 
 
 class NoWorker(SubmissionError):
-    code = "no_worker"
+    code = "no_worker"  # nobody serves the model now
     retryable = True
 
 
 class JobNotFound(InferenceError):
-    code = "job_not_found"
+    code = "job_not_found"  # no such job, or another owner's
 
 
 class BulkNotFound(InferenceError):
-    code = "bulk_not_found"
+    code = "bulk_not_found"  # no such bulk, or another owner's
 
 
 class StoreUnavailable(InferenceError):
@@ -119,46 +93,46 @@ class StoreUnavailable(InferenceError):
 
 
 class JobError(InferenceError):
-    code = "failed"
+    code = "failed"  # recorded on the row of a job that failed
 
 
 class EngineError(JobError):
-    code = "engine_error"
+    code = "engine_error"  # the engine raised
 
 
 class BadOutput(JobError):
-    code = "bad_output"
+    code = "bad_output"  # the engine answered with the wrong shape, or NaN
 
 
 class OutOfMemory(JobError):
-    code = "out_of_memory"
+    code = "out_of_memory"  # the item does not fit on the device, even alone
 
 
 class TimedOut(JobError):
-    code = "timed_out"
+    code = "timed_out"  # ran past the model's time_limit_s, alone
 
 
 class Crashed(JobError):
-    code = "crashed"
+    code = "crashed"  # its process died, alone and twice
 
 
 class DeviceFailed(JobError):
-    code = "device_failed"
+    code = "device_failed"  # the device is in an error state
     retryable = True
 
 
 class ModelUnavailable(JobError):
-    code = "model_unavailable"
+    code = "model_unavailable"  # the model could not be loaded
     retryable = True
 
 
 class Lost(JobError):
-    code = "lost"
+    code = "lost"  # given back too often
     retryable = True
 
 
 class Expired(JobError):
-    code = "expired"
+    code = "expired"  # not started before its deadline
 
 
 RETRYABLE_OUTCOMES = frozenset(error.code for error in JobError.__subclasses__() if error.retryable)

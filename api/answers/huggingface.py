@@ -10,7 +10,6 @@ import re
 from typing import Any
 
 from api import codec
-from api.errors import UnsupportedMediaType
 from api.requests import bodies
 from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
@@ -23,24 +22,17 @@ _LEGACY_CLIENT = re.compile(r"hf_hub/(0|1\.[01])\.")  # they read {"labels", "sc
 RUN_BODY = bodies.RunBody()
 
 
-def read(spec: ModelSpec, body: bytes, content_type: str) -> Submission:
-    """A job out of JSON, or of the bytes of an image or a sound. Raises `UnsupportedMediaType`, `InvalidInput`."""
-    media_type = content_type.partition(";")[0].strip().lower()
-    if media_type == codec.CONTENT_TYPE or media_type.endswith("+json"):
-        return _from_json(spec, codec.loads(body))
-    if tasks.of(spec.task).takes_files and body:
+def read(spec: ModelSpec, body: bytes, media_type: str) -> Submission:
+    """A job out of JSON, or of the bytes of an image or a sound. Raises `ApiError`, `InvalidInput`."""
+    if tasks.of(spec.task).takes_files and body and not bodies.is_json(media_type):
         return Submission(spec=spec, inputs=base64.b64encode(body).decode("ascii"), parameters={})
-    if not media_type:
-        return _from_json(spec, codec.loads(body))
-    raise UnsupportedMediaType(f"Send JSON with Content-Type: application/json, not {media_type[:100]}.")
-
-
-def _from_json(spec: ModelSpec, document: Any) -> Submission:
+    bodies.json_only(media_type)
+    document = codec.loads(body)
     if tasks.of(spec.task).parameters_at_root and isinstance(document, dict):
         document = _gather(document)
-    body = RUN_BODY.run_validation(document)
-    _refuse_stream(body)
-    return Submission(spec=spec, inputs=body["inputs"], parameters=body.get("parameters") or {})
+    fields = RUN_BODY.run_validation(document)
+    _refuse_stream(fields)
+    return Submission(spec=spec, inputs=fields["inputs"], parameters=fields.get("parameters") or {})
 
 
 def read_completion(spec: ModelSpec, document: Any) -> Submission:
@@ -91,13 +83,9 @@ def shape(task: str, output: Any, *, size: int, user_agent: str = "") -> Any:
 
 def _nested(output: Any, size: int) -> Any:
     """A list of `{"label", "score"}` for every text, in a list also for one text."""
-    if size == 1 and not _is_list_of_lists(output):
+    if size == 1 and not (isinstance(output, list) and output and isinstance(output[0], list)):
         output = [output]
     return [item if isinstance(item, list) else [item] for item in output]
-
-
-def _is_list_of_lists(output: Any) -> bool:
-    return isinstance(output, list) and bool(output) and isinstance(output[0], list)
 
 
 def _pairs(output: Any) -> Any:

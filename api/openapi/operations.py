@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter, OpenApiResponse, extend_schema
 
 from api import codec
+from api.errors import OUTCOMES
 from api.openapi import shapes
-from api.openapi.schema import (
-    ADMISSION,
-    FAILED_JOB,
-    IDEMPOTENCY_KEY,
-    JOB,
-    NONE_MATCH,
-    PREFER,
-    SUBMITTING,
-    operation,
-    query,
-    wait,
-)
+from api.openapi.schema import operation
 from api.requests import bodies, listing
 from inference.catalog.specs import NAME
 from inference.models import Status
+
+WITH_BODY = ("invalid_json", "body_too_large", "unsupported_media_type", "invalid_input")
+ADMISSION = ("unknown_model", "idempotency_mismatch", "too_many_queued", "queue_full", "overloaded")
+SUBMITTING = (*WITH_BODY, *ADMISSION)
+FAILED_JOB = (*OUTCOMES, "not_finished")
+JOB = ("job_not_found", "job_gone")
+
+IDEMPOTENCY_KEY = OpenApiParameter(
+    "Idempotency-Key",
+    {"type": "string", "pattern": f"^{bodies.KEY.pattern}$"},
+    OpenApiParameter.HEADER,
+    description="The same key and body is the same job, however often.",
+)
+PREFER = OpenApiParameter(
+    "Prefer", str, OpenApiParameter.HEADER, description="`wait=N`: answer with the finished job if that is within N s."
+)
+NONE_MATCH = OpenApiParameter(
+    "If-None-Match", str, OpenApiParameter.HEADER, description="The ETag of an answer: 304 while nothing has changed."
+)
+UNCHANGED = OpenApiResponse(description="")
+
+
+def wait(name: str, default: float, what: str) -> OpenApiParameter:
+    schema = {"type": "number", "minimum": 0, "maximum": bodies.MAX_WAIT_S, "default": default}
+    return OpenApiParameter(name, schema, OpenApiParameter.QUERY, description=f"Seconds to wait for {what}.")
+
+
+def query(name: str, schema: Mapping[str, Any], description: str) -> OpenApiParameter:
+    return OpenApiParameter(name, dict(schema), OpenApiParameter.QUERY, description=description)
+
 
 _UUID = {"type": "string", "format": "uuid"}
 _TIME = {"type": "string", "format": "date-time"}
@@ -60,7 +83,7 @@ list_jobs = operation(
 get_job = operation(
     "jobs_get",
     "Look at a job, or wait for it",
-    answers={200: shapes.JobShown, 304: None},
+    answers={200: shapes.JobShown, 304: UNCHANGED},
     problems=JOB,
     parameters=[_JOB_ID, wait("wait", 0, "the job to be finished"), NONE_MATCH],
     headers={"ETag": [200, 304], "Retry-After": [200, 429, 503]},
@@ -105,7 +128,7 @@ submit_bulk = operation(
 get_bulk = operation(
     "bulk_get",
     "Progress of a bulk",
-    answers={200: shapes.BulkShown, 304: None},
+    answers={200: shapes.BulkShown, 304: UNCHANGED},
     problems=["bulk_not_found"],
     parameters=[_BULK_ID, NONE_MATCH],
     headers={"ETag": [200, 304]},

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from api import codec
 from api.errors import ApiError
 from api.requests.fields import (
     Anything,
@@ -84,6 +85,18 @@ class CompletionBody(Body):
     model = StrictString(required=False, help_text="Without effect: the address names the model.")
     max_tokens = StrictNumber(required=False, help_text="The model's max_new_tokens.")
     stream = StrictFlag(required=False, help_text="false; answers are not streamed.")
+
+
+def is_json(media_type: str) -> bool:
+    return media_type == codec.CONTENT_TYPE or media_type.endswith("+json")
+
+
+def json_only(media_type: str) -> None:
+    """Raises `ApiError`. A body that names no type is taken for JSON."""
+    if media_type and not is_json(media_type):
+        raise ApiError(
+            f"Send JSON with Content-Type: application/json, not {media_type[:100]}.", "unsupported_media_type"
+        )
 
 
 def seconds(query: Mapping[str, str], name: str, bounds: tuple[float, float] = (0.0, MAX_WAIT_S)) -> float | None:

@@ -58,7 +58,7 @@ def read_lines(body: bytes, query: Mapping[str, str]) -> BulkSubmission:
 
 
 def _lines(body: bytes) -> list[bytes]:
-    """Counted before any of them is parsed. Raises `InvalidInput`, `BodyTooLarge`."""
+    """Counted before any of them is parsed. Raises `InvalidInput`, `ApiError`."""
     codec.refuse_too_many_values(body)
     lines = [found[0] for found in islice(_LINE.finditer(body), settings.MAX_BULK_INPUTS + 1)]
     bulk.check_size(len(lines))

@@ -17,21 +17,27 @@ from inference.catalog import words
 UNKNOWN_TOLD = 3  # unknown fields of one body that its answer names
 
 
-class StrictString(serializers.CharField):
+class Strict(serializers.Field[Any, Any, Any, Any]):
+    """A JSON value of one of these types; what is in an object or an array is checked elsewhere."""
+
+    types: tuple[type, ...] = ()
+    what = ""
+
+    def to_internal_value(self, data: Any) -> Any:
+        if type(data) not in self.types:
+            raise serializers.ValidationError(f"must be {self.what}, not {words.type_of(data)}.")
+        return data
+
+
+class StrictString(Strict, serializers.CharField):
+    types, what = (str,), "a string"
+
     def __init__(self, **options: Any) -> None:
         super().__init__(trim_whitespace=False, **options)
 
-    def to_internal_value(self, data: Any) -> str:
-        if not isinstance(data, str):
-            raise serializers.ValidationError(f"must be a string, not {words.type_of(data)}.")
-        return data
 
-
-class StrictNumber(serializers.FloatField):
-    def to_internal_value(self, data: Any) -> float:
-        if isinstance(data, bool) or not isinstance(data, (int, float)):
-            raise serializers.ValidationError(f"must be a number, not {words.type_of(data)}.")
-        return data
+class StrictNumber(Strict, serializers.FloatField):
+    types, what = (int, float), "a number"
 
 
 class Seconds(StrictNumber):
@@ -44,42 +50,25 @@ class Seconds(StrictNumber):
 
 
 @extend_schema_field({"type": "object", "additionalProperties": True})
-class StrictObject(serializers.Field[Any, Any, Any, Any]):
-    """An object whose members are checked elsewhere."""
-
-    kind: type = dict
-    kind_name = "an object"
-
-    def to_internal_value(self, data: Any) -> Any:
-        if not isinstance(data, self.kind):
-            raise serializers.ValidationError(f"must be {self.kind_name}, not {words.type_of(data)}.")
-        return data
-
-    def to_representation(self, value: Any) -> Any:
-        return value
+class StrictObject(Strict):
+    types, what = (dict,), "an object"
 
 
 @extend_schema_field({"type": "array", "items": {}, "minItems": 1})
-class StrictArray(StrictObject):
-    kind = list
-    kind_name = "an array"
+class StrictArray(Strict):
+    types, what = (list,), "an array"
 
 
 @extend_schema_field({"type": "boolean"})
-class StrictFlag(StrictObject):
-    kind = bool
-    kind_name = "true or false"
+class StrictFlag(Strict):
+    types, what = (bool,), "true or false"
 
 
 @extend_schema_field({"type": ["string", "number", "boolean", "object", "array"], "items": {}})
-class Anything(serializers.Field[Any, Any, Any, Any]):
+class Anything(Strict):
     """Any JSON value but null."""
 
-    def to_internal_value(self, data: Any) -> Any:
-        return data
-
-    def to_representation(self, value: Any) -> Any:
-        return value
+    types = (str, int, float, bool, dict, list)
 
 
 class Choice(serializers.Field[Any, Any, Any, Any]):
@@ -94,9 +83,6 @@ class Choice(serializers.Field[Any, Any, Any, Any]):
         if not isinstance(data, str) or data not in self.words:
             raise serializers.ValidationError(f"must be one of {', '.join(self.words)}.")
         return self.words[data]
-
-    def to_representation(self, value: Any) -> str:
-        return next(word for word, meaning in self.words.items() if meaning == value)
 
 
 class Body(serializers.Serializer[None]):

@@ -1,19 +1,19 @@
-"""The OpenAPI document, the page that shows it, what problem types mean, and /metrics."""
+"""Of the service itself: the OpenAPI document, the page that shows it, problem types, /metrics, /healthz, /readyz."""
 
 from __future__ import annotations
 
 import functools
 
-from django.http import HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from drf_spectacular.generators import SchemaGenerator
-from rest_framework.request import Request
 
 from api import auth, codec, errors
 from api.answers.advice import WHAT_TO_DO
+from api.errors import ApiError
 from api.openapi import operations
 from api.views.base import ApiView
-from inference.status import metrics
+from inference.status import health, metrics
 
 
 @functools.cache
@@ -27,7 +27,7 @@ class IndexView(ApiView):
     is_open = True
 
     @operations.not_described
-    def get(self, request: Request) -> HttpResponse:
+    def get(self, request: HttpRequest) -> HttpResponse:
         return codec.answer({"docs": "/v1/docs", "schema": "/v1/schema", "models": "/v1/models", "admin": "/admin/"})
 
 
@@ -35,7 +35,7 @@ class SchemaView(ApiView):
     is_open = True
 
     @operations.not_described
-    def get(self, request: Request) -> HttpResponse:
+    def get(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse(document(), content_type="application/vnd.oai.openapi+json")
 
 
@@ -45,27 +45,44 @@ class DocsView(ApiView):
     is_open = True
 
     @operations.not_described
-    def get(self, request: Request) -> HttpResponse:
-        return render(request._request, "api/docs.html")
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return render(request, "api/docs.html")
 
 
 class ProblemView(ApiView):
     is_open = True
 
     @operations.about_problem
-    def get(self, request: Request, code: str) -> HttpResponse:
+    def get(self, request: HttpRequest, code: str) -> HttpResponse:
         if code not in errors.TABLE:
-            raise errors.NotFound(f"There is no problem with the code {code[:100]!r}.")
+            raise ApiError(f"There is no problem with the code {code[:100]!r}.", "not_found")
         status, title = errors.TABLE[code]
         shown = {"type": errors.TYPE_PREFIX + code, "title": title, "status": status, "code": code}
         return codec.answer({**shown, "what_to_do": WHAT_TO_DO[code]})
 
 
 class MetricsView(ApiView):
-    def initial(self, request: Request, *args: object, **kwargs: object) -> None:
+    def initial(self, request: HttpRequest, *args: object, **kwargs: object) -> None:
         super().initial(request, *args, **kwargs)
         auth.require_staff(self.principal)
 
     @operations.get_metrics
-    def get(self, request: Request) -> HttpResponse:
+    def get(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse(metrics.text(), content_type=metrics.CONTENT_TYPE)
+
+
+class LiveView(ApiView):
+    is_open = True
+
+    @operations.is_alive
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return codec.answer({"status": "ok"})
+
+
+class ReadyView(ApiView):
+    is_open = True
+
+    @operations.is_ready
+    def get(self, request: HttpRequest) -> HttpResponse:
+        reasons = health.problems()
+        return codec.answer({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)

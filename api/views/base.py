@@ -9,13 +9,13 @@ from uuid import UUID
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseNotModified, UnreadablePostError
-from rest_framework.request import Request
+from django.http.response import HttpResponseBase
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from api import auth, codec, errors, request_id
+from api import auth, codec, request_id
 from api.auth import ANONYMOUS, Principal
-from api.errors import ApiError, JobGone
+from api.errors import ApiError
 from api.requests import bodies
 from api.requests.fields import Body
 from api.waiting import slots
@@ -28,8 +28,6 @@ from inference.upkeep import retention
 from inference.waiting.compute_slots import compute_slots
 
 T = TypeVar("T", bound=Terms)
-
-JSON_TYPES = ("", codec.CONTENT_TYPE)
 
 
 def reading(*names: str) -> dict[str, tuple[str, ...]]:
@@ -47,7 +45,17 @@ class ApiView(APIView):
     is_open = False  # whether it answers without a key
     kept_waiting = True  # False: there was no room for its wait
 
-    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+    def initialize_request(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpRequest:  # type: ignore[override]
+        """Django's: it parses nothing by itself, and does not refer to itself, as the framework's does."""
+        return request
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        try:
+            return super().dispatch(request, *args, **kwargs)
+        finally:
+            vars(self).clear()  # a view refers to itself, and would hold body and answer until garbage is collected
+
+    def initial(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         self.principal: Principal = ANONYMOUS
         if not self.is_open:
             self.principal = auth.principal_of(request.META.get("HTTP_AUTHORIZATION", ""))
@@ -61,19 +69,21 @@ class ApiView(APIView):
         if isinstance(exc, UnknownOwner):  # deleted by another process, while the key is remembered here
             auth.keyring.forget()
             exc = auth.not_valid()
-        return super().handle_exception(exc)
+        response = super().handle_exception(exc)
+        exc.__traceback__ = None  # its frames may refer to it, and hold the body too
+        return response
 
     @property
     def default_response_headers(self) -> dict[str, str]:
         return {}
 
-    def document(self, request: Request, body: Body) -> dict[str, Any]:
+    def document(self, request: HttpRequest, body: Body) -> dict[str, Any]:
         """The validated JSON body."""
-        json_only(request)
+        bodies.json_only(media_type(request))
         document: dict[str, Any] = body.run_validation(codec.loads(body_of(request)))
         return document
 
-    def attributed(self, request: Request, submission: T) -> T:
+    def attributed(self, request: HttpRequest, submission: T) -> T:
         """With who submits it, and what else does not come out of the body."""
         return dataclasses.replace(
             submission,
@@ -83,7 +93,7 @@ class ApiView(APIView):
             request_id=request_id.current(),
         )
 
-    def waited_for(self, request: Request, job_id: str) -> Job:
+    def waited_for(self, request: HttpRequest, job_id: str) -> Job:
         """The job, after `?wait=N` seconds at most when it is not finished."""
         wait_s = bodies.seconds(request.GET, "wait") or 0.0
         job = self.fetch(job_id)
@@ -100,24 +110,19 @@ class ApiView(APIView):
             yield granted_s
 
     def fetch(self, job_id: str) -> Job:
-        """Raises `JobNotFound`, the same for somebody else's job as for none, or `JobGone`."""
+        """Raises `JobNotFound`, the same for somebody else's job as for none; `ApiError` for one that was removed."""
         key = _uuid(job_id)
-        try:
+        with contextlib.suppress(JobNotFound):
             job = jobs.fetch(key)
-        except JobNotFound as error:
-            raise _absent(key) from error
-        if not self.principal.may_see(job):
-            raise _absent(key)
-        return job
+            if self.principal.may_see(job):
+                return job
+        if retention.is_past(key):
+            kept = f"finished jobs are kept for {settings.JOB_RETENTION_DAYS:g} days"
+            raise ApiError(f"The job {key} was removed: {kept}.", "job_gone")
+        raise JobNotFound(f"There is no job {key}.")
 
 
-def _absent(key: UUID) -> JobNotFound | JobGone:
-    if retention.is_past(key):
-        return JobGone(f"The job {key} was removed: finished jobs are kept for {settings.JOB_RETENTION_DAYS:g} days.")
-    return JobNotFound(f"There is no job {key}.")
-
-
-def body_of(request: Request) -> bytes:
+def body_of(request: HttpRequest) -> bytes:
     """Once it is here, the request takes its slot. Raises `ApiError` for a body that ended before its announced length:
     its end is missing."""
     try:
@@ -130,15 +135,8 @@ def body_of(request: Request) -> bytes:
     return body
 
 
-def media_type(request: Request) -> str:
+def media_type(request: HttpRequest) -> str:
     return str(request.META.get("CONTENT_TYPE", "")).partition(";")[0].strip().lower()
-
-
-def json_only(request: Request) -> None:
-    """Raises `UnsupportedMediaType`. A body that names no type is taken for JSON."""
-    found = media_type(request)
-    if found not in JSON_TYPES and not found.endswith("+json"):
-        raise errors.UnsupportedMediaType(f"Send JSON with Content-Type: application/json, not {found[:100]}.")
 
 
 def _uuid(text: str) -> UUID:

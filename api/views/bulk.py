@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from django.http import HttpResponse
-from rest_framework.request import Request
+from django.http import HttpRequest, HttpResponse
 
 from api import codec
 from api.answers import resources
 from api.openapi import operations
+from api.requests import bodies
 from api.requests import bulk as bulk_body
-from api.requests.bodies import known_query
-from api.views.base import ApiView, body_of, json_only, media_type, with_etag
+from api.views.base import ApiView, body_of, media_type, with_etag
 from inference.errors import BulkNotFound
 from inference.models import Bulk
 from inference.submission import bulk
@@ -23,12 +22,12 @@ class BulksView(ApiView):
     query_parameters = {"POST": bulk_body.FIELDS}
 
     @operations.submit_bulk
-    def post(self, request: Request) -> HttpResponse:
+    def post(self, request: HttpRequest) -> HttpResponse:
         if media_type(request) in bulk_body.LINE_TYPES:
             submission = bulk_body.read_lines(body_of(request), request.GET)
         else:
-            json_only(request)
-            known_query(request.GET, (), dict.fromkeys(bulk_body.FIELDS, "it belongs in the body."))
+            bodies.json_only(media_type(request))
+            bodies.known_query(request.GET, (), dict.fromkeys(bulk_body.FIELDS, "it belongs in the body."))
             submission = bulk_body.read_document(body_of(request))
         compute_slots.give_back()  # nobody should wait for thousands of inputs
         accepted = bulk.submit(self.attributed(request, submission))
@@ -40,13 +39,13 @@ class BulkView(ApiView):
     is_cancellable = True
 
     @operations.get_bulk
-    def get(self, request: Request, bulk_id: str) -> HttpResponse:
+    def get(self, request: HttpRequest, bulk_id: str) -> HttpResponse:
         return with_etag(request, codec.answer(resources.bulk(visible(self, bulk_id))))
 
 
 class CancelBulkView(ApiView):
     @operations.cancel_bulk
-    def post(self, request: Request, bulk_id: str) -> HttpResponse:
+    def post(self, request: HttpRequest, bulk_id: str) -> HttpResponse:
         found = visible(self, bulk_id)
         bulk.cancel(found)
         return codec.answer(resources.bulk(found))

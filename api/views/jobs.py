@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from django.http import HttpResponse
-from rest_framework.request import Request
+from django.http import HttpRequest, HttpResponse
 
 from api import codec, errors
 from api.answers import resources
@@ -22,16 +21,16 @@ POLL_S = (1, 30)  # what Retry-After may say
 
 
 class JobsView(ApiView):
-    query_parameters = reading("limit", "cursor", "model", "status", "bulk", "created_after", "created_before")
+    query_parameters = reading("limit", *listing.FILTERS)
     elsewhere = {"POST": bodies.JobBody.elsewhere}
 
     @operations.list_jobs
-    def get(self, request: Request) -> HttpResponse:
-        page = listing.page(self.principal, listing.Query.of(request.GET))
-        return codec.answer({"items": [resources.job(job, with_output=False) for job in page.jobs], "next": page.next})
+    def get(self, request: HttpRequest) -> HttpResponse:
+        found, following = listing.page(self.principal, request.GET)
+        return codec.answer({"items": [resources.job(job, with_output=False) for job in found], "next": following})
 
     @operations.submit_job
-    def post(self, request: Request) -> HttpResponse:
+    def post(self, request: HttpRequest) -> HttpResponse:
         submission = bodies.submission(self.document(request, JOB_BODY))
         wait_s = bodies.preferred_wait(request.META.get("HTTP_PREFER", ""))
         job = jobs.submit(self.attributed(request, submission))
@@ -49,7 +48,7 @@ class JobView(ApiView):
     query_parameters = reading("wait")
 
     @operations.get_job
-    def get(self, request: Request, job_id: str) -> HttpResponse:
+    def get(self, request: HttpRequest, job_id: str) -> HttpResponse:
         return with_etag(request, answered(self.waited_for(request, job_id)))
 
 
@@ -57,14 +56,14 @@ class OutputView(ApiView):
     query_parameters = reading("wait")
 
     @operations.get_output
-    def get(self, request: Request, job_id: str) -> HttpResponse:
+    def get(self, request: HttpRequest, job_id: str) -> HttpResponse:
         job = self.waited_for(request, job_id)
         return output(self, request, job)
 
 
 class CancelView(ApiView):
     @operations.cancel_job
-    def post(self, request: Request, job_id: str) -> HttpResponse:
+    def post(self, request: HttpRequest, job_id: str) -> HttpResponse:
         job = jobs.cancel(self.fetch(job_id).id)
         was_running = job.status == Status.CANCELLED and job.started_at is not None
         return codec.answer({**resources.job(job), "was_running": was_running})
@@ -72,7 +71,7 @@ class CancelView(ApiView):
 
 class RetryView(ApiView):
     @operations.retry_job
-    def post(self, request: Request, job_id: str) -> HttpResponse:
+    def post(self, request: HttpRequest, job_id: str) -> HttpResponse:
         """The new job has the owner of the old one, whoever runs it again."""
         old = self.fetch(job_id)
         again = self.attributed(request, jobs.again(old))
@@ -95,7 +94,7 @@ def accepted(job: Job) -> HttpResponse:
     return codec.answer(resources.job(job), status=202, headers=headers)
 
 
-def output(view: ApiView, request: Request, job: Job, spec: ModelSpec | None = None) -> HttpResponse:
+def output(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec | None = None) -> HttpResponse:
     """The output alone; 504 while there is none, a problem when there will be none."""
     if job.status == Status.SUCCEEDED:
         shown = resources.output(job, request.META.get("HTTP_USER_AGENT", ""), spec)

@@ -21,7 +21,7 @@ NONE = "-"
 def fact(description: str, attribute: str, show: Callable[[Any], Any] = str) -> Any:
     """A column of a list, or a line of a page: a row's attribute as `show` tells it, `NONE` where there is none."""
 
-    def shown(_: admin.ModelAdmin, row: Any) -> Any:
+    def shown(_: admin.ModelAdmin[Any], row: Any) -> Any:
         value = getattr(row, attribute)
         return NONE if value is None else show(value) or NONE
 

@@ -14,12 +14,9 @@ from inference.errors import InvalidInput
 MAX_TEXT = 10_000  # characters of a string, where its spec sets no limit
 MAX_ITEMS = 1000  # of an array, where its spec sets no limit
 
-TYPES: dict[str, type | tuple[type, ...]] = {
-    "integer": int, "number": (int, float), "boolean": bool, "string": str, "array": list, "object": dict,
-}  # fmt: skip
-KINDS = {
-    "integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a string",
-    "array": "an array", "object": "an object",
+TYPES: dict[str, tuple[str, tuple[type, ...]]] = {  # by name: in words, and in Python
+    "integer": ("a whole number", (int,)), "number": ("a number", (int, float)), "boolean": ("true or false", (bool,)),
+    "string": ("a string", (str,)), "array": ("an array", (list,)), "object": ("an object", (dict,)),
 }  # fmt: skip
 
 
@@ -41,9 +38,7 @@ class ParameterSpec:
 
 def is_of_type(value: Any, kind: str) -> bool:
     """Whether a JSON value has the type a `ParameterSpec` names; a boolean is not a number."""
-    if isinstance(value, bool):
-        return kind == "boolean"
-    return isinstance(value, TYPES[kind])
+    return isinstance(value, TYPES[kind][1]) and isinstance(value, bool) == (kind == "boolean")
 
 
 def parse(name: str, table: Any) -> ParameterSpec:
@@ -58,23 +53,19 @@ def parse(name: str, table: Any) -> ParameterSpec:
             raise ValueError(f"parameter {name}: {key} {_KEYS[key][1]}")
     if table.get("min", 0) > table.get("max", math.inf):
         raise ValueError(f"parameter {name}: min is above max")
-    return _with_sound_default(name, ParameterSpec(**table | {"choices": _choices(table)}))
+    spec = ParameterSpec(**table | {"choices": tuple(table["choices"]) if "choices" in table else None})
+    if spec.default is not None:
+        _check_default(name, spec)
+    return spec
 
 
-def _choices(table: dict[str, Any]) -> tuple[Any, ...] | None:
-    return tuple(table["choices"]) if "choices" in table else None
-
-
-def _with_sound_default(name: str, spec: ParameterSpec) -> ParameterSpec:
-    if spec.default is None:
-        return spec
+def _check_default(name: str, spec: ParameterSpec) -> None:
     if not is_of_type(spec.default, spec.type):
         raise ValueError(f"parameter {name}: default {spec.default!r} is not of type {spec.type}")
     try:
         validate({name: spec}, {name: spec.default})
     except InvalidInput as error:
         raise ValueError(f"the default is not allowed: {error.message.rstrip('.')}") from error
-    return spec
 
 
 def _is_number_bound(table: dict[str, Any], value: Any) -> bool:
@@ -119,7 +110,7 @@ def _hint(name: str, specs: Mapping[str, ParameterSpec]) -> str:
 def check(path: str, spec: ParameterSpec, value: Any) -> Any:
     """`value`, if it is what `spec` says. Raises `InvalidInput`, which names `path`."""
     if not is_of_type(value, spec.type):
-        raise _invalid(path, f"must be {KINDS[spec.type]}, not {words.value(value)}.")
+        raise _invalid(path, f"must be {TYPES[spec.type][0]}, not {words.value(value)}.")
     if spec.choices is not None and value not in spec.choices:
         one_of = "one of " if len(spec.choices) > 1 else ""
         raise _invalid(path, f"must be {one_of}{', '.join(map(words.value, spec.choices))}, not {words.value(value)}.")
@@ -143,7 +134,7 @@ def _check_array(path: str, spec: ParameterSpec, value: list[Any]) -> None:
     _check_size(path, "items", len(value), spec.min_items or 0, spec.max_items or MAX_ITEMS)
     for index, item in enumerate(value):
         if spec.items and not is_of_type(item, spec.items):
-            raise _invalid(f"{path}[{index}]", f"must be {KINDS[spec.items]}, not {words.value(item)}.")
+            raise _invalid(f"{path}[{index}]", f"must be {TYPES[spec.items][0]}, not {words.value(item)}.")
         if isinstance(item, str):
             _check_size(f"{path}[{index}]", "characters", len(item), 0, spec.max_length or MAX_TEXT)
 

@@ -73,7 +73,7 @@ class FinishedTests(ApiTestCase):
 
 def failure(code: str) -> InferenceError:
     error = InferenceError("It did not go well.")
-    error.code = code  # type: ignore[misc]
+    error.code = code
     return error
 
 

@@ -37,7 +37,6 @@ TOUCHED = {
     "inference/engines/accelerate/encoders.py": {"transformers.modeling_utils": "_attn_implementation"},
     "inference/engines/accelerate/tokens.py": {"transformers.tokenization_utils_tokenizers": "_encode_plus"},
     "inference/upkeep/retention.py": {"django.db.models.query": "_raw_delete"},
-    "api/views/about.py": {"rest_framework.request": "_request"},
 }
 # What the documentation of Django and Python names.
 DOCUMENTED = {"_meta", "_state", "_default_manager", "_exit", "_replace"}
