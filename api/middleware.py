@@ -54,13 +54,20 @@ class Api:
     def __call__(self, request: HttpRequest) -> HttpResponse:
         try:
             if request.path_info.startswith(PAGES) or request.path_info == "/admin":
-                return self.get_response(request)
+                return self._page(request)
             if request.path_info.endswith("/"):
                 request.path_info = request.path = request.path_info.rstrip("/") or "/"
             return refusal(request) or self._view(request)
         finally:
             compute_slots.give_back()
             connections.give_back()  # before what is left of the body is read: a client may send it slowly
+
+    def _page(self, request: HttpRequest) -> HttpResponse:
+        """Its user, session and messages refer to the request: the body does not wait for the garbage collector."""
+        response = self.get_response(request)
+        for name in ("_stream", "_body", "_post", "_files"):
+            vars(request).pop(name, None)
+        return response
 
     def _view(self, request: HttpRequest) -> HttpResponse:
         match = get_resolver("api.urls").resolve(request.path_info)

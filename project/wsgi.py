@@ -1,10 +1,10 @@
 import contextlib
+import gc
 import os
 
 from django.core.wsgi import get_wsgi_application
 
 from api.requests.whole_bodies import WholeBodies
-from project import garbage
 
 
 def keep_on_one_core() -> None:
@@ -16,9 +16,17 @@ def keep_on_one_core() -> None:
             os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
 
 
+def collect_less_garbage() -> None:
+    """What is loaded stays, and is not looked through again; requests make no cycles, however large they are. Saves a
+    quarter of the CPU of a bulk of ten thousand lines."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
 os.environ.setdefault("DATABASE_POOL_SIZE", "32")  # hundreds of threads; PostgreSQL takes 100 connections by default
 os.environ.setdefault("DATABASE_ANSWER_S", "4")  # a request is answered within 6 s, also when the database is not
 keep_on_one_core()
-application = WholeBodies(garbage.CollectBodies(get_wsgi_application()))
-garbage.collect_less()
+application = WholeBodies(get_wsgi_application())
+collect_less_garbage()

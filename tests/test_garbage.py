@@ -1,55 +1,90 @@
-"""What the web process keeps of requests that are over, where the collector seldom runs by itself."""
+"""What the web process keeps of the bodies of requests that are over, where the collector seldom runs: nothing."""
 
+import contextlib
 import gc
-import io
 import json
-import subprocess
-import sys
-import weakref
-from typing import Any
+import logging
+import sqlite3
+import tracemalloc
+from typing import cast
 from unittest.mock import patch
 
-from django.conf import settings
 from django.core.handlers.wsgi import WSGIHandler
-from django.test import SimpleTestCase
+from django.db import connection
+from django.http import HttpResponse
+from django.test import TestCase, override_settings
 
-from project import garbage
+from api.requests.whole_bodies import WholeBodies
+from inference.submission import jobs
 
-BODY = json.dumps({"inputs": "x" * 100_000}).encode()
+TEXT = "x" * 1_000_000
+JSON = json.dumps({"model": "embeddings", "inputs": TEXT}).encode()
+FORM = f"username={TEXT}&csrfmiddlewaretoken={'x' * 64}".encode()
+FORM_TYPE = "application/x-www-form-urlencoded"
+COOKIE = f"csrftoken={'x' * 32}"  # so that the form is read, for its token
 
 
-class GarbageTests(SimpleTestCase):
+class Stream:
+    """As the server's: what is read of it, it has no more."""
+
+    def __init__(self, body: bytes) -> None:
+        self.left = memoryview(body)
+
+    def read(self, size: int) -> bytes:
+        part, self.left = bytes(self.left[:size]), self.left[size:]
+        return part
+
+    readline = read
+
+
+@override_settings(API_KEY_REQUIRED=False)
+class GarbageTests(TestCase):
     def setUp(self) -> None:
+        self.application = WholeBodies(WSGIHandler())
         gc.disable()
         self.addCleanup(gc.enable)
-        self.enterContext(patch.object(garbage, "MOST_BYTES", 10 * len(BODY)))
-        self.bodies: weakref.WeakSet[io.BytesIO] = weakref.WeakSet()
 
-    def post(self, application: garbage.Application, **environ: str) -> None:
-        body = io.BytesIO(BODY)
-        self.bodies.add(body)
+    def post(self, path: str, body: bytes, **environ: str) -> None:
         told = {
-            "REQUEST_METHOD": "POST", "PATH_INFO": "/v1/models/nobody", "SERVER_NAME": "localhost", "SERVER_PORT": "80",
-            "CONTENT_TYPE": "application/json", "CONTENT_LENGTH": str(len(BODY)), "wsgi.input": body,
+            "REQUEST_METHOD": "POST", "PATH_INFO": path, "SERVER_NAME": "localhost", "SERVER_PORT": "80",
+            "CONTENT_TYPE": "application/json", "CONTENT_LENGTH": str(len(body)), "wsgi.input": Stream(body),
             "wsgi.url_scheme": "http", **environ,
         }  # fmt: skip
-        b"".join(application(told, lambda *head: None))
+        answer = self.application(told, lambda *head: None)
+        with contextlib.closing(cast(HttpResponse, answer)):
+            b"".join(answer)
 
-    def test_bodies_are_kept_up_to_a_sum_of_their_bytes(self) -> None:
-        application = garbage.CollectBodies(WSGIHandler())
-        most = 0
-        for _ in range(50):
-            self.post(application)
-            most = max(most, len(self.bodies))
-        self.assertLessEqual(most, 11)
+    def assert_nothing_kept(self, path: str, body: bytes, **environ: str) -> None:
+        tracemalloc.start()
+        self.addCleanup(tracemalloc.stop)
+        self.post(path, body, **environ)  # what is loaded then stays, and the writer holds what it wrote last
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(3):
+            self.post(path, body, **environ)
+        after, most = tracemalloc.get_traced_memory()
+        self.assertGreater(most, len(body))
+        self.assertLess(after - before, len(body))
 
-    def test_lengths_of_what_is_refused_unread_collect_nothing(self) -> None:
-        application: Any = garbage.CollectBodies(lambda environ, start_response: [b""])
-        with patch.object(gc, "collect") as collect:
-            for length in ("", "-1", "x", str(settings.DATA_UPLOAD_MAX_MEMORY_SIZE + 1)):
-                self.post(application, CONTENT_LENGTH=length)
-            collect.assert_not_called()
+    def test_nothing_is_kept_of_a_request_s_body(self) -> None:
+        for path in ("/v1/jobs", "/v1/jobs/bulk", "/v1/models/nobody"):
+            with self.subTest(path):
+                self.assert_nothing_kept(path, JSON)
 
-    def test_the_web_process_counts_them(self) -> None:
-        code = "from project import garbage, wsgi; assert type(wsgi.application.application) is garbage.CollectBodies"
-        subprocess.run([sys.executable, "-c", code], check=True, cwd=settings.BASE_DIR)
+    def test_nothing_is_kept_of_a_body_that_could_not_be_stored(self) -> None:
+        def fail(*args: object) -> None:
+            with connection.wrap_database_errors:
+                raise sqlite3.OperationalError("away")
+
+        log = logging.getLogger("api.errors")
+        with patch.object(jobs, "submit", fail), patch.object(log, "disabled", True):  # a captured line holds its error
+            self.assert_nothing_kept("/v1/jobs", JSON)
+
+    def test_nothing_is_kept_of_a_page_s_form(self) -> None:
+        for path in ("/admin/login/", "/admin/", "/admin/nope"):
+            with self.subTest(path):
+                self.assert_nothing_kept(path, FORM, CONTENT_TYPE=FORM_TYPE, HTTP_COOKIE=COOKIE)
+
+    def test_nothing_is_kept_of_a_form_in_chunks(self) -> None:
+        self.assert_nothing_kept(
+            "/admin/login/", FORM, CONTENT_TYPE=FORM_TYPE, HTTP_COOKIE=COOKIE, HTTP_TRANSFER_ENCODING="chunked"
+        )

@@ -25,23 +25,24 @@ class WholeBodies:
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         stream, limit = environ["wsgi.input"], settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         if environ.get("HTTP_TRANSFER_ENCODING"):
-            body = b"".join(_parts(stream, limit + 1))
-            environ.update({"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))})
+            _unchunk(environ, limit + 1)
         answer = self.application(environ, start_response)
+        del environ["wsgi.input"]  # pages refer to themselves, and would hold it until garbage is collected
         length = int(environ.get("CONTENT_LENGTH") or 0)
         if 0 < length <= 2 * limit and "HTTP_EXPECT" not in environ:  # who expects an answer first has sent nothing
             try:
                 for _ in _parts(stream, 2 * limit):
                     pass
             except BaseException:
-                _close(answer)  # the server, which would, never gets it
+                if close := getattr(answer, "close", None):
+                    close()  # the server, which would, never gets it
                 raise
         return answer
 
 
-def _close(answer: Iterable[bytes]) -> None:
-    if close := getattr(answer, "close", None):
-        close()
+def _unchunk(environ: dict[str, Any], limit: int) -> None:
+    body = b"".join(_parts(environ["wsgi.input"], limit))
+    environ.update({"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))})
 
 
 def _parts(stream: Any, limit: int) -> Iterable[bytes]:
