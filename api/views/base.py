@@ -30,16 +30,11 @@ from inference.waiting.compute_slots import compute_slots
 T = TypeVar("T", bound=Terms)
 
 
-def reading(*names: str) -> dict[str, tuple[str, ...]]:
-    """Query parameters of whatever reads."""
-    return {"GET": names, "HEAD": names}
-
-
 class ApiView(APIView):
     """Speaks JSON only, so that nothing is negotiated; errors are problem documents."""
 
     http_method_names = ["get", "head", "post"]
-    query_parameters: Mapping[str, tuple[str, ...]] = {}  # by method; others are refused by name
+    query_parameters: Mapping[str, tuple[str, ...]] = {}  # by method, GET's also of HEAD; others are refused by name
     elsewhere: Mapping[str, Mapping[str, str]] = {}  # by method: what to say of some of them
     is_cancellable = False  # whether there is POST ADDRESS/cancel
     is_open = False  # whether it answers without a key
@@ -63,6 +58,7 @@ class ApiView(APIView):
             auth.admit(self.principal)
         method = request.method or ""
         if method in self.allowed_methods:
+            method = "GET" if method == "HEAD" else method
             bodies.known_query(request.GET, self.query_parameters.get(method, ()), self.elsewhere.get(method, {}))
 
     def handle_exception(self, exc: Exception) -> Response:

@@ -11,7 +11,7 @@ from api import codec, errors
 from api.answers import resources
 from api.openapi import operations
 from api.requests import bodies, listing
-from api.views.base import ApiView, reading, with_etag
+from api.views.base import ApiView, with_etag
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status
 from inference.submission import admission, jobs
@@ -21,7 +21,7 @@ POLL_S = (1, 30)  # what Retry-After may say
 
 
 class JobsView(ApiView):
-    query_parameters = reading("limit", *listing.FILTERS)
+    query_parameters = {"GET": ("limit", *listing.FILTERS)}
     elsewhere = {"POST": bodies.JobBody.elsewhere}
 
     @operations.list_jobs
@@ -45,7 +45,7 @@ class JobsView(ApiView):
 
 class JobView(ApiView):
     is_cancellable = True
-    query_parameters = reading("wait")
+    query_parameters = {"GET": ("wait",)}
 
     @operations.get_job
     def get(self, request: HttpRequest, job_id: str) -> HttpResponse:
@@ -53,7 +53,7 @@ class JobView(ApiView):
 
 
 class OutputView(ApiView):
-    query_parameters = reading("wait")
+    query_parameters = {"GET": ("wait",)}
 
     @operations.get_output
     def get(self, request: HttpRequest, job_id: str) -> HttpResponse:

@@ -19,14 +19,10 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes non
     class Media:
         css = {"all": ("inference/admin.css",)}
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+    has_add_permission = has_delete_permission = has_change_permission
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return super().has_view_permission(request, obj) or super().has_change_permission(request, obj)
