@@ -68,6 +68,7 @@ class CountingResult(unittest.TextTestResult):
 
 def init_worker(counter: Any, *arguments: Any) -> None:
     runner.ParallelTestSuite.init_worker(counter, *arguments)
+    multiprocessing.current_process().daemon = False  # a test may start processes of its own
     use_broker(f"{os.environ['REDIS_URL']}?db={runner._worker_id}")  # type: ignore[attr-defined]  # noqa: SLF001
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import TestCase
@@ -31,20 +32,26 @@ LABELS = {"candidate_labels": ["red", "a good house", "paris"]}
 GREEDY = {"max_new_tokens": 6, "do_sample": False}
 TONES = [tiny_models.wav(), tiny_models.wav(880), tiny_models.wav(300, 0.5), tiny_models.wav(500, 0.4)]
 
-_folder = tempfile.TemporaryDirectory()
 _engines: dict[str, Any] = {}
 TASKS = {"whisper": "automatic-speech-recognition", "gpt2-features": "feature-extraction"}
 
 
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Of this process, of those of a parallel run."""
+    return tempfile.TemporaryDirectory()
+
+
 def tearDownModule() -> None:
     _engines.clear()
-    _folder.cleanup()
+    _folder().cleanup()
+    _folder.cache_clear()
 
 
 def engine(name: str) -> Any:
     """One engine a task, loaded when the first test asks for it."""
     if name not in _engines:
-        folder = Path(_folder.name) / name
+        folder = Path(_folder().name) / name
         if not folder.exists():
             tiny_models.build(name, folder)
         spec = ModelSpec(name=name, task=TASKS.get(name, name), model=str(folder))
@@ -57,7 +64,7 @@ def bare(name: str) -> Any:
     from transformers import pipeline
 
     engine(name)
-    return pipeline(TASKS.get(name, name), model=str(Path(_folder.name) / name), device="cpu")
+    return pipeline(TASKS.get(name, name), model=str(Path(_folder().name) / name), device="cpu")
 
 
 class EqualTestCase(TestCase):
