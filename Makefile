@@ -1,6 +1,7 @@
 # `make run` serves, `make test` tests: both in .venv, made here and renewed when a requirements file changes. What they
 # install has the versions of requirements.lock, which pip takes as constraints: torch comes in several builds, and one
 # for CPUs alone must not be made to bring the packages of CUDA.
+# The models of the tests are so small that a second thread costs three times the time.
 # Programs are started as `python -m`: the scripts that pip writes break in folders with long names.
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ run: .venv/.installed  ## Serve on http://127.0.0.1:8000 (PORT=8001 for another 
 	@DEVELOPMENT=$${DEVELOPMENT:-1} exec $(PY) manage.py up
 
 test: .venv/.installed-dev  ## Run the tests, in a process a core (T=tests.inference.catalog.test_catalog for some of them)
-	@exec $(PY) manage.py test --noinput --parallel auto $(T)
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} exec $(PY) manage.py test --noinput --parallel auto $(T)
 
 fuzz: .venv/.installed-dev  ## Fuzz the HTTP interface, 300 examples an operation (N=5000 for more)
 	@exec $(PY) -m tests.api.fuzz $(or $(N),300)
