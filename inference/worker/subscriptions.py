@@ -68,9 +68,8 @@ class Subscriptions:
             self._refuse(queue, _told(queue, error))
             self._undo(queue)
         except self.c.connection_errors:
-            self._refuse(
-                queue, "its queue breaks the connection to the broker, it is deleted and made anew."
-            ).breaks += 1
+            if self.is_amqp:
+                self._refuse(queue, "its queue breaks the connection, it is deleted and made anew.").breaks += 1
             raise
         else:
             self._refused.pop(queue, None)

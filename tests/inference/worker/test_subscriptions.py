@@ -108,3 +108,10 @@ class SubscriptionsTests(TestCase):
                     self.consumed.clear()
         self.assertEqual((made_anew, reconnects, silent.why_not(SPECS)), ([A], 2, {}))
         self.assertEqual(self.consumed, {A, B})
+
+    def test_a_connection_to_redis_that_is_lost_is_held_against_no_queue(self) -> None:
+        with patch.object(self.consumer, "add_task_queue", side_effect=ConnectionError):
+            self.assertRaises(ConnectionError, self.subscriptions.begin, B)
+        self.assertEqual(self.subscriptions.why_not(SPECS), {})
+        self.subscriptions.begin(B)
+        self.assertEqual(self.consumed, {B})
