@@ -109,7 +109,7 @@ def _word_tokenizer() -> Any:
     return BertTokenizerFast(vocab=unique, model_max_length=ENCODER["max_position_embeddings"])
 
 
-def _byte_tokenizer(*special: str, kind: Any = None) -> Any:
+def byte_tokenizer(*special: str, kind: Any = None) -> Any:
     """Byte-level BPE without merges, as GPT-2's: an end token, and no padding token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -141,7 +141,7 @@ def _labels(*names: str) -> dict[str, Any]:
 def _decoder(model: str) -> list[Any]:
     import transformers
 
-    tokenizer = _byte_tokenizer()
+    tokenizer = byte_tokenizer()
     tokenizer.padding_side = "left"  # as chat models have it
     tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     config = transformers.GPT2Config(
@@ -206,7 +206,7 @@ def _speech_by_windows() -> list[Any]:
     from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizer
 
     special = ["<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"]
-    tokenizer = _byte_tokenizer(*special, kind=WhisperTokenizer)
+    tokenizer = byte_tokenizer(*special, kind=WhisperTokenizer)
     end, start = tokenizer.convert_tokens_to_ids(["<|endoftext|>", special[0]])
     layers = {f"{side}_layers": 1 for side in ("encoder", "decoder")}
     heads = {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}

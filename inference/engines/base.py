@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from inference.catalog.specs import ModelSpec
+from inference.engines.stepper import Stepper
 
 
 class Engine(ABC):
@@ -15,6 +16,8 @@ class Engine(ABC):
 
     padded = True  # each item of a batch costs what the longest costs; False, set by `load`, when each costs its own
     note = ""  # how the model is run, if in another way than most: its page and the log show it; set by `load`
+
+    stepper: Stepper | None = None  # set by `load` where the model generates step by step: `predict` is not called then
 
     max_tokens: int | None = None  # of a text, that are read: the rest is cut off; set by `load`
 

@@ -2,6 +2,8 @@
 
 import re
 
+from inference.catalog import words
+
 MAX_DETAIL = 2000  # characters of a message that go on a row
 
 _OUT_OF_MEMORY = (
@@ -57,4 +59,4 @@ def describe(error: BaseException) -> str:
 
 
 def shorten(text: str) -> str:
-    return text if len(text) <= MAX_DETAIL else text[: MAX_DETAIL - 1] + "…"
+    return words.shorten(text, MAX_DETAIL)

@@ -70,11 +70,11 @@ class _Batch:
         return self.outcomes[index] is _OPEN
 
     def run(self, indexes: list[int]) -> None:
-        failure = self.call(indexes)
-        if failure is None or len(indexes) == 1:
+        problem = self.call(indexes)
+        if problem is None or len(indexes) == 1:
             return
-        logger.warning("call of %d items failed, looking for the culprit: %s", len(indexes), failure.message)
-        if isinstance(failure, OutOfMemory):
+        logger.warning("call of %d items failed, looking for the culprit: %s", len(indexes), problem.message)
+        if isinstance(problem, OutOfMemory):
             self.halve(indexes)
         elif self.searches < MAX_SEARCHES:
             self.searches += 1
@@ -111,10 +111,10 @@ class _Batch:
 
     def call(self, indexes: list[int]) -> InferenceError | None:
         """One engine call: outcomes of these items, or why the call failed. An item that fails alone has its error."""
-        failure = self._attempt(indexes)
-        if failure is not None and len(indexes) == 1:
-            self.outcomes[indexes[0]] = failure
-        return failure
+        problem = self._attempt(indexes)
+        if problem is not None and len(indexes) == 1:
+            self.outcomes[indexes[0]] = problem
+        return problem
 
     def _attempt(self, indexes: list[int]) -> InferenceError | None:
         self.calls += 1
@@ -122,13 +122,13 @@ class _Batch:
         try:
             answers = self.engine.predict([self.items[index] for index in indexes], dict(self.parameters))
         except Exception as error:
-            return _failure(error)
+            return failure(error)
         finally:
             self.engine_s += time.perf_counter() - started
         if problem := _shape_problem(answers, len(indexes)):
             return problem
         for index, answer in zip(indexes, answers, strict=True):
-            self.outcomes[index] = _outcome(answer)
+            self.outcomes[index] = outcome(answer)
         return None
 
 
@@ -147,9 +147,10 @@ def _shape_problem(answers: Any, expected: int) -> BadOutput | None:
     return None
 
 
-def _outcome(answer: Any) -> Any:
+def outcome(answer: Any) -> Any:
+    """An engine's answer as it is kept, or the error that it is."""
     if isinstance(answer, BaseException):
-        return _failure(answer)
+        return failure(answer)
     try:
         return plain(answer)
     except BadOutput as error:
@@ -158,7 +159,7 @@ def _outcome(answer: Any) -> Any:
         return BadOutput(f"The engine's answer could not be read. {describe(error)}")
 
 
-def _failure(error: BaseException) -> InferenceError:
+def failure(error: BaseException) -> InferenceError:
     """The error for the row. The exception itself is let go: its traceback holds the call's tensors."""
     if isinstance(error, InferenceError):
         error.__cause__ = error.__context__ = None

@@ -47,8 +47,8 @@ def make(spec: ModelSpec) -> Engine:
 
 def ready(spec: ModelSpec, device: str) -> Engine:
     """The engine, loaded onto `device` ("cpu", "cuda:0") and warmed up."""
-    engine = make(spec)
     try:
+        engine = make(spec)
         engine.load(device)
         engine.warm_up()
     except ModelUnavailable:
@@ -61,7 +61,7 @@ def ready(spec: ModelSpec, device: str) -> Engine:
 def broken(device: str) -> ModelUnavailable | None:
     """Why nothing can be computed on `device`, shown by a known good call; nothing when it can, or was not used."""
     torch = sys.modules.get("torch")
-    if device == CPU or torch is None:
+    if device == CPU or torch is None or not torch.cuda.is_initialized():
         return None
     try:
         torch.ones(2, device=device).sum().item()

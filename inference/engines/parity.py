@@ -45,7 +45,7 @@ class Trial:
 
     def __init__(self, answers: Answers, inputs: Sequence[Any]) -> None:
         self._answers = answers
-        self._inputs: list[Any] = []
+        self.inputs: list[Any] = []  # that the model can read
         self._alone: list[Answer] = []
         for value in inputs:
             self._ask_alone(value, is_last=value is inputs[-1])
@@ -55,14 +55,17 @@ class Trial:
         try:
             self._alone += self._answers([value], Together.ALONE)
         except (InvalidInput, RuntimeError, ValueError, IndexError) as error:
-            if (is_last and not self._inputs) or is_device_failure(error) or is_out_of_memory(error):
+            if (is_last and not self.inputs) or is_device_failure(error) or is_out_of_memory(error):
                 raise
         else:
-            self._inputs.append(value)
+            self.inputs.append(value)
 
     def difference(self, together: Together) -> float:
         """From the answers alone, in tolerances: up to 1 is the same."""
-        found = self._answers(self._inputs, together)
+        return self.difference_of(self._answers(self.inputs, together))
+
+    def difference_of(self, found: Sequence[Answer]) -> float:
+        """Of answers to `inputs`, which were found in another way."""
         return max((_difference(*pair) for pair in zip(found, self._alone, strict=True)), default=0.0)
 
     def holds(self, together: Together) -> bool:

@@ -155,12 +155,18 @@ def _check_config(file: Path) -> None:
 
 
 def _check_weights(path: Path) -> None:
+    found = files(path)
+    if not found:
+        raise ModelUnavailable(_no_weights(path))
+    for file in found:
+        _check_header(file)
+
+
+def files(path: Path) -> list[Path]:
+    """Of the weights in a model's folder. Raises `ModelUnavailable`."""
     index = path / "model.safetensors.index.json"
     names = _indexed(index) if index.is_file() else sorted(file.name for file in path.glob("*.safetensors"))
-    if not names:
-        raise ModelUnavailable(_no_weights(path))
-    for name in names:
-        _check_header(path / name)
+    return [path / name for name in names]
 
 
 def _indexed(index: Path) -> list[str]:

@@ -140,6 +140,12 @@ def _no_padding(model: Any) -> Override | None:
     return encoders.no_padding(model)
 
 
+def packed(model: Any) -> Shortcut | None:
+    from inference.engines.accelerate import packed
+
+    return packed.packed(model)
+
+
 def _masks(model: Any, tokenizer: Any) -> Any:
     from inference.engines.accelerate import masked
 

@@ -11,21 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from transformers.pipelines import Pipeline, PipelineException
+from transformers.pipelines import Pipeline
 
 from inference.catalog import tasks
 from inference.engines import media, parity
 from inference.engines.accelerate import install as accelerate
 from inference.engines.base import Engine
-from inference.engines.faults import describe
+from inference.engines.generation import by_the_step, static
 from inference.engines.json_values import plain
-from inference.engines.pipeline import loader
+from inference.engines.pipeline import blame, loader
 from inference.engines.pipeline.feeds import FEEDS
 from inference.engines.pipeline.steps import Parameters, Steps
 from inference.engines.stacks import Row, Together
-from inference.errors import UNREADABLE, EngineError, InvalidInput, ModelUnavailable
-
-_WRONG_INPUT = (ValueError, TypeError, KeyError, IndexError, AttributeError, PipelineException)
+from inference.errors import ModelUnavailable
 
 
 class PipelineEngine(Engine):
@@ -43,6 +41,8 @@ class PipelineEngine(Engine):
             )
         self.feed = FEEDS[self.task]
         self.pipe = loader.load(self.spec, self.task, device)
+        if tasks.of(self.task).generates:
+            static.install(self.pipe)
         if self.pipe.tokenizer is not None:
             self.pipe.tokenizer.padding_side = self.feed.padding_side
         if self.feed.is_cut:
@@ -52,7 +52,7 @@ class PipelineEngine(Engine):
             self._install()
         if self.steps is None:  # the pipeline calls them by itself
             for step in ("forward", "postprocess"):
-                setattr(self.pipe, step, _of_the_model(getattr(self.pipe, step)))
+                setattr(self.pipe, step, blame.of_the_model(getattr(self.pipe, step)))
 
     def _install(self) -> None:
         """Find out how inputs may run together, and what may be computed in a cheaper way."""
@@ -75,6 +75,19 @@ class PipelineEngine(Engine):
             lambda: self._same_at_once(inputs[:1]) and self._same_at_once(inputs),
         )
         self.padded, self.note = self.shortcuts.padded, self.shortcuts.verdict.note
+        if tasks.of(self.task).generates:
+            self._generate_by_the_step(self.steps, trial)
+
+    def _generate_by_the_step(self, steps: Steps, trial: parity.Trial) -> None:
+        together = self.shortcuts.verdict.together
+        self.shortcuts.add(
+            "packed weights",
+            lambda: accelerate.packed(self.pipe.model),
+            lambda: trial.holds(Together.ALONE) and trial.holds(together),
+        )
+        self.stepper, problem = by_the_step.stepper(self.spec, self.pipe, self.feed, steps, trial)
+        if problem:
+            self.note = f"{self.note} Answers wait for the longest of their batch: {problem}.".lstrip()
 
     def _values(
         self, steps: Steps, given: dict[str, Any], inputs: Sequence[Any], together: Together
@@ -110,12 +123,12 @@ class PipelineEngine(Engine):
         return self.feed.around(text, self.pipe)
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
-        completed = _in_place(_read, self.feed.completed, self.pipe, parameters)
+        completed = _in_place(blame.read, self.feed.completed, self.pipe, parameters)
         if isinstance(completed, BaseException):
             return [completed] * len(inputs)
         if (steps := self.steps) is None:
             return self._whole(inputs, completed)
-        prepared = _in_place(_read, steps.parameters, completed)
+        prepared = _in_place(blame.read, steps.parameters, completed)
         if isinstance(prepared, BaseException):
             return [prepared] * len(inputs)
         answers = self.shortcuts.guard(lambda: self._together(steps, inputs, prepared))
@@ -127,14 +140,14 @@ class PipelineEngine(Engine):
 
     def _alone(self, value: Any, parameters: dict[str, Any]) -> Any:
         """The pipeline as a whole, on one input."""
-        prepared, parameters = _read(self.feed.read, value, self.pipe, {**self.feed.preprocess, **parameters})
+        prepared, parameters = blame.read(self.feed.read, value, self.pipe, {**self.feed.preprocess, **parameters})
         if self.feed.batched:  # without what a task's own call makes of one answer
             call = functools.partial(Pipeline.__call__, self.pipe, prepared)
         elif isinstance(prepared, dict):
             call = functools.partial(self.pipe, **prepared)
         else:
             call = functools.partial(self.pipe, prepared)
-        return _without_pictures(_read(functools.partial(call, **parameters)))
+        return _without_pictures(blame.read(functools.partial(call, **parameters)))
 
     def _together(self, steps: Steps, inputs: list[Any], parameters: Parameters) -> list[Any]:
         if self._fit_at_once(inputs, parameters):
@@ -149,7 +162,7 @@ class PipelineEngine(Engine):
 
     def _item_by_item(self, steps: Steps, inputs: list[Any], parameters: Parameters) -> list[Any]:
         answers: list[Any] = [
-            _in_place(_read, steps.rows, index, value, parameters) for index, value in enumerate(inputs)
+            _in_place(blame.read, steps.rows, index, value, parameters) for index, value in enumerate(inputs)
         ]
         ready = [row for answer in answers if isinstance(answer, list) for row in answer]
         parameters = replace(parameters, together=max(parameters.together, self.shortcuts.verdict.together))
@@ -167,26 +180,6 @@ def _in_place(step: Callable[..., Any], *arguments: Any) -> Any:
         return step(*arguments)
     except Exception as error:
         return error
-
-
-def _read(step: Callable[..., Any], *arguments: Any) -> Any:
-    """What a step before the model returns: what it raises is the fault of the input, an `InvalidInput`."""
-    try:
-        return step(*arguments)
-    except _WRONG_INPUT as error:
-        raise InvalidInput(f"{UNREADABLE} {describe(error)}") from None
-
-
-def _of_the_model(step: Callable[..., Any]) -> Callable[..., Any]:
-    """The step, with what it raises told apart from what reading the input raises."""
-
-    def run(*arguments: Any, **named: Any) -> Any:
-        try:
-            return step(*arguments, **named)
-        except _WRONG_INPUT as error:
-            raise EngineError(describe(error)) from None
-
-    return run
 
 
 def _without_pictures(value: Any) -> Any:

@@ -120,8 +120,11 @@ class Prompts(Texts):
         return {"max_new_tokens": new_tokens, **parameters}
 
     def together(self, pipe: Any, run: dict[str, Any]) -> Together:
-        """Prompts of one length only, where an answer would depend on how far it is padded: a total length counts the
-        padding; a penalty on repetition takes padding for text, and hurts where the padding token ends a text."""
+        """Alone, with a seed. Prompts of one length only, where an answer would depend on how far it is padded: a total
+        length counts the padding; a penalty on repetition takes padding for text, and hurts where the padding token
+        ends a text."""
+        if "seed" in run:
+            return Together.ALONE
         if "max_new_tokens" not in run or run.get("min_length"):
             return Together.EQUAL
         ends = pipe.model.generation_config.eos_token_id

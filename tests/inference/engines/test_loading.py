@@ -27,6 +27,12 @@ class NotAnEngine:
     pass
 
 
+class FailsToBeMade(EchoEngine):
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self.topics = spec.options["topics"]
+
+
 class MakeTests(TestCase):
     def assert_refused(self, engine: str, *words: str) -> None:
         with self.assertRaises(ModelUnavailable) as caught:
@@ -66,6 +72,11 @@ class MakeTests(TestCase):
         with self.assertRaises(ModelUnavailable) as caught:
             loading.ready(spec(engine=f"{FailsToLoad.__module__}:FailsToLoad"), "cpu")
         self.assertEqual(caught.exception.message, "could not be loaded on cpu: OSError: disk full")
+
+    def test_an_error_while_it_is_made_is_told(self) -> None:
+        with self.assertRaises(ModelUnavailable) as caught:
+            loading.ready(spec(engine=f"{__name__}:FailsToBeMade"), "cpu")
+        self.assertEqual(caught.exception.message, "could not be loaded on cpu: KeyError: 'topics'")
 
     def settings_path(self, folder: str) -> Any:
         import sys

@@ -1,0 +1,70 @@
+"""Weights in the order in which oneDNN reads them, on a CPU: a step that generates does little but read weights.
+
+For 16 rows of SmolLM2-135M a layer's products take 0.6 of the time, those of the vocabulary 0.45.
+"""
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import nn
+
+ROWS = 16  # that the order is best for
+LEAST = 2**16  # weights, below which there is nothing to win
+
+
+class PackedLinear:
+    """In place of one layer's own weights; where another layer uses them too, beside them."""
+
+    def __init__(self, layer: nn.Linear, *, is_shared: bool) -> None:
+        self.layer, self.is_shared = layer, is_shared
+        self.weights: torch.Tensor | None = None
+
+    def on(self) -> None:
+        own = self.layer.weight
+        packed = torch.ops.mkldnn._reorder_linear_weight(own.detach(), ROWS)
+        bias = self.layer.bias
+
+        def forward(states: torch.Tensor) -> Any:
+            return torch.ops.mkldnn._linear_pointwise(states, packed, bias, "none", [], "")
+
+        self.layer.forward = forward
+        self.weights = packed
+        if not self.is_shared:
+            own.data = own.new_empty(0)
+
+    def off(self) -> None:
+        vars(self.layer).pop("forward", None)
+        if self.weights is not None and not self.is_shared:
+            self.layer.weight.data = self.weights.to_dense()
+        self.weights = None
+
+
+class Packed:
+    """All layers of a model."""
+
+    def __init__(self, layers: list[PackedLinear]) -> None:
+        self.layers = layers
+
+    def on(self) -> None:
+        with torch.inference_mode(mode=False):
+            for layer in self.layers:
+                layer.on()
+
+    def off(self) -> None:
+        with torch.inference_mode(mode=False):
+            for layer in self.layers:
+                layer.off()
+
+
+def packed(model: Any) -> Packed | None:
+    """None for a model that is on another device, or of short numbers, which other code computes."""
+    if model.device.type != "cpu" or model.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+        return None
+    uses = Counter(id(weights) for _, weights in model.named_parameters(remove_duplicate=False))
+    layers = [
+        PackedLinear(layer, is_shared=uses[id(layer.weight)] > 1)
+        for layer in model.modules()
+        if type(layer) is nn.Linear and layer.weight.numel() >= LEAST
+    ]
+    return Packed(layers) if layers else None

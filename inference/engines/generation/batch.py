@@ -1,0 +1,253 @@
+"""The running batch of a model that generates: rows join and leave it between steps.
+
+A row waits for room, in the order of arrival; then its prompt is read, beside others that are new; then it is a row of
+the cells, and each step computes its next token. Room is counted as cells are made: each row is as long as the longest.
+"""
+
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from inference.engines import isolate
+from inference.engines.faults import is_out_of_memory
+from inference.engines.generation import choice
+from inference.engines.generation.ceiling import Ceiling
+from inference.engines.generation.cells import Cells
+from inference.engines.generation.forwards import Forwards
+from inference.engines.generation.halves import narrowed
+from inference.engines.generation.requests import Requests
+from inference.engines.generation.rows import Row
+from inference.engines.stepper import OPEN, Progress, Stepper
+from inference.errors import InferenceError, InvalidInput, OutOfMemory
+
+PIECE = 256  # tokens of new prompts that a step reads, so that those who generate do not wait for long
+
+Choose = Callable[[Sequence[Row], torch.Tensor], list[Any]]
+
+
+class Batch(Stepper):
+    """Of one model. Who joins is bounded in number by who lets them in."""
+
+    def __init__(self, capacity: int, requests: Requests, *, choose: Choose = choice.choose) -> None:
+        self.capacity = capacity
+        self._requests, self._choose = requests, choose
+        self._forwards = Forwards(requests.pipe.model)
+        self._waiting: deque[Row] = deque()
+        self._new: deque[Row] = deque()  # whose prompts are being read
+        self.rows: list[Row] = []  # as in the cells
+        self.cells = Cells()
+        self._rows_at_most, self._rows_a_forward = Ceiling(), Ceiling()
+
+    def join(self, key: Hashable, value: Any, parameters: Mapping[str, Any], *, seed: int) -> None:
+        try:
+            row = self._requests.row(key, value, parameters, seed=seed)
+        except Exception as error:
+            raise isolate.failure(error) from None
+        if row.longest > self.capacity:
+            raise InvalidInput(
+                f"The prompt has {row.prompt} tokens and {row.longest - row.prompt} more are to be generated; together"
+                f" they must not be above {self.capacity}."
+            )
+        self._waiting.append(row)
+
+    def leave(self, key: Hashable) -> None:
+        for queue in (self._waiting, self._new):
+            for row in [row for row in queue if row.key == key]:
+                queue.remove(row)
+        with torch.inference_mode():
+            self._drop([row for row in self.rows if row.key == key])
+
+    def step(self) -> list[Progress]:
+        for ceiling in (self._rows_at_most, self._rows_a_forward):
+            ceiling.step()
+        self._admit()
+        with torch.inference_mode():
+            return [*self._next_tokens(), *self._first_tokens()]
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._new) + len(self.rows)
+
+    @property
+    def room(self) -> int:
+        rows = [*self.rows, *self._new, *self._waiting]
+        return max(0, self.capacity - len(rows) * max((row.longest for row in rows), default=0))
+
+    # Who is in
+
+    def _admit(self) -> None:
+        while self._waiting:
+            rows = [*self.rows, *self._new, self._waiting[0]]
+            longest = max(row.longest for row in rows)
+            if len(rows) > self._rows_at_most.value or len(rows) * longest > self.capacity:
+                break
+            self._new.append(self._waiting.popleft())
+
+    def _drop(self, rows: Sequence[Row]) -> None:
+        """Out of the cells: the last row takes the place."""
+        for row in rows:
+            place = self.rows.index(row)
+            self.cells.remove(place)
+            self.rows[place] = self.rows[-1]
+            self.rows.pop()
+        if rows and self.rows:
+            self.cells.trim(max(row.cells for row in self.rows))
+
+    def _put_aside(self, rows: Sequence[Row]) -> None:
+        """Until others have ended: their text so far is read again then, as a prompt."""
+        if not rows:
+            return
+        self._waiting.extendleft(reversed(rows))
+        self._rows_at_most.lower(len(self.rows) + len(self._new))
+
+    # The tokens of a step
+
+    def _next_tokens(self) -> list[Progress]:
+        """Of all rows in the cells."""
+        failed = self._grow()
+        rows = list(self.rows)
+        if not rows:
+            return failed
+        chosen: list[Any] = []
+        size = min(len(rows), self._rows_a_forward.value)
+        for first in range(0, len(rows), size):
+            chosen += narrowed(self._next, range(first, min(first + size, len(rows))))
+        self.cells.advance()
+        short = [row for row, token in zip(rows, chosen, strict=True) if _is_short(token) and len(rows) > 1]
+        progress = [self._taken(row, token) for row, token in zip(rows, chosen, strict=True) if row not in short]
+        ended = {told.key for told in progress if told.answer is not OPEN}
+        self._drop([row for row in rows if row.key in ended or row in short])
+        self._put_aside(short)
+        return failed + progress
+
+    def _next(self, places: Sequence[int]) -> list[Any]:
+        """Of rows beside each other."""
+        rows = [self.rows[place] for place in places]
+        try:
+            return self._choose(rows, self._forwards.step(rows, self.cells, places[0]))
+        except Exception as error:
+            if is_out_of_memory(error):
+                self._rows_a_forward.lower(len(rows) // 2)
+            raise
+
+    def _first_tokens(self) -> list[Progress]:
+        """Of rows whose prompts have been read to their end."""
+        if not self._new:
+            return []
+        if _unread(self._new[0]) > PIECE:
+            group = [self._new[0]]
+            found = narrowed(self._read_on, group)
+        else:
+            group = self._side_by_side()
+            found = narrowed(self._first, group)
+        for row in group:
+            self._new.remove(row)
+        return self._begun(group, found)
+
+    def _side_by_side(self) -> list[Row]:
+        """The oldest, with those of nearly its length; what was begun in pieces is ended alone."""
+        oldest = self._new[0]
+        if oldest.cache is not None:
+            return [oldest]
+        length = len(oldest.tokens)
+        others = [row for row in self._new if row is not oldest and row.cache is None]
+        group, longest = [oldest], length
+        for row in sorted(others, key=lambda row: abs(len(row.tokens) - length)):
+            longest = max(longest, len(row.tokens))
+            if longest * (len(group) + 1) > PIECE:
+                break
+            group.append(row)
+        return group
+
+    def _read_on(self, rows: Sequence[Row]) -> list[Any]:
+        self._forwards.piece(rows[0], PIECE)
+        return [None]
+
+    def _first(self, rows: Sequence[Row]) -> list[Any]:
+        """By row: a token, and where the keys and values of its prompt are."""
+        cache = rows[0].cache
+        if cache is not None:
+            scores = self._forwards.piece(rows[0], PIECE)
+        else:
+            scores, cache = self._forwards.prompts(rows)
+        chosen = self._choose(rows, scores)
+        return [
+            token if isinstance(token, InferenceError) else (token, cache, place) for place, token in enumerate(chosen)
+        ]
+
+    def _begun(self, group: Sequence[Row], found: Sequence[Any]) -> list[Progress]:
+        progress, short, staying = [], [], []
+        for row, what in zip(group, found, strict=True):
+            if what is None:
+                self._new.append(row)  # to be read on when others had their turn
+            elif isinstance(what, InferenceError):
+                row.cache = None
+                if _is_short(what) and (self.rows or len(group) > 1):
+                    short.append(row)
+                else:
+                    progress.append(self._taken(row, what))
+            else:
+                token, row.cache, place = what
+                told = self._taken(row, token)
+                progress.append(told)
+                if told.answer is OPEN:
+                    staying.append((row, place))
+        self._put_aside([*short, *self._kept(staying)])
+        return progress
+
+    def _kept(self, staying: Sequence[tuple[Row, int]]) -> list[Row]:
+        """Makes them rows of the cells. Returns those that do not fit."""
+        rows = [row for row, _ in staying]
+        try:
+            if rows:
+                columns = max(self.cells.columns, *(row.cells for row in rows))
+                self.cells.fit(len(self.rows) + len(rows), columns, like=rows[0].cache.layers)
+        except Exception as error:
+            if not _is_short(isolate.failure(error)):
+                raise
+            for row in rows:
+                row.cache = None
+            return rows
+        for row, place in staying:
+            self.cells.put(row.cache.layers, place, row.cells)
+            self.rows.append(row)
+            row.cache = None
+        return []
+
+    def _grow(self) -> list[Progress]:
+        """A column more. Where memory is short, those who have come last wait for the others; a lone row fails."""
+        while self.rows:
+            try:
+                self.cells.fit(len(self.rows), self.cells.columns)
+            except Exception as error:
+                failure = isolate.failure(error)
+                if not _is_short(failure):
+                    raise
+            else:
+                break
+            rows = sorted(self.rows, key=lambda row: len(row.tokens) - row.prompt, reverse=True)
+            if len(rows) == 1:
+                self._drop(rows)
+                return [self._taken(rows[0], failure)]
+            self._drop(rows[len(rows) // 2 :])
+            self._put_aside(rows[len(rows) // 2 :])
+        return []
+
+    def _taken(self, row: Row, token: int | InferenceError) -> Progress:
+        if isinstance(token, InferenceError):
+            return Progress(key=row.key, answer=token)
+        try:
+            row.take(token)
+            answer = self._requests.answer(row) if row.ending else OPEN
+        except Exception as error:
+            return Progress(key=row.key, answer=isolate.failure(error))
+        return Progress(key=row.key, text=row.text.news(last=row.ending is not None), tokens=1, answer=answer)
+
+
+def _unread(row: Row) -> int:
+    return len(row.tokens) - row.read
+
+
+def _is_short(outcome: Any) -> bool:
+    return isinstance(outcome, OutOfMemory)

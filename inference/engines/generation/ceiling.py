@@ -1,0 +1,21 @@
+"""How many at once, while memory is short."""
+
+import sys
+
+CALM = 64  # steps, after which more are tried again
+
+
+class Ceiling:
+    """Unlimited, but for a while after it was lowered."""
+
+    def __init__(self) -> None:
+        self.value = sys.maxsize
+        self._steps_left = 0
+
+    def lower(self, value: int) -> None:
+        self.value, self._steps_left = max(1, value), CALM
+
+    def step(self) -> None:
+        self._steps_left -= 1
+        if self._steps_left <= 0:
+            self.value = sys.maxsize

@@ -1,0 +1,129 @@
+"""The keys and values of all rows: written in place, so that a step copies none of what earlier steps have computed.
+
+Rows end in the same column: what is shorter has empty columns before it. A window of columns is in use; it moves on by
+one a step, and its beginning moves up when the longest row leaves.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+SLACK = 64  # columns made at once, at least, and a quarter of those in use
+
+
+@dataclass(slots=True)
+class Window:
+    """What a forward sees, of all layers: rows from `first` up to `last`, columns from `start` up to `end`."""
+
+    first: int = 0
+    last: int = 0
+    start: int = 0
+    end: int = 0
+
+
+class Layer(CacheLayerMixin):
+    """One layer's cells: [rows, heads, columns, size]."""
+
+    def __init__(self, window: Window) -> None:
+        super().__init__()
+        self.window = window
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to do: `fit` makes them."""
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
+        """Of a token a row, in the column behind the window."""
+        seen = self.window
+        rows, columns = slice(seen.first, seen.last), slice(seen.start, seen.end + 1)
+        self.keys[rows, :, seen.end] = key_states[:, :, 0]
+        self.values[rows, :, seen.end] = value_states[:, :, 0]
+        return self.keys[rows, :, columns], self.values[rows, :, columns]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.window.end - self.window.start
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class Cells(Cache):
+    """Of all layers of a model."""
+
+    layers: list[Any]
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.window = Window()
+        self.rows = 0  # in use
+
+    @property
+    def columns(self) -> int:
+        """In use."""
+        return self.window.end - self.window.start
+
+    def fit(self, rows: int, columns: int, like: Sequence[CacheLayerMixin] = ()) -> None:
+        """Make room for `rows` rows and `columns` columns, and one more. Raises if the memory is short, and is then as
+        before. `like`: layers with the shapes of a row, where there are none yet."""
+        made = not self.layers or rows > len(self.layers[0].keys)
+        if not made and self.window.end - columns >= 0 and self.window.end < self.layers[0].keys.shape[2]:
+            return
+        slots = 1 << max(0, rows - 1).bit_length()
+        width = columns + max(SLACK, columns // 4)
+        self.move(slots, width, columns, like)
+
+    def move(self, slots: int, width: int, end: int, like: Sequence[CacheLayerMixin]) -> None:
+        used = self.columns
+        old = slice(self.window.start, self.window.end)
+        moved = []
+        for layer in self.layers or like:
+            pair = []
+            for cells in (layer.keys, layer.values):
+                room = cells.new_zeros(slots, cells.shape[1], width, cells.shape[3])
+                if self.layers:
+                    room[: self.rows, :, end - used : end] = cells[: self.rows, :, old]
+                pair.append(room)
+            moved.append(pair)
+        self.layers = self.layers or [Layer(self.window) for _ in like]
+        for layer, (keys, values) in zip(self.layers, moved, strict=True):
+            layer.keys, layer.values = keys, values
+        self.window.start, self.window.end = end - used, end
+
+    def put(self, layers: Sequence[CacheLayerMixin], place: int, length: int) -> None:
+        """A row behind the others, which `fit` made room for: the last `length` columns of row `place` of `layers`."""
+        end = self.window.end
+        self.window.start = min(self.window.start, end - length)
+        for own, other in zip(self.layers, layers, strict=True):
+            for cells, found in ((own.keys, other.keys), (own.values, other.values)):
+                cells[self.rows] = 0  # an empty cell counts for nothing, unless it is no number
+                cells[self.rows, :, end - length : end] = found[place, :, found.shape[2] - length :]
+        self.rows += 1
+
+    def remove(self, row: int) -> None:
+        """The last row takes its place."""
+        self.rows -= 1
+        if row != self.rows:
+            for layer in self.layers:
+                layer.keys[row] = layer.keys[self.rows]
+                layer.values[row] = layer.values[self.rows]
+        if not self.rows:
+            self.layers = []
+            self.window.start = self.window.end = 0
+
+    def advance(self) -> None:
+        """The column behind the window is written."""
+        self.window.end += 1
+
+    def trim(self, columns: int) -> None:
+        """What is before the last `columns` is of no row any more."""
+        self.window.start = self.window.end - columns
+
+    def part(self, first: int, last: int) -> "Cells":
+        """What the forward of these rows is given."""
+        self.window.first, self.window.last = first, last
+        return self

@@ -1,0 +1,56 @@
+"""Forwards of the model: of prompts that are new, and of the last token of all rows."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import Cache, DynamicCache
+
+from inference.engines.generation.cells import Cells
+from inference.engines.generation.rows import Row
+
+
+class Forwards:
+    """Of one model. Scores come as [rows, vocabulary], of float32, as `generate` reads them."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        taken = inspect.signature(model.forward).parameters
+        self._positions = "position_ids" in taken
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
+
+    def prompts(self, rows: Sequence[Row]) -> tuple[torch.Tensor, Cache]:
+        """Whole prompts, side by side."""
+        lengths = torch.tensor([len(row.tokens) for row in rows])
+        longest = int(lengths.max())
+        tokens = torch.tensor([[0] * (longest - len(row.tokens)) + row.tokens for row in rows])
+        cache = DynamicCache()
+        return self._run(tokens, lengths, cache), cache
+
+    def piece(self, row: Row, size: int) -> torch.Tensor:
+        """The next `size` tokens of a prompt that is long."""
+        row.cache = row.cache or DynamicCache()
+        tokens = torch.tensor([row.tokens[row.read : row.read + size]])
+        return self._run(tokens, torch.tensor([row.read + tokens.shape[1]]), row.cache)
+
+    def step(self, rows: Sequence[Row], cells: Cells, first: int) -> torch.Tensor:
+        """The last token of rows beside each other in `cells`, from the place `first` on."""
+        tokens = torch.tensor([row.tokens[-1:] for row in rows])
+        lengths = torch.tensor([len(row.tokens) for row in rows])
+        return self._run(tokens, lengths, cells.part(first, first + len(rows)))
+
+    def _run(self, tokens: torch.Tensor, lengths: torch.Tensor, cache: Cache) -> torch.Tensor:
+        """`lengths`: tokens of each row, those in the cache and the new. They end in the last column."""
+        columns = int(cache.get_seq_length()) + tokens.shape[1]
+        places = torch.arange(columns) - (columns - lengths)[:, None]
+        given: dict[str, Any] = {"attention_mask": (places >= 0).long()}
+        if self._positions:
+            given["position_ids"] = places[:, -tokens.shape[1] :].clamp(min=0)
+        given = {name: value.to(self.model.device) for name, value in given.items()}
+        output = self.model(
+            input_ids=tokens.to(self.model.device), past_key_values=cache, use_cache=True, return_dict=True,
+            **self._last_only, **given,
+        )  # fmt: skip
+        scores: torch.Tensor = output.logits[:, -1].float()
+        return scores

@@ -1,0 +1,138 @@
+"""What a model takes of its device's memory: estimated from its files, measured as it is loaded. And what there is."""
+
+import contextlib
+import ctypes
+import gc
+import json
+import logging
+import math
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from inference.catalog.specs import ModelSpec
+from inference.engines import weights
+
+logger = logging.getLogger(__name__)
+
+CPU = "cpu"
+MIB = 2**20
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+FLOATS = ("F64", "F32", "BF16", "F16")
+OURS = "inference.engines."
+STATM = Path("/proc/self/statm")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
+LIMITS = ("memory.max", "memory.limit_in_bytes")  # of version 2, and 1
+
+
+# Before a model is loaded
+
+
+def estimate(spec: ModelSpec) -> int | None:
+    """Bytes of its weights in the dtype that it is loaded in. None where nothing is known: its files are not here yet,
+    or an engine of one's own has none."""
+    try:
+        folder = _folder(spec)
+        return sum(_weights(file, spec.dtype) for file in weights.files(folder)) or None if folder else None
+    except Exception as error:  # whatever is wrong with its files: loading it will say so
+        logger.debug("model=%s its files tell no size: %s", spec.name, error)
+        return None
+
+
+def _folder(spec: ModelSpec) -> Path | None:
+    """Also of the hub's cache."""
+    found = weights.local(spec) if spec.model else None
+    if found or not spec.revision:
+        return found
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(spec.model, revision=spec.revision, local_files_only=True))
+
+
+def _weights(file: Path, dtype: str) -> int:
+    with file.open("rb") as content:
+        size = int.from_bytes(content.read(8), "little")
+        header = json.loads(content.read(min(size, weights.MAX_HEADER)))
+    return sum(_tensor(tensor, dtype) for name, tensor in header.items() if name != "__metadata__")
+
+
+def _tensor(tensor: dict[str, Any], dtype: str) -> int:
+    if tensor["dtype"] in FLOATS and dtype in BYTES:
+        return int(math.prod(tensor["shape"])) * BYTES[dtype]
+    begin, end = tensor["data_offsets"]
+    return int(end - begin)
+
+
+# In the process that loads it
+
+
+class Taken:
+    """What a block took, once it has ended: `bytes`."""
+
+    bytes = 0
+
+
+@contextlib.contextmanager
+def measured(spec: ModelSpec, device: str) -> Iterator[Taken]:
+    """On a CPU by how much the process grew, and at least its weights, of which a mapped file's pages come later."""
+    if spec.engine.startswith(OURS) and "transformers.pipelines" not in sys.modules:  # what all of them share is none's
+        with contextlib.suppress(ImportError):  # loading will say so
+            import transformers.pipelines  # noqa: F401
+        gc.collect()
+        gc.freeze()  # it stays: to look for garbage in it takes longer than to load a small model
+    free()
+    before, taken = _used(device), Taken()
+    yield taken
+    free()
+    taken.bytes = max(_used(device) - before, (estimate(spec) or 0) if device == CPU else 0)
+
+
+def _used(device: str) -> int:
+    """Bytes, by this process."""
+    if device != CPU:
+        torch = sys.modules.get("torch")
+        return int(torch.cuda.memory_allocated(device)) if torch is not None else 0
+    if STATM.exists():
+        return int(STATM.read_text().split()[1]) * resource.getpagesize()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes, on macOS
+
+
+def free() -> None:
+    """Give back what is held for models that are gone."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        with contextlib.suppress(RuntimeError):  # of a device in an error state, which every call to it tells
+            torch.cuda.empty_cache()
+    with contextlib.suppress(AttributeError, OSError):  # of glibc, which keeps what was freed
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def total(device: str) -> int:
+    """Bytes that the device has, of a machine's memory what this process may use; 0 of a device that does not say."""
+    if device != CPU:
+        import torch
+
+        try:
+            return int(torch.cuda.get_device_properties(device).total_memory)
+        except (RuntimeError, AssertionError) as error:
+            logger.warning("%s does not say how much memory it has: %s", device, error)
+            return 0
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *_limits()])
+
+
+def _limits() -> Iterator[int]:
+    """Of the control groups that this process is in."""
+    lines = OWN_CGROUPS.read_text().splitlines() if OWN_CGROUPS.exists() else []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        root = CGROUPS / "memory" if controllers == "memory" else CGROUPS
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            for file in (folder / name for name in LIMITS):
+                if file.is_file() and (limit := file.read_text().strip()).isdigit():
+                    yield int(limit)

@@ -1,0 +1,153 @@
+"""A step that fails is narrowed down to the row at fault: the others go on from where they were."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from inference.engines.generation import ceiling
+from inference.errors import BadOutput, DeviceFailed, EngineError, OutOfMemory
+from tests import decoders
+from tests.decoders import Told
+from tests.inference.engines.test_stepper import GREEDY, StepperTestCase, alone
+
+PROMPTS = ["a", "hello", "hello you there", "bcd", "how is it", "ok then", "z" * 30]
+GIVEN = {**GREEDY, "max_new_tokens": 16}
+NO_MEMORY = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+
+@contextmanager
+def forwards(engine: Any, spoil: Callable[[torch.Tensor, torch.Tensor], None]) -> Iterator[None]:
+    """`spoil` sees the tokens and the scores of each forward, and may raise or write."""
+    model = engine.pipe.model
+    forward = model.forward
+
+    def run(**named: Any) -> Any:
+        output = forward(**named)
+        spoil(named["input_ids"], output.logits)
+        return output
+
+    run.__signature__ = __import__("inspect").signature(forward)  # type: ignore[attr-defined]
+    with patch.object(model, "forward", run):
+        yield
+
+
+class FailureTests(StepperTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.engine = decoders.engine("Llama")
+        self.expected = {prompt: alone(self.engine, prompt, **GIVEN) for prompt in PROMPTS}
+
+    def answers(self, *prompts: str, before: int = 0) -> dict[Any, Any]:
+        told = Told(self.engine.stepper)
+        for prompt in prompts or PROMPTS:
+            self.engine.stepper.join(prompt, prompt, GIVEN, seed=0)
+            for _ in range(before):
+                told.step()
+        self.addCleanup(lambda: [self.engine.stepper.leave(prompt) for prompt in PROMPTS])
+        return told.all().answers
+
+    def assert_others_are_right(self, answers: dict[Any, Any], *culprits: str) -> None:
+        self.assertEqual(answers.keys(), set(PROMPTS))
+        for prompt in set(PROMPTS) - set(culprits):
+            self.assertEqual(answers[prompt], self.expected[prompt], prompt)
+
+    def test_a_prompt_that_raises_fails_alone(self) -> None:
+        def spoil(tokens: torch.Tensor, scores: torch.Tensor) -> None:
+            if (tokens == ord("k") - ord("!")).any():
+                raise ValueError("poison")
+
+        with forwards(self.engine, spoil):
+            answers = self.answers()
+        self.assertIsInstance(answers["ok then"], EngineError)
+        self.assertIn("poison", answers["ok then"].message)
+        self.assert_others_are_right(answers, "ok then")
+
+    def test_a_row_that_raises_in_the_middle_fails_alone(self) -> None:
+        for prompt in ("hello", PROMPTS[-1]):
+            seen = {"steps": 0}
+            letter = re.findall(r"[ -~]", self.text_of(prompt))[-1]
+            [token] = self.engine.pipe.tokenizer.encode(letter)
+
+            def spoil(tokens: torch.Tensor, scores: torch.Tensor, token: int = token, seen: Any = seen) -> None:
+                seen["steps"] += 1
+                if tokens.shape[1] == 1 and (tokens == token).any():
+                    raise IndexError("poison")
+
+            with self.subTest(prompt), forwards(self.engine, spoil):
+                answers = self.answers()
+                failed = [prompt for prompt, answer in answers.items() if isinstance(answer, EngineError)]
+                self.assertIn(prompt, failed)
+                self.assert_others_are_right(answers, *failed)
+
+    def text_of(self, prompt: str) -> str:
+        return str(self.expected[prompt][0]["generated_text"])
+
+    def test_scores_that_are_no_numbers_fail_their_row_alone(self) -> None:
+        for only_steps in (False, True):
+
+            def spoil(tokens: torch.Tensor, scores: torch.Tensor, only_steps: bool = only_steps) -> None:
+                if only_steps == (tokens.shape[1] == 1):
+                    scores[len(scores) // 2, -1, 7] = float("nan")
+
+            answers = {}
+            with self.subTest(only_steps=only_steps), forwards(self.engine, spoil):
+                answers = self.answers()
+            failed = [prompt for prompt, answer in answers.items() if isinstance(answer, BadOutput)]
+            self.assertTrue(failed)
+            self.assert_others_are_right(answers, *failed)
+
+    def test_no_number_of_one_row_gets_into_another_that_comes_after_it(self) -> None:
+        def spoil(tokens: torch.Tensor, scores: torch.Tensor) -> None:
+            cells = self.engine.stepper.cells
+            if cells.layers and tokens.shape[1] == 1:
+                cells.layers[0].values[0] = float("nan")
+
+        with forwards(self.engine, spoil):
+            self.answers("a", before=3)
+        self.engine.stepper.join("hello", "hello", GIVEN, seed=0)
+        self.assertEqual(Told(self.engine.stepper).all().answers["hello"], self.expected["hello"])
+
+    def test_where_memory_is_short_fewer_rows_run_at_once_and_nobody_fails(self) -> None:
+        sizes = []
+
+        def spoil(tokens: torch.Tensor, scores: torch.Tensor) -> None:
+            sizes.append(len(tokens))
+            if len(tokens) > 2:
+                raise NO_MEMORY
+
+        with forwards(self.engine, spoil):
+            self.assert_others_are_right(self.answers(before=1))
+        self.assertLess(sum(size > 2 for size in sizes), 8)
+
+    def test_where_no_cells_can_be_made_the_last_rows_wait_for_the_others(self) -> None:
+        cells = self.engine.stepper.cells
+        move, most = cells.move, {"cells": 2 * 128}
+
+        def tight(slots: int, width: int, *rest: Any) -> Any:
+            if slots * width > most["cells"]:
+                raise NO_MEMORY
+            return move(slots, width, *rest)
+
+        with patch.object(cells, "move", tight), patch.object(ceiling, "CALM", 4):
+            self.assert_others_are_right(self.answers(before=1))
+
+    def test_a_lone_row_that_never_fits_fails(self) -> None:
+        def spoil(tokens: torch.Tensor, scores: torch.Tensor) -> None:
+            if tokens.shape[1] == 1:
+                raise NO_MEMORY
+
+        with forwards(self.engine, spoil):
+            answers = self.answers("a", "hello")
+        for answer in answers.values():
+            self.assertIsInstance(answer, OutOfMemory)
+
+    def test_a_lost_device_is_nobody_s_fault(self) -> None:
+        def spoil(tokens: torch.Tensor, scores: torch.Tensor) -> None:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+        with forwards(self.engine, spoil), self.assertRaises(DeviceFailed):
+            self.answers()
