@@ -76,6 +76,17 @@ class BatchQueue:
     def __len__(self) -> int:
         return len(self._numbers)
 
+    def limit(self, limits: Limits) -> None:
+        """From the next batch on."""
+        if limits != self.limits:
+            self.limits = limits
+            self.max_tokens, self._lowered_until_s = limits.max_batch_tokens, math.inf
+
+    def learn_anew(self) -> None:
+        """Another model runs what waits: nothing is known of its speed."""
+        self.costs = CostModel()
+        self.cut_at, self.padded = math.inf, True
+
     def add(self, item: Item) -> bool:
         """False when an item of this id is already here: the caller drops the double."""
         if item.id in self._numbers or item.id in self._expired:
@@ -134,6 +145,28 @@ class BatchQueue:
         for item in batch:
             self.remove(item.id)
         return batch
+
+    def take_next(self, now_s: float, *, rows: int, tokens: float, most: int | None = None) -> list[Item]:
+        """The next in their turn, of any parameters, while they fit in `rows` and `tokens` of their own: take them
+        out. One that does not fit is waited for. With `most` items, the first is taken whether it fits or not."""
+        self._move_expired(now_s)
+        found: list[Item] = []
+        for item in (key[-1] for priority in sorted(self._by_arrival) for key in self._by_arrival[priority]):
+            rows, tokens = rows - item.size, tokens - item.size * item.length
+            is_forced = most is not None and not found
+            if len(found) == most or ((rows < 0 or tokens < 0) and not is_forced):
+                break
+            found.append(item)
+        for item in found:
+            self.remove(item.id)
+        return found
+
+    def has_room_for_next(self, *, rows: int, tokens: float) -> bool:
+        """Whether `take_next` would take any."""
+        if not self._numbers:
+            return False
+        head = self._head()
+        return head.size <= rows and head.size * head.length <= tokens
 
     def ran(self, size: int, length: float, seconds: float, *, jobs: int) -> None:
         """The engine took `seconds` for `jobs` of `size` rows in all. Of one job's rows it runs no more than a batch

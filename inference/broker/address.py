@@ -5,10 +5,19 @@ import os
 import tempfile
 from pathlib import Path
 
+from django.conf import settings
+
 LONGEST_SOCKET_PATH = 103  # bytes on macOS; Linux takes 107
 LONGEST_ROOT = 60  # leaves room for the folder's and the socket's names
 PRIORITIES = (1, 2, 3)  # high, normal, low: a Redis list each, looked at in this order
 PRIORITY_STEPS = (0, *PRIORITIES)  # an earlier version put into the first what it sent again
+
+KOMBU_KEYS = {  # of its Redis transport, by option; its others have the name of an exchange in them
+    "unacked_key": "unacked",
+    "unacked_index_key": "unacked_index",
+    "unacked_mutex_key": "unacked_mutex",
+    "keyprefix_binding_deadlines": "_kombu.binding_deadlines",  # an option of our transport only
+}
 
 
 def short_root() -> Path:
@@ -40,6 +49,21 @@ def stock_kombu_url(redis_url: str) -> str:
     return redis_url
 
 
+def queue_name(prefix: str, model: str) -> str:
+    """Where the messages of a model's jobs are, in the service whose names begin with `prefix`."""
+    return f"{prefix}inference.{model}"
+
+
+def queue_of(model: str) -> str:
+    """In this service."""
+    return queue_name(settings.SERVICE_PREFIX, model)
+
+
+def is_of_model(queue: str) -> bool:
+    """Of this service."""
+    return queue.startswith(queue_of(""))
+
+
 def redis_key(queue: str, step: int) -> str:
     """The list where kombu's Redis transport keeps the messages of a queue and a priority."""
     return f"{queue}\x06\x16{step}" if step else queue
@@ -50,11 +74,12 @@ def queue_arguments(broker_url: str) -> dict[str, str]:
     return {"x-queue-type": "quorum"} if broker_url.startswith(("amqp", "pyamqp")) else {}
 
 
-def kombu_options(broker_url: str) -> dict[str, object]:
-    """`broker_transport_options`: other brokers know none of them."""
+def kombu_options(broker_url: str, prefix: str = "") -> dict[str, object]:
+    """`broker_transport_options`: other brokers know none of them. `prefix` is that of the transport's own keys."""
     if "redis" not in broker_url.partition(":")[0]:
         return {}
     return {
+        **{option: f"{prefix}{key}" for option, key in KOMBU_KEYS.items()},
         "priority_steps": list(PRIORITY_STEPS),
         "socket_timeout": 5.0,  # a stalled server must not hold the worker's loop for ever
         "socket_connect_timeout": 2.0,

@@ -14,6 +14,7 @@ from django.conf import settings
 from kombu.exceptions import KombuError
 
 from inference.broker import messages as wire
+from inference.broker import queues
 from inference.broker.breaker import Breaker
 from inference.broker.messages import JobMessage
 from inference.errors import BrokerUnavailable
@@ -64,8 +65,8 @@ class AnyBroker:
                 refused[queue] = error.message
         raise_refused(refused)
 
-    def queue_lengths(self, queues: Sequence[str]) -> dict[str, int]:
-        return self._call(lambda connection: {queue: _length(connection, queue) for queue in queues})
+    def queue_lengths(self, names: Sequence[str]) -> dict[str, int]:
+        return self._call(lambda connection: {name: _length(connection, name) for name in names})
 
     def missing_exchanges(self, names: Iterable[str]) -> frozenset[str]:
         """Those of them that do not exist."""
@@ -77,8 +78,9 @@ class AnyBroker:
     def _send(self, queue: str, messages: Iterable[JobMessage], connection: kombu.Connection) -> None:
         """Declares the queue before: it may have been deleted, and what is sent to no queue is dropped in silence. And
         after: the answer says that the messages were read, which RabbitMQ does not do while it has an alarm."""
-        known = (known for known in settings.CELERY_TASK_QUEUES if known.name == queue)
-        declared = next(known, kombu.Queue(queue)).bind(connection.default_channel)
+        declared = queues.declared(queue, settings.SERVICE_PREFIX, settings.CELERY_BROKER_URL).bind(
+            connection.default_channel
+        )
         declared.queue_declare()
         producer = connection.Producer()
         for message in messages:

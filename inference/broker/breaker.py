@@ -11,6 +11,10 @@ from inference import budget
 from inference.errors import BrokerUnavailable
 
 
+class Resting(BrokerUnavailable):
+    """Nobody was asked: another call failed just now, and said so."""
+
+
 class Breaker:
     """Lets a few calls through at a time. After one failed, all are refused at once; then single calls probe.
 
@@ -67,4 +71,4 @@ class Breaker:
         raise BrokerUnavailable(f"The broker cannot be used: {self._reason}", retry_after_s=self.rest_s) from error
 
     def _refuse(self) -> None:
-        raise BrokerUnavailable(f"The broker could not be used just now: {self._reason}", retry_after_s=self.rest_s)
+        raise Resting(f"The broker could not be used just now: {self._reason}", retry_after_s=self.rest_s)

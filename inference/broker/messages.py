@@ -60,6 +60,7 @@ def headers(message: JobMessage) -> dict[str, Any]:
         **_task().headers,
         "id": message.job_id,
         "root_id": message.job_id,
+        "rows": message.size,
         "argsrepr": f"['{message.job_id}']",
         "kwargsrepr": repr(message.hints),
     }

@@ -28,7 +28,7 @@ def web(*, host: str, port: int, blocking_threads: int = 512) -> Program:
 def worker(*, name: str = "worker", devices: str = "auto", options: tuple[str, ...] = ()) -> Program:
     celery = ("celery", "--quiet", "-A", "project", "worker", "--without-mingle", "--without-gossip")
     own = ("--loglevel", os.environ.get("LOG_LEVEL", "INFO"), "-n", f"{name}@%h", "--devices", devices)
-    return Program(name=name, command=_python_module(*celery, *own, *options), grace_s=30.0)
+    return Program(name=name, command=_python_module(*celery, *own, *options), grace_s=30.0, hears_hangup=True)
 
 
 def webhooks() -> Program:

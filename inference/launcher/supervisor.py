@@ -30,6 +30,7 @@ class Program:
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)  # added to this process's
     grace_s: float = 15.0  # from SIGTERM to SIGKILL
+    hears_hangup: bool = False  # SIGHUP is passed on to it
 
 
 def raise_open_files_limit() -> None:
@@ -146,6 +147,14 @@ class Supervisor:
         if self.stopping.is_set():
             self.hurry.set()
         self.stopping.set()
+
+    def hang_up(self) -> None:
+        """Pass SIGHUP on. One that has just started may not hear it yet, and would end."""
+        for supervised in self.supervised:
+            child = supervised.child
+            is_old = time.monotonic() - child.started_s >= STABLE_S
+            if supervised.program.hears_hangup and is_old and child.exit_code is None:
+                child.process.send_signal(signal.SIGHUP)
 
     def run(self) -> None:
         """Keep the programs running until `stop`; all have ended when this returns."""

@@ -1,14 +1,15 @@
 """The jobs that a worker holds: in the queue of their model, beside it to run again or alone, or running."""
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any
 from uuid import UUID
 
 from inference import clock, errors
 from inference.batching.costs import CostModel
 from inference.batching.queue import BatchQueue, Item, Limits
-from inference.catalog.specs import ModelSpec
+from inference.catalog.specs import Catalog, ModelSpec
 from inference.worker.inflight import Batch, HeldJob, Search
 from inference.worker.isolation import Isolation, Part
 from inference.worker.replicas import Replicas
@@ -19,13 +20,32 @@ class Backlog:
 
     def __init__(self, replicas: Replicas) -> None:
         self.replicas = replicas
-        self.specs = replicas.plan.models
-        self.queues = {name: BatchQueue(_limits(spec), CostModel()) for name, spec in self.specs.items()}
+        self.specs: Catalog = {}  # of the queues
+        self.queues: dict[str, BatchQueue] = {}  # by model; replaced as a whole
+        self.follow()
         self.held: dict[str, HeldJob] = {}
         self.isolation = Isolation()
         self.batches: dict[UUID, Batch] = {}  # that run
         # How far the queues are worked off: when the newest job was made that was started, by model and priority.
         self.reached: dict[str, dict[str, float]] = defaultdict(dict)
+
+    def follow(self) -> None:
+        """A queue for each model that is run now, with its limits. One that is run no more keeps its queue until what
+        it holds has been let go."""
+        before, after = self.specs, self.replicas.specs
+        if before is after:
+            return
+        queues = dict(self.queues)
+        for name, spec in after.items():
+            queue = queues.setdefault(name, BatchQueue(_limits(spec), CostModel()))
+            queue.limit(_limits(spec))
+            if name in before and before[name].load_digest != spec.load_digest:
+                queue.learn_anew()
+        self.specs, self.queues = after, queues
+
+    def is_idle(self, model: str) -> bool:
+        """Whether it holds nothing of this model."""
+        return all(held.model != model for held in self.held.values())
 
     def __len__(self) -> int:
         """Jobs that wait."""
@@ -48,8 +68,12 @@ class Backlog:
     def started(self, batch: Batch) -> None:
         self.batches[batch.id] = batch
         self.isolation.sent(batch)
+        self.has_joined(batch)
+
+    def has_joined(self, batch: Batch) -> None:
+        """Those that its last call brings."""
         reached = self.reached[batch.spec.name]
-        for held in batch.jobs:
+        for held in batch.called:
             key = str(held.item.priority)
             reached[key] = max(reached.get(key, 0.0), held.item.arrived_at_s)
 
@@ -73,14 +97,13 @@ class Backlog:
             self._forget(held)
 
     def give_back_waiting(self) -> None:
-        """The worker leaves: others are to have what waits now, not once the batches that run here have ended. The
-        newest first, since what is given back goes before all others."""
+        """The newest first, since what is given back goes before all others."""
         self._give_back(reversed(self._waiting()))
 
     def let_go(self) -> frozenset[UUID]:
         """What cannot be run here now goes back to its queue. What has run stays while a replica that had its model
         starts again; when that has failed, its row is to go back too: returns the batches of such rows."""
-        if self.replicas.serving >= self.specs.keys():
+        if self.replicas.serving >= self.queues.keys():
             return frozenset()
         running = self._running()
         leaving = [
@@ -90,6 +113,8 @@ class Backlog:
             and held.item.id not in running
         ]
         self._give_back(leaving)
+        if gone := self.queues.keys() - self.specs.keys() - {held.model for held in self.held.values()}:
+            self.queues = {name: queue for name, queue in self.queues.items() if name not in gone}
         return frozenset(held.takes_over for held in leaving if held.takes_over)
 
     def drop_expired(self) -> bool:
@@ -99,23 +124,54 @@ class Backlog:
             self.release(self.held[item.id], errors.Expired.code, 0.0)
         return bool(expired)
 
-    def next(self) -> tuple[list[HeldJob], Search | None] | None:
-        """The jobs of the next batch, and the search that it is a step of."""
+    def next(self, without: Set[str], *, idle: int) -> tuple[list[HeldJob], Search | None, bool] | None:
+        """The jobs of the next batch, of other models than those `without`; the search that it is a step of, and
+        whether nobody may join it. `idle` children share what is generated step by step."""
         now = clock.time_s()
-        while part := self.next_alone(now) or self.isolation.next(self.replicas.serving):
+        while part := self.next_alone(now) or self.isolation.next(self.replicas.serving - without):
             self.isolation.parts.remove(part)
             if kept := [held for held in part.jobs if self.held.get(held.item.id) is held]:
-                return kept, part.search
-        for queue in sorted(self._due_queues(now), key=lambda queue: queue.head() or (0, 0.0)):
-            if items := queue.take(now):  # none when all that was due has expired
-                return [self.held[item.id] for item in items], None
+                return kept, part.search, True
+        for name, queue in self._due_in_turn(now):
+            if name not in without and (items := self._take(name, queue, now, idle)):
+                return [self.held[item.id] for item in items], None, False
         return None
+
+    def _take(self, name: str, queue: BatchQueue, now: float, idle: int) -> list[Item]:
+        """None when all that was due has expired."""
+        if not self.replicas.steps(name):
+            return queue.take(now)
+        limits = queue.limits
+        share = math.ceil(len(queue) / max(1, idle))
+        return queue.take_next(now, rows=limits.max_batch_size, tokens=limits.max_batch_tokens, most=share)
+
+    def has_next(self, without: Set[str]) -> bool:
+        """Whether there is a next batch, of other models than those `without`."""
+        now = clock.time_s()
+        if self.isolation.next(self.replicas.serving - without):
+            return True
+        return any(name not in without for name, _ in self._due_in_turn(now))
+
+    def joining(self, batch: Batch) -> list[HeldJob]:
+        """Those who join an open batch now, taken out of their queue."""
+        if not self.may_join(batch):
+            return []
+        queue = self.queues[batch.spec.name]
+        items = queue.take_next(clock.time_s(), rows=_rows_left(batch), tokens=batch.room)
+        return [self.held[item.id] for item in items]
+
+    def may_join(self, batch: Batch) -> bool:
+        """Whether somebody waits who would, and fits. What is to be run again of this model goes first, by itself."""
+        name = batch.spec.name
+        if not (queue := self.queues.get(name)) or self.isolation.next({name}):
+            return False
+        return queue.has_room_for_next(rows=_rows_left(batch), tokens=batch.room)
 
     def next_alone(self, now: float) -> Part | None:
         """Of those that nothing may run beside, the one whose turn it is."""
         if not self.isolation.parts:
             return None
-        heads = [head for queue in self._due_queues(now) if (head := queue.head())]
+        heads = [head for _, queue in self._due_in_turn(now) if (head := queue.head())]
         return self.isolation.next_alone(self.replicas.serving, heads)
 
     def due_in_s(self) -> float | None:
@@ -126,8 +182,10 @@ class Backlog:
             due.append(again)
         return max(0.0, min(due)) if due else None
 
-    def _due_queues(self, now: float) -> list[BatchQueue]:
-        return [queue for queue in self._able_queues() if (at := queue.due_at_s()) is not None and at <= now]
+    def _due_in_turn(self, now: float) -> list[tuple[str, BatchQueue]]:
+        able = {name: queue for name, queue in self.queues.items() if name in self.replicas.serving}
+        due = [(name, queue) for name, queue in able.items() if (at := queue.due_at_s()) is not None and at <= now]
+        return sorted(due, key=lambda entry: entry[1].head() or (0, 0.0))
 
     def _able_queues(self) -> list[BatchQueue]:
         return [queue for name, queue in self.queues.items() if name in self.replicas.serving]
@@ -150,6 +208,11 @@ class Backlog:
         del self.held[held.item.id]
         self.isolation.forget(held)
         self.queues[held.model].remove(held.item.id)
+
+
+def _rows_left(batch: Batch) -> int:
+    """For those that join."""
+    return batch.spec.max_batch_size - sum(held.item.size for held in batch.jobs)
 
 
 def _limits(spec: ModelSpec) -> Limits:

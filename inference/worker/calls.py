@@ -1,13 +1,36 @@
 """What crosses the pipe between the worker's main process and a pool child: plain values, no inputs and no outputs."""
 
+import ctypes
+import enum
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from inference.catalog.specs import ModelSpec
+
+Order = tuple[ModelSpec, ...]  # what a child is to have loaded, and nothing else
+
 READY = "ready"  # the state of a model that a replica has loaded
 ENDED_BY_IT = "a process ended while it loaded this model."
 PAST_ITS_LIMIT = signal.SIGALRM  # what a child dies of whose engine ran past the model's limit
+
+
+class Asked(enum.IntEnum):
+    """What the main process wants of a child that takes steps."""
+
+    GO_ON = 0
+    COME_BACK = 1  # after this step: others wait for their turn, or to join
+    TO_THE_END = 2  # the worker leaves, there will be no other call
+
+
+class Shared(ctypes.Structure):
+    """Memory that both read, without a lock: the child may be killed at any time."""
+
+    _fields_ = [
+        ("loading", ctypes.c_int),  # the how many-th of its order the child loads, or 0: as the child says
+        ("asked", ctypes.c_int),  # an `Asked`, as the main process says
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,21 +38,27 @@ class Loaded:
     """What a child has loaded."""
 
     pid: int
-    models: Mapping[str, str]  # by name: READY, or why not
+    models: Mapping[str, str]  # by digest of each that it was to have: READY, or why not
     notes: Mapping[str, str] = field(default_factory=dict)  # by name: how it is run, if in another way than most
     tracebacks: Mapping[str, str] = field(default_factory=dict)  # of those whose engine's own code failed
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes by digest, of those that it has
+    steps: frozenset[str] = frozenset()  # digests of those that generate step by step
+    total: int = 0  # bytes that its device has for all who share it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCall:
-    """Run these jobs of one model together."""
+    """Run these jobs of one model together, or have them join those of the batch that are run already."""
 
     batch: UUID
     model: str
+    digest: str  # of the model's entry that they run by
     job_ids: tuple[UUID, ...]
     time_limit_s: float  # of the engine
+    is_last: bool = False  # no newer entry of the model will be run: it could not be loaded
     alone: bool = False  # nothing runs beside it
     takes_over: tuple[UUID, ...] = ()  # batches that are known to be over, whose rows may be claimed
+    goes_on: bool = False  # with a batch that is open in this child
     verdict: str = ""  # do not run: fail the jobs with this error code
 
 
@@ -46,3 +75,9 @@ class BatchReport:
     padded: bool = True
     calls: int = 0  # engine calls; more than one when a culprit was isolated
     oom_shape: tuple[int, float] | None = None  # (size, length) that did not fit on the device
+    left: frozenset[UUID] = frozenset()  # jobs that go on with the next call of the batch
+    put_off: frozenset[UUID] = frozenset()  # jobs that were claimed, and cannot join yet
+    room: int = 0  # tokens of cache, for those that join next
+    capacity: int = 0  # tokens of cache in all; 0 of a model that does not generate step by step
+    tokens: int = 0  # generated
+    firsts_s: tuple[float, ...] = ()  # of the jobs whose first token came: since they were made

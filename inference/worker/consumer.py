@@ -1,5 +1,6 @@
 """The batching consumer: a Celery strategy for the messages, and a bootstep for the life of the worker."""
 
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -16,11 +17,13 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 
 from inference import clock
 from inference.batching.queue import Item
+from inference.broker import address
 from inference.worker.dispatch import Dispatcher
 from inference.worker.subscriptions import Subscriptions
 
 logger = logging.getLogger(__name__)
 
+LONGEST_AWAY_S = 4.0  # between two tries to reach the broker again
 SWEEP_S = 0.5  # a dead child is noticed, and a time limit enforced, within this
 
 
@@ -129,10 +132,16 @@ def _is_ours(model: str, request: Request, dispatcher: Dispatcher) -> bool:
 
 
 class JobConsumer(Consumer):
-    """Without the queues that Celery declares beside quorum queues, for tasks that start later: 28 of them."""
+    """Without the queues that Celery declares beside quorum queues, for tasks that start later: 28 of them. A broker
+    that was away is found again within `LONGEST_AWAY_S`."""
 
     class Blueprint(Consumer.Blueprint):
         default_steps = [step for step in Consumer.Blueprint.default_steps if not step.endswith(":DelayedDelivery")]
+
+    def ensure_connected(self, conn: Any) -> Any:
+        """Celery's own pauses grow to half a minute: so long nothing would be served after the broker is back."""
+        conn.ensure_connection = functools.partial(conn.ensure_connection, interval_max=LONGEST_AWAY_S)
+        return super().ensure_connected(conn)
 
 
 class BatchingStep(bootsteps.StartStopStep):
@@ -151,9 +160,7 @@ class BatchingStep(bootsteps.StartStopStep):
         c.dispatcher.on_rows_left = c.controller.housekeeping.give_back
         c.dispatcher.on_expired = c.controller.housekeeping.expire_soon
         c.dispatch_soon = lambda: self._dispatch_soon(c)
-        biggest = max(spec.max_batch_size for spec in c.dispatcher.specs.values())
-        # One batch running, and one to choose the next from.
-        c.initial_prefetch_count = 2 * biggest * replicas.plan.replicas
+        c.initial_prefetch_count = c.dispatcher.prefetch
         c.controller.heartbeat.facts = c.dispatcher.facts
         self.subscriptions = Subscriptions(c)
         if self.subscriptions.is_amqp:
@@ -165,45 +172,52 @@ class BatchingStep(bootsteps.StartStopStep):
         return getattr(c.controller, "replicas", None) is not None
 
     def register_with_event_loop(self, c: Any, hub: Any) -> None:
-        c.pool.replicas.on_idle = c.dispatch_soon
+        c.pool.replicas.on_idle, c.pool.replicas.keeps = c.dispatch_soon, c.dispatcher.keeps
         c.dispatcher.connected = True
         c.dispatcher.answering_s = lambda: c.controller.heartbeat.answering_s
         hub.call_repeatedly(SWEEP_S, self._sweep, c)
         self.follow(c)
 
     def stop(self, c: Any) -> None:
-        queues = [spec.queue for spec in c.dispatcher.specs.values()]
         if c.controller.heartbeat.leaving and c.task_consumer:
             ignore_errors(c, c.task_consumer.cancel)  # else a broker might hand us again what we give back
-            ignore_errors(c, c.dispatcher.backlog.give_back_waiting)
-            ignore_errors(c, self.subscriptions.remove_marks, queues)
-        self.subscriptions.forget(queues)
+            ignore_errors(c, c.dispatcher.leave)
+            ignore_errors(c, self.subscriptions.remove_marks)
+        self.subscriptions.forget()
         c.dispatcher.forget_messages()
 
     def _sweep(self, c: Any) -> None:
         self.subscriptions.raise_if_deleted()
+        c.controller.served.follow(c.dispatcher.backlog.is_idle)
+        c.dispatcher.lazy = c.controller.lazy.follow(c.dispatcher.backlog)
         c.pool.maintain_pool()  # the pool itself may notice a dead child only after 5 s
-        c.pool.replicas.try_again()
+        c.pool.replicas.look_after()
         self.follow(c)
         c.dispatcher.sweep()
 
     def follow(self, c: Any) -> None:
         """Consume the queues of the models that a replica can run now, and no other; none once the worker has left all.
         What a queue brought before it was left, or has on its way, goes back to it."""
-        dispatcher, queues = c.dispatcher, c.app.amqp.queues
-        wanted = {dispatcher.specs[name].queue for name in dispatcher.replicas.serving if dispatcher.connected}
-        consumed = {spec.queue for spec in dispatcher.specs.values()} & set(queues.consume_from)
+        dispatcher = c.dispatcher
+        wanted = {address.queue_of(name) for name in dispatcher.replicas.serving if dispatcher.connected}
+        consumed = self.subscriptions.consumed
         for queue in consumed - wanted:
             self.subscriptions.end(queue)
         for queue in wanted - consumed:
             self.subscriptions.begin(queue)
         dispatcher.refused = self.subscriptions.why_not(dispatcher.specs)
         dispatcher.let_go()
+        self._prefetch(c)
         replicas = dispatcher.replicas
-        state = replicas.serving, replicas.served, replicas.have_told, dispatcher.connected, dispatcher.refused
+        state = replicas.version, dispatcher.connected, dispatcher.refused, dispatcher.lazy
         if state != self.reported:
             self.reported = state
             c.controller.heartbeat.changed()
+
+    def _prefetch(self, c: Any) -> None:
+        """On RabbitMQ a queue keeps the count that its subscription began with."""
+        if c.initial_prefetch_count != c.dispatcher.prefetch:
+            c.initial_prefetch_count = c.qos.value = c.dispatcher.prefetch
 
     def _dispatch_soon(self, c: Any) -> None:
         """Once per turn of the loop: messages that arrive together are batched together."""
@@ -219,7 +233,7 @@ class BatchingStep(bootsteps.StartStopStep):
         dispatcher = c.dispatcher
         dispatcher.kick()
         due_in_s = dispatcher.backlog.due_in_s()
-        if due_in_s and dispatcher.pool.idle > 0:
+        if due_in_s and dispatcher.pool.idle():
             if self.timer is not None:
                 self.timer.cancel()
             self.timer = c.timer.call_after(due_in_s, self._dispatch, (c,))

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from itertools import takewhile
 from uuid import UUID
 
-from inference.catalog.specs import Catalog
-
 logger = logging.getLogger(__name__)
 
 CPU = "cpu"
@@ -21,13 +19,12 @@ NAME = re.compile(r"cpu|cuda:\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a worker runs, for as long as it lives: child i on device i mod n, with `threads` torch threads."""
+    """On what a worker runs, for as long as it lives: child i on device i mod n, with `threads` torch threads."""
 
     worker: UUID
     devices: tuple[str, ...]
     replicas: int
     threads: int
-    models: Catalog
 
     def device_of(self, index: int) -> str:
         return self.devices[index % len(self.devices)]
@@ -57,11 +54,11 @@ def parse(option: str) -> tuple[str, ...]:
     return names
 
 
-def make_plan(*, worker: UUID, devices: tuple[str, ...], concurrency: int | None, models: Catalog) -> Plan:
+def make_plan(*, worker: UUID, devices: tuple[str, ...], concurrency: int | None) -> Plan:
     """One replica a GPU. On CPUs one a core with one thread each: on two cores that ran 132 items/s against 80 to 102
     of one replica with two threads."""
     replicas = concurrency or (cores() if devices == (CPU,) else len(devices))
-    return Plan(worker=worker, devices=devices, replicas=replicas, threads=max(1, cores() // replicas), models=models)
+    return Plan(worker=worker, devices=devices, replicas=replicas, threads=max(1, cores() // replicas))
 
 
 def cores() -> int:

@@ -29,6 +29,7 @@ class Facts:
     state: WorkerState
     model_names: Sequence[str]  # served: as `inference.status.workers` tells
     replicas: Mapping[str, Mapping[str, object]]
+    catalog: Mapping[str, object]
     error: str
     connected: bool  # to the broker
     replicas_ready: int
@@ -37,6 +38,7 @@ class Facts:
     finished: int
     speeds: Mapping[str, float]
     reached: Mapping[str, Mapping[str, float]]  # by model and priority: creation time of the newest job dispatched
+    generation: Mapping[str, Mapping[str, object]]  # by model that generates step by step
     looped_at: float  # monotonic: the last turn of the event loop's sweep
 
 

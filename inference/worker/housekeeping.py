@@ -13,6 +13,7 @@ from django.conf import settings
 from django.db.models import Q
 
 from inference.broker import publish
+from inference.broker.address import queue_of
 from inference.store import transitions
 from inference.upkeep import reconcile, retention
 from inference.worker.heartbeat import Heartbeat, succeeds
@@ -79,9 +80,7 @@ class Housekeeping(threading.Thread):
             return
         facts = self.heartbeat.facts()
         publish.ping()  # the event loop waits for a broker that is away, or has no room: that one still counts queues
-        consumed = [
-            self.replicas.plan.models[name].queue for name in self.replicas.serving.intersection(facts.model_names)
-        ]
+        consumed = [queue_of(name) for name in self.replicas.serving.intersection(facts.model_names)]
         waiting = sum(publish.queue_lengths(consumed).values())
         reason = self.watchdog.reason(
             now=time.monotonic(), looped_at=facts.looped_at, waiting=waiting, held=facts.held,

@@ -44,19 +44,30 @@ class Search:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """One pool call in flight."""
+    """One pool call in flight; or several, one after the other, of one that is open."""
 
     id: UUID
     spec: ModelSpec
-    jobs: list[HeldJob]
+    jobs: list[HeldJob]  # that have not ended
+    pid: int  # the child that it was sent to
     search: Search | None = None  # that this is a step of
-    result: Any = None
-    pid: int | None = None  # the child that accepted it
-    accepted_at: float = 0.0  # monotonic
+    is_closed: bool = False  # nobody may join: it is run again, or alone
+    begun: list[HeldJob] = field(init=False)  # the jobs that it began with
+    called: list[HeldJob] = field(init=False)  # those that the last call brought
+    result: Any = None  # of a call that is not over
+    called_at: float = 0.0  # monotonic
+    has_begun: bool = False  # a child has the last call
+    accepted_at: float = 0.0  # monotonic: since when
+    begun_at: float = 0.0  # monotonic: since when a child has had its first call
+    is_open: bool = False  # its first call came back, and jobs of it go on
+    room: int = 0  # tokens of cache, for those that join
     timed_out: bool = False  # its engine ran past the model's limit
     stuck: bool = False  # its child was killed, and not for what its engine did
+
+    def __post_init__(self) -> None:
+        self.begun, self.called = list(self.jobs), list(self.jobs)
 
     @property
     def is_alone(self) -> bool:
         """Whether nothing may run beside it."""
-        return self.jobs[0].item.alone
+        return self.begun[0].item.alone

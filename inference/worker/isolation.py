@@ -5,7 +5,7 @@ And the turns of those jobs that nothing may run beside.
 
 import logging
 import time
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 
 from billiard.exceptions import Terminated, WorkerLostError
@@ -86,8 +86,8 @@ class Isolation:
             self.others_until, self._owed_s = time.monotonic() + self._owed_s, 0.0
 
     def ended(self, batch: Batch) -> None:
-        if batch.is_alone and batch.pid is not None:
-            self._owed_s = time.monotonic() - batch.accepted_at
+        if batch.is_alone and batch.has_begun:
+            self._owed_s = time.monotonic() - batch.begun_at
 
     def due_in_s(self, models: Container[str]) -> float | None:
         now = time.monotonic()
@@ -96,10 +96,19 @@ class Isolation:
     def again(self, batch: Batch, after_s: float = 0.0) -> None:
         self._add(batch.jobs, batch.search, after_s)
 
+    def rejoin(self, jobs: Sequence[HeldJob]) -> None:
+        """They were to join an open batch, and its call was forgotten."""
+        self._add(list(jobs))
+
+    def put_off(self, jobs: Sequence[HeldJob]) -> None:
+        """They were to join an open batch, and cannot yet."""
+        if jobs:
+            self._add(list(jobs), after_s=self.pauses.next_s())
+
     def succeeded(self, batch: Batch) -> None:
         self.pauses.reset()
         if batch.search:
-            batch.search.narrow(batch.jobs, died=False)
+            batch.search.narrow(batch.begun, died=False)
             self._go_on(batch.search)
 
     def retry(self, batch: Batch, cause: BaseException) -> None:

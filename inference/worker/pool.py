@@ -3,17 +3,16 @@
 Imported before Django is set up: what needs models is imported where it is used.
 """
 
-import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from billiard.pool import RUN
 from celery.concurrency import asynpool, prefork
 
-from inference.worker.calls import Loaded
+from inference.worker.calls import Loaded, Order, Shared
 from inference.worker.devices import Plan
 from inference.worker.replicas import Replicas
 
@@ -22,10 +21,15 @@ def _nobody() -> None:
     """Until a consumer listens."""
 
 
-class ReplicaWorker(asynpool.Worker):
-    """What a child runs. It brings its plan along: what lies on the disk may have changed since the worker started."""
+def _keeps_nothing(pid: int) -> bool:
+    """Until a consumer says."""
+    return False
 
-    beginning: tuple[Plan, Collection[str], ctypes.c_int] | None = None  # as `child.start` takes it
+
+class ReplicaWorker(asynpool.Worker):
+    """What a child runs. It brings along what it is to load: what lies on the disk may be another thing already."""
+
+    beginning: tuple[Plan, Order, Shared] | None = None  # as `child.start` takes it
     loaded: Loaded | None = None
 
     def __reduce__(self) -> Any:
@@ -52,8 +56,9 @@ class ReplicaPool(asynpool.AsynPool):
     Worker = ReplicaWorker
     replicas: Replicas | None = None  # none in a worker that serves no models
     _beginning: Any = None  # of the child that is made
-    _trial: Any = None  # to load what no replica could load
+    _ordered: Any = None  # the call that has a child load or unload something
     on_idle: Callable[[], None] = staticmethod(_nobody)
+    keeps: Callable[[int], bool] = staticmethod(_keeps_nothing)  # whether a batch is open in this child
 
     def WorkerProcess(self, worker: Any) -> Any:
         worker.beginning = self._beginning
@@ -62,10 +67,11 @@ class ReplicaPool(asynpool.AsynPool):
     def _create_worker_process(self, index: int) -> Any:
         if not self.replicas:
             return super()._create_worker_process(index)
-        loading = self._ctx.RawValue("i")  # without a lock: its child may be killed at any time
-        self._beginning = self.replicas.plan, self.replicas.without(index), loading
+        shared = self._ctx.RawValue(Shared)
+        order = self.replicas.first_order(index)
+        self._beginning = self.replicas.plan, order, shared
         process = super()._create_worker_process(index)
-        self.replicas.started(index, process.pid, loading)
+        self.replicas.started(index, process.pid, order, shared)
         return process
 
     def on_process_alive(self, pid: int, loaded: Loaded | None = None) -> None:
@@ -80,19 +86,37 @@ class ReplicaPool(asynpool.AsynPool):
 
     def _changed(self) -> None:
         self._keep_able()
+        self._order()
         self.on_idle()
 
     def _keep_able(self) -> None:
-        """Only a child that can run whatever is consumed can be given a call."""
+        """Only a child that can run whatever is consumed is given a call that may go to any."""
         for process in self._pool:
             fd = process.inqW_fd
             if self.replicas and self._fileno_to_inq.get(fd) is process:
                 able = self.replicas.may_run(process.pid)
-                (self._all_inqueues.add if able else self._all_inqueues.discard)(fd)
+                # The pool compares how many are busy with how many there are.
+                (self._all_inqueues.add if able or fd in self._busy_workers else self._all_inqueues.discard)(fd)
+
+    def _create_write_handlers(self, hub: Any, **options: Any) -> None:
+        super()._create_write_handlers(hub, **options)
+        self._write_to = hub.consolidate_callback  # of those that can be written to, the idle ones get the next calls
+
+    def send(self, pid: int, function: Callable[..., Any], arguments: Any, **options: Any) -> Any:
+        """Call it in this child, which is idle, at once. None when the pool is closing."""
+        fd = next(process.inqW_fd for process in self._pool if process.pid == pid)
+        call = self.apply_async(function, arguments, **options)
+        if call is not None:
+            self.outbound_buffer.remove(call)
+            self.outbound_buffer.appendleft(call)
+            self._all_inqueues.add(fd)
+            self._write_to([fd])
+            self._keep_able()
+        return call
 
     def on_job_ready(self, job: Any, i: Any, obj: Any, inqW_fd: int) -> None:
         super().on_job_ready(job, i, obj, inqW_fd)
-        self.on_idle()
+        self._changed()
 
     def _repopulate_pool(self, exitcodes: Any) -> None:
         """One that could not load what it must waits before it tries again."""
@@ -107,38 +131,43 @@ class ReplicaPool(asynpool.AsynPool):
             if self._state == RUN and self.replicas.may_start(index):
                 self._create_worker_process(index)
 
-    def try_again(self) -> None:
-        """Restart the children that lack what others run; let one load what all lack."""
+    def look_after(self) -> None:
+        """Restart the children that lack what others run; have one load or unload what it is to."""
         if not self.replicas:
             return
         for index in self.replicas.to_restart():
             self._restart(index)
-        if self.idle > 0 and self.replicas.should_try() and not self.knows(self._trial):
-            self._try(self.replicas)
+        self._order()
 
-    def _try(self, replicas: Replicas) -> None:
-        """The call goes to any idle child that may be given one: until it is accepted no other may."""
-        free = self._all_inqueues - self._busy_workers
-        idle = {process.pid: process.inqW_fd for process in self._pool if process.inqW_fd in free}
-        if (pid := replicas.next_to_try(idle)) is None:
+    def _order(self) -> None:
+        """An order goes before the child's next batch, and waits for those that are open in it, which nobody joins
+        meanwhile."""
+        if not self.replicas or self._state != RUN or self.knows(self._ordered):
+            return
+        idle = [process.pid for process in self._pool if self._is_idle(process)]
+        if (pid := self.replicas.wanted(idle)) is None or self.keeps(pid):
+            return
+        if (following := self.replicas.next_order([pid])) is None:
             return
         from inference.worker import child
 
         begun_at = time.monotonic()
-        replicas.tried()
-        self._all_inqueues.difference_update(free - {idle[pid]})
-        self._trial = self.apply_async(
-            child.load_missing,
-            callback=lambda loaded: self._tried(loaded, time.monotonic() - begun_at),
-            accept_callback=lambda pid, at: self._changed(),
-            error_callback=lambda info: replicas.tried(time.monotonic() - begun_at),
+        self._ordered = self.send(
+            pid, child.have, (following[1],),
+            callback=lambda loaded: self._done(loaded, time.monotonic() - begun_at),
+            error_callback=lambda info: self._done(None, time.monotonic() - begun_at),
             timeout=self._proc_alive_timeout,
-        )
+        )  # fmt: skip
 
-    def _tried(self, loaded: Loaded, took_s: float) -> None:
+    def _is_idle(self, process: Any) -> bool:
+        return self._fileno_to_inq.get(process.inqW_fd) is process and process.inqW_fd not in self._busy_workers
+
+    def _done(self, loaded: Loaded | None, took_s: float) -> None:
+        self._ordered = None
         if self.replicas:
             self.replicas.tried(took_s)
-        self._note(loaded)
+        if loaded:
+            self._note(loaded)
 
     def end(self, pid: int) -> None:
         """This child must not be given another call."""
@@ -151,11 +180,11 @@ class ReplicaPool(asynpool.AsynPool):
     def _restart(self, index: int) -> None:
         for process in self._pool:
             calls_of = (job for job in self._cache.values() if process in (job._write_to, job._scheduled_for))
-            if process.index == index and not any(calls_of):
+            if process.index == index and not any(calls_of) and not self.keeps(process.pid):
                 process.terminate_controlled()
 
     def knows(self, call: Any) -> bool:
-        """Whether it is still to be answered: after a reconnect Celery forgets those that no child has begun."""
+        """Whether it is still to be answered: as a connection ends Celery forgets those that no child has begun."""
         return call in self._cache.values()
 
     def flush(self) -> None:
@@ -172,17 +201,23 @@ class ReplicaPool(asynpool.AsynPool):
 
     @property
     def ready(self) -> int:
-        """Replicas that can be given a call, now or after the one they run."""
-        return len(self._all_inqueues)
+        """Replicas that can be given a batch, now or after the call that they run."""
+        return self.replicas.able if self.replicas else 0
 
     @property
     def busy(self) -> int:
         return len(self._busy_workers)
 
-    @property
-    def idle(self) -> int:
-        """Replicas that would start a call at once."""
-        return len(self._all_inqueues - self._busy_workers) - len(self.outbound_buffer)
+    def idle(self) -> list[int]:
+        """Replicas that would start a call at once, by their processes. What waits to be written goes to the first."""
+        found = [process.pid for process in self._pool if self._is_idle(process) and self._takes_calls(process)]
+        return found[len(self.outbound_buffer) :]
+
+    def _takes_calls(self, process: Any) -> bool:
+        return process.inqW_fd in self._all_inqueues or self.keeps(process.pid)
+
+    def has(self, pid: int) -> bool:
+        return any(process.pid == pid for process in self._pool)
 
 
 class TaskPool(prefork.TaskPool):

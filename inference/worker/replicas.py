@@ -3,90 +3,109 @@
 Belongs to the worker's event loop; other threads read what its properties and `rows` return.
 """
 
-import ctypes
 import logging
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Set
 
-from inference.failures import Pauses
-from inference.worker.calls import ENDED_BY_IT, READY, Loaded
+from inference.catalog.specs import Catalog, ModelSpec
+from inference.worker.calls import ENDED_BY_IT, READY, Asked, Loaded, Order, Shared
 from inference.worker.devices import Plan
+from inference.worker.replica import Replica, new_pauses
 
 logger = logging.getLogger(__name__)
 
-LOADING = "its worker is loading it."
 TIMES_AS_LONG = 10  # a child works between two tries to load what all lack
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-
-
-def _pauses() -> Pauses:
-    return Pauses(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
-
-
-@dataclass(slots=True)
-class Replica:
-    """One child after the other on one device. `models` says of each model READY, LOADING, or why not."""
-
-    device: str
-    models: dict[str, str]
-    notes: Mapping[str, str] = field(default_factory=dict)  # of how its models are run
-    pid: int | None = None  # of its living process
-    loading: ctypes.c_int = field(default_factory=ctypes.c_int)  # what that process loads now: as the child says
-    killers: frozenset[str] = frozenset()  # models that a process ended with while it loaded them
-    is_up: bool = False  # its process has told what it loaded
-    had: frozenset[str] = frozenset()  # loaded by the process before; unknown again once a load has failed
-    told: bool = False  # some process of it has told, or has died of loading
-    retry_at: float = 0.0  # monotonic: when it may try again to load what it lacks
-    pauses: Pauses = field(default_factory=_pauses)
-
-    @property
-    def ready(self) -> frozenset[str]:
-        return frozenset(name for name, state in self.models.items() if state == READY) if self.is_up else frozenset()
-
-    def pause(self) -> None:
-        self.retry_at = time.monotonic() + self.pauses.next_s()
 
 
 class Replicas:
-    """A call goes to any idle child, so the worker runs what its best child has, and no child that lacks some of it."""
+    """A call goes to any idle child, so the worker runs what its best child has, and no child that lacks some of it.
 
-    def __init__(self, plan: Plan) -> None:
+    What the catalog says anew is loaded beside what runs, by one child after the other. Once all have it, all calls
+    ask for it, and the children unload what was before. Entries are told apart by their digests.
+    """
+
+    def __init__(self, plan: Plan, catalog: Catalog) -> None:
         self.plan = plan
+        self.catalog: Catalog = dict(catalog)  # what the models file says of this worker's models
+        self.file_digest = ""  # of the whole models file that `catalog` was taken from, set after it
+        self.parked: frozenset[str] = frozenset()  # models of it that are to be in no memory now
+        self.specs: Catalog = dict(catalog)  # by which jobs run; replaced as a whole
+        # By digest: what each child is to have loaded. What runs comes first.
+        self.goal: dict[str, ModelSpec] = {spec.digest: spec for spec in catalog.values()}
         self.replicas: list[Replica] = []
         self._grow(plan.replicas)
-        self.serving: frozenset[str] = frozenset()  # what can be run now
-        self.tries = _pauses()
+        self._runs: frozenset[str] = frozenset()  # digests: what can be run now
+        self.serving: frozenset[str] = frozenset()  # the models of these
+        self.tries = new_pauses()
         self.try_at = 0.0  # monotonic: when a child that runs what all run may try to load what all lack
+        self.version = 0  # grows with every change
+        self._is_settled = False  # every child that is up has what it is to have
         self._said: set[tuple[str, str]] = set()
 
     def _grow(self, count: int) -> None:
         """`celery control pool_grow` makes more than were planned."""
         for index in range(len(self.replicas), count):
-            self.replicas.append(Replica(self.plan.device_of(index), dict.fromkeys(self.plan.models, LOADING)))
+            self.replicas.append(Replica(self.plan.device_of(index)))
+
+    # What is to be run
+
+    def follow(self, catalog: Catalog) -> None:
+        """From now on this is to be run. What it lists no more is run until `release`."""
+        self.catalog = dict(catalog)
+        self._try_anew()
+
+    def park(self, names: Collection[str]) -> None:
+        """These are not run from now on, and unloaded; all others are to be loaded. That loading one of these failed
+        is forgotten."""
+        self.parked = frozenset(names)
+        self._try_anew()
+        for replica in self.replicas:
+            replica.models = {key: why for key, why in replica.models.items() if why == READY or key in self.goal}
+            replica.killers &= self.goal.keys()
+
+    def release(self, name: str) -> None:
+        """A model that is not in the catalog any more has no jobs left."""
+        self.specs = {other: spec for other, spec in self.specs.items() if other != name}
+        logger.info("worker=%s model=%s is gone from the models file, and no job of it is left", self.plan.worker, name)
+        self._choose()
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """Models that are run for the jobs they still have, and not in the catalog."""
+        return frozenset(self.specs.keys() - self.catalog.keys())
+
+    def _try_anew(self) -> None:
+        self.tries.reset()
+        self.try_at = time.monotonic()
+        self._choose()
 
     # What happens to the children
 
-    def started(self, index: int, pid: int, loading: ctypes.c_int | None = None) -> None:
+    def started(self, index: int, pid: int, order: Order = (), shared: Shared | None = None) -> None:
         self._grow(index + 1)
         replica = self.replicas[index]
-        replica.pid, replica.is_up = pid, False
-        replica.loading = ctypes.c_int() if loading is None else loading  # which is false while it is 0
+        replica.pid, replica.is_up, replica.ready = pid, False, frozenset()
+        replica.ordered = tuple(spec.digest for spec in order)
+        replica.shared = shared or Shared()
 
     def loaded(self, loaded: Loaded) -> None:
-        """A child says what it has, after its start or after another try."""
+        """A child says what it has, after its start or after an order."""
         for replica in self.replicas:
             if replica.pid == loaded.pid:
-                had = replica.ready
-                replica.models, replica.is_up, replica.told, replica.had = dict(loaded.models), True, True, frozenset()
-                replica.notes = loaded.notes
+                had, goal = replica.ready, self.goal
+                kept = {key: why for key, why in replica.models.items() if why != READY and key in goal}
+                replica.models = {**kept, **dict.fromkeys(replica.killers & goal.keys(), ENDED_BY_IT), **loaded.models}
+                replica.ready = frozenset(key for key, state in replica.models.items() if state == READY)
+                replica.is_up, replica.told, replica.had = True, True, frozenset()
+                replica.notes, replica.memory, replica.total = loaded.notes, loaded.memory, loaded.total
+                replica.steps = loaded.steps
                 replica.killers = replica.killers - replica.ready if replica.ready else frozenset()
-                if len(replica.ready) == len(self.plan.models):
+                if goal.keys() <= replica.ready:
                     replica.pauses.reset()
                 else:
                     replica.pause()
                 self._tell(replica, loaded.tracebacks)
-                if self.serving and replica.ready > self.serving | had:  # so may the others, one by one
+                if self._runs and replica.ready > self._runs | had:  # so may the others, one by one
                     self.tries.reset()
                     self.try_at = time.monotonic()
         self._choose()
@@ -96,78 +115,179 @@ class Replicas:
         replica = self.replicas[index]
         if replica.pid is None:
             return
-        if number := replica.loading.value:
-            self._blame(replica, list(self.plan.models)[number - 1])
+        if number := replica.shared.loading:
+            self._blame(replica, replica.ordered[number - 1])
         if replica.is_up:
-            replica.had = replica.ready & self.serving
+            replica.had = replica.ready & self._runs
         else:
             replica.had, replica.told = frozenset(), True
             replica.models = self._ended_loading(replica)
             self._tell(replica, {})
             replica.pause()
-        replica.pid, replica.is_up = None, False
+        replica.pid, replica.is_up, replica.ready = None, False, frozenset()
         self._choose()
 
-    def _blame(self, replica: Replica, model: str) -> None:
+    def _blame(self, replica: Replica, key: str) -> None:
         """Something is always left to be loaded."""
-        killers = replica.killers | {model}
-        if len(killers) == len(self.plan.models):
-            killers = frozenset({model} if len(killers) > 1 else ())
+        killers = (replica.killers | {key}) & self.goal.keys()
+        if len(killers) == len(self.goal):
+            killers = frozenset({key} if len(killers) > 1 else ())
         replica.killers = killers
 
     def _ended_loading(self, replica: Replica) -> dict[str, str]:
         """What is known of its models: which it was, or nothing."""
         if replica.killers:
-            return {name: ENDED_BY_IT if name in replica.killers else LOADING for name in self.plan.models}
-        return dict.fromkeys(self.plan.models, "its process ended while it loaded its models.")
+            return dict.fromkeys(replica.killers, ENDED_BY_IT)
+        return dict.fromkeys(replica.ordered, "its process ended while it loaded its models.")
 
     def _choose(self) -> None:
         """The largest set that may be served; the one that is served already among equals."""
-        before = self.serving
-        sets = [ready for replica in self.replicas if (ready := replica.ready)]
-        allowed = [ready for ready in sets if not before or ready <= before or self._is_common(ready)]
-        self.serving = max(allowed or sets, key=lambda ready: (len(ready), ready == before), default=frozenset())
-        if self.serving != before:
+        self.version += 1
+        served = self.served
+        self._switch()
+        wanted = (*self.specs.values(), *self.catalog.values())
+        self.goal = {spec.digest: spec for spec in wanted if spec.name not in self.parked}
+        before = self._runs & self.goal.keys()
+        current = frozenset(spec.digest for spec in self.specs.values() if spec.name not in self.parked)
+        sets = [ready for replica in self.replicas if (ready := replica.ready & current)]
+        allowed = [ready for ready in sets if not before or ready <= before or self._is_common(ready, before)]
+        self._runs = max(allowed or sets, key=lambda ready: (len(ready), ready == before), default=frozenset())
+        names = frozenset(spec.name for spec in self.specs.values() if spec.digest in self._runs)
+        new, self.serving = names - self.serving, names
+        if self._runs != before:
             self.tried()
-        if len(self.serving) == len(self.plan.models):
+        if self.goal.keys() <= self._runs:
             self.tries.reset()
-        if self.serving - before:
-            logger.info("worker=%s serves %s", self.plan.worker, ", ".join(sorted(self.serving)))
-        if gone := before - self.served:
+        if new:
+            logger.info("worker=%s serves %s", self.plan.worker, ", ".join(sorted(new)))
+        self._is_settled = all(replica.ready == self.goal.keys() for replica in self.replicas if replica.is_up)
+        if gone := (served - self.served) & self.catalog.keys() - self.parked:
             logger.error("worker=%s serves no more: %s", self.plan.worker, ", ".join(sorted(gone)))
 
-    def _is_common(self, models: frozenset[str]) -> bool:
-        """Whether half of the living have them: the others would be given no more calls."""
+    def _switch(self) -> None:
+        """To what the catalog says, where nothing is lost: all that take calls have it, or none has what was before."""
+        before, loaded = self.specs, frozenset[str]().union(*(replica.ready | replica.had for replica in self.replicas))
+        kept = {name: spec for name, spec in before.items() if spec.digest in loaded and name not in self.parked}
+        taken = {name for name, spec in self.catalog.items() if name not in kept or self._all_have(spec)}
+        after = {name: self.catalog[name] if name in taken else kept[name] for name in (*self.catalog, *kept)}
+        if after == before:
+            return
+        self.specs = after
+        for name in taken & before.keys():
+            old, new = before[name].digest, after[name].digest
+            if old != new and old in self._runs:
+                self._runs = self._runs - {old} | {new}
+                logger.info("worker=%s model=%s is run by its new entry from now on", self.plan.worker, name)
+
+    def _all_have(self, spec: ModelSpec) -> bool:
+        """Of those that take calls; one at least."""
+        able = [replica for replica in self.replicas if replica.pid is not None and self.may_run(replica.pid)]
+        return bool(able) and all(spec.digest in replica.ready for replica in able)
+
+    def _is_common(self, models: frozenset[str], before: frozenset[str]) -> bool:
+        """Whether half of the living have them, as the others would be given no more calls; and none is still to try
+        what is new."""
         living = [replica for replica in self.replicas if replica.pid is not None]
+        if any(models - before - replica.models.keys() for replica in living if replica.is_up):
+            return False
         return 2 * sum(replica.ready >= models for replica in living) >= len(living)
 
     def _tell(self, replica: Replica, tracebacks: Mapping[str, str]) -> None:
         """One sentence for each reason, not for each child and try."""
-        for name, why in replica.models.items():
-            if why != READY and (name, why) not in self._said:
-                self._said.add((name, why))
-                trace = f"\n{tracebacks[name]}" if name in tracebacks else ""
-                logger.error("model=%s not loaded on %s, tried again and again: %s%s", name, replica.device, why, trace)
+        for key, spec in self.goal.items():
+            why = replica.models.get(key, READY)
+            if why != READY and (key, why) not in self._said:
+                self._said.add((key, why))
+                trace = f"\n{tracebacks[key]}" if key in tracebacks else ""
+                logger.error(
+                    "model=%s not loaded on %s, tried again and again: %s%s", spec.name, replica.device, why, trace
+                )
 
     # What follows from it
 
     @property
     def served(self) -> frozenset[str]:
         """What can be run now, or as soon as a child that ended has started again."""
-        return self.serving.union(*(replica.had for replica in self.replicas))
+        runs = self._runs.union(*(replica.had for replica in self.replicas))
+        return frozenset(spec.name for spec in self.specs.values() if spec.digest in runs) - self.parked
+
+    def is_last(self, spec: ModelSpec) -> bool:
+        """Whether there is a newer entry, which some replica could not load."""
+        newer = self.catalog.get(spec.name, spec).digest
+        return newer != spec.digest and any(r.models.get(newer, READY) != READY for r in self.replicas)
 
     def may_run(self, pid: int) -> bool:
         """Whether this child can be given any call."""
-        return any(r.pid == pid and bool(r.ready) and r.ready >= self.serving for r in self.replicas)
+        return any(r.pid == pid and bool(r.ready) and r.ready >= self._runs for r in self.replicas)
+
+    def steps(self, model: str) -> bool:
+        """Whether a replica generates with it step by step, so that jobs of any parameters run together."""
+        spec = self.specs.get(model)
+        return spec is not None and any(spec.digest in replica.steps for replica in self.replicas)
+
+    def ask(self, pid: int, asked: Asked) -> None:
+        """A child that takes steps."""
+        for replica in self.replicas:
+            if replica.pid == pid:
+                replica.shared.asked = asked
+
+    @property
+    def able(self) -> int:
+        """How many children can be given any call."""
+        return sum(replica.pid is not None and self.may_run(replica.pid) for replica in list(self.replicas))
 
     def may_start(self, index: int) -> bool:
         if index >= len(self.replicas):
             return True
         return self.replicas[index].retry_at <= time.monotonic() or self.replicas[index].had != frozenset()
 
-    def without(self, index: int) -> frozenset[str]:
-        """What its next process is not to load as it starts: it ended the last one, and no other replica runs it."""
-        return self.replicas[index].killers - self.serving if index < len(self.replicas) else frozenset()
+    def first_order(self, index: int) -> Order:
+        """What its next process is to load as it starts: not what ended the last one, unless others run it."""
+        without = self.replicas[index].killers - self._runs if index < len(self.replicas) else frozenset()
+        return tuple(spec for key, spec in self.goal.items() if key not in without)
+
+    def wanted(self, pids: Collection[int]) -> int | None:
+        """Which of these children, who run nothing now, is to unload or to load something."""
+        following = None if self._is_settled else self._following(pids)
+        return following[0].pid if following else None
+
+    def next_order(self, pids: Collection[int]) -> tuple[int, Order] | None:
+        """For the one that is `wanted`: what it is to have."""
+        following = None if self._is_settled else self._following(pids)
+        if following is None:
+            return None
+        replica, keys = following
+        if not keys <= replica.ready:
+            self.tried()
+        order = tuple(spec for key, spec in self.goal.items() if key in keys)
+        replica.ordered = tuple(spec.digest for spec in order)
+        return replica.pid or 0, order
+
+    def _following(self, pids: Collection[int]) -> tuple[Replica, Set[str]] | None:
+        up = [replica for replica in self.replicas if replica.is_up and replica.pid in pids]
+        goal = self.goal
+        for replica in up:
+            if replica.ready - goal.keys():
+                return replica, replica.ready & goal.keys()
+        free = [replica for replica in up if self._can_be_spared(replica)]
+        for replica in free:
+            if untried := self._untried(replica):
+                return replica, replica.ready | untried
+        if self._should_try() and (lacking := [r for r in free if not goal.keys() <= r.ready]):
+            return min(lacking, key=lambda replica: replica.retry_at), goal.keys()
+        return None
+
+    def _untried(self, replica: Replica) -> frozenset[str]:
+        """What it was never told to load. What another could not is tried in turn, with pauses."""
+        tried = replica.models.keys() | {
+            key for other in self.replicas for key, why in other.models.items() if why != READY
+        }
+        return frozenset(self.goal.keys() - tried)
+
+    def _can_be_spared(self, replica: Replica) -> bool:
+        """Others take the calls meanwhile, or will not soon: a single one pauses."""
+        others = [other for other in self.replicas if other is not replica and other.pid is not None]
+        return all(other.is_up for other in others) or any(self.may_run(other.pid or 0) for other in others)
 
     def to_restart(self) -> list[int]:
         """Indexes of the children that lack what others run, or have nothing, when their pause is over."""
@@ -176,16 +296,12 @@ class Replicas:
             index
             for index, replica in enumerate(self.replicas)
             if replica.is_up and replica.retry_at <= now and replica.pid and not self.may_run(replica.pid)
-        ]
+            and self.goal and not self._untried(replica)
+        ]  # fmt: skip
 
-    def should_try(self) -> bool:
+    def _should_try(self) -> bool:
         """Whether a child that runs what all run is to try again to load what all lack."""
-        return 0 < len(self.serving) < len(self.plan.models) and self.try_at <= time.monotonic()
-
-    def next_to_try(self, pids: Collection[int]) -> int | None:
-        """Of these children the one that lacks some model and whose last try is longest ago."""
-        lacking = [r for r in self.replicas if r.pid in pids and len(r.ready) < len(self.plan.models)]
-        return min(lacking, key=lambda replica: replica.retry_at).pid if lacking else None
+        return bool(self._runs) and self.goal.keys() > self._runs and self.try_at <= time.monotonic()
 
     def tried(self, took_s: float = 0.0) -> None:
         """The child could run nothing meanwhile: a try that takes long is seldom made."""
@@ -195,24 +311,3 @@ class Replicas:
     def have_told(self) -> bool:
         """Whether each has loaded what it can, or died of it, once."""
         return all(replica.told for replica in self.replicas)
-
-    def why_not(self) -> dict[str, str]:
-        """By model: why a replica could not load it."""
-        return {
-            name: why
-            for replica in self.replicas
-            for name, why in replica.models.items()
-            if why not in (READY, LOADING)
-        }
-
-    def rows(self, refused: Mapping[str, str]) -> dict[str, dict[str, object]]:
-        """By index, as the worker's row shows them. `refused`: why the broker keeps these models from them."""
-        return {
-            str(index): {
-                "pid": replica.pid,
-                "device": replica.device,
-                "models": {**replica.models, **refused},
-                "notes": dict(replica.notes),
-            }
-            for index, replica in enumerate(self.replicas)
-        }

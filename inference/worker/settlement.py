@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -11,7 +11,8 @@ from billiard.exceptions import Terminated, WorkerLostError
 from inference import clock, errors, failpoints
 from inference.worker.backlog import Backlog
 from inference.worker.calls import PAST_ITS_LIMIT, BatchReport
-from inference.worker.inflight import Batch
+from inference.worker.generated import Generated
+from inference.worker.inflight import Batch, HeldJob
 from inference.worker.isolation import RETRY_S
 
 logger = logging.getLogger(__name__)
@@ -23,20 +24,26 @@ class Settlement:
     def __init__(self, backlog: Backlog, end: Callable[[int], object]) -> None:
         self.backlog = backlog
         self.jobs_finished = 0
+        self.generated = Generated()
         self._end = end
 
     def finished(self, batch: Batch, report: BatchReport) -> None:
         self.backlog.isolation.succeeded(batch)
         queue = self.backlog.queues[batch.spec.name]
-        if report.engine_s and report.calls == 1:
+        now = self.backlog.specs.get(batch.spec.name)
+        is_current = now is not None and now.load_digest == batch.spec.load_digest
+        if report.capacity:
+            self._observe_steps(batch, report)
+        if report.engine_s and report.calls == 1 and is_current:
             queue.ran(report.size, report.length, report.engine_s, jobs=len(report.errors))
             queue.costs.observe_overhead(report.overhead_s)
             queue.padded = report.padded
             queue.cut_at = report.cut_at or math.inf
-        if report.oom_shape:
+        if report.oom_shape and is_current:
             queue.out_of_memory(*report.oom_shape, now_s=clock.time_s())
         failpoints.reach("before_ack")
-        self._release(batch, report)
+        self._put_off(batch, report)
+        self._release(batch.jobs, report)
         failpoints.reach("after_ack")
         failed = sum(map(bool, report.errors.values()))
         logger.log(
@@ -44,8 +51,38 @@ class Settlement:
             batch.id, batch.spec.name, len(batch.jobs), len(report.errors), failed, report.engine_s * 1000,
         )  # fmt: skip
 
-    def _release(self, batch: Batch, report: BatchReport) -> None:
+    def stepped(self, batch: Batch, report: BatchReport) -> None:
+        """Some of an open batch have ended, the others go on."""
+        batch.room = report.room
+        self._observe_steps(batch, report)
+        self._put_off(batch, report)
+        left = [held for held in batch.jobs if UUID(held.item.id) in report.left]
+        ended, batch.jobs = [held for held in batch.jobs if held not in left], left
+        self._release(ended, report)
+
+    def _put_off(self, batch: Batch, report: BatchReport) -> None:
+        """Those that could not join are tried again by themselves."""
+        put_off = [held for held in batch.jobs if UUID(held.item.id) in report.put_off]
+        batch.jobs = [held for held in batch.jobs if held not in put_off]
+        for held in put_off:
+            held.takes_over = batch.id
+        self.backlog.isolation.put_off(put_off)
+
+    def _observe_steps(self, batch: Batch, report: BatchReport) -> None:
+        """How many jobs end in how much time: no batch is formed by what steps cost."""
+        self.generated.note(batch, report)
+        if report.engine_s:
+            costs = self.backlog.queues[batch.spec.name].costs
+            costs.observe(max(1, report.size), 1.0, report.engine_s, jobs=len(report.errors))
+
+    def lost(self, batch: Batch) -> None:
+        """By no fault of its jobs."""
         for held in batch.jobs:
+            held.takes_over = batch.id
+        self.backlog.isolation.again(batch)
+
+    def _release(self, jobs: Sequence[HeldJob], report: BatchReport) -> None:
+        for held in jobs:
             self.jobs_finished += 1
             self.backlog.release(held, report.errors.get(UUID(held.item.id), ""), report.engine_s)
 
@@ -69,15 +106,16 @@ class Settlement:
             self.broke(batch, cause)
 
     def broke(self, batch: Batch, cause: BaseException) -> None:
-        if not batch.jobs[0].verdict:
+        for held in batch.jobs:
+            held.takes_over = batch.id
+        if not batch.begun[0].verdict:
             self.backlog.isolation.halve(batch, cause, after_s=RETRY_S)
             return
         logger.error("batch=%s its verdict was not recorded, its row is left to the reconciler: %r", batch.id, cause)
-        self._release(batch, BatchReport(errors={}))
+        self._release(batch.jobs, BatchReport(errors={}))
 
     def _device_failed(self, batch: Batch, cause: BaseException) -> None:
         """One bad input can put a device into a sticky error state, which ends with the process. Whether the device
         itself is lost is not told by jobs, but by the start of the next process."""
-        if batch.pid is not None:
-            self._end(batch.pid)
+        self._end(batch.pid)
         self.backlog.isolation.halve(batch, cause)

@@ -1,4 +1,4 @@
-"""Joins the worker to Celery: the `--devices` option, what happens at start and stop, and what is refused.
+"""Joins the worker to Celery: its `--models` and `--devices`, what happens at start and stop, and what is refused.
 
 Imported with the Celery application, before Django is set up: what needs models is imported by the handlers.
 """
@@ -6,11 +6,13 @@ Imported with the Celery application, before Django is set up: what needs models
 import logging
 import logging.config
 import os
+import signal
 import sys
+import threading
 from typing import Any
 
 import click
-from celery import Celery, signals
+from celery import Celery, bootsteps, signals
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.utils.imports import symbol_by_name
 from django.conf import settings
@@ -18,17 +20,32 @@ from django.db import DatabaseError, InterfaceError
 
 from inference.broker.messages import TASK
 from inference.catalog import lookup, specs
-from inference.worker import devices
+from inference.worker import asked, devices
 
 logger = logging.getLogger(__name__)
 
+MODELS_HELP = "The models of this worker, with commas: embeddings,sentiment. Without it: all of models.toml."
 DEVICES_HELP = """\
 Devices of the replicas: auto (every GPU, else the CPU), cpu, or a list such as cuda:0,cuda:1. Child i of -c is bound
 to device i mod n. Without -c: one replica a GPU, or one a CPU core."""
 
 
+class HangupStep(bootsteps.StartStopStep):
+    """At SIGHUP, for which Celery would start the whole worker again, the models file is looked at now."""
+
+    def include_if(self, parent: Any) -> bool:
+        return getattr(parent, "replicas", None) is not None
+
+    def start(self, parent: Any) -> None:
+        # Not by the thread that waits for it: it may hold the event's own lock.
+        look = lookup.follow().look_now
+        signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=look).start())
+
+
 def install(app: Celery) -> None:
+    app.steps["worker"].add(HangupStep)
     app.steps["consumer"].add("inference.worker.consumer:BatchingStep")
+    app.user_options["worker"].add(click.Option(("--models",), help=MODELS_HELP))
     app.user_options["worker"].add(click.Option(("--devices",), default="auto", show_default=True, help=DEVICES_HELP))
     signals.setup_logging.connect(configure_logging, weak=False)
     signals.worker_init.connect(prepare, weak=False)
@@ -50,30 +67,40 @@ def prepare(sender: Any, **kwargs: Any) -> None:
 
 
 def _plan(worker: Any) -> None:
-    """Plan the replicas of the models whose queues this worker consumes, and register."""
+    """Plan the replicas of this worker's models, and register."""
     from inference.ids import new_job_id
     from inference.worker.heartbeat import Heartbeat
     from inference.worker.housekeeping import Housekeeping
+    from inference.worker.lazy import LazyModels
     from inference.worker.pool import ReplicaPool
     from inference.worker.replicas import Replicas
+    from inference.worker.served import ServedModels
 
-    queues = worker.app.amqp.queues
-    served = {name: spec for name, spec in lookup.models().items() if spec.queue in queues.consume_from}
-    if not served:
+    queues, models = worker.app.amqp.queues, lookup.models()
+    consumed = [name for name, spec in models.items() if spec.queue in queues.consume_from]
+    if not consumed:  # -Q: it runs other tasks
         return
-    queues.deselect([spec.queue for spec in served.values()])  # each is consumed once a replica can run its model
+    if len(consumed) < len(models):
+        raise ValueError(f"-Q and -X do not choose models; use --models {','.join(consumed)} instead")
+    wanted = asked.parse(models, worker.options.get("models"))
+    queues.deselect([spec.queue for spec in models.values()])  # each is consumed once a replica can run its model
     refuse_what_breaks_batching(worker)
     names = devices.parse(worker.options.get("devices") or "auto")
-    asked = worker.options.get("concurrency") or worker.app.conf.worker_concurrency
-    plan = devices.make_plan(worker=new_job_id(), devices=names, concurrency=asked, models=served)
+    concurrency = worker.options.get("concurrency") or worker.app.conf.worker_concurrency
+    plan = devices.make_plan(worker=new_job_id(), devices=names, concurrency=concurrency)
     devices.limit_threads(plan.threads)
     worker.concurrency = plan.replicas
-    worker.replicas = ReplicaPool.replicas = Replicas(plan)
+    worker.replicas = ReplicaPool.replicas = Replicas(plan, wanted.of(models))
+    worker.served = ServedModels(worker.replicas, wanted)
+    worker.lazy = LazyModels(worker.replicas)
+    worker.lazy.lookout.start()
+    lookup.follow()
     worker.heartbeat = Heartbeat(plan, worker.hostname)
     worker.heartbeat.register()
     signals.worker_shutting_down.connect(worker.heartbeat.leave)
     worker.heartbeat.start()
     worker.housekeeping = Housekeeping(worker.heartbeat, worker.replicas)
+    worker.housekeeping.chores.append(worker.served.find_jobless)
     worker.housekeeping.start()
 
 
@@ -102,4 +129,5 @@ def configure_logging(loglevel: int | None = None, **kwargs: Any) -> None:
 def leave(sender: Any, **kwargs: Any) -> None:
     if heartbeat := getattr(sender, "heartbeat", None):
         sender.housekeeping.stop()
+        sender.lazy.lookout.stop()
         heartbeat.stop()

@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amqp.exceptions import PreconditionFailed
+from django.conf import settings
 from kombu import Exchange
 
-from inference.broker import anybroker
+from inference.broker import address, anybroker, queues
 from inference.catalog.specs import Catalog
 from inference.failures import Pauses
 
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-ANSWER_S = 5.0  # then the worker connects again
+ANSWER_S = 4.0  # then the worker connects again
 BREAKS = 2  # then it is the queue, and not the broker, that cannot be used
 
 
@@ -56,6 +57,9 @@ class Subscriptions:
 
         Raises what a lost connection raises, also when the queue gives no answer.
         """
+        known = self.c.app.amqp.queues
+        if queue not in known:  # of a model that has come since this worker started
+            known.add(queues.declared(queue, settings.SERVICE_PREFIX, settings.CELERY_BROKER_URL))
         refusal = self._refused.get(queue, Refusal())
         if time.monotonic() < refusal.retry_at:
             return
@@ -78,16 +82,21 @@ class Subscriptions:
         self._marks = {name: mark for name, mark in self._marks.items() if name != queue}
         self.c.cancel_task_queue(queue)
 
-    def forget(self, queues: list[str]) -> None:
+    def forget(self) -> None:
         """The connection is gone, or is left: the next begins with no queue."""
         self._marks, self._deleted = {}, frozenset()
-        self.c.app.amqp.queues.deselect(queues)
+        self.c.app.amqp.queues.deselect(list(self.consumed))
 
-    def remove_marks(self, queues: list[str]) -> None:
+    @property
+    def consumed(self) -> set[str]:
+        """The queues of models that are consumed: a worker may have others beside."""
+        return {queue for queue in self.c.app.amqp.queues.consume_from if address.is_of_model(queue)}
+
+    def remove_marks(self) -> None:
         """The worker leaves for good."""
         if self.is_amqp and self.c.connection:
             with self.c.connection.channel() as channel:
-                for queue in queues:
+                for queue in self.consumed:
                     channel.exchange_delete(self._mark(queue))
 
     def why_not(self, specs: Catalog) -> dict[str, str]:

@@ -30,6 +30,7 @@ MISSES = 3  # fetches in a row that found nothing though a list exists: others w
 
 class Channel(stock.Channel):
     QoS = QoS
+    from_transport_options = (*stock.Channel.from_transport_options, "keyprefix_binding_deadlines")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._takers: dict[str, tuple[Callable[[Any], None], bool]] = {}  # by queue: callback, no_ack
@@ -59,6 +60,13 @@ class Channel(stock.Channel):
     ) -> Any:
         self._takers[queue] = callback, no_ack
         return super().basic_consume(queue, no_ack, callback, *args, **kwargs)
+
+    def _basic_cancel(self, consumer_tag: str) -> None:
+        """With the last queue the reading ends, though the channel may be kept for long."""
+        super()._basic_cancel(consumer_tag)
+        if not self.active_queues:
+            self._settle()
+            self.qos.put_back(self.take_unread())
 
     def close(self) -> None:
         if not self.closed:

@@ -5,7 +5,8 @@ so that both transports can work on one queue and restore each other's messages.
 """
 
 # KEYS: unacked, its index, then one list a priority and queue, priorities first.
-# ARGV: now, most messages, queues, longest message in bytes, then the tags to acknowledge.
+# ARGV: now, most rows, queues, longest message in bytes, then the tags to acknowledge. A message whose headers have no
+# `rows` counts as one: whoever is first leaves parts of a list to the others.
 # Answers three values a message: the number of its list, its tag, its text; a tag of "" marks what is no message.
 FETCH = """
 local unacked, index = KEYS[1], KEYS[2]
@@ -24,7 +25,8 @@ local function parse(item)
   local delivery = type(properties) == 'table' and properties.delivery_info
   if type(delivery) ~= 'table' or type(delivery.exchange) ~= 'string' then return end
   if type(delivery.routing_key) ~= 'string' or type(properties.delivery_tag) ~= 'string' then return end
-  return properties.delivery_tag, cjson.encode(delivery.exchange), cjson.encode(delivery.routing_key)
+  local rows = type(message.headers) == 'table' and tonumber(message.headers.rows) or 1
+  return properties.delivery_tag, cjson.encode(delivery.exchange), cjson.encode(delivery.routing_key), math.max(rows, 1)
 end
 
 local function answer(key, tag, text)
@@ -34,13 +36,16 @@ local function answer(key, tag, text)
 end
 
 local function take(key, count)
-  local items = redis.pcall('RPOP', KEYS[key], count) or {}
-  if items.err then
-    failure = items
-    return 0
-  end
-  for _, item in ipairs(items) do
-    local tag, exchange, routing_key = parse(item)
+  local taken = 0
+  while taken < count do
+    local item = redis.pcall('RPOP', KEYS[key])
+    if not item then break end
+    if type(item) == 'table' then
+      failure = item
+      break
+    end
+    local tag, exchange, routing_key, rows = parse(item)
+    taken = taken + (rows or 1)
     if tag and tag ~= '' then
       redis.call('ZADD', index, now, tag)
       redis.call('HSET', unacked, tag, '[' .. item .. ', ' .. exchange .. ', ' .. routing_key .. ']')
@@ -49,7 +54,7 @@ local function take(key, count)
       answer(key, '', string.sub(item, 1, 200))
     end
   end
-  return #items
+  return taken
 end
 
 for first = 3, #KEYS, queues do

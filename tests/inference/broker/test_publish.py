@@ -79,7 +79,7 @@ class PublishTests(SimpleTestCase):
             app.conf.broker_transport_options = address.kombu_options(stock_url())
             app.send_task(
                 messages.TASK, args=[message.job_id], kwargs=message.hints, task_id=message.job_id, queue=QUEUE,
-                priority=message.priority, ignore_result=True, reply_to="",
+                priority=message.priority, ignore_result=True, reply_to="", headers={"rows": message.size},
             )  # fmt: skip
             publish.publish([message])
         theirs, ours = self.waiting()

@@ -68,11 +68,11 @@ class OnOwnBroker(TestCase):
     def driven(self, *queues: str, **options: Any) -> Driven:
         return Driven(self, self.url, queues or [A], **options)
 
-    def send(self, *bodies: Any, queue: str = A, step: int = 2, **options: Any) -> None:
+    def send(self, *bodies: Any, queue: str = A, step: int = 2, rows: int = 1, **options: Any) -> None:
         with connect(self, address.stock_kombu_url(self.broker.url), **options) as connection:
             producer = Producer(connection, serializer="json")
             for body in bodies:
-                producer.publish(body, routing_key=queue, priority=step)
+                producer.publish(body, routing_key=queue, priority=step, headers={"rows": rows})
 
     def calls(self, command: str) -> int:
         return int(self.client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
@@ -126,6 +126,15 @@ class TransportTests(OnOwnBroker):
         self.assertLess(self.calls("evalsha") - fetches, 12)
         self.assertEqual(self.calls("brpop"), 0)
 
+    def test_who_is_first_leaves_messages_of_many_rows_to_the_others(self) -> None:
+        self.send(*range(6), rows=4)
+        first, second = self.driven(prefetch=8), self.driven(prefetch=8)
+        self.assertEqual((first.get(1), second.get(1)), ([0, 1], [2, 3]))
+
+    def test_a_message_of_more_rows_than_there_is_credit_is_taken(self) -> None:
+        self.send("x", "y", rows=1000)
+        self.assertEqual(self.driven(prefetch=2).get(2), ["x", "y"])
+
     def test_what_was_not_acknowledged_is_put_back_in_its_order(self) -> None:
         self.send(*range(6))
         self.send(*range(6, 9), step=1)
@@ -140,6 +149,12 @@ class TransportTests(OnOwnBroker):
 
     def test_what_was_fetched_and_not_read_yet_is_put_back(self) -> None:
         self.fetching().connection.close()
+        self.assertEqual(self.driven().get(3), [0, 1, 2])
+
+    def test_what_was_fetched_and_not_read_yet_is_put_back_as_soon_as_the_last_queue_is_left(self) -> None:
+        """A worker that leaves may have batches to end before it closes, while others could run what it fetched."""
+        consumer = self.fetching()
+        consumer.consumer.cancel()
         self.assertEqual(self.driven().get(3), [0, 1, 2])
 
     def fetching(self) -> Driven:

@@ -7,8 +7,10 @@ import sys
 import textwrap
 import threading
 import unittest
+from dataclasses import replace
+from unittest.mock import patch
 
-from inference.launcher import reaper
+from inference.launcher import reaper, supervisor
 from inference.launcher.reaper import Reaper
 from inference.launcher.supervisor import Child, Program, Supervisor, describe_exit
 from tests.conditions import eventually
@@ -20,6 +22,14 @@ PARENT = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'impor
 
 def program(code: str, *, name: str = "p", grace_s: float = 5.0) -> Program:
     return Program(name=name, command=(sys.executable, "-c", code), grace_s=grace_s)
+
+
+HEARS = """
+import signal, time
+signal.signal(signal.SIGHUP, lambda *_: print("heard", flush=True))
+print("up", flush=True)
+while True: time.sleep(600)
+"""
 
 
 class Log:
@@ -120,3 +130,18 @@ class TestDescribeExit(unittest.TestCase):
     def test_it_names_the_signal_or_the_code(self) -> None:
         self.assertEqual(describe_exit(-9), "was killed by SIGKILL")
         self.assertEqual(describe_exit(2), "ended with exit code 2")
+
+
+class TestHangup(unittest.TestCase):
+    def test_it_is_passed_on_to_those_who_hear_it_once_they_have_run_for_a_while(self) -> None:
+        log = Log()
+        service = Supervisor(log)
+        self.addCleanup(service.close)
+        service.start([replace(program(HEARS, name="hears"), hears_hangup=True), program(SLEEPER, name="other")])
+        for name in ("hears", "other"):
+            eventually(lambda name=name: (name, "up") in log.lines, "the program's first line")  # type: ignore[misc]
+        service.hang_up()
+        with patch.object(supervisor, "STABLE_S", 0.0):
+            service.hang_up()
+        eventually(lambda: ("hears", "heard") in log.lines, "it hears")
+        self.assertEqual([supervised.child.exit_code for supervised in service.supervised], [None, None])

@@ -6,7 +6,8 @@ import contextlib
 import io
 import os
 import socket
-from unittest.mock import patch
+import sys
+from unittest.mock import Mock, patch
 
 from django.core.management.base import CommandError
 from django.test import SimpleTestCase, override_settings
@@ -66,3 +67,17 @@ class ProgramsTests(SimpleTestCase):
         with patch.dict(os.environ, HOST="0.0.0.0", PORT="9000"):
             options = up.Command().create_parser("manage.py", "up").parse_args([])
         self.assertEqual((options.host, options.port), ("0.0.0.0", 9000))
+
+
+class HangupTests(SimpleTestCase):
+    def heard(self, *, had_terminal: bool, has_terminal: bool) -> str:
+        service = Mock()
+        with patch.object(sys, "stdin", Mock(isatty=lambda: has_terminal)):
+            up.hangup(service, had_terminal=had_terminal)()
+        (call,) = service.method_calls
+        return str(call[0])
+
+    def test_it_ends_with_its_terminal_and_passes_any_other_hangup_on(self) -> None:
+        self.assertEqual(self.heard(had_terminal=True, has_terminal=False), "stop")
+        self.assertEqual(self.heard(had_terminal=True, has_terminal=True), "hang_up")
+        self.assertEqual(self.heard(had_terminal=False, has_terminal=False), "hang_up")

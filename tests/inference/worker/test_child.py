@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import tempfile
+import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+from unittest import TestCase
 from unittest.mock import patch
 from uuid import uuid4
 
@@ -17,7 +22,9 @@ from inference.engines.base import Engine
 from inference.models import Job, Status
 from inference.store import rows
 from inference.worker import child
-from inference.worker.calls import BatchCall, BatchReport
+from inference.worker.calls import READY, BatchCall, BatchReport
+from inference.worker.loaded import LoadedModels
+from tests import tiny_models
 
 
 class Answers(Engine):
@@ -34,11 +41,18 @@ class Answers(Engine):
         return [self.answers[text] for text in inputs]
 
 
-def run_batch(engines: dict[str, Engine], *jobs: Job, verdict: str = "") -> BatchReport:
+def run_batch(engines: dict[str, Engine], *jobs: Job, verdict: str = "", is_last: bool = False) -> BatchReport:
     rows.insert(list(map(rows.prepare, jobs)))
-    replica = child.Replica(worker=uuid4(), device="cpu", engines=engines)
+    replica = LoadedModels(
+        worker=uuid4(), device="cpu", specs={engine.spec.digest: engine.spec for engine in engines.values()},
+        engines={engine.spec.load_digest: engine for engine in engines.values()},
+    )  # fmt: skip
+    digest = next((engine.spec.digest for engine in engines.values()), "of what is not loaded")
     ids = tuple(job.pk for job in jobs)
-    call = BatchCall(batch=uuid4(), model=jobs[0].model, job_ids=ids, time_limit_s=60, verdict=verdict)
+    call = BatchCall(
+        batch=uuid4(), model=jobs[0].model, digest=digest, job_ids=ids, time_limit_s=60, verdict=verdict,
+        is_last=is_last,
+    )  # fmt: skip
     with patch.object(child, "replica", replica, create=True):
         report = child.run_batch(call)
     for job in jobs:
@@ -59,6 +73,98 @@ class VerdictTests(TransactionTestCase):
         report = run_batch({}, job, verdict=errors.Crashed.code)
         self.assertEqual((job.status, job.error_code), (Status.FAILED, errors.Crashed.code))
         self.assertEqual((report.errors, report.calls), ({job.pk: errors.Crashed.code}, 0))
+
+
+class NewerTests(TransactionTestCase):
+    """Of jobs that were accepted by an entry which this worker has not taken over."""
+
+    def setUp(self) -> None:
+        file = Path(self.enterContext(tempfile.TemporaryDirectory())) / "models.toml"
+        file.write_text('[m]\nengine = "x:Y"\n[m.parameters]\nk = { type = "integer" }\n')
+        self.enterContext(self.settings(MODELS_FILE=file))
+        self.file = file
+
+    def run_with(self, parameters: dict[str, Any], *, is_last: bool = False) -> Job:
+        job = Job(model="m", inputs="text", parameters=parameters)
+        run_batch({"m": Answers({"text": "A"})}, job, is_last=is_last)
+        return job
+
+    def test_they_wait_until_it_has(self) -> None:
+        with self.assertRaises(errors.NotYet):
+            self.run_with({"k": 1})
+
+    def test_they_fail_when_it_could_not_be_loaded(self) -> None:
+        self.assertEqual(self.run_with({"k": 1}, is_last=True).error_code, errors.InvalidInput.code)
+
+    def test_what_no_entry_allows_fails(self) -> None:
+        self.assertEqual(self.run_with({"z": 1}).error_code, errors.InvalidInput.code)
+        self.file.write_text("[m")
+        self.assertEqual(self.run_with({"k": 1}).error_code, errors.InvalidInput.code)
+
+
+class OrderTests(TestCase):
+    """What a child has loaded follows what it is told to have."""
+
+    def setUp(self) -> None:
+        self.replica = LoadedModels(worker=uuid4(), device="cpu")
+        self.enterContext(patch.object(child, "replica", self.replica, create=True))
+
+    def spec(self, **values: Any) -> ModelSpec:
+        return ModelSpec(name="m", engine="tests.echo:EchoEngine", **values)
+
+    def engine(self, spec: ModelSpec) -> Engine:
+        return self.replica.engines[spec.load_digest]
+
+    def test_what_is_new_is_loaded_beside_what_stays_and_the_rest_unloaded(self) -> None:
+        old, new = self.spec(), self.spec(revision="2")
+        self.assertEqual(child.have((old,)).models, {old.digest: READY})
+        before = self.engine(old)
+        self.assertEqual(child.have((old, new)).models, {old.digest: READY, new.digest: READY})
+        self.assertIs(self.engine(old), before)
+        gone = weakref.ref(before)
+        del before
+        child.have((new,))
+        self.assertEqual((list(self.replica.specs), len(self.replica.engines)), ([new.digest], 1))
+        self.assertIsNone(gone())
+
+    def test_a_change_that_needs_no_weights_keeps_the_engine(self) -> None:
+        old, new = self.spec(), self.spec(max_batch_size=3)
+        child.have((old,))
+        before = self.engine(old)
+        child.have((old, new))
+        child.have((new,))
+        self.assertIs(self.engine(new), before)
+
+    def test_what_is_unloaded_leaves_no_weights_in_memory(self) -> None:
+        import torch
+
+        def weights() -> list[Any]:
+            return [each for each in gc.get_objects() if type(each) is torch.nn.Parameter]
+
+        folder = tiny_models.build("text-classification", Path(self.enterContext(tempfile.TemporaryDirectory())))
+        spec = ModelSpec(name="m", task="text-classification", model=str(folder))
+        of_others = {id(each) for each in weights()}
+        self.assertEqual(child.have((spec,)).models, {spec.digest: READY})
+        self.engine(spec).predict(["a cat"], {})
+        loaded = [weakref.ref(each) for each in weights() if id(each) not in of_others]
+        child.have(())
+        self.assertTrue(loaded)
+        self.assertFalse([each for each in loaded if each() is not None])
+
+    def test_what_cannot_be_loaded_leaves_the_others(self) -> None:
+        good, bad = self.spec(), self.spec(options={"nonsense": 1})
+        told = child.have((good, bad))
+        self.assertEqual(told.models[good.digest], READY)
+        self.assertIn("nonsense", told.models[bad.digest])
+        self.assertEqual(list(self.replica.specs), [good.digest])
+        self.assertEqual(self.replica.shared.loading, 0)
+
+    def test_what_ends_the_process_as_it_is_loaded_is_known_by_its_place(self) -> None:
+        good, bad = self.spec(), self.spec(revision="2")
+        child.have((good,))
+        with patch("inference.engines.loading.ready", side_effect=SystemExit(1)), self.assertRaises(SystemExit):
+            child.have((good, bad))
+        self.assertEqual(self.replica.shared.loading, 2)
 
 
 class RecordTests(TransactionTestCase):

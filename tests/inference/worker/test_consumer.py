@@ -6,10 +6,11 @@ import time
 from types import SimpleNamespace
 from typing import Any
 from unittest import TestCase
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 from uuid import uuid4
 
 import kombu
+import kombu.utils.functional
 from celery.exceptions import InvalidTaskError
 from kombu.message import Message
 
@@ -18,6 +19,7 @@ from inference.broker.messages import JobMessage
 from inference.catalog.specs import ModelSpec
 from inference.worker import consumer
 from inference.worker.calls import READY, Loaded
+from inference.worker.consumer import LONGEST_AWAY_S, JobConsumer
 from inference.worker.devices import Plan
 from inference.worker.dispatch import Dispatcher
 from inference.worker.replicas import Replicas
@@ -31,9 +33,9 @@ CATALOG = {name: ModelSpec(name=name, engine="x:Y") for name in ("a", "b")}
 
 class ConsumerTests(TestCase):
     def setUp(self) -> None:
-        self.replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models=CATALOG))
+        self.replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), CATALOG)
         self.replicas.started(0, PID)
-        self.replicas.loaded(Loaded(pid=PID, models={"a": READY, "b": READY}))
+        self.load(a=READY, b=READY)
         self.dispatcher = Dispatcher(self.replicas, Mock(return_value=None))
         self.dispatcher.connected = True
         self.events: list[str] = []
@@ -44,7 +46,7 @@ class ConsumerTests(TestCase):
             app=SimpleNamespace(amqp=SimpleNamespace(queues=self)),
             controller=SimpleNamespace(heartbeat=SimpleNamespace(changed=lambda: None)),
             cancel_task_queue=self.leave, add_task_queue=lambda queue: self.events.append(f"began {queue}"),
-            channel_errors=(),
+            channel_errors=(), initial_prefetch_count=0, qos=SimpleNamespace(),
         )  # fmt: skip
         self.step.subscriptions = Subscriptions(self.consumer)
         self.consumed = {spec.queue for spec in CATALOG.values()}
@@ -73,6 +75,10 @@ class ConsumerTests(TestCase):
             message, None, ack=lambda *_: None, reject=lambda *_: self.events.append("given back"), callbacks=()
         )
 
+    def load(self, **models: str) -> None:
+        told = {CATALOG[name].digest: state for name, state in models.items()}
+        self.replicas.loaded(Loaded(pid=PID, models=told))
+
     def test_a_job_is_held(self) -> None:
         self.receive()
         self.assertEqual(len(self.dispatcher.backlog.held), 1)
@@ -90,7 +96,7 @@ class ConsumerTests(TestCase):
 
     def test_a_message_of_a_model_that_cannot_be_run_now_goes_back_once_its_queue_is_left(self) -> None:
         self.follow()
-        self.replicas.loaded(Loaded(pid=PID, models={"a": READY, "b": "too large."}))
+        self.load(a=READY, b="too large.")
         self.receive(model="b")
         self.follow()
         self.receive(model="b")  # was on its way
@@ -98,7 +104,7 @@ class ConsumerTests(TestCase):
         self.assertEqual(self.events, ["left inference.b", "given back", "given back"])
 
     def test_a_message_of_such_a_model_in_another_queue_is_dropped(self) -> None:
-        self.replicas.loaded(Loaded(pid=PID, models={"a": READY, "b": "too large."}))
+        self.load(a=READY, b="too large.")
         with self.assertRaises(InvalidTaskError):
             self.receive(model="b", queue="inference.a")
 
@@ -119,6 +125,32 @@ class ConsumerTests(TestCase):
     def consume_from(self) -> set[str]:
         return self.consumed
 
+    def __contains__(self, queue: str) -> bool:
+        return queue in {spec.queue for spec in CATALOG.values()}
+
     def leave(self, queue: str) -> None:
         self.consumed = self.consumed - {queue}
         self.events.append(f"left {queue}")
+
+
+class Enough(Exception):
+    pass
+
+
+class LostBrokerTests(TestCase):
+    def test_a_broker_that_was_away_for_minutes_is_found_within_seconds(self) -> None:
+        slept: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            if sum(slept) > 180:
+                raise Enough
+
+        worker = JobConsumer.__new__(JobConsumer)
+        worker.app, worker.first_connection_attempt, worker.broker_connection_retry_attempt = app, False, 0
+        with (
+            patch.object(kombu.utils.functional, "sleep", sleep),
+            self.assertLogs("celery.worker.consumer.consumer", "ERROR") as said, self.assertRaises(Enough),
+        ):  # fmt: skip
+            worker.ensure_connected(kombu.Connection("redis://127.0.0.1:1"))
+        self.assertGreater(len(said.output), 180 / LONGEST_AWAY_S - 1)

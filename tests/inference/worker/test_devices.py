@@ -9,7 +9,7 @@ from inference.worker import devices
 
 
 def plan(names: tuple[str, ...], concurrency: int | None = None) -> devices.Plan:
-    return devices.make_plan(worker=uuid4(), devices=names, concurrency=concurrency, models={})
+    return devices.make_plan(worker=uuid4(), devices=names, concurrency=concurrency)
 
 
 class DevicesTests(TestCase):

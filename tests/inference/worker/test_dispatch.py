@@ -41,21 +41,27 @@ class Pool:
         self.held: list[SimpleNamespace] = []
         self.closing = False
         self.ended: list[int] = []
+        self.dead: list[int] = []
 
-    @property
-    def idle(self) -> int:
-        return self.replicas - sum(not call.over for call in self.calls)
+    def idle(self) -> list[int]:
+        """Child after child, from PID on."""
+        busy = {*self.dead, *(call.pid for call in self.calls if not call.over)}
+        return [pid for pid in range(PID, PID + self.replicas) if pid not in busy]
 
     ready = busy = 0
 
-    def apply_async(
-        self, function: Any, args: Any, callback: Any, error_callback: Any, accept_callback: Any
+    def has(self, pid: int) -> bool:
+        return pid not in self.dead
+
+    def send(
+        self, pid: int, function: Any, args: Any, callback: Any, error_callback: Any, accept_callback: Any
     ) -> SimpleNamespace | None:
         if self.closing:
             return None
         call = SimpleNamespace(
-            batch=args[0], callback=callback, error_callback=error_callback, accept=accept_callback, over=False
-        )
+            pid=pid, batch=args[0], callback=callback, error_callback=error_callback, accept=accept_callback,
+            over=False,
+        )  # fmt: skip
         self.calls.append(call)
         self.held.append(call)
         return call
@@ -88,18 +94,19 @@ class Request:
         self.events.append("given back")
 
 
-class DispatcherTests(TestCase):
+class DispatcherCase(TestCase):
     def setUp(self) -> None:
         self.pool = Pool(replicas=1)
-        plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models=CATALOG)
-        self.replicas = Replicas(plan)
+        plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1)
+        self.replicas = Replicas(plan, CATALOG)
         self.replicas.started(0, PID)
         self.load(a=READY, b=READY)
         self.dispatcher = Dispatcher(self.replicas, lambda: cast("ReplicaPool", self.pool))
         self.clock = time.time() - 100
 
     def load(self, **models: str) -> None:
-        self.replicas.loaded(Loaded(pid=PID, models=models))
+        told = {CATALOG[name].digest: state for name, state in models.items()}
+        self.replicas.loaded(Loaded(pid=PID, models=told))
 
     def add(self, model: str = "a", **values: Any) -> tuple[UUID, Request]:
         self.clock += 0.001
@@ -130,6 +137,8 @@ class DispatcherTests(TestCase):
         for part in self.dispatcher.backlog.isolation.parts:
             part.not_before = 0.0
 
+
+class DispatcherTests(DispatcherCase):
     def test_an_idle_replica_gets_the_first_job_at_once(self) -> None:
         job_id, _ = self.add()
         self.dispatcher.kick()
@@ -245,7 +254,7 @@ class DispatcherTests(TestCase):
         self.dispatcher.kick()
         self.assertEqual(self.last.batch.job_ids, (first,))
         self.last.accept(PID, None)
-        self.dispatcher.batches[self.last.batch.batch].accepted_at -= 60
+        self.dispatcher.batches[self.last.batch.batch].begun_at -= 60
         beside, _ = self.add("a")
         self.pool.finish(self.last)
         self.assertEqual(self.last.batch.job_ids, (beside,))
@@ -536,6 +545,21 @@ class DispatcherTests(TestCase):
         self.dispatcher.kick()
         self.assertFalse(self.dispatcher.open)
         self.assertEqual(request.events, [])
+
+    def test_a_worker_that_leaves_gives_back_what_no_child_has_begun(self) -> None:
+        _, running = self.add()
+        self.dispatcher.kick()
+        self.pool.replicas += 1
+        _, sent = self.add()
+        self.dispatcher.kick()
+        self.pool.held.remove(self.last)
+        _, waiting = self.add()
+        self.dispatcher.leave()
+        self.dispatcher.kick()
+        self.assertEqual([r.events for r in (running, sent, waiting)], [[], ["given back"], ["given back"]])
+        self.assertEqual(len(self.pool.calls), 2)
+        self.pool.finish(self.pool.calls[0])
+        self.assertEqual(running.events, [("finished", "")])
 
     def test_messages_of_a_model_that_no_replica_has_go_back(self) -> None:
         self.add("b")

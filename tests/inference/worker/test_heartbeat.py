@@ -26,14 +26,14 @@ from tests.conditions import eventually
 
 def facts(**values: Any) -> Facts:
     idle = {
-        "state": "ready", "model_names": ["embeddings"], "replicas": {}, "error": "", "connected": True,
+        "state": "ready", "model_names": ["embeddings"], "replicas": {}, "catalog": {}, "error": "", "connected": True,
         "replicas_ready": 1, "replicas_busy": 0, "held": 0, "finished": 0, "speeds": {}, "reached": {},
     }  # fmt: skip
-    return Facts(**{**idle, "looped_at": time.monotonic(), **values})
+    return Facts(**{**idle, "generation": {}, "looped_at": time.monotonic(), **values})
 
 
 def make_heartbeat(**values: Any) -> Heartbeat:
-    plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models={"embeddings": models()["embeddings"]})
+    plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1)
     heartbeat = Heartbeat(plan, "w")
     heartbeat.facts = lambda: facts(**values)
     heartbeat.register()
@@ -44,7 +44,7 @@ def make_heartbeat(**values: Any) -> Heartbeat:
 class HeartbeatTests(TransactionTestCase):
     def test_a_round_of_upkeep_that_takes_long_delays_no_heartbeat(self) -> None:
         heartbeat = make_heartbeat()
-        housekeeping = Housekeeping(heartbeat, Replicas(heartbeat.plan))
+        housekeeping = Housekeeping(heartbeat, Replicas(heartbeat.plan, models()))
         reached, go_on = threading.Event(), threading.Event()
 
         def takes_long(**_: object) -> None:
@@ -62,7 +62,7 @@ class HeartbeatTests(TransactionTestCase):
 
     def test_what_expires_in_this_worker_is_told_before_the_next_round(self) -> None:
         heartbeat = make_heartbeat()
-        housekeeping = Housekeeping(heartbeat, Replicas(heartbeat.plan))
+        housekeeping = Housekeeping(heartbeat, Replicas(heartbeat.plan, models()))
         with patch.object(upkeep_module, "ROUND_S", 600):
             self.start(housekeeping)
             eventually(lambda: housekeeping.sweeper.next_at_s, "the first round is over")
@@ -105,7 +105,7 @@ class HeartbeatTests(TransactionTestCase):
 
     def test_the_watchdog_counts_the_queues_that_are_consumed_only(self) -> None:
         heartbeat = make_heartbeat(model_names=["embeddings", "sentiment"])
-        replicas = Replicas(heartbeat.plan)
+        replicas = Replicas(heartbeat.plan, models())
         replicas.serving = frozenset({"embeddings", "fill-mask"})  # sentiment's starts again; a queue is refused
         housekeeping = Housekeeping(heartbeat, replicas)
         with patch.object(publish, "queue_lengths", return_value={}) as counted:
@@ -114,7 +114,7 @@ class HeartbeatTests(TransactionTestCase):
 
     def test_the_watchdog_does_not_judge_while_the_broker_counts_queues_and_takes_nothing(self) -> None:
         heartbeat = make_heartbeat(looped_at=time.monotonic() - 10 * STALLED_S)
-        housekeeping = Housekeeping(heartbeat, Replicas(heartbeat.plan))
+        housekeeping = Housekeeping(heartbeat, Replicas(heartbeat.plan, models()))
         housekeeping.watchdog.looked_at = time.monotonic()
         with patch.object(publish, "ping", side_effect=BrokerUnavailable("no room")), patch("os._exit") as ended:
             self.assertRaises(BrokerUnavailable, housekeeping.watch)

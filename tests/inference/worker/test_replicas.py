@@ -1,15 +1,18 @@
 """What the replicas of a worker have loaded decides what it serves; real processes: tests/e2e/test_replicas.py."""
 
-import ctypes
 import logging
 import time
+from dataclasses import replace
 from unittest import TestCase
 from uuid import uuid4
 
 from inference.catalog.specs import ModelSpec
-from inference.worker.calls import READY, Loaded
+from inference.worker import reports
+from inference.worker.calls import ENDED_BY_IT, READY, Loaded, Order, Shared
 from inference.worker.devices import Plan
-from inference.worker.replicas import LONGEST_PAUSE_S, Replicas
+from inference.worker.lazy import LazyReport
+from inference.worker.replica import LONGEST_PAUSE_S
+from inference.worker.replicas import Replicas
 
 BROKEN = "no weights"
 CATALOG = {name: ModelSpec(name=name, engine="x:Y") for name in ("a", "b")}
@@ -18,16 +21,40 @@ FIRST, SECOND = 11, 22  # process ids
 
 class ReplicasTests(TestCase):
     def setUp(self) -> None:
-        plan = Plan(worker=uuid4(), devices=("cuda:0", "cuda:1"), replicas=2, threads=1, models=CATALOG)
-        self.replicas = Replicas(plan)
-        self.replicas.started(0, FIRST)
-        self.replicas.started(1, SECOND)
+        plan = Plan(worker=uuid4(), devices=("cuda:0", "cuda:1"), replicas=2, threads=1)
+        self.replicas = Replicas(plan, CATALOG)
+        self.start(0, FIRST)
+        self.start(1, SECOND)
+
+    def start(self, index: int, pid: int) -> None:
+        self.replicas.started(index, pid, self.replicas.first_order(index))
 
     def load(self, pid: int, **models: str) -> None:
+        """The child has what it was ordered, but what `models` says."""
+        (replica,) = (replica for replica in self.replicas.replicas if replica.pid == pid)
+        told = {key: models.get(self.replicas.goal[key].name, READY) for key in replica.ordered}
         with self.assertLogs("inference.worker.replicas") as logs:
             logging.getLogger("inference.worker.replicas").info("so that there is one")
-            self.replicas.loaded(Loaded(pid=pid, models={"a": READY, "b": READY, **models}))
+            self.replicas.loaded(Loaded(pid=pid, models=told))
         self.logged = [record.getMessage() for record in logs.records if record.levelno == logging.ERROR]
+
+    def loads(self, index: int, model: str) -> None:
+        """Its process says that it loads this model of those that it was ordered to have."""
+        replica = self.replicas.replicas[index]
+        replica.shared.loading = 1 + replica.ordered.index(CATALOG[model].digest)
+
+    def without(self, index: int) -> set[str]:
+        return {spec.name for spec in self.replicas.goal.values()} - {
+            spec.name for spec in self.replicas.first_order(index)
+        }
+
+    def why_not(self) -> set[str]:
+        return set(reports.why_not(self.replicas))
+
+    def tries(self, *pids: int) -> int | None:
+        """Which of these is told to load something."""
+        ordered = self.replicas.next_order(pids or (FIRST, SECOND))
+        return ordered[0] if ordered else None
 
     def able(self) -> list[int]:
         return [pid for pid in (FIRST, SECOND) if self.replicas.may_run(pid)]
@@ -48,54 +75,58 @@ class ReplicasTests(TestCase):
         self.load(FIRST, b=BROKEN)
         self.load(SECOND, b=BROKEN)
         self.assertEqual((self.replicas.serving, self.able()), ({"a"}, [FIRST, SECOND]))
-        self.assertFalse(self.replicas.should_try())
+        self.assertIsNone(self.tries())
         self.replicas.try_at = 0.0
-        self.assertTrue(self.replicas.should_try())
+        self.assertEqual(self.tries(SECOND), SECOND)
         self.load(SECOND)
         self.assertEqual((self.replicas.serving, self.able()), ({"a", "b"}, [SECOND]))
 
     def eight(self) -> None:
         """Replicas that serve a; none could load b."""
-        plan = Plan(worker=uuid4(), devices=("cuda:0",), replicas=8, threads=1, models=CATALOG)
-        self.replicas = Replicas(plan)
+        plan = Plan(worker=uuid4(), devices=("cuda:0",), replicas=8, threads=1)
+        self.replicas = Replicas(plan, CATALOG)
         for index in range(8):
-            self.replicas.started(index, index)
+            self.start(index, index)
         for index in range(8):
             self.load(index, b=BROKEN)
             self.replicas.replicas[index].retry_at = 0.0
 
+    def load_in_turn(self, index: int, **models: str) -> None:
+        """As an order."""
+        self.assertEqual(self.tries(index), index)
+        self.load(index, **models)
+
     def test_what_one_of_many_can_load_is_served_once_half_of_them_have_it(self) -> None:
         self.eight()
+        self.replicas.try_at = 0.0
         for index in range(3):
-            self.load(index)
+            self.load_in_turn(index)
             self.assertEqual(
                 (self.replicas.serving, self.replicas.served, self.replicas.to_restart()), ({"a"}, {"a"}, [])
             )
-            self.assertTrue(self.replicas.should_try())  # at once: the last try has succeeded
-            self.replicas.tried()
         self.replicas.ended(0)
         self.assertEqual(self.replicas.served, {"a"})
-        self.replicas.started(0, 0)
+        self.start(0, 0)
         self.load(0)
-        self.load(3)
+        self.load_in_turn(3)
         self.assertEqual((self.replicas.serving, self.replicas.to_restart()), ({"a", "b"}, [4, 5, 6, 7]))
 
     def test_they_try_in_turn(self) -> None:
         self.eight()
-        self.load(0)
         tried = []
-        for _ in range(7):
-            index = self.replicas.next_to_try(range(8))
+        for _ in range(8):
+            self.replicas.try_at = 0.0
+            index = self.tries(*range(8))
             assert index is not None
             tried.append(index)
             self.load(index, b=BROKEN)
-        self.assertEqual(sorted(tried), list(range(1, 8)))
-        self.assertIsNone(self.replicas.next_to_try([0]))
+        self.assertEqual(sorted(tried), list(range(8)))
 
     def test_what_is_served_stays_so_while_one_has_it(self) -> None:
         self.eight()
+        self.replicas.try_at = 0.0
         for index in range(4):
-            self.load(index)
+            self.load_in_turn(index)
         for index in range(3):
             self.replicas.ended(index)
         self.assertEqual(self.replicas.serving, {"a", "b"})
@@ -104,11 +135,11 @@ class ReplicasTests(TestCase):
 
     def test_one_that_has_what_the_others_have_not_is_not_asked_again_and_again(self) -> None:
         self.eight()
-        self.load(0)
+        self.replicas.try_at = 0.0
+        self.load_in_turn(0)
         self.replicas.tried(took_s=6.0)
-        self.load(0)
         self.load(1, b="no weights, said in other words")
-        self.assertFalse(self.replicas.should_try())
+        self.assertIsNone(self.tries(*range(8)))
 
     def test_a_try_that_took_long_is_seldom_made(self) -> None:
         self.load(FIRST, b=BROKEN)
@@ -127,9 +158,9 @@ class ReplicasTests(TestCase):
             self.replicas.ended(index)
         self.assertEqual((self.replicas.serving, self.replicas.served), (set(), {"a", "b"}))
         self.assertTrue(self.replicas.may_start(0))
-        self.replicas.started(0, FIRST)
+        self.start(0, FIRST)
         self.load(FIRST, b=BROKEN)
-        self.replicas.started(1, SECOND)
+        self.start(1, SECOND)
         self.replicas.ended(1)
         self.assertEqual((self.replicas.serving, self.replicas.served), ({"a"}, {"a"}))
 
@@ -139,63 +170,62 @@ class ReplicasTests(TestCase):
             self.replicas.ended(0)
             self.assertFalse(self.replicas.may_start(0))
             pauses.append(self.replicas.replicas[0].pauses.pause_s)
-            self.replicas.started(0, FIRST)
+            self.start(0, FIRST)
         self.assertEqual(pauses[:3], [2.0, 4.0, 8.0])
         self.assertEqual(pauses[-1], LONGEST_PAUSE_S)
         self.load(FIRST)
         self.assertEqual(self.replicas.replicas[0].pauses.pause_s, 1.0)
 
     def test_one_that_dies_of_loading_a_model_starts_without_it_unless_another_runs_it(self) -> None:
-        self.assertEqual(self.replicas.without(0), set())
-        self.replicas.replicas[0].loading.value = 2
+        self.assertEqual(self.without(0), set())
+        self.replicas.replicas[0].shared.loading = 2
         self.replicas.ended(0)
-        self.assertEqual((self.replicas.without(0), self.replicas.without(1)), ({"b"}, set()))
-        self.assertEqual(set(self.replicas.why_not()), {"b"})
+        self.assertEqual((self.without(0), self.without(1)), ({"b"}, set()))
+        self.assertEqual(self.why_not(), {"b"})
         self.load(SECOND)
-        self.assertEqual(self.replicas.without(0), set())
-        self.replicas.started(0, FIRST)
+        self.assertEqual(self.without(0), set())
+        self.start(0, FIRST)
         self.load(FIRST)
         self.replicas.ended(1)
         self.replicas.ended(0)
-        self.assertEqual(self.replicas.without(0), set())
+        self.assertEqual(self.without(0), set())
 
     def test_one_that_dies_of_all_that_it_loads_tries_each_again(self) -> None:
-        for number in (2, 1, 2):
-            self.replicas.replicas[0].loading.value = number
+        for model in "bab":
+            self.loads(0, model)
             self.replicas.ended(0)
-            self.assertEqual(self.replicas.without(0), {"ab"[number - 1]})
-            self.replicas.started(0, FIRST)
+            self.assertEqual(self.without(0), {model})
+            self.start(0, FIRST)
         self.load(FIRST, a=BROKEN, b=BROKEN)
-        self.assertEqual(self.replicas.without(0), set())
+        self.assertEqual(self.without(0), set())
 
     def test_the_only_model_is_tried_again_by_a_fresh_process(self) -> None:
-        self.replicas = Replicas(
-            Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1, models={"a": CATALOG["a"]})
-        )
-        self.replicas.started(0, FIRST)
-        self.replicas.replicas[0].loading.value = 1
+        self.replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), {"a": CATALOG["a"]})
+        self.start(0, FIRST)
+        self.replicas.replicas[0].shared.loading = 1
         self.replicas.ended(0)
-        self.assertEqual((self.replicas.without(0), list(self.replicas.why_not())), (set(), ["a"]))
+        self.assertEqual((self.without(0), self.why_not()), (set(), {"a"}))
 
     def test_what_a_child_says_that_it_loads_is_read_there(self) -> None:
-        loading = ctypes.c_int()
-        self.replicas.started(0, FIRST, loading)
-        loading.value = 2
+        shared = Shared()
+        self.replicas.started(0, FIRST, self.replicas.first_order(0), shared)
+        shared.loading = 2
         self.replicas.ended(0)
-        self.assertEqual(self.replicas.without(0), {"b"})
+        self.assertEqual(self.without(0), {"b"})
 
     def test_one_that_dies_of_a_try_starts_without_that_model_and_the_pauses_grow(self) -> None:
         pauses = []
         self.replicas.ended(1)
         for _ in range(4):
             self.load(FIRST, b=BROKEN)
-            self.replicas.tried()
+            self.replicas.try_at = 0.0
+            self.assertEqual(self.tries(FIRST), FIRST)
             pauses.append(self.replicas.tries.pause_s)
-            self.replicas.replicas[0].loading.value = 2
+            self.loads(0, "b")
             self.replicas.ended(0)
-            self.assertEqual((self.replicas.served, self.replicas.without(0)), ({"a"}, {"b"}))
+            self.assertEqual((self.replicas.served, self.without(0)), ({"a"}, {"b"}))
             self.assertTrue(self.replicas.may_start(0))
-            self.replicas.started(0, FIRST)
+            self.start(0, FIRST)
         self.assertEqual(pauses, sorted(pauses))
         self.assertLess(pauses[0], pauses[1])
 
@@ -208,6 +238,180 @@ class ReplicasTests(TestCase):
         self.assertEqual(self.logged, [])
 
     def test_a_pool_that_grows_has_more_of_them(self) -> None:
-        self.replicas.started(2, 33)
+        self.start(2, 33)
         self.load(33)
-        self.assertEqual((len(self.replicas.rows({})), self.replicas.may_run(33)), (3, True))
+        self.assertEqual((len(reports.replica_rows(self.replicas, {})), self.replicas.may_run(33)), (3, True))
+
+
+class ChangeTests(TestCase):
+    """The catalog changes while two replicas run what it said before."""
+
+    def setUp(self) -> None:
+        plan = Plan(worker=uuid4(), devices=("cpu",), replicas=2, threads=1)
+        self.replicas = Replicas(plan, CATALOG)
+        for index, pid in enumerate((FIRST, SECOND)):
+            self.replicas.started(index, pid, self.replicas.first_order(index))
+            self.told(pid, self.replicas.first_order(index))
+        self.new = replace(CATALOG["a"], revision="2")
+
+    def told(self, pid: int, order: Order, **models: str) -> None:
+        """The child says that it has what it was ordered, but the new `a` in the state that `models` says."""
+        states = {spec.digest: models.get(spec.name, READY) if spec.revision else READY for spec in order}
+        self.replicas.loaded(Loaded(pid=pid, models=states))
+
+    def follow(self, *specs: ModelSpec) -> None:
+        self.replicas.follow({spec.name: spec for spec in specs})
+
+    def order(self, *pids: int) -> tuple[int, list[tuple[str, str]]] | None:
+        """Who is ordered, and to have what."""
+        ordered = self.replicas.next_order(pids or (FIRST, SECOND))
+        if ordered is None:
+            return None
+        self.last = ordered
+        return ordered[0], [(spec.name, spec.revision) for spec in ordered[1]]
+
+    def runs(self) -> dict[str, str]:
+        return {name: spec.revision for name, spec in self.replicas.specs.items() if name in self.replicas.serving}
+
+    def states(self) -> list[tuple[str, str, str]]:
+        return [(e["name"], e["revision"], e["state"]) for e in reports.catalog(self.replicas, LazyReport())["models"]]
+
+    @property
+    def able(self) -> int:
+        return self.replicas.able
+
+    def test_a_new_revision_is_loaded_beside_the_old_by_one_after_the_other_then_switched_and_the_old_dropped(
+        self,
+    ) -> None:
+        self.follow(self.new, CATALOG["b"])
+        beside, alone = [("a", ""), ("b", ""), ("a", "2")], [("a", "2"), ("b", "")]
+        self.assertEqual(self.order(), (FIRST, beside))
+        self.told(*self.last)
+        self.assertEqual((self.runs(), self.able), ({"a": "", "b": ""}, 2))
+        self.assertIn(("a", "2", "loading"), self.states())
+        self.assertEqual(self.order(), (SECOND, beside))
+        self.told(*self.last)
+        self.assertEqual((self.runs(), self.able), ({"a": "2", "b": ""}, 2))
+        for pid in (FIRST, SECOND):
+            ordered, order = self.order() or (0, [])
+            self.assertEqual((ordered, sorted(order)), (pid, alone))
+            self.told(*self.last)
+        self.assertIsNone(self.order())
+        self.assertEqual(sorted(self.states()), [("a", "2", "ready"), ("b", "", "ready")])
+
+    def test_one_that_cannot_be_loaded_leaves_the_old_and_says_why(self) -> None:
+        self.follow(self.new, CATALOG["b"])
+        self.order()
+        with self.assertLogs("inference.worker.replicas", "ERROR"):
+            self.told(*self.last, a=BROKEN)
+        self.assertIsNone(self.order())  # nor does the other try at once
+        self.assertEqual((self.runs(), self.able), ({"a": "", "b": ""}, 2))
+        self.assertEqual(reports.why_not(self.replicas), {"a": reports.OLD_GOES_ON + BROKEN})
+        self.assertEqual(self.states(), [("a", "", "ready"), ("b", "", "ready"), ("a", "2", "failed")])
+        self.replicas.try_at = 0.0
+        self.assertEqual((self.order() or (0,))[0], SECOND)
+        self.told(*self.last)
+        self.assertEqual(self.runs()["a"], "")
+        self.replicas.try_at = 0.0
+        self.assertEqual((self.order() or (0,))[0], FIRST)
+        self.told(*self.last)
+        self.assertEqual((self.runs()["a"], reports.why_not(self.replicas)), ("2", {}))
+
+    def test_the_old_entry_again_ends_the_tries(self) -> None:
+        self.follow(self.new, CATALOG["b"])
+        self.order()
+        with self.assertLogs("inference.worker.replicas", "ERROR"):
+            self.told(*self.last, a=BROKEN)
+        self.follow(*CATALOG.values())
+        self.replicas.try_at = 0.0
+        self.assertIsNone(self.order())
+        self.assertEqual(reports.why_not(self.replicas), {})
+
+    def test_a_replica_pauses_for_a_load_only_while_another_takes_the_calls(self) -> None:
+        self.replicas.ended(1)
+        self.replicas.started(1, SECOND, self.replicas.first_order(1))
+        self.follow(self.new, CATALOG["b"])
+        self.assertIsNone(self.order())
+        self.replicas.loaded(Loaded(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()}))
+        self.assertEqual((self.order() or (0,))[0], FIRST)
+
+    def test_a_child_that_starts_meanwhile_has_both_and_one_that_started_before_is_ordered_not_restarted(self) -> None:
+        self.follow(self.new, CATALOG["b"])
+        self.replicas.ended(1)
+        first = self.replicas.first_order(1)
+        self.assertEqual([(spec.name, spec.revision) for spec in first], [("a", ""), ("b", ""), ("a", "2")])
+        self.replicas.started(1, SECOND, tuple(CATALOG.values()))
+        self.replicas.ended(0)
+        self.replicas.started(0, FIRST, first)
+        self.told(FIRST, first)
+        self.assertEqual(self.runs()["a"], "2")
+        self.replicas.loaded(Loaded(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()}))
+        self.replicas.replicas[1].retry_at = 0.0
+        self.assertEqual((self.able, self.replicas.to_restart()), (1, []))
+        ordered = []
+        while following := self.order():
+            ordered.append(following[0])
+            self.told(*self.last)
+        self.assertEqual((ordered, self.able), ([FIRST, SECOND, SECOND], 2))
+
+    def test_a_child_that_dies_of_the_new_one_starts_without_it(self) -> None:
+        self.follow(self.new, CATALOG["b"])
+        self.order()
+        self.replicas.replicas[0].shared.loading = 3
+        self.replicas.ended(0)
+        self.assertEqual(self.runs(), {"a": "", "b": ""})
+        self.assertNotIn(self.new, self.replicas.first_order(0))
+        self.replicas.started(0, FIRST, self.replicas.first_order(0))
+        with self.assertLogs("inference.worker.replicas", "ERROR"):
+            self.told(FIRST, self.replicas.first_order(0))
+        self.assertEqual((self.able, reports.why_not(self.replicas)), (2, {"a": reports.OLD_GOES_ON + ENDED_BY_IT}))
+        self.assertIsNone(self.order())
+
+    def test_an_added_model_is_served_once_each_has_tried_it(self) -> None:
+        added = ModelSpec(name="c", engine="x:Y")
+        self.follow(*CATALOG.values(), added)
+        self.order()
+        self.told(*self.last)
+        self.assertEqual((set(self.runs()), self.able), ({"a", "b"}, 2))
+        self.order()
+        self.told(*self.last)
+        self.assertEqual((set(self.runs()), self.able), ({"a", "b", "c"}, 2))
+
+    def test_a_removed_model_is_run_until_it_is_released(self) -> None:
+        self.follow(CATALOG["b"])
+        self.assertEqual((set(self.runs()), self.replicas.leaving, self.order()), ({"a", "b"}, {"a"}, None))
+        self.assertEqual(sorted(self.states()), [("a", "", "draining"), ("b", "", "ready")])
+        with self.assertNoLogs("inference.worker.replicas", "ERROR"):
+            self.replicas.release("a")
+        self.assertEqual((set(self.runs()), self.replicas.leaving), ({"b"}, set()))
+        self.assertEqual(self.order(), (FIRST, [("b", "")]))
+
+    def test_what_no_replica_could_load_is_replaced_at_once(self) -> None:
+        for pid in (FIRST, SECOND):
+            with self.assertLogs("inference.worker.replicas"):
+                self.replicas.loaded(Loaded(pid=pid, models={CATALOG["a"].digest: BROKEN, CATALOG["b"].digest: READY}))
+        self.follow(self.new, CATALOG["b"])
+        self.assertEqual(self.replicas.specs["a"], self.new)
+        self.assertEqual(self.order(), (FIRST, [("a", "2"), ("b", "")]))
+
+    def test_a_file_that_changes_while_the_only_child_starts_is_taken_over_once_the_new_is_loaded(self) -> None:
+        plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1)
+        self.replicas = Replicas(plan, CATALOG)
+        self.replicas.started(0, FIRST, order := self.replicas.first_order(0))
+        self.told(FIRST, order)
+        self.replicas.ended(0)
+        self.replicas.started(0, FIRST, order)
+        self.follow(self.new, CATALOG["b"])
+        self.told(FIRST, order)
+        self.assertEqual(self.runs(), {"a": "", "b": ""})
+        self.assertEqual(self.order(), (FIRST, [("a", ""), ("b", ""), ("a", "2")]))
+
+    def test_what_is_parked_is_not_run_and_unloaded_and_keeps_its_entry(self) -> None:
+        self.replicas.park({"a"})
+        self.assertEqual((set(self.runs()), set(self.replicas.specs)), ({"b"}, {"a", "b"}))
+        self.assertNotIn(("a", "", "ready"), self.states())
+        self.assertEqual(self.order(), (FIRST, [("b", "")]))
+        self.told(*self.last)
+        self.replicas.park(())
+        self.assertEqual(self.order(SECOND), None)
+        self.assertEqual(set(self.runs()), {"b"})

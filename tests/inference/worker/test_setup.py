@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import TestCase
 from unittest.mock import patch
@@ -16,19 +18,19 @@ from inference.catalog import specs
 from inference.worker import devices, setup
 
 
-def worker(*options: str) -> subprocess.CompletedProcess[str]:
+def worker(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "project", "worker", *options],
+        [sys.executable, "-m", "celery", "-A", "project", "worker", *options], env={**os.environ, **environment},
         cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
 
 class WorkerOptionsTests(TestCase):
-    def test_help_explains_the_devices(self) -> None:
+    def test_help_explains_the_models_and_the_devices(self) -> None:
         answer = worker("--help")
         self.assertEqual(answer.returncode, 0)
-        self.assertIn("--devices", answer.stdout)
-        self.assertIn("cuda:0,cuda:1", answer.stdout)
+        for part in ("--models", "embeddings,sentiment", "--devices", "cuda:0,cuda:1"):
+            self.assertIn(part, answer.stdout)
 
     def test_what_breaks_batching_is_refused_with_a_reason(self) -> None:
         for options, reason in (
@@ -38,9 +40,27 @@ class WorkerOptionsTests(TestCase):
             (("--disable-prefetch",), "leaves nothing to batch"),
         ):
             with self.subTest(options):
-                answer = worker(*options)
-                self.assertNotEqual(answer.returncode, 0)
-                self.assertIn(reason, answer.stderr)
+                self.assert_refused(worker(*options), reason)
+
+    def test_models_that_are_not_listed_are_refused_and_queues_in_their_place(self) -> None:
+        for options, reason in (
+            (("--models", "summary,topic"), "--models summary,topic: there is no model 'topic' in models.toml; did you"
+             " mean topics?"),
+            (("--models", ""), "there is no model '' in models.toml; known are summary, topics."),
+            (("-Q", "inference.topics"), "-Q and -X do not choose models; use --models topics instead"),
+            (("-X", "inference.topics"), "-Q and -X do not choose models; use --models summary instead"),
+        ):  # fmt: skip
+            with self.subTest(options):
+                self.assert_refused(worker(*options, MODELS_FILE=self.models_file()), reason)
+
+    def models_file(self) -> str:
+        file = Path(self.enterContext(tempfile.TemporaryDirectory()), "models.toml")
+        file.write_text("".join(f'[{name}]\nengine = "tests.echo:EchoEngine"\n' for name in ("summary", "topics")))
+        return str(file)
+
+    def assert_refused(self, answer: subprocess.CompletedProcess[str], reason: str) -> None:
+        self.assertNotEqual(answer.returncode, 0)
+        self.assertIn(reason, answer.stderr)
 
     def test_a_worker_that_cannot_be_prepared_ends_and_takes_no_message(self) -> None:
         for error, sentence in (

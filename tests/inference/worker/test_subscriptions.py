@@ -41,6 +41,9 @@ class SubscriptionsTests(TestCase):
     def consume_from(self) -> set[str]:
         return self.consumed
 
+    def __contains__(self, queue: str) -> bool:
+        return queue in (A, B)
+
     def deselect(self, queues: list[str]) -> None:
         self.consumed.difference_update(queues)
 

@@ -1,0 +1,10 @@
+"""A model's queue, as workers and senders declare it."""
+
+from kombu import Exchange, Queue
+
+from inference.broker.address import queue_arguments
+
+
+def declared(name: str, prefix: str, broker_url: str) -> Queue:
+    """`prefix` is that of the service."""
+    return Queue(name, Exchange(f"{prefix}inference"), name, queue_arguments=queue_arguments(broker_url))

@@ -1,0 +1,60 @@
+"""How fast a worker generates, and what room it has: for its row."""
+
+import time
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from inference.worker.calls import BatchReport
+from inference.worker.inflight import Batch
+
+WINDOW_S = 10.0  # of tokens a second
+FIRSTS = 200  # the last ones, whose time to the first token is shown
+
+
+@dataclass(slots=True)
+class _Model:
+    tokens: int = 0
+    capacity: int = 0  # of a replica
+    samples: deque[tuple[float, int]] = field(default_factory=deque)  # (monotonic, tokens)
+    firsts: deque[float] = field(default_factory=lambda: deque(maxlen=FIRSTS))  # seconds from a job's making
+
+    def tokens_per_s(self, now: float) -> float:
+        while self.samples and self.samples[0][0] < now - WINDOW_S:
+            self.samples.popleft()
+        return sum(tokens for _, tokens in self.samples) / WINDOW_S
+
+    def first_s(self, share: float) -> float | None:
+        ranked = sorted(self.firsts)
+        return round(ranked[int(share * (len(ranked) - 1))], 3) if ranked else None
+
+
+class Generated:
+    """Belongs to the worker's event loop; the heartbeat reads what `row` returns."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, _Model] = {}
+
+    def note(self, batch: Batch, report: BatchReport) -> None:
+        if report.capacity:
+            model = self._models.setdefault(batch.spec.name, _Model())
+            model.tokens += report.tokens
+            model.capacity = report.capacity
+            model.samples.append((time.monotonic(), report.tokens))
+            model.firsts += report.firsts_s
+
+    def row(self, batches: Collection[Batch], *, replicas: int) -> dict[str, dict[str, object]]:
+        """By model: rows that are being answered, tokens of cache that are free in all `replicas`, tokens in all and a
+        second, and seconds to the first token."""
+        now = time.monotonic()
+        return {
+            name: {
+                "rows": sum(held.item.size for batch in batches if batch.spec.name == name for held in batch.jobs),
+                "room": replicas * model.capacity
+                - sum(model.capacity - batch.room for batch in batches if batch.spec.name == name and batch.is_open),
+                "tokens": model.tokens,
+                "tokens_per_s": round(model.tokens_per_s(now), 1),
+                "first_token_s": {"p50": model.first_s(0.5), "p95": model.first_s(0.95)},
+            }
+            for name, model in list(self._models.items())
+        }

@@ -1,0 +1,96 @@
+"""The models that a pool child has loaded."""
+
+import importlib
+import logging
+import os
+import time
+import traceback
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from inference import errors
+from inference.catalog.specs import ModelSpec
+from inference.engines import loading, memory
+from inference.engines.base import Engine
+from inference.json_field import storable
+from inference.worker.calls import READY, Loaded, Order, Shared
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LoadedModels:
+    """Of one child, on its device."""
+
+    worker: UUID
+    device: str
+    specs: dict[str, ModelSpec] = field(default_factory=dict)  # that can be run, by digest
+    engines: dict[str, Engine] = field(default_factory=dict)  # by load_digest: entries may share one
+    memory: dict[str, int] = field(default_factory=dict)  # bytes that each of these takes
+    shared: Shared = field(default_factory=Shared)
+
+    def engine(self, spec: ModelSpec) -> Engine:
+        return self.engines[spec.load_digest]
+
+    def have(self, order: Order) -> Loaded:
+        """Unload what is not in the order, then load what is new in it, beside what stays.
+
+        A model that cannot be loaded leaves the others as they are; a broken device takes them all.
+        """
+        importlib.invalidate_caches()
+        self._unload(order)
+        failures = {spec.digest: why for place, spec in enumerate(order, 1) if (why := self._load(place, spec))}
+        if broken := loading.broken(self.device):
+            self.specs.clear()
+            self.engines.clear()
+            failures = {spec.digest: broken for spec in order}
+        return Loaded(
+            pid=os.getpid(),
+            models={spec.digest: _state(failures.get(spec.digest)) for spec in order},
+            notes={spec.name: note for spec in self.specs.values() if (note := self.engine(spec).note)},
+            tracebacks={digest: _trace(failure) for digest, failure in failures.items() if loading.is_bug(failure)},
+            memory={digest: self.memory[spec.load_digest] for digest, spec in self.specs.items()},
+            total=memory.total(self.device),
+            steps=frozenset(digest for digest, spec in self.specs.items() if self.engine(spec).stepper is not None),
+        )
+
+    def _unload(self, order: Order) -> None:
+        stay = {spec.digest for spec in order}
+        self.specs = {digest: spec for digest, spec in self.specs.items() if digest in stay}
+        used = {spec.load_digest for spec in self.specs.values()}
+        if unused := self.engines.keys() - used:
+            for load_digest in unused:
+                logger.info("model=%s unloaded from %s", self.engines.pop(load_digest).spec.name, self.device)
+            memory.free()
+
+    def _load(self, place: int, spec: ModelSpec) -> errors.ModelUnavailable | None:
+        """Why the model could not be loaded."""
+        if spec.load_digest not in self.engines:
+            self.shared.loading = place
+            try:
+                self._load_engine(spec)
+            except errors.ModelUnavailable as failure:
+                self.shared.loading = 0
+                logger.debug("model=%s not loaded on %s", spec.name, self.device, exc_info=True)
+                return failure
+            self.shared.loading = 0  # not where it ends this process, as `sys.exit` in its module does
+        self.specs[spec.digest] = spec
+        return None
+
+    def _load_engine(self, spec: ModelSpec) -> None:
+        started = time.monotonic()
+        with memory.measured(spec, self.device) as taken:
+            self.engines[spec.load_digest] = engine = loading.ready(spec, self.device)
+        self.memory[spec.load_digest] = taken.bytes
+        took_s, mib = time.monotonic() - started, taken.bytes / memory.MIB
+        logger.info("model=%s loaded on %s in %.1f s, %.0f MiB", spec.name, self.device, took_s, mib)
+        if engine.note:
+            logger.warning("model=%s %s", spec.name, engine.note)
+
+
+def _state(failure: errors.ModelUnavailable | None) -> str:
+    return storable(failure.message) if failure else READY
+
+
+def _trace(failure: errors.ModelUnavailable) -> str:
+    return "".join(traceback.format_exception(failure.__cause__)).rstrip()

@@ -1,0 +1,86 @@
+"""What a worker finds out of its lazy models beside its event loop: whose jobs wait, who else has them, their size."""
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from inference import clock
+from inference.catalog.specs import Catalog
+from inference.engines import memory
+from inference.failures import Pauses
+from inference.residency.residents import Residents, Waiting
+from inference.residency.shares import is_ours
+from inference.status import backlog, workers
+from inference.worker.devices import Plan
+from inference.worker.heartbeat import succeeds
+
+LOOK_S, LONGEST_PAUSE_S = 0.5, 10.0  # between two looks; the second while the database is away
+INSIDE = ("ready", "loading")  # states of a model on a worker's row
+
+
+class Lookout(threading.Thread):
+    """`models`, `absent` and `residents` are the event loop's; what this finds is replaced as a whole."""
+
+    def __init__(self, plan: Plan, residents: Residents) -> None:
+        super().__init__(name="lookout", daemon=True)
+        self.worker = plan.worker
+        self.residents = residents
+        self.models: Catalog = {}  # the lazy ones
+        self.absent: frozenset[str] = frozenset()  # those that are not in memory
+        self.waiting: Mapping[str, Waiting] = {}
+        self.ours: frozenset[str] = frozenset()  # models that this worker is to load, since it has jobs
+        self.estimates: dict[str, int | None] = {}  # bytes, by load_digest
+        self._seen_at: dict[str, float] = {}  # monotonic: since when jobs of a model wait
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        pauses = Pauses(first_s=LOOK_S, longest_s=LONGEST_PAUSE_S)
+        while not self._stopping.is_set():
+            if looked := succeeds(self.look, str(self.worker)):
+                pauses.reset()
+            self._stopping.wait(LOOK_S if looked else pauses.next_s())
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def look(self) -> None:
+        models, absent = self.models, self.absent
+        for spec in models.values():
+            if spec.load_digest not in self.estimates:
+                self.estimates[spec.load_digest] = memory.estimate(spec)
+        if not models or not absent:  # nobody waits for a turn
+            self.waiting, self.ours, self._seen_at = {}, frozenset(), {}
+            return
+        found = backlog.first_queued(models)
+        now = time.monotonic()
+        self._seen_at = {name: self._seen_at.get(name, now) for name in found if name in absent}
+        self.waiting = {
+            name: Waiting(since_s=backlog.milliseconds(job_id) / 1000, priority=priority)
+            for name, (priority, job_id) in found.items()
+        }
+        self.ours = frozenset(self._ours(now)) if self._seen_at else frozenset()
+
+    def _ours(self, now: float) -> list[str]:
+        others = self._others()
+        return [
+            name
+            for name, seen_at in self._seen_at.items()
+            if is_ours(
+                name, str(self.worker), {other: states[name] for other, states in others.items() if name in states},
+                seen_s=now - seen_at, waited_s=clock.time_s() - self.waiting[name].since_s,
+                load_s=self.residents.load_s(name),
+            )
+        ]  # fmt: skip
+
+    def _others(self) -> dict[str, dict[str, bool]]:
+        """By worker and model: whether it has it in memory, or soon."""
+        rows = workers.living().filter(connected=True, state__in=workers.SERVING).exclude(pk=self.worker)
+        return {
+            str(worker): {entry["name"]: entry["state"] in INSIDE for entry in _entries(catalog)}
+            for worker, catalog in rows.values_list("pk", "catalog")
+        }
+
+
+def _entries(catalog: Any) -> Any:
+    return (catalog or {}).get("models", ())

@@ -1,0 +1,62 @@
+"""What becomes of a job whose inputs were answered, or which is condemned."""
+
+import logging
+from collections.abc import Sequence
+
+from inference import errors
+from inference.catalog import lengths
+from inference.catalog.specs import ModelSpec
+from inference.engines.faults import shorten
+from inference.engines.json_values import size
+from inference.json_field import storable
+from inference.store import transitions
+from inference.store.transitions import Claimed, Outcome
+
+logger = logging.getLogger(__name__)
+
+VERDICTS = {
+    error.code: error
+    for error in (
+        errors.Crashed("The process that ran this input died, twice, and with this input alone."),
+        errors.DeviceFailed("The device went into an error state with this input alone, twice."),
+        errors.JobError("The worker failed with this input alone, twice; its log says why."),
+        errors.TimedOut("This input ran past the model's time_limit_s, alone in its batch."),
+    )
+}
+
+
+def outcome_of(spec: ModelSpec, job: Claimed, answers: Sequence[object]) -> Outcome:
+    """A job of several items fails with its first failed item."""
+    is_list = lengths.is_list(spec, job.inputs)
+    for index, answer in enumerate(answers, job.place or 0):
+        if isinstance(answer, errors.InferenceError):
+            where = f"inputs[{index}]: " if is_list else ""
+            if isinstance(answer, errors.JobError):
+                known_as = job.whole or job.id
+                logger.warning("job=%s model=%s %s: %s%s", known_as, job.model, answer.code, where, answer.message)
+            return failed(job, answer, where)
+    if (held := size(answers)) > transitions.MOST_ANSWERED:
+        return failed(job, errors.BadOutput(transitions.too_much(held)))
+    output = list(answers) if is_list else answers[0]
+    return Outcome(job_id=job.id, whole=job.whole, output=output, output_size=held if job.whole else None)
+
+
+def condemned(job: Claimed, verdict: str) -> Outcome:
+    """A part says where it lies in the list: the process knows no more."""
+    where = ""
+    if job.place is not None:
+        last = job.place + len(job.inputs) - 1
+        where = f"inputs[{job.place}]: " if last == job.place else f"inputs[{job.place}] to inputs[{last}]: "
+    return failed(job, VERDICTS[verdict], where)
+
+
+def failed(job: Claimed, error: errors.InferenceError, where: str = "") -> Outcome:
+    """With a bounded text: it may quote the input, or be an engine's own."""
+    detail = shorten(storable(f"{where}{error.message}"))
+    return Outcome(job_id=job.id, whole=job.whole, error_code=error.code, error_detail=detail)
+
+
+def unstorable(refused: Outcome) -> Outcome:
+    detail = "The database refused to store the answer."
+    code = errors.BadOutput.code
+    return Outcome(job_id=refused.job_id, whole=refused.whole, error_code=code, error_detail=detail)

@@ -1,0 +1,39 @@
+"""One replica of a worker, as its main process knows it."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from inference.failures import Pauses
+from inference.worker.calls import Shared
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+
+
+def new_pauses() -> Pauses:
+    return Pauses(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+
+
+@dataclass(slots=True)
+class Replica:
+    """One child after the other on one device."""
+
+    device: str
+    models: dict[str, str] = field(default_factory=dict)  # by digest, of what was tried: READY, or why not
+    notes: Mapping[str, str] = field(default_factory=dict)  # of how its models are run
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes by digest, of what that process has
+    total: int = 0  # bytes of its device
+    pid: int | None = None  # of its living process
+    ordered: tuple[str, ...] = ()  # digests: what that process was told to have
+    shared: Shared = field(default_factory=Shared)  # with that process
+    steps: frozenset[str] = frozenset()  # digests of what it generates with step by step
+    killers: frozenset[str] = frozenset()  # models that a process ended with while it loaded them
+    is_up: bool = False  # its process has told what it loaded
+    ready: frozenset[str] = frozenset()  # what that process can run
+    had: frozenset[str] = frozenset()  # loaded by the process before; unknown again once a load has failed
+    told: bool = False  # some process of it has told, or has died of loading
+    retry_at: float = 0.0  # monotonic: when it may try again to load what it lacks
+    pauses: Pauses = field(default_factory=new_pauses)
+
+    def pause(self) -> None:
+        self.retry_at = time.monotonic() + self.pauses.next_s()

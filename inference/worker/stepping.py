@@ -1,0 +1,254 @@
+"""In a pool child: batches of a model that generates step by step, which jobs join while others are being answered.
+
+Such a batch is open: its call comes back after some steps, and the next call of the same batch goes on from there. Its
+jobs are claimed as they join and recorded as they end; each has the model's time limit for itself.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+from uuid import UUID
+
+from inference import clock, errors, failpoints
+from inference.catalog import lengths
+from inference.catalog.specs import ModelSpec
+from inference.engines import isolate
+from inference.engines.stepper import OPEN, Progress, Stepper
+from inference.failures import is_away
+from inference.store import rows, transitions
+from inference.store.transitions import Claimed, Outcome
+from inference.streams import history
+from inference.streams.chunks import Chunk
+from inference.worker import claims
+from inference.worker.calls import Asked, BatchCall, BatchReport
+from inference.worker.deadline import limited
+from inference.worker.outcomes import failed, outcome_of
+
+logger = logging.getLogger(__name__)
+
+SLICE_S = 0.5  # of steps in one call
+LOOK_S = 0.25  # between two looks at the rows for those that were cancelled
+KEEP_S = 10.0  # between two renewals of the leases: less than what these have beyond the time limit
+TELL_S = 0.03  # between two rounds of what was generated: text that comes faster is told together
+SEEDS = 2**63
+
+Key = tuple[UUID, int]  # of a row: its job, and the how many-th of its items it is
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A job of an open batch."""
+
+    job: Claimed
+    answers: list[Any]  # of its items, OPEN until they have ended
+    until_s: float  # of its batch's steps: its time limit
+    is_told: bool  # as it comes: of a list nobody could say which text it is
+    tokens: int = 0  # generated
+    told: int = 0  # characters
+
+    @property
+    def has_ended(self) -> bool:
+        return all(answer is not OPEN for answer in self.answers)
+
+
+@dataclass(slots=True, eq=False)
+class OpenBatch:
+    """`asked` tells what the main process wants while a call runs."""
+
+    id: UUID
+    spec: ModelSpec
+    stepper: Stepper
+    asked: Callable[[], int]
+    jobs: dict[UUID, Running] = field(default_factory=dict)  # that have not ended
+    most: int = 0  # rows that ran together
+    steps_s: float = 0.0  # that all its steps took
+    looked_at: float = field(default_factory=time.monotonic)
+    kept_at: float = field(default_factory=time.monotonic)
+    chunks: list[Chunk] = field(default_factory=list)  # that have not been told
+    told_at: float = 0.0
+    tokens: int = 0  # since the last report
+    firsts: list[float] = field(default_factory=list)
+
+    def run(self, claimed: Sequence[Claimed], *, is_last: bool) -> BatchReport:
+        """Some steps: until somebody has ended, the main process asks for it, or the slice is over."""
+        began_at = time.monotonic()
+        codes: dict[UUID, str] = {}
+        before_s, steps, put_off = self.steps_s, 0, []
+        outcomes: list[Outcome] = []
+        for job in claimed:
+            try:
+                outcomes += self._join(job, is_last=is_last)
+            except errors.NotYet:
+                put_off.append(job.id)
+        while True:
+            codes |= self._record(outcomes)
+            self._drop_cancelled()
+            if not self.jobs or (steps and self._is_over(began_at, has_news=bool(codes or put_off))):
+                break
+            self.most = max(self.most, sum(running.answers.count(OPEN) for running in self.jobs.values()))
+            step_at = time.monotonic()
+            with limited(self.spec.time_limit_s):
+                progress = self.stepper.step()
+            self._count(time.monotonic() - step_at)
+            steps += 1
+            outcomes = self._settle(progress)
+        self._tell()
+        tokens, self.tokens, firsts, self.firsts = self.tokens, 0, self.firsts, []
+        engine_s = self.steps_s - before_s
+        return BatchReport(
+            errors=codes, engine_s=engine_s, overhead_s=time.monotonic() - began_at - engine_s, size=self.most,
+            left=frozenset(self.jobs), put_off=frozenset(put_off), room=self.stepper.room,
+            capacity=self.stepper.capacity, tokens=tokens, firsts_s=tuple(firsts),
+        )  # fmt: skip
+
+    def _is_over(self, began_at: float, *, has_news: bool) -> bool:
+        asked = self.asked()
+        if asked == Asked.TO_THE_END:
+            return False
+        return has_news or asked == Asked.COME_BACK or time.monotonic() - began_at > SLICE_S
+
+    def _join(self, job: Claimed, *, is_last: bool) -> list[Outcome]:
+        """Its outcome, if it cannot run."""
+        try:
+            parameters = claims.parameters_of(self.spec, job, is_last=is_last)
+        except errors.InvalidInput as error:
+            return [failed(job, error)]
+        items = lengths.items(self.spec, job.inputs)
+        running = Running(
+            job, [OPEN] * len(items), until_s=self.steps_s + self.spec.time_limit_s,
+            is_told=not lengths.is_list(self.spec, job.inputs),
+        )  # fmt: skip
+        for index, item in enumerate(items):
+            try:
+                self.stepper.join((job.id, index), item, parameters, seed=(job.id.int + index) % SEEDS)
+            except Exception as error:
+                running.answers[index] = isolate.failure(error)
+        self.jobs[job.id] = running
+        return self._ended()
+
+    def _count(self, step_s: float) -> None:
+        """Whoever has no token yet while others have waits for their room, for all that is known: it does not count."""
+        self.steps_s += step_s
+        if any(running.tokens for running in self.jobs.values()):
+            for running in self.jobs.values():
+                running.until_s += 0.0 if running.tokens else step_s
+
+    def _settle(self, progress: Sequence[Progress]) -> list[Outcome]:
+        """What the step brought."""
+        for told in progress:
+            job_id, index = cast("Key", told.key)
+            if running := self.jobs.get(job_id):
+                if told.tokens and not running.tokens:
+                    self.firsts.append(max(0.0, clock.time_s() - running.job.created_at.timestamp()))
+                running.tokens += told.tokens
+                self.tokens += told.tokens
+                if told.text and running.is_told:
+                    self.chunks.append(self._chunk(running, told.text))
+                if told.answer is not OPEN:
+                    running.answers[index] = isolate.outcome(told.answer)
+        ended = self._ended() + self._overdue()
+        if ended or time.monotonic() - self.told_at > TELL_S:
+            self._tell()
+        return ended
+
+    def _chunk(self, running: Running, text: str) -> Chunk:
+        at, running.told = running.told, running.told + len(text)
+        return Chunk(job_id=running.job.id, attempt=self.id, at=at, text=text, tokens=running.tokens)
+
+    def _tell(self) -> None:
+        """The text of a job comes before its end."""
+        self.told_at, told, self.chunks = time.monotonic(), self.chunks, []
+        history.write(told)
+
+    def _ended(self) -> list[Outcome]:
+        ended = [running for running in self.jobs.values() if running.has_ended]
+        for running in ended:
+            del self.jobs[running.job.id]
+        return [outcome_of(self.spec, running.job, running.answers) for running in ended]
+
+    def _overdue(self) -> list[Outcome]:
+        """Past the limit. What their child did between the steps, and waits for the database, do not count."""
+        overdue = [running for running in self.jobs.values() if running.until_s <= self.steps_s]
+        for running in overdue:
+            self._leave(running)
+        return [
+            failed(
+                running.job,
+                errors.TimedOut(
+                    f"It ran past the model's time_limit_s of {self.spec.time_limit_s:g},"
+                    f" {running.tokens} tokens were generated by then."
+                ),
+            )
+            for running in overdue
+        ]
+
+    def _leave(self, running: Running) -> None:
+        del self.jobs[running.job.id]
+        for index in range(len(running.answers)):
+            self.stepper.leave((running.job.id, index))
+
+    def _record(self, outcomes: Sequence[Outcome]) -> dict[UUID, str]:
+        if not outcomes:
+            return {}
+        recorded = claims.record(self.id, outcomes, batch_size=max(1, self.most))
+        return {outcome.job_id: outcome.error_code for outcome in recorded}
+
+    def _drop_cancelled(self) -> None:
+        """And what was given back to others."""
+        if (now := time.monotonic()) - self.looked_at < LOOK_S or not self.jobs:
+            return
+        self.looked_at = now
+        try:
+            if now - self.kept_at > KEEP_S:
+                transitions.keep(self.id, self.jobs, time_limit_s=self.spec.time_limit_s)
+                self.kept_at = now
+            held = rows.held(self.id, self.jobs)
+        except Exception as error:
+            if not is_away(error):
+                raise
+            logger.warning("batch=%s it is not known who was cancelled: %s", self.id, error)
+            return
+        for running in [running for job_id, running in self.jobs.items() if job_id not in held]:
+            logger.info("batch=%s job=%s left: cancelled or given back", self.id, running.job.id)
+            self._leave(running)
+
+    def close(self) -> None:
+        """Nothing is kept of what has not ended."""
+        for running in list(self.jobs.values()):
+            self._leave(running)
+
+
+class OpenBatches:
+    """Of one child."""
+
+    def __init__(self) -> None:
+        self.batches: dict[UUID, OpenBatch] = {}
+
+    def run(
+        self,
+        call: BatchCall,
+        spec: ModelSpec,
+        stepper: Stepper,
+        claim: Callable[[BatchCall], Sequence[Claimed]],
+        asked: Callable[[], int],
+    ) -> BatchReport:
+        """The next steps of a batch. What it raises closes it."""
+        batch = self.batches.setdefault(call.batch, OpenBatch(call.batch, spec, stepper, asked))
+        try:
+            try:
+                claimed = claim(call)
+            except errors.StoreUnavailable as error:
+                if not call.goes_on:
+                    raise
+                logger.warning("batch=%s goes on without those that were to join: %s", call.batch, error.message)
+                return replace(batch.run((), is_last=call.is_last), put_off=frozenset(call.job_ids))
+            failpoints.reach("before_run")
+            return batch.run(claimed, is_last=call.is_last)
+        except BaseException:
+            batch.close()
+            raise
+        finally:
+            if not batch.jobs:
+                del self.batches[call.batch]

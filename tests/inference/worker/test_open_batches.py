@@ -1,0 +1,344 @@
+"""The dispatcher and batches that stay open, against a pool that is driven by hand."""
+
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock, patch
+from uuid import UUID
+
+from inference.errors import NotYet
+from inference.worker.calls import READY, Asked, BatchReport, Loaded
+from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase
+
+
+class OpenCase(DispatcherCase):
+    """Model a generates step by step, b does not."""
+
+    def load(self, **models: str) -> None:
+        self.tell(PID, **models)
+
+    def tell(self, pid: int, **models: str) -> None:
+        told = {CATALOG[name].digest: state for name, state in models.items()}
+        self.replicas.loaded(Loaded(pid=pid, models=told, steps=frozenset({CATALOG["a"].digest})))
+
+    def step(self, *left: UUID, call: SimpleNamespace | None = None, room: int = 1000, **report: Any) -> None:
+        """The call comes back: these go on, all others of it have ended."""
+        call = call or self.last
+        call.over = True
+        errors = dict.fromkeys(set(call.batch.job_ids) - set(left) - set(report.get("put_off", ())), "")
+        report = {"errors": errors, "engine_s": 0.01, "left": frozenset(left), "room": room, **report}
+        call.callback(BatchReport(**report))
+
+    def kick(self) -> SimpleNamespace:
+        self.dispatcher.kick()
+        return self.last
+
+    def another(self) -> int:
+        """A second child."""
+        self.pool.replicas = 2
+        self.replicas.started(1, PID + 1)
+        self.tell(PID + 1, a=READY, b=READY)
+        return PID + 1
+
+    def asked(self, index: int = 0) -> int:
+        return int(self.replicas.replicas[index].shared.asked)
+
+
+class JoinTests(OpenCase):
+    def test_a_job_joins_others_that_are_being_answered_whatever_its_parameters(self) -> None:
+        first, _ = self.add(group="x")
+        call = self.kick()
+        second, _ = self.add(group="y")
+        self.step(first)
+        self.assertEqual(
+            (self.last.batch.batch, self.last.batch.job_ids, self.last.batch.goes_on),
+            (call.batch.batch, (second,), True),
+        )
+        self.assertEqual(len(self.dispatcher.batches), 1)
+
+    def test_who_has_ended_is_released_at_once_and_the_others_go_on(self) -> None:
+        (one, ended), (two, going) = self.add(), self.add()
+        self.kick()
+        self.step(two, errors={one: ""})
+        self.assertEqual((ended.events, going.events), ([("finished", "")], []))
+        self.step(errors={two: "timed_out"})
+        self.assertEqual(going.events, [("finished", "timed_out")])
+        self.assertEqual((self.dispatcher.batches, self.dispatcher.backlog.held), ({}, {}))
+
+    def test_one_that_somebody_else_has_claimed_is_released(self) -> None:
+        one, _ = self.add()
+        self.kick()
+        _, request = self.add()
+        self.step(one)
+        self.step(one, errors={})
+        self.assertEqual(request.events, [("finished", "")])
+
+    def test_nobody_joins_without_room(self) -> None:
+        one, _ = self.add()
+        self.kick()
+        self.add(length=100)
+        self.step(one, room=99)
+        self.assertEqual(self.last.batch.job_ids, ())
+        self.step(one, room=100)
+        self.assertEqual(len(self.last.batch.job_ids), 1)
+
+    def test_rows_have_a_limit(self) -> None:
+        jobs = [self.add()[0] for _ in range(CATALOG["a"].max_batch_size)]
+        self.kick()
+        self.add()
+        self.step(*jobs)
+        self.assertEqual(self.last.batch.job_ids, ())
+        self.step(*jobs[1:], errors={jobs[0]: ""})
+        self.assertEqual(len(self.last.batch.job_ids), 1)
+
+    def test_the_oldest_of_the_highest_priority_joins_first_and_is_not_passed(self) -> None:
+        one, _ = self.add()
+        self.kick()
+        self.add(priority=2, length=10)
+        large, _ = self.add(priority=1, length=500)
+        self.step(one, room=400)
+        self.assertEqual(self.last.batch.job_ids, ())
+        self.step(one, room=500)
+        self.assertEqual(self.last.batch.job_ids, (large,))
+
+    def test_one_that_cannot_join_yet_is_tried_again_by_itself(self) -> None:
+        one, _ = self.add()
+        call = self.kick()
+        later, request = self.add()
+        self.step(one)
+        self.step(one, put_off=frozenset({later}))
+        self.step(errors={one: ""})
+        self.now()
+        self.kick()
+        self.assertEqual((self.last.batch.job_ids, self.last.batch.takes_over), ((later,), (call.batch.batch,)))
+        self.assertEqual(request.events, [])
+
+    def test_one_that_cannot_join_yet_is_kept_though_nobody_else_is_left(self) -> None:
+        one, request = self.add()
+        call = self.kick()
+        self.step(put_off=frozenset({one}))
+        self.now()
+        self.kick()
+        self.assertEqual((self.last.batch.job_ids, self.last.batch.takes_over), ((one,), (call.batch.batch,)))
+        self.assertEqual(request.events, [])
+
+    def test_what_waits_is_shared_by_idle_children(self) -> None:
+        self.another()
+        for _ in range(6):
+            self.add()
+        self.dispatcher.kick()
+        self.assertEqual([len(call.batch.job_ids) for call in self.pool.calls], [3, 3])
+
+    def test_a_step_is_interrupted_for_who_waits(self) -> None:
+        one, _ = self.add()
+        self.kick()
+        self.step(one)
+        self.assertEqual(self.asked(), Asked.GO_ON)
+        self.add()
+        self.dispatcher.kick()
+        self.assertEqual(self.asked(), Asked.COME_BACK)
+        self.step(one)
+        self.assertEqual(self.asked(), Asked.GO_ON)
+
+    def test_a_step_is_not_interrupted_for_one_that_there_is_no_room_for(self) -> None:
+        one, _ = self.add()
+        self.kick()
+        self.step(one, room=99)
+        self.add(length=100)
+        self.dispatcher.kick()
+        self.assertEqual(self.asked(), Asked.GO_ON)
+
+
+class FactsTests(OpenCase):
+    def test_what_is_generated_is_told(self) -> None:
+        self.another()
+        self.pool.ready = 2
+        one, _ = self.add()
+        self.kick()
+        self.step(one, room=900, capacity=1000, tokens=5, firsts_s=(0.1, 0.3))
+        told = self.dispatcher.facts().generation["a"]
+        self.assertEqual((told["rows"], told["room"], told["tokens"], told["tokens_per_s"]), (1, 1900, 5, 0.5))
+        self.assertEqual(told["first_token_s"], {"p50": 0.1, "p95": 0.1})
+        self.step(errors={one: ""}, room=1000, capacity=1000)
+        self.assertEqual(self.dispatcher.facts().generation["a"]["room"], 2000)
+
+
+class TurnTests(OpenCase):
+    def test_steps_and_batches_of_another_model_take_turns(self) -> None:
+        one, _ = self.add()
+        self.kick()
+        self.step(one)
+        for _ in range(2):
+            self.add("b", group="apart" * len(self.pool.calls))
+        self.dispatcher.kick()
+        self.assertEqual(self.asked(), Asked.COME_BACK)
+        models = []
+        for _ in range(4):
+            if self.last.batch.model == "a":
+                self.step(one)
+            else:
+                self.pool.finish(self.last)
+            models.append(self.last.batch.model)
+        self.assertEqual(models, ["b", "a", "a", "a"])
+
+    def test_one_that_waits_for_its_turn_is_left_as_it_is(self) -> None:
+        one, _ = self.add()
+        self.kick()
+        joined, request = self.add()
+        self.step(one)
+        self.add("b")
+        self.step(one, joined)
+        self.assertEqual(self.last.batch.model, "b")
+        self.dispatcher.sweep()
+        self.assertEqual(len(self.dispatcher.backlog.isolation), 0)
+        self.pool.finish(self.last)
+        self.step(errors={one: "", joined: ""})
+        self.assertEqual((request.events, self.dispatcher.backlog.held), ([("finished", "")], {}))
+
+    def test_a_batch_of_another_model_goes_where_nothing_is_open(self) -> None:
+        one, _ = self.add()
+        open_at = self.kick().pid
+        self.step(one)
+        other = self.another()
+        self.add("b")
+        self.dispatcher.kick()
+        self.assertEqual((open_at, self.last.pid, self.last.batch.model), (PID, other, "b"))
+
+    def test_a_job_that_runs_alone_waits_for_the_open_batch_which_nobody_joins(self) -> None:
+        one, _ = self.add()
+        self.kick()
+        alone, _ = self.add("b", alone=True)
+        self.add()
+        self.step(one)
+        self.assertEqual(self.last.batch.job_ids, ())
+        self.step(errors={one: ""})
+        self.assertEqual((self.last.batch.job_ids, self.last.batch.alone), ((alone,), True))
+
+    def test_after_one_that_ran_alone_others_have_as_long_a_turn_as_all_its_steps_took(self) -> None:
+        alone, _ = self.add(alone=True)
+        self.kick().accept(PID, 0.0)
+        (batch,) = self.dispatcher.batches.values()
+        batch.begun_at -= 60
+        self.step(alone)
+        self.last.accept(PID, 0.0)
+        self.step(errors={alone: ""})
+        self.add()
+        self.kick()
+        self.assertGreater(self.dispatcher.backlog.isolation.others_until, time.monotonic() + 50)
+
+    def test_nobody_joins_while_the_child_is_to_load_something(self) -> None:
+        one, _ = self.add()
+        self.kick()
+        self.add()
+        with patch.object(self.replicas, "wanted", return_value=PID):
+            self.step(one)
+            self.assertEqual(self.last.batch.job_ids, ())
+        self.assertTrue(self.dispatcher.keeps(PID))
+
+
+class EndTests(OpenCase):
+    def test_of_a_child_that_dies_the_culprit_is_searched_for_by_itself(self) -> None:
+        jobs = [self.add() for _ in range(4)]
+        self.kick()
+        self.step(*(job_id for job_id, _ in jobs))
+        self.pool.lose(self.last)
+        half = self.last
+        self.assertEqual(half.batch.job_ids, tuple(job_id for job_id, _ in jobs[:2]))
+        self.add()
+        self.step(*half.batch.job_ids)
+        self.assertEqual((self.last.batch.job_ids, self.last.batch.goes_on), ((), True))
+        self.step(errors=dict.fromkeys(half.batch.job_ids, ""))
+        self.assertEqual(self.last.batch.job_ids, (jobs[2][0],))
+        for _ in range(2):
+            self.pool.lose(self.last)
+        self.assertEqual(self.last.batch.job_ids, (jobs[3][0],))
+        self.step(errors={jobs[3][0]: ""})
+        self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict), ((jobs[2][0],), "crashed"))
+
+    def test_what_was_open_in_a_child_that_died_of_something_else_runs_again_unblamed(self) -> None:
+        one, request = self.add()
+        call = self.kick()
+        self.step(one)
+        self.add("b")
+        self.step(one)
+        self.assertEqual(self.last.batch.model, "b")
+        self.pool.dead.append(PID)
+        self.pool.lose(self.last)
+        self.dispatcher.sweep()
+        self.pool.dead.clear()
+        self.pool.finish(self.kick())
+        calls = [call.batch for call in self.pool.calls if one in call.batch.job_ids]
+        self.assertEqual((len(calls), calls[-1].takes_over), (2, (call.batch.batch,)))
+        self.assertEqual((self.dispatcher.backlog.held[str(one)].crashes_alone, request.events), (0, []))
+
+    def test_one_whose_child_died_before_it_had_the_call_runs_again_once(self) -> None:
+        one, _ = self.add()
+        self.kick()
+        self.step(one)
+        self.pool.dead.append(PID)
+        self.dispatcher.sweep()
+        self.pool.lose(self.last, NotYet("not open in the child that the pool gave it to"))
+        self.assertEqual(len(self.dispatcher.backlog.isolation), 1)
+
+    def test_what_cannot_be_settled_in_the_middle_is_taken_over(self) -> None:
+        (one, request), (two, _) = self.add(), self.add()
+        call = self.kick()
+        request.finished = Mock(side_effect=RuntimeError("a bug"))
+        self.step(two, errors={one: ""})
+        self.now()
+        self.kick()
+        self.assertEqual(self.last.batch.takes_over, (call.batch.batch,))
+
+    def test_a_call_that_the_pool_forgot_is_made_again_with_those_who_joined(self) -> None:
+        one, _ = self.add()
+        self.kick()
+        self.step(one)
+        second, _ = self.add()
+        self.step(one)
+        self.assertEqual(self.last.batch.job_ids, (second,))
+        self.last.over = True
+        self.pool.held.clear()
+        self.dispatcher.sweep()
+        self.assertEqual((self.last.batch.job_ids, self.last.batch.goes_on), ((), True))
+        self.step(errors={one: ""})
+        self.assertEqual(self.last.batch.job_ids, (second,))
+
+    def test_one_that_is_not_open_in_its_child_any_more_runs_again(self) -> None:
+        one, request = self.add()
+        call = self.kick()
+        self.step(one)
+        self.pool.lose(self.last, NotYet("not open"))
+        self.now()
+        self.kick()
+        self.assertEqual((self.last.batch.takes_over, self.last.batch.goes_on), ((call.batch.batch,), False))
+        self.assertEqual(request.events, [])
+
+    def test_a_worker_that_leaves_has_it_run_to_the_end(self) -> None:
+        one, _ = self.add()
+        self.kick()
+        self.step(one)
+        _, waiting = self.add()
+        self.dispatcher.leave()
+        self.assertEqual((self.asked(), waiting.events), (Asked.TO_THE_END, ["given back"]))
+        self.step(one)
+        self.assertEqual((self.last.batch.goes_on, self.asked()), (True, Asked.TO_THE_END))
+
+    def test_a_lost_connection_gives_back_who_waits_and_the_batch_goes_on(self) -> None:
+        one, request = self.add()
+        self.kick()
+        self.step(one)
+        self.add()
+        self.dispatcher.forget_messages()
+        self.step(one)
+        self.assertEqual((self.last.batch.job_ids, self.last.batch.goes_on), ((), True))
+        self.step(errors={one: ""})
+        self.assertEqual((request.events, self.dispatcher.backlog.held), ([], {}))
+
+    def test_a_new_entry_is_not_joined_with_jobs_of_the_old(self) -> None:
+        one, _ = self.add()
+        self.kick()
+        self.add()
+        self.replicas.specs = {**CATALOG, "a": replace(CATALOG["a"], max_queued=5)}
+        self.step(one)
+        self.assertEqual(self.last.batch.job_ids, ())

@@ -1,0 +1,58 @@
+"""Which input of the client's list an error names, whatever part it ran in."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import TestCase
+from unittest.mock import patch
+from uuid import uuid4
+
+from django.utils import timezone
+
+from inference import errors
+from inference.catalog.specs import ModelSpec
+from inference.store import transitions
+from inference.store.transitions import Claimed
+from inference.worker.outcomes import condemned, outcome_of
+
+SPEC = ModelSpec(name="m", engine="x:Y", max_batch_size=2)
+
+
+def claimed(inputs: Any, **values: Any) -> Claimed:
+    return Claimed(
+        **{"id": uuid4(), "model": "m", "inputs": inputs, "parameters": {}, "size": 2, "length": 1, "whole": None,
+           "created_at": timezone.now(), "place": None, **values}
+    )  # fmt: skip
+
+
+def part(*inputs: Any, place: int = 32) -> Claimed:
+    return claimed(list(inputs), whole=uuid4(), place=place)
+
+
+class OutcomeTests(TestCase):
+    def test_an_error_names_the_input_by_its_place_in_the_client_s_list(self) -> None:
+        answers = ["good", errors.InvalidInput("no")]
+        for job, where in ((part("a", "b"), "inputs[33]: "), (claimed(["a", "b"]), "inputs[1]: ")):
+            self.assertEqual(outcome_of(SPEC, job, answers).error_detail, f"{where}no")
+        self.assertEqual(outcome_of(SPEC, claimed("a"), answers[1:]).error_detail, "no")
+
+    def test_the_log_names_the_job_that_the_client_knows(self) -> None:
+        job = part("a", "b")
+        with self.assertLogs("inference.worker.outcomes", "WARNING") as logged:
+            outcome_of(SPEC, job, ["good", errors.EngineError("no")])
+        self.assertIn(f"job={job.whole} model=m engine_error: inputs[33]: no", logged.output[0])
+
+    def test_a_condemned_part_says_where_it_lies(self) -> None:
+        self.assertRegex(
+            condemned(part("a", "b"), "crashed").error_detail, r"^inputs\[32\] to inputs\[33\]: The process"
+        )
+        self.assertRegex(condemned(part("a"), "crashed").error_detail, r"^inputs\[32\]: The process")
+        self.assertRegex(condemned(claimed(["a", "b"]), "crashed").error_detail, "^The process")
+        self.assertRegex(condemned(claimed(7), "crashed").error_detail, "^The process")
+
+    def test_a_part_says_how_much_it_answered_as_the_whole_has_the_bound(self) -> None:
+        answers = [[0.5] * 3, [0.5] * 4]
+        self.assertEqual(outcome_of(SPEC, part("a", "b"), answers).output_size, 8)
+        self.assertIsNone(outcome_of(SPEC, claimed(["a", "b"]), answers).output_size)
+        with patch.object(transitions, "MOST_ANSWERED", 7):
+            self.assertEqual(outcome_of(SPEC, part("a", "b"), answers).error_code, "bad_output")

@@ -1,0 +1,184 @@
+"""What a pool child does with a batch that stays open, beside its engine: claims, records, cancelling, limits."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, cast
+from unittest.mock import Mock, patch
+from uuid import UUID, uuid4
+
+from django.test import TransactionTestCase
+
+from inference.catalog.parameters import ParameterSpec
+from inference.catalog.specs import ModelSpec
+from inference.errors import StoreUnavailable
+from inference.models import Job, Status
+from inference.store import rows, transitions
+from inference.streams import history
+from inference.worker import child, claims, stepping
+from inference.worker.calls import Asked, BatchCall, BatchReport
+from inference.worker.loaded import LoadedModels
+from inference.worker.stepping import OpenBatches
+from tests import words
+
+WORDS = ParameterSpec(type="integer", min=1, max=1000)
+
+
+class SteppingCase(TransactionTestCase):
+    time_limit_s = 60.0
+
+    def setUp(self) -> None:
+        self.spec = ModelSpec(
+            name="words", engine="tests.words:WordsEngine", parameters={"max_new_tokens": WORDS},
+            time_limit_s=self.time_limit_s, options={"capacity": 100},
+        )  # fmt: skip
+        self.engine = words.WordsEngine(self.spec)
+        self.engine.load("cpu")
+        self.replica = LoadedModels(
+            worker=uuid4(), device="cpu", specs={self.spec.digest: self.spec},
+            engines={self.spec.load_digest: self.engine},
+        )  # fmt: skip
+        self.opened = OpenBatches()
+        self.enterContext(patch.object(child, "replica", self.replica, create=True))
+        self.enterContext(patch.object(child, "opened", self.opened))
+        self.enterContext(patch.object(history, "write"))
+        self.enterContext(patch.object(stepping, "LOOK_S", 0.0))
+        self.batch = uuid4()
+
+    def job(self, tokens: int = 3, inputs: Any = "text") -> UUID:
+        job = Job(model="words", inputs=inputs, parameters={"max_new_tokens": tokens})
+        rows.insert([rows.prepare(job)])
+        return job.pk
+
+    def call(self, *ids: UUID, goes_on: bool = False, asked: int = Asked.COME_BACK, **fields: Any) -> BatchReport:
+        """One step, if not asked otherwise."""
+        self.replica.shared.asked = asked
+        call = BatchCall(
+            batch=self.batch, model="words", digest=self.spec.digest, job_ids=ids, time_limit_s=60, goes_on=goes_on,
+            **fields,
+        )  # fmt: skip
+        return child.run_batch(call)
+
+    def row(self, job_id: UUID) -> Job:
+        return Job.objects.get(pk=job_id)
+
+
+class OpenBatchTests(SteppingCase):
+    def test_jobs_join_and_end_each_by_itself(self) -> None:
+        first = self.job(3)
+        self.assertEqual(self.call(first).left, {first})
+        second = self.job(1)
+        report = self.call(second, goes_on=True)
+        self.assertEqual((report.errors, report.left, report.room), ({second: ""}, {first}, 96))
+        self.assertEqual((self.row(second).output, self.row(second).batch_size), (words.expected("text", 1), 2))
+        self.assertEqual((self.call(goes_on=True).errors, self.opened.batches), ({first: ""}, {}))
+        self.assertEqual(self.row(first).status, Status.SUCCEEDED)
+
+    def test_to_the_end(self) -> None:
+        jobs = [self.job(tokens) for tokens in (5, 2, 9)]
+        report = self.call(*jobs, asked=Asked.TO_THE_END)
+        self.assertEqual(
+            (set(report.errors), report.left, report.tokens, len(report.firsts_s)), ({*jobs}, set(), 16, 3)
+        )
+
+    def test_one_that_is_cancelled_leaves_at_the_next_step(self) -> None:
+        one, other = self.job(9), self.job(9)
+        self.call(one, other)
+        transitions.cancel(one)
+        report = self.call(goes_on=True)
+        self.assertEqual((report.left, report.errors, len(self.engine.stepper or ())), ({other}, {}, 1))
+
+    def test_what_was_given_back_to_others_is_left_to_them(self) -> None:
+        one = self.job(9)
+        self.call(one)
+        Job.objects.filter(pk=one).update(batch=uuid4())
+        self.assertEqual((self.call(goes_on=True).left, self.row(one).status), (set(), Status.RUNNING))
+
+    def test_those_inside_go_on_while_no_other_can_be_claimed(self) -> None:
+        one, late = self.job(9), self.job(9)
+        self.call(one)
+        with patch.object(claims, "claim", side_effect=StoreUnavailable("away")):
+            report = self.call(late, goes_on=True)
+        self.assertEqual((report.left, report.put_off), ({one}, {late}))
+
+    def test_what_breaks_a_batch_leaves_nothing_in_the_model(self) -> None:
+        one, late = self.job(9), self.job(9)
+        self.call(one)
+        with patch.object(claims, "claim", side_effect=RuntimeError("a bug")), self.assertRaises(RuntimeError):
+            self.call(late, goes_on=True)
+        self.assertEqual((self.opened.batches, len(self.engine.stepper or ())), ({}, 0))
+
+    def test_a_list_is_one_job(self) -> None:
+        job_id = self.job(2, inputs=["one", "two"])
+        self.call(job_id, asked=Asked.TO_THE_END)
+        self.assertEqual(self.row(job_id).output, [words.expected("one", 2), words.expected("two", 2)])
+
+    def test_of_a_list_with_an_input_that_cannot_run_the_place_is_told(self) -> None:
+        bad = {"text": "bad", "fail": "exception", "at": 0}
+        job_id = self.job(2, inputs=["one", bad])
+        self.call(job_id, asked=Asked.TO_THE_END)
+        self.assertIn("inputs[1]", self.row(job_id).error_detail)
+
+    def test_parameters_that_the_row_must_not_have_fail_that_job_alone(self) -> None:
+        bad, good = self.job(5000), self.job(2)
+        report = self.call(bad, good, asked=Asked.TO_THE_END)
+        self.assertEqual(report.errors, {bad: "invalid_input", good: ""})
+
+
+class LimitTests(SteppingCase):
+    time_limit_s = 0.2
+
+    def test_a_job_past_the_limit_fails_and_frees_its_room(self) -> None:
+        with patch.object(self.engine.stepper, "step_s", 0.05):
+            report = self.call(self.job(90), asked=Asked.TO_THE_END)
+        self.assertEqual((set(report.errors.values()), report.room), ({"timed_out"}, 100))
+
+    def later(self, seconds: float) -> None:
+        """Something else takes so long."""
+        later = Mock(monotonic=lambda: time.monotonic() + seconds)
+        self.enterContext(patch("inference.worker.stepping.time", later))
+
+    def test_what_its_child_does_between_two_calls_does_not_count(self) -> None:
+        one = self.job(9)
+        self.call(one)
+        self.later(60)
+        self.assertEqual((self.call(goes_on=True).left, self.row(one).status), ({one}, Status.RUNNING))
+
+    def test_nor_does_a_wait_for_the_database_that_another_is_recorded_in(self) -> None:
+        one, short = self.job(9), self.job(1)
+        record = claims.record
+
+        def slowly(*arguments: Any, **named: Any) -> Any:
+            self.later(60)
+            return record(*arguments, **named)
+
+        with patch.object(claims, "record", slowly):
+            self.assertEqual(self.call(one, short).errors, {short: ""})
+        self.assertEqual(self.call(goes_on=True).left, {one})
+
+    def test_one_that_goes_on_is_kept_for_longer(self) -> None:
+        one = self.job(9)
+        self.call(one)
+        Job.objects.update(lease_until=None)
+        self.call(goes_on=True)
+        self.assertIsNone(self.row(one).lease_until)
+        self.later(stepping.KEEP_S + 1)
+        self.call(goes_on=True)
+        self.assertIsNotNone(self.row(one).lease_until)
+
+    def test_the_time_in_which_one_waits_for_the_room_of_others_does_not_count(self) -> None:
+        clock = Mock(monotonic=Mock(return_value=0.0))
+        stepper = cast("words.Words", self.engine.stepper)
+        step = stepper.step
+
+        def slowly() -> Any:
+            clock.monotonic.return_value += 0.01
+            return step()
+
+        with (
+            patch("inference.worker.stepping.time", clock),
+            patch.object(stepper, "step", slowly),
+            patch.object(stepper, "capacity", 20),
+        ):
+            report = self.call(self.job(15), self.job(15), asked=Asked.TO_THE_END)
+        self.assertEqual((len(report.errors), set(report.errors.values()), report.tokens), (2, {""}, 30))
