@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -34,6 +35,31 @@ def measure(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any] = NONE) 
     task = tasks.of(spec.task)
     shapes = [_shape(spec, task, item, parameters) for item in items(spec, inputs)]
     return sum(rows for rows, _ in shapes), max(1, *(tokens for _, tokens in shapes))
+
+
+@dataclass(slots=True, kw_only=True)
+class Part:
+    """Neighbours in a list."""
+
+    place: int  # of the first of them
+    inputs: list[Any]
+    size: int  # rows
+    length: int  # tokens of the longest
+
+
+def split(spec: ModelSpec, inputs: list[Any], parameters: Mapping[str, Any] = NONE) -> list[Part]:
+    """A list of inputs in parts, each of as many rows as a batch holds; an input that alone has more is one part."""
+    task = tasks.of(spec.task)
+    parts: list[Part] = []
+    for place, item in enumerate(inputs):
+        rows, tokens = _shape(spec, task, item, parameters)
+        if parts and (last := parts[-1]).size + rows <= spec.max_batch_size:
+            last.inputs.append(item)
+            last.size += rows
+            last.length = max(last.length, tokens)
+        else:
+            parts.append(Part(place=place, inputs=[item], size=rows, length=max(1, tokens)))
+    return parts
 
 
 def length(spec: ModelSpec, item: Any) -> int:

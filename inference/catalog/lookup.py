@@ -1,17 +1,42 @@
-"""The models of this service, by name: what the file at MODELS_FILE lists."""
+"""The models of this service, by name: what the file at MODELS_FILE lists.
+
+A process that serves follows the file, so that its models come and go without a restart.
+"""
 
 from __future__ import annotations
 
+import functools
+import logging
+import threading
+from pathlib import Path
+
 from django.conf import settings
 
-from inference.catalog import specs, words
-from inference.catalog.specs import Catalog, ModelSpec
+from inference.catalog import changes, specs, words
+from inference.catalog.specs import Catalog, CatalogError, ModelSpec
 from inference.errors import UnknownModel
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+SETTLE_S = 0.3  # between the two looks that a change takes
 
 
 def models() -> Catalog:
-    """Raises `CatalogError`."""
-    return specs.load(settings.MODELS_FILE)
+    """The same object until the file says something else. Raises `CatalogError` while no good file was ever seen."""
+    file = _file_at(settings.MODELS_FILE)
+    return file.first() if file.catalog is None else file.catalog
+
+
+def problem() -> str:
+    """Why this process does not take over what the file says now."""
+    return _file_at(settings.MODELS_FILE).problem
+
+
+def last_spec_of(model: str) -> ModelSpec | None:
+    """Also of one that is gone since this process began to follow: its jobs are still asked for."""
+    models()
+    return _file_at(settings.MODELS_FILE).known.get(model)
 
 
 def spec_of(model: str) -> ModelSpec:
@@ -21,3 +46,90 @@ def spec_of(model: str) -> ModelSpec:
     except KeyError:
         known = ", ".join(sorted(models()))
         raise UnknownModel(f"There is no model {words.name(model)!r}. Known models: {known}.") from None
+
+
+class ModelsFile:
+    """Its catalog is the last one without an error, and replaced as a whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.catalog: Catalog | None = None
+        self.known: Catalog = {}  # by name: the last entry of each
+        self.problem = ""
+        self._seen: str | None = None  # at the last look
+        self._taken: str | None = None
+
+    def first(self) -> Catalog:
+        text = specs.read(self.path)
+        catalog = specs.parse(text, str(self.path))
+        self._seen = self._taken = text
+        return self._use(catalog)
+
+    def _use(self, catalog: Catalog) -> Catalog:
+        self.catalog, self.known = catalog, {**self.known, **catalog}
+        return catalog
+
+    def look(self) -> bool:
+        """What two looks in a row have found is taken over: editors write in steps, and half a file may be a good one,
+        with fewer models. Returns whether they did."""
+        try:
+            text, problem = specs.read(self.path), ""
+        except CatalogError as error:
+            text, problem = "", str(error)
+        seen, self._seen = self._seen, text + problem
+        if self._seen == seen != self._taken:
+            self._taken = seen
+            self._take(text, problem)
+        return self._seen == seen
+
+    def _take(self, text: str, problem: str) -> None:
+        try:
+            if problem:
+                raise CatalogError(problem)
+            after = specs.parse(text, str(self.path))
+        except CatalogError as error:
+            self.problem = str(error)
+            logger.error("%s Nothing changes before that is put right.", error)
+            return
+        self.problem = ""
+        if self.catalog is None:
+            self._use(after)
+        elif found := changes.between(self.catalog, after):
+            logger.info("%s: %s", self.path, found)
+            self._use(after)
+
+
+class Follower(threading.Thread):
+    """Looks at the file again and again, alone in its thread: a file system may not answer."""
+
+    def __init__(self) -> None:
+        super().__init__(name="models-file", daemon=True)
+        self._asked = threading.Event()
+        self._stopping = False
+
+    def run(self) -> None:
+        while not self._stopping:
+            settled = _file_at(settings.MODELS_FILE).look()
+            self._asked.wait(LOOK_S if settled else SETTLE_S)
+            self._asked.clear()
+
+    def look_now(self) -> None:
+        self._asked.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._asked.set()
+        self.join()
+
+
+@functools.lru_cache(maxsize=8)
+def _file_at(path: Path) -> ModelsFile:
+    return ModelsFile(path)
+
+
+@functools.lru_cache(maxsize=1)
+def follow() -> Follower:
+    """Of this process, which goes on serving meanwhile."""
+    follower = Follower()
+    follower.start()
+    return follower

@@ -27,7 +27,8 @@ class ParameterSpec:
     type: str  # a key of TYPES
     min: float | None = None
     max: float | None = None
-    max_length: int | None = None  # characters of a string
+    min_length: int | None = None  # characters of a string
+    max_length: int | None = None
     items: str | None = None  # type of an array's items
     min_items: int | None = None
     max_items: int | None = None
@@ -79,6 +80,7 @@ def _is_count(table: dict[str, Any], value: Any) -> bool:
 _KEYS: dict[str, tuple[Callable[[dict[str, Any], Any], bool], str]] = {
     "min": (_is_number_bound, "must be a number and is for integer and number only"),
     "max": (_is_number_bound, "must be a number and is for integer and number only"),
+    "min_length": (_is_count, "must be a whole number from 0"),
     "max_length": (_is_count, "must be a whole number from 0"),
     "min_items": (_is_count, "must be a whole number from 0"),
     "max_items": (_is_count, "must be a whole number from 0"),
@@ -117,7 +119,7 @@ def check(path: str, spec: ParameterSpec, value: Any) -> Any:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         _check_number(path, spec, value)
     elif isinstance(value, str):
-        _check_size(path, "characters", len(value), 0, spec.max_length or MAX_TEXT)
+        _check_size(path, "characters", len(value), spec.min_length or 0, spec.max_length or MAX_TEXT)
     elif isinstance(value, list):
         _check_array(path, spec, value)
     return value
@@ -136,7 +138,7 @@ def _check_array(path: str, spec: ParameterSpec, value: list[Any]) -> None:
         if spec.items and not is_of_type(item, spec.items):
             raise _invalid(f"{path}[{index}]", f"must be {TYPES[spec.items][0]}, not {words.value(item)}.")
         if isinstance(item, str):
-            _check_size(f"{path}[{index}]", "characters", len(item), 0, spec.max_length or MAX_TEXT)
+            _check_size(f"{path}[{index}]", "characters", len(item), spec.min_length or 0, spec.max_length or MAX_TEXT)
 
 
 def _check_size(path: str, what: str, size: int, low: int, high: int) -> None:

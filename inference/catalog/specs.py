@@ -6,22 +6,27 @@ A bad file is refused with a `CatalogError` that names the file, the line and wh
 from __future__ import annotations
 
 import difflib
-import functools
+import hashlib
 import json
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from inference.broker import address
 from inference.catalog import parameters, tasks
 from inference.catalog.parameters import ParameterSpec, is_of_type
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 ENGINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOADS = ("eager", "lazy")
 TRANSFORMERS_ENGINE = "inference.engines.pipeline.engine:PipelineEngine"
+MAX_BYTES = 2**24
+# What an engine may read when it is loaded. A change of anything else needs no weights to be loaded.
+LOADED_BY = ("name", "engine", "task", "model", "revision", "dtype", "max_batch_tokens", "max_length", "options")
 
 
 class CatalogError(Exception):
@@ -32,7 +37,7 @@ class CatalogError(Exception):
 class ModelSpec:
     """One servable model."""
 
-    name: str  # in URLs, and the queue inference.NAME
+    name: str  # in URLs, and of its queue
     engine: str = TRANSFORMERS_ENGINE  # "package.module:Class" or a function predict(inputs, parameters)
     task: str = ""  # a transformers task
     model: str = ""  # hub id, folder, or "package:NAME/FOLDER"
@@ -44,20 +49,48 @@ class ModelSpec:
     max_wait_ms: float = 0.0
     time_limit_s: float = 60.0  # of one batch
     max_queued: int = 1000  # admission limit
+    load: str = "eager"  # as a worker starts, or "lazy": at its first job, and by turns where memory is scarce
+    idle_unload_s: float = 300.0  # without work for so long a lazy model is unloaded
     input: ParameterSpec | None = None  # what an engine of one's own takes
     parameters: Mapping[str, ParameterSpec] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)  # handed to the engine as they are
+    digest: str = field(init=False, repr=False, compare=False)  # of the whole entry
+    load_digest: str = field(init=False, repr=False, compare=False)  # of what is loaded for it
+
+    def __post_init__(self) -> None:
+        values = {key: getattr(self, key) for key in keys()} | {"name": self.name}
+        object.__setattr__(self, "digest", _digest(values))
+        object.__setattr__(self, "load_digest", _digest({key: values[key] for key in LOADED_BY}))
 
     @property
     def queue(self) -> str:
-        return queue_of(self.name)
+        return address.queue_of(self.name)
 
-
-def queue_of(model: str) -> str:
-    return f"inference.{model}"
+    @property
+    def is_lazy(self) -> bool:
+        return self.load == "lazy"
 
 
 Catalog = Mapping[str, ModelSpec]
+
+
+def keys() -> list[str]:
+    """What a table may say."""
+    return [spec.name for spec in fields(ModelSpec) if spec.init and spec.name != "name"]
+
+
+def digest_of(catalog: Catalog) -> str:
+    """Equal for catalogs that say the same, in whichever words and order."""
+    return _digest(sorted(spec.digest for spec in catalog.values()))
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=_plain).encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if isinstance(value, ParameterSpec) else str(value)  # such as TOML's dates
+
 
 PARSED = ("input", "parameters")  # the keys that have a grammar of their own
 
@@ -68,33 +101,47 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "max_wait_ms": (0, 60_000),
     "time_limit_s": (0.1, 86_400),
     "max_queued": (1, 10_000_000),
+    "idle_unload_s": (1, 604_800),
 }
+_FRACTIONS = ("max_wait_ms", "time_limit_s", "idle_unload_s")
+_CHOICES = {"dtype": DTYPES, "load": LOADS}
 
 
-@functools.lru_cache(maxsize=4)
 def load(path: Path) -> Catalog:
-    """Read and validate the file at `path`, once. Raises `CatalogError`."""
+    """Read and validate the file at `path`. Raises `CatalogError`."""
+    return parse(read(path), str(path))
+
+
+def read(path: Path) -> str:
+    """Raises `CatalogError`."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise CatalogError(
             f"{path}: {error.strerror}. Set MODELS_FILE to a file that lists models, such as models.toml."
         ) from error
+    if len(content) > MAX_BYTES:
+        raise CatalogError(f"{path}: more than {MAX_BYTES} bytes. Set MODELS_FILE to a file that lists models.")
+    try:
+        return content.decode("utf-8-sig")  # some editors begin a file with a mark
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise CatalogError(f"{path}, line {line}: not UTF-8: save the file as UTF-8.") from error
-    return parse(text, str(path))
 
 
 def parse(text: str, file: str = "models.toml") -> Catalog:
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of a number of too many digits
         raise CatalogError(f"{file}: not valid TOML: {error}.") from error
     reader = _Reader(text, file)
     if not tables:
         raise CatalogError(f"{file}: no models. Add a table such as [sentiment] with task and model.")
-    return {name: reader.model(name, table) for name, table in tables.items()}
+    try:
+        return {name: reader.model(name, table) for name, table in tables.items()}
+    except (OverflowError, RecursionError) as error:
+        raise CatalogError(f"{file}: a number is too large, or a table too deep: {error}.") from error
 
 
 class _Reader:
@@ -119,7 +166,7 @@ class _Reader:
         return spec
 
     def known_keys(self, name: str, table: dict[str, Any]) -> None:
-        known = [f.name for f in fields(ModelSpec) if f.name != "name"]
+        known = keys()
         for key in table:
             if key not in known:
                 close = difflib.get_close_matches(key, known, 1)
@@ -129,7 +176,7 @@ class _Reader:
     def value(self, name: str, key: str, value: Any) -> Any:
         if key in _BOUNDS:
             low, high = _BOUNDS[key]
-            whole = key not in ("max_wait_ms", "time_limit_s")
+            whole = key not in _FRACTIONS
             if not is_of_type(value, "integer" if whole else "number") or not low <= value <= high:
                 kind = "a whole number" if whole else "a number"
                 self.fail(f"{key} must be {kind} from {low:g} to {high:g}, not {value!r}", name, key)
@@ -138,8 +185,8 @@ class _Reader:
                 self.fail("options must be a table", name, key)
         elif not isinstance(value, str) or not value:
             self.fail(f"{key} must be a string in quotes, not {value!r}", name, key)
-        if key == "dtype" and value not in DTYPES:
-            self.fail(f"dtype must be one of {', '.join(DTYPES)}, not {value!r}", name, key)
+        if key in _CHOICES and value not in _CHOICES[key]:
+            self.fail(f"{key} must be one of {', '.join(_CHOICES[key])}, not {value!r}", name, key)
         if key == "engine" and not ENGINE.fullmatch(value):
             self.fail(f'engine must look like "package.module:Class", not {value!r}', name, key)
         return value
@@ -154,6 +201,9 @@ class _Reader:
                 f"max_length ({spec.max_length}) must not be above max_batch_tokens ({spec.max_batch_tokens}),"
                 " or the longest item fits no batch", spec.name, "max_length",
             )  # fmt: skip
+        if "idle_unload_s" in table and not spec.is_lazy:
+            problem = 'idle_unload_s is of models with load = "lazy": add that, or leave it out'
+            self.fail(problem, spec.name, "idle_unload_s")
 
     def parameters(self, name: str, table: Any) -> dict[str, ParameterSpec]:
         if not isinstance(table, dict):

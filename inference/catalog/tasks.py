@@ -137,7 +137,12 @@ TASKS = table((
             "top_p": ParameterSpec(type="number", min=0.01, max=1),
             "typical_p": ParameterSpec(type="number", min=0.01, max=1),
             "repetition_penalty": ParameterSpec(type="number", min=0.1, max=10),
+            "stop": ParameterSpec(
+                type="array", items="string", min_items=1, max_items=8, min_length=1, max_length=100
+            ),
+            "seed": ParameterSpec(type="integer", min=0, max=2**63 - 1),
             "return_full_text": _FLAG,
+            "details": _FLAG,
         },
         example={"inputs": "The capital of France is"},
         measured_with={"max_new_tokens": 16, "do_sample": False},

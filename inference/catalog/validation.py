@@ -11,21 +11,19 @@ from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 
 SURELY_TOO_LONG = 2.0  # times the limit: the estimate of a text's tokens is rough, the engine counts them
-MAX_ROWS = 1024  # of one job: its inputs, each times its labels or with its sentences; never below max_batch_size
+MAX_ROWS = 1024  # that one claim runs: an input, times its labels or with its sentences; never below max_batch_size
 
 
-def validate(spec: ModelSpec, inputs: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def validate(spec: ModelSpec, inputs: Any, given: Mapping[str, Any], *, most: int | None = None) -> dict[str, Any]:
     """The parameters with their defaults. Raises `InvalidInput`, which names the field."""
-    validate_inputs(spec, inputs)
-    checked = validate_parameters(spec, given)
-    check_rows(spec, lengths.measure(spec, inputs, checked)[0])
-    return checked
+    validate_inputs(spec, inputs, most=most)
+    return validate_parameters(spec, given)
 
 
 def check_rows(spec: ModelSpec, rows: int) -> None:
-    """Of the measured size of a job. Raises `InvalidInput`."""
+    """Of the measured size of what one claim runs. Raises `InvalidInput`."""
     if rows > max(MAX_ROWS, spec.max_batch_size):
-        raise InvalidInput(f"inputs: their labels or sentences make {rows} texts; at most {MAX_ROWS} run in one job.")
+        raise InvalidInput(f"inputs: their labels or sentences make {rows} texts; at most {MAX_ROWS} run in one call.")
 
 
 def validate_parameters(spec: ModelSpec, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,17 +31,16 @@ def validate_parameters(spec: ModelSpec, given: Mapping[str, Any]) -> dict[str, 
     return parameters.validate(spec.parameters, given)
 
 
-def validate_inputs(spec: ModelSpec, inputs: Any) -> None:
+def validate_inputs(spec: ModelSpec, inputs: Any, *, most: int | None = None) -> None:
+    """`most` inputs are taken in a list; those of a batch, unless it is said."""
     task = tasks.of(spec.task)
     if inputs is None or inputs == []:
         raise InvalidInput("inputs must be one input, or a list of at least one.")
     several = lengths.is_list(spec, inputs)
     items = lengths.items(spec, inputs)
-    if len(items) > spec.max_batch_size:
-        raise InvalidInput(
-            f"inputs: {spec.name!r} takes at most {spec.max_batch_size} inputs in one job, not {len(items)}."
-            " Post many at once to /v1/jobs/bulk."
-        )
+    most = most or spec.max_batch_size
+    if len(items) > most:
+        raise InvalidInput(f"inputs: at most {most} inputs make one job here, not {len(items)}: send them in several.")
     for index, item in enumerate(items):
         where = f"inputs[{index}]" if several else "inputs"
         if item is None:

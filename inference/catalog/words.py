@@ -33,6 +33,11 @@ def name(given: str) -> str:
     return given if len(given) <= LONGEST_NAME else f"{given[:LONGEST_NAME]}..."
 
 
+def shorten(text: str, most: int) -> str:
+    """With at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def hint(given: str, known: Collection[str]) -> str:
     """What an unknown name was perhaps meant to be, as the end of a sentence."""
     if len(given) <= LONGEST_NAME and (close := difflib.get_close_matches(given, known, 1)):

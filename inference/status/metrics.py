@@ -1,7 +1,8 @@
 """What /metrics says to Prometheus: queues, workers and recent outcomes, read from the rows.
 
 Reading costs the same whichever process is asked, and what it shows survives a restart. Jobs that finished long ago are
-not counted: counting them would cost more with every day of operation.
+not counted: counting them would cost more with every day of operation. Of a job that runs in parts these are what waits
+and runs, and it is one when it has ended.
 """
 
 import datetime
@@ -17,6 +18,7 @@ from inference.ids import first_id_at
 from inference.models import WAITING, Job, Status, Worker
 from inference.status import workers
 from inference.status.workers import Remembered
+from inference.streams.live import live
 from inference.waiting import finished
 
 WINDOW = datetime.timedelta(minutes=1)
@@ -30,6 +32,7 @@ class Figures:
 
     def collect(self) -> Iterator[Metric]:
         yield from _of_rows()
+        yield _family("streams_open", "Streams that this web process writes.", [({}, len(live))])
         yield _family("requests_waiting", "Requests of this web process that wait.", [({}, len(finished.listener))])
 
 
@@ -50,6 +53,11 @@ def _of_rows() -> list[Metric]:
         _family("replicas_busy", "Replicas that run a batch.", _each(living, "replicas_busy")),
         _family("jobs_held", "Jobs that a worker has fetched and not started.", _each(living, "held")),
         _family("jobs_finished_total", "Jobs since the worker's start.", _each(living, "finished"), "counter"),
+        _family("generating", "Rows that are generated step by step now.", _generation(living, "rows")),
+        _family("cache_room_tokens", "Free tokens of cache where rows are generated.", _generation(living, "room")),
+        _family("tokens_per_second", "Generated in the last seconds.", _generation(living, "tokens_per_s")),
+        _family("tokens_total", "Generated since the worker's start.", _generation(living, "tokens"), "counter"),
+        _family("first_token_seconds", "Of the last jobs, from their making.", _first_tokens(living)),
     ]
 
 
@@ -58,19 +66,20 @@ forget = _of_rows.forget
 
 def _waiting() -> Iterator[Sample]:
     for status in WAITING:
-        counts = Job.objects.filter(status=status).order_by().values_list("model").annotate(Count("pk"))
+        counts = Job.objects.filter(status=status, parts=None).order_by().values_list("model").annotate(Count("pk"))
         for model, count in counts:
             yield {"model": model, "status": status.value}, count
 
 
 def _oldest() -> Iterator[Sample]:
-    queued = Job.objects.filter(status=Status.QUEUED).order_by().values_list("model").annotate(Min("created_at"))
-    for model, created_at in queued:
+    queued = Job.objects.filter(status=Status.QUEUED, parts=None).order_by()
+    for model, created_at in queued.values_list("model").annotate(Min("created_at")):
         yield {"model": model}, (timezone.now() - created_at).total_seconds()
 
 
 def _recent() -> Iterator[Sample]:
-    recent = Job.objects.filter(pk__gte=first_id_at(timezone.now() - WINDOW)).exclude(status__in=WAITING).order_by()
+    since = first_id_at(timezone.now() - WINDOW)
+    recent = Job.objects.filter(pk__gte=since, whole=None).exclude(status__in=WAITING).order_by()
     for model, status, code, count in recent.values_list("model", "status", "error_code").annotate(Count("pk")):
         yield {"model": model, "status": status, "code": code}, count
 
@@ -83,6 +92,21 @@ def _states(living: Iterable[Worker]) -> Iterator[Sample]:
 def _each(living: Iterable[Worker], field: str) -> Iterator[Sample]:
     for worker in living:
         yield {"worker": worker.name, "pid": str(worker.pid)}, getattr(worker, field)
+
+
+def _generation(living: Iterable[Worker], figure: str) -> Iterator[Sample]:
+    for worker in living:
+        for model, figures in (worker.generation or {}).items():
+            yield {"worker": worker.name, "pid": str(worker.pid), "model": model}, figures[figure]
+
+
+def _first_tokens(living: Iterable[Worker]) -> Iterator[Sample]:
+    for worker in living:
+        for model, figures in (worker.generation or {}).items():
+            for share, seconds in figures["first_token_s"].items():
+                if seconds is not None:
+                    quantile = str(int(share.removeprefix("p")) / 100)
+                    yield {"worker": worker.name, "pid": str(worker.pid), "model": model, "quantile": quantile}, seconds
 
 
 def _family(name: str, description: str, samples: Iterable[Sample], kind: str = "gauge") -> Metric:

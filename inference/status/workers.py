@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from django.conf import settings
@@ -16,6 +17,7 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from inference import budget
+from inference.catalog import lookup
 from inference.models import Worker, WorkerState
 from inference.waiting.compute_slots import lending
 
@@ -127,7 +129,39 @@ def serving(model: str) -> int:
     return served_models()[model]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InMemory:
+    """A model's place in the memory of the living workers."""
+
+    workers: int = 0  # that have it there
+    bytes: int | None = None  # that it takes in a replica: measured, or of a lazy model at first estimated
+    load_s: float | None = None  # that loading a lazy model takes
+
+
+@Remembered
+def in_memory() -> dict[str, InMemory]:
+    found: dict[str, InMemory] = {}
+    for catalog in living().filter(state__in=SERVING).values_list("catalog", flat=True):
+        for entry in (catalog or {}).get("models", ()):
+            before = found.get(entry["name"], InMemory())
+            found[entry["name"]] = InMemory(
+                workers=before.workers + (entry["state"] == "ready"),
+                bytes=entry.get("memory") or before.bytes,
+                load_s=entry.get("load_s") or before.load_s,
+            )
+    return found
+
+
 def seconds_for(model: str, jobs: int) -> float | None:
-    """How long so many jobs take at the measured speed; None while nothing was measured."""
-    speed = speeds().get(model)
-    return jobs / speed if speed else None
+    """How long so many jobs take at the measured speed, after the load of a lazy model that is in no memory; None while
+    neither was measured."""
+    speed, load_s = speeds().get(model), _load_s(model)
+    return jobs / speed + load_s if speed else load_s or None
+
+
+def _load_s(model: str) -> float:
+    spec = lookup.models().get(model)
+    if spec is None or not spec.is_lazy:
+        return 0.0
+    place = in_memory().get(model, InMemory())
+    return 0.0 if place.workers else place.load_s or 0.0

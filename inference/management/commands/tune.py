@@ -11,10 +11,11 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from inference.catalog import lookup, specs
+from inference.catalog import lookup
 from inference.catalog.specs import ModelSpec
+from inference.management.told import told
 from inference.tuning import measure, report
-from inference.tuning.measure import Arrangement, Grid, Precision
+from inference.tuning.measure import Arrangement, Grid, Precision, Unit
 from inference.tuning.replica import CannotMeasure, Replica, Setup
 from inference.worker import devices
 
@@ -51,8 +52,9 @@ class Command(BaseCommand):
         parser.add_argument("--seconds", type=float, default=0.5, help="for each measurement (default 0.5)")
 
     def handle(self, *args: Any, model: str, device: str, inputs: Path | None, seconds: float, **options: Any) -> None:
-        spec = _spec(model)
-        setup = Setup(spec=spec, device=_device(device), threads=1, own_inputs=_own(inputs))
+        with told():
+            spec = lookup.spec_of(model)
+        setup = measure.roomy(Setup(spec=spec, device=_device(device), threads=1, own_inputs=_own(inputs)))
         try:
             self.tune(setup, seconds)
         except CannotMeasure as error:
@@ -65,42 +67,37 @@ class Command(BaseCommand):
         step("loading the model")
         with Replica(setup) as replica:
             replica.wait_until_loaded()
-            grid = measure.grid(replica, sizes, all_lengths, seconds, step)
+            unit = measure.unit_of(replica)
+            grid = measure.grid(replica, unit, sizes, all_lengths, seconds, step)
             size = report.knee(grid, measure.typical_length(setup))
             dtype = "float32" if setup.spec.dtype == "bfloat16" else "bfloat16"
             step(dtype)
-            precision = measure.precision(setup, replica, dtype, size, seconds)
+            precision = measure.precision(setup, unit, replica, dtype, size, seconds)
         rates: dict[Arrangement, dict[int, float]] = {}
+        together = [devices.cores(), max(devices.cores(), size)] if unit is measure.TOKENS else [1, size]
         for arrangement in arrangements:
             step(f"{arrangement.replicas} replicas of {arrangement.threads} threads")
-            rates[arrangement] = measure.throughput(setup, arrangement, sorted({1, size}), 4 * seconds)
+            rates[arrangement] = measure.throughput(setup, unit, arrangement, sorted({*together}), 4 * seconds)
         step.clear()
-        self.show(setup.spec, grid, precision, rates)
+        self.show(setup.spec, unit, grid, precision, rates)
 
     def show(
-        self, spec: ModelSpec, grid: Grid, precision: Precision, rates: dict[Arrangement, dict[int, float]]
+        self, spec: ModelSpec, unit: Unit, grid: Grid, precision: Precision, rates: dict[Arrangement, dict[int, float]]
     ) -> None:
+        generates = unit is measure.TOKENS
+        lines = report.generating_lines(spec, grid) if generates else report.catalog_lines(spec, grid)
         parts = {
-            f"{spec.name} on this machine, one replica of one thread": report.table(grid),
+            f"{spec.name} on this machine, one replica of one thread": report.table(grid, unit.name),
+            **({"A step of so many rows, a token each": report.steps(grid)} if generates else {}),
             "What batching gains": report.plot(grid),
             "Replicas and threads": report.arrangement_lines(rates),
             "Precision": report.precision_lines(precision),
-            f"For {settings.MODELS_FILE.name}": report.catalog_lines(spec, grid),
+            f"For {settings.MODELS_FILE.name}": lines,
         }
-        for title, lines in parts.items():
+        for title, part in parts.items():
             self.stdout.write(self.style.MIGRATE_HEADING(f"\n{title}"))
-            for line in lines:
+            for line in part:
                 self.stdout.write(line)
-
-
-def _spec(name: str) -> ModelSpec:
-    try:
-        models = lookup.models()
-    except specs.CatalogError as error:
-        raise CommandError(str(error)) from error
-    if name not in models:
-        raise CommandError(f"There is no model {name!r} in {settings.MODELS_FILE.name}; it has {', '.join(models)}.")
-    return models[name]
 
 
 def _device(option: str) -> str:

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable
 from typing import Any
 
 from django.conf import settings
@@ -63,12 +64,26 @@ class Command(BaseCommand):
         raise_open_files_limit()
         log = Output()
         service = Supervisor(log)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM):
             # Not by the thread that waits for it: it may hold the event's own lock.
             signal.signal(number, lambda *_: threading.Thread(target=service.stop).start())
+        hung_up = hangup(service, had_terminal=sys.stdin.isatty())
+        signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=hung_up).start())
         service.start(wanted_programs(host, port))
         StartupReport(host=host, port=port, log=log, stopping=service.stopping).start()
         service.run()
+
+
+def hangup(service: Supervisor, *, had_terminal: bool) -> Callable[[], None]:
+    """At SIGHUP: the end with the terminal that is closed, else the worker looks at models.toml."""
+
+    def hung_up() -> None:
+        if had_terminal and not sys.stdin.isatty():
+            service.stop()
+        else:
+            service.hang_up()
+
+    return hung_up
 
 
 def wanted_programs(host: str, port: int) -> list[Program]:

@@ -43,6 +43,9 @@ BAD = (
     ("boolean", '[a]\ntask = "t"\nmodel = "m"\nmax_queued = true\n', 4, "a whole number"),
     ("wait", '[a]\ntask = "t"\nmodel = "m"\nmax_wait_ms = "5"\n', 4, "a number from 0 to 60000"),
     ("dtype", '[a]\ntask = "t"\nmodel = "m"\ndtype = "fp16"\n', 4, "one of auto, float32, bfloat16, float16"),
+    ("load", '[a]\ntask = "t"\nmodel = "m"\nload = "late"\n', 4, "load must be one of eager, lazy, not 'late'"),
+    ("idle", '[a]\ntask = "t"\nmodel = "m"\nload = "lazy"\nidle_unload_s = 0\n', 5, "a number from 1 to 604800"),
+    ("idle, but eager", '[a]\ntask = "t"\nmodel = "m"\nidle_unload_s = 60\n', 4, 'of models with load = "lazy"'),
     ("engine", '[a]\nengine = "nonsense"\n', 2, "package.module:Class"),
     ("not a string", "[a]\ntask = 3\n", 2, "must be a string in quotes"),
     ("options", '[a]\ntask = "t"\nmodel = "m"\noptions = 3\n', 4, "options must be a table"),
@@ -71,6 +74,11 @@ class TestGoodFiles(SimpleTestCase):
     def test_what_is_not_said_has_a_default(self) -> None:
         spec = parse(GOOD)["echo"]
         self.assertEqual((spec.max_batch_size, spec.max_wait_ms, spec.max_queued, spec.dtype), (32, 0, 1000, "auto"))
+
+    def test_a_model_is_loaded_at_once_unless_it_is_lazy(self) -> None:
+        self.assertFalse(parse(GOOD)["echo"].is_lazy)
+        lazy = parse(f'{GOOD}load = "lazy"\nidle_unload_s = 0.5e3\n')["echo"]
+        self.assertEqual((lazy.is_lazy, lazy.idle_unload_s), (True, 500))
 
     def test_the_file_that_ships_is_good(self) -> None:
         self.assertIn("embeddings", specs.load(settings.BASE_DIR / "models.toml"))

@@ -62,8 +62,9 @@ class MadeUpTaskTests(SimpleTestCase):
 
     def test_clients_send_bytes_and_parameters_at_the_root_and_get_its_shape(self) -> None:
         for spec in self.specs.values():
-            self.assertEqual(huggingface.read(spec, b"film", "video/mp4").inputs, base64.b64encode(b"film").decode())
-            call = huggingface.read(spec, b'{"inputs": "film", "speakers": 1}', "application/json")
+            call, _ = huggingface.read(spec, b"film", "video/mp4")
+            self.assertEqual(call.inputs, base64.b64encode(b"film").decode())
+            call, _ = huggingface.read(spec, b'{"inputs": "film", "speakers": 1}', "application/json")
             self.assertEqual(call.parameters, {"speakers": 1})
             answer = huggingface.shape(spec.task, {"labels": ["a"], "scores": [1.0]}, size=1)
             self.assertEqual(answer, [{"label": "a", "score": 1.0}])

@@ -1,12 +1,13 @@
 """What models take, as tables."""
 
 import base64
+from dataclasses import replace
 from typing import Any
 
 from django.test import SimpleTestCase
 
 from inference.catalog.specs import ModelSpec, parse
-from inference.catalog.validation import validate, validate_inputs, validate_parameters
+from inference.catalog.validation import check_rows, validate, validate_inputs, validate_parameters
 from inference.errors import InvalidInput
 
 IMAGE = base64.b64encode(b"an image").decode()
@@ -81,18 +82,15 @@ class InputTests(SimpleTestCase):
                 validate_inputs(spec(task), inputs)
             self.assertEqual(refused.exception.field, field)
 
-    def test_labels_and_sentences_of_one_job_have_a_bound(self) -> None:
-        labels = {"candidate_labels": [f"label {n}" for n in range(100)]}
-        model = parse('[m]\ntask = "zero-shot-classification"\nmodel = "m"\n')["m"]
-        self.assertEqual(len(validate(model, ["a"] * 10, labels)["candidate_labels"]), 100)
-        with self.assertRaisesRegex(InvalidInput, "make 1100 texts; at most 1024"):
-            validate(model, ["a"] * 11, labels)
-        sentences = {"source_sentence": "a", "sentences": ["b"] * 600}
-        with self.assertRaisesRegex(InvalidInput, "make 1202 texts; at most 1024"):
-            validate(spec("sentence-similarity"), [sentences] * 2, {})
+    def test_what_one_call_runs_has_a_bound_that_is_never_below_a_batch(self) -> None:
+        check_rows(spec("fill-mask"), 1024)
+        check_rows(replace(spec("fill-mask"), max_batch_size=2000), 2000)
+        with self.assertRaisesRegex(InvalidInput, "make 1025 texts; at most 1024"):
+            check_rows(spec("fill-mask"), 1025)
 
-    def test_too_many_inputs_point_to_the_bulk(self) -> None:
-        with self.assertRaisesRegex(InvalidInput, "at most 8 inputs.*not 9.*/v1/jobs/bulk"):
+    def test_a_list_has_the_length_of_a_batch_unless_it_may_be_longer(self) -> None:
+        validate_inputs(spec("fill-mask"), ["a"] * 9, most=9)
+        with self.assertRaisesRegex(InvalidInput, "at most 8 inputs make one job here, not 9: send them in several"):
             validate_inputs(spec("fill-mask"), ["a"] * 9)
 
 

@@ -37,3 +37,22 @@ class MetricsTests(TestCase):
     def test_what_is_counted_of_nothing_has_its_description(self) -> None:
         self.assertEqual(self.samples("replicas_ready"), [])
         self.assertEqual(self.samples("requests_waiting"), [("inference_requests_waiting", {}, 0)])
+
+    def test_what_is_generated_step_by_step(self) -> None:
+        figures = {
+            "rows": 3,
+            "room": 700,
+            "tokens": 1000,
+            "tokens_per_s": 12.5,
+            "first_token_s": {"p50": 0.2, "p95": 1},
+        }
+        Worker.objects.create(name="w", pid=7, state=WorkerState.READY, generation={"story": figures})
+        Worker.objects.create(name="old", pid=8, state=WorkerState.READY, generation=None)
+        labels = {"worker": "w", "pid": "7", "model": "story"}
+        self.assertEqual(self.samples("tokens"), [("inference_tokens_total", labels, 1000)])
+        self.assertEqual(self.samples("cache_room_tokens"), [("inference_cache_room_tokens", labels, 700)])
+        self.assertEqual(
+            [(sample["quantile"], value) for _, sample, value in self.samples("first_token_seconds")],
+            [("0.5", 0.2), ("0.95", 1)],
+        )
+        self.assertEqual(self.samples("streams_open"), [("inference_streams_open", {}, 0)])

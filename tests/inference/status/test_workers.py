@@ -6,8 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from unittest import TestCase
 from unittest.mock import patch
 
+from django.test import TestCase as DatabaseTestCase
+
 from inference import budget
-from inference.status.workers import Remembered
+from inference.catalog.specs import ModelSpec
+from inference.models import Worker, WorkerState
+from inference.status import workers
+from inference.status.workers import InMemory, Remembered
 from inference.store import connections
 from tests.conditions import eventually
 
@@ -89,3 +94,35 @@ class RememberedTests(TestCase):
         remembered = Remembered(read)
         self.assertRaises(OSError, remembered)
         self.assertEqual(remembered(), 7)
+
+
+class SecondsTests(DatabaseTestCase):
+    def setUp(self) -> None:
+        lazy = {"a": ModelSpec(name="a", engine="x:Y", load="lazy")}
+        self.enterContext(patch("inference.status.workers.lookup.models", return_value=lazy))
+        for remembered in (workers.speeds, workers.in_memory):
+            remembered.forget()
+            self.addCleanup(remembered.forget)
+
+    def worker(self, state: str, **speeds: float) -> None:
+        catalog = {"models": [{"name": "a", "state": state, "memory": 7, "load_s": 5.0}]}
+        Worker.objects.create(name="w", pid=1, state=WorkerState.READY, catalog=catalog, speeds=speeds)
+
+    def test_an_estimate_has_the_load_of_a_lazy_model_in_it_while_no_worker_has_it_in_memory(self) -> None:
+        self.worker("not loaded", a=2.0)
+        self.assertEqual(workers.seconds_for("a", 10), 10.0)
+        self.assertEqual(workers.in_memory()["a"], InMemory(workers=0, bytes=7, load_s=5.0))
+
+    def test_the_load_is_all_that_is_known_before_the_first(self) -> None:
+        self.worker("not loaded")
+        self.assertEqual(workers.seconds_for("a", 10), 5.0)
+
+    def test_what_one_worker_has_in_memory_is_not_loaded_first(self) -> None:
+        self.worker("not loaded", a=1.0)
+        self.worker("ready", a=1.0)
+        self.assertEqual(workers.seconds_for("a", 10), 5.0)
+
+    def test_nothing_is_known_without_a_worker_or_of_one_of_an_earlier_version(self) -> None:
+        self.assertIsNone(workers.seconds_for("a", 10))
+        Worker.objects.create(name="w", pid=1, state=WorkerState.READY, catalog=None)
+        self.assertIsNone(workers.seconds_for("a", 10))

@@ -1,0 +1,44 @@
+"""`manage.py models`: what is listed, and who serves it now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from inference.catalog import lookup
+from inference.catalog.specs import ModelSpec
+from inference.management.told import told
+from inference.models import Worker
+from inference.status import backlog, health, workers
+
+
+class Command(BaseCommand):
+    help = "List the models of MODELS_FILE: their weights, the workers that serve them, and the jobs that wait."
+    requires_system_checks = ()  # what is wrong with the models file is said by itself
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        with told():
+            living = list(workers.living())
+            for spec in lookup.models().values():
+                self.stdout.write(self.style.MIGRATE_HEADING(spec.name))
+                for name, fact in facts(spec, living):
+                    self.stdout.write(f"  {name:<10} {fact}")
+
+
+def facts(spec: ModelSpec, living: Iterable[Worker]) -> Iterator[tuple[str, str]]:
+    told = {"task": spec.task, "engine": spec.engine, "weights": spec.model, "revision": spec.revision}
+    yield from ((name, fact) for name, fact in told.items() if fact)
+    yield "served by", "; ".join(servers(spec.name, living)) or "no living worker"
+    yield "queue", f"{spec.queue}, {backlog.queued(spec)} jobs wait"
+
+
+def servers(model: str, living: Iterable[Worker]) -> Iterator[str]:
+    """The workers that have the model, or why one of them does not serve it."""
+    for worker in living:
+        if why_not := health.why_not(worker, model):
+            yield f"not by {worker.name}: {why_not.rstrip('.')}"
+        elif model in worker.model_names:
+            ready = f"{worker.replicas_ready} of {worker.replicas_total} replicas"
+            yield f"{worker.name}, {ready} on {', '.join(worker.devices)}"

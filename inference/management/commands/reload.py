@@ -1,0 +1,59 @@
+"""`manage.py reload`: models.toml was edited; wait until every living worker runs what it says."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+
+from inference.catalog import lookup, specs
+from inference.catalog.specs import Catalog, CatalogError
+from inference.models import Worker
+from inference.status import catalog, workers
+
+LOOK_EVERY_S = 0.5
+GRACE_S = 3 * lookup.LOOK_S  # in which a worker finds the file as it is now
+
+
+class Command(BaseCommand):
+    help = "Check models.toml, say what it changes, and wait until every living worker runs it: nothing is restarted."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--timeout", type=float, default=600.0, help="seconds to wait for the workers, default 600")
+
+    def handle(self, *args: Any, timeout: float, **options: Any) -> None:
+        try:
+            wanted = specs.load(settings.MODELS_FILE)
+        except CatalogError as error:
+            raise CommandError(f"Nothing changes. {error}") from error
+        living = list(workers.living())
+        if not living:
+            raise CommandError("No worker runs. One that is started reads the file by itself.")
+        self.stdout.write(f"{catalog.changes(living, wanted)}.")
+        self._wait(wanted, timeout)
+        if missing := catalog.nowhere(workers.living(), wanted):
+            raise CommandError(f"No living worker was started for {', '.join(missing)}: see its option --models.")
+        self.stdout.write(f"{', '.join(wanted)}: run as the file says, by all {workers.living().count()} workers.")
+
+    def _wait(self, wanted: Catalog, timeout_s: float) -> None:
+        """They look at the file by themselves, and say on their rows how far they are."""
+        begun_s, said = time.monotonic(), ""
+        while waited_for := self._look(wanted, time.monotonic() - begun_s):
+            if (now := "; ".join(waited_for)) != said:
+                said = now
+                self.stdout.write(f"{now} …")
+            if time.monotonic() - begun_s > timeout_s:
+                raise CommandError(f"Not within {timeout_s:g} s: {now}. What ran before goes on.")
+            time.sleep(LOOK_EVERY_S)
+
+    def _look(self, wanted: Catalog, waited_s: float) -> list[str]:
+        """What is still to happen. Raises `CommandError` when it will not."""
+        living: list[Worker] = list(workers.living())
+        waited_for = [what for worker in living if (what := catalog.waits_for(worker, wanted))]
+        problems = [problem for worker in living for problem in catalog.problems(worker, wanted)]
+        if problems and waited_s > GRACE_S:
+            raise CommandError("\n".join([*problems, "What ran before goes on."]))
+        return waited_for

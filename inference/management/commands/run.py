@@ -1,0 +1,62 @@
+"""`manage.py run MODEL "text"`: one job through the queue, for a person on the server."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, ArgumentTypeError
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from inference.catalog.lookup import spec_of
+from inference.management.told import told
+from inference.models import Job, Status
+from inference.submission import jobs
+from inference.submission.submissions import Submission
+
+
+class Command(BaseCommand):
+    help = "Run a model on a text, through the queue as clients do, and print the answer as JSON."
+    requires_system_checks = ()  # what is wrong with the models file is said by itself
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("model", help="its name in models.toml")
+        parser.add_argument("text")
+        parser.add_argument("--parameters", type=json_object, default={}, help="""as JSON, such as '{"top_k": 3}'""")
+        parser.add_argument("--timeout", type=seconds, default=60.0, help="seconds to wait for the answer (default 60)")
+
+    def handle(
+        self, *args: Any, model: str, text: str, parameters: dict[str, Any], timeout: float, **options: Any
+    ) -> None:
+        with told():
+            submission = Submission(spec=spec_of(model), inputs=text, parameters=parameters)
+            job = jobs.run(submission, timeout_s=timeout)
+        self.stdout.write(json.dumps(output_of(job, timeout), ensure_ascii=False))
+
+
+def output_of(job: Job, waited_s: float) -> Any:
+    if job.status == Status.SUCCEEDED:
+        return job.output
+    if not job.is_finished:
+        raise CommandError(f"Not finished within {waited_s:g} s. The job goes on: /v1/jobs/{job.id}")
+    raise CommandError(f"The job {job.id} {job.status}: {': '.join(filter(None, (job.error_code, job.error_detail)))}")
+
+
+def json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"""not JSON: {error}. Write it as '{{"top_k": 3}}'""") from None
+    if not isinstance(value, dict):
+        raise ArgumentTypeError(f"""must be an object, such as '{{"top_k": 3}}', not {text}""")
+    return value
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 86_400:
+        raise ArgumentTypeError(f"must be a number of seconds from 0 to 86400, not {text!r}")
+    return value

@@ -1,0 +1,22 @@
+"""What goes wrong in a command is told in a sentence, and not by a traceback."""
+
+import contextlib
+from collections.abc import Iterator
+
+from django.core.management.base import CommandError
+from django.db import DatabaseError, InterfaceError
+
+from inference.catalog.specs import CatalogError
+from inference.errors import InferenceError
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    try:
+        yield
+    except (CatalogError, InferenceError) as error:
+        raise CommandError(str(error)) from error
+    except (DatabaseError, InterfaceError) as error:
+        raise CommandError(
+            f"The database does not answer: {error}. Is it there, and has `manage.py migrate` been run?"
+        ) from error

@@ -1,0 +1,110 @@
+"""What to load and what to unload now.
+
+The models for which jobs wait stand in a line, in the order of their turns. The first of them is loaded as soon as
+there is room for it; room is made by models that are without work, and by those whose turn is over. One that is
+further back goes first only into room that the first does not need.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+TURN = 8.0  # load times: for so long may a model with work stay while others wait
+LINGER = 0.25  # load times: so long may one without work; its clients may be about to send more
+SHORTEST_LOAD_S = 0.5  # what loads faster is not unloaded faster
+STEP_S = 30.0  # a model waits so much longer for its turn than one whose jobs have the priority above
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A lazy model, as the policy sees it."""
+
+    name: str
+    memory: int  # bytes that it takes
+    load_s: float  # that loading it takes
+    idle_unload_s: float
+    loaded_at_s: float | None = None  # None: it is not in memory
+    worked_at_s: float = -math.inf  # when it last had work, of one in memory
+    is_working: bool = False
+    is_kept: bool = False  # what it has begun must end here
+    waits_since_s: float | None = None  # for its turn, of one that is not in memory; None: no job of it waits
+    priority: int = 2  # of the first job that waits; a smaller number goes first
+    not_before_s: float = -math.inf  # after a load that failed
+
+    @property
+    def turn_at(self) -> tuple[float, str]:
+        return (self.waits_since_s or 0.0) + STEP_S * self.priority, self.name
+
+    def may_leave_at_s(self) -> float:
+        """When others that wait may have its room."""
+        load_s, loaded_at_s = max(self.load_s, SHORTEST_LOAD_S), self.loaded_at_s or 0.0
+        if self.is_kept:
+            return math.inf
+        turn_ends_s = loaded_at_s + TURN * load_s
+        return turn_ends_s if self.is_working else min(turn_ends_s, self.worked_at_s + LINGER * load_s)
+
+    def is_idle(self, now_s: float) -> bool:
+        return not (self.is_working or self.is_kept) and self.worked_at_s + self.idle_unload_s <= now_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Unload, then load."""
+
+    unload: tuple[str, ...] = ()
+    load: str | None = None
+
+
+def decide(models: Iterable[Model], *, room: int, now_s: float) -> Change:
+    """`room`: bytes for lazy models. To be asked again and again, but not while a change is being made."""
+    models = sorted(models, key=lambda model: model.turn_at)
+    inside = sorted((m for m in models if m.loaded_at_s is not None), key=lambda model: _leaves(model, now_s))
+    unload = [m for m in inside if m.is_idle(now_s) or (m.memory > room and not m.is_kept)]
+    inside = [m for m in inside if m not in unload]
+    unload += _to_free([m for m in inside if not m.is_kept], _memory(inside) - room)  # more than was estimated
+    inside = [m for m in inside if m not in unload]
+    load, leaving = _next(_line(models, room, now_s), inside, room - _memory(inside), now_s)
+    return Change(unload=tuple(m.name for m in (*unload, *leaving)), load=load.name if load else None)
+
+
+def _line(models: Iterable[Model], room: int, now_s: float) -> list[Model]:
+    """Those that wait for their turn, and can have it."""
+    waiting = (m for m in models if m.loaded_at_s is None and m.waits_since_s is not None)
+    return [m for m in waiting if m.memory <= room and m.not_before_s <= now_s]
+
+
+def _next(
+    line: Sequence[Model], inside: Sequence[Model], free: int, now_s: float
+) -> tuple[Model | None, Sequence[Model]]:
+    """What to load, and what leaves for it."""
+    if not line:
+        return None, ()
+    first, *others = line
+    leaving = _to_free(inside, first.memory - free)
+    if all(m.may_leave_at_s() <= now_s for m in leaving):
+        return first, leaving
+    spare = min(free, free + _memory(leaving) - first.memory)
+    return next((m for m in others if m.memory <= spare), None), ()
+
+
+def _leaves(model: Model, now_s: float) -> tuple[float, bool, float]:
+    """The order in which they leave: what may now; first what is without work, longest ago, then the longest there."""
+    since_s = model.loaded_at_s if model.is_working else model.worked_at_s
+    return max(0.0, model.may_leave_at_s() - now_s), model.is_working, since_s or 0.0
+
+
+def _to_free(models: Iterable[Model], needed: int) -> list[Model]:
+    """The first of them that have as much memory together, but for those that are not needed."""
+    found: list[Model] = []
+    for model in models:
+        if _memory(found) >= needed:
+            break
+        found.append(model)
+    for model in reversed(found):
+        if _memory(found) - model.memory >= needed:
+            found.remove(model)
+    return found
+
+
+def _memory(models: Iterable[Model]) -> int:
+    return sum(model.memory for model in models)

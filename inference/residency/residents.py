@@ -1,0 +1,150 @@
+"""What a worker knows of its lazy models: which are in memory, which wait, what loading them took the last time."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from inference.residency.policy import Change, Model, decide
+
+MIB = 2**20
+BYTES_PER_S = 200 * MIB  # that a load is taken to read before one was measured
+FIRST_LOAD_S = 1.0  # what else it is taken to need
+UNKNOWN = 1024 * MIB  # that a model is taken to need of which nothing is known, or all the room where that is less
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 600.0  # after a load that failed, twice as long each time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """The jobs of a model that is not in memory."""
+
+    since_s: float  # when the first of them was made
+    priority: int
+
+
+class Residents:
+    """Not thread-safe: the worker's event loop owns it. One change at a time is made, and then said to be over."""
+
+    def __init__(self) -> None:
+        self.room = 0  # bytes for lazy models
+        self.models: dict[str, Model] = {}
+        self.memory: dict[str, int] = {}  # measured
+        self.change: Change | None = None  # that is being made
+        self.failures: dict[str, str] = {}  # why the last load failed
+        self._guessed: set[str] = set()
+        self._pauses: dict[str, float] = {}
+        self._left_at_s: dict[str, float] = {}
+        self._began_s = 0.0
+
+    def add(self, name: str, *, idle_unload_s: float, memory: int | None) -> None:
+        """`memory`: an estimate. What is known already goes on, with its new time."""
+        if name in self.models:
+            self._set(name, idle_unload_s=idle_unload_s)
+            return
+        if memory is None:
+            self._guessed.add(name)
+        load_s = FIRST_LOAD_S + (memory or 0) / BYTES_PER_S
+        self.models[name] = Model(name=name, memory=memory or UNKNOWN, load_s=load_s, idle_unload_s=idle_unload_s)
+
+    def remove(self, name: str) -> None:
+        """The catalog has it no more, or another one of its name."""
+        del self.models[name]
+        self._guessed.discard(name)
+        for known in (self.memory, self.failures, self._pauses, self._left_at_s):
+            known.pop(name, None)
+
+    @property
+    def inside(self) -> frozenset[str]:
+        """In memory, and served."""
+        return frozenset(name for name, model in self.models.items() if model.loaded_at_s is not None)
+
+    @property
+    def loading(self) -> str | None:
+        return self.change.load if self.change else None
+
+    def see(
+        self, waiting: Mapping[str, Waiting], *, working: Collection[str], kept: Collection[str], now_s: float
+    ) -> None:
+        """Which jobs there are now: those that wait for models that are not in memory, and those of models that are."""
+        for name, model in self.models.items():
+            if model.loaded_at_s is not None:
+                self._seen_inside(model, name in working, name in kept, now_s)
+            elif found := waiting.get(name):
+                since_s = max(found.since_s, self._left_at_s.get(name, -math.inf))
+                known_s = model.waits_since_s
+                self._set(name, waits_since_s=since_s if known_s is None else known_s, priority=found.priority)
+            else:
+                self._set(name, waits_since_s=None)
+
+    def _seen_inside(self, model: Model, is_working: bool, is_kept: bool, now_s: float) -> None:
+        worked_at_s = now_s if is_working else model.worked_at_s
+        self._set(model.name, is_working=is_working, is_kept=is_kept, worked_at_s=worked_at_s)
+
+    def next_change(self, now_s: float) -> Change | None:
+        """What is to be done now, which has begun then."""
+        if self.change:
+            return None
+        change = decide(map(self._bounded, self.models.values()), room=self.room, now_s=now_s)
+        if not change.unload and not change.load:
+            return None
+        self.change, self._began_s = change, now_s
+        for name in change.unload:
+            self.lost(name)
+            self._left_at_s[name] = now_s
+        return change
+
+    def done(self, now_s: float, *, memory: int | None = None) -> None:
+        """The change was made. `memory`: bytes that the loaded model takes, where that was measured."""
+        change, self.change = self.change, None
+        if change and (name := change.load) in self.models and name:
+            load_s = now_s - self._began_s
+            self._set(name, loaded_at_s=now_s, worked_at_s=now_s, load_s=load_s, waits_since_s=None)
+            self.failures.pop(name, None)
+            self._pauses.pop(name, None)
+            if memory:
+                self._measured(name, memory)
+
+    def failed(self, name: str, now_s: float, why: str) -> None:
+        """It could not be loaded, now or when its process had to start again: that was its turn."""
+        if self.loading == name:
+            self.change = None
+        pause_s = self._pauses[name] = min(LONGEST_PAUSE_S, 2 * self._pauses.get(name, FIRST_PAUSE_S / 2))
+        self.failures[name] = why
+        self._left_at_s[name] = now_s
+        self.lost(name)
+        self._set(name, waits_since_s=None, not_before_s=now_s + pause_s)
+
+    def lost(self, name: str) -> None:
+        """It is in memory no more."""
+        self._set(name, loaded_at_s=None, is_working=False, is_kept=False)
+
+    def load_s(self, name: str) -> float:
+        """That loading it takes, as far as is known."""
+        model = self.models.get(name)
+        return model.load_s if model else FIRST_LOAD_S
+
+    def can_load(self, name: str, now_s: float) -> bool:
+        model = self._bounded(self.models[name])
+        return model.memory <= self.room and model.not_before_s <= now_s
+
+    def why_not(self) -> dict[str, str]:
+        """By model: why it cannot be loaded."""
+        bounded = map(self._bounded, self.models.values())
+        return self.failures | {model.name: self._too_large(model) for model in bounded if model.memory > self.room}
+
+    def _too_large(self, model: Model) -> str:
+        return (
+            f"it needs {math.ceil(model.memory / MIB)} MiB, and lazy models have {self.room // MIB} MiB in a replica:"
+            " set REPLICA_MEMORY_MB higher, or load fewer models eagerly."
+        )
+
+    def _measured(self, name: str, memory: int) -> None:
+        self._guessed.discard(name)
+        self.memory[name] = memory
+        self._set(name, memory=memory)
+
+    def _bounded(self, model: Model) -> Model:
+        """What is only guessed keeps no model from its first load."""
+        return replace(model, memory=min(model.memory, self.room)) if model.name in self._guessed else model
+
+    def _set(self, name: str, **values: object) -> None:
+        self.models[name] = replace(self.models[name], **values)  # type: ignore[arg-type]

@@ -1,0 +1,91 @@
+"""What runs where: the models of the living workers' catalogs, by revision and state."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from inference.catalog import specs
+from inference.catalog.changes import Changes
+from inference.catalog.specs import Catalog
+from inference.models import Worker
+from inference.status import workers
+from inference.status.workers import Remembered
+
+SETTLED = ("ready", "not loaded", "draining")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Run:
+    """One entry of a model, as workers have it."""
+
+    model: str  # its weights
+    revision: str
+    state: str  # "ready", "loading", "failed", "draining", or "not loaded"
+    why: str  # not, where it failed
+
+
+def entries(worker: Worker) -> list[dict[str, Any]]:
+    """Of a worker of an earlier version: none."""
+    return list((worker.catalog or {}).get("models", ()))
+
+
+def count(living: Iterable[Worker]) -> dict[str, Counter[Run]]:
+    """By model: how many workers have which entry of it."""
+    found: dict[str, Counter[Run]] = {}
+    for worker in living:
+        for entry in entries(worker):
+            run = Run(**{key: entry[key] for key in ("model", "revision", "state", "why")})
+            found.setdefault(entry["name"], Counter())[run] += 1
+    return found
+
+
+@Remembered
+def runs() -> dict[str, Counter[Run]]:
+    return count(workers.living().only("catalog"))
+
+
+def changes(living: Iterable[Worker], wanted: Catalog) -> Changes:
+    """What the catalog changes for these workers."""
+    known = [(entry["name"], entry["digest"]) for worker in living for entry in entries(worker)]
+    names = {name for name, _ in known}
+    same = {
+        name
+        for name in names & wanted.keys()
+        if {key for other, key in known if other == name} == {wanted[name].digest}
+    }
+    return Changes(
+        added=tuple(name for name in wanted if name not in names),
+        changed=tuple(name for name in wanted if name in names - same),
+        removed=tuple(sorted(names - wanted.keys())),
+    )
+
+
+def problems(worker: Worker, wanted: Catalog) -> Iterator[str]:
+    """Why this worker does not run what is wanted, and will not by waiting."""
+    has = worker.catalog or {}
+    if has.get("problem"):
+        yield f"{worker.name} takes nothing over: {has['problem']}"
+    elif has.get("digest") == specs.digest_of(wanted):
+        for entry in entries(worker):
+            if entry["state"] == "failed":
+                yield f"{worker.name} could not load {_named(entry)}: {entry['why']}"
+
+
+def waits_for(worker: Worker, wanted: Catalog) -> str:
+    """What is still to happen until this worker runs what is wanted; nothing when it does."""
+    if (worker.catalog or {}).get("digest") != specs.digest_of(wanted):
+        return f"{worker.name} has not taken over the file"
+    loading = [_named(entry) for entry in entries(worker) if entry["state"] not in SETTLED]
+    return f"{worker.name} loads {', '.join(loading)}" if loading else ""
+
+
+def nowhere(living: Iterable[Worker], wanted: Catalog) -> list[str]:
+    """Models that none of these workers was started for."""
+    return sorted(wanted.keys() - {entry["name"] for worker in living for entry in entries(worker)})
+
+
+def _named(entry: dict[str, Any]) -> str:
+    return f"{entry['name']} ({entry['revision']})" if entry["revision"] else str(entry["name"])

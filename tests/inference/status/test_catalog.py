@@ -1,0 +1,56 @@
+"""How far workers are with what models.toml says, told by their rows."""
+
+from typing import Any
+from unittest import TestCase
+
+from inference.catalog import specs
+from inference.models import Worker
+from inference.status import catalog
+
+WANTED = specs.parse('[a]\nengine = "x:Y"\nrevision = "2"\n[b]\nengine = "x:Y"\n')
+
+
+def entry(name: str, *, state: str = "ready", why: str = "", **values: str) -> dict[str, Any]:
+    spec = WANTED.get(name) or specs.ModelSpec(name=name, engine="x:Y")
+    shown = {"name": name, "model": "x:Y", "revision": spec.revision, "digest": spec.digest, "state": state, "why": why}
+    return {**shown, **values}
+
+
+def worker(*models: dict[str, Any], digest: str = specs.digest_of(WANTED), problem: str = "") -> Worker:
+    return Worker(name="w", pid=1, catalog={"digest": digest, "problem": problem, "models": list(models)})
+
+
+BEFORE = worker(entry("a", digest="1", revision="1"), entry("gone"), digest="of before")
+LOADING = worker(entry("a", digest="1", revision="1"), entry("a", state="loading"), entry("b", state="loading"))
+FAILED = worker(entry("a", digest="1", revision="1"), entry("a", state="failed", why="no weights"), entry("b"))
+THERE = worker(entry("a"), entry("b"), entry("gone", state="draining"))
+OLD_VERSION = Worker(name="w", pid=1, catalog=None)
+
+
+class CatalogTests(TestCase):
+    def test_what_changes_is_told_of_what_runs(self) -> None:
+        self.assertEqual(str(catalog.changes([BEFORE], WANTED)), "added: b; changed: a; removed: gone")
+        self.assertEqual(str(catalog.changes([worker(entry("a"), entry("b"))], WANTED)), "nothing changes")
+
+    def test_what_is_still_to_happen_is_told(self) -> None:
+        for row, expected in (
+            (BEFORE, "w has not taken over the file"), (OLD_VERSION, "w has not taken over the file"),
+            (LOADING, "w loads a (2), b"), (FAILED, "w loads a (2)"), (THERE, ""),
+        ):  # fmt: skip
+            self.assertEqual(catalog.waits_for(row, WANTED), expected)
+
+    def test_what_will_not_happen_is_told_with_the_reason(self) -> None:
+        for row, expected in (
+            (BEFORE, []), (OLD_VERSION, []), (LOADING, []), (THERE, []),
+            (FAILED, ["w could not load a (2): no weights"]),
+            (worker(problem="line 3: no."), ["w takes nothing over: line 3: no."]),
+        ):  # fmt: skip
+            self.assertEqual(list(catalog.problems(row, WANTED)), expected)
+
+    def test_models_that_no_worker_was_started_for_are_named(self) -> None:
+        self.assertEqual(catalog.nowhere([worker(entry("a"))], WANTED), ["b"])
+
+    def test_workers_with_the_same_entry_in_the_same_state_are_counted_together(self) -> None:
+        found = catalog.count([THERE, LOADING, FAILED, OLD_VERSION])
+        shown = {(run.revision, run.state): count for run, count in found["a"].items()}
+        self.assertEqual(shown, {("2", "ready"): 1, ("1", "ready"): 2, ("2", "loading"): 1, ("2", "failed"): 1})

@@ -1,0 +1,39 @@
+"""What `manage.py reload` says without a worker that follows; with one: tests/e2e/test_reload.py."""
+
+import io
+
+from django.core.management import CommandError, call_command
+from django.test import TestCase
+
+from inference.catalog import lookup, specs
+from inference.models import Worker, WorkerState
+
+
+class ReloadTests(TestCase):
+    def reload(self, timeout: float = 0.0) -> str:
+        output = io.StringIO()
+        call_command("reload", timeout=timeout, stdout=output)
+        return output.getvalue()
+
+    def make(self, *, digest: str) -> None:
+        entries = [
+            {"name": spec.name, "model": "", "revision": "", "digest": spec.digest, "state": "ready", "why": ""}
+            for spec in lookup.models().values()
+        ]
+        catalog = {"digest": digest, "problem": "", "models": entries}
+        Worker.objects.create(name="w", pid=1, state=WorkerState.READY, catalog=catalog)
+
+    def test_nothing_waits_for_nobody(self) -> None:
+        with self.assertRaisesMessage(CommandError, "No worker runs."):
+            self.reload()
+
+    def test_a_worker_that_follows_another_file_is_named_when_the_time_is_over(self) -> None:
+        self.make(digest="of another")
+        with self.assertRaisesMessage(CommandError, "Not within 0 s: w has not taken over the file."):
+            self.reload()
+
+    def test_what_runs_already_is_said_at_once(self) -> None:
+        self.make(digest=specs.digest_of(lookup.models()))
+        self.assertEqual(
+            self.reload().splitlines(), ["nothing changes.", "embeddings: run as the file says, by all 1 workers."]
+        )
