@@ -42,7 +42,7 @@ def _keep_former_user(instance: Any, **kwargs: Any) -> None:
 
 class Status(models.TextChoices):
     """queued → running → succeeded | failed; queued | running → cancelled; queued → expired; running → queued only by
-    recovery."""
+    recovery. A job that runs in parts also ends as expired while it runs."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -126,6 +126,12 @@ class Job(models.Model):
     bulk = models.ForeignKey(Bulk, null=True, default=None, on_delete=models.CASCADE, db_index=False)
     bulk_index = models.PositiveIntegerField(null=True, default=None, help_text="Its place among the bulk's inputs.")
 
+    # A list of more rows than a batch holds is one job, the whole, whose parts hold its inputs and outputs and run.
+    parts = models.IntegerField(null=True, default=None, help_text="Of a whole: in how many parts it runs.")
+    whole = models.UUIDField(null=True, default=None, help_text="Of a part: the job that it belongs to.")
+    place = models.IntegerField(null=True, default=None, help_text="Of a part: where in the list it begins.")
+    output_size = models.IntegerField(null=True, default=None, help_text="Of a part: numbers in its output.")
+
     class Meta:
         ordering = ["-id"]
         indexes = [
@@ -142,6 +148,8 @@ class Job(models.Model):
             models.Index(fields=["bulk", "status"], name="job_by_bulk", condition=Q(bulk__isnull=False)),
             models.Index(fields=["request_id"], name="job_by_request"),
             models.Index(fields=["batch"], name="job_by_batch", condition=Q(batch__isnull=False)),
+            models.Index(fields=["whole", "status", "place"], name="job_by_whole", condition=Q(whole__isnull=False)),
+            models.Index(fields=["status"], name="job_in_parts", condition=Q(parts__isnull=False)),
         ]
         constraints = [
             models.UniqueConstraint(
@@ -198,6 +206,10 @@ class Worker(models.Model):
     replicas = models.JSONField(
         default=dict, help_text='By index: {"pid", "device", "models": {name: "ready" or why not}}.'
     )
+    catalog = models.JSONField(
+        default=dict, null=True,
+        help_text="Of the models file as it has it: its digest, the problem of what it says now, and each model.",
+    )  # fmt: skip
     error = models.TextField(blank=True, default="", help_text="Which models it cannot serve, and why.")
     connected = models.BooleanField(default=True, db_default=True, help_text="To the broker.")
     replicas_total = models.PositiveIntegerField(default=0)
@@ -208,6 +220,10 @@ class Worker(models.Model):
     jobs_per_s = models.FloatField(default=0.0, help_text="Over the last ten seconds.")
     speeds = models.JSONField(default=dict, help_text="By model: measured items a second while running.")
     reached = models.JSONField(default=dict, help_text="By model, priority: creation time of the newest job started.")
+    generation = models.JSONField(
+        default=dict, null=True,
+        help_text="By model that generates step by step: rows, room, tokens, tokens a second, seconds to the first.",
+    )  # fmt: skip
     started_at = models.DateTimeField(default=timezone.now)
     heartbeat_at = models.DateTimeField(default=timezone.now)
 

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from uuid import UUID
 
 import redis
+from django.conf import settings
 
 from inference.broker import redis_client
 from inference.errors import BrokerUnavailable
@@ -12,7 +13,9 @@ from inference.store import connections
 
 logger = logging.getLogger(__name__)
 
-CHANNEL = "inference.finished"
+
+def channel() -> str:
+    return f"{settings.SERVICE_PREFIX}inference.finished"
 
 
 def publish(ids: Collection[UUID]) -> None:
@@ -20,7 +23,7 @@ def publish(ids: Collection[UUID]) -> None:
     connections.give_back()
     try:
         with redis_client.call() as client:
-            client.publish(CHANNEL, ",".join(job_id.hex for job_id in ids))
+            client.publish(channel(), ",".join(job_id.hex for job_id in ids))
     except (redis.RedisError, BrokerUnavailable) as error:
         logger.warning("notice of %d finished jobs not sent, waiters will poll: %s", len(ids), error)
 

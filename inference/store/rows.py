@@ -1,5 +1,6 @@
 """Job rows in bulk, at a third of what the ORM costs a row: new jobs in, outcomes out."""
 
+import datetime
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -9,8 +10,10 @@ from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
+from django.db.models.expressions import RawSQL
+from django.db.models.functions import Now
 
-from inference.models import TERMINAL, Job
+from inference.models import TERMINAL, Job, Status
 
 MOST = 500  # rows of one statement: SQLite takes 32,766 values
 MOST_BYTES = 8 * 1024 * 1024  # of their documents; the database holds a statement several times
@@ -137,6 +140,33 @@ def finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
     return {changes["id"]: changes for changes in from_db(rows, _CHANGING, database)}
 
 
+def held(batch: UUID, ids: Collection[UUID]) -> set[UUID]:
+    """Those of `ids` that `batch` still runs."""
+    running = Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING)
+    return set(running.order_by().values_list("pk", flat=True))
+
+
+def inputs_of_parts(whole: UUID) -> list[Any]:
+    """In order."""
+    parts = Job.objects.filter(whole=whole).order_by("place").values_list("inputs", flat=True)
+    return [item for part in parts.iterator() for item in part]
+
+
+def outputs_of_parts(whole: UUID) -> RawSQL:
+    """In order, put together by the database."""
+    database: Any = connections[DEFAULT_DB_ALIAS]
+    sql = _OUTPUTS[database.vendor].format(table=Job._meta.db_table)
+    return RawSQL(sql, [to_db("whole", whole, database)], output_field=models.TextField())  # noqa: S611 - our own
+
+
+_OUTPUTS = {
+    "postgresql": """SELECT jsonb_agg(item.value ORDER BY part.place, item.number) FROM {table} AS part,
+        LATERAL jsonb_array_elements(part.output) WITH ORDINALITY AS item(value, number) WHERE part.whole = %s""",
+    "sqlite": """SELECT '[' || group_concat(substr(output, 2, length(output) - 2), ',') || ']'
+        FROM (SELECT output FROM {table} WHERE whole = %s ORDER BY place)""",
+}
+
+
 def from_db(rows: Iterable[Sequence[Any]], names: tuple[str, ...], database: Any) -> Iterator[dict[str, Any]]:
     """Each row's values by name, as the ORM would convert them. `names` are columns."""
     converters = _converters(database.alias, names)
@@ -163,3 +193,17 @@ def _converters(alias: str, names: tuple[str, ...]) -> list[tuple[Any, list[Call
 def marks(count: int) -> str:
     """So many placeholders of a statement."""
     return ", ".join(["%s"] * count)
+
+
+def now_sql() -> str:
+    """The clock of the database: no two hosts' clocks are ever compared. Doubled where it passes through `%`."""
+    return in_seconds(0.0, connections[DEFAULT_DB_ALIAS].vendor)[0]
+
+
+@functools.cache
+def in_seconds(seconds: float, vendor: str) -> tuple[str, Sequence[Any]]:
+    """So much later than now, as SQL and its values. To compile it takes a millisecond."""
+    moment: Any = Now() + datetime.timedelta(seconds=seconds) if seconds else Now()
+    query = Job.objects.all().query
+    sql, values = query.get_compiler(connection=connections[DEFAULT_DB_ALIAS]).compile(moment.resolve_expression(query))
+    return str(sql), values

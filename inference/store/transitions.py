@@ -2,6 +2,9 @@
 
 A batch is a UUID. Claiming writes it on rows that may be claimed; recording is conditional on it. Zero rows changed
 means that somebody else owns the job now, and the outcome is dropped.
+
+A job that runs in parts, the whole, is claimed by nobody. It runs once one of its parts does, and ends with the first
+in its list that did not succeed, as soon as all before that have.
 """
 
 import datetime
@@ -15,15 +18,16 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.db import connection, transaction
-from django.db.models import F, Q, QuerySet
+from django.db import DatabaseError, connection, transaction
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Sum
 from django.db.models.functions import Now
 
-from inference import errors, failpoints
+from inference import budget, errors, failpoints
+from inference.failures import Kind, kind_of
 from inference.json_field import storable
 from inference.models import WAITING, Job, Status
 from inference.store import notices, rows
-from inference.store.rows import marks
+from inference.store.rows import in_seconds, marks, now_sql
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +38,10 @@ class Outcome:
 
     job_id: UUID
     output: Any = None
+    output_size: int | None = None  # numbers
     error_code: str = ""
     error_detail: str = ""
+    whole: UUID | None = None  # that the job is a part of
 
     @property
     def status(self) -> Status:
@@ -53,10 +59,14 @@ class Claimed:
     size: int
     length: int
     created_at: datetime.datetime
+    whole: UUID | None
+    place: int | None
 
 
+MOST_ANSWERED = 2_000_000  # numbers of one job: what a process that shows them takes 150 MB for
 _to_db = functools.partial(rows.to_db, database=connection)
 LEASE_MARGIN_S = 20.0  # past the model's time limit, which the worker itself enforces
+_BROKEN = (Status.FAILED, Status.EXPIRED, Status.CANCELLED)
 _QUEUED_AGAIN = {"status": Status.QUEUED, "batch": None, "worker": None, "started_at": None, "published_at": None}
 
 _CLAIMED = tuple(field.name for field in fields(Claimed))
@@ -83,7 +93,7 @@ def claim(
     its own: the answer to an earlier claim may have been lost on its way.
     """
     takes_over = (*takes_over, batch)
-    lease_sql, lease = _in_seconds(time_limit_s + LEASE_MARGIN_S, connection.vendor)
+    lease_sql, lease = in_seconds(time_limit_s + LEASE_MARGIN_S, connection.vendor)
     with connection.cursor() as cursor:
         cursor.execute(
             _claim_sql(len(ids), len(takes_over), lease_sql),
@@ -98,20 +108,29 @@ def claim(
             ],
         )
         claimed = [Claimed(**values) for values in rows.from_db(cursor.fetchall(), _CLAIMED, connection)]
+    for whole in {job.whole for job in claimed if job.whole}:
+        begun = {"status": Status.RUNNING, "started_at": Now(), "attempts": 1}
+        Job.objects.filter(pk=whole, status=Status.QUEUED).update(**begun)
     return sorted(claimed, key=lambda job: (job.created_at, job.id))
 
 
 def _claim_sql(ids: int, takes_over: int, lease: str) -> str:
     """One statement that changes the rows and returns them: nothing can come in between."""
-    now = _now_sql()
+    now = now_sql()
     free = f"status = 'queued' AND (expires_at IS NULL OR expires_at > {now}) AND recoveries < %s"
     free += f" OR status = 'running' AND batch IN ({marks(takes_over)})"
     return (
         f"UPDATE {Job._meta.db_table} SET status = 'running', batch = %s, worker = %s, device = %s,"  # noqa: S608 - our own names only
         f" started_at = {now}, lease_until = {lease}, attempts = attempts + 1"
-        f" WHERE id IN ({marks(ids)}) AND model = %s AND ({free})"
+        f" WHERE id IN ({marks(ids)}) AND model = %s AND parts IS NULL AND ({free})"
         f" RETURNING {', '.join(_CLAIMED)}"
     )
+
+
+def keep(batch: UUID, ids: Collection[UUID], *, time_limit_s: float) -> None:
+    """Who still runs these has as long again: it was held up by what is not theirs."""
+    lease: Any = Now() + datetime.timedelta(seconds=time_limit_s + LEASE_MARGIN_S)
+    Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING).update(lease_until=lease)
 
 
 def record(batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int) -> int:
@@ -119,50 +138,137 @@ def record(batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int) -> int:
 
     Raises what the database raises: `inference.failures` tells one that is away from one that refuses a value."""
     failpoints.reach("before_record")
+    wholes = {outcome.whole for outcome in outcomes if outcome.whole}
     with transaction.atomic(), connection.cursor() as cursor:
+        locked = _lock(wholes)
         cursor.executemany(_record_sql(), [_record_row(batch, outcome, batch_size) for outcome in outcomes])
         recorded = int(cursor.rowcount)
+        ended = [whole for whole, parts in locked.items() if _settle(whole, parts)]
     failpoints.reach("after_record")
     failpoints.reach("before_notify")
-    notices.publish([outcome.job_id for outcome in outcomes])
+    notices.publish([*(outcome.job_id for outcome in outcomes), *ended])
     failpoints.reach("after_notify")
     return recorded
 
 
-_RECORDED = ("status", "output", "error_code", "error_detail", "batch_size")
+_RECORDED = ("status", "output", "output_size", "error_code", "error_detail", "batch_size")
 
 
 def _record_sql() -> str:
     assignments = ", ".join(f"{name} = %s" for name in _RECORDED)
     return (
-        f"UPDATE {Job._meta.db_table} SET {assignments}, finished_at = {_now_sql()}"  # noqa: S608 - our own names only
+        f"UPDATE {Job._meta.db_table} SET {assignments}, finished_at = {now_sql()}"  # noqa: S608 - our own names only
         " WHERE id = %s AND batch = %s AND status = 'running'"
     )
 
 
 def _record_row(batch: UUID, outcome: Outcome, batch_size: int) -> list[Any]:
-    values = (outcome.status, outcome.output, outcome.error_code, storable(outcome.error_detail), batch_size)
+    detail = storable(outcome.error_detail)
+    values = (outcome.status, outcome.output, outcome.output_size, outcome.error_code, detail, batch_size)
     row = [_to_db(name, value) for name, value in zip(_RECORDED, values, strict=True)]
     return [*row, _to_db("id", outcome.job_id), _to_db("batch", batch)]
 
 
+def _lock(ids: Collection[UUID]) -> dict[UUID, int | None]:
+    """In how many parts each of them runs. Of two that record parts of one whole the second sees what the first did:
+    else neither would be the last. In order, and before any part: who has locked a whole waits for nobody who wants
+    one."""
+    if not ids:
+        return {}
+    return dict(Job.objects.filter(pk__in=ids).order_by("pk").select_for_update().values_list("pk", "parts"))
+
+
+def _settle(whole: UUID, count: int | None) -> bool:
+    """Whether it ends now. Whoever asks has locked it, and knows how many parts it has."""
+    parts = Job.objects.filter(whole=whole)
+    waiting = parts.filter(status__in=WAITING)
+    broken = parts.filter(status__in=_BROKEN).order_by("place").defer("inputs", "output").first()
+    if broken:
+        _drop(waiting.filter(place__gt=broken.place))
+        waiting = waiting.filter(place__lt=broken.place)
+    if waiting.exists():
+        return False
+    end: dict[str, Any] = {"status": Status.SUCCEEDED, "output": rows.outputs_of_parts(whole)}
+    if broken:
+        end = {name: getattr(broken, name) for name in ("status", "error_code", "error_detail")}
+    else:
+        held = parts.aggregate(outputs=Count("output"), numbers=Sum("output_size"))
+        if held["outputs"] != count:  # somebody deleted rows: the others would be taken for answers to other inputs
+            gone = f"Of the {count} parts of this list {held['outputs']} are left: send it again."
+            end = _failure(errors.Lost.code, gone)
+        elif (held["numbers"] or 0) > MOST_ANSWERED:
+            end = _failure(errors.BadOutput.code, too_much(held["numbers"]))
+    ended = _end_whole(whole, end)
+    parts.filter(output__isnull=False).update(output=None)  # it is stored once
+    return ended
+
+
+def _failure(code: str, detail: str) -> dict[str, Any]:
+    return {"status": Status.FAILED, "error_code": code, "error_detail": detail}
+
+
+def _end_whole(whole: UUID, end: dict[str, Any]) -> bool:
+    return bool(Job.objects.filter(pk=whole, status__in=WAITING).update(**end, finished_at=Now()))
+
+
+def too_much(numbers: int) -> str:
+    return f"The answer holds about {numbers} numbers, at most {MOST_ANSWERED} are kept: send less in one job."
+
+
+def _drop(parts: QuerySet[Job]) -> None:
+    """Nobody wants them any more. One that somebody changes at this moment is left to run in vain: nobody waits here,
+    who holds the whole."""
+    with budget.uncounted():  # there may be thousands
+        ids = parts.order_by("pk").select_for_update(skip_locked=True).values_list("pk", flat=True)
+        for chunk in rows.chunks(ids):
+            waiting = Job.objects.filter(pk__in=chunk, status__in=WAITING)
+            waiting.update(status=Status.CANCELLED, finished_at=Now())
+
+
+def settle_wholes() -> None:
+    """Those whose parts ended otherwise than with a record, or by a worker that knows of no wholes."""
+    parts = Job.objects.filter(whole=OuterRef("pk"))
+    due = Exists(parts.filter(status__in=_BROKEN)) | ~Exists(parts.filter(status__in=WAITING))
+    for whole in list(Job.objects.filter(due, parts__gt=0, status__in=WAITING).values_list("pk", flat=True)):
+        try:
+            with transaction.atomic():
+                ended = any(_settle(*locked) for locked in _lock([whole]).items())
+        except DatabaseError as error:
+            if kind_of(error) is not Kind.DATA:
+                raise
+            logger.error("job=%s not put together, the database refuses it: %s", whole, error)
+            ended = _end_whole(whole, _failure(errors.BadOutput.code, "The database refused to store the answer."))
+        if ended:
+            notices.publish([whole])
+
+
 def cancel(job_id: UUID) -> None:
-    """A queued or running job; a running job's outcome is dropped."""
+    """A queued or running job that has no parts; a running job's outcome is dropped."""
     _end(Job.objects.filter(status__in=WAITING), [job_id], Status.CANCELLED)
 
 
 def cancel_many(ids: Collection[UUID]) -> Counter[str]:
-    """How many of at most `rows.MOST` jobs were cancelled, by their status before."""
-    return Counter({before: _end(Job.objects.filter(status=before), ids, Status.CANCELLED) for before in WAITING})
+    """How many of at most `rows.MOST` jobs were cancelled, by their status before; with the parts that they run in."""
+    cancelled = {"status": Status.CANCELLED, "finished_at": Now()}
+    with transaction.atomic():
+        _lock(ids)
+        jobs = Job.objects.filter(pk__in=ids)
+        counts = Counter[str]({before: jobs.filter(status=before).update(**cancelled) for before in WAITING})
+        _drop(Job.objects.filter(whole__in=ids, status__in=WAITING))
+    if counts.total():
+        notices.publish(ids)
+    return counts
 
 
 def expire() -> None:
-    """Queued jobs past their deadline."""
-    overdue = Job.objects.filter(status=Status.QUEUED, expires_at__lte=Now())
+    """Queued jobs past their deadline, then the wholes of such parts. A whole that is queued may have begun: its row
+    says so a moment after that of its part."""
+    overdue = Job.objects.filter(status=Status.QUEUED, parts=None, expires_at__lte=Now())
     if expired := _end_all(
         overdue, Status.EXPIRED, error_code=errors.Expired.code, error_detail="Not started before its deadline."
     ):
         logger.info("%d jobs expired", expired)
+        settle_wholes()
 
 
 def give_back_lost(which: Q) -> None:
@@ -197,17 +303,3 @@ def _end(jobs: QuerySet[Job], ids: Collection[UUID], status: Status, **values: A
     if ended:
         notices.publish(ids)
     return ended
-
-
-def _now_sql() -> str:
-    """The clock of the database: no two hosts' clocks are ever compared. Doubled where it passes through `%`."""
-    return _in_seconds(0.0, connection.vendor)[0]
-
-
-@functools.cache
-def _in_seconds(seconds: float, vendor: str) -> tuple[str, Sequence[Any]]:
-    """So much later than now, as SQL and its values. To compile it takes a millisecond."""
-    moment: Any = Now() + datetime.timedelta(seconds=seconds) if seconds else Now()
-    query = Job.objects.all().query
-    sql, values = query.get_compiler(connection=connection).compile(moment.resolve_expression(query))
-    return str(sql), values

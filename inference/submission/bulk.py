@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError
 from django.db.models import Count
 
 from inference import budget, json_field
-from inference.broker.messages import JobMessage
-from inference.catalog import lengths, validation
+from inference.catalog import lengths, validation, words
 from inference.catalog.specs import ModelSpec, parameters_digest
-from inference.errors import BulkNotFound, InferenceError, InvalidInput
-from inference.ids import new_job_id
+from inference.errors import BulkNotFound, InferenceError, InvalidInput, NoneAccepted
 from inference.models import TERMINAL, WAITING, Bulk, Job, Status
 from inference.store import rows
 from inference.store.transitions import cancel_many
-from inference.submission import admission, idempotency, writer
+from inference.submission import admission, idempotency, jobs, together, writer
 from inference.submission.submissions import BulkSubmission, Item
+from inference.submission.together import Common, NewJob
 
 SHOWN_ERRORS = 100
+SHORT_DETAIL = 60  # characters of the others: an answer may not be longer than what it repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +50,13 @@ def submit(submission: BulkSubmission) -> Accepted:
     Raises `SubmissionError` when nothing can be accepted, or `StoreUnavailable`.
     """
     bulk = _new_bulk(submission)
-    jobs: list[_NewJob] = []
+    new: list[NewJob] = []
 
     def store() -> Bulk:
-        jobs.extend(_jobs(submission, bulk))
+        new.extend(_jobs(submission, bulk))
         try:
-            with admission.room(submission, [job.id for job in jobs]):
-                _store(bulk, jobs)
+            with admission.room(submission, [job.id for job in new]):
+                _store(bulk, new)
         except IntegrityError as error:
             return idempotency.explain(bulk, error)
         return bulk
@@ -64,9 +64,8 @@ def submit(submission: BulkSubmission) -> Accepted:
     stored = idempotency.once(bulk, store)
     if stored is not bulk:
         return _accepted_before(stored)
-    for chunk in rows.chunks(jobs):
-        writer.send([job.message for job in chunk])
-    return _accepted_now(bulk, jobs)
+    together.send(new)
+    return _accepted_now(bulk, new)
 
 
 def fetch(bulk_id: UUID) -> Bulk:
@@ -74,6 +73,14 @@ def fetch(bulk_id: UUID) -> Bulk:
     if bulk := Bulk.objects.filter(pk=bulk_id).first():
         return bulk
     raise BulkNotFound(f"There is no bulk {bulk_id}.")
+
+
+def wait(bulk: Bulk, *, timeout_s: float) -> None:
+    """Until its jobs are finished, or for `timeout_s`: for one that is not finished, then for another one."""
+    give_up_at = time.monotonic() + timeout_s
+    unfinished = bulk.job_set.filter(status__in=WAITING).order_by("-pk").values_list("pk", flat=True)
+    while (left_s := give_up_at - time.monotonic()) > 0 and (job_id := unfinished.first()):
+        jobs.wait(job_id, timeout_s=left_s)
 
 
 def progress(bulk: Bulk) -> Progress:
@@ -94,14 +101,14 @@ def _progress(counts: dict[str, int], errors: list[dict[str, Any]]) -> Progress:
 def _accepted_before(known: Bulk) -> Accepted:
     """As it is now. Raises `StoreUnavailable`."""
     with writer.telling(known):
-        jobs = list(known.job_set.order_by("bulk_index").values_list("bulk_index", "pk").iterator())
-        return Accepted(bulk=known, progress=progress(known), jobs=jobs)
+        found = list(known.job_set.order_by("bulk_index").values_list("bulk_index", "pk").iterator())
+        return Accepted(bulk=known, progress=progress(known), jobs=found)
 
 
-def _accepted_now(bulk: Bulk, jobs: Sequence[_NewJob]) -> Accepted:
+def _accepted_now(bulk: Bulk, new: Sequence[NewJob]) -> Accepted:
     """As it was stored: that it was accepted is said even when nothing can be read any more."""
-    accepted = [(job.row.values["bulk_index"], job.id) for job in jobs]
-    return Accepted(bulk=bulk, progress=_progress({Status.QUEUED: len(jobs)}, bulk.rejected), jobs=accepted)
+    accepted = [(job.row.values["bulk_index"], job.id) for job in new]
+    return Accepted(bulk=bulk, progress=_progress({Status.QUEUED: len(new)}, bulk.rejected), jobs=accepted)
 
 
 def cancel(bulk: Bulk) -> int:
@@ -120,16 +127,10 @@ def check_size(inputs: int) -> None:
 
 
 def _check_parameters(items: Sequence[Item]) -> None:
-    """Parameters that are given once are stored with each job. Raises `InvalidInput`."""
+    """Raises `InvalidInput`."""
     given = items[0].parameters
-    if not given or any(item.parameters is not given for item in items):
-        return
-    most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE // len(items)
-    if len(json_field.dumps(given)) > most:
-        raise InvalidInput(
-            f"parameters: of {len(items)} inputs at most {most} bytes, since each job keeps them. Send fewer at once.",
-            field="parameters",
-        )
+    if given and all(item.parameters is given for item in items):
+        together.check_parameters(given, len(items))
 
 
 def _new_bulk(submission: BulkSubmission) -> Bulk:
@@ -145,7 +146,7 @@ def _new_bulk(submission: BulkSubmission) -> Bulk:
     return bulk
 
 
-def _jobs(submission: BulkSubmission, bulk: Bulk) -> Iterator[_NewJob]:
+def _jobs(submission: BulkSubmission, bulk: Bulk) -> Iterator[NewJob]:
     """Raises `InvalidInput` when no input can be accepted."""
     spec = submission.spec
     kinds = _Kinds(spec, submission.job(bulk=bulk))
@@ -158,36 +159,20 @@ def _jobs(submission: BulkSubmission, bulk: Bulk) -> Iterator[_NewJob]:
             size, length = lengths.measure(spec, item.inputs, kind.parameters)
             validation.check_rows(spec, size)
         except InferenceError as error:
-            bulk.rejected.append({"index": index, "job": None, "code": error.code, "detail": error.message})
+            detail = error.message if len(bulk.rejected) < SHOWN_ERRORS else words.shorten(error.message, SHORT_DETAIL)
+            bulk.rejected.append({"index": index, "job": None, "code": error.code, "detail": detail})
         else:
-            yield kind.job(index, item.inputs, size, length)
+            yield kind.common.job(size, length, inputs=item.inputs, bulk_index=index)
     if len(bulk.rejected) == bulk.total:
-        raise InvalidInput(f"None of {bulk.total} inputs can be accepted. The first: {bulk.rejected[0]['detail']}")
-
-
-@dataclass(frozen=True, slots=True)
-class _NewJob:
-    """What is stored and sent of a job, without a `Job`: that alone would cost more."""
-
-    id: UUID
-    row: rows.Row
-    message: JobMessage
+        raise NoneAccepted(bulk.rejected)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What the jobs with the same parameters have in common."""
+    """The jobs with these parameters."""
 
     parameters: dict[str, Any]
-    group: str
-    row: rows.Row
-    common: JobMessage
-
-    def job(self, index: int, inputs: Any, size: int, length: int) -> _NewJob:
-        job_id = new_job_id()
-        row = rows.like(self.row, id=job_id, inputs=inputs, size=size, length=length, bulk_index=index)
-        message = replace(self.common, job_id=str(job_id), group=self.group, size=size, length=length)
-        return _NewJob(job_id, row, message)
+    common: Common
 
 
 class _Kinds:
@@ -207,16 +192,12 @@ class _Kinds:
 
     def _new(self, parameters: dict[str, Any]) -> _Kind:
         row = rows.like(self._row, parameters=parameters)
-        return _Kind(parameters, parameters_digest(parameters), row, self._message)
+        return _Kind(parameters, Common(row, replace(self._message, group=parameters_digest(parameters))))
 
 
-def _store(bulk: Bulk, jobs: Sequence[_NewJob]) -> None:
+def _store(bulk: Bulk, new: Sequence[NewJob]) -> None:
     """Raises `IntegrityError` for a key that is taken, `StoreUnavailable` when it may have been stored."""
-    groups = list(rows.statements(job.row for job in jobs))
-    with contextlib.ExitStack() as committed, transaction.atomic():
+    statements = list(rows.statements(job.row for job in new))
+    with together.committing(bulk):
         bulk.save(force_insert=True)
-        writer.insert(groups[0])
-        with budget.uncounted():
-            for group in groups[1:]:
-                writer.insert(group)
-        committed.enter_context(writer.telling(bulk))
+        together.insert(statements)

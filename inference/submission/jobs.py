@@ -7,35 +7,40 @@ job = jobs.wait(job.id, timeout_s=10)
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import UUID
 
 from django.db import IntegrityError
+from django.db.models import QuerySet
 
 from inference import budget
 from inference.catalog import lengths, validation
+from inference.catalog.lengths import Part
 from inference.catalog.lookup import spec_of
 from inference.errors import JobNotFound, NoWorker
 from inference.failures import is_away
-from inference.models import Job
+from inference.models import TERMINAL, Job
 from inference.status import workers
-from inference.store import transitions
+from inference.store import rows, transitions
 from inference.store.rows import Changes
-from inference.submission import admission, idempotency
+from inference.submission import admission, idempotency, lists
 from inference.submission.submissions import Submission
 from inference.submission.writer import PATIENCE_S, telling, writer
 from inference.waiting import finished
+from inference.waiting.compute_slots import compute_slots
 from inference.webhooks import delivery
 
 logger = logging.getLogger(__name__)
 
 
-def submit(submission: Submission) -> Job:
+def submit(submission: Submission, *, needs_worker: bool = False) -> Job:
     """Record one job and enqueue it. The row is committed when this returns.
 
-    Raises `SubmissionError`, or `StoreUnavailable`.
+    Raises `SubmissionError`, or `StoreUnavailable`; with `needs_worker`, `NoWorker` before anything is stored.
     """
-    return _accept(submission, _new_job(submission))
+    return _accept(submission, *_new_job(submission), needs_worker=needs_worker)
 
 
 def run(submission: Submission, *, timeout_s: float) -> Job:
@@ -43,9 +48,9 @@ def run(submission: Submission, *, timeout_s: float) -> Job:
 
     Raises `NoWorker` before anything is stored when nobody serves the model.
     """
-    job = _new_job(submission)
-    if submission.webhook or submission.idempotency_key is not None:
-        return wait_for(_accept(submission, job, needs_worker=True), timeout_s=timeout_s)
+    job, parts = _new_job(submission)
+    if parts or submission.webhook or submission.idempotency_key is not None:
+        return wait_for(_accept(submission, job, parts, needs_worker=True), timeout_s=timeout_s)
     _require_worker(submission.spec.name)
     try:
         return _store_and_wait(submission, job, timeout_s)
@@ -55,7 +60,8 @@ def run(submission: Submission, *, timeout_s: float) -> Job:
 
 def fetch(job_id: UUID, *, owner: Any = None) -> Job:
     """Raises `JobNotFound`, also for another owner's job. `owner=None` sees all."""
-    jobs = Job.objects.filter(pk=job_id) if owner is None else Job.objects.filter(pk=job_id, owner=owner)
+    jobs = Job.objects.filter(pk=job_id, whole=None)
+    jobs = jobs if owner is None else jobs.filter(owner=owner)
     if job := jobs.order_by().defer("inputs").first():
         return job
     raise JobNotFound(f"There is no job {job_id}.")
@@ -71,6 +77,19 @@ def wait(job_id: UUID, *, timeout_s: float, owner: Any = None) -> Job:
     return _changed(job, changes) if changes else fetch(job_id, owner=owner)
 
 
+def wait_for_any(ids: Collection[UUID], among: QuerySet[Job], *, timeout_s: float) -> tuple[list[UUID], list[UUID]]:
+    """Those of `ids` that are finished, as soon as there is one, or after `timeout_s`; and those that are not `among`
+    the jobs, for which nobody waits."""
+    with finished.listener.hints(ids) as hints:
+        statuses = dict(among.filter(pk__in=ids).order_by().values_list("pk", "status"))
+        missing = [job_id for job_id in ids if job_id not in statuses]
+        ended = [job_id for job_id, status in statuses.items() if status in TERMINAL]
+        give_up_at = time.monotonic() + (0.0 if missing else timeout_s)
+        while not ended and (told := hints.wait(max(0.0, give_up_at - time.monotonic()))):
+            ended = list(among.filter(pk__in=told, status__in=TERMINAL).order_by().values_list("pk", flat=True))
+    return ended, missing
+
+
 def wait_for(job: Job, *, timeout_s: float) -> Job:
     """As `wait`, for a job that is stored for certain: as it is known here when the database is away."""
     try:
@@ -84,48 +103,60 @@ def wait_for(job: Job, *, timeout_s: float) -> Job:
 
 def cancel(job_id: UUID, *, owner: Any = None) -> Job:
     """Cancel a queued or running job; a finished one is left as it is. A running job's outcome is dropped."""
-    fetch(job_id, owner=owner)
-    transitions.cancel(job_id)
+    job = fetch(job_id, owner=owner)
+    if job.parts:
+        transitions.cancel_many([job_id])
+    else:
+        transitions.cancel(job_id)
     return fetch(job_id)
 
 
 def again(old: Job) -> Submission:
     """The same inputs for a new job of the same owner: terminal states never change. Raises `UnknownModel`."""
+    inputs = rows.inputs_of_parts(old.pk) if old.parts else old.inputs
     return Submission(
-        spec=spec_of(old.model), inputs=old.inputs, parameters=old.parameters, priority=old.priority, owner=old.owner,
+        spec=spec_of(old.model), inputs=inputs, parameters=old.parameters, priority=old.priority, owner=old.owner,
         request_id=old.request_id,
     )  # fmt: skip
 
 
-def _new_job(submission: Submission) -> Job:
-    """A job that the model takes, not stored yet."""
+def _new_job(submission: Submission) -> tuple[Job, list[Part]]:
+    """A job that the model takes, not stored yet, and the parts that it runs in, if it is too long for a batch."""
     spec, inputs = submission.spec, submission.inputs
     if submission.webhook:
         delivery.check(submission.webhook)
-    parameters = validation.validate(spec, inputs, submission.parameters)
+    if isinstance(inputs, list) and len(inputs) > spec.max_batch_size:
+        compute_slots.give_back()  # nobody should wait for thousands of inputs
+    parameters = validation.validate(spec, inputs, submission.parameters, most=lists.most(spec))
     size, length = lengths.measure(spec, inputs, parameters)
-    job = submission.job(inputs=inputs, parameters=parameters, size=size, length=length)
+    parts = lists.split(spec, inputs, parameters, size)
+    job = submission.job(
+        inputs=[] if parts else inputs, parameters=parameters, size=size, length=length, parts=len(parts) or None
+    )
     if submission.idempotency_key is not None:
         job.idempotency_key = idempotency.owned(submission.owner, submission.idempotency_key)
         job.idempotency_digest = idempotency.digest(
             spec.name, inputs, submission.parameters, submission.priority, submission.expires_in_s, submission.webhook
         )
-    return job
+    return job, parts
 
 
-def _accept(submission: Submission, job: Job, *, needs_worker: bool = False) -> Job:
+def _accept(submission: Submission, job: Job, parts: Sequence[Part], *, needs_worker: bool = False) -> Job:
     """The job, stored and sent, or the one of an earlier request with its key."""
-    accepted = idempotency.once(job, lambda: _store(submission, job, needs_worker=needs_worker))
+    accepted = idempotency.once(job, lambda: _store(submission, job, parts, needs_worker=needs_worker))
     if submission.webhook:
         with telling(accepted):
             delivery.register(accepted, submission.webhook)
     return accepted
 
 
-def _store(submission: Submission, job: Job, *, needs_worker: bool) -> Job:
+def _store(submission: Submission, job: Job, parts: Sequence[Part], *, needs_worker: bool) -> Job:
     if needs_worker:
         _require_worker(submission.spec.name)
     try:
+        if parts:
+            lists.accept(submission, job, parts)
+            return job
         with admission.room(submission, [job.id]):
             writer.accept(job)
     except IntegrityError as error:

@@ -8,11 +8,11 @@ import threading
 import time
 
 import redis
+from django.conf import settings
 
 from inference.broker import redis_client
 from inference.errors import BrokerUnavailable
 
-KEY = "inference.rate:"
 LUA = """
 local now = redis.call('TIME'); now = now[1] + now[2] / 1e6
 local step, burst = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -21,6 +21,10 @@ if due - now > burst then return tostring(due - now - burst) end
 redis.call('SET', KEYS[1], string.format('%.6f', due + step), 'PX', math.ceil((burst + step) * 1000) + 1000)
 return '0'
 """
+
+
+def _key(name: str) -> str:
+    return f"{settings.SERVICE_PREFIX}inference.rate:{name}"
 
 
 _lock = threading.Lock()
@@ -33,7 +37,7 @@ def take(name: str, per_minute: int) -> float:
     burst_s = max(6.0 - step_s, 0.0)
     try:
         with redis_client.call() as client:
-            return float(client.eval(LUA, 1, KEY + name, step_s, burst_s))
+            return float(client.eval(LUA, 1, _key(name), step_s, burst_s))
     except (redis.RedisError, BrokerUnavailable):
         return _take_alone(name, step_s, burst_s)
 

@@ -14,8 +14,9 @@ from django.conf import settings
 from django.db import connection, transaction
 
 from inference import clock, failpoints
-from inference.broker import publish
+from inference.broker import address, publish
 from inference.broker.anybroker import Refused
+from inference.broker.breaker import Resting
 from inference.catalog import specs
 from inference.errors import BrokerUnavailable, StoreUnavailable
 from inference.failures import is_away
@@ -191,7 +192,8 @@ def send(messages: Sequence[publish.JobMessage]) -> None:
 
 
 def _mark_unsent(messages: Sequence[publish.JobMessage], reason: BrokerUnavailable) -> None:
-    logger.warning("%d jobs accepted without a message, the reconciler sends it: %s", len(messages), reason)
+    level = logging.DEBUG if isinstance(reason, Resting) else logging.WARNING
+    logger.log(level, "%d jobs accepted without a message, the reconciler sends it: %s", len(messages), reason)
     try:
         Job.objects.filter(pk__in=[message.job_id for message in messages]).update(published_at=None)
     except Exception as error:
@@ -205,7 +207,7 @@ def message_of(job: Job, *, recovered: bool = False) -> publish.JobMessage:
     return publish.JobMessage(
         job_id=str(job.id),
         model=job.model,
-        queue=specs.queue_of(job.model),
+        queue=address.queue_of(job.model),
         group=specs.parameters_digest(job.parameters),
         size=job.size,
         length=job.length,

@@ -5,6 +5,7 @@
    was lost too often, the last time alone in its worker.
 3. A queued job past its deadline expires.
 4. A queued job whose message was lost is sent again. A doubled message is harmless: only one claim wins.
+5. A job whose parts have ended so ends with them.
 """
 
 import datetime
@@ -21,6 +22,7 @@ from django.db.models.functions import Now
 
 from inference import errors
 from inference.broker import publish
+from inference.broker.address import queue_of
 from inference.broker.messages import JobMessage
 from inference.catalog.lookup import models
 from inference.ids import first_id_at
@@ -50,6 +52,7 @@ def reconcile(*, answering_s: float = math.inf) -> None:
         _send_again()
     except errors.BrokerUnavailable as error:
         logger.warning("lost messages not sent again yet: %s", error)
+    transitions.settle_wholes()
 
 
 def _ago(seconds: float) -> Now:
@@ -72,7 +75,7 @@ def _send_again() -> None:
     """High priorities first: a round is bounded. What was sent is marked before more is, so that a failure in between
     has nothing sent twice."""
     lost = Q(published_at=None, created_at__lt=_ago(1.0)) | (Q(published_at__lt=_ago(RESEND_S)) & _missing())
-    jobs = Job.objects.filter(lost, status=Status.QUEUED, model__in=models()).defer("inputs", "output")
+    jobs = Job.objects.filter(lost, status=Status.QUEUED, model__in=_run_here()).defer("inputs", "output")
     found = jobs.order_by("priority", "pk")[:MOST].iterator(CHUNK)
     sent = 0
     failure: errors.BrokerUnavailable | None = None
@@ -97,18 +100,23 @@ def _at_once(messages: Iterable[JobMessage]) -> Iterator[list[JobMessage]]:
         yield from reversed(chunks) if publish.is_redis() else chunks
 
 
+def _run_here() -> set[str]:
+    """Models of the file, and those gone from it whose last jobs are run."""
+    return {*models(), *workers.count_served(workers.living().only("model_names"))}
+
+
 def _missing() -> Q:
     """Queued jobs without a message: none of their model and priority is in the broker or held, or they were passed."""
-    waiting = set(Job.objects.filter(status=Status.QUEUED).order_by().values_list("model", flat=True).distinct()) & set(
-        models()
+    waiting = _run_here().intersection(
+        Job.objects.filter(status=Status.QUEUED).order_by().values_list("model", flat=True).distinct()
     )
-    priorities = publish.waiting_priorities([models()[name].queue for name in waiting])
+    priorities = publish.waiting_priorities([queue_of(name) for name in waiting])
     living = list(workers.living())
     held = any(worker.held or worker.replicas_busy for worker in living)
     missing = Q(pk__in=[])
     for name in waiting:
         of_lost = Q(model=name, published_at__lt=_ago(HELD_S if held else RESEND_S))
-        missing |= of_lost & ~Q(priority__in=priorities[models()[name].queue])
+        missing |= of_lost & ~Q(priority__in=priorities[queue_of(name)])
         for priority, reached in _reached(living, name).items():
             missing |= Q(
                 model=name, priority=priority, pk__lt=first_id_at(reached - datetime.timedelta(seconds=PASSED_S))

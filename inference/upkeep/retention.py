@@ -12,12 +12,12 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Model, QuerySet
+from django.db.models import Exists, Model, OuterRef, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
 from inference.ids import first_id_at
-from inference.models import TERMINAL, Bulk, Job, Webhook, Worker, WorkerState
+from inference.models import TERMINAL, WAITING, Bulk, Job, Webhook, Worker, WorkerState
 from inference.status.backlog import milliseconds
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,8 @@ def remove_old(at_most: int = CHUNK) -> int:
         return 0
     limit_s = max(0.0, timezone.now().timestamp() - settings.JOB_RETENTION_DAYS * 86_400)  # no id is from before 1970
     limit = first_id_at(datetime.datetime.fromtimestamp(limit_s, datetime.UTC))
-    old = Job.objects.filter(status__in=TERMINAL, pk__lt=limit).order_by("pk").values_list("pk", flat=True)
+    needed = Exists(Job.objects.filter(pk=OuterRef("whole"), status__in=WAITING))  # by the job that it is a part of
+    old = Job.objects.filter(~needed, status__in=TERMINAL, pk__lt=limit).order_by("pk").values_list("pk", flat=True)
     ids = list(old[:at_most])
     for start in range(0, len(ids), STATEMENT):
         _remove_jobs(ids[start : start + STATEMENT])

@@ -1,8 +1,8 @@
 """The requests that wait for their jobs to finish.
 
 One listener thread a process hears of finished jobs, reads the rows of those that somebody here waits for, all in one
-query, and wakes them. A notice is a hint: a slow poll of the waiting ids finds what it missed. A waiting request holds
-no database connection.
+query, and wakes them. Who waits for any of many jobs is told their ids, and reads as many rows as its answer holds. A
+notice is a hint: a slow poll of the waiting ids finds what it missed. A waiting request holds no database connection.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterator
+from typing import TypeVar
 from uuid import UUID
 
 import redis
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 POLL_S = 5.0  # while notices arrive
 POLL_DEAF_S = 0.5  # while they do not
 LONGEST_DEAF_S = 5.0  # between tries to hear them again
+
+W = TypeVar("W", "Waiter", "Hints")
 
 
 class Waiter:
@@ -61,32 +64,68 @@ class Waiter:
             self._closed.release()
 
 
+class Hints:
+    """One request's wait for any of many jobs: which of them to look at."""
+
+    def __init__(self) -> None:
+        self._arrived = threading.Condition()
+        self._ids: set[UUID] = set()
+
+    def wait(self, timeout_s: float) -> set[UUID]:
+        """Jobs that have finished, perhaps; none after `timeout_s`."""
+        connection.close()
+        with compute_slots.lent(), self._arrived:
+            self._arrived.wait_for(lambda: self._ids, timeout_s)
+            told, self._ids = self._ids, set()
+        return told
+
+    def tell(self, job_id: UUID) -> None:
+        with self._arrived:
+            self._ids.add(job_id)
+            self._arrived.notify()
+
+
 class Listener:
     """Wakes the waiters of this process. Its thread starts with the first wait, and never ends of an error."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.waiters: dict[UUID, list[Waiter]] = {}
+        self.hinted: dict[UUID, list[Hints]] = {}
         self._thread: threading.Thread | None = None
 
     @contextlib.contextmanager
-    def expect(self, job_id: UUID) -> Iterator[Waiter]:
-        """Register before the job can finish, then `wait()`: no notice falls in between."""
-        waiter = Waiter()
+    def expect(self, job_id: UUID, waiter: Waiter | None = None) -> Iterator[Waiter]:
+        """Register before the job can finish, then `wait()`: no notice falls in between. A `waiter` of its own kind
+        may wait for more than that."""
+        waiter = waiter or Waiter()
+        with self._among(self.waiters, [job_id], waiter):
+            yield waiter
+
+    @contextlib.contextmanager
+    def hints(self, ids: Collection[UUID]) -> Iterator[Hints]:
+        """As `expect`, for any of many jobs."""
+        hints = Hints()
+        with self._among(self.hinted, ids, hints):
+            yield hints
+
+    @contextlib.contextmanager
+    def _among(self, registered: dict[UUID, list[W]], ids: Collection[UUID], waiting: W) -> Iterator[None]:
         with self._lock:
-            self.waiters.setdefault(job_id, []).append(waiter)
+            for job_id in ids:
+                registered.setdefault(job_id, []).append(waiting)
             self._ensure_thread()
         try:
-            yield waiter
+            yield
         finally:
             with self._lock:
-                waiters = self.waiters[job_id]
-                waiters.remove(waiter)
-                if not waiters:
-                    del self.waiters[job_id]
+                for job_id in ids:
+                    registered[job_id].remove(waiting)
+                    if not registered[job_id]:
+                        del registered[job_id]
 
     def __len__(self) -> int:
-        """Requests waiting now."""
+        """Requests waiting now, each for one job."""
         return sum(map(len, list(self.waiters.values())))
 
     def _ensure_thread(self) -> None:
@@ -114,23 +153,27 @@ class Listener:
     def _listen(self, pauses: Pauses) -> None:
         client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=10.0, socket_connect_timeout=1.0)
         with client, client.pubsub(ignore_subscribe_messages=True) as subscription:
-            subscription.subscribe(notices.CHANNEL)
+            subscription.subscribe(notices.channel())
             polled_at = 0.0
             while True:
                 message = subscription.get_message(timeout=POLL_S)
                 if message:
                     self._wake(notices.ids(message["data"]))
                 if time.monotonic() - polled_at > POLL_S:
-                    self._wake(list(self.waiters))
+                    self._wake_all()
                     polled_at = time.monotonic()
                 pauses.reset()
 
     def _poll_until(self, deadline: float) -> None:
         while time.monotonic() < deadline:
-            self._wake(list(self.waiters))
+            self._wake_all()
             time.sleep(POLL_DEAF_S)
 
+    def _wake_all(self) -> None:
+        self._wake([*self.waiters, *self.hinted])
+
     def _wake(self, ids: Collection[UUID]) -> None:
+        self._hint(ids)
         wanted = [job_id for job_id in ids if job_id in self.waiters]
         if not wanted:
             return
@@ -145,6 +188,12 @@ class Listener:
             for job_id, changes in finished.items():
                 for waiter in self.waiters.get(job_id, ()):
                     waiter.wake(changes)
+
+    def _hint(self, ids: Collection[UUID]) -> None:
+        with self._lock:
+            for job_id in ids:
+                for hints in self.hinted.get(job_id, ()):
+                    hints.tell(job_id)
 
 
 listener = Listener()

@@ -51,6 +51,13 @@ class IndexTests(TestCase):
         overdue = Q(worker=None) | Q(model="a", started_at__lt=Now() - AN_HOUR)
         self.assert_uses("job_by_status", Job.objects.filter(overdue, status=Status.RUNNING).order_by())
 
+    def test_what_becomes_of_a_whole_is_read_from_its_parts_alone(self) -> None:
+        parts = Job.objects.filter(whole=uuid4())
+        self.assert_uses("job_by_whole", parts.filter(status__in=("failed", "expired", "cancelled")).order_by("place"))
+        self.assert_uses("job_by_whole", parts.filter(status__in=("queued", "running"), place__lt=9).order_by())
+        wholes = Job.objects.filter(parts__gt=0, status__in=("queued", "running"))
+        self.assert_uses("job_in_parts", wholes.order_by())
+
     def test_the_admin_finds_the_jobs_of_a_request_and_of_a_batch(self) -> None:
         self.assert_uses("job_by_request", Job.objects.filter(request_id="r1").order_by("-id")[:20])
         self.assert_uses("job_by_batch", Job.objects.filter(batch=uuid4()).order_by("-id")[:20])

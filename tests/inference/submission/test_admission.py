@@ -99,7 +99,7 @@ class BulkTests(TransactionTestCase):
         spec = dataclasses.replace(SPEC, task="sentence-similarity", max_batch_size=1)
         with patch.object(validation, "MAX_ROWS", 4):
             with self.assertRaises(errors.InvalidInput) as alone:
-                validation.validate(spec, inputs, {})
+                jobs.submit(Submission(spec=spec, inputs=inputs))
             with self.assertRaisesRegex(errors.InvalidInput, alone.exception.message):
                 bulk.submit(BulkSubmission(spec=spec, items=[Item(inputs=inputs)]))
 

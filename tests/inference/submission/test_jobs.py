@@ -49,10 +49,6 @@ class JobsTests(TransactionTestCase):
             spec_of("nope")
         self.assertEqual(Job.objects.count(), 0)
 
-    def test_more_items_than_a_batch_holds_are_refused(self) -> None:
-        with self.assertRaisesRegex(errors.InvalidInput, "at most 32 inputs"):
-            jobs.submit(Submission(spec=SPEC, inputs=["x"] * 33))
-
     def test_a_job_is_accepted_while_the_broker_is_away(self) -> None:
         with patch.object(publish, "publish", side_effect=errors.BrokerUnavailable("away")):
             job = jobs.submit(Submission(spec=SPEC, inputs="x"))

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
+import redis
 from django.db import IntegrityError, OperationalError, connection, transaction
 from django.db.models import QuerySet
 from django.test import TransactionTestCase
@@ -11,6 +12,7 @@ from django.utils import timezone
 
 from inference import errors
 from inference.broker import address, publish, redis_client
+from inference.broker.breaker import Breaker
 from inference.models import Job
 from inference.store import rows
 from inference.submission import writer
@@ -134,6 +136,18 @@ class WriterTests(TransactionTestCase):
             eventually(lambda: update.called, "it cannot be marked")
             self.writer.accept(new_job())
         self.assertEqual(Job.objects.count(), 2)
+
+    def test_one_submission_and_not_each_says_that_the_broker_is_away(self) -> None:
+        broker = Breaker(redis.ConnectionError, slots=1, rest_s=3600)
+
+        def ask(messages: object) -> None:
+            with broker.call():
+                raise redis.ConnectionError
+
+        with patch.object(publish, "publish", ask), self.assertLogs(writer.logger, "WARNING") as said:
+            for _ in range(5):
+                writer.send([writer.message_of(new_job())])
+        self.assertEqual(len(said.output), 1)
 
     def test_a_group_is_bounded_in_bytes(self) -> None:
         sizes: list[int] = []

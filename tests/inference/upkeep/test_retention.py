@@ -38,6 +38,14 @@ class OldJobsTests(TestCase):
         self.assertFalse(Webhook.objects.exists())
         self.assertFalse(Bulk.objects.exists())
 
+    def test_a_part_is_kept_as_long_as_its_whole_waits(self) -> None:
+        whole = self.make(status=Status.RUNNING, parts=2)
+        parts = {self.make(1, whole=whole.pk, place=0), self.make(2, whole=whole.pk, place=1, status=Status.QUEUED)}
+        self.assertEqual(retention.remove_old(), 0)
+        self.assertEqual(set(Job.objects.all()), {whole, *parts})
+        Job.objects.update(status=Status.SUCCEEDED)
+        self.assertEqual(retention.remove_old(), 3)
+
     def test_what_is_to_be_kept_for_longer_than_ids_can_tell_is_kept(self) -> None:
         kept = self.make()
         for days in (36_500, 1_000_000):

@@ -70,7 +70,7 @@ class ListenerTests(TransactionTestCase):
 
     def test_a_malformed_notice_is_dropped(self) -> None:
         thread, answers = self.wait_in_thread(30)
-        redis_client.get().publish(notices.CHANNEL, b"\xff not ids")
+        redis_client.get().publish(notices.channel(), b"\xff not ids")
         self.finish()
         self.tell([uuid4(), self.job.id], answers)
         thread.join()

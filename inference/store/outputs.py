@@ -1,0 +1,39 @@
+"""Jobs with their outputs, as many as one answer holds."""
+
+from collections.abc import Iterator, Sequence
+from uuid import UUID
+
+from django.db.models import QuerySet, TextField
+from django.db.models.functions import Cast, Coalesce, Length
+
+from inference.models import Job
+
+MOST = 4_000_000  # characters of JSON; one output alone may have more
+MEASURED = 32  # outputs at first, then four times as many: a database reads an output to tell its size
+
+
+def bounded(jobs: QuerySet[Job], most: int) -> tuple[list[Job], bool]:
+    """The first of `jobs`, at most `most` with `MOST` characters of output together, without their inputs; and whether
+    there are more. No output is read before its size is known."""
+    taken: list[UUID] = []
+    characters = 0
+    for pk, size in _sizes(list(jobs.values_list("pk", flat=True)[: most + 1])):
+        characters += size
+        if taken and (len(taken) == most or characters > MOST):
+            return _in_order(taken), True
+        taken.append(pk)
+    return _in_order(taken), False
+
+
+def _sizes(ids: Sequence[UUID]) -> Iterator[tuple[UUID, int]]:
+    size = Coalesce(Length(Cast("output", TextField())), 0)
+    start, count = 0, MEASURED
+    while chunk := ids[start : start + count]:
+        sizes = dict(Job.objects.filter(pk__in=chunk).order_by().values_list("pk", size))
+        yield from ((pk, sizes.get(pk, 0)) for pk in chunk)
+        start, count = start + count, 4 * count
+
+
+def _in_order(ids: list[UUID]) -> list[Job]:
+    found = Job.objects.defer("inputs", "parameters").in_bulk(ids)
+    return [found[pk] for pk in ids if pk in found]

@@ -1,0 +1,55 @@
+"""A list of more rows than a batch holds: one job for its client, the whole, whose parts run beside each other."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+
+from inference.catalog import lengths, validation
+from inference.catalog.lengths import Part
+from inference.catalog.specs import ModelSpec
+from inference.models import Job
+from inference.store import rows
+from inference.submission import admission, together, writer
+from inference.submission.submissions import Terms
+
+NEVER_DUE = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC)  # for a message to be sent again
+
+
+def most(spec: ModelSpec) -> int:
+    """Inputs of one job."""
+    return max(settings.MAX_BULK_INPUTS, spec.max_batch_size)
+
+
+def split(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any], size: int) -> list[Part]:
+    """The parts that a job of `size` rows runs in; none where it runs as it is. Raises `InvalidInput`."""
+    is_long = size > spec.max_batch_size and lengths.is_list(spec, inputs)
+    parts = lengths.split(spec, inputs, parameters) if is_long else []
+    validation.check_rows(spec, max((part.size for part in parts), default=size))
+    if len(parts) < 2:
+        return []
+    together.check_parameters(parameters, len(parts))
+    return parts
+
+
+def accept(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
+    """Store the whole and its parts, and send these. Each of the rows takes room in the queue.
+
+    Raises `SubmissionError`, `IntegrityError` for a key that is taken, `StoreUnavailable`.
+    """
+    sent_at, whole.published_at = whole.published_at, NEVER_DUE
+    row = rows.prepare(whole)
+    of_all = rows.like(
+        row, whole=whole.id, parts=None, published_at=sent_at, idempotency_key=None, idempotency_digest=""
+    )
+    common = together.Common(of_all, writer.message_of(whole))
+    new = [common.job(part.size, part.length, inputs=part.inputs, place=part.place) for part in parts]
+    statements = list(rows.statements([row, *(job.row for job in new)]))
+    with admission.room(terms, [whole.id, *(job.id for job in new)]), together.committing(whole):
+        together.insert(statements)
+    whole._state.adding = False
+    transaction.on_commit(lambda: together.send(new))  # at once, unless the caller's own transaction goes on

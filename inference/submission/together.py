@@ -1,0 +1,76 @@
+"""Jobs that are stored in one transaction and sent together, without a `Job` for each: that alone would cost more."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db import transaction
+
+from inference import budget, json_field
+from inference.broker.messages import JobMessage
+from inference.errors import InvalidInput
+from inference.ids import new_job_id
+from inference.models import Bulk, Job
+from inference.store import rows
+from inference.submission import writer
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """What is stored and sent of it."""
+
+    id: UUID
+    row: rows.Row
+    message: JobMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What jobs with the same parameters have in common."""
+
+    row: rows.Row
+    message: JobMessage
+
+    def job(self, size: int, length: int, **own: Any) -> NewJob:
+        """One of them, with its `own` columns."""
+        job_id = new_job_id()
+        row = rows.like(self.row, id=job_id, size=size, length=length, **own)
+        return NewJob(job_id, row, replace(self.message, job_id=str(job_id), size=size, length=length))
+
+
+def check_parameters(given: Mapping[str, Any], jobs: int) -> None:
+    """Parameters that are given once are stored with each of so many jobs. Raises `InvalidInput`."""
+    most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE // jobs
+    if given and len(json_field.dumps(given)) > most:
+        raise InvalidInput(
+            f"parameters: of {jobs} jobs at most {most} bytes, since each keeps them. Send fewer inputs at once.",
+            field="parameters",
+        )
+
+
+@contextlib.contextmanager
+def committing(told: Job | Bulk) -> Iterator[None]:
+    """One transaction. Raises `StoreUnavailable`, which names `told`, when it may have been committed."""
+    with contextlib.ExitStack() as committed, transaction.atomic():
+        yield
+        committed.enter_context(writer.telling(told))
+
+
+def insert(statements: Sequence[Sequence[rows.Row]]) -> None:
+    """Within a transaction. Only the first statement counts against the time of the request."""
+    first, *others = statements
+    writer.insert(first)
+    with budget.uncounted():
+        for statement in others:
+            writer.insert(statement)
+
+
+def send(jobs: Sequence[NewJob]) -> None:
+    """Once they are committed."""
+    for chunk in rows.chunks(jobs):
+        writer.send([job.message for job in chunk])
