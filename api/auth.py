@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings
+from django.db.models import QuerySet
 from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
 from django.utils import timezone
@@ -45,6 +46,12 @@ class Principal:
 
     def may_see(self, row: Job | Bulk) -> bool:
         return self.is_staff or row.owner_id == self.user_id
+
+    @property
+    def jobs(self) -> QuerySet[Job]:
+        """Those that it may see. A part of one is none."""
+        jobs = Job.objects.filter(whole=None)
+        return jobs if self.is_staff else jobs.filter(owner=self.user)
 
     def max_owned(self, priority: int) -> int | None:
         """How many jobs of this owner may wait at that priority and above; None: no limit."""

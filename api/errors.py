@@ -18,7 +18,7 @@ from django.http import HttpRequest, HttpResponse
 from rest_framework import exceptions
 
 from api import request_id
-from inference.errors import RETRYABLE_OUTCOMES, InferenceError
+from inference.errors import RETRYABLE_OUTCOMES, InferenceError, NoneAccepted
 from inference.models import Job
 
 logger = logging.getLogger(__name__)
@@ -120,6 +120,8 @@ def of_exception(error: BaseException) -> HttpResponse:
         for name in ("job_id", "bulk_id"):
             if found := getattr(error, name, None):
                 members[name] = str(found)
+        if isinstance(error, NoneAccepted):
+            members["refused"] = error.rejected
         return problem(error.code, error.message, retry_after_s=error.retry_after_s, **members)
     if isinstance(error, exceptions.ValidationError):
         return problem("invalid_input", in_words(error), errors=list(_flatten(error.detail)))

@@ -11,7 +11,7 @@ from django.core.exceptions import DisallowedHost
 from django.http import HttpRequest, HttpResponse
 from django.urls import get_resolver
 
-from api import errors, request_id
+from api import errors, openai_errors, request_id
 from inference import budget
 from inference.store import connections
 from inference.waiting.compute_slots import compute_slots
@@ -57,7 +57,8 @@ class Api:
                 return self._page(request)
             if request.path_info.endswith("/"):
                 request.path_info = request.path = request.path_info.rstrip("/") or "/"
-            return refusal(request) or self._view(request)
+            answer = refusal(request) or self._view(request)
+            return openai_errors.reshaped(request, answer) if openai_errors.speaks(request) else answer
         finally:
             compute_slots.give_back()
             connections.give_back()  # before what is left of the body is read: a client may send it slowly

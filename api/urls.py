@@ -1,20 +1,29 @@
 from django.urls import path, re_path
 
 from api.errors import not_found
-from api.views import about, bulk, jobs, models
+from api.views import about, bulk, completions, jobs, models
 
 urlpatterns = [
-    path("v1/models/<str:name>/v1/completions", models.CompletionView.as_view()),
+    path("v1/models/<str:name>/v1/chat/completions", completions.ModelChatView.as_view()),
+    path("v1/models/<str:name>/v1/completions", completions.ModelTextView.as_view()),
     path("v1/models/<str:name>", models.ModelView.as_view()),
     path("v1/models", models.ModelsView.as_view()),
     path("v1/jobs/bulk", bulk.BulksView.as_view()),
     path("v1/jobs/bulk/<str:bulk_id>", bulk.BulkView.as_view()),
     path("v1/jobs/bulk/<str:bulk_id>/cancel", bulk.CancelBulkView.as_view()),
+    path("v1/jobs/wait", jobs.WaitView.as_view()),
     path("v1/jobs/<str:job_id>", jobs.JobView.as_view()),
     path("v1/jobs/<str:job_id>/output", jobs.OutputView.as_view()),
+    path("v1/jobs/<str:job_id>/stream", jobs.StreamView.as_view()),
     path("v1/jobs/<str:job_id>/cancel", jobs.CancelView.as_view()),
     path("v1/jobs/<str:job_id>/retry", jobs.RetryView.as_view()),
     path("v1/jobs", jobs.JobsView.as_view()),
+    path("openai/v1/chat/completions", completions.ChatView.as_view()),
+    path("openai/v1/chat/completions/<str:completion_id>", completions.OldChatView.as_view()),
+    path("openai/v1/completions/<str:completion_id>", completions.OldTextView.as_view()),
+    path("openai/v1/completions", completions.TextView.as_view()),
+    path("openai/v1/models/<str:name>", completions.GeneratingModelView.as_view()),
+    path("openai/v1/models", completions.GeneratingModelsView.as_view()),
     path("v1/problems/<str:code>", about.ProblemView.as_view()),
     path("v1/schema", about.SchemaView.as_view()),
     path("v1/docs", about.DocsView.as_view()),

@@ -11,7 +11,7 @@ from typing import Any
 
 from api import codec
 from api.requests import bodies
-from inference.catalog import tasks
+from inference.catalog import lengths, tasks
 from inference.catalog.specs import ModelSpec
 from inference.catalog.tasks import Shape
 from inference.errors import InvalidInput
@@ -22,43 +22,28 @@ _LEGACY_CLIENT = re.compile(r"hf_hub/(0|1\.[01])\.")  # they read {"labels", "sc
 RUN_BODY = bodies.RunBody()
 
 
-def read(spec: ModelSpec, body: bytes, media_type: str) -> Submission:
-    """A job out of JSON, or of the bytes of an image or a sound. Raises `ApiError`, `InvalidInput`."""
+def read(spec: ModelSpec, body: bytes, media_type: str) -> tuple[Submission, bool]:
+    """A job out of JSON, or of the bytes of an image or a sound; and whether its answer is to be streamed. Raises
+    `ApiError`, `InvalidInput`."""
     if tasks.of(spec.task).takes_files and body and not bodies.is_json(media_type):
-        return Submission(spec=spec, inputs=base64.b64encode(body).decode("ascii"), parameters={})
+        return Submission(spec=spec, inputs=base64.b64encode(body).decode("ascii"), parameters={}), False
     bodies.json_only(media_type)
     document = codec.loads(body)
     if tasks.of(spec.task).parameters_at_root and isinstance(document, dict):
         document = _gather(document)
     fields = RUN_BODY.run_validation(document)
-    _refuse_stream(fields)
-    return Submission(spec=spec, inputs=fields["inputs"], parameters=fields.get("parameters") or {})
+    if fields.get("stream"):
+        _refuse_what_is_not_streamed(spec, fields["inputs"])
+    submission = Submission(spec=spec, inputs=fields["inputs"], parameters=fields.get("parameters") or {})
+    return submission, fields.get("stream", False)
 
 
-def read_completion(spec: ModelSpec, document: Any) -> Submission:
-    """A text generation as the JavaScript client asks for it: `prompt`, `max_tokens`, and parameters beside them."""
-    if not tasks.of(spec.task).generates:
-        raise InvalidInput(f"{spec.name!r} does not generate text: post to /v1/models/{spec.name}.", field="prompt")
-    if not isinstance(document, dict) or not isinstance(document.get("prompt"), str):
-        raise InvalidInput("prompt must be a string.", field="prompt")
-    _refuse_stream(document)
-    asked = {name: value for name, value in document.items() if name not in ("prompt", "model", "stream")}
-    if "max_tokens" in asked:
-        asked["max_new_tokens"] = asked.pop("max_tokens")
-    return Submission(spec=spec, inputs=document["prompt"], parameters={"return_full_text": False, **asked})
-
-
-def completion(spec: ModelSpec, output: Any) -> dict[str, Any]:
-    choices = [
-        {"index": index, "text": generated["generated_text"], "finish_reason": None, "logprobs": None}
-        for index, generated in enumerate(output)
-    ]
-    return {"object": "text_completion", "model": spec.name, "choices": choices}
-
-
-def _refuse_stream(document: dict[str, Any]) -> None:
-    if document.get("stream") not in (None, False):
-        raise InvalidInput("Answers are not streamed: leave stream out, or send false.", field="stream")
+def _refuse_what_is_not_streamed(spec: ModelSpec, inputs: Any) -> None:
+    why = f"{spec.name!r} does not generate text" if not tasks.of(spec.task).generates else ""
+    if lengths.is_list(spec, inputs):
+        why = "the answer to one input is, and these are several"
+    if why:
+        raise InvalidInput(f"stream: this is not streamed, {why}: leave stream out, or send false.", field="stream")
 
 
 def _gather(document: dict[str, Any]) -> dict[str, Any]:

@@ -6,16 +6,16 @@ from dataclasses import fields
 from typing import Any
 
 from api.answers import huggingface
-from inference.catalog.lookup import models
+from inference.catalog.lookup import last_spec_of
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.errors import RETRYABLE_OUTCOMES
 from inference.models import Bulk, Job, Priority, Status
-from inference.status import backlog, workers
+from inference.status import backlog, catalog, workers
 from inference.submission import bulk as bulks
 
 
-def job(row: Job, *, with_output: bool = True) -> dict[str, Any]:
+def job(row: Job, *, with_output: bool = True, plain: bool = False) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "id": row.id,
         "model": row.model,
@@ -33,7 +33,7 @@ def job(row: Job, *, with_output: bool = True) -> dict[str, Any]:
         "error": _error(row) if row.error_code else None,
     }
     if with_output:
-        shown["output"] = output(row)
+        shown["output"] = output(row, plain=plain)
     return shown
 
 
@@ -52,9 +52,10 @@ def waiting_job(row: Job) -> dict[str, Any]:
     return shown
 
 
-def output(row: Job, user_agent: str = "", spec: ModelSpec | None = None) -> Any:
-    """In the shape that Hugging Face clients know for the model's task."""
-    if row.status != Status.SUCCEEDED or not (spec := spec or models().get(row.model)):
+def output(row: Job, user_agent: str = "", spec: ModelSpec | None = None, *, plain: bool = False) -> Any:
+    """In the shape that Hugging Face clients know for the model's task; `plain` is the model's own, in which an input
+    has the same answer alone and in a list."""
+    if plain or row.status != Status.SUCCEEDED or not (spec := spec or last_spec_of(row.model)):
         return row.output
     return huggingface.shape(spec.task, row.output, size=row.size, user_agent=user_agent)
 
@@ -76,7 +77,7 @@ def bulk(row: Bulk, progress: bulks.Progress | None = None) -> dict[str, Any]:
 
 def accepted_bulk(accepted: bulks.Accepted) -> dict[str, Any]:
     jobs = [{"index": index, "id": job_id} for index, job_id in accepted.jobs]
-    return {**bulk(accepted.bulk, accepted.progress), "jobs": jobs}
+    return {**bulk(accepted.bulk, accepted.progress), "jobs": jobs, "refused": accepted.bulk.rejected}
 
 
 def model(spec: ModelSpec) -> dict[str, Any]:
@@ -84,6 +85,7 @@ def model(spec: ModelSpec) -> dict[str, Any]:
         "name": spec.name,
         "task": spec.task,
         "model": spec.model,
+        "revision": spec.revision or None,
         "limits": {
             "max_batch_size": spec.max_batch_size,
             "max_length": spec.max_length or None,
@@ -93,11 +95,20 @@ def model(spec: ModelSpec) -> dict[str, Any]:
         "parameters": {name: _parameter(parameter) for name, parameter in spec.parameters.items()},
         "served": {
             "workers": workers.serving(spec.name),
+            "memory_bytes": workers.in_memory().get(spec.name, workers.InMemory()).bytes,
             "queued": backlog.queued(spec),
             "items_per_s": workers.speeds().get(spec.name),
             "note": workers.notes().get(spec.name),
+            "entries": [_run(run, count) for run, count in sorted(catalog.runs().get(spec.name, {}).items())],
         },
     }
+
+
+def _run(run: catalog.Run, count: int) -> dict[str, Any]:
+    return {
+        "model": run.model, "revision": run.revision or None, "state": run.state, "why": run.why or None,
+        "workers": count,
+    }  # fmt: skip
 
 
 def _parameter(parameter: ParameterSpec) -> dict[str, Any]:

@@ -29,10 +29,22 @@ IDEMPOTENCY_KEY = OpenApiParameter(
     description="The same key and body is the same job, however often.",
 )
 PREFER = OpenApiParameter(
-    "Prefer", str, OpenApiParameter.HEADER, description="`wait=N`: answer with the finished job if that is within N s."
+    "Prefer",
+    str,
+    OpenApiParameter.HEADER,
+    description="`wait=N`: answer with the finished job if that is within N s. `outputs=plain`: as the model gave it.",
+)
+PLAIN = OpenApiParameter(
+    "Prefer",
+    str,
+    OpenApiParameter.HEADER,
+    description="`outputs=plain`: as the model gave them, not as Hugging Face's clients expect them.",
 )
 NONE_MATCH = OpenApiParameter(
     "If-None-Match", str, OpenApiParameter.HEADER, description="The ETag of an answer: 304 while nothing has changed."
+)
+LAST_EVENT_ID = OpenApiParameter(
+    "Last-Event-ID", str, OpenApiParameter.HEADER, description="The id of the last event that arrived: go on after it."
 )
 UNCHANGED = OpenApiResponse(description="")
 
@@ -46,6 +58,9 @@ def query(name: str, schema: Mapping[str, Any], description: str) -> OpenApiPara
     return OpenApiParameter(name, dict(schema), OpenApiParameter.QUERY, description=description)
 
 
+ON_DISCONNECT = query(
+    "on_disconnect", {"type": "string", "enum": ["cancel"]}, "Of a stream: the job is cancelled when its client goes."
+)
 _UUID = {"type": "string", "format": "uuid"}
 _TIME = {"type": "string", "format": "date-time"}
 _EXPIRES_IN = dict(zip(("type", "minimum", "maximum"), ("number", *bodies.EXPIRES_IN_S), strict=True))
@@ -72,12 +87,14 @@ list_jobs = operation(
     answers={200: shapes.JobPageShown},
     parameters=[
         query("limit", {"type": "integer", "minimum": 1, "maximum": listing.LONGEST_PAGE}, "Jobs of a page."),
+        query("outputs", {"type": "integer", "enum": [0, 1]}, "1: with outputs, of which a page has 4 MB at most."),
         query("cursor", _UUID, "The `next` of a page holds it."),
         query("model", {"type": "string", "pattern": f"^{NAME.pattern}$"}, "Only of this model."),
         query("status", {"type": "string", "enum": Status.values}, "Only with this status."),
         query("bulk", _UUID, "Only of this bulk."),
         query("created_after", _TIME, "Only those made then or later."),
         query("created_before", _TIME, "Only those made before."),
+        PLAIN,
     ],
 )
 get_job = operation(
@@ -85,7 +102,7 @@ get_job = operation(
     "Look at a job, or wait for it",
     answers={200: shapes.JobShown, 304: UNCHANGED},
     problems=JOB,
-    parameters=[_JOB_ID, wait("wait", 0, "the job to be finished"), NONE_MATCH],
+    parameters=[_JOB_ID, wait("wait", 0, "the job to be finished"), PLAIN, NONE_MATCH],
     headers={"ETag": [200, 304], "Retry-After": [200, 429, 503]},
 )
 get_output = operation(
@@ -93,15 +110,32 @@ get_output = operation(
     "The output alone",
     answers={200: shapes.ANY},
     problems=(*JOB, *FAILED_JOB),
-    parameters=[_JOB_ID, wait("wait", 0, "the job to be finished")],
+    parameters=[_JOB_ID, wait("wait", 0, "the job to be finished"), PLAIN],
     headers={"Location": [504], "Retry-After": [429, 503, 504]},
+)
+wait_for_jobs = operation(
+    "jobs_wait",
+    "Wait for any of many jobs, and fetch those that are finished",
+    request=bodies.WaitBody,
+    answers={200: shapes.FinishedShown},
+    problems=WITH_BODY,
+    parameters=[wait("wait", 0, "one of them to be finished"), PLAIN],
+    headers={"Retry-After": [200, 429, 503]},
+)
+stream_job = operation(
+    "jobs_stream",
+    "The text of a job as it is generated, as server-sent events",
+    answers={(200, "text/event-stream"): str},
+    problems=(*JOB, "overloaded"),
+    parameters=[_JOB_ID, LAST_EVENT_ID, query("last_event_id", {"type": "string"}, "The same."), ON_DISCONNECT, PLAIN],
+    headers={"Retry-After": [429, 503]},
 )
 cancel_job = operation(
     "jobs_cancel",
     "Cancel a job; a finished one stays as it is",
     answers={200: shapes.JobShown},
     problems=(*JOB, *_EMPTY_BODY),
-    parameters=[_JOB_ID],
+    parameters=[_JOB_ID, PLAIN],
 )
 retry_job = operation(
     "jobs_retry",
@@ -130,8 +164,8 @@ get_bulk = operation(
     "Progress of a bulk",
     answers={200: shapes.BulkShown, 304: UNCHANGED},
     problems=["bulk_not_found"],
-    parameters=[_BULK_ID, NONE_MATCH],
-    headers={"ETag": [200, 304]},
+    parameters=[_BULK_ID, wait("wait", 0, "its jobs to be finished"), NONE_MATCH],
+    headers={"ETag": [200, 304], "Retry-After": [200]},
 )
 cancel_bulk = operation(
     "bulk_cancel",
@@ -151,20 +185,39 @@ run_model = operation(
     "models_run",
     "Run a model and wait for its answer",
     request={"application/json": bodies.RunBody, "application/octet-stream": OpenApiTypes.BINARY},
-    answers={200: shapes.ANY},
+    answers={(200, codec.CONTENT_TYPE): shapes.ANY, (200, "text/event-stream"): str},
     problems=(*SUBMITTING, *FAILED_JOB, "no_worker"),
-    parameters=[wait("timeout", bodies.DEFAULT_TIMEOUT_S, "the answer"), IDEMPOTENCY_KEY],
+    parameters=[
+        wait("timeout", bodies.DEFAULT_TIMEOUT_S, "the answer, where it is not streamed"),
+        IDEMPOTENCY_KEY,
+        PLAIN,
+        ON_DISCONNECT,
+    ],
     examples=[OpenApiExample("A text", {"inputs": "some text"}, request_only=True, media_type=codec.CONTENT_TYPE)],
     headers={"Location": [504], "Retry-After": [429, 503, 504]},
 )
-complete = operation(
-    "models_complete",
-    "Continue a text, as OpenAI's and Hugging Face's JavaScript clients ask for it",
-    request=bodies.CompletionBody,
-    answers={200: shapes.CompletionShown},
-    problems=(*SUBMITTING, *FAILED_JOB, "no_worker"),
-    parameters=[wait("timeout", bodies.DEFAULT_TIMEOUT_S, "the answer"), IDEMPOTENCY_KEY],
-    headers={"Location": [504], "Retry-After": [429, 503, 504]},
+completion: dict[str, Any] = {
+    "problems": (*SUBMITTING, *FAILED_JOB, "no_worker"),
+    "parameters": [
+        wait("timeout", bodies.MAX_WAIT_S, "the answer, where it is not streamed"),
+        IDEMPOTENCY_KEY,
+        ON_DISCONNECT,
+    ],
+    "headers": {"Content-Location": [200], "Location": [504], "Retry-After": [429, 503, 504]},
+}
+complete_chat = operation(
+    "models_complete_chat",
+    "Answer a chat, as Hugging Face's clients ask for it; at /openai/v1/chat/completions, as OpenAI's do",
+    request=shapes.ChatBody,
+    answers={(200, codec.CONTENT_TYPE): shapes.ChatShown, (200, "text/event-stream"): str},
+    **completion,
+)
+complete_text = operation(
+    "models_complete_text",
+    "Continue a text, as Hugging Face's JavaScript client asks for it; at /openai/v1/completions, as OpenAI's do",
+    request=shapes.TextBody,
+    answers={(200, codec.CONTENT_TYPE): shapes.TextShown, (200, "text/event-stream"): str},
+    **completion,
 )
 about_problem = operation(
     "about_problem",

@@ -62,6 +62,7 @@ def operation(
 HEADERS = {
     "X-Request-Id": "The request's own id, or one that was made for it; also on the job and in the log.",
     "Location": "Where the job, or the bulk, is.",
+    "Content-Location": "Where the output is found again.",
     "Retry-After": "Seconds.",
     "ETag": "Of this answer.",
     "Preference-Applied": "The wait that was kept.",

@@ -52,29 +52,57 @@ class JobShown(ListedJobShown):
     was_running = serializers.BooleanField(required=False, help_text="Of a cancelled job: its batch ran to its end.")
 
 
+class PagedJobShown(ListedJobShown):
+    output = AnyValue(required=False, help_text="Where it was asked for.")
+
+
 class JobPageShown(Shape):
-    items = ListedJobShown(many=True)
+    items = PagedJobShown(many=True)
     next = serializers.CharField(allow_null=True, help_text="Address of the next page.")
 
 
+class MissingJobShown(Shape):
+    id = serializers.UUIDField()
+    code = serializers.CharField(help_text="job_not_found or job_gone.")
+
+
+class FinishedShown(Shape):
+    items = JobShown(many=True, help_text="Finished jobs, with outputs of 4 MB at most.")
+    missing = MissingJobShown(many=True, help_text="Those that are not there, or not yours.")
+    left = serializers.IntegerField(help_text="Of the other ids: to be asked for again.")
+
+
 class LimitsShown(Shape):
-    max_batch_size = serializers.IntegerField(help_text="Inputs of one job.")
+    max_batch_size = serializers.IntegerField(help_text="Inputs of one batch: a longer list runs in parts.")
     max_length = serializers.IntegerField(allow_null=True, help_text="Tokens of one input.")
     time_limit_s = serializers.FloatField()
     max_queued = serializers.IntegerField()
 
 
+class EntryShown(Shape):
+    model = serializers.CharField(help_text="Its weights, or its engine.")
+    revision = serializers.CharField(allow_null=True)
+    state = serializers.CharField(help_text="ready, loading, not loaded, draining, or failed.")
+    why = serializers.CharField(allow_null=True, help_text="Why it failed.")
+    workers = serializers.IntegerField(help_text="Living workers that have it so.")
+
+
 class ServedShown(Shape):
     workers = serializers.IntegerField(help_text="Living workers that serve it.")
+    memory_bytes = serializers.IntegerField(
+        allow_null=True, help_text="In each replica; measured, or estimated before a lazy model was loaded first."
+    )
     queued = serializers.IntegerField(help_text="Jobs that wait, counted up to max_queued.")
     items_per_s = serializers.FloatField(allow_null=True, help_text="Measured, of all replicas together.")
     note = serializers.CharField(allow_null=True, help_text="How its inputs run together, if not in padded batches.")
+    entries = EntryShown(many=True, help_text="What workers have of it: two while a new revision is loaded.")
 
 
 class ModelShown(Shape):
     name = serializers.CharField()
     task = serializers.CharField(allow_blank=True)
     model = serializers.CharField(allow_blank=True)
+    revision = serializers.CharField(allow_null=True, help_text="As models.toml says now.")
     limits = LimitsShown()
     parameters = serializers.DictField(child=serializers.DictField())
     served = ServedShown()
@@ -84,17 +112,66 @@ class ModelsShown(Shape):
     items = ModelShown(many=True)
 
 
+class CompletionBody(Shape):
+    """OpenAI's; docs/openai.md says which of its fields are served. Parameters of the model may stand beside them."""
+
+    model = serializers.CharField(required=False, help_text="Without effect: the address names the model.")
+    max_tokens = serializers.IntegerField(required=False, min_value=1)
+    temperature = serializers.FloatField(required=False, min_value=0)
+    top_p = serializers.FloatField(required=False)
+    stop = serializers.ListField(child=serializers.CharField(), required=False, help_text="Or one string.")
+    seed = serializers.IntegerField(required=False, min_value=0)
+    stream = serializers.BooleanField(required=False, help_text="Chunks as server-sent events.")
+
+
+class MessageShown(Shape):
+    role = serializers.CharField()
+    content = serializers.CharField(allow_blank=True)
+
+
+class ChatBody(CompletionBody):
+    messages = MessageShown(many=True)
+
+
+class TextBody(CompletionBody):
+    prompt = serializers.CharField(allow_blank=True)
+
+
 class ChoiceShown(Shape):
     index = serializers.IntegerField()
-    text = serializers.CharField()
-    finish_reason = serializers.CharField(allow_null=True)
-    logprobs = AnyValue()
+    finish_reason = serializers.CharField(help_text="stop or length.")
+    logprobs = AnyValue(allow_null=True)
+
+
+class ChatChoiceShown(ChoiceShown):
+    message = MessageShown()
+
+
+class TextChoiceShown(ChoiceShown):
+    text = serializers.CharField(allow_blank=True)
+
+
+class UsageShown(Shape):
+    prompt_tokens = serializers.IntegerField()
+    completion_tokens = serializers.IntegerField()
+    total_tokens = serializers.IntegerField()
 
 
 class CompletionShown(Shape):
+    id = serializers.CharField(help_text="Ends with the job's id.")
     object = serializers.CharField()
+    created = serializers.IntegerField()
     model = serializers.CharField()
-    choices = ChoiceShown(many=True)
+    system_fingerprint = serializers.CharField()
+    usage = UsageShown(allow_null=True)
+
+
+class ChatShown(CompletionShown):
+    choices = ChatChoiceShown(many=True)
+
+
+class TextShown(CompletionShown):
+    choices = TextChoiceShown(many=True)
 
 
 class BulkJobShown(Shape):
@@ -123,6 +200,7 @@ class BulkShown(Shape):
 
 class AcceptedBulkShown(BulkShown):
     jobs = BulkJobShown(many=True)
+    refused = BulkErrorShown(many=True, help_text="All inputs that were refused, by index.")
 
 
 class FieldErrorShown(Shape):
@@ -143,6 +221,9 @@ class ProblemShown(Shape):
     errors = FieldErrorShown(many=True, required=False, help_text="What is wrong with which field.")  # type: ignore[assignment]
     job_id = serializers.UUIDField(required=False, help_text="A job that goes on, or that ended without output.")
     bulk_id = serializers.UUIDField(required=False, help_text="A bulk that may have been stored.")
+    refused = BulkErrorShown(
+        many=True, required=False, help_text="Of a bulk of which nothing was accepted: its inputs."
+    )
     retryable = serializers.BooleanField(
         required=False, help_text="Of a job that ended without output: whether a new one of its inputs may succeed."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
+from uuid import UUID
 
 from api import codec
 from api.errors import ApiError
@@ -15,12 +16,12 @@ from api.requests.fields import (
     Seconds,
     StrictArray,
     StrictFlag,
-    StrictNumber,
     StrictObject,
     StrictString,
 )
 from inference.catalog import words
 from inference.catalog.lookup import spec_of
+from inference.errors import InvalidInput
 from inference.models import Priority
 from inference.submission.submissions import Submission
 
@@ -30,6 +31,8 @@ DEFAULT_TIMEOUT_S = 30.0
 EXPIRES_IN_S = (0.001, 7 * 86_400.0)
 _NUMBER = re.compile(r"\d{1,6}(\.\d{1,6})?")
 KEY = re.compile(r"[\x21-\x7e]{1,255}")
+MOST_IDS = 500
+_PREFER_PLAIN = re.compile(r"(?:^|,)\s*outputs\s*=\s*\"?plain\"?\s*(?=$|[,;])", re.IGNORECASE)
 _PREFER_WAIT = re.compile(r"(?:^|,)\s*wait\s*=\s*\"?(\d{1,6})\"?\s*(?=$|[,;])", re.IGNORECASE)
 
 
@@ -44,6 +47,14 @@ class JobBody(Body):
     priority = Choice(PRIORITIES, required=False, help_text="high, normal or low.")
     expires_in = Seconds(*EXPIRES_IN_S, required=False, help_text="Seconds; a job not started by then expires.")
     webhook = StrictString(required=False, help_text="Address to be told when the job is finished, where configured.")
+
+
+class WaitBody(Body):
+    """Jobs to wait for, any of them."""
+
+    elsewhere = dict.fromkeys(("wait", "timeout"), "it goes in the query: ?wait=10.")
+
+    ids = StrictArray(help_text="Ids of jobs, at most 500.")
 
 
 class BulkBody(Body):
@@ -75,16 +86,7 @@ class RunBody(Body):
     inputs = Anything(help_text="One input, or a list of several.")
     parameters = StrictObject(required=False, help_text="What the model allows: see GET /v1/models/{name}.")
     options = StrictObject(required=False, help_text="Taken from older Hugging Face clients, and without effect.")
-    stream = StrictFlag(required=False, help_text="false; answers are not streamed.")
-
-
-class CompletionBody(Body):
-    """A text to continue; parameters of the model may stand beside these."""
-
-    prompt = StrictString()
-    model = StrictString(required=False, help_text="Without effect: the address names the model.")
-    max_tokens = StrictNumber(required=False, help_text="The model's max_new_tokens.")
-    stream = StrictFlag(required=False, help_text="false; answers are not streamed.")
+    stream = StrictFlag(required=False, help_text="true: text as it is generated, as server-sent events.")
 
 
 def is_json(media_type: str) -> bool:
@@ -114,6 +116,36 @@ def preferred_wait(header: str) -> int | None:
     """N of `Prefer: wait=N` (RFC 7240), at most `MAX_WAIT_S`. What cannot be read is no preference."""
     match = _PREFER_WAIT.search(header)
     return min(int(match[1]), int(MAX_WAIT_S)) if match else None
+
+
+def cancels_on_disconnect(query: Mapping[str, str]) -> bool:
+    """Raises `ApiError`."""
+    asked = query.get("on_disconnect")
+    if asked not in (None, "cancel"):
+        raise ApiError("on_disconnect must be cancel; without it the job goes on.")
+    return asked is not None
+
+
+def flag(query: Mapping[str, str], name: str) -> bool:
+    """Raises `ApiError`."""
+    if query.get(name, "false") not in ("true", "false"):
+        raise ApiError(f"{name} must be true or false.")
+    return query.get(name) == "true"
+
+
+def prefers_plain(header: str) -> bool:
+    """Whether it says `Prefer: outputs=plain`."""
+    return bool(_PREFER_PLAIN.search(header))
+
+
+def ids(values: list[Any]) -> list[UUID]:
+    """Out of a validated `WaitBody`, each once. Raises `InvalidInput`."""
+    if not 1 <= len(values) <= MOST_IDS:
+        raise InvalidInput(f"ids: must be from 1 to {MOST_IDS} ids.", field="ids")
+    try:
+        return list(dict.fromkeys(map(UUID, values)))
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidInput("ids: must be the ids of jobs, which are UUIDs.", field="ids") from None
 
 
 def idempotency_key(header: str | None) -> str | None:

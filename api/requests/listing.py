@@ -15,6 +15,7 @@ from api.errors import ApiError
 from inference.catalog.specs import NAME
 from inference.ids import first_id_at
 from inference.models import Job, Status
+from inference.store import outputs
 
 PAGE, LONGEST_PAGE = 50, 500
 _LIMIT = re.compile(r"[1-9][0-9]{0,2}")
@@ -24,17 +25,27 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 def page(principal: Principal, query: Mapping[str, str]) -> tuple[list[Job], str | None]:
     """The jobs, and the address of the next page, if there is one. Raises `ApiError`."""
     limit = _limit(query.get("limit", str(PAGE)))
-    jobs = Job.objects.order_by("-pk").defer("inputs", "output", "parameters")
-    if not principal.is_staff:
-        jobs = jobs.filter(owner=principal.user)
+    jobs = principal.jobs.order_by("-pk")
     for name, (condition, read) in FILTERS.items():
         if name in query and (value := read(name, query[name])):
             jobs = jobs.filter(**{condition: value})
-    found = list(jobs[: limit + 1])
-    if len(found) <= limit:
+    if with_outputs(query):
+        found, is_cut = outputs.bounded(jobs, limit)
+    else:
+        found = list(jobs.defer("inputs", "output", "parameters")[: limit + 1])
+        found, is_cut = found[:limit], len(found) > limit
+    if not is_cut:
         return found, None
-    following = {**dict(query.items()), "limit": limit, "cursor": found[limit - 1].pk}
-    return found[:limit], f"/v1/jobs?{urlencode(following)}"
+    following = {**dict(query.items()), "limit": limit, "cursor": found[-1].pk}
+    return found, f"/v1/jobs?{urlencode(following)}"
+
+
+def with_outputs(query: Mapping[str, str]) -> bool:
+    """Raises `ApiError`."""
+    text = query.get("outputs", "0")
+    if text not in ("0", "1"):
+        raise ApiError("outputs must be 1, for jobs with their outputs, or 0.")
+    return text == "1"
 
 
 def _limit(text: str) -> int:

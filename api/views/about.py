@@ -13,11 +13,17 @@ from api.answers.advice import WHAT_TO_DO
 from api.errors import ApiError
 from api.openapi import operations
 from api.views.base import ApiView
+from inference.catalog.lookup import models
 from inference.status import health, metrics
 
 
-@functools.cache
 def document() -> bytes:
+    """It lists the names of the models."""
+    return _document(tuple(models()))
+
+
+@functools.lru_cache(maxsize=1)
+def _document(names: tuple[str, ...]) -> bytes:
     return codec.dumps(SchemaGenerator().get_schema(request=None, public=True))
 
 

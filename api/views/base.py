@@ -92,11 +92,15 @@ class ApiView(APIView):
     def waited_for(self, request: HttpRequest, job_id: str) -> Job:
         """The job, after `?wait=N` seconds at most when it is not finished."""
         wait_s = bodies.seconds(request.GET, "wait") or 0.0
-        job = self.fetch(job_id)
+        job = visible_job(self.principal, job_id)
         if not wait_s or job.is_finished:
             return job
         with self.slot(wait_s) as granted_s:
             return jobs.wait(job.id, timeout_s=granted_s)
+
+    def is_plain(self, request: HttpRequest) -> bool:
+        """Whether outputs are wanted as the model gave them."""
+        return bodies.prefers_plain(request.META.get("HTTP_PREFER", ""))
 
     @contextlib.contextmanager
     def slot(self, wait_s: float) -> Iterator[float]:
@@ -105,17 +109,18 @@ class ApiView(APIView):
             self.kept_waiting = granted_s == wait_s
             yield granted_s
 
-    def fetch(self, job_id: str) -> Job:
-        """Raises `JobNotFound`, the same for somebody else's job as for none; `ApiError` for one that was removed."""
-        key = _uuid(job_id)
-        with contextlib.suppress(JobNotFound):
-            job = jobs.fetch(key)
-            if self.principal.may_see(job):
-                return job
-        if retention.is_past(key):
-            kept = f"finished jobs are kept for {settings.JOB_RETENTION_DAYS:g} days"
-            raise ApiError(f"The job {key} was removed: {kept}.", "job_gone")
-        raise JobNotFound(f"There is no job {key}.")
+
+def visible_job(principal: Principal, job_id: str) -> Job:
+    """Raises `JobNotFound`, the same for somebody else's job as for none; `ApiError` for one that was removed."""
+    key = _uuid(job_id)
+    with contextlib.suppress(JobNotFound):
+        job = jobs.fetch(key)
+        if principal.may_see(job):
+            return job
+    if retention.is_past(key):
+        kept = f"finished jobs are kept for {settings.JOB_RETENTION_DAYS:g} days"
+        raise ApiError(f"The job {key} was removed: {kept}.", "job_gone")
+    raise JobNotFound(f"There is no job {key}.")
 
 
 def body_of(request: HttpRequest) -> bytes:

@@ -8,6 +8,7 @@ from django.http import HttpRequest, HttpResponse
 
 from api import codec
 from api.answers import resources
+from api.auth import Principal
 from api.openapi import operations
 from api.requests import bodies
 from api.requests import bulk as bulk_body
@@ -37,26 +38,34 @@ class BulksView(ApiView):
 
 class BulkView(ApiView):
     is_cancellable = True
+    query_parameters = {"GET": ("wait",)}
 
     @operations.get_bulk
     def get(self, request: HttpRequest, bulk_id: str) -> HttpResponse:
-        return with_etag(request, codec.answer(resources.bulk(visible(self, bulk_id))))
+        wait_s = bodies.seconds(request.GET, "wait")
+        found = visible_bulk(self.principal, bulk_id)
+        if wait_s:
+            with self.slot(wait_s) as granted_s:
+                bulk.wait(found, timeout_s=granted_s)
+        shown = resources.bulk(found)
+        headers = None if shown["finished"] or self.kept_waiting else {"Retry-After": "1"}
+        return with_etag(request, codec.answer(shown, headers=headers))
 
 
 class CancelBulkView(ApiView):
     @operations.cancel_bulk
     def post(self, request: HttpRequest, bulk_id: str) -> HttpResponse:
-        found = visible(self, bulk_id)
+        found = visible_bulk(self.principal, bulk_id)
         bulk.cancel(found)
         return codec.answer(resources.bulk(found))
 
 
-def visible(view: ApiView, bulk_id: str) -> Bulk:
+def visible_bulk(principal: Principal, bulk_id: str) -> Bulk:
     """Raises `BulkNotFound`, the same for somebody else's bulk as for none."""
     try:
         found = bulk.fetch(UUID(bulk_id))
     except ValueError:
         raise BulkNotFound(f"There is no bulk {bulk_id[:100]!r}: ids are UUIDs.") from None
-    if not view.principal.may_see(found):
+    if not principal.may_see(found):
         raise BulkNotFound(f"There is no bulk {found.id}.")
     return found

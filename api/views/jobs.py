@@ -4,41 +4,52 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
+from typing import Any
+from uuid import UUID
 
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 
 from api import codec, errors
-from api.answers import resources
+from api.answers import events, resources
+from api.auth import Principal
 from api.openapi import operations
 from api.requests import bodies, listing
-from api.views.base import ApiView, with_etag
+from api.views import streaming
+from api.views.base import ApiView, visible_job, with_etag
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status
+from inference.store import outputs
 from inference.submission import admission, jobs
+from inference.upkeep import retention
 
 JOB_BODY = bodies.JobBody()
+WAIT_BODY = bodies.WaitBody()
 POLL_S = (1, 30)  # what Retry-After may say
 
 
 class JobsView(ApiView):
-    query_parameters = {"GET": ("limit", *listing.FILTERS)}
+    query_parameters = {"GET": ("limit", "outputs", *listing.FILTERS)}
     elsewhere = {"POST": bodies.JobBody.elsewhere}
 
     @operations.list_jobs
     def get(self, request: HttpRequest) -> HttpResponse:
         found, following = listing.page(self.principal, request.GET)
-        return codec.answer({"items": [resources.job(job, with_output=False) for job in found], "next": following})
+        shown = {"with_output": listing.with_outputs(request.GET), "plain": self.is_plain(request)}
+        return codec.answer({"items": [resources.job(job, **shown) for job in found], "next": following})
 
     @operations.submit_job
     def post(self, request: HttpRequest) -> HttpResponse:
         submission = bodies.submission(self.document(request, JOB_BODY))
         wait_s = bodies.preferred_wait(request.META.get("HTTP_PREFER", ""))
         job = jobs.submit(self.attributed(request, submission))
+        plain = self.is_plain(request)
         if wait_s is None:
-            return accepted(job)
+            return accepted(job, plain=plain)
         with self.slot(wait_s) as granted_s:
             job = jobs.wait_for(job, timeout_s=granted_s)
-        response = answered(job) if job.is_finished else accepted(job)
+        response = answered(job, plain=plain) if job.is_finished else accepted(job, plain=plain)
         response.headers["Preference-Applied"] = f"wait={wait_s}"
         return response
 
@@ -49,7 +60,8 @@ class JobView(ApiView):
 
     @operations.get_job
     def get(self, request: HttpRequest, job_id: str) -> HttpResponse:
-        return with_etag(request, answered(self.waited_for(request, job_id)))
+        job = self.waited_for(request, job_id)
+        return with_etag(request, answered(job, plain=self.is_plain(request)))
 
 
 class OutputView(ApiView):
@@ -61,43 +73,85 @@ class OutputView(ApiView):
         return output(self, request, job)
 
 
+class WaitView(ApiView):
+    query_parameters = {"POST": ("wait",)}
+
+    @operations.wait_for_jobs
+    def post(self, request: HttpRequest) -> HttpResponse:
+        """Who is answered at once, for want of room to wait, is told when to ask again."""
+        wait_s = bodies.seconds(request.GET, "wait") or 0.0
+        ids = bodies.ids(self.document(request, WAIT_BODY)["ids"])
+        with self.slot(wait_s) as granted_s:
+            shown = finished(self.principal, ids, wait_s=granted_s, plain=self.is_plain(request))
+        return codec.answer(shown, headers=None if shown["items"] or self.kept_waiting else {"Retry-After": "1"})
+
+
+class StreamView(ApiView):
+    query_parameters = {"GET": ("last_event_id", *streaming.QUERY)}
+
+    @operations.stream_job
+    def get(self, request: HttpRequest, job_id: str) -> HttpResponseBase:
+        job = visible_job(self.principal, job_id)
+        streaming.refuse_others(job)
+        written = partial(events.written, plain=self.is_plain(request))
+        return streaming.answer(self, request, lambda: job, written, after=streaming.place(request, job))
+
+
 class CancelView(ApiView):
     @operations.cancel_job
     def post(self, request: HttpRequest, job_id: str) -> HttpResponse:
-        job = jobs.cancel(self.fetch(job_id).id)
+        job = jobs.cancel(visible_job(self.principal, job_id).id)
         was_running = job.status == Status.CANCELLED and job.started_at is not None
-        return codec.answer({**resources.job(job), "was_running": was_running})
+        return codec.answer({**resources.job(job, plain=self.is_plain(request)), "was_running": was_running})
 
 
 class RetryView(ApiView):
     @operations.retry_job
     def post(self, request: HttpRequest, job_id: str) -> HttpResponse:
         """The new job has the owner of the old one, whoever runs it again."""
-        old = self.fetch(job_id)
+        old = visible_job(self.principal, job_id)
         again = self.attributed(request, jobs.again(old))
-        return accepted(jobs.submit(dataclasses.replace(again, owner=old.owner)))
+        job = jobs.submit(dataclasses.replace(again, owner=old.owner))
+        return accepted(job, plain=self.is_plain(request))
+
+
+def finished(principal: Principal, ids: list[UUID], *, wait_s: float, plain: bool) -> dict[str, Any]:
+    """Those of the ids that are, once there is one, as many as one answer holds."""
+    ended, missing = jobs.wait_for_any(ids, principal.jobs, timeout_s=wait_s)
+    found, _ = outputs.bounded(Job.objects.filter(pk__in=ended).order_by("pk"), len(ids))
+    return {
+        "items": [resources.job(job, plain=plain) for job in found],
+        "missing": [{"id": job_id, "code": missing_code(job_id)} for job_id in missing],
+        "left": len(ids) - len(found) - len(missing),
+    }
+
+
+def missing_code(job_id: UUID) -> str:
+    return "job_gone" if retention.is_past(job_id) else "job_not_found"
 
 
 def location(job: Job) -> str:
     return f"/v1/jobs/{job.id}"
 
 
-def answered(job: Job) -> HttpResponse:
+def answered(job: Job, *, plain: bool) -> HttpResponse:
     if job.is_finished:
-        return codec.answer(resources.job(job))
+        return codec.answer(resources.job(job, plain=plain))
     document = resources.waiting_job(job)
     return codec.answer(document, headers={"Retry-After": retry_after(document.get("estimated_wait_s"))})
 
 
-def accepted(job: Job) -> HttpResponse:
+def accepted(job: Job, *, plain: bool) -> HttpResponse:
+    """The job of an idempotency key may be finished already."""
     headers = {"Location": location(job), "Retry-After": retry_after(admission.wait_s(job.model, job.priority))}
-    return codec.answer(resources.job(job), status=202, headers=headers)
+    return codec.answer(resources.job(job, plain=plain), status=202, headers=headers)
 
 
 def output(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec | None = None) -> HttpResponse:
     """The output alone; 504 while there is none, a problem when there will be none."""
     if job.status == Status.SUCCEEDED:
-        shown = resources.output(job, request.META.get("HTTP_USER_AGENT", ""), spec)
+        user_agent = request.META.get("HTTP_USER_AGENT", "")
+        shown = resources.output(job, user_agent, spec, plain=view.is_plain(request))
         return codec.answer(shown, headers={"Content-Location": f"{location(job)}/output"})
     if job.is_finished:
         return errors.job_problem(job)

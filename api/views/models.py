@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 
 from api import codec
-from api.answers import huggingface, resources
+from api.answers import events, huggingface, resources
+from api.errors import ApiError
 from api.openapi import operations
 from api.requests import bodies
+from api.views import streaming
 from api.views.base import ApiView, body_of, media_type
 from api.views.jobs import output
 from inference.catalog.lookup import models, spec_of
-from inference.models import Job, Status
+from inference.models import Job
 from inference.submission import jobs
 from inference.submission.submissions import Submission
 
@@ -23,34 +28,37 @@ class ModelsView(ApiView):
 
 
 class ModelView(ApiView):
-    query_parameters = {"POST": ("timeout",)}
+    query_parameters = {"POST": ("timeout", *streaming.QUERY)}
 
     @operations.get_model
     def get(self, request: HttpRequest, name: str) -> HttpResponse:
         return codec.answer(resources.model(spec_of(name)))
 
     @operations.run_model
-    def post(self, request: HttpRequest, name: str) -> HttpResponse:
-        submission = huggingface.read(spec_of(name), body_of(request), media_type(request))
+    def post(self, request: HttpRequest, name: str) -> HttpResponseBase:
+        submission, is_streamed = huggingface.read(spec_of(name), body_of(request), media_type(request))
+        refuse_other_wait(request, is_streamed)
+        if is_streamed:
+            submit = partial(jobs.submit, self.attributed(request, submission), needs_worker=True)
+            return streaming.answer(self, request, submit, partial(events.named, plain=self.is_plain(request)))
         return output(self, request, run(self, request, submission), submission.spec)
 
 
-class CompletionView(ApiView):
-    query_parameters = {"POST": ("timeout",)}
-
-    @operations.complete
-    def post(self, request: HttpRequest, name: str) -> HttpResponse:
-        bodies.json_only(media_type(request))
-        spec = spec_of(name)
-        job = run(self, request, huggingface.read_completion(spec, codec.loads(body_of(request))))
-        if job.status == Status.SUCCEEDED:
-            return codec.answer(huggingface.completion(spec, job.output))
-        return output(self, request, job, spec)
-
-
-def run(view: ApiView, request: HttpRequest, submission: Submission) -> Job:
+def run(
+    view: ApiView, request: HttpRequest, submission: Submission, *, default_s: float = bodies.DEFAULT_TIMEOUT_S
+) -> Job:
     """The job, finished or not within ?timeout=."""
-    asked_s = bodies.seconds(request.GET, "timeout")
-    timeout_s = bodies.DEFAULT_TIMEOUT_S if asked_s is None else asked_s
-    with view.slot(timeout_s) as granted_s:
+    with view.slot(waited_s(request, default_s)) as granted_s:
         return jobs.run(view.attributed(request, submission), timeout_s=granted_s)
+
+
+def refuse_other_wait(request: HttpRequest, is_streamed: bool) -> None:
+    """Raises `ApiError`."""
+    other = "timeout" if is_streamed else "on_disconnect"
+    if other in request.GET:
+        raise ApiError(f"{other}: {'not ' if is_streamed else ''}for an answer that is streamed; leave it out.")
+
+
+def waited_s(request: HttpRequest, default_s: float) -> float:
+    asked_s = bodies.seconds(request.GET, "timeout")
+    return default_s if asked_s is None else asked_s

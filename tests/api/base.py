@@ -14,11 +14,12 @@ from django.db import connection
 from django.test import TransactionTestCase, override_settings
 
 from inference.broker import redis_client
+from inference.catalog import lengths
 from inference.catalog.lookup import models, spec_of
 from inference.errors import InferenceError
 from inference.models import Job, Status, Worker, WorkerState
-from inference.status import backlog, metrics
-from inference.status.workers import notes, served_models, speeds
+from inference.status import backlog, catalog, metrics
+from inference.status.workers import in_memory, notes, served_models, speeds
 from inference.store import transitions
 from inference.store.transitions import Outcome
 from inference.submission import admission
@@ -68,19 +69,19 @@ class Laborer(threading.Thread):
         )
 
     def outcome(self, job: transitions.Claimed) -> Outcome:
-        several = isinstance(job.inputs, list)
+        several = lengths.is_list(spec_of(job.model), job.inputs)
         answers = [self.answer(item, job.parameters) for item in (job.inputs if several else [job.inputs])]
         for answer in answers:
             if isinstance(answer, InferenceError):
-                return Outcome(job_id=job.id, error_code=answer.code, error_detail=answer.message)
-        return Outcome(job_id=job.id, output=answers if several else answers[0])
+                return Outcome(job_id=job.id, whole=job.whole, error_code=answer.code, error_detail=answer.message)
+        return Outcome(job_id=job.id, whole=job.whole, output=answers if several else answers[0])
 
 
 @override_settings(MODELS_FILE=MODELS_FILE, API_KEY_REQUIRED=False)
 class ApiTestCase(TransactionTestCase):
     def setUp(self) -> None:
         redis_client.get().flushdb()
-        for remembered in (served_models, notes, speeds, admission, backlog, metrics):
+        for remembered in (served_models, in_memory, notes, speeds, catalog.runs, admission, backlog, metrics):
             remembered.forget()
 
     @contextlib.contextmanager

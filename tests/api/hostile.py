@@ -152,4 +152,6 @@ def bulks() -> Iterator[Request]:
     yield Request(name="ten thousand good lines", path=at, headers=key, body=b"\n".join(good), type=LINES)
     body = b",".join(b'"%d%s"' % (number, b"x" * 1000) for number in range(10_000))
     body = b'{"model":"echo","inputs":[' + body + b"]}"
-    yield Request(name="ten thousand good inputs", path="/v1/jobs/bulk", headers={"Idempotency-Key": "all"}, body=body)
+    for name, path in (("bulk", "/v1/jobs/bulk"), ("one job", "/v1/jobs")):
+        headers = {"Idempotency-Key": name}
+        yield Request(name=f"ten thousand good inputs in {name}", path=path, headers=headers, body=body)

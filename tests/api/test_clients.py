@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import base64
-import json
+import functools
 import math
-import os
-import shutil
-import subprocess
 import tempfile
-import unittest
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +14,10 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
 from api.models import ApiKey
-from tests import tiny_models
+from tests import javascript, tiny_models
 from tests.e2e.case import StackCase
 from tests.stack import HOST, Stack
 
-NPM_FOLDER = Path(__file__).parent.parent / "npm"
 TINY = (
     "fill-mask",
     "text-classification",
@@ -59,7 +54,7 @@ def models_file(folder: Path) -> str:
     return "\n".join(tables) + PRETRAINED
 
 
-class ClientCase(StackCase):
+class ClientTests(StackCase):
     """One stack with a small model for every task, and the real MiniLM. Keys are required."""
 
     key: str
@@ -81,8 +76,8 @@ class ClientCase(StackCase):
         self.assertEqual(scores, sorted(scores, reverse=True))
         self.assertTrue(all(isinstance(element["label"], str) for element in answer))
 
+    # Python
 
-class TestPython(ClientCase):
     def client(self, model: str, key: str | None = None) -> InferenceClient:
         return InferenceClient(model=f"{self.base}/v1/models/{model}", token=key or self.key, timeout=60)
 
@@ -178,31 +173,24 @@ class TestPython(ClientCase):
         output = self.stack.get(f"/v1/jobs/{job_id}/output?wait=60", headers=headers)
         self.assertIn("generated_text", output.json[0])
 
-
-@unittest.skipUnless(shutil.which("npm") or os.environ.get("CI"), "npm is not installed")
-class TestJavaScript(ClientCase):
-    told: dict[str, Any]
+    # JavaScript
 
     @classmethod
-    def setUpClass(cls) -> None:
-        subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=NPM_FOLDER, check=True, capture_output=True)
-        super().setUpClass()
+    @functools.cache
+    def told(cls) -> dict[str, Any]:
+        """What the program printed, by task or by what it did wrong."""
         samples = {"text": TEXT, "masked": MASKED, "image": tiny_models.png(), "sound": tiny_models.wav()}
-        finished = subprocess.run(
-            ["node", "clients.mjs", cls.base, cls.key], cwd=NPM_FOLDER, input=json.dumps(samples), text=True,
-            capture_output=True, timeout=120, check=False,
-        )  # fmt: skip
-        if finished.returncode:
-            raise AssertionError(finished.stderr)
-        cls.told = json.loads(finished.stdout)
+        return dict(javascript.run("clients.mjs", cls.base, cls.key, told=samples))
 
-    def test_every_task_has_its_answer(self) -> None:
+    @javascript.needed
+    def test_every_task_has_its_answer_in_javascript(self) -> None:
         for task in (*TINY, "embeddings", "sentence-similarity", "image without a type", "slash"):
             with self.subTest(task):
-                self.assertIn("answer", self.told[task], self.told[task])
+                self.assertIn("answer", self.told()[task], self.told()[task])
 
-    def test_answers_are_those_of_the_task(self) -> None:
-        answers = {task: told["answer"] for task, told in self.told.items() if "answer" in told}
+    @javascript.needed
+    def test_answers_are_those_of_the_task_in_javascript(self) -> None:
+        answers = {task: told["answer"] for task, told in self.told().items() if "answer" in told}
         for task in ("text-classification", "zero-shot-classification"):
             self.assert_scores(answers[task], 2)
         self.assertEqual([len(row) for row in answers["embeddings"]], [384, 384])
@@ -210,7 +198,8 @@ class TestJavaScript(ClientCase):
         self.assertFalse(answers["text-generation"]["generated_text"].startswith(TEXT))
         self.assertIsInstance(answers["automatic-speech-recognition"]["text"], str)
 
-    def test_errors_are_readable(self) -> None:
+    @javascript.needed
+    def test_errors_are_readable_in_javascript(self) -> None:
         words = {
             "no mask": (422, "The text must contain [MASK]"),
             "bad parameter": (422, "parameters.top_k: must be from 1 to 100"),
@@ -220,7 +209,7 @@ class TestJavaScript(ClientCase):
         }
         for name, (status, text) in words.items():
             with self.subTest(name):
-                told = self.told[name]
+                told = self.told()[name]
                 self.assertIn(text, told["error"])
                 self.assertEqual(told["status"], status)
                 self.assertTrue(told["requestId"])

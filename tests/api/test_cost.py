@@ -12,6 +12,7 @@ CPU_S = 2.0
 MEMORY_MB = 200
 ANSWER_BYTES = 64_000
 ID_BYTES = 100  # of an accepted job of a bulk
+REFUSED_BYTES = 200  # of a refused input
 
 
 class CostTests(StackCase):
@@ -34,7 +35,8 @@ class CostTests(StackCase):
                 accepted = len(answer.json.get("jobs", ()))
                 self.assertLess(self.cpu_s(after) - self.cpu_s(before), CPU_S)
                 self.assertLess(self.highest_mb(after) - self.resident_mb(before), MEMORY_MB)
-                self.assertLess(len(answer.body), ANSWER_BYTES + accepted * ID_BYTES, answer.body[:500])
+                told = accepted * ID_BYTES + len(answer.json.get("refused", ())) * REFUSED_BYTES
+                self.assertLess(len(answer.body), ANSWER_BYTES + told, answer.body[:500])
 
     def processes(self) -> dict[int, tuple[float, float, float]]:
         """Of the web server and its children: CPU seconds, highest and present memory in MB."""

@@ -71,12 +71,20 @@ class SettingsTests(SimpleTestCase):
             "API_KEY_RATE": "abc", "MAX_BODY_BYTES": "-1", "WORKER_SILENT_S": "nan", "JOB_RETENTION_DAYS": "",
             "API_KEY_REQUIRED": "perhaps", "LOG_LEVEL": "loud", "DATA_DIR": str(a_file),
             "DATABASE_URL": "user:pa55word", "REDIS_URL": "pa55word@host", "BROKER_URL": "pa55word",
+            "SERVICE_PREFIX": "two.words",
         }  # fmt: skip
         for name, value in wrong.items():
             with self.subTest(name), self.assertRaises(subprocess.CalledProcessError) as ended:
                 self.of(**{name: value})
             self.assertRegex(ended.exception.stderr, rf"\AError: {name} .*\.\n\Z")
             self.assertNotIn("pa55word", ended.exception.stderr)
+
+    def test_a_prefix_cannot_make_one_name_of_two(self) -> None:
+        """Such as inference.inference.a, of the model inference.a or of the prefix inference."""
+        for prefix in ("inference", "a.b", "A", "-a", "a" * 51):
+            with self.subTest(prefix), self.assertRaises(subprocess.CalledProcessError):
+                self.of(SERVICE_PREFIX=prefix)
+        self.assertEqual(self.of(SERVICE_PREFIX="shop-2")["SERVICE_PREFIX"], "shop-2.")
 
     def test_a_proxy_is_believed_only_where_that_is_said(self) -> None:
         self.assertIsNone(self.of().get("SECURE_PROXY_SSL_HEADER"))

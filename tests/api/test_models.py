@@ -2,7 +2,8 @@ import base64
 from typing import Any
 
 from inference.errors import BadOutput
-from inference.models import Job, Worker
+from inference.models import Job, Worker, WorkerState
+from inference.status import catalog
 from inference.status.workers import notes
 from tests import echo
 from tests.api.base import ApiTestCase, echo_answer
@@ -87,6 +88,24 @@ class ListTests(ApiTestCase):
             Worker.objects.update(replicas={"0": replica})
             notes.forget()
             self.assertEqual(self.client.get("/v1/models/echo").json()["served"]["note"], "Each runs alone.")
+
+    def test_what_workers_have_of_a_model_is_shown_by_revision_and_state(self) -> None:
+        self.assertEqual(self.client.get("/v1/models/echo").json()["served"]["entries"], [])
+        old = {"name": "echo", "model": "a/b", "revision": "1", "digest": "x", "state": "ready", "why": ""}
+        new = {**old, "revision": "2", "digest": "y", "state": "failed", "why": "no weights"}
+        for models in ([old], [old, new]):
+            Worker.objects.create(name="w", pid=1, state=WorkerState.READY, catalog={"digest": "z", "models": models})
+        Worker.objects.create(name="of the version before", pid=1, state=WorkerState.READY, catalog=None)
+        catalog.runs.forget()
+        shown = self.client.get("/v1/models/echo").json()
+        self.assertEqual(
+            shown["served"]["entries"],
+            [
+                {"model": "a/b", "revision": "1", "state": "ready", "why": None, "workers": 2},
+                {"model": "a/b", "revision": "2", "state": "failed", "why": "no weights", "workers": 1},
+            ],
+        )
+        self.assertIsNone(shown["revision"])
 
     def test_an_unknown_model_is_404(self) -> None:
         self.assert_problem(self.client.get("/v1/models/nope"), 404, "unknown_model")

@@ -1,6 +1,10 @@
+import functools
 import json
+import operator
 import re
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from django.contrib.staticfiles import finders
@@ -21,6 +25,16 @@ class SchemaTests(ApiTestCase):
         document = self.document()
         self.assertEqual(document["openapi"], "3.1.0")
         validate_schema(document)
+
+    def test_it_lists_the_models_of_now(self) -> None:
+        names = ("schemas", "JobBody", "properties", "model", "enum")
+        listed = functools.reduce(operator.getitem, names, self.document()["components"])
+        self.assertEqual(listed, ["echo", "pictures", "vectors"])
+        with tempfile.NamedTemporaryFile("w") as file, self.settings(MODELS_FILE=Path(file.name)):
+            file.write('[other]\nengine = "x:Y"\n')
+            file.flush()
+            listed = functools.reduce(operator.getitem, names, self.document()["components"])
+        self.assertEqual(listed, ["other"])
 
     def test_every_operation_has_a_summary_its_errors_and_the_request_id(self) -> None:
         for path, operations in self.document()["paths"].items():

@@ -34,6 +34,7 @@ TABLE = {
     ("POST", "/v1/jobs/{job}/retry"): {**OWN, "owner": 202, "staff": 202},
     ("GET", "/v1/jobs/bulk/{bulk}"): OWN,
     ("POST", "/v1/jobs/bulk/{bulk}/cancel"): OWN,
+    ("POST", "/v1/jobs/wait"): ALL_KEYS,
     ("POST", "/v1/jobs"): {**ALL_KEYS, "owner": 202, "other": 202, "staff": 202},
     ("POST", "/v1/jobs/bulk"): {**ALL_KEYS, "owner": 202, "other": 202, "staff": 202},
     ("POST", "/v1/models/echo"): {**ALL_KEYS, "owner": 503, "other": 503, "staff": 503},
@@ -41,6 +42,7 @@ TABLE = {
 }
 BODIES = {
     "/v1/jobs": {"model": "echo", "inputs": "x"},
+    "/v1/jobs/wait": {"ids": [str(uuid4())]},
     "/v1/jobs/bulk": {"model": "echo", "inputs": ["x"]},
     "/v1/models/echo": {"inputs": "x"},
 }

@@ -1,0 +1,73 @@
+"""A completion as it is generated, in the chunks that the clients of OpenAI and of Hugging Face read.
+
+Those of OpenAI take every block for a chunk: nothing but data may be in one, no `id` and no `retry`. Where to read on
+is in `event_id` of each chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from api import codec, errors, openai_errors
+from api.answers.completions import NO_TEXT, Kind, finish_reason, head, usage
+from api.answers.events import BEGINS_AGAIN, GOES_ON, KEEP_ALIVE
+from inference.models import Job, Status
+from inference.streams.events import Cut, Delta, End, Event, Restart, Silence
+from inference.streams.positions import Position
+from inference.streams.texts import answer_of
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Chunks:
+    def __init__(self, kind: Kind, job: Job, *, include_usage: bool) -> None:
+        self.kind = kind
+        self.common = {**head(kind, job), "object": kind.chunk}
+        self.usage = {"usage": None} if include_usage else {}
+
+    def told(self, part: dict[str, Any], event_id: str, ended: str | None = None) -> bytes:
+        choice = {"index": 0, **part, "finish_reason": ended, "logprobs": None}
+        return self._chunk(event_id, [choice], **self.usage)
+
+    def ended(self, end: End) -> Iterator[bytes]:
+        if end.job.status != Status.SUCCEEDED:
+            yield _data(openai_errors.body(orjson.loads(errors.job_problem(end.job).content)))
+            return
+        if end.text is None:
+            yield _data(openai_errors.told(NO_TEXT, "bad_output"))
+            return
+        details = answer_of(end.job.output).get("details") or {}
+        yield self.told(self.kind.last, end.id, finish_reason(details))
+        if self.usage:
+            yield self._chunk(end.id, [], usage=usage(details))
+        yield DONE
+
+    def _chunk(self, event_id: str, choices: list[Any], **more: Any) -> bytes:
+        return _data({**self.common, "choices": choices, "event_id": event_id, **more})
+
+
+def written(
+    job: Job, events: Iterator[Event], *, kind: Kind, after: Position, include_usage: bool = False
+) -> Iterator[bytes]:
+    chunks = Chunks(kind, job, include_usage=include_usage)
+    yield chunks.told(kind.first, after.id_for(job.id))
+    for event in events:
+        match event:
+            case Delta():
+                yield chunks.told(kind.part(event.text), event.id)
+            case End():
+                yield from chunks.ended(event)
+            case Restart():  # what was told cannot be taken back
+                yield _data(openai_errors.told(BEGINS_AGAIN, "restart"))
+                return
+            case Cut():
+                yield _data(openai_errors.told(GOES_ON, "cut"))
+            case Silence():
+                yield KEEP_ALIVE
+
+
+def _data(document: dict[str, Any]) -> bytes:
+    return b"data: %b\n\n" % codec.dumps(document)

@@ -1,0 +1,111 @@
+"""What a model generated, and the models that do, as the clients of OpenAI and of Hugging Face read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from api.errors import ApiError
+from inference.catalog import tasks
+from inference.catalog.lookup import last_spec_of, models, spec_of
+from inference.catalog.specs import ModelSpec
+from inference.errors import UnknownModel
+from inference.models import Job
+
+NO_TEXT = 'The model\'s answer is not [{"generated_text": "…"}].'
+FINISH_REASONS = {"length": "length", "eos_token": "stop", "stop_sequence": "stop"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Of completions."""
+
+    prefix: str  # of an id, before the job's
+    name: str
+    chunk: str  # the name of a part
+    whole: Callable[[str], dict[str, Any]]  # of a choice with this text
+    part: Callable[[str], dict[str, Any]]
+    first: dict[str, Any]
+    last: dict[str, Any]
+
+
+CHAT = Kind(
+    prefix="chatcmpl-",
+    name="chat.completion",
+    chunk="chat.completion.chunk",
+    whole=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+    part=lambda text: {"delta": {"content": text}},
+    first={"delta": {"role": "assistant", "content": ""}},
+    last={"delta": {}},
+)
+TEXT = Kind(
+    prefix="cmpl-",
+    name="text_completion",
+    chunk="text_completion",
+    whole=lambda text: {"text": text},
+    part=lambda text: {"text": text},
+    first={"text": ""},
+    last={"text": ""},
+)
+
+
+def completion(kind: Kind, job: Job) -> dict[str, Any]:
+    """Of a job that has succeeded. Raises `ApiError`."""
+    text, details = _generated(job)
+    choice = {"index": 0, **kind.whole(text), "finish_reason": finish_reason(details), "logprobs": None}
+    return {**head(kind, job), "object": kind.name, "choices": [choice], "usage": usage(details)}
+
+
+def is_generated(job: Job) -> bool:
+    spec = last_spec_of(job.model)
+    return spec is not None and tasks.of(spec.task).generates
+
+
+def head(kind: Kind, job: Job) -> dict[str, Any]:
+    spec = last_spec_of(job.model)
+    return {
+        "id": f"{kind.prefix}{job.id}",
+        "created": int(job.created_at.timestamp()),
+        "model": job.model,
+        "system_fingerprint": f"fp_{spec.load_digest}" if spec else None,
+    }
+
+
+def _generated(job: Job) -> tuple[str, dict[str, Any]]:
+    """The text, and its details, which an engine of one's own need not tell. Raises `ApiError`."""
+    match job.output:
+        case [{"generated_text": str(text), "details": dict(details)}]:
+            return text, details
+        case [{"generated_text": str(text)}]:
+            return text, {}
+    raise ApiError(NO_TEXT, "bad_output")
+
+
+def finish_reason(details: Mapping[str, Any]) -> str:
+    return FINISH_REASONS.get(details.get("finish_reason", ""), "stop")
+
+
+def usage(details: Mapping[str, Any]) -> dict[str, int] | None:
+    if not details:
+        return None
+    prompt, generated = details["prompt_tokens"], details["generated_tokens"]
+    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+
+
+def generating() -> dict[str, Any]:
+    """The models that take completions."""
+    found = [spec for spec in models().values() if tasks.of(spec.task).generates]
+    return {"object": "list", "data": [_model(spec) for spec in found]}
+
+
+def model(name: str) -> dict[str, Any]:
+    """Raises `UnknownModel`."""
+    spec = spec_of(name)
+    if not tasks.of(spec.task).generates:
+        raise UnknownModel(f"{spec.name!r} does not generate text: GET /v1/models/{spec.name} shows it.")
+    return _model(spec)
+
+
+def _model(spec: ModelSpec) -> dict[str, Any]:
+    return {"id": spec.name, "object": "model", "created": 0, "owned_by": "inference"}  # nobody knows when

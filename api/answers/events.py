@@ -1,0 +1,70 @@
+"""Server-sent events. Their data can also be read by Hugging Face's clients of text-generation, who look at `token` and
+`error` alone, and know of no other events than text and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from api import codec
+from api.answers import resources
+from inference.models import Job, Status
+from inference.streams.events import Cut, Delta, End, Event, Restart, Silence
+from inference.streams.positions import BEGINNING
+from inference.streams.texts import answer_of
+
+CONTENT_TYPE = "text/event-stream"
+KEEP_ALIVE = b": keep-alive\n\n"
+RETRY = b"retry: 1000\n\n"  # milliseconds after which a browser comes back
+BEGINS_AGAIN = "The text begins again: another attempt generates another one."
+GOES_ON = "This server tells no more, and the job goes on: come back with the id of the last event."
+
+
+def event(name: str, data: Any, event_id: str = "") -> bytes:
+    named = f"event: {name}\nid: {event_id}\n" if event_id else f"event: {name}\n"
+    return named.encode() + b"data: " + codec.dumps(data) + b"\n\n"
+
+
+def named(job: Job, events: Iterator[Event], *, plain: bool) -> Iterator[bytes]:
+    """As `written`, and first of all where the stream can be read on."""
+    shown = {"id": job.id, "stream": f"/v1/jobs/{job.id}/stream"}
+    yield event("job", {"job": shown, **_text("")}, BEGINNING.id_for(job.id))
+    yield from written(job, events, plain=plain)
+
+
+def written(job: Job, events: Iterator[Event], *, plain: bool) -> Iterator[bytes]:
+    yield RETRY
+    for each in events:
+        match each:
+            case Delta():
+                tokens = {} if each.tokens is None else {"tokens": each.tokens}
+                yield event("delta", {**_text(each.text), **tokens}, each.id)
+            case Restart():
+                yield event(
+                    "restart",
+                    _error(BEGINS_AGAIN, "restart"),
+                    each.id,
+                )
+            case End():
+                yield event("end", _end(each, plain=plain), each.id)
+            case Cut():
+                yield event("cut", _error(GOES_ON, "cut"))
+            case Silence():
+                yield KEEP_ALIVE
+
+
+def _end(end: End, *, plain: bool) -> dict[str, Any]:
+    job = end.job
+    shown = {"job": resources.job(job, plain=plain)}
+    if job.status != Status.SUCCEEDED:
+        return {**shown, **_error(job.public_detail or f"The job is {job.status}.", job.error_code or job.status)}
+    details = {"details": found} if (found := answer_of(job.output).get("details")) else {}
+    return {**shown, **_text(""), "generated_text": end.text, **details}
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"token": {"text": text}}
+
+
+def _error(detail: str, code: str) -> dict[str, Any]:
+    return {"error": detail, "error_type": code}

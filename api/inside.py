@@ -1,0 +1,186 @@
+"""The client of `inference.client` inside Django: what the views do, without a request.
+
+from api.inside import Client
+
+with Client(owner=user) as client:
+    client.run("embeddings", "a text")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, ParamSpec, TypeVar
+
+import orjson
+from django.db import InterfaceError, OperationalError, connection, transaction
+from rest_framework.exceptions import ValidationError
+
+from api import codec, errors
+from api.answers import resources
+from api.auth import Principal
+from api.requests import bodies
+from api.requests import bulk as bulk_body
+from api.views import streaming
+from api.views.base import visible_job
+from api.views.bulk import visible_bulk
+from api.views.jobs import JOB_BODY, finished
+from inference.catalog.lookup import models
+from inference.client import BaseClient, ClientError
+from inference.client.client import PATIENCE_S
+from inference.client.errors import PASSING
+from inference.client.service import Document, Service, StreamEvent, dumps
+from inference.errors import InferenceError
+from inference.models import Status
+from inference.status import health
+from inference.streams import reader
+from inference.streams.events import Delta, End, Event, Restart
+from inference.streams.positions import BEGINNING, Position
+from inference.submission import bulk, jobs
+from inference.submission.submissions import Terms
+
+T = TypeVar("T", bound=Terms)
+P = ParamSpec("P")
+
+
+def beside(call: Callable[P, Document]) -> Callable[P, Document]:
+    """Who waits gives its connection back. An open one of the caller, who may be reading rows, is left as it is: this
+    is then done in another thread, but within a transaction."""
+
+    @functools.wraps(call)
+    def called(*arguments: P.args, **named: P.kwargs) -> Document:
+        if connection.connection is None or connection.in_atomic_block:
+            return call(*arguments, **named)
+        with ThreadPoolExecutor(1, thread_name_prefix="inference-client-inside") as thread:
+            return thread.submit(call, *arguments, **named).result()
+
+    return called
+
+
+class Client(BaseClient):
+    """Its jobs are `owner`'s, or nobody's, and no share of the queue bounds them. What is submitted within a
+    transaction is waited for once that is committed."""
+
+    def __init__(self, owner: Any = None, *, patience_s: float = PATIENCE_S) -> None:
+        super().__init__(Inside(Principal(user=owner)), patience_s=patience_s)
+
+
+class Inside(Service):
+    def __init__(self, principal: Principal) -> None:
+        self._principal = principal
+
+    @beside
+    def submit(self, job: Mapping[str, Any], *, key: str, wait_s: float) -> Document:
+        with _asking(committed=wait_s > 0):
+            submission = bodies.submission(JOB_BODY.run_validation(codec.loads(dumps(job))))
+            return _document(resources.job(jobs.submit(self._own(submission, key)), plain=True))
+
+    @beside
+    def wait(self, ids: Sequence[str], *, wait_s: float) -> Document:
+        with _asking(committed=True):
+            return _document(finished(self._principal, bodies.ids(list(ids)), wait_s=wait_s, plain=True))
+
+    def job(self, job_id: str) -> Document:
+        with _asking():
+            return _document(resources.job(visible_job(self._principal, job_id), plain=True))
+
+    def stream(self, job_id: str, *, after: str) -> Iterator[StreamEvent | None]:
+        """Read in a thread of its own, which needs the database for moments."""
+        end: Any = object()
+        with ThreadPoolExecutor(1, thread_name_prefix="inference-client-inside") as thread:
+            events = thread.submit(self._events, job_id, after).result()
+            while (event := thread.submit(next, events, end).result()) is not end:
+                yield event
+
+    def _events(self, job_id: str, after: str) -> Iterator[StreamEvent | None]:
+        with _asking():
+            job = visible_job(self._principal, job_id)
+            streaming.refuse_others(job)
+            events = reader.read(job, after=Position.of_id(after, job.id) if after else BEGINNING)
+        return map(_stream_event, events)
+
+    def cancel(self, job_id: str) -> Document:
+        with _asking():
+            job = jobs.cancel(visible_job(self._principal, job_id).id)
+            was_running = job.status == Status.CANCELLED and job.started_at is not None
+            return _document({**resources.job(job, plain=True), "was_running": was_running})
+
+    @beside
+    def submit_bulk(self, lines: Sequence[bytes], *, terms: Mapping[str, Any], key: str) -> Document:
+        query = {name: str(value) for name, value in terms.items()}
+        with _asking(committed=True):
+            submission = bulk_body.read_lines(b"\n".join(lines), query)
+            return _document(resources.accepted_bulk(bulk.submit(self._own(submission, key))))
+
+    def bulk(self, bulk_id: str) -> Document:
+        with _asking():
+            return _document(resources.bulk(visible_bulk(self._principal, bulk_id)))
+
+    def cancel_bulk(self, bulk_id: str) -> Document:
+        with _asking():
+            found = visible_bulk(self._principal, bulk_id)
+            bulk.cancel(found)
+            return _document(resources.bulk(found))
+
+    def models(self) -> list[Document]:
+        with _asking():
+            return [_document(resources.model(spec)) for spec in models().values()]
+
+    def ready(self) -> Document:
+        with _asking():
+            reasons = health.problems()
+            return {"ready": not reasons, "reasons": reasons}
+
+    def once_stored(self, then: Callable[[], None]) -> None:
+        transaction.on_commit(then)
+
+    def reconnect(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _own(self, submission: T, key: str) -> T:
+        return replace(submission, owner=self._principal.user, idempotency_key=bodies.idempotency_key(key))
+
+
+@contextlib.contextmanager
+def _asking(*, committed: bool = False) -> Iterator[None]:
+    """Errors are the client's, and the connection is left as it was found: the client's threads keep none."""
+    if committed and connection.in_atomic_block:
+        raise ClientError(
+            "Nobody runs these jobs before the transaction is committed: wait after it.", code="bad_request"
+        )
+    was_open = connection.connection is not None
+    try:
+        yield
+    except (InferenceError, ValidationError, OperationalError, InterfaceError) as error:
+        answer = errors.of_exception(error)
+        problem, after = orjson.loads(answer.content), answer.headers.get("Retry-After")
+        raise ClientError(
+            problem["detail"], code=problem["code"], passing=problem["code"] in PASSING,
+            retry_after_s=float(after) if after else None, problem=problem,
+        ) from None  # fmt: skip
+    finally:
+        if not was_open and not connection.in_atomic_block:
+            connection.close()
+
+
+def _stream_event(event: Event) -> StreamEvent | None:
+    match event:
+        case Delta():
+            return StreamEvent(kind="delta", text=event.text, id=event.id)
+        case Restart():
+            return StreamEvent(kind="restart", id=event.id)
+        case End():
+            return StreamEvent(kind="end", id=event.id, job=_document(resources.job(event.job, plain=True)))
+    return None
+
+
+def _document(shown: dict[str, Any]) -> Document:
+    """With texts for ids and times, as over HTTP."""
+    document: Document = orjson.loads(codec.dumps(shown))
+    return document

@@ -1,0 +1,75 @@
+"""Problems as OpenAI's clients read them, for all that is below /openai/: `{"error": {"message", "type", …}}`.
+
+Those clients send a request again by themselves, after 408, 409, 429 and 5xx: `x-should-retry` tells them not to where
+that would run a job a second time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from django.http import HttpRequest, HttpResponse
+
+from api import errors
+
+PREFIX = "/openai/"
+CONTENT_TYPE = "application/json"
+BAD_REQUEST, FORBIDDEN, TOO_MANY, UNPROCESSABLE = 400, 403, 429, 422  # OpenAI does not answer 422
+CODES = {  # ours: what programs that were written for OpenAI look for
+    "unauthorized": "invalid_api_key",
+    "unknown_model": "model_not_found",
+    "too_many_requests": "rate_limit_exceeded",
+}
+
+
+def speaks(request: HttpRequest) -> bool:
+    """Whether this address is one of OpenAI's."""
+    return f"{request.path_info}/".startswith(PREFIX)
+
+
+def reshaped(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
+    """A problem in OpenAI's shape; any other answer as it is."""
+    if answer.headers.get("Content-Type") != errors.CONTENT_TYPE:
+        return answer
+    problem = orjson.loads(answer.content)
+    answer.content = orjson.dumps(body(problem))
+    answer.headers["Content-Type"] = CONTENT_TYPE
+    answer.status_code = BAD_REQUEST if answer.status_code == UNPROCESSABLE else answer.status_code
+    is_same = request.method == "GET" or "HTTP_IDEMPOTENCY_KEY" in request.META
+    again = _may_be_sent_again(problem, is_same)
+    if again is not None:
+        answer.headers["X-Should-Retry"] = "true" if again else "false"
+    return answer
+
+
+def told(message: str, code: str) -> dict[str, Any]:
+    """Of a stream that has begun."""
+    return {"error": {"message": message, "type": "server_error", "param": None, "code": code}}
+
+
+def body(problem: dict[str, Any]) -> dict[str, Any]:
+    code: str = problem["code"]
+    fields = problem.get("errors") or [{}]
+    error = {
+        "message": problem["detail"],
+        "type": _type(problem["status"]),
+        "param": fields[0].get("field"),
+        "code": CODES.get(code, code),
+    }
+    return {"error": error}
+
+
+def _type(status: int) -> str:
+    if status == TOO_MANY:
+        return "rate_limit_error"
+    if status == FORBIDDEN:
+        return "permission_error"
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+def _may_be_sent_again(problem: dict[str, Any], is_same: bool) -> bool | None:
+    """None: as the status says. `is_same` is whether the same job is asked for again."""
+    if "retryable" in problem:  # the job has ended
+        return bool(problem["retryable"]) and not is_same
+    return is_same if "job_id" in problem else None

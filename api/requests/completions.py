@@ -1,0 +1,194 @@
+"""What the clients of OpenAI and of Hugging Face send to a model that generates: a job, out of fields in their words.
+
+What would change the answer and is not served is refused by name; what would not is ignored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inference.catalog import tasks, words
+from inference.catalog.lookup import spec_of
+from inference.catalog.specs import ModelSpec
+from inference.errors import InvalidInput
+from inference.submission.submissions import Submission
+
+RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}  # theirs: the model's
+OWN = {"return_full_text": False, "details": True}  # parameters that the answer is made of
+IGNORED = {
+    "details", "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options",
+    "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
+}  # fmt: skip
+REFUSED: Mapping[str, tuple[Any, ...]] = {  # but for the values that ask for nothing
+    "audio": (), "best_of": (1,), "echo": (False,), "frequency_penalty": (0,), "function_call": ("auto", "none"),
+    "functions": ([],), "logit_bias": ({},), "logprobs": (False,), "modalities": (["text"],), "moderation": (),
+    "n": (1,), "presence_penalty": (0,), "reasoning_effort": (), "response_format": ({"type": "text"},),
+    "return_full_text": (False,), "suffix": ("",),
+    "tool_choice": ("auto", "none"), "tools": ([],), "top_logprobs": (0,), "verbosity": (),
+    "web_search_options": (),
+}  # fmt: skip
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+CALLS = ("tool_calls", "function_call", "audio")  # of a message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    submission: Submission
+    words: Mapping[str, str]  # what a message of ours begins with: what the client calls it
+    is_streamed: bool
+    include_usage: bool  # at the end of the stream
+
+    @contextlib.contextmanager
+    def in_its_words(self) -> Iterator[None]:
+        """An input or a parameter that is not valid is named as the client did."""
+        try:
+            yield
+        except InvalidInput as error:
+            raise InvalidInput(self._reworded(error.message), field=self._reworded(error.field)) from None
+
+    def _reworded(self, text: str) -> str:
+        ours = next((ours for ours in self.words if text.startswith(ours)), "")
+        return self.words[ours] + text[len(ours) :] if ours else text
+
+
+def chat(document: Any, spec: ModelSpec | None = None) -> Completion:
+    """`spec` is of the address; else the body names the model. Raises `InvalidInput`, `UnknownModel`."""
+    given = _given(document)
+    return _completion(given, spec, "messages", [_message(*numbered) for numbered in enumerate(_messages(given))])
+
+
+def text(document: Any, spec: ModelSpec | None = None) -> Completion:
+    """As `chat`, for a text to continue."""
+    given = _given(document)
+    return _completion(given, spec, "prompt", _prompt(given))
+
+
+def _given(document: Any) -> dict[str, Any]:
+    """What is null was not given: some clients send all the fields they know."""
+    if not isinstance(document, dict):
+        raise InvalidInput(f"The body must be a JSON object, not {words.type_of(document)}.", field="body")
+    return {name: value for name, value in document.items() if value is not None}
+
+
+def _completion(given: dict[str, Any], spec: ModelSpec | None, field: str, inputs: Any) -> Completion:
+    spec = spec or spec_of(_name(given))
+    if not tasks.of(spec.task).generates:
+        told = f"model: {spec.name!r} does not generate text: post to /v1/models/{spec.name}."
+        raise InvalidInput(told, field="model")
+    rest = {name: value for name, value in given.items() if name not in (field, "model", "stream", "stream_options")}
+    if len({name: rest[name] for name in RENAMED if name in rest}) > 1:
+        raise InvalidInput("max_tokens: is the same as max_completion_tokens; send one of them.", field="max_tokens")
+    renamed = {f"parameters.{ours}": theirs for theirs, ours in RENAMED.items() if theirs in rest}
+    return Completion(
+        submission=Submission(spec=spec, inputs=inputs, parameters=_parameters(spec, rest)),
+        words={**renamed, "parameters.": "", "inputs": field},
+        is_streamed=_flag(given, "stream"),
+        include_usage=_includes_usage(given.get("stream_options", {})),
+    )
+
+
+def _name(given: dict[str, Any]) -> str:
+    if not isinstance(given.get("model"), str):
+        raise InvalidInput("model: must be a name of GET /openai/v1/models.", field="model")
+    name: str = given["model"]
+    return name
+
+
+def _flag(given: dict[str, Any], name: str, where: str = "") -> bool:
+    value = given.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidInput(f"{where}{name}: must be true or false.", field=f"{where}{name}")
+    return bool(value)
+
+
+def _includes_usage(options: Any) -> bool:
+    if not isinstance(options, dict):
+        raise InvalidInput("stream_options: must be an object.", field="stream_options")
+    return _flag(options, "include_usage", "stream_options.")
+
+
+def _parameters(spec: ModelSpec, rest: dict[str, Any]) -> dict[str, Any]:
+    """Those of the model may stand beside OpenAI's."""
+    known = {**RENAMED, **{name: name for name in spec.parameters if name not in OWN}}
+    for name, value in rest.items():
+        if name not in known and name not in IGNORED:
+            _refuse(name, value, known)
+    asked = {known[name]: value for name, value in rest.items() if name in known}
+    return {**OWN, **_sampled(_stopped(asked))}
+
+
+def _refuse(name: str, value: Any, known: Collection[str]) -> None:
+    """Raises `InvalidInput`, unless the value asks for nothing."""
+    if name not in REFUSED:
+        shown = words.name(name)
+        raise InvalidInput(f"{shown}: unknown field; {words.hint(name, known)}", field=shown)
+    harmless = REFUSED[name]
+    if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in harmless):
+        right = f", or send {' or '.join(map(json.dumps, harmless))}" if harmless else ""
+        raise InvalidInput(f"{name}: is not served here; leave it out{right}.", field=name)
+
+
+def _stopped(parameters: dict[str, Any]) -> dict[str, Any]:
+    stop = parameters.pop("stop", [])
+    if isinstance(stop, str):
+        stop = [stop]
+    return parameters if stop == [] else {**parameters, "stop": stop}
+
+
+def _sampled(parameters: dict[str, Any]) -> dict[str, Any]:
+    """A temperature of 0 asks for the likeliest token, any other, or a top_p, for one that is drawn."""
+    temperature = parameters.get("temperature")
+    if temperature == 0 and not isinstance(temperature, bool):
+        rest = {name: value for name, value in parameters.items() if name not in ("temperature", "top_p", "top_k")}
+        return {**rest, "do_sample": False}
+    if temperature is None and "top_p" not in parameters:
+        return parameters
+    return {"do_sample": True, **parameters}
+
+
+def _prompt(given: dict[str, Any]) -> str:
+    prompt = given.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1:
+        [prompt] = prompt
+    if not isinstance(prompt, str):
+        raise InvalidInput("prompt: must be a string; several prompts are several requests.", field="prompt")
+    return prompt
+
+
+def _messages(given: dict[str, Any]) -> list[Any]:
+    messages = given.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise InvalidInput('messages: must be a list such as [{"role": "user", "content": "…"}].', field="messages")
+    return messages
+
+
+def _message(index: int, message: Any) -> dict[str, str]:
+    where = f"messages[{index}]"
+    if not isinstance(message, dict):
+        raise InvalidInput(f"{where}: must be an object, not {words.type_of(message)}.", field=where)
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise InvalidInput(f"{where}.role: must be one of {', '.join(ROLES)}.", field=f"{where}.role")
+    if name := next((name for name in CALLS if message.get(name)), None):
+        raise InvalidInput(f"{where}.{name}: is not served here; leave it out.", field=f"{where}.{name}")
+    return {"role": ROLES[role], "content": _content(f"{where}.content", message.get("content"))}
+
+
+def _content(where: str, content: Any) -> str:
+    """A text, or parts of one."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise InvalidInput(f"{where}: must be a string, or a list of parts of the type text.", field=where)
+    return "\n".join(_part(f"{where}[{index}]", part) for index, part in enumerate(content))
+
+
+def _part(where: str, part: Any) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        raise InvalidInput(f'{where}: must be a part such as {{"type": "text", "text": "…"}}.', field=where)
+    text: str = part["text"]
+    return text

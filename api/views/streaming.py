@@ -1,0 +1,110 @@
+"""Answers that are written while a job runs. Each holds a thread and a place among the requests that wait, and neither
+a compute slot nor a database connection."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Generator, Iterator
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError, connection
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+
+from api.answers import events
+from api.errors import ApiError
+from api.requests import bodies
+from api.views.base import ApiView
+from api.waiting import slots
+from inference.catalog import lengths, tasks
+from inference.catalog.lookup import last_spec_of
+from inference.errors import InferenceError
+from inference.models import Job
+from inference.streams import reader
+from inference.streams.events import Event
+from inference.streams.live import live
+from inference.streams.positions import BEGINNING, Position
+from inference.submission import jobs
+
+logger = logging.getLogger(__name__)
+
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # nobody in between is to collect it
+QUERY = ("on_disconnect",)
+NO_ROOM = "Too many of your requests wait already. Come back later, or submit a job and poll it."
+
+
+class Body:
+    """A thread of the server takes its pieces one by one, and closes it: also when it has begun nothing, and when its
+    client has gone, which is noticed by the next piece that is written."""
+
+    def __init__(self, pieces: Generator[bytes, None, None], held: contextlib.ExitStack) -> None:
+        self.pieces, self.held = pieces, held
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.pieces
+
+    def close(self) -> None:
+        with self.held:
+            self.pieces.close()
+
+
+def answer(
+    view: ApiView,
+    request: HttpRequest,
+    job: Callable[[], Job],
+    written: Callable[[Job, Iterator[Event]], Iterator[bytes]],
+    *,
+    after: Position = BEGINNING,
+) -> HttpResponseBase:
+    """`job` finds or submits it once there is room to wait for it, `written` makes of its events what is sent. Raises
+    `ApiError` when there is no room, and what `job` raises."""
+    cancels = bodies.cancels_on_disconnect(request.GET)
+    if request.method == "HEAD":
+        job()
+        return HttpResponse(content_type=events.CONTENT_TYPE, headers=HEADERS)
+    with contextlib.ExitStack() as held:
+        if not held.enter_context(slots.take(view.principal.user_id, reader.LONGEST_S)):
+            raise ApiError(NO_ROOM, "overloaded", retry_after_s=1)
+        row = job()
+        pieces = _pieces(row.id, written(row, reader.read(row, after=after)), cancels=cancels)
+        body = Body(pieces, held.pop_all())
+    headers = {**HEADERS, "Content-Location": f"/v1/jobs/{row.id}/stream"}
+    return StreamingHttpResponse(body, content_type=events.CONTENT_TYPE, headers=headers)
+
+
+def place(request: HttpRequest, job: Job) -> Position:
+    """Where its client was told the last time. Raises `UnknownPosition`."""
+    told = request.META.get("HTTP_LAST_EVENT_ID") or request.GET.get("last_event_id")
+    return Position.of_id(told, job.id) if told else BEGINNING
+
+
+def refuse_others(job: Job) -> None:
+    """Raises `ApiError` for a job that generates no text, or several."""
+    spec = last_spec_of(job.model)
+    if spec and tasks.of(spec.task).generates and not job.parts and not lengths.is_list(spec, job.inputs):
+        return
+    raise ApiError(
+        f"The job {job.id} has no stream: it does not generate one text. GET /v1/jobs/{job.id}/output?wait=30 waits"
+        " for its output."
+    )
+
+
+def _pieces(job_id: UUID, pieces: Iterator[bytes], *, cancels: bool) -> Generator[bytes, None, None]:
+    try:
+        yield from pieces
+    except GeneratorExit:
+        if cancels and not live.is_stopping:
+            _cancel(job_id)
+        raise
+
+
+def _cancel(job_id: UUID) -> None:
+    """Its client has gone. A job that has ended stays as it is."""
+    try:
+        jobs.cancel(job_id)
+        logger.info("job=%s is cancelled: its client has gone", job_id)
+    except (InferenceError, DatabaseError, InterfaceError) as error:
+        logger.warning("job=%s goes on, though its client has gone: %s", job_id, error)
+    finally:
+        connection.close()

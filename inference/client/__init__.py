@@ -1,0 +1,19 @@
+"""Python's client of the service. It needs the standard library and urllib3 only.
+
+    from inference.client import Client
+
+    with Client("http://127.0.0.1:8000", key) as client:
+        client.run("embeddings", "a text")
+        future = client.submit("embeddings", "a text")
+    for event in client.stream("generator", "once upon a time"): ...
+        for answer in client.map("embeddings", texts, name="tonight"): ...
+
+Inside Django, without HTTP: `api.inside`.
+"""
+
+from inference.client.client import BaseClient, Client
+from inference.client.errors import ClientError, JobError
+from inference.client.futures import JobFuture
+from inference.client.service import StreamEvent
+
+__all__ = ["BaseClient", "Client", "ClientError", "JobError", "JobFuture", "StreamEvent"]

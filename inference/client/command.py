@@ -1,0 +1,275 @@
+"""The client on the command line: run, map, status, cancel."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from inference.client.client import Client
+from inference.client.errors import ClientError, JobError
+from inference.client.progress import Bar
+from inference.client.service import dumps
+
+URL = "http://127.0.0.1:8000"
+INTERRUPTED = 130  # as shells have it
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    asked = parser().parse_args(arguments)
+    logging.basicConfig(format="%(message)s")
+    try:
+        try:
+            return call(asked)
+        finally:
+            sys.stdout.flush()
+    except ClientError as error:
+        tell(f"error: {error}")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+    except OSError as error:
+        tell(f"error: {error}")
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 1
+
+
+def call(asked: argparse.Namespace) -> int:
+    with Client(asked.url, os.environ.get("INFERENCE_API_KEY", ""), patience_s=asked.patience) as client:
+        try:
+            status: int = asked.call(client, asked)
+            return status
+        except (ClientError, TimeoutError) as error:
+            tell(f"error: {error}{hint(client, error)}")
+            return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="python -m inference.client",
+        description="A client of the inference service. The key is taken from the variable INFERENCE_API_KEY.",
+    )
+    found.add_argument("--url", default=os.environ.get("INFERENCE_URL", URL), help=f"or INFERENCE_URL; {URL} otherwise")
+    commands = found.add_subparsers(required=True, metavar="run, map, status or cancel")
+
+    one = commands.add_parser("run", help="run a model on one input, and print the output as JSON")
+    one.add_argument("model")
+    one.add_argument("input", help="a text; with --json any input as JSON")
+    one.add_argument("--json", action="store_true", help="the input is JSON")
+    one.add_argument("--stream", action="store_true", help="print the text as it is generated, instead of the output")
+    one.add_argument("--timeout", type=float, help="seconds to wait; the job goes on afterwards")
+    one.set_defaults(call=run)
+
+    many = commands.add_parser(
+        "map",
+        help="run a model on every line of the standard input",
+        description="Each line is a text or a list as JSON, or an object with inputs and, if need be, parameters. Each"
+        ' line of the answers is {"output": …} or {"error": …}, in the same order.',
+    )
+    many.add_argument("model")
+    many.add_argument(
+        "--output", type=Path, metavar="FILE", help="where answers go; goes on after those that are there"
+    )
+    many.add_argument("--name", help="of this run: given again, after it was killed, nothing runs twice")
+    many.add_argument("--in-flight", type=int, default=4000, metavar="N", help="lines that are read ahead")
+    many.add_argument("--priority", choices=("high", "normal", "low"), default="low")
+    many.set_defaults(call=map_lines)
+
+    state = commands.add_parser("status", help="what is served, or how far a job or a bulk is")
+    state.add_argument("id", nargs="?")
+    state.set_defaults(call=show_status)
+
+    stop = commands.add_parser("cancel", help="cancel a job, or what is left of a bulk")
+    stop.add_argument("id")
+    stop.set_defaults(call=cancel)
+    for command, patience_s in ((one, 10.0), (many, 600.0), (state, 10.0), (stop, 10.0)):
+        told = f"seconds to try again while the service is away or full; {patience_s:g} otherwise"
+        command.add_argument("--patience", type=float, default=patience_s, metavar="S", help=told)
+    for command in (one, many):
+        command.add_argument("--parameters", type=json_object, metavar="JSON", help="what the model allows")
+    return found
+
+
+def json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError('must be an object, such as {"top_k": 3}')
+    return value
+
+
+def run(client: Client, asked: argparse.Namespace) -> int:
+    inputs = asked.input
+    if asked.json:
+        try:
+            inputs = json.loads(asked.input)
+        except (ValueError, RecursionError) as error:
+            raise ClientError(
+                f"The input is not JSON: {error}. Leave --json out for a text.", code="invalid_json"
+            ) from None
+    if asked.stream:
+        return stream(client, asked, inputs)
+    output = client.run(asked.model, inputs, parameters=asked.parameters, timeout=asked.timeout)
+    print_line(output)
+    return 0
+
+
+def stream(client: Client, asked: argparse.Namespace, inputs: Any) -> int:
+    for event in client.stream(asked.model, inputs, parameters=asked.parameters):
+        if event.kind == "restart":
+            tell("\nThe text begins again: another attempt generates another one.")
+        sys.stdout.write(event.text)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    return 0
+
+
+def map_lines(client: Client, asked: argparse.Namespace) -> int:
+    name = asked.name or str(uuid.uuid4())
+    source = sys.stdin.buffer
+    failed = 0
+    with answers_file(asked) as (target, written):
+        batches = client.map_encoded(
+            encoded(source, asked.parameters), {"model": asked.model, "priority": asked.priority},
+            name=name, in_flight=asked.in_flight, skip=written,
+        )  # fmt: skip
+        try:
+            with Bar(lines_of(source), shown=True, done=written) as bar:
+                for batch in batches:
+                    target.write(b"".join(answer_line(answer) for _, answer in batch))
+                    target.flush()
+                    bar.add(batch)
+                    failed += sum(isinstance(answer, JobError) for _, answer in batch)
+        except (KeyboardInterrupt, ClientError, OSError):
+            tell(f"\nTo go on: the same command with --name {name}")
+            raise
+    if failed:
+        tell(f"{failed} lines have an error in place of an output.")
+    return 1 if failed else 0
+
+
+@contextlib.contextmanager
+def answers_file(asked: argparse.Namespace) -> Iterator[tuple[IO[bytes], int]]:
+    """Where answers go, and how many are there. A last line that was cut is removed. Raises `ClientError`."""
+    if asked.output is None:
+        yield sys.stdout.buffer, 0
+        return
+    with asked.output.open("a+b") as file:
+        own_alone(file, asked.output)
+        file.seek(0)
+        written, end = 0, 0
+        for line in file:
+            if line.endswith(b"\n"):
+                written, end = written + 1, end + len(line)
+        if written and not asked.name:
+            raise ClientError(
+                f"{asked.output} has {written} answers. Give the --name of the run that wrote them, or another file.",
+                code="bad_request",
+            )
+        file.truncate(end)
+        yield file, written
+
+
+def own_alone(file: IO[bytes], path: Path) -> None:
+    """Until it is closed. Raises `ClientError`: two that append would mix their answers."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ClientError(
+            f"Another program writes its answers to {path} now. Wait for it, or end it.", code="bad_request"
+        ) from None
+
+
+def encoded(lines: Iterable[bytes], parameters: Mapping[str, Any] | None) -> Iterator[bytes | JobError]:
+    """As the bulk interface takes them, or why it takes none, in its place."""
+    shared = b',"parameters":' + dumps(parameters) if parameters else b""
+    for line in map(bytes.strip, lines):
+        if not line:
+            continue
+        try:
+            document = json.loads(line.decode())
+            if not isinstance(document, dict):
+                yield b'{"inputs":' + line + shared + b"}"
+            else:
+                yield with_parameters(document, parameters) if parameters else line
+        except (ValueError, RecursionError, ClientError) as error:
+            yield JobError(f"The line is not valid JSON: {error}.", code="invalid_json")
+
+
+def with_parameters(document: dict[str, Any], parameters: Mapping[str, Any]) -> bytes:
+    """Those of the line come first."""
+    own = document.get("parameters", {})
+    return dumps({**document, "parameters": {**parameters, **own}} if isinstance(own, dict) else document)
+
+
+def answer_line(answer: Any) -> bytes:
+    if isinstance(answer, JobError):
+        error = {"code": answer.code, "detail": answer.detail, "retryable": answer.retryable, "job": answer.job_id}
+        return dumps({"error": error}) + b"\n"
+    return dumps({"output": answer}) + b"\n"
+
+
+def lines_of(source: IO[bytes]) -> int | None:
+    """How many there are, where they can be read twice."""
+    if not sys.stderr.isatty() or not source.seekable():
+        return None
+    here = source.tell()
+    count = sum(1 for line in source if line.strip())
+    source.seek(here)
+    return count
+
+
+def show_status(client: Client, asked: argparse.Namespace) -> int:
+    if asked.id:
+        print_line(client.look(asked.id), indent=2)
+        return 0
+    ready = client.ready()
+    rows: list[tuple[str, ...]] = [("model", "task", "workers", "queued", "items/s")]
+    for model in client.models():
+        served = model["served"]
+        speed = served["items_per_s"]
+        told = (model["name"], model["task"], served["workers"], served["queued"], f"{speed:.1f}" if speed else "")
+        rows.append(tuple(map(str, told)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        sys.stdout.write("  ".join(map(str.ljust, row, widths)).rstrip() + "\n")
+    for reason in ready["reasons"]:
+        tell(f"not ready: {reason}")
+    return 0 if ready["ready"] else 1
+
+
+def cancel(client: Client, asked: argparse.Namespace) -> int:
+    found = client.cancel(asked.id)
+    sys.stdout.write(f"{found['status'] if 'status' in found else found['counts']}\n")
+    return 0
+
+
+def print_line(value: Any, indent: int | None = None) -> None:
+    sys.stdout.buffer.write(json.dumps(value, ensure_ascii=False, indent=indent).encode() + b"\n")
+
+
+def tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def hint(client: Client, error: Exception) -> str:
+    """What to do, where the service cannot know it."""
+    code = getattr(error, "code", "")
+    if code == "unauthorized":
+        return "\nPut a key into the variable INFERENCE_API_KEY."
+    if code in ("unreachable", "redirected", "no_answer"):
+        return "\nName the service with --url or INFERENCE_URL."
+    if code == "unknown_model":
+        with contextlib.suppress(ClientError):
+            return f"\nModels: {', '.join(model['name'] for model in client.models())}."
+    return ""

@@ -1,0 +1,64 @@
+"""What a call of the client raises, and what stands in the place of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+PASSING = frozenset(  # the service took nothing, and may later
+    {"too_many_requests", "too_many_queued", "queue_full", "overloaded", "no_worker", "store_unavailable"}
+)
+
+
+class ClientError(Exception):
+    """`code` is the service's (docs/api.md), or one of the client's own: `unreachable`, `redirected`, `no_answer`,
+    `other_inputs`, `closed`. `passing`: the same call may succeed later."""
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        code: str,
+        passing: bool = False,
+        retry_after_s: float | None = None,
+        problem: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.detail, self.code, self.passing, self.retry_after_s = detail, code, passing, retry_after_s
+        self.problem = problem or {}
+
+    @property
+    def job_id(self) -> str | None:
+        return self.problem.get("job_id")
+
+    @property
+    def request_id(self) -> str | None:
+        """Under which the service's log has more."""
+        return self.problem.get("request_id")
+
+    def __str__(self) -> str:
+        told = f" (request {self.request_id})" if self.request_id else ""
+        return f"{self.detail} [{self.code}]{told}"
+
+
+class JobError(ClientError):
+    """A job without output: it failed, its input was refused, its time was over, or it is not there (any more)."""
+
+    def __init__(self, detail: str, *, code: str, job_id: str | None = None, retryable: bool = False) -> None:
+        super().__init__(detail, code=code, problem={"job_id": job_id} if job_id else None)
+        self.retryable = retryable  # whether a new job of the same input may succeed
+
+    @classmethod
+    def of(cls, job: Mapping[str, Any]) -> JobError:
+        """Of a job that is finished, as the service shows it."""
+        error = job["error"] or {"code": job["status"], "detail": f"The job is {job['status']}.", "retryable": False}
+        return cls(error["detail"], code=error["code"], job_id=job["id"], retryable=error["retryable"])
+
+    @classmethod
+    def missing(cls, job_id: str, code: str) -> JobError:
+        why = (
+            "It was removed after the time that jobs are kept"
+            if code == "job_gone"
+            else "It is not there, or not yours"
+        )
+        return cls(f"There is no job {job_id}. {why}.", code=code, job_id=job_id)

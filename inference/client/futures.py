@@ -1,0 +1,88 @@
+"""A job as a future: of the standard library's kind, and to be awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, wait
+from typing import Any
+
+from inference.client.errors import JobError
+from inference.client.service import Document, StreamEvent
+
+FINISHED = ("succeeded", "failed", "cancelled", "expired")
+
+
+class JobFuture(Future[Any]):
+    """The output of a job. `result()` and `exception()` raise `JobError`, or `CancelledError` of a cancelled job.
+
+    A wait that is over, and an `await` that is cancelled, leave the job alone: `cancel()` alone ends it.
+    """
+
+    def __init__(
+        self, job: Document, cancel: Callable[[str], Document], stream: Callable[[str, str], Iterator[StreamEvent]]
+    ) -> None:
+        super().__init__()
+        self.id: str = job["id"]
+        self.job = job  # as it was last seen
+        self.was_running = False  # when `cancel` cancelled it
+        self._cancel, self._stream = cancel, stream
+        self._settling = threading.Lock()
+        self._is_settled = False
+
+    def cancel(self) -> bool:
+        """Whether the job is cancelled now. A running one is too: its outcome is dropped, and `was_running` is true.
+        Raises `ClientError`."""
+        if not self.done():
+            job = self._cancel(self.id)
+            self.was_running = job["was_running"]
+            self.settle(job)
+        return self.cancelled()
+
+    def stream(self, *, after: str = "") -> Iterator[StreamEvent]:
+        """Its text as it is generated, from the beginning or `after` an event's id. Raises `JobError` when there is no
+        output, and `ClientError`."""
+        return self._stream(self.id, after)
+
+    def settle(self, job: Document) -> None:
+        """What became of it, if it is finished. Two may tell it at the same time."""
+        if job["status"] not in FINISHED:
+            return
+        if not self._is_first():
+            wait([self])
+            return
+        self.job = job
+        if job["status"] == "succeeded":
+            self.set_result(job["output"])
+        elif job["status"] == "cancelled":
+            super().cancel()
+            self.set_running_or_notify_cancel()  # or `concurrent.futures.wait` never hears of it
+        else:
+            self.set_exception(JobError.of(job))
+
+    def fail(self, error: BaseException) -> None:
+        """Nobody will tell what became of it."""
+        if self._is_first():
+            self.set_exception(error)
+
+    def _is_first(self) -> bool:
+        with self._settling:
+            first, self._is_settled = not self._is_settled, True
+            return first
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self.done():
+            loop = asyncio.get_running_loop()
+            ended = loop.create_future()
+            self.add_done_callback(lambda _: loop.is_closed() or loop.call_soon_threadsafe(_end, ended))
+            yield from ended
+        return self.result(timeout=0)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.job['status']}>"
+
+
+def _end(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,204 @@
+"""The service over HTTP. urllib3, since it keeps connections for many threads, needs no other package, and costs a
+third of the CPU of what also speaks asyncio: here, who awaits holds neither a thread nor a connection."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+import urllib3
+from urllib3.exceptions import HTTPError, LocationValueError, SSLError
+from urllib3.util import Timeout, parse_url
+
+from inference.client import sse
+from inference.client.errors import PASSING, ClientError
+from inference.client.service import LONGEST_S, Document, Service, StreamEvent, dumps
+
+CONNECT_S = 5.0
+ANSWER_S = 60.0  # beside what the service was asked to wait; a large bulk takes some seconds
+SILENT_S = 35.0  # a stream says every ten seconds that it is there
+STREAMED = 200
+PLAIN = "outputs=plain"
+HEADER = re.compile(r"[\x21-\x7e]{1,255}")  # what the service takes for an API key or an idempotency key
+JOB = ("id", "status", "output", "error")
+TOO_LARGE = 413  # of a proxy too
+RETRIED = (408, 425, 429, 502, 503, 504)  # of a proxy in between, without a problem document
+
+
+class Http(Service):
+    def __init__(self, url: str, key: str = "", *, connections: int = 16) -> None:
+        self.url = _checked(url)
+        if key and not HEADER.fullmatch(key):
+            raise ClientError("The API key has characters that no key has.", code="unauthorized")
+        self._headers = {"User-Agent": "inference-client", **({"Authorization": f"Bearer {key}"} if key else {})}
+        self._connections = connections
+        self.reconnect()
+
+    def submit(self, job: Mapping[str, Any], *, key: str, wait_s: float) -> Document:
+        if not HEADER.fullmatch(key):
+            raise ClientError("key: must be 1 to 255 visible ASCII characters, such as a UUID.", code="bad_request")
+        prefer = f"{PLAIN}, wait={int(wait_s)}" if wait_s >= 1 else PLAIN
+        return self._ask(
+            "POST", "/v1/jobs", dumps(job), headers={"Idempotency-Key": key, "Prefer": prefer}, wait_s=wait_s,
+            members=JOB,
+        )  # fmt: skip
+
+    def wait(self, ids: Sequence[str], *, wait_s: float) -> Document:
+        members = ("items", "missing")
+        return self._ask(
+            "POST", "/v1/jobs/wait", dumps({"ids": ids}), query={"wait": wait_s}, wait_s=wait_s, members=members
+        )
+
+    def job(self, job_id: str) -> Document:
+        return self._ask("GET", f"/v1/jobs/{_id(job_id)}", members=JOB)
+
+    def stream(self, job_id: str, *, after: str) -> Iterator[StreamEvent | None]:
+        address = f"{self.url}/v1/jobs/{_id(job_id)}/stream"
+        with self._telling():
+            answer = self._send("GET", address, headers={"Last-Event-ID": after} if after else {}, read_s=SILENT_S)
+            try:
+                if answer.status != STREAMED:
+                    raise _error(self.url, answer, _loads(answer.read()))
+                yield from sse.events(answer.stream(sse.MOST_READ))
+            except (ValueError, KeyError, TypeError):
+                raise _error(self.url, answer, None) from None
+            finally:
+                answer.close()  # what is left of it is not read
+
+    def cancel(self, job_id: str) -> Document:
+        return self._ask("POST", f"/v1/jobs/{_id(job_id)}/cancel", members=(*JOB, "was_running"))
+
+    def submit_bulk(self, lines: Sequence[bytes], *, terms: Mapping[str, Any], key: str) -> Document:
+        headers = {"Idempotency-Key": key, "Content-Type": "application/x-ndjson"}
+        members = ("id", "counts", "jobs", "refused")
+        return self._ask("POST", "/v1/jobs/bulk", b"\n".join(lines), query=terms, headers=headers, members=members)
+
+    def bulk(self, bulk_id: str) -> Document:
+        return self._ask("GET", f"/v1/jobs/bulk/{_id(bulk_id)}", members=("id", "counts"))
+
+    def cancel_bulk(self, bulk_id: str) -> Document:
+        return self._ask("POST", f"/v1/jobs/bulk/{_id(bulk_id)}/cancel", members=("id", "counts"))
+
+    def models(self) -> list[Document]:
+        return list(self._ask("GET", "/v1/models", members=("items",))["items"])
+
+    def ready(self) -> Document:
+        return self._ask("GET", "/readyz", members=("ready", "reasons"), taken=(200, 503))
+
+    def reconnect(self) -> None:
+        self._pool = urllib3.PoolManager(num_pools=1, maxsize=self._connections, retries=False)
+
+    def close(self) -> None:
+        self._pool.clear()
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        members: Sequence[str],
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        wait_s: float = 0.0,
+        taken: Sequence[int] = (200, 202),
+    ) -> Document:
+        """The answer, which has these members. Raises `ClientError`. A redirect is none of the answers: the key is for
+        this address only."""
+        address = f"{self.url}{path}" + (f"?{urlencode(query)}" if query else "")
+        with self._telling():
+            answer = self._send(method, address, body, headers=headers or {}, read_s=wait_s + ANSWER_S)
+            document = _loads(answer.read())
+        if answer.status in taken and isinstance(document, dict) and document.keys() >= set(members):
+            pause_s = _retry_after_s(answer) if path == "/v1/jobs/wait" else None
+            return {**document, "pause_s": min(pause_s, LONGEST_S)} if pause_s else document
+        raise _error(self.url, answer, document)
+
+    def _send(
+        self, method: str, address: str, body: bytes | None = None, *, headers: Mapping[str, str], read_s: float
+    ) -> urllib3.BaseHTTPResponse:
+        """Whose body is to be read."""
+        sent = {"Prefer": PLAIN, "Content-Type": "application/json", **self._headers, **headers}
+        timeout = Timeout(connect=CONNECT_S, read=read_s)
+        return self._pool.request(
+            method, address, body=body, headers=sent, timeout=timeout, redirect=False, preload_content=False
+        )
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """What is wrong with the connection. Raises `ClientError`."""
+        try:
+            yield
+        except SSLError as error:
+            raise ClientError(
+                f"{self.url} has no certificate that is trusted here: {error}", code="unreachable"
+            ) from None
+        except HTTPError as error:
+            raise ClientError(
+                f"{self.url} cannot be reached: {_words(error)}. Is the address right, and does the service run?",
+                code="unreachable",
+                passing=True,
+            ) from None
+
+
+def _loads(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _checked(url: str) -> str:
+    """Raises `ClientError`."""
+    try:
+        parsed = parse_url(url)
+    except LocationValueError:
+        parsed = parse_url("")
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.auth or parsed.query or parsed.fragment:
+        raise ClientError(
+            "The address must be that of the service and nothing else, such as http://127.0.0.1:8000.",
+            code="bad_request",
+        )
+    return url.rstrip("/")
+
+
+def _id(text: str) -> str:
+    """As a part of an address. Raises `ClientError`."""
+    if not text or not all(letter.isascii() and (letter.isalnum() or letter == "-") for letter in text):
+        raise ClientError(f"{text[:100]!r} is no id: an id is a UUID.", code="job_not_found")
+    return text
+
+
+def _words(error: HTTPError) -> str:
+    return str(error).rpartition(": ")[2] or type(error).__name__
+
+
+def _retry_after_s(answer: urllib3.BaseHTTPResponse) -> float | None:
+    """None without one, and for a date: then pauses grow."""
+    text = answer.headers.get("Retry-After", "")
+    return float(text) if text.isascii() and text.isdigit() else None
+
+
+def _error(url: str, answer: urllib3.BaseHTTPResponse, document: Any) -> ClientError:
+    status = answer.status
+    retry_after_s = _retry_after_s(answer)
+    if 300 <= status < 400:
+        to = answer.headers.get("Location", "another address")
+        return ClientError(f"{url} redirects to {to}. Use the address that it leads to.", code="redirected")
+    if isinstance(document, dict) and "code" in document and "detail" in document:
+        code = str(document["code"])
+        return ClientError(
+            document["detail"], code=code, passing=code in PASSING, retry_after_s=retry_after_s, problem=document
+        )
+    if status == TOO_LARGE:
+        return ClientError(f"What stands before {url} takes no body of this size.", code="body_too_large")
+    return ClientError(
+        f"{url} answered {status} and not as this service does. Is the address right?",
+        code="no_answer",
+        passing=status in RETRIED,
+        retry_after_s=retry_after_s,
+    )

@@ -1,0 +1,63 @@
+"""A line on the terminal that says how far a map is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Self
+
+from inference.client.errors import JobError
+
+EVERY_S = 0.2
+WIDTH = 20
+
+
+class Bar:
+    """On stderr, where that is a terminal and it is wanted."""
+
+    def __init__(self, total: int | None, *, shown: bool, done: int = 0) -> None:
+        self._total, self._done, self._errors = total, done, 0
+        self._shown = shown and sys.stderr.isatty()
+        self._began_at, self._first = time.monotonic(), done
+        self._drawn_at = 0.0
+
+    def add(self, batch: Sequence[tuple[int, Any]]) -> None:
+        self._done += len(batch)
+        self._errors += sum(isinstance(answer, JobError) for _, answer in batch)
+        if self._shown and time.monotonic() - self._drawn_at > EVERY_S:
+            self._draw()
+
+    def text(self, elapsed_s: float) -> str:
+        rate = (self._done - self._first) / elapsed_s if elapsed_s > 0 else 0.0
+        parts = [f"{self._done:,}", f"{rate:,.0f}/s"]
+        if self._total:
+            share = min(1.0, self._done / self._total)
+            filled = int(share * WIDTH)
+            left = _clock((self._total - self._done) / rate) if rate else "?"
+            parts = [
+                f"[{'#' * filled}{'.' * (WIDTH - filled)}] {self._done:,}/{self._total:,}",
+                parts[1],
+                f"{left} left",
+            ]
+        if self._errors:
+            parts.append(f"{self._errors:,} errors")
+        return "  ".join(parts)
+
+    def _draw(self, end: str = "") -> None:
+        self._drawn_at = time.monotonic()
+        sys.stderr.write(f"\r\x1b[K{self.text(self._drawn_at - self._began_at)}{end}")
+        sys.stderr.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._shown:
+            self._draw("\n")
+
+
+def _clock(seconds: float) -> str:
+    minutes, left = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"

@@ -1,0 +1,28 @@
+"""Server-sent events, as this service writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+
+from inference.client.service import StreamEvent
+
+MOST_READ = 65_536
+TOLD = ("delta", "restart", "end")
+
+
+def events(pieces: Iterable[bytes]) -> Iterator[StreamEvent | None]:
+    """None for what says only that the service is there. Raises `ValueError`, `KeyError` for what others wrote."""
+    rest = b""
+    for piece in pieces:
+        *blocks, rest = (rest + piece).split(b"\n\n")
+        yield from map(_event, blocks)
+
+
+def _event(block: bytes) -> StreamEvent | None:
+    fields = dict(line.split(": ", 1) for line in block.decode().splitlines() if ": " in line)
+    if fields.get("event") not in TOLD:
+        return None
+    data = json.loads(fields["data"])
+    text = data["token"]["text"] if "token" in data else ""
+    return StreamEvent(kind=fields["event"], text=text, id=fields.get("id", ""), job=data.get("job"))

@@ -1,0 +1,37 @@
+"""The text of a job while it is generated, read on by itself where a connection broke off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from inference.client.errors import ClientError, JobError
+from inference.client.service import Pauses, Service, StreamEvent
+
+
+def events(service: Service, job_id: str, *, after: str, patience_s: float) -> Iterator[StreamEvent]:
+    """Up to its end. Raises `JobError` for a job without output, and `ClientError` after `patience_s` without a sign of
+    life."""
+    pauses = Pauses()
+    give_up_at = time.monotonic() + patience_s
+    while True:
+        broken = ClientError(f"The stream of the job {job_id} broke off.", code="unreachable", passing=True)
+        try:
+            for event in service.stream(job_id, after=after):
+                pauses.reset()
+                give_up_at = time.monotonic() + patience_s
+                if event is None:
+                    continue
+                after = event.id or after
+                if event.kind != "end":
+                    yield event
+                elif event.job and event.job["status"] == "succeeded":
+                    yield event
+                    return
+                else:
+                    raise JobError.of(event.job or {})
+        except JobError:
+            raise
+        except ClientError as error:
+            broken = error
+        time.sleep(pauses.after_s(broken, give_up_at))

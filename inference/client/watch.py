@@ -1,0 +1,119 @@
+"""Hundreds of futures on a few connections: each waits for any of up to 500 jobs.
+
+The first connection waits long and the last one briefly, so that a job that comes while all of them wait is soon among
+those that are waited for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+from inference.client.errors import ClientError, JobError
+from inference.client.futures import JobFuture
+from inference.client.service import MOST_IDS, Document, Service, patiently
+
+WAITS_S = (20.0, 10.0, 2.0, 0.25)  # of each connection; some proxies cut a request after 30 s
+IDLE_S = 10.0  # after which the thread of a connection ends
+
+Watched = dict[str, list[JobFuture]]  # by id of the job
+
+
+class Watch:
+    """Its threads start when there are futures that nobody waits for, and end some time after the last one."""
+
+    def __init__(self, service: Service, *, patience_s: float) -> None:
+        self._service, self._patience_s = service, patience_s
+        self._changed = threading.Condition()
+        self._unasked: Watched = {}  # nobody waits for these now
+        self._asked: Watched = {}
+        self._places: set[int] = set()  # in `WAITS_S`, of the connections that there are
+        self._idle: set[int] = set()
+        self._is_closed = False
+
+    def add(self, future: JobFuture) -> None:
+        with self._changed:
+            if not self._is_closed:
+                self._unasked.setdefault(future.id, []).append(future)
+                self._ensure_thread()
+                self._changed.notify_all()
+                return
+        future.fail(_closed(future.id))
+
+    def close(self) -> None:
+        """Its futures end with an error; their jobs go on."""
+        with self._changed:
+            self._is_closed = True
+            left = [*self._unasked.values(), *self._asked.values()]
+            self._changed.notify_all()
+        for future in itertools.chain.from_iterable(left):
+            future.fail(_closed(future.id))
+
+    def _ensure_thread(self) -> None:
+        if not self._idle and len(self._places) < len(WAITS_S):
+            place = min(set(range(len(WAITS_S))) - self._places)
+            self._places.add(place)
+            threading.Thread(target=self._run, args=(place,), name=f"inference-client-{place}", daemon=True).start()
+
+    def _run(self, place: int) -> None:
+        while taken := self._take(place):
+            try:
+                answer = patiently(lambda: self._ask(taken, place), limit_s=self._patience_s)
+                self._settle(taken, answer)
+            except Exception as error:
+                self._fail(taken, error)
+            else:
+                time.sleep(answer.get("pause_s", 0.0))
+
+    def _ask(self, taken: Sequence[str], place: int) -> Document:
+        return self._service.wait(taken, wait_s=WAITS_S[place])
+
+    def _take(self, place: int) -> list[str]:
+        """The ids that this connection waits for next; none when it ends. Of idle ones, that with the longest wait is
+        first."""
+        with self._changed:
+            self._idle.add(place)
+            self._changed.wait_for(lambda: self._is_closed or (self._unasked and min(self._idle) == place), IDLE_S)
+            self._idle.discard(place)
+            if self._is_closed or not self._unasked:
+                self._places.discard(place)
+                return []
+            taken = list(itertools.islice(self._unasked, MOST_IDS))
+            self._move(taken, self._unasked, self._asked)
+            return taken
+
+    def _settle(self, taken: Sequence[str], answer: Document) -> None:
+        """What is left is waited for again before anybody is told: that may take long."""
+        jobs = {job["id"]: job for job in answer["items"]}
+        missing = {each["id"]: each["code"] for each in answer["missing"]}
+        ended = self._ended([*jobs, *missing])
+        with self._changed:
+            self._move(taken, self._asked, self._unasked)
+            if self._unasked:
+                self._ensure_thread()
+        for job_id, futures in ended.items():
+            for future in futures:
+                if job_id in jobs:
+                    future.settle(jobs[job_id])
+                else:
+                    future.fail(JobError.missing(job_id, missing[job_id]))
+
+    def _fail(self, taken: Sequence[str], error: Exception) -> None:
+        for future in itertools.chain.from_iterable(self._ended(taken).values()):
+            future.fail(error)
+
+    def _ended(self, ids: Iterable[str]) -> Watched:
+        with self._changed:
+            return {job_id: self._asked.pop(job_id) for job_id in ids if job_id in self._asked}
+
+    def _move(self, ids: Iterable[str], source: Watched, target: Watched) -> None:
+        for job_id in ids:
+            if job_id in source:
+                target.setdefault(job_id, []).extend(source.pop(job_id))
+        self._changed.notify_all()
+
+
+def _closed(job_id: str) -> ClientError:
+    return ClientError(f"The client was closed. The job {job_id} goes on: Client(…).job({job_id!r}).", code="closed")

@@ -1,0 +1,80 @@
+"""What children have told of the jobs that they generate, as Redis keeps it: a stream of chunks a job, and a notice of
+each round of them. All of it may be lost: whoever reads sees that characters are missing, and waits for the row."""
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import redis
+from django.conf import settings
+
+from inference.broker import redis_client
+from inference.broker.breaker import Resting
+from inference.errors import BrokerUnavailable
+from inference.streams.chunks import Chunk
+
+logger = logging.getLogger(__name__)
+
+Entry = tuple[bytes, Chunk]  # with its place in the stream
+
+FIRST = b"0-0"  # before all entries
+MOST_CHUNKS = 10_000  # of a job: about a quarter of an hour; Redis cuts off the oldest
+KEPT_S = 60  # after the last: a job that has ended is read from its row
+_FIELD = b"c"
+
+
+def channel() -> str:
+    return f"{settings.SERVICE_PREFIX}inference.told"
+
+
+def key_of(job_id: UUID) -> bytes:
+    return f"{settings.SERVICE_PREFIX}inference.stream.{job_id.hex}".encode()
+
+
+def write(chunks: Sequence[Chunk]) -> None:
+    """One round trip for the chunks of many jobs, in a second at most. What Redis does not take is lost."""
+    if not chunks:
+        return
+    try:
+        with redis_client.call() as client, client.pipeline(transaction=False) as round_trip:
+            for chunk in chunks:
+                key = key_of(chunk.job_id)
+                round_trip.xadd(key, {_FIELD: chunk.to_bytes()}, maxlen=MOST_CHUNKS)
+                round_trip.expire(key, KEPT_S)
+            round_trip.publish(channel(), notice({chunk.job_id for chunk in chunks}))
+            refused = [answer for answer in round_trip.execute(raise_on_error=False) if isinstance(answer, Exception)]
+    except Resting:
+        return  # said when it began
+    except (redis.RedisError, BrokerUnavailable) as error:
+        refused = [error]
+    if refused:
+        logger.warning("text of %d jobs not told, their streams tell it at the end: %s", len(chunks), refused[0])
+
+
+def read(after: Mapping[UUID, bytes], most: int) -> dict[UUID, list[Entry]]:
+    """What was told of each of these jobs after the entry that is named with it, at most `most` entries each. Raises
+    `BrokerUnavailable`, `RedisError`."""
+    by_key = {key_of(job_id): job_id for job_id in after}
+    with redis_client.call() as client:
+        found: Any = client.xread({key_of(job_id): last for job_id, last in after.items()}, count=most)
+    return {by_key[key]: list(_entries(by_key[key], entries)) for key, entries in found}
+
+
+def _entries(job_id: UUID, entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> Iterator[Entry]:
+    for entry_id, fields in entries:
+        try:
+            yield entry_id, Chunk.from_bytes(job_id, fields[_FIELD])
+        except (ValueError, KeyError):
+            logger.warning("job=%s: what is in its stream at %r is no chunk, passed over", job_id, entry_id)
+
+
+def place(entry_id: bytes) -> tuple[int, int]:
+    """Entries come in the order of their places."""
+    milliseconds, _, number = entry_id.partition(b"-")
+    return int(milliseconds), int(number)
+
+
+def notice(ids: Collection[UUID]) -> bytes:
+    """That there is more of these jobs."""
+    return ",".join(job_id.hex for job_id in ids).encode()

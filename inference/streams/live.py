@@ -1,0 +1,211 @@
+"""The streams that are open in this process: one thread hears that there is more of their jobs, reads it for all of
+them at once, and hands it to their readers, for none of whom it ever waits."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from uuid import UUID
+
+import redis
+from django.conf import settings
+
+from inference.errors import BrokerUnavailable
+from inference.failures import Pauses
+from inference.store.rows import Changes
+from inference.streams import history
+from inference.streams.history import FIRST, Entry
+from inference.waiting import finished
+from inference.waiting.finished import Waiter
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 5.0  # for what was not heard of
+LINGER_S = 30.0  # the thread ends so long after the last stream
+PAGE = 500  # entries that are read at once
+MOST_HELD = 100  # entries for one reader, who reads by itself what does not fit
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0  # while Redis is away
+
+
+class Ear(Waiter):
+    """What one reader has to tell next. It begins behind, and whoever is behind reads what Redis keeps by itself."""
+
+    def __init__(self, job_id: UUID) -> None:
+        super().__init__()
+        self.job_id = job_id
+        self.changes: Changes | None = None  # once the job has finished
+        self.is_stopped = False  # this process tells no more
+        self.is_behind = True
+        self.offered = FIRST  # the last entry that was handed over here
+        self._taken = FIRST  # the last that the reader took
+        self._held: deque[Entry] = deque()
+        self._changed = threading.Condition()
+        self._pauses = Pauses(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_stopped or self.changes is not None
+
+    def listen(self, timeout_s: float) -> list[Entry]:
+        """What comes next, as soon as there is any; none after `timeout_s`, and when it is over."""
+        give_up_at = time.monotonic() + timeout_s
+        while not self.is_over and (left_s := give_up_at - time.monotonic()) > 0:
+            if entries := self._catch_up(left_s) if self.is_behind else self._wait(left_s):
+                self._taken = entries[-1][0]
+                return entries
+        return []
+
+    def rewind(self, to: bytes) -> None:
+        """To take again what came after this entry."""
+        with self._changed:
+            self._taken = to
+            self._fall_behind()
+
+    def _catch_up(self, left_s: float) -> list[Entry]:
+        with self._changed:  # from now on it is handed over what may be too late for the page that is read here
+            self.is_behind, self.offered = False, self._taken
+        try:
+            entries = history.read({self.job_id: self._taken}, PAGE).get(self.job_id, [])
+        except (BrokerUnavailable, redis.RedisError):  # the listener's log says why
+            with self._changed:
+                self._fall_behind()
+                self._changed.wait_for(lambda: self.is_over, min(left_s, self._pauses.next_s()))
+            return []
+        self._pauses.reset()
+        if len(entries) == PAGE:
+            with self._changed:
+                self._fall_behind()
+        return entries
+
+    def _wait(self, left_s: float) -> list[Entry]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._held or self.is_behind or self.is_over, left_s)
+            held, self._held = self._held, deque()
+        taken = history.place(self._taken)
+        return [entry for entry in held if history.place(entry[0]) > taken]
+
+    def _fall_behind(self) -> None:
+        self.is_behind = True
+        self._held.clear()
+
+    def offer(self, entries: Sequence[Entry]) -> None:
+        with self._changed:
+            if self.is_behind:
+                return
+            if len(self._held) + len(entries) > MOST_HELD:
+                self._fall_behind()
+            else:
+                self._held.extend(entries)
+                self.offered = entries[-1][0]
+            self._changed.notify()
+
+    def wake(self, changes: Changes) -> None:
+        with self._changed:
+            self.changes = changes
+            self._changed.notify()
+
+    def stop(self) -> None:
+        with self._changed:
+            self.is_stopped = True
+            self._changed.notify()
+
+
+class Live:
+    """Its thread starts with the first stream, never ends of an error, and lingers when there is none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.ears: dict[bytes, list[Ear]] = {}  # by id of the job, as notices name it
+        self.is_stopping = False
+        self._thread: threading.Thread | None = None
+        self._left_at = 0.0
+
+    @contextlib.contextmanager
+    def follow(self, job_id: UUID) -> Iterator[Ear]:
+        """Who also hears of the end of the job."""
+        ear, key = Ear(job_id), history.notice([job_id])
+        with self._lock:
+            ear.is_stopped = self.is_stopping
+            self.ears.setdefault(key, []).append(ear)
+            self._ensure_thread()
+        try:
+            with finished.listener.expect(job_id, ear):
+                yield ear
+        finally:
+            with self._lock:
+                self.ears[key].remove(ear)
+                if not self.ears[key]:
+                    del self.ears[key]
+                self._left_at = time.monotonic()
+
+    def __len__(self) -> int:
+        """Streams that are open now."""
+        return sum(map(len, list(self.ears.values())))
+
+    def stop(self) -> None:
+        """This process ends: its streams do, and their clients go on elsewhere."""
+        with self._lock:
+            self.is_stopping = True
+            for ears in self.ears.values():
+                for ear in ears:
+                    ear.stop()
+
+    def _ensure_thread(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._listen_forever, name="streams", daemon=True)
+            self._thread.start()
+
+    def _listen_forever(self) -> None:
+        pauses = Pauses(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+        while not self._is_done():
+            try:
+                self._listen(pauses)
+            except (redis.RedisError, BrokerUnavailable) as error:
+                logger.warning("streams are silent, Redis cannot be read: %s", error)
+                time.sleep(pauses.next_s())
+            except Exception:
+                logger.exception("streams failed, starting again")
+                time.sleep(pauses.next_s())
+
+    def _is_done(self) -> bool:
+        """Decided together with who comes next."""
+        with self._lock:
+            done = not self.ears and time.monotonic() - self._left_at > LINGER_S
+            if done:
+                self._thread = None
+        return done
+
+    def _listen(self, pauses: Pauses) -> None:
+        client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=10.0, socket_connect_timeout=1.0)
+        with client, client.pubsub(ignore_subscribe_messages=True) as subscription:
+            subscription.subscribe(history.channel())
+            polled_at = 0.0
+            while self.ears or time.monotonic() - self._left_at <= LINGER_S:
+                message = subscription.get_message(timeout=POLL_S)
+                if message:
+                    self._hand_out(message["data"].split(b","))
+                if time.monotonic() - polled_at > POLL_S:
+                    self._hand_out(list(self.ears))
+                    polled_at = time.monotonic()
+                pauses.reset()
+
+    def _hand_out(self, keys: Collection[bytes]) -> None:
+        with self._lock:
+            following = [list(self.ears[key]) for key in keys if key in self.ears]
+        wanted: dict[UUID, list[Ear]] = {}
+        for ears in following:
+            if current := [ear for ear in ears if not ear.is_behind]:
+                wanted[current[0].job_id] = current
+        if not wanted:
+            return
+        after = {job_id: min((ear.offered for ear in ears), key=history.place) for job_id, ears in wanted.items()}
+        for job_id, entries in history.read(after, PAGE).items():
+            for ear in wanted[job_id]:
+                ear.offer(entries)
+
+
+live = Live()

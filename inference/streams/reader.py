@@ -1,0 +1,80 @@
+"""A job's text as it is generated, for one client, from where it was told the last time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+
+from django.db import DatabaseError, InterfaceError, connection
+
+from inference.models import Job, Status
+from inference.store import rows
+from inference.streams.events import Cut, Delta, End, Event, Restart, Silence
+from inference.streams.live import Ear, live
+from inference.streams.positions import BEGINNING, Position
+from inference.streams.tale import Differs, Tale
+from inference.streams.texts import Prompt, generated
+
+logger = logging.getLogger(__name__)
+
+SILENCE_S = 10.0
+LONGEST_S = 3600.0  # then the client comes back: its key, or the job, may be gone
+
+
+def read(job: Job, *, after: Position = BEGINNING) -> Iterator[Event]:
+    """Events as they come, `Silence` when none came for `SILENCE_S`; the last one is an `End` or a `Cut`.
+
+    `job` is stored, and its inputs are let go. No database connection is held meanwhile.
+    """
+    prompt = Prompt.of(job.inputs, job.parameters)
+    vars(job).pop("inputs", None)
+    return _events(job, prompt, Tale(job.id, after))
+
+
+def _events(job: Job, prompt: Prompt, tale: Tale) -> Iterator[Event]:
+    give_up_at = time.monotonic() + LONGEST_S
+    with live.follow(job.id) as ear:
+        _look(ear)
+        while not ear.is_over and time.monotonic() < give_up_at:
+            event = _next(ear, tale)
+            if event or not ear.is_over:
+                yield event or Silence()
+        changes = ear.changes
+    if changes is None:
+        yield Cut()
+        return
+    vars(job).update(changes)
+    yield from _end(job, generated(job.output, prompt) if job.status == Status.SUCCEEDED else None, tale)
+
+
+def _look(ear: Ear) -> None:
+    """The job may have finished before anybody listened."""
+    try:
+        if finished := rows.finished([ear.job_id]):
+            ear.wake(finished[ear.job_id])
+    except (DatabaseError, InterfaceError) as error:
+        logger.warning("job=%s: its row was not read, the listener polls: %s", ear.job_id, error)
+    finally:
+        connection.close()
+
+
+def _next(ear: Ear, tale: Tale) -> Delta | Restart | None:
+    try:
+        return tale.hear(ear.listen(SILENCE_S))
+    except Differs:
+        ear.rewind(tale.begins_after)
+        return tale.restart()
+
+
+def _end(job: Job, text: str | None, tale: Tale) -> Iterator[Event]:
+    """What of the text was not told yet, and the end."""
+    if text is not None:
+        try:
+            rest = tale.hear_all(text)
+        except Differs:
+            yield tale.restart()
+            rest = tale.hear_all(text)
+        if rest:
+            yield rest
+    yield End(job=job, text=text, id=tale.id)

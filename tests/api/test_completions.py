@@ -1,0 +1,234 @@
+"""/openai/v1, and the same calls below /v1/models/NAME: what is asked of the model, and how its answer is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from django.test import SimpleTestCase, override_settings
+
+from api.requests import completions
+from inference.catalog.lookup import spec_of
+from inference.catalog.specs import ModelSpec
+from inference.errors import InvalidInput, UnknownModel
+from inference.models import Job
+from inference.submission import jobs
+from inference.submission.submissions import Submission
+from tests.api.base import ApiTestCase
+
+MODELS_FILE = Path(__file__).with_name("generating.toml")
+CHAT, TEXT, MODELS = "/openai/v1/chat/completions", "/openai/v1/completions", "/openai/v1/models"
+HELLO = [{"role": "user", "content": "hello"}]
+OWN = {"return_full_text": False, "details": True}
+
+
+def generated(value: Any, parameters: dict[str, Any]) -> Any:
+    """As a model answers that generates three tokens, and ends."""
+    prompt = value if isinstance(value, str) else "|".join(f"{each['role']}:{each['content']}" for each in value)
+    details = {"finish_reason": parameters.get("style") or "eos_token", "prompt_tokens": 2, "generated_tokens": 3}
+    return [{"generated_text": f"<{prompt}>", "details": details}]
+
+
+@override_settings(MODELS_FILE=MODELS_FILE)
+class ReadTests(SimpleTestCase):
+    """What becomes of each field."""
+
+    def parameters(self, **fields: Any) -> dict[str, Any]:
+        asked = completions.chat({"model": "prompts", "messages": HELLO, **fields})
+        parameters = dict(asked.submission.parameters)
+        self.assertEqual({name: parameters.pop(name) for name in OWN}, OWN)
+        return parameters
+
+    def refused(self, document: Any, read: Any = completions.chat) -> InvalidInput:
+        with self.assertRaises(InvalidInput) as caught:
+            read(document)
+        return caught.exception
+
+    def test_fields_become_parameters(self) -> None:
+        table: list[tuple[dict[str, Any], dict[str, Any]]] = [
+            ({}, {}),
+            ({"max_tokens": 5}, {"max_new_tokens": 5}),
+            ({"max_completion_tokens": 5}, {"max_new_tokens": 5}),
+            ({"temperature": 0.5}, {"do_sample": True, "temperature": 0.5}),
+            ({"temperature": 0}, {"do_sample": False}),
+            ({"temperature": 0.0, "top_p": 0.5}, {"do_sample": False}),
+            ({"top_p": 0.5}, {"do_sample": True, "top_p": 0.5}),
+            ({"stop": "\n"}, {"stop": ["\n"]}),
+            ({"stop": ["a", "b"]}, {"stop": ["a", "b"]}),
+            ({"stop": []}, {}),
+            ({"seed": 7}, {"seed": 7}),
+            ({"style": "loud", "repetition_penalty": 2.0}, {"style": "loud", "repetition_penalty": 2.0}),
+            ({"max_tokens": None, "stop": None, "tools": None, "nonsense": None}, {}),
+        ]
+        for fields, expected in table:
+            with self.subTest(fields):
+                self.assertEqual(self.parameters(**fields), expected)
+
+    def test_what_would_not_change_the_answer_is_ignored(self) -> None:
+        harmless: dict[str, Any] = {
+            "user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "n": 1, "logprobs": False,
+            "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "tools": [], "tool_choice": "none",
+            "response_format": {"type": "text"}, "modalities": ["text"], "parallel_tool_calls": True,
+            "prompt_cache_key": "x", "safety_identifier": "x", "prediction": {"type": "content", "content": "x"},
+        }  # fmt: skip
+        self.assertEqual(self.parameters(**harmless), {})
+
+    def test_what_would_is_refused_by_name(self) -> None:
+        changing: dict[str, Any] = {
+            "tools": [{"type": "function"}], "functions": [{}], "tool_choice": "required", "n": 2, "best_of": 3,
+            "response_format": {"type": "json_object"}, "logprobs": True, "top_logprobs": 2, "logit_bias": {"1": 2},
+            "frequency_penalty": 0.1, "presence_penalty": -1, "modalities": ["text", "audio"], "audio": {"voice": "x"},
+            "suffix": "x", "echo": True, "return_full_text": True, "reasoning_effort": "low", "verbosity": "low",
+            "web_search_options": {}, "stream_option": {}, "max_token": 3,
+        }  # fmt: skip
+        for name, value in changing.items():
+            with self.subTest(name):
+                error = self.refused({"model": "prompts", "messages": HELLO, name: value})
+                self.assertEqual(error.field, name)
+                self.assertTrue(error.message.startswith(f"{name}: "), error.message)
+
+    def test_logprobs_of_a_text_are_a_number_and_0_asks_for_some(self) -> None:
+        error = self.refused({"model": "prompts", "prompt": "x", "logprobs": 0}, completions.text)
+        self.assertEqual(error.field, "logprobs")
+
+    def test_a_misspelt_field_is_told_the_right_one(self) -> None:
+        error = self.refused({"model": "prompts", "messages": HELLO, "max_token": 3})
+        self.assertEqual(error.message, "max_token: unknown field; did you mean max_tokens?")
+
+    def test_two_limits_are_one_too_many(self) -> None:
+        body = {"model": "prompts", "messages": HELLO, "max_tokens": 3, "max_completion_tokens": 4}
+        self.assertEqual(self.refused(body).field, "max_tokens")
+
+    def test_messages_have_the_roles_and_the_content_that_templates_know(self) -> None:
+        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+        messages = [
+            {"role": "developer", "content": "be kind"}, {"role": "user", "content": parts, "name": "Ann"},
+            {"role": "assistant", "content": "c", "refusal": None, "tool_calls": None, "annotations": []},
+        ]  # fmt: skip
+        asked = completions.chat({"model": "prompts", "messages": messages})
+        self.assertEqual(
+            asked.submission.inputs,
+            [
+                {"role": "system", "content": "be kind"},
+                {"role": "user", "content": "a\nb"},
+                {"role": "assistant", "content": "c"},
+            ],
+        )
+
+    def test_other_messages_are_refused_with_their_place(self) -> None:
+        table: list[tuple[Any, str]] = [
+            (None, "messages"),
+            ([], "messages"),
+            ("hello", "messages"),
+            (["hello"], "messages[0]"),
+            ([{"content": "x"}], "messages[0].role"),
+            ([*HELLO, {"role": "tool", "content": "x"}], "messages[1].role"),
+            ([{"role": ["user"], "content": "x"}], "messages[0].role"),
+            ([{"role": "user"}], "messages[0].content"),
+            ([{"role": "user", "content": []}], "messages[0].content"),
+            ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
+            ([{"role": "assistant", "content": "", "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ]
+        for messages, field in table:
+            with self.subTest(messages):
+                self.assertEqual(self.refused({"model": "prompts", "messages": messages}).field, field)
+
+    def test_a_prompt_is_one_text(self) -> None:
+        for prompt in ("a", ["a"]):
+            with self.subTest(prompt):
+                self.assertEqual(completions.text({"model": "prompts", "prompt": prompt}).submission.inputs, "a")
+        for wrong in (None, ["a", "b"], [1, 2], [[1, 2]], 7):
+            with self.subTest(wrong):
+                error = self.refused({"model": "prompts", "prompt": wrong}, completions.text)
+                self.assertEqual(error.field, "prompt")
+
+    def test_the_model_is_one_that_generates(self) -> None:
+        for name in (None, 7, "pictures"):
+            with self.subTest(name):
+                self.assertEqual(self.refused({"model": name, "messages": HELLO}).field, "model")
+        with self.assertRaises(UnknownModel):
+            completions.chat({"model": "nope", "messages": HELLO})
+        self.assertEqual(self.refused(["x"]).field, "body")
+
+    def test_an_address_that_names_the_model_comes_before_the_body(self) -> None:
+        spec: ModelSpec = spec_of("prompts")
+        self.assertIs(completions.chat({"model": "dummy", "messages": HELLO}, spec).submission.spec, spec)
+
+
+@override_settings(MODELS_FILE=MODELS_FILE)
+class AnswerTests(ApiTestCase):
+    def ask(self, path: str, **fields: Any) -> dict[str, Any]:
+        with self.worker(generated):
+            answer = self.post(path, {"model": "prompts", **fields})
+        self.assertEqual(answer.status_code, 200, answer.content)
+        job = Job.objects.get()
+        self.assertEqual(answer["Content-Location"], f"/v1/jobs/{job.id}/output")
+        told: dict[str, Any] = answer.json()
+        self.assertEqual(told["created"], int(job.created_at.timestamp()))
+        self.assertRegex(told["system_fingerprint"], "^fp_[0-9a-f]+$")
+        return told
+
+    def test_a_chat(self) -> None:
+        told = self.ask(CHAT, messages=HELLO)
+        self.assertEqual((told["object"], told["model"]), ("chat.completion", "prompts"))
+        self.assertEqual(told["id"], f"chatcmpl-{Job.objects.get().id}")
+        [choice] = told["choices"]
+        self.assertEqual(choice["message"], {"role": "assistant", "content": "<user:hello>", "refusal": None})
+        self.assertEqual((choice["index"], choice["finish_reason"], choice["logprobs"]), (0, "stop", None))
+        self.assertEqual(told["usage"], {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5})
+
+    def test_a_text(self) -> None:
+        told = self.ask(TEXT, prompt="hello")
+        self.assertEqual((told["object"], told["id"]), ("text_completion", f"cmpl-{Job.objects.get().id}"))
+        self.assertEqual(told["choices"], [{"index": 0, "text": "<hello>", "finish_reason": "stop", "logprobs": None}])
+        self.assertEqual(told["usage"]["total_tokens"], 5)
+
+    def test_hugging_face_s_clients_name_the_model_in_the_address(self) -> None:
+        chat = self.ask("/v1/models/prompts/v1/chat/completions", messages=HELLO)
+        self.assertEqual(chat["choices"][0]["message"]["content"], "<user:hello>")
+
+    def test_why_it_ended(self) -> None:
+        for told, expected in (("length", "length"), ("eos_token", "stop"), ("stop_sequence", "stop")):
+            with self.subTest(told):
+                Job.objects.all().delete()
+
+                def ended(value: Any, parameters: dict[str, Any], told: str = told) -> Any:
+                    details = {"finish_reason": told, "prompt_tokens": 1, "generated_tokens": 1}
+                    return [{"generated_text": "x", "details": details}]
+
+                with self.worker(ended):
+                    answer = self.post(TEXT, {"model": "prompts", "prompt": "hello"}).json()
+                self.assertEqual(answer["choices"][0]["finish_reason"], expected)
+
+    def test_a_key_of_idempotency_is_one_job(self) -> None:
+        with self.worker(generated):
+            told = [
+                self.post(CHAT, {"model": "prompts", "messages": HELLO}, headers={"Idempotency-Key": "a"}).json()["id"]
+                for _ in range(2)
+            ]
+        self.assertEqual((told[0], Job.objects.count()), (told[1], 1))
+
+    def test_an_answer_is_found_again(self) -> None:
+        told = self.ask(CHAT, messages=HELLO)
+        self.assertEqual(self.client.get(f"{CHAT}/{told['id']}").json(), told)
+
+    def test_a_job_that_still_runs_is_waited_for(self) -> None:
+        job = jobs.submit(Submission(spec=spec_of("prompts"), inputs="hello"))
+        self.assertEqual(self.client.get(f"{CHAT}/chatcmpl-{job.id}?timeout=0.01").status_code, 504)
+        with self.worker(generated):
+            found = self.client.get(f"{CHAT}/chatcmpl-{job.id}").json()
+        self.assertEqual(found["choices"][0]["message"]["content"], "<hello>")
+
+    def test_what_is_no_completion_is_not_found(self) -> None:
+        picture = jobs.submit(Submission(spec=spec_of("pictures"), inputs="aGVsbG8="))
+        for completion_id in ("chatcmpl-x", f"chatcmpl-{uuid4()}", f"chatcmpl-{picture.id}"):
+            with self.subTest(completion_id):
+                answer = self.client.get(f"{CHAT}/{completion_id}")
+                self.assertEqual((answer.status_code, answer.json()["error"]["code"]), (404, "job_not_found"))
+
+    def test_models_are_those_that_generate(self) -> None:
+        told = self.client.get(MODELS).json()
+        self.assertEqual((told["object"], [each["id"] for each in told["data"]]), ("list", ["prompts"]))
+        self.assertEqual(self.client.get(f"{MODELS}/prompts").json(), told["data"][0])
+        self.assertEqual(told["data"][0]["object"], "model")

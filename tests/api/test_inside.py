@@ -1,0 +1,86 @@
+"""The client inside Django: the same interface, without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import CancelledError, as_completed
+from uuid import uuid4
+
+from django.contrib.auth import get_user_model
+from django.db import transaction
+
+from api.inside import Client
+from inference.client import ClientError, JobError
+from inference.models import Job
+from tests import echo
+from tests.api.base import ApiTestCase
+
+
+class InsideTests(ApiTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.owner = get_user_model().objects.create_user("owner")
+        self.inside = self.enterContext(Client(owner=self.owner, patience_s=10))
+
+    def test_it_runs_and_submits_and_maps(self) -> None:
+        with self.worker():
+            self.assertEqual(self.inside.run("echo", "x", timeout=30), echo.expected("x"))
+            futures = [self.inside.submit("echo", str(number)) for number in range(10)]
+            self.assertEqual(len(list(as_completed(futures, timeout=30))), 10)
+            answers = list(self.inside.map("echo", ["a", None, "b"], name=str(uuid4())))
+            self.assertEqual([answers[0], answers[2]], [echo.expected("a"), echo.expected("b")])
+            self.assertEqual(answers[1].code, "invalid_input")
+            self.assertEqual(asyncio.run(self.inside.arun("echo", "x")), echo.expected("x"))
+        self.assertEqual(set(Job.objects.values_list("owner", flat=True)), {self.owner.pk})
+
+    def test_errors_are_the_client_s(self) -> None:
+        with self.worker(), self.assertRaises(JobError) as failed:
+            self.inside.run("echo", {"fail": "invalid"}, timeout=30)
+        self.assertEqual(failed.exception.code, "invalid_input")
+        for inputs in (None, object()):
+            with self.assertRaises(ClientError) as refused:
+                self.inside.submit("echo", inputs)
+            self.assertEqual(refused.exception.code, "invalid_input")
+
+    def test_a_job_of_a_transaction_is_waited_for_after_its_end(self) -> None:
+        with transaction.atomic():
+            future = self.inside.submit("echo", "x")
+            with self.assertRaises(ClientError) as early:
+                next(self.inside.map("echo", ["x"]))
+        self.assertIn("wait after it", str(early.exception))
+        with self.worker():
+            self.assertEqual(future.result(30), echo.expected("x"))
+
+    def test_nobody_waits_for_what_is_not_committed(self) -> None:
+        with transaction.atomic(), self.assertRaises(ClientError) as early:
+            self.inside.run("echo", "x")
+        self.assertIn("wait after it", str(early.exception))
+
+    def test_inputs_may_be_rows_that_are_read_meanwhile(self) -> None:
+        users = get_user_model().objects
+        users.bulk_create([get_user_model()(username=f"user {number}") for number in range(12)])
+        names = users.order_by("pk").values_list("username", flat=True)
+        with self.worker():
+            answers = list(self.inside.map("echo", names.iterator(chunk_size=1), in_flight=4))
+        self.assertEqual(answers, [echo.expected(name) for name in names])
+
+    def test_others_jobs_are_not_there(self) -> None:
+        job = self.submit()
+        for call in (self.inside.job, self.inside.cancel, self.inside.look):
+            with self.subTest(call), self.assertRaises(ClientError) as missing:
+                call(job["id"])
+            self.assertEqual(missing.exception.code, "job_not_found")
+
+    def test_it_cancels_a_job_and_a_bulk(self) -> None:
+        future = self.inside.submit("echo", "x")
+        self.assertTrue(future.cancel())
+        with self.assertRaises(CancelledError):
+            future.result()
+        bulk = self.inside.service.submit_bulk([b'{"inputs":"a"}'], terms={"model": "echo"}, key="k")
+        self.assertEqual(self.inside.cancel(bulk["id"])["counts"]["cancelled"], 1)
+        self.assertTrue(self.inside.look(bulk["id"])["finished"])
+
+    def test_what_is_served_is_told(self) -> None:
+        with self.worker():
+            self.assertEqual([model["name"] for model in self.inside.models()], ["echo", "pictures", "vectors"])
+            self.assertTrue(self.inside.ready()["ready"])

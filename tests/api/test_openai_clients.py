@@ -1,0 +1,249 @@
+"""The unmodified clients of OpenAI over a socket, and the chats of Hugging Face's: a small model, a real worker."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import openai
+from django.contrib.auth import get_user_model
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
+from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
+
+from api.models import ApiKey
+from tests import javascript, tiny_models
+from tests.e2e.case import StackCase
+from tests.stack import HOST, Stack
+
+HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
+TEMPLATED = "user: hello\n"  # by the template of the small model, a token a byte
+MODELS = """
+[tiny]
+task = "text-generation"
+model = "{folder}"
+max_length = 120
+
+[unserved]
+task = "text-generation"
+model = "/no/such/folder"
+
+[vectors]
+engine = "tests.echo:EchoEngine"
+task = "feature-extraction"
+"""
+
+
+class OpenAICase(StackCase):
+    """One stack with a small model that generates. Keys are required."""
+
+    key: str
+    base: str
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        models = MODELS.format(folder=tiny_models.build("text-generation", folder / "tiny"))
+        cls.stack = cls.enterClassContext(Stack(models=models, replicas=1, environment={"API_KEY_REQUIRED": "1"}))
+        user = get_user_model().objects.db_manager(cls.stack.alias).create_user("client")
+        _, cls.key = ApiKey.objects.db_manager(cls.stack.alias).issue(owner=user)
+        cls.base = f"http://{HOST}:{cls.stack.port}"
+
+    def assert_counted(self, answer: Any) -> None:
+        """A chat of at most five tokens."""
+        self.assertEqual(answer.usage.prompt_tokens, len(TEMPLATED))
+        self.assertEqual(answer.usage.total_tokens, len(TEMPLATED) + answer.usage.completion_tokens)
+        ended = answer.choices[0].finish_reason
+        self.assertEqual(ended, "length" if answer.usage.completion_tokens == 5 else "stop")
+
+
+class TestPython(OpenAICase):
+    def client(self, *, key: str = "", retries: int = 2, **options: Any) -> openai.OpenAI:
+        return self.enterContext(
+            openai.OpenAI(base_url=f"{self.base}/openai/v1", api_key=key or self.key, max_retries=retries, **options)
+        )
+
+    def chat(self, **fields: Any) -> ChatCompletion:
+        fields = {"model": "tiny", "messages": HELLO, "max_tokens": 5, **fields}
+        answer: ChatCompletion = self.client().chat.completions.create(**fields)
+        return answer
+
+    def test_a_chat(self) -> None:
+        answer = self.chat(temperature=0)
+        self.assert_counted(answer)
+        self.assertEqual(answer.choices[0].message.role, "assistant")
+        self.assertEqual(self.chat(temperature=0).choices[0].message.content, answer.choices[0].message.content)
+        job = answer.id.removeprefix("chatcmpl-")
+        shown = self.stack.get(f"/v1/jobs/{job}/output", headers={"Authorization": f"Bearer {self.key}"})
+        self.assertEqual(shown.json[0]["generated_text"], answer.choices[0].message.content)
+
+    def test_a_chat_as_it_is_generated(self) -> None:
+        whole = self.chat(temperature=0, max_tokens=20)
+        *chunks, last = self.client().chat.completions.create(
+            model="tiny", messages=HELLO, temperature=0, max_tokens=20, stream=True,
+            stream_options={"include_usage": True},
+        )  # fmt: skip
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        self.assertEqual((text, last.usage), (whole.choices[0].message.content, whole.usage))
+        self.assertEqual(chunks[-1].choices[0].finish_reason, whole.choices[0].finish_reason)
+        again = self.client().chat.completions.retrieve(last.id)
+        self.assertEqual(again.choices[0].message.content, text)
+
+    def test_a_text_as_it_is_generated(self) -> None:
+        asked: dict[str, Any] = {"model": "tiny", "prompt": "hello", "temperature": 0, "max_tokens": 20}
+        whole = self.client().completions.create(**asked)
+        text = "".join(chunk.choices[0].text for chunk in self.client().completions.create(**asked, stream=True))
+        self.assertEqual(text, whole.choices[0].text)
+
+    def test_a_stream_that_is_refused_is_an_error_of_the_client_s_own(self) -> None:
+        with self.assertRaises(openai.BadRequestError) as bad:
+            self.client().chat.completions.create(model="tiny", messages=HELLO, max_tokens=0, stream=True)
+        self.assertEqual(bad.exception.param, "max_tokens")
+
+    def test_a_text(self) -> None:
+        answer = self.client().completions.create(model="tiny", prompt="hello", max_tokens=5, temperature=0)
+        self.assertFalse(answer.choices[0].text.startswith("hello"))
+        assert answer.usage
+        self.assertEqual(answer.usage.prompt_tokens, len("hello"))
+
+    def test_without_a_limit_the_model_s_own_holds(self) -> None:
+        answer = self.client().chat.completions.create(model="tiny", messages=HELLO)
+        assert answer.usage
+        self.assertGreater(answer.usage.completion_tokens, 0)
+
+    def test_a_seed_draws_the_same_again(self) -> None:
+        drawn = {self.chat(temperature=1.0, seed=seed, max_tokens=20).choices[0].message.content for seed in (1, 1, 2)}
+        self.assertEqual(len(drawn), 2)
+
+    def test_a_stop_string_ends_it(self) -> None:
+        whole = self.chat(temperature=0, max_tokens=20).choices[0].message.content or ""
+        stop = whole[2]
+        answer = self.chat(temperature=0, max_tokens=20, stop=[stop])
+        self.assertEqual(answer.choices[0].finish_reason, "stop")
+        self.assertLess(len(answer.choices[0].message.content or ""), len(whole))
+
+    def test_several_at_once(self) -> None:
+        async def ask() -> list[ChatCompletion]:
+            async with openai.AsyncOpenAI(base_url=f"{self.base}/openai/v1", api_key=self.key) as client:
+                calls = [
+                    client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=5, temperature=temperature)
+                    for temperature in (0, 0.5, 1)
+                ]
+                return await asyncio.gather(*calls)
+
+        for answer in asyncio.run(ask()):
+            self.assert_counted(answer)
+
+    def test_models(self) -> None:
+        self.assertEqual([model.id for model in self.client().models.list()], ["tiny", "unserved"])
+        self.assertEqual(self.client().models.retrieve("tiny").id, "tiny")
+
+    def test_errors_are_the_client_s_own(self) -> None:
+        with self.assertRaises(openai.AuthenticationError):
+            self.client(key="inf_wrong").models.list()
+        with self.assertRaises(openai.NotFoundError) as unknown:
+            self.chat(model="nope")
+        self.assertEqual(unknown.exception.code, "model_not_found")
+        with self.assertRaises(openai.BadRequestError) as bad:
+            self.chat(max_tokens=0)
+        self.assertEqual((bad.exception.param, bad.exception.type), ("max_tokens", "invalid_request_error"))
+        self.assertIn("max_tokens: must be from 1", bad.exception.message)
+        self.assertTrue(bad.exception.request_id)
+        with self.assertRaises(openai.BadRequestError) as refused:
+            self.chat(tools=[{"type": "function", "function": {"name": "f"}}])
+        self.assertEqual(refused.exception.param, "tools")
+        with self.assertRaises(openai.InternalServerError) as nobody:
+            self.client(retries=0).chat.completions.create(model="unserved", messages=HELLO)
+        self.assertEqual(nobody.exception.code, "no_worker")
+
+    def test_a_wait_that_is_over_runs_nothing_twice(self) -> None:
+        before = self.stack.jobs.count()
+        with self.assertRaises(openai.InternalServerError) as over:
+            self.client().chat.completions.create(
+                model="tiny", messages=HELLO, max_tokens=5, extra_query={"timeout": "0.001"}
+            )
+        self.assertEqual((over.exception.status_code, over.exception.code), (504, "not_finished"))
+        self.assertEqual(self.stack.jobs.count(), before + 1)
+
+    def test_with_a_key_of_its_own_it_is_waited_for_again(self) -> None:
+        before = self.stack.jobs.count()
+        answer = (
+            self.client(default_query={"timeout": "0.3"})
+            .with_options(max_retries=50)
+            .chat.completions.create(
+                model="tiny", messages=HELLO, max_tokens=5, extra_headers={"Idempotency-Key": "mine"}
+            )
+        )
+        self.assert_counted(answer)
+        self.assertEqual(self.stack.jobs.count(), before + 1)
+
+
+class TestHuggingFace(OpenAICase):
+    def answer(self, address: str, **fields: Any) -> Any:
+        client = self.enterContext(InferenceClient(base_url=f"{self.base}{address}", api_key=self.key, timeout=60))
+        return client.chat_completion([{"role": "user", "content": "hello"}], max_tokens=5, temperature=0, **fields)
+
+    def test_a_chat_at_the_model_s_address(self) -> None:
+        self.assert_counted(self.answer("/v1/models/tiny"))
+
+    def test_a_chat_at_openai_s_address(self) -> None:
+        for address in ("/openai/v1", "/openai/v1/chat/completions", "/openai/v1/"):
+            with self.subTest(address):
+                self.assert_counted(self.answer(address, model="tiny"))
+
+    def test_a_chat_as_it_is_generated(self) -> None:
+        whole = self.answer("/v1/models/tiny").choices[0].message.content
+        for address in ("/v1/models/tiny", "/openai/v1"):
+            with self.subTest(address):
+                chunks = list(self.answer(address, model="tiny", stream=True))
+                self.assertEqual("".join(chunk.choices[0].delta.content or "" for chunk in chunks), whole)
+
+    def test_errors_are_readable(self) -> None:
+        for address in ("/v1/models/tiny", "/openai/v1"):
+            with self.subTest(address), self.assertRaises(HfHubHTTPError) as failed:
+                self.answer(address, model="tiny", n=2)
+            self.assertIn("n: is not served here", str(failed.exception))
+
+
+@javascript.needed
+class TestJavaScript(OpenAICase):
+    told: dict[str, Any]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.told = javascript.run("chats.mjs", cls.base, cls.key)
+
+    def test_chats(self) -> None:
+        for name in ("openai", "hugging face", "hugging face at openai's address"):
+            with self.subTest(name):
+                answer = self.told[name]["answer"]
+                self.assertEqual(answer["usage"]["prompt_tokens"], len(TEMPLATED))
+                self.assertIsInstance(answer["choices"][0]["message"]["content"], str)
+
+    def test_streams(self) -> None:
+        whole = self.told["openai"]["answer"]
+        for name in ("openai, streamed", "hugging face, streamed"):
+            with self.subTest(name):
+                *chunks, last = self.told[name]["answer"]
+                text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+                self.assertEqual((text, last["usage"]), (whole["choices"][0]["message"]["content"], whole["usage"]))
+
+    def test_a_text_and_the_models(self) -> None:
+        self.assertFalse(self.told["text"]["answer"]["choices"][0]["text"].startswith("hello"))
+        self.assertEqual(self.told["models"]["answer"], ["tiny", "unserved"])
+
+    def test_errors(self) -> None:
+        for name, status, param, words in (
+            ("bad field", 400, "max_tokens", "max_tokens: must be from 1"),
+            ("no model", 404, None, "There is no model 'nope'"),
+            ("no key", 401, None, "This API key is not valid"),
+        ):
+            with self.subTest(name):
+                told = self.told[name]
+                self.assertEqual((told["status"], told["param"]), (status, param))
+                self.assertIn(words, told["error"])
+                self.assertTrue(told["requestId"])
+        self.assertIn("n: is not served here", self.told["bad field of hugging face"]["error"])

@@ -1,0 +1,167 @@
+"""Below /openai/ whatever goes wrong is told in OpenAI's shape, with what makes its clients send it again, or not."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+from unittest.mock import patch
+
+from django.contrib.auth import get_user_model
+from django.db import OperationalError
+from django.test import override_settings
+
+from api.auth import keyring
+from api.models import ApiKey
+from inference.catalog.lookup import spec_of
+from inference.errors import InferenceError, InvalidInput, Lost, OutOfMemory
+from inference.models import Job, Priority
+from inference.submission import jobs
+from inference.submission.submissions import Submission
+from tests.api.base import ApiTestCase, Response
+from tests.api.test_completions import CHAT, HELLO, MODELS, MODELS_FILE, TEXT, generated
+
+BODY = {"model": "prompts", "messages": HELLO}
+
+
+def answering(answer: Any, value: Any, parameters: dict[str, Any]) -> Any:
+    return answer
+
+
+@override_settings(MODELS_FILE=MODELS_FILE)
+class ErrorTests(ApiTestCase):
+    def assert_error(
+        self, answer: Response, status: int, code: str, kind: str = "invalid_request_error", param: str | None = None
+    ) -> str:
+        self.assertEqual(answer.status_code, status, answer.content)
+        self.assertEqual(answer["Content-Type"], "application/json")
+        self.assertTrue(answer["X-Request-Id"])
+        document = answer.json()
+        self.assertEqual(document.keys(), {"error"})
+        message = document["error"].pop("message")
+        self.assertEqual(document["error"], {"type": kind, "param": param, "code": code})
+        return str(message)
+
+    def again(self, answer: Response) -> str | None:
+        return answer.headers.get("X-Should-Retry")
+
+    def failing(self, error: InferenceError, **headers: str) -> Response:
+        with self.worker(lambda value, parameters: error):
+            return self.post(CHAT, BODY, headers=headers)
+
+    def test_addresses_and_methods(self) -> None:
+        self.assert_error(self.client.get("/openai/v1/nope"), 404, "not_found")
+        self.assert_error(self.client.get("/openai/"), 404, "not_found")
+        wrong = self.client.get(CHAT)
+        self.assert_error(wrong, 405, "method_not_allowed")
+        self.assertIn("POST", wrong["Allow"])
+        self.assert_problem(self.client.get("/openaiv1"), 404, "not_found")
+
+    def test_models(self) -> None:
+        self.assert_error(self.client.get(f"{MODELS}/nope"), 404, "model_not_found")
+        self.assert_error(self.client.get(f"{MODELS}/pictures"), 404, "model_not_found")
+        self.assert_error(self.post(CHAT, {**BODY, "model": "nope"}), 404, "model_not_found")
+        self.assert_error(self.post(CHAT, {**BODY, "model": "pictures"}), 400, "invalid_input", param="model")
+
+    def test_bodies(self) -> None:
+        self.assert_error(self.post(CHAT, b"{"), 400, "invalid_json")
+        self.assert_error(self.post(CHAT, b"x", content_type="text/plain"), 415, "unsupported_media_type")
+        with override_settings(DATA_UPLOAD_MAX_MEMORY_SIZE=10):
+            self.assert_error(self.post(CHAT, BODY), 413, "body_too_large")
+        self.assert_error(self.post(f"{CHAT}?wait=3", BODY), 400, "bad_request")
+        foreign = self.post(CHAT, BODY, headers={"Host": "evil.example"})
+        self.assert_error(foreign, 400, "bad_request")
+
+    def test_fields_are_named_as_the_client_named_them(self) -> None:
+        wrong: list[tuple[dict[str, Any], str]] = [
+            ({"max_tokens": 0}, "max_tokens"),
+            ({"max_completion_tokens": 100_000}, "max_completion_tokens"),
+            ({"temperature": 1000}, "temperature"),
+            ({"temperature": "hot"}, "temperature"),
+            ({"temperature": False}, "temperature"),
+            ({"top_p": 2}, "top_p"),
+            ({"style": "odd"}, "style"),
+            ({"messages": [{"role": "user", "content": "word " * 500}]}, "messages"),
+        ]
+        with self.worker(generated):
+            for fields, field in wrong:
+                with self.subTest(fields):
+                    answer = self.post(CHAT, {**BODY, **fields})
+                    message = self.assert_error(answer, 400, "invalid_input", param=field)
+                    self.assertTrue(message.startswith(f"{field}: "), message)
+            long = self.post(TEXT, {"model": "prompts", "prompt": "word " * 500})
+            self.assert_error(long, 400, "invalid_input", param="prompt")
+        self.assertEqual(Job.objects.count(), 0)
+
+    @override_settings(API_KEY_REQUIRED=True)
+    def test_keys(self) -> None:
+        keyring.forget()
+        nobody = self.post(CHAT, BODY)
+        self.assert_error(nobody, 401, "invalid_api_key")
+        self.assertIn("Bearer", nobody["WWW-Authenticate"])
+        user = get_user_model().objects.create_user("user")
+        _, key = ApiKey.objects.issue(owner=user, requests_per_minute=1, max_queued=1)
+        headers = {"Authorization": f"Bearer {key}"}
+        self.assertEqual(self.client.get(MODELS, headers=headers).status_code, 200)
+        limited = self.post(CHAT, BODY, headers=headers)
+        self.assert_error(limited, 429, "rate_limit_exceeded", "rate_limit_error")
+        self.assertIn("Retry-After", limited)
+
+    def test_room(self) -> None:
+        self.assert_error(self.post(CHAT, BODY), 503, "no_worker", "server_error")
+        with self.worker(generated) as laborer:
+            laborer.stopping.set()
+            laborer.join()
+            for _ in range(2):
+                jobs.submit(Submission(spec=spec_of("prompts"), inputs="x", priority=Priority.NORMAL))
+            full = self.post(CHAT, BODY)
+        self.assert_error(full, 503, "queue_full", "server_error")
+        self.assertIn("Retry-After", full)
+        self.assertIsNone(self.again(full))  # as its status says: nothing was stored
+
+    def test_a_wait_that_is_over_is_not_asked_again_without_a_key(self) -> None:
+        with self.worker(generated) as laborer:
+            laborer.stopping.set()
+            laborer.join()
+            over = self.post(f"{CHAT}?timeout=0.01", BODY)
+            message = self.assert_error(over, 504, "not_finished", "server_error")
+            self.assertIn(over["Location"], message)
+            self.assertEqual((self.again(over), Job.objects.count()), ("false", 1))
+            with_key = self.post(f"{CHAT}?timeout=0.01", BODY, headers={"Idempotency-Key": "a"})
+            self.assertEqual(self.again(with_key), "true")
+        with self.worker(generated):
+            self.assertEqual(self.post(CHAT, BODY, headers={"Idempotency-Key": "a"}).status_code, 200)
+        self.assertEqual(Job.objects.count(), 2)
+
+    def test_jobs_without_an_answer(self) -> None:
+        bad = self.failing(InvalidInput("inputs: 200 tokens, where at most 50 fit."))
+        self.assert_error(bad, 400, "invalid_input")
+        self.assertEqual(self.again(bad), "false")
+        self.assert_error(self.failing(OutOfMemory("It does not fit.")), 400, "out_of_memory")
+        lost = self.failing(Lost("Its worker was lost."))
+        self.assert_error(lost, 502, "lost", "server_error")
+        self.assertEqual(self.again(lost), "true")
+        keyed = self.failing(Lost("Its worker was lost."), **{"Idempotency-Key": "a"})
+        self.assertEqual(self.again(keyed), "false")  # the same job has the same end
+
+    def test_an_answer_that_is_no_text(self) -> None:
+        for wrong in ({"echo": "x"}, [], [{"generated_text": HELLO}]):
+            with self.subTest(wrong), self.worker(functools.partial(answering, wrong)):
+                self.assert_error(self.post(CHAT, BODY), 502, "bad_output", "server_error")
+
+    def test_keys_of_idempotency(self) -> None:
+        with self.worker(generated):
+            self.post(CHAT, BODY, headers={"Idempotency-Key": "a"})
+            other = self.post(CHAT, {**BODY, "max_tokens": 3}, headers={"Idempotency-Key": "a"})
+        self.assert_error(other, 400, "idempotency_mismatch")
+
+    def test_the_service_s_own_failures(self) -> None:
+        with patch.object(jobs, "run", side_effect=OperationalError("server closed")):
+            away = self.post(CHAT, BODY)
+        self.assert_error(away, 503, "store_unavailable", "server_error")
+        with patch.object(jobs, "run", side_effect=RuntimeError("secret")), self.assertLogs("api.errors", "ERROR"):
+            self.assertNotIn("secret", self.assert_error(self.post(CHAT, BODY), 500, "internal", "server_error"))
+
+    def test_the_same_calls_elsewhere_answer_problems(self) -> None:
+        answer = self.post("/v1/models/prompts/v1/chat/completions", {"messages": HELLO, "max_tokens": 0})
+        problem = self.assert_problem(answer, 422, "invalid_input")
+        self.assertEqual(problem["errors"][0]["field"], "max_tokens")

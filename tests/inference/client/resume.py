@@ -1,0 +1,195 @@
+"""A map whose program and worker are killed in the middle, and that is started again with the same name.
+
+    python -m tests.inference.client.resume 100000
+
+With `--beside` it compares the time of `map` with that of the bulk interface, in turns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent.parent
+MODELS = """
+[echo]
+engine = "tests.echo:EchoEngine"
+max_batch_size = 32
+"""
+NAME = "the-one"
+BULK, IN_FLIGHT = 1000, 4
+
+
+def line(number: int) -> str:
+    return f"line {number}: a text of some words, as people write them into forms"
+
+
+def write_lines(file: Path, count: int) -> None:
+    with file.open("w") as lines:
+        lines.writelines(json.dumps(line(number)) + "\n" for number in range(count))
+
+
+class Program:
+    """The map command as a process of its own."""
+
+    def __init__(self, url: str, lines: Path, answers: Path) -> None:
+        self.answers = answers
+        with lines.open("rb") as source:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "inference.client", "--url", url, "map", "echo", "--name", NAME,
+                 "--output", str(answers)], stdin=source, cwd=ROOT,
+            )  # fmt: skip
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def answered(self) -> int:
+        return self.answers.read_bytes().count(b"\n") if self.answers.exists() else 0
+
+    def end(self, limit_s: float) -> tuple[int, float]:
+        """Its exit status, and the most memory that it took, in MB."""
+        give_up_at = time.monotonic() + limit_s
+        while time.monotonic() < give_up_at:
+            pid, status, used = os.wait4(self.process.pid, os.WNOHANG)
+            if pid:
+                self.process.returncode = os.waitstatus_to_exitcode(status)
+                return self.process.returncode, used.ru_maxrss / 1024
+            time.sleep(0.1)
+        self.kill()
+        raise AssertionError(f"not finished after {limit_s:g} s, with {self.answered()} answers")
+
+
+def wrong(answers: Path, count: int) -> Iterator[str]:
+    """What is not as it should be: each line answered once, in order."""
+    from tests import echo
+
+    with answers.open() as found:
+        number = -1
+        for number, text in enumerate(found):
+            if json.loads(text) != {"output": echo.expected(line(number))}:
+                yield f"line {number}: {text[:200]}"
+    if number + 1 != count:
+        yield f"{number + 1} answers to {count} lines"
+
+
+def killed_and_resumed(stack: Any, folder: Path, count: int, limit_s: float) -> float:
+    """Most memory in MB of the run that ended. Raises `AssertionError`."""
+    from tests.conditions import eventually
+    from tests.stack import HOST
+
+    lines, answers = folder / "lines.jsonl", folder / "answers.jsonl"
+    write_lines(lines, count)
+    url = f"http://{HOST}:{stack.port}"
+    for share in (0.3, 0.6):
+        program = Program(url, lines, answers)
+        eventually(lambda: program.answered() >= share * count, "some are answered", limit_s=limit_s)  # noqa: B023
+        program.kill()
+        stack.children["worker1"].kill()
+        with answers.open("ab") as file:
+            file.write(b'{"output": {"ec')  # as if it had been cut
+        stack.start_worker("worker1")
+    status, memory_mb = Program(url, lines, answers).end(limit_s)
+    told = list(wrong(answers, count))[:5]
+    jobs = stack.jobs.filter(model="echo")
+    made, inputs = jobs.count(), jobs.values("inputs").distinct().count()
+    if status or told or (made, inputs) != (count, count):
+        raise AssertionError(f"exit {status}, {made} jobs of {inputs} inputs for {count} lines; {told}")
+    return memory_mb
+
+
+def main() -> None:
+    import tempfile
+
+    import django
+
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
+    django.setup()
+    from tests.stack import Stack
+
+    count = int(sys.argv[1])
+    with tempfile.TemporaryDirectory() as folder:
+        if "--beside" in sys.argv:
+            for _ in range(3):
+                for way in (by_map, by_bulks):
+                    with Stack(models=MODELS) as stack:
+                        report(way.__name__, stack, lambda: way(stack, count))  # noqa: B023
+        else:
+            with Stack(models=MODELS) as stack:
+                began_at = time.monotonic()
+                memory_mb = killed_and_resumed(stack, Path(folder), count, 3600.0)
+                sys.stdout.write(f"{count} lines, once each and in order; {memory_mb:.0f} MB at most,")
+                sys.stdout.write(f" {time.monotonic() - began_at:.0f} s with two kills\n")
+
+
+def report(name: str, stack: Any, call: Any) -> None:
+    own, began_at, before = resource.getrusage(resource.RUSAGE_SELF), time.monotonic(), used_s(stack)
+    count = call()
+    now = resource.getrusage(resource.RUSAGE_SELF)
+    cpu_s = now.ru_utime + now.ru_stime - own.ru_utime - own.ru_stime
+    after = used_s(stack)
+    told = "  ".join(f"{each} {after[each] - before[each]:.1f} s" for each in before)
+    wall_s = time.monotonic() - began_at
+    sys.stdout.write(f"{name}: {count} answers, wall {wall_s:.1f} s; CPU: client {cpu_s:.1f} s  {told}\n")
+    sys.stdout.flush()
+
+
+def used_s(stack: Any) -> dict[str, float]:
+    """CPU seconds of each program of the stack, and of its children."""
+    found = dict.fromkeys(stack.children, 0.0)
+    parents = {child.pid: name for name, child in stack.children.items()}
+    for _ in range(3):
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if (parent := int(fields[1])) in parents:
+                parents.setdefault(int(folder.name), parents[parent])
+    for pid, name in parents.items():
+        try:
+            fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        found[name] += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def by_map(stack: Any, count: int) -> int:
+    from inference.client import Client
+    from tests.stack import HOST
+
+    with Client(f"http://{HOST}:{stack.port}") as client:
+        return sum(1 for _ in client.map("echo", map(line, range(count))))
+
+
+def by_bulks(stack: Any, count: int) -> int:
+    """The bulk interface as it is documented: post, wait, read the pages; as many bulks in flight."""
+    waiting: list[str] = []
+    answers, posted = 0, 0
+    while posted < count or waiting:
+        while posted < count and len(waiting) < IN_FLIGHT:
+            inputs = [line(number) for number in range(posted, min(posted + BULK, count))]
+            accepted = stack.post("/v1/jobs/bulk", {"model": "echo", "inputs": inputs})
+            waiting.append(accepted.json["id"])
+            posted += len(inputs)
+        while not stack.get(f"/v1/jobs/bulk/{waiting[0]}?wait=30").json["finished"]:
+            pass
+        address = f"/v1/jobs?bulk={waiting.pop(0)}&outputs=1&limit=500"
+        while address:
+            page = stack.get(address).json
+            answers += len(page["items"])
+            address = page["next"]
+    return answers
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The Python client streams, and reads on by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+from collections.abc import Iterator
+from unittest.mock import patch
+from uuid import uuid4
+
+from inference.client import Client, ClientError, JobError, StreamEvent, command, sse
+from inference.client.service import Pauses
+from inference.client.stream import events
+from tests.generating import text_of
+from tests.streaming import StreamCase
+
+COUNT = {"max_new_tokens": 6}
+WHOLE = text_of("once", 6)
+
+
+class StreamTests(StreamCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.client = self.enterContext(Client(self.url, patience_s=30))
+
+    def test_text_comes_as_it_is_generated_and_then_the_job(self) -> None:
+        told = list(self.client.stream("words", "once", parameters=COUNT))
+        self.assertEqual("".join(event.text for event in told), WHOLE)
+        self.assertEqual([event.kind for event in told], ["delta"] * (len(told) - 1) + ["end"])
+        self.assertGreater(len(told), 2)
+        job = told[-1].job or {}
+        self.assertEqual(job["output"], [{"generated_text": "once" + WHOLE}])
+        again = self.client.job(job["id"]).stream(after=told[1].id)
+        self.assertEqual(told[0].text + told[1].text + "".join(event.text for event in again), WHOLE)
+
+    def test_the_same_for_asyncio(self) -> None:
+        async def read() -> str:
+            return "".join([event.text async for event in self.client.astream("words", "once", parameters=COUNT)])
+
+        self.assertEqual(asyncio.run(read()), WHOLE)
+
+    def test_the_command_prints_the_text(self) -> None:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            status = command.main(
+                ["--url", self.url, "run", "words", "once", "--stream", "--parameters", '{"max_new_tokens": 6}']
+            )
+        self.assertEqual((status, printed.getvalue()), (0, f"{WHOLE}\n"))
+
+    def test_a_job_without_output_raises_what_it_failed_with(self) -> None:
+        told = self.client.stream("words", "once", parameters={"max_new_tokens": 1000})
+        next(told)
+        job = self.stack.jobs.latest("pk")
+        self.client.cancel(str(job.pk))
+        with self.assertRaises(JobError) as failed:
+            list(told)
+        self.assertEqual((failed.exception.code, failed.exception.job_id), ("cancelled", str(job.pk)))
+
+    def test_what_is_refused_is_not_asked_for_again(self) -> None:
+        job = self.client.submit("words", "once", parameters=COUNT)
+        for stream, code in ((job.stream(after="7"), "bad_request"), (self.missing(), "job_not_found")):
+            with self.subTest(code), self.assertRaises(ClientError) as refused:
+                next(stream)
+            self.assertEqual(refused.exception.code, code)
+
+    def missing(self) -> Iterator[StreamEvent]:
+        return events(self.client.service, str(uuid4()), after="", patience_s=30)
+
+    def test_what_breaks_off_is_read_on_where_it_ended(self) -> None:
+        """Whatever the connection brings at once, up to some byte of it."""
+        asked: list[str] = []
+        job = self.client.submit("words", "once", parameters=COUNT)
+        job.result(30)
+        whole = self.client.service.stream
+
+        def cut(job_id: str, *, after: str) -> Iterator[StreamEvent | None]:
+            asked.append(after)
+            for number, event in enumerate(whole(job_id, after=after)):
+                if number and len(asked) < 3:
+                    raise ClientError("cut", code="unreachable", passing=True)
+                yield event
+
+        with patch.object(self.client.service, "stream", cut), patch.object(Pauses, "after_s", return_value=0.0):
+            told = list(job.stream())
+        self.assertEqual("".join(event.text for event in told), WHOLE)
+        self.assertEqual(len(asked), 3)
+
+    def test_a_service_that_is_away_is_waited_for_as_long_as_the_patience_is(self) -> None:
+        with Client("http://127.0.0.1:9", patience_s=0.3) as client, self.assertRaises(ClientError) as away:
+            list(events(client.service, str(uuid4()), after="", patience_s=0.3))
+        self.assertEqual(away.exception.code, "unreachable")
+
+    def test_events_are_found_however_the_bytes_come(self) -> None:
+        body = (
+            b"retry: 1000\n\n: keep-alive\n\n"
+            b'event: delta\nid: 1-a\ndata: {"token":{"text":": \\n\xc3\xa4"}}\n\n'
+            b'event: cut\ndata: {"error":"x"}\n\nevent: restart\nid: 0-b\ndata: {"error":"x"}\n\n'
+        )
+        for size in (1, 2, 7, len(body)):
+            told = sse.events(body[at : at + size] for at in range(0, len(body), size))
+            self.assertEqual(
+                [event and (event.kind, event.text, event.id) for event in told],
+                [None, None, ("delta", ": \nä", "1-a"), None, ("restart", "", "0-b")],
+            )

@@ -1,0 +1,143 @@
+"""What the client does when the service does not answer as it should: a server that says what it is told to."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+from unittest import TestCase
+from unittest.mock import patch
+
+from inference.client import Client, ClientError
+from tests.inference.client import pauses
+
+JOB = {"id": "01a1fe16-7155-735a-8526-dcb6495b5837", "status": "succeeded", "output": "done", "error": None}
+FULL = {"code": "queue_full", "detail": "The queue is full.", "request_id": "r1"}
+CLOSE = None  # the connection, without an answer
+
+Scripted = tuple[int, Any, dict[str, str]]
+
+
+class Server(ThreadingHTTPServer):
+    def __init__(self, *script: Scripted | None) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.script, self.asked = list(script), list[dict[str, str]]()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.asked.append({"path": self.path, **{name.lower(): value for name, value in self.headers.items()}})
+        scripted = self.server.script.pop(0)
+        if scripted is None:
+            self.close_connection = True
+            return
+        status, body, headers = scripted
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_POST
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class TroubleTests(TestCase):
+    def setUp(self) -> None:
+        self.slept = pauses.recorded(self)
+
+    def run_against(self, *script: Scripted | None, patience_s: float = 60.0) -> tuple[Any, list[dict[str, str]]]:
+        with Server(*script) as server, Client(server.url, "secret", patience_s=patience_s) as client:
+            try:
+                found = client.run("echo", "x")
+            except ClientError as error:
+                found = error
+            return found, server.asked
+
+    def test_a_full_queue_is_tried_again_when_it_says(self) -> None:
+        output, asked = self.run_against((503, FULL, {"Retry-After": "7"}), (200, JOB, {}))
+        self.assertEqual((output, len(asked)), ("done", 2))
+        (pause_s,) = self.slept
+        self.assertGreaterEqual(pause_s, 7.0)
+
+    def test_a_lost_answer_is_asked_for_again_with_the_same_key(self) -> None:
+        output, asked = self.run_against(CLOSE, (502, b"<html>", {}), CLOSE, (200, JOB, {}))
+        self.assertEqual((output, len(asked)), ("done", 4))
+        self.assertEqual(len({each["idempotency-key"] for each in asked}), 1)
+        self.assertLess(self.slept[0], self.slept[2])
+
+    def test_each_submission_has_a_key_of_its_own(self) -> None:
+        keys = {self.run_against((200, JOB, {}))[1][0]["idempotency-key"] for _ in range(3)}
+        self.assertEqual(len(keys), 3)
+
+    def test_what_is_refused_is_not_sent_again(self) -> None:
+        problem = {"code": "invalid_input", "detail": "inputs: must be a string.", "request_id": "r2"}
+        error, asked = self.run_against((422, problem, {}))
+        self.assertEqual((error.code, error.request_id, len(asked)), ("invalid_input", "r2", 1))
+
+    def test_patience_ends(self) -> None:
+        error, asked = self.run_against((503, FULL, {"Retry-After": "90"}))
+        self.assertEqual((error.code, len(asked), self.slept), ("queue_full", 1, []))
+
+    def test_a_redirect_is_not_followed_with_the_key(self) -> None:
+        with Server() as other:
+            error, asked = self.run_against((307, b"", {"Location": f"{other.url}/v1/jobs"}))
+            self.assertEqual((error.code, len(asked), other.asked), ("redirected", 1, []))
+            self.assertIn(other.url, str(error))
+        self.assertEqual(asked[0]["authorization"], "Bearer secret")
+
+    def test_another_server_is_told_from_the_service(self) -> None:
+        error, asked = self.run_against((404, b"<html>", {}))
+        self.assertEqual((error.code, len(asked)), ("no_answer", 1))
+        self.assertIn("Is the address right?", str(error))
+
+    def test_nobody_there_is_told_with_what_to_do(self) -> None:
+        with Client("http://127.0.0.1:1", "secret", patience_s=0.0) as client, self.assertRaises(ClientError) as away:
+            client.run("echo", "x")
+        self.assertEqual(away.exception.code, "unreachable")
+        self.assertIn("does the service run?", str(away.exception))
+        self.assertNotIn("secret", str(away.exception))
+
+    def test_an_address_that_is_none_is_refused(self) -> None:
+        for url in ("127.0.0.1:8000", "ftp://a", "http://", "http://user:pass@a", "http://a?x=1", ""):
+            with self.subTest(url), self.assertRaises(ClientError):
+                Client(url)
+
+    def test_keys_that_are_none_are_refused(self) -> None:
+        for key in ("inf_…", "inf_a\r\nX: 1", "a b"):
+            with self.subTest(key), self.assertRaises(ClientError) as refused:
+                Client("http://127.0.0.1:1", key)
+            self.assertNotIn(key, str(refused.exception))
+            with Server() as server, Client(server.url) as client, self.assertRaises(ClientError):
+                client.submit("echo", "x", key=key)
+
+    def test_connections_are_kept(self) -> None:
+        script: list[Scripted] = [(200, JOB, {}) for _ in range(5)]
+        with (
+            Server(*script) as server,
+            Client(server.url) as client,
+            patch.object(server, "process_request", wraps=server.process_request) as connected,
+        ):
+            for _ in range(5):
+                client.run("echo", "x")
+        self.assertEqual(connected.call_count, 1)

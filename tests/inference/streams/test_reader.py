@@ -1,0 +1,311 @@
+"""What a stream tells is the text of the job: no character is missing or doubled, wherever it is begun."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from unittest.mock import patch
+from uuid import uuid4
+
+from django.db import connection
+from django.db.models import Q
+from django.test import TransactionTestCase
+
+from inference.broker import redis_client
+from inference.errors import UnknownPosition
+from inference.models import Job
+from inference.store import transitions
+from inference.streams import history, live, reader
+from inference.streams.events import Cut, Delta, End, Event, Restart, Silence
+from inference.streams.positions import BEGINNING, Position
+from tests.conditions import eventually
+from tests.generating import Attempt, pieces
+
+PROMPT = "once"
+PIECES = pieces(PROMPT, 12)
+TEXT = "".join(PIECES)
+
+
+class Reader(threading.Thread):
+    """One client. `step` lets it take one event after the other."""
+
+    def __init__(self, job: Job, after: str | None = None, *, steps: bool = False) -> None:
+        super().__init__(daemon=True)
+        self.job = Job.objects.get(pk=job.pk)
+        self.after = Position.of_id(after, job.pk) if after else BEGINNING
+        self.events: list[Event] = []
+        self.may_go_on = threading.Semaphore(0 if steps else 1_000_000)
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for event in reader.read(self.job, after=self.after):
+                self.events.append(event)
+                self.may_go_on.acquire()
+        finally:
+            connection.close()
+
+    @property
+    def text(self) -> str:
+        """What a client has that begins anew when it is told to."""
+        text = ""
+        for event in list(self.events):
+            text = "" if isinstance(event, Restart) else text + (event.text if isinstance(event, Delta) else "")
+        return text
+
+    @property
+    def kinds(self) -> list[type[Any]]:
+        """Neighbours of the same kind are one."""
+        kinds = [type(event) for event in self.events if not isinstance(event, Silence)]
+        return [kind for number, kind in enumerate(kinds) if not number or kinds[number - 1] is not kind]
+
+    def has(self, text: str) -> None:
+        eventually(lambda: self.text == text, f"{text!r} is told")
+
+    def ends(self) -> End:
+        self.join(20)
+        end = self.events[-1]
+        assert isinstance(end, End)
+        return end
+
+
+class ReaderCase(TransactionTestCase):
+    def setUp(self) -> None:
+        redis_client.get().flushdb()
+        self.job = Job.objects.create(model="words", inputs=PROMPT)
+
+    def lose(self) -> None:
+        """Whoever ran the job is lost."""
+        transitions.give_back_lost(Q(pk=self.job.pk))
+
+
+class ReaderTests(ReaderCase):
+    def test_text_comes_as_it_is_told_and_then_the_end(self) -> None:
+        reading = Reader(self.job)
+        attempt = Attempt(self.job)
+        for piece in PIECES:
+            attempt.tell(piece)
+            reading.has(attempt.text)
+        attempt.end()
+        end = reading.ends()
+        self.assertEqual((reading.text, end.text, end.job.status), (TEXT, TEXT, "succeeded"))
+        self.assertEqual(end.job.output, [{"generated_text": PROMPT + TEXT}])
+        self.assertNotIn("inputs", vars(end.job))
+        self.assertEqual(reading.kinds, [Delta, End])
+        self.assertEqual(len(live.live), 0)
+
+    def test_whoever_comes_back_at_any_event_misses_and_repeats_nothing(self) -> None:
+        first = Reader(self.job)
+        attempt = Attempt(self.job)
+        for piece in PIECES[:6]:
+            attempt.tell(piece)
+            first.has(attempt.text)
+        again = [(told, Reader(self.job, told.id)) for told in first.events if isinstance(told, Delta)]
+        attempt.tell(*PIECES[6:])
+        attempt.end()
+        first.ends()
+        again += [(told, Reader(self.job, told.id)) for told in first.events if isinstance(told, Delta)]
+        self.assertGreater(len(again), 12)
+        for told, reading in again:
+            reading.ends()
+            at = int(told.id.partition("-")[0])
+            self.assertEqual(TEXT[:at] + reading.text, TEXT)
+            self.assertEqual(reading.kinds, [Delta, End] if at < len(TEXT) else [End])
+
+    def test_a_new_attempt_with_the_same_text_goes_on_where_the_first_one_ended(self) -> None:
+        reading = Reader(self.job)
+        first = Attempt(self.job)
+        first.tell(*PIECES[:5])
+        reading.has(first.text)
+        self.lose()
+        second = Attempt(self.job)
+        for piece in PIECES:
+            second.tell(piece)
+            first.tell("too late")
+        reading.has(TEXT)
+        late = Reader(self.job)
+        late.has(TEXT)
+        second.end()
+        for each in (reading, late):
+            each.ends()
+            self.assertEqual((each.kinds, each.text), ([Delta, End], TEXT))
+
+    def test_a_new_attempt_with_another_text_begins_again_and_says_so(self) -> None:
+        reading = Reader(self.job)
+        first = Attempt(self.job)
+        first.tell(" another", " text")
+        reading.has(first.text)
+        self.lose()
+        second = Attempt(self.job)
+        for piece in PIECES:
+            second.tell(piece)
+        reading.has(TEXT)
+        told = next(event for event in reading.events if isinstance(event, Delta))
+        back = Reader(self.job, told.id)  # with what the first attempt told
+        back.has(TEXT)
+        second.end()
+        late = Reader(self.job, told.id)  # the row tells it
+        for each, kinds in ((reading, [Delta, Restart, Delta, End]), (back, [Delta, Restart, Delta, End]),
+                            (late, [Restart, Delta, End])):  # fmt: skip
+            each.ends()
+            self.assertEqual((each.kinds[-3:], each.text), (kinds[-3:], TEXT))
+
+    def test_a_shorter_text_than_what_was_told_begins_again(self) -> None:
+        reading = Reader(self.job)
+        first = Attempt(self.job)
+        first.tell(*PIECES)
+        reading.has(TEXT)
+        self.lose()
+        second = Attempt(self.job)
+        second.tell(*PIECES[:3])
+        second.end()
+        reading.ends()
+        self.assertEqual((reading.kinds, reading.text), ([Delta, Restart, Delta, End], "".join(PIECES[:3])))
+
+    def test_what_was_lost_is_told_by_the_row(self) -> None:
+        for lost in (0, 4, 11):
+            with self.subTest(lost=lost):
+                self.job = Job.objects.create(model="words", inputs=PROMPT)
+                reading = Reader(self.job)
+                attempt = Attempt(self.job)
+                for number, piece in enumerate(PIECES):
+                    attempt.chunk(piece) if number == lost else attempt.tell(piece)
+                attempt.end()
+                reading.ends()
+                self.assertEqual((reading.kinds, reading.text), ([Delta, End], TEXT))
+
+    def test_a_history_that_redis_forgot_is_told_by_the_row(self) -> None:
+        reading = Reader(self.job)
+        attempt = Attempt(self.job)
+        attempt.tell(*PIECES[:5])
+        reading.has(attempt.text)
+        redis_client.get().flushdb()
+        attempt.tell(*PIECES[5:])
+        late = Reader(self.job)
+        attempt.end()
+        for each in (reading, late):
+            each.ends()
+            self.assertEqual((each.kinds, each.text), ([Delta, End], TEXT))
+
+    def test_what_is_no_chunk_is_passed_over(self) -> None:
+        key = history.key_of(self.job.pk)
+        for value in (b"", b"x" * 24 + b"\xff"):
+            redis_client.get().xadd(key, {b"c": value})
+        redis_client.get().xadd(key, {b"other": b"1"})
+        attempt = Attempt(self.job)
+        attempt.tell(*PIECES)
+        reading = Reader(self.job)
+        reading.has(TEXT)
+        attempt.end()
+        reading.ends()
+
+    def test_a_slow_reader_reads_what_it_was_too_late_for(self) -> None:
+        with patch.object(live, "MOST_HELD", 2), patch.object(live, "PAGE", 3):
+            slow, quick = Reader(self.job, steps=True), Reader(self.job)
+            attempt = Attempt(self.job)
+            for piece in PIECES:
+                attempt.tell(piece)
+                quick.has(attempt.text)
+            for _ in range(len(PIECES)):
+                slow.may_go_on.release()
+            slow.has(TEXT)
+            attempt.end()
+            slow.may_go_on.release()
+            slow.ends()
+        self.assertEqual((slow.kinds, slow.text), ([Delta, End], TEXT))
+
+    def test_a_reader_that_takes_nothing_holds_nobody_and_has_little_held_for_it(self) -> None:
+        stalled, quick = Reader(self.job, steps=True), Reader(self.job)
+        attempt = Attempt(self.job)
+        attempt.tell(" first")
+        eventually(lambda: stalled.events, "the stalled one has begun")
+        for number in range(3 * live.MOST_HELD):
+            attempt.tell(f" {number}")
+        quick.has(attempt.text)
+        (ears,) = live.live.ears.values()
+        self.assertLessEqual(max(len(ear._held) for ear in ears), live.MOST_HELD)  # noqa: SLF001
+        stalled.may_go_on.release(1000)
+        stalled.has(attempt.text)
+        attempt.end()
+        stalled.ends()
+
+    def test_a_missed_notice_is_made_good_by_the_slow_poll(self) -> None:
+        reading = Reader(self.job)
+        with patch.object(live, "POLL_S", 0.1), patch.object(history, "channel", lambda: "nowhere"):
+            attempt = Attempt(self.job)
+            attempt.tell(" heard late")
+            reading.has(" heard late")
+        attempt.end()
+        reading.ends()
+
+    def test_other_ends_are_told_with_what_was_generated(self) -> None:
+        reading = Reader(self.job)
+        attempt = Attempt(self.job)
+        attempt.tell(*PIECES[:2])
+        reading.has(attempt.text)
+        attempt.end(error_code="timed_out", error_detail="too slow")
+        end = reading.ends()
+        self.assertEqual((end.job.status, end.job.error_code, end.text), ("failed", "timed_out", None))
+        self.assertEqual(reading.text, "".join(PIECES[:2]))
+
+    def test_a_cancelled_job_ends_its_stream(self) -> None:
+        reading = Reader(self.job)
+        eventually(lambda: len(live.live) == 1)
+        transitions.cancel(self.job.pk)
+        self.assertEqual(reading.ends().job.status, "cancelled")
+
+    def test_a_job_that_told_nothing_is_told_whole_at_its_end(self) -> None:
+        reading = Reader(self.job)
+        attempt = Attempt(self.job)
+        attempt.end(output=[{"generated_text": PROMPT + TEXT}])
+        reading.ends()
+        self.assertEqual((reading.kinds, reading.text), ([Delta, End], TEXT))
+
+    def test_silence_is_told_now_and_then(self) -> None:
+        with patch.object(reader, "SILENCE_S", 0.02):
+            reading = Reader(self.job)
+            eventually(lambda: len(reading.events) > 2, "it is silent")
+            transitions.cancel(self.job.pk)
+            reading.ends()
+        self.assertEqual({type(event) for event in reading.events[:-1]}, {Silence})
+
+    def test_a_process_that_stops_cuts_its_streams(self) -> None:
+        own = live.Live()
+        with patch.object(reader, "live", own):
+            reading = Reader(self.job)
+            eventually(lambda: len(own) == 1)
+            own.stop()
+            reading.join(20)
+            self.assertEqual(reading.events, [Cut()])
+            late = Reader(self.job)
+            late.join(20)
+            self.assertEqual(late.events, [Cut()])
+
+    def test_a_stream_is_cut_after_its_longest_time(self) -> None:
+        with patch.object(reader, "LONGEST_S", 0.0):
+            reading = Reader(self.job)
+            reading.join(20)
+        self.assertEqual(reading.events, [Cut()])
+
+    def test_the_thread_ends_some_time_after_the_last_stream_and_comes_back(self) -> None:
+        own = live.Live()
+        with patch.object(reader, "live", own), patch.object(live, "LINGER_S", 0.0), patch.object(live, "POLL_S", 0.05):
+            for _ in range(2):
+                job = Job.objects.create(model="words", inputs=PROMPT)
+                reading, attempt = Reader(job), Attempt(job)
+                attempt.tell(*PIECES)
+                reading.has(TEXT)
+                attempt.end()
+                reading.ends()
+                eventually(lambda: own._thread is None, "the thread ends")  # noqa: SLF001
+
+
+class PositionTests(ReaderCase):
+    def test_made_up_and_foreign_ids_are_refused(self) -> None:
+        own = BEGINNING.id_for(self.job.pk)
+        self.assertEqual(Position.of_id(own, self.job.pk), BEGINNING)
+        others = BEGINNING.id_for(uuid4())
+        for text in ("", "7", "0-", own + "A", own[:-1], own.replace("0-", "1-"), "0" + own, others, "-", "x" * 10_000,
+                     "\u0661" + own[1:], own.upper(), "99999999999-AAAA", f" {own}"):  # fmt: skip
+            with self.subTest(text[:50]), self.assertRaises(UnknownPosition):
+                Position.of_id(text, self.job.pk)
