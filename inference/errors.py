@@ -4,6 +4,7 @@
 The message of an exception is what the public may read: it names what would be right, and no secret.
 """
 
+from typing import Any
 from uuid import UUID
 
 UNREADABLE = "The model cannot read this input or its parameters."  # what follows is the library's, for the operator
@@ -37,6 +38,14 @@ class InvalidInput(SubmissionError):
         self.field = field
 
 
+class NoneAccepted(InvalidInput):
+    """Of a bulk: `rejected` has each input's index, code and detail."""
+
+    def __init__(self, rejected: list[dict[str, Any]]) -> None:
+        super().__init__(f"None of {len(rejected)} inputs can be accepted. The first: {rejected[0]['detail']}")
+        self.rejected = rejected
+
+
 class IdempotencyMismatch(SubmissionError):
     code = "idempotency_mismatch"  # the key was used with another body
 
@@ -67,6 +76,10 @@ class NoWorker(SubmissionError):
 
 class JobNotFound(InferenceError):
     code = "job_not_found"  # no such job, or another owner's
+
+
+class UnknownPosition(InferenceError):
+    code = "bad_request"  # a stream was never there, or that of another job was
 
 
 class BulkNotFound(InferenceError):
@@ -142,4 +155,11 @@ class BrokerUnavailable(InferenceError):
     """Inside the service only: a job is accepted without its message, and sent later."""
 
     code = "broker_unavailable"
+    retryable = True
+
+
+class NotYet(InferenceError):
+    """Inside a worker only: a job of an entry of models.toml that it has not taken over. It runs once it has."""
+
+    code = "not_yet"
     retryable = True

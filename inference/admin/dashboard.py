@@ -1,4 +1,6 @@
-"""What an operator sees first: queues, workers, batches, and what failed. Every query is bounded."""
+"""What an operator sees first: queues, workers, batches, and what failed. Every query is bounded.
+
+Of a job that runs in parts these are what waits and runs; it is one where outcomes are counted."""
 
 from __future__ import annotations
 
@@ -12,10 +14,11 @@ from django.utils import timezone
 from inference.admin import display
 from inference.admin.filters import COUNT_LIMIT
 from inference.admin.workers import ENDED
+from inference.catalog import lookup
 from inference.catalog.lookup import models
 from inference.ids import first_id_at
 from inference.models import TERMINAL, Job, Status, Worker
-from inference.status import workers
+from inference.status import catalog, workers
 
 RECENT = 500  # finished jobs of a model that its batch sizes and times are taken from
 BUCKETS = ((1, 1), (2, 3), (4, 7), (8, 15), (16, 31), (32, None))  # items of a batch
@@ -28,29 +31,40 @@ def hour_ago() -> datetime.datetime:
 
 def model_rows() -> list[dict[str, Any]]:
     queued, running = _by_model(Status.QUEUED), _by_model(Status.RUNNING)
-    serving = workers.count_served(workers.living())
+    living = list(workers.living())
+    serving, runs = workers.count_served(living), catalog.count(living)
+    gone = sorted((queued.keys() | running.keys() | runs.keys()) - models().keys())
     return [
         {
-            "spec": spec,
+            "name": name,
+            "spec": models().get(name),  # none of a model that is gone from the file, and has jobs left
             "queued": queued.get(name),
             "running": running.get(name),
             "workers": serving[name],
+            "runs": sorted(runs.get(name, {}).items()),
             **_recent(name),
         }
-        for name, spec in models().items()
+        for name in (*models(), *gone)
     ]
+
+
+def file_problems() -> list[str]:
+    """Why models.toml is not taken over: by this process, or by a worker, which may have another one."""
+    found = [lookup.problem(), *((worker.catalog or {}).get("problem", "") for worker in workers.living())]
+    return sorted(set(filter(None, found)))
 
 
 def _by_model(status: Status) -> dict[str, Any]:
     """One status at a time: only so is its own index used."""
-    rows = Job.objects.filter(status=status).order_by().values("model")
+    rows = Job.objects.filter(status=status, parts=None).order_by().values("model")
     return {row["model"]: row for row in rows.annotate(jobs=Count("pk"), oldest=Min("created_at"))}
 
 
 def _recent(model: str) -> dict[str, Any]:
     """Of the jobs that succeeded last: medians, and the batches that they ran in."""
     columns = ("batch_size", "created_at", "started_at", "finished_at")
-    jobs = list(Job.objects.filter(model=model, status=Status.SUCCEEDED).only(*columns)[:RECENT])
+    ran = Job.objects.filter(model=model, status=Status.SUCCEEDED, parts=None)
+    jobs = list(ran.only(*columns)[:RECENT])
     sizes = [job.batch_size for job in jobs if job.batch_size]
     return {
         "wait": _median(job.queue_wait for job in jobs),
@@ -81,7 +95,7 @@ def worker_rows() -> QuerySet[Worker]:
 
 
 def failure_rows() -> list[dict[str, Any]]:
-    failed = Job.objects.filter(status=Status.FAILED, id__gte=first_id_at(hour_ago())).order_by()
+    failed = Job.objects.filter(status=Status.FAILED, id__gte=first_id_at(hour_ago()), whole=None).order_by()
     groups = failed.values("model", "error_code").annotate(jobs=Count("pk"), latest_at=Max("finished_at"))
     return [
         {**group, "latest": failed.filter(model=group["model"], error_code=group["error_code"]).latest("finished_at")}
@@ -91,7 +105,7 @@ def failure_rows() -> list[dict[str, Any]]:
 
 def finished_in_last_hour() -> dict[str, str]:
     """By status: how many of the jobs accepted in the last hour are finished, counted up to a limit."""
-    recent = Job.objects.filter(id__gte=first_id_at(hour_ago())).order_by()
+    recent = Job.objects.filter(id__gte=first_id_at(hour_ago()), whole=None).order_by()
     return {status: _bounded(recent.filter(status=status).values("pk")[:COUNT_LIMIT].count()) for status in TERMINAL}
 
 

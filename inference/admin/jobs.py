@@ -39,7 +39,7 @@ class JobAdmin(ReadOnlyAdmin):
     change_list_template = "inference/job_list.html"
     change_form_template = "inference/job.html"
     fieldsets = (
-        (None, {"fields": ("id", "model", "state", "error", "priority", "size", "length")}),
+        (None, {"fields": ("id", "model", "state", "error", "priority", "size", "length", "parts_link")}),
         ("Data", {"fields": ("inputs_shown", "parameters_shown", "output_shown")}),
         ("Run", {"fields": ("batch_link", "attempts", "recoveries", "ran_on", "device")}),
         ("Times", {"fields": ("created", "sent", "wait", "started", "run", "finished", "expires")}),
@@ -55,14 +55,14 @@ class JobAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
         term = search_term.strip()
-        if not term:
-            return queryset, False
+        if not term:  # parts are found by what they belong to, ran in, and their ids
+            return queryset if request.GET.keys() & {"whole", "batch", "worker"} else queryset.filter(whole=None), False
         if end := END_OF_ID.fullmatch(term):
             return queryset.filter(pk__endswith=end[1].lower()), False
         try:
             return queryset.filter(pk=UUID(term)), False
         except ValueError:
-            return queryset.filter(request_id=term), False
+            return queryset.filter(request_id=term, whole=None), False
 
     # Columns and facts
 
@@ -78,11 +78,9 @@ class JobAdmin(ReadOnlyAdmin):
     run = display.fact("run", "run_time", display.duration)
     accepted = display.fact("accepted", "created_at", display.ago)
     created = display.fact("accepted", "created_at", display.at)
-    sent = display.fact("message sent", "published_at", display.at)
     started = display.fact("started", "started_at", display.at)
     finished = display.fact("finished", "finished_at", display.at)
     expires = display.fact("expires", "expires_at", display.at)
-    inputs_shown = display.fact("inputs", "inputs", display.pretty_json)
     parameters_shown = display.fact("parameters", "parameters", display.pretty_json)
     output_shown = display.fact("output", "output", display.pretty_json)
     request_id_shown = display.fact("request id", "request_id", display.visible)
@@ -110,6 +108,24 @@ class JobAdmin(ReadOnlyAdmin):
         if not job.error_code:
             return display.NONE
         return format_html("<strong>{}</strong>{}", job.error_code, display.block(job.error_detail))
+
+    @admin.display(description="message sent")
+    def sent(self, job: Job) -> str:
+        return display.NONE if job.parts or job.published_at is None else display.at(job.published_at)
+
+    @admin.display(description="inputs")
+    def inputs_shown(self, job: Job) -> SafeString:
+        return display.pretty_json(rows.inputs_of_parts(job.pk) if job.parts else job.inputs)
+
+    @admin.display(description="parts")
+    def parts_link(self, job: Job) -> SafeString | str:
+        if job.whole:
+            url = reverse("admin:inference_job_change", args=[job.whole])
+            return format_html('from input {} of <a href="{}">this list</a>', job.place, url)
+        if not job.parts:
+            return display.NONE
+        url = reverse("admin:inference_job_changelist")
+        return format_html('<a href="{}?whole={}">{} parts</a>', url, job.pk, job.parts)
 
     @admin.display(description="bulk")
     def bulk_link(self, job: Job) -> SafeString | str:

@@ -22,6 +22,7 @@ def age(moment: Any) -> str:
 @register.inclusion_tag("inference/dashboard.html")
 def dashboard_now() -> dict[str, Any]:
     return {
+        "problems": dashboard.file_problems(),
         "models": dashboard.model_rows(),
         "workers": dashboard.worker_rows(),
         "failures": dashboard.failure_rows(),

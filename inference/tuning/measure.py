@@ -10,17 +10,47 @@ from typing import Any
 from inference.catalog import lengths, tasks, units
 from inference.catalog.specs import ModelSpec
 from inference.engines.json_values import pairs
-from inference.tuning.replica import CannotMeasure, Replica, Setup, answer, answers, items_per_s, seconds
+from inference.tuning.replica import (
+    ANSWER,
+    CannotMeasure,
+    Replica,
+    Setup,
+    answer,
+    answers,
+    items_per_s,
+    seconds,
+    step_seconds,
+    steps,
+    tokens_per_s,
+)  # fmt: skip
 
 LENGTHS = {
     units.tokens: (8, 32, 128, 512),
     units.frames: (50, 250, 1500),  # 1, 5 and 30 seconds
     units.patches: (1,),
 }
+PROMPTS = (32, 256)  # tokens
 TYPICAL = 32  # tokens: for what is compared at one length only
 SLOWEST_S = 5.0  # a shape that is expected to take longer is left out
 
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """What is measured of a model: calls of so many items, or steps of so many rows, which bring a token each."""
+
+    name: str
+    seconds: Callable[[int, int, float], float | None]
+    rate: Callable[[int, int, float], float]
+
+
+ITEMS = Unit(name="items", seconds=seconds, rate=items_per_s)
+TOKENS = Unit(name="tokens", seconds=step_seconds, rate=tokens_per_s)
+
+
+def unit_of(replica: Replica) -> Unit:
+    return TOKENS if replica.ask(steps) else ITEMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +98,8 @@ def lengths_for(spec: ModelSpec, own_inputs: Sequence[Any]) -> list[int]:
     if own_inputs:
         found = sorted({lengths.measure(spec, value)[1] for value in own_inputs})
         return sorted({found[0], found[len(found) // 2], found[-1]})
-    wanted = LENGTHS[tasks.of(spec.task).unit]
+    task = tasks.of(spec.task)
+    wanted = PROMPTS if task.generates else LENGTHS[task.unit]
     longest = spec.max_length or wanted[-1]
     return sorted({min(length, longest) for length in wanted})
 
@@ -78,14 +109,25 @@ def sizes_for(spec: ModelSpec) -> list[int]:
     return [1 << power for power in range(int(math.log2(2 * spec.max_batch_size)) + 1)]
 
 
-def grid(replica: Replica, sizes: Sequence[int], all_lengths: Sequence[int], budget_s: float, step: Progress) -> Grid:
+def roomy(setup: Setup) -> Setup:
+    """With cache for all that is measured, where a model generates."""
+    if not tasks.of(setup.spec.task).generates:
+        return setup
+    longest = 2 * max(lengths_for(setup.spec, setup.own_inputs)) + ANSWER  # a prompt has some tokens more than its text
+    tokens = max(setup.spec.max_batch_tokens, sizes_for(setup.spec)[-1] * longest)
+    return dataclasses.replace(setup, spec=dataclasses.replace(setup.spec, max_batch_tokens=tokens))
+
+
+def grid(
+    replica: Replica, unit: Unit, sizes: Sequence[int], all_lengths: Sequence[int], budget_s: float, step: Progress
+) -> Grid:
     found = Grid()
     for length in all_lengths:
         for size in sizes:
             step(f"{size} items of {length}")
             if _is_hopeless(found, size, length):
                 continue
-            took_s = replica.ask(seconds, size, length, budget_s)
+            took_s = replica.ask(unit.seconds, size, length, budget_s)
             if took_s is not None:
                 found.seconds[size, length] = took_s
             elif size > 1:
@@ -111,8 +153,11 @@ def arrangements(device: str, cores: int) -> list[Arrangement]:
     return [Arrangement(replicas=count, threads=max(1, cores // count)) for count in counts]
 
 
-def throughput(setup: Setup, arrangement: Arrangement, sizes: Sequence[int], budget_s: float) -> dict[int, float]:
-    """Items per second of all replicas together, at a typical length, by batch size."""
+def throughput(
+    setup: Setup, unit: Unit, arrangement: Arrangement, sizes: Sequence[int], budget_s: float
+) -> dict[int, float]:
+    """Items or tokens per second of all replicas together, at a typical length, by batch size; rows that generate are
+    shared out among the replicas."""
     length = typical_length(setup)
     setup = dataclasses.replace(setup, threads=arrangement.threads)
     with ExitStack() as stack:
@@ -121,7 +166,8 @@ def throughput(setup: Setup, arrangement: Arrangement, sizes: Sequence[int], bud
             replica.wait_until_loaded()
         rates = {}
         for size in sizes:
-            asked = [replica.start(items_per_s, size, length, budget_s) for replica in replicas]
+            own = max(1, size // arrangement.replicas) if unit is TOKENS else size
+            asked = [replica.start(unit.rate, own, length, budget_s) for replica in replicas]
             rates[size] = sum(map(answer, asked))
     return rates
 
@@ -130,13 +176,13 @@ def typical_length(setup: Setup) -> int:
     return min(lengths_for(setup.spec, setup.own_inputs), key=lambda length: abs(length - TYPICAL))
 
 
-def precision(setup: Setup, replica: Replica, dtype: str, size: int, budget_s: float) -> Precision:
+def precision(setup: Setup, unit: Unit, replica: Replica, dtype: str, size: int, budget_s: float) -> Precision:
     """`setup` in another dtype against `replica`, which runs it as it is."""
     all_lengths, length = lengths_for(setup.spec, setup.own_inputs), typical_length(setup)
     other_setup = dataclasses.replace(setup, spec=dataclasses.replace(setup.spec, dtype=dtype))
     with Replica(other_setup) as other:
         other.wait_until_loaded()
-        base_s, other_s = (one.ask(seconds, size, length, budget_s) or math.nan for one in (replica, other))
+        base_s, other_s = (one.ask(unit.seconds, size, length, budget_s) or math.nan for one in (replica, other))
         found = zip(replica.ask(answers, all_lengths), other.ask(answers, all_lengths), strict=True)
         changes = [list(differences(*both)) for both in found]
     return Precision(

@@ -2,21 +2,23 @@
 
 import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
 from inference.engines import isolate, loading
 from inference.engines.base import Engine
+from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.errors import InferenceError, ModelUnavailable, OutOfMemory
 from inference.tuning import samples
 from inference.worker import devices
 
 MIN_RUNS, MAX_RUNS = 3, 50
+ANSWER = 128  # tokens that a row generates before another one takes its place
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,7 +55,7 @@ class Replica:
         answer(self._loading)
 
     def start(self, measure: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
-        """Ask only, so that several replicas run at once: for `seconds`, `items_per_s` or `answers`."""
+        """Ask only, so that several replicas run at once: for one of the functions below."""
         return self._process.submit(measure, *arguments, **named)
 
     def ask(self, measure: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -106,6 +108,42 @@ def seconds(size: int, length: int, budget_s: float) -> float | None:
     return min(took)
 
 
+def steps() -> bool:
+    """Whether it generates step by step."""
+    return _engine.stepper is not None
+
+
+def step_seconds(size: int, length: int, budget_s: float) -> float | None:
+    """Of a step that brings a token to each of `size` rows, whose prompts of `length` tokens have been read. None when
+    they do not fit in memory."""
+    stepper = cast("Stepper", _engine.stepper)
+    value = _items(1, length)[0]
+    try:
+        for key in range(size):
+            _join(stepper, key, value)
+        unread = set(range(size))
+        while unread and len(stepper):
+            unread -= {told.key for told in _step(stepper)}
+        tokens, runs, started = 0, 0, time.perf_counter()
+        while runs < MIN_RUNS or time.perf_counter() - started < budget_s:
+            runs += 1
+            for told in _step(stepper):
+                tokens += told.tokens
+                if told.answer is not OPEN:  # another one comes in its place
+                    _join(stepper, told.key, value)
+        return size * (time.perf_counter() - started) / max(1, tokens)
+    except OutOfMemory:
+        return None
+    finally:
+        for key in range(size):
+            stepper.leave(key)
+
+
+def tokens_per_s(size: int, length: int, budget_s: float) -> float:
+    took_s = step_seconds(size, length, budget_s)
+    return size / took_s if took_s else 0.0
+
+
 def items_per_s(size: int, length: int, budget_s: float) -> float:
     items, done = _items(size, length), 0
     _run(items)
@@ -122,6 +160,20 @@ def answers(lengths: Sequence[int]) -> list[Any]:
 
 def _items(size: int, length: int) -> list[Any]:
     return [samples.sample(_setup.spec, _engine, length, _setup.own_inputs)] * size
+
+
+def _join(stepper: Stepper, key: Hashable, value: Any) -> None:
+    parameters = {**tasks.of(_setup.spec.task).measured_with, "max_new_tokens": ANSWER}
+    stepper.join(key, value, parameters, seed=0)
+
+
+def _step(stepper: Stepper) -> list[Progress]:
+    """Raises what a row failed with."""
+    progress = stepper.step()
+    for told in progress:
+        if isinstance(told.answer, Exception):
+            raise told.answer
+    return progress
 
 
 def _run(items: list[Any]) -> list[Any]:

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Iterator
 
+from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
 from inference.tuning.measure import Arrangement, Grid, Precision
+from inference.tuning.replica import ANSWER
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
 BAR = 40  # characters of the longest bar
@@ -12,12 +14,13 @@ WORTH = (
     0.97  # of the best rate: a larger batch must bring more than the rest, since it makes its first item wait longer
 )
 SLACK = 20  # a call may take this many times the slowest measured one before it counts as stuck
+SLACK_OF_STEPS = 2
 MIN_TIME_LIMIT_S = 10
 
 
-def table(grid: Grid) -> Iterator[str]:
-    """Items per second: a row a length, a column a batch size."""
-    yield "items/s   " + "".join(f"{f'x {size}':>10}" for size in grid.sizes) + "   ms of one"
+def table(grid: Grid, unit: str = "items") -> Iterator[str]:
+    """Items or tokens per second: a row a length, a column a batch size."""
+    yield f"{f'{unit}/s':<10}" + "".join(f"{f'x {size}':>10}" for size in grid.sizes) + "   ms of one"
     for length in grid.lengths:
         rates = [grid.items_per_s(size, length) for size in grid.sizes]
         cells = [
@@ -25,6 +28,14 @@ def table(grid: Grid) -> Iterator[str]:
             for size, rate in zip(grid.sizes, rates, strict=True)
         ]
         yield f"{f'{length} tokens':<10}" + "".join(cells) + f"{1000 * grid.seconds[1, length]:12.1f}"
+
+
+def steps(grid: Grid) -> Iterator[str]:
+    """Milliseconds: a row a length of the prompts, a column a number of rows."""
+    yield "ms        " + "".join(f"{f'x {size}':>10}" for size in grid.sizes)
+    for length in grid.lengths:
+        took = [grid.seconds.get((size, length)) for size in grid.sizes]
+        yield f"{f'{length} tokens':<10}" + "".join(f"{1000 * s:10.0f}" if s else f"{'-':>10}" for s in took)
 
 
 def plot(grid: Grid) -> Iterator[str]:
@@ -60,6 +71,22 @@ def catalog_lines(spec: ModelSpec, grid: Grid) -> list[str]:
         f"max_batch_size = {max(knees.values())}",
         f"max_batch_tokens = {min([max(tokens, spec.max_length), *fitting])}",
         f"time_limit_s = {max(MIN_TIME_LIMIT_S, math.ceil(SLACK * slowest))}",
+    ]
+
+
+def generating_lines(spec: ModelSpec, grid: Grid) -> list[str]:
+    """Rows until more of them bring no more tokens, cache for them, and time for the longest answer beside them."""
+    rows, longest = max(knee(grid, length) for length in grid.lengths), max(grid.lengths)
+    fitting = [size * (length + ANSWER) - 1 for size, length in grid.too_large]
+    step_s = max(seconds for (size, _), seconds in grid.seconds.items() if size <= rows)
+    most = tasks.of(spec.task).parameters["max_new_tokens"]
+    limit_s = math.ceil(SLACK_OF_STEPS * step_s * (spec.parameters.get("max_new_tokens", most).max or 0))
+    return [
+        f"[{spec.name}]",
+        f"max_batch_size = {rows}",
+        f"max_batch_tokens = {min([rows * (longest + ANSWER), *fitting])}"
+        f"  # of prompts of {longest} tokens and answers of {ANSWER}",
+        f"time_limit_s = {max(MIN_TIME_LIMIT_S, limit_s)}  # of the longest answer that may be asked for",
     ]
 
 
