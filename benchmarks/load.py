@@ -87,9 +87,12 @@ class Run:
         pool = len(self.target.requests)
         self.indexes = (index % pool for index in itertools.count(self.first))
 
+    def connection(self) -> Connection:
+        return Connection(self)
+
     async def connect(self) -> Connection:
         loop = asyncio.get_running_loop()
-        return (await loop.create_connection(lambda: Connection(self), "127.0.0.1", self.target.port))[1]
+        return (await loop.create_connection(self.connection, "127.0.0.1", self.target.port))[1]
 
     def send(self, connection: Connection | None, index: int, due_s: float) -> None:
         """Over `connection`, or a new one."""

@@ -48,6 +48,15 @@ class Pipeline:
         self.task = setting.task
         self.pipe: Any = pipeline(setting.task, model=setting.folder, dtype=torch.float32, device="cpu")
 
-    def __call__(self, texts: list[str]) -> list[Any]:
+    def __call__(self, texts: list[Any]) -> list[Any]:
+        if self.task == "text-generation":
+            return self.generated(texts)
         outputs = self.pipe(texts, batch_size=len(texts))
         return [outputs] if self.task == "fill-mask" and len(texts) == 1 else outputs  # it unwraps a list of one
+
+    def generated(self, asked: list[dict[str, Any]]) -> list[Any]:
+        """A call runs until the longest answer is there; what it generates too much for the others stays in them."""
+        longest = max(one["max_new_tokens"] for one in asked)
+        settings = {"max_new_tokens": longest, "do_sample": False, "return_full_text": False}
+        outputs: list[Any] = self.pipe([one["prompt"] for one in asked], batch_size=len(asked), **settings)
+        return outputs

@@ -116,8 +116,11 @@ def publish(results: Results, docs: Path) -> None:
         (docs / "benchmarks.md", as_markdown(results)),
         (docs.parent / "README.md", summary(results)),
     ):
-        before, _, rest = page.read_text().partition(BEGIN)
-        after = rest.partition(END)[2]
-        page.write_text(f"{before}{BEGIN}\n{figures}\n{END}{after}")
+        between_marks(page, figures, BEGIN, END)
     plot.write(results, docs / "benchmarks.svg")
     results.write(docs / "benchmarks.json")
+
+
+def between_marks(page: Path, figures: str, begin: str, end: str) -> None:
+    before, _, rest = page.read_text().partition(begin)
+    page.write_text(f"{before}{begin}\n{figures}\n{end}{rest.partition(end)[2]}")

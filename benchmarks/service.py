@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import processes
+from benchmarks.pipeline import Setting
 from benchmarks.processes import Programs
-from benchmarks.workloads import Workload
 
 ROOT = Path(__file__).parent.parent
 PYTHON = os.environ.get("SERVICE_PYTHON", str(ROOT / ".venv" / "bin" / "python"))
@@ -23,6 +23,7 @@ task = "{task}"
 model = "{folder}"
 dtype = "float32"
 max_batch_size = {max_batch_size}
+{more}
 """
 
 
@@ -32,16 +33,17 @@ def require_environment() -> None:
 
 
 @contextlib.contextmanager
-def running(workload: Workload, port: int, max_batch_size: int, log: Path) -> Iterator[Programs]:
+def running(name: str, setting: Setting, max_batch_size: int, log: Path, more: str = "") -> Iterator[Programs]:
+    """`more`: lines of the model's entry."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         catalog = Path(folder) / "models.toml"
         catalog.write_text(
             CATALOG.format(
-                name=workload.name, task=workload.task, folder=workload.model_folder, max_batch_size=max_batch_size
+                name=name, task=setting.task, folder=setting.folder, max_batch_size=max_batch_size, more=more
             )
         )
-        command = (PYTHON, "manage.py", "up", "--host", "127.0.0.1", "--port", str(port))
-        with processes.running([command], environment(folder, catalog), log, ROOT) as programs:
+        command = (PYTHON, "manage.py", "up", "--host", "127.0.0.1", "--port", str(setting.port))
+        with processes.running([command], environment(folder, catalog, setting.workers), log, ROOT) as programs:
             programs.data = Path(folder)
             yield programs
 
@@ -54,9 +56,10 @@ def mean_batch(data: Path, since: datetime.datetime) -> float | None:
     return jobs / calls if jobs else None
 
 
-def environment(folder: str, catalog: Path) -> dict[str, str]:
-    """The embedded broker's socket lies in TMPDIR, the database in DATA_DIR."""
+def environment(folder: str, catalog: Path, replicas: int) -> dict[str, str]:
+    """The embedded broker's socket lies in TMPDIR, the database in DATA_DIR; Celery reads the options of its commands
+    from variables, too."""
     return {
         "DATA_DIR": folder, "TMPDIR": folder, "MODELS_FILE": str(catalog), "LOG_LEVEL": "WARNING",
-        "HF_HUB_OFFLINE": "1", "API_KEY_REQUIRED": "0",
+        "HF_HUB_OFFLINE": "1", "API_KEY_REQUIRED": "0", "CELERY_WORKER_CONCURRENCY": str(replicas),
     }  # fmt: skip

@@ -8,9 +8,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks import processes, service
 from benchmarks.load import Target
@@ -48,6 +49,7 @@ class System:
     label: str
     is_ours = False
     batches = True
+    only_if_named = False  # with --only
 
     @contextlib.contextmanager
     def programs(self, setting: Setting, workload: Workload, log: Path) -> Iterator[Programs]:
@@ -109,8 +111,22 @@ class ServiceStreamer(System):
         return [
             broker(setting),
             (*PYTHON, "benchmarks.peers.service_streamer"),
-            (*web, "benchmarks.peers.service_streamer:web()"),
+            (*web, "benchmarks.peers.service_streamer:web('redis')"),
         ]
+
+
+class InOneServer(System):
+    """The rows of service-streamer's own comparison that need no broker: a threaded Flask server, which has the model
+    or starts the workers."""
+
+    only_if_named = True
+
+    def __init__(self, label: str, way: str, batches: bool) -> None:
+        self.label, self.way, self.batches = label, way, batches
+
+    def commands(self, setting: Setting) -> Sequence[Command]:
+        web = (*WEB, f"127.0.0.1:{setting.port}", "--worker-class", "gthread", "--threads", "160")
+        return [(*web, f"benchmarks.peers.service_streamer:web('{self.way}')")]
 
 
 class CeleryBatches(System):
@@ -135,7 +151,7 @@ class Service(System):
 
     @contextlib.contextmanager
     def programs(self, setting: Setting, workload: Workload, log: Path) -> Iterator[Programs]:
-        with service.running(workload, setting.port, self.max_batch_size, log) as programs:
+        with service.running(workload.name, setting, self.max_batch_size, log) as programs:
             yield programs
 
     def path(self, workload: Workload) -> str:
@@ -151,6 +167,9 @@ SYSTEMS: dict[str, System] = {
     "mosec": Mosec(),
     "service-streamer": ServiceStreamer(),
     "celery-batches": CeleryBatches(),
+    "streamer-naive": InOneServer("service-streamer's naive server", "naive", batches=False),
+    "streamer-threads": InOneServer("service-streamer (threads)", "threads", batches=True),
+    "streamer-processes": InOneServer("service-streamer (processes)", "processes", batches=True),
 }
 
 
@@ -176,39 +195,40 @@ def serving(name: str, workload: Workload, variant: Variant) -> Iterator[Serving
         max_batch_size=MAX_BATCH_SIZE, port=processes.free_port(), broker_port=processes.free_port(),
     )  # fmt: skip
     answers, texts = workload.answers(), workload.texts()
-    requests = [request(setting.port, system.path(workload), text) for text in texts]
+    requests = [request(setting.port, system.path(workload), {"inputs": text}) for text in texts]
     with system.programs(setting, workload, FOLDER / "logs" / f"{name}-{workload.name}.log") as programs:
         target = Target(
             port=setting.port, requests=requests, is_right=lambda index, body: is_right(body, answers[index])
         )
-        wait_until_right(programs, setting.port, system.path(workload), texts[0], answers[0])
+        wait_until_right(programs, target, {"inputs": texts[0]}, system.path(workload))
         processes.settle()
         yield Serving(target=target, data=programs.data)
 
 
-def request(port: int, path: str, text: str) -> bytes:
-    body = json.dumps({"inputs": text}).encode()
+def request(port: int, path: str, content: Mapping[str, Any]) -> bytes:
+    body = json.dumps(content).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def wait_until_right(programs: Programs, port: int, path: str, text: str, expected: tuple[str, float]) -> None:
+def wait_until_right(programs: Programs, target: Target, content: Mapping[str, Any], path: str) -> None:
+    """`content`: of the target's first request."""
     deadline = time.monotonic() + START_LIMIT_S
     body = b""
     while time.monotonic() < deadline:
         programs.require_alive()
-        status, body = ask(port, path, text)
-        if status == 200 and is_right(body, expected):
+        status, body = ask(target.port, path, content)
+        if status == 200 and target.is_right(0, body):
             return
         time.sleep(0.1)
     raise programs.failure(f"No right answer within {START_LIMIT_S:.0f} s, but {body[:300]!r}")
 
 
-def ask(port: int, path: str, text: str) -> tuple[int, bytes]:
+def ask(port: int, path: str, content: Mapping[str, Any]) -> tuple[int, bytes]:
     """Status and body; status 0 when nobody answers yet."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        connection.request("POST", path, json.dumps({"inputs": text}), {"Content-Type": "application/json"})
+        connection.request("POST", path, json.dumps(content), {"Content-Type": "application/json"})
         response = connection.getresponse()
         return response.status, response.read()
     except (OSError, http.client.HTTPException) as error:

@@ -1,7 +1,10 @@
 import dataclasses
+import math
 import re
 from unittest import TestCase
 
+from inference.catalog import specs
+from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.tuning import report
 from inference.tuning.measure import Arrangement, Grid, Precision, differences, lengths_for, sizes_for
@@ -45,10 +48,37 @@ class RecommendationTests(TestCase):
         self.assertIn("time_limit_s = 21", report.catalog_lines(SPEC, grid(1.0, 0.00001)))
 
     def test_the_lines_are_a_catalog(self) -> None:
-        from inference.catalog import specs
-
         lines = [*report.catalog_lines(SPEC, grid(0.1, 0.001)), 'task = "text-classification"', 'model = "a/b"']
         self.assertEqual(specs.parse("\n".join(lines))["m"].max_batch_size, 16)
+
+
+class GeneratingTests(TestCase):
+    spec = dataclasses.replace(SPEC, task="text-generation")
+
+    def test_rows_are_worth_it_until_more_of_them_bring_no_more_tokens(self) -> None:
+        steps = {(1, 32): 0.02, (2, 32): 0.02, (4, 32): 0.021, (8, 32): 0.042, (16, 32): 0.084}
+        lines = report.generating_lines(self.spec, Grid(seconds=steps))
+        self.assertIn("max_batch_size = 4", lines)
+        self.assertIn(f"max_batch_tokens = {4 * (32 + 128)} ", lines[2])
+        self.assertIn(f"time_limit_s = {math.ceil(2 * 1024 * 0.021)} ", lines[3])
+
+    def test_a_catalog_that_allows_short_answers_only_needs_little_time(self) -> None:
+        allowed = {"max_new_tokens": ParameterSpec(type="integer", min=1, max=16)}
+        lines = report.generating_lines(dataclasses.replace(self.spec, parameters=allowed), grid(0.02, 0.0))
+        self.assertIn("time_limit_s = 10 ", lines[3])
+
+    def test_what_did_not_fit_lowers_the_cache(self) -> None:
+        lines = report.generating_lines(self.spec, grid(1.0, 0.00001, too_large=[(16, 128)]))
+        self.assertIn(f"max_batch_tokens = {16 * (128 + 128) - 1} ", lines[2])
+
+    def test_the_lines_are_a_catalog(self) -> None:
+        lines = [*report.generating_lines(self.spec, grid(0.1, 0.0)), 'task = "text-generation"', 'model = "a/b"']
+        self.assertEqual(specs.parse("\n".join(lines))["m"].max_batch_size, 16)
+
+    def test_the_time_of_a_step_is_shown_for_every_number_of_rows(self) -> None:
+        _, short, long = report.steps(grid(0.1, 0.001, too_large=[(16, 128)]))
+        self.assertEqual(short.split(), ["8", "tokens", "108", "116", "132", "164", "228"])
+        self.assertEqual(long.split()[-1], "-")
 
 
 class TextTests(TestCase):

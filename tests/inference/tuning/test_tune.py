@@ -31,6 +31,13 @@ options = { max_tokens = 40 }
 engine = "tests.echo:EchoEngine"
 options = { max_tokens = 1 }
 
+[story]
+task = "text-generation"
+engine = "tests.words:WordsEngine"
+max_batch_size = 2
+max_batch_tokens = 100
+options = { step_ms = 2 }
+
 [gone]
 engine = "no.such.module:Engine"
 """
@@ -70,6 +77,13 @@ class TuneTests(SimpleTestCase):
         self.assertIn("bfloat16 runs", printed)
         self.assertIn("Of 2 answers, 0 change", printed)
 
+    def test_of_a_model_that_generates_tokens_are_counted_by_how_many_rows_there_are_at_once(self) -> None:
+        printed = self.tune("story")
+        self.assertRegex(printed, r"tokens/s +x 1 +x 2 +x 4 ")
+        self.assertIn("A step of so many rows", printed)
+        self.assertIn("[story]\nmax_batch_size = 4\nmax_batch_tokens = ", printed)
+        self.assertIn("celery -A project worker -c", printed)
+
     def test_what_does_not_fit_is_shown_and_heeded(self) -> None:
         printed = self.tune("small")
         self.assertIn("too large", printed)
@@ -95,7 +109,7 @@ class TuneTests(SimpleTestCase):
             self.tune("gone")
 
     def test_an_unknown_model_names_the_known_ones(self) -> None:
-        with self.assertRaisesRegex(CommandError, "steady, small, tight, gone"):
+        with self.assertRaisesRegex(CommandError, "gone, small, steady, story, tight"):
             self.tune("other")
 
     def test_a_file_that_is_not_json_lines_is_named(self) -> None:
