@@ -26,8 +26,7 @@ def create(alias: str, folder: Path) -> str:
         shutil.copy(_sqlite_template(), file)
         _add(alias, _like_default(str(file)))
         return f"sqlite:///{file}"
-    _postgres_template()
-    _administer(f'CREATE DATABASE "{alias}" TEMPLATE "{TEMPLATE}"')
+    _administer(f'CREATE DATABASE "{alias}" TEMPLATE "{_postgres_template()}"')
     _add(alias, _like_default(alias))
     return _url(alias)
 
@@ -70,11 +69,14 @@ def _sqlite_template() -> Path:
 
 
 @functools.cache
-def _postgres_template() -> None:
-    _administer(f'DROP DATABASE IF EXISTS "{TEMPLATE}"')
-    _administer(f'CREATE DATABASE "{TEMPLATE}"')
-    _add(TEMPLATE, _like_default(TEMPLATE))
+def _postgres_template() -> str:
+    """Of this process: those that test beside each other have databases of other names."""
+    name = f"{TEMPLATE}-{connection.settings_dict['NAME']}"
+    _administer(f'DROP DATABASE IF EXISTS "{name}"')
+    _administer(f'CREATE DATABASE "{name}"')
+    _add(TEMPLATE, _like_default(name))
     _migrate(TEMPLATE)
+    return name
 
 
 def _administer(statement: str) -> None:

@@ -58,7 +58,7 @@ class EchoEngine(Engine):
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         self._spend(inputs)
         for value in inputs:
-            _misbehave(value)
+            misbehave(value)
         answers = [_answer(value) for value in inputs]
         return answers[:-1] if any(_fail(value) == Fail.SHORT for value in inputs) else answers
 
@@ -98,7 +98,7 @@ def _answer(value: Any) -> Any:
     return expected(value)
 
 
-def _misbehave(value: Any) -> None:
+def misbehave(value: Any) -> None:
     fail = _fail(value)
     if not fail:
         return

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(settings.BASE_DIR)
 SERVICE, DEVELOPMENT = "requirements.txt", "requirements-dev.txt"
-OURS = {"project", "inference", "api", "tests", "benchmarks"}
+OURS = {"project", "inference", "api", "tests", "benchmarks", "examples"}
 CUDA = re.compile(r"(nvidia|cuda)-|triton$")  # whose versions follow the build of torch
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import shutil
+import subprocess
+import unittest
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http.cookiejar import CookieJar
@@ -29,6 +33,7 @@ REQUESTS = 2  # of each client
 README_EXAMPLE = re.compile(
     r"curl http://127\.0\.0\.1:8000(\S+) .*\n +-d '(.*)'\n```\n\n```\n\[(.*), \.\.\. 384 numbers\]"
 )
+README_COMMANDS = re.compile(r"^```\n(curl .*?)```", re.DOTALL | re.MULTILINE)
 SLOW = """
 [slow]
 engine = "tests.echo:EchoEngine"
@@ -56,6 +61,12 @@ def admin_session(url: str, name: str, password: str) -> Callable[[str], str]:
     form = {"username": name, "password": password, "csrfmiddlewaretoken": token}
     browser.open(f"{url}/admin/login/?next=/admin/", urlencode(form).encode()).close()
     return lambda path: browser.open(url + path).read().decode()
+
+
+def sent(command: str) -> Any:
+    """What a curl command of a page prints, as JSON."""
+    answer = subprocess.run(["bash", "-c", f"{command} -s"], capture_output=True, text=True, check=True)
+    return json.loads(answer.stdout)
 
 
 def normal(tokens: list[list[float]]) -> list[float]:
@@ -97,6 +108,17 @@ class TestMainJob(StackCase):
         numbers = [float(number) for number in shown.split(",")]
         self.assertLess(max(abs(a - b) for a, b in zip(numbers, answer, strict=False)), 1e-5)
         self.assertEqual((len(numbers), len(answer)), (4, 384))
+
+    @unittest.skipUnless(shutil.which("curl") or os.environ.get("CI"), "curl is not installed")
+    def test_the_commands_of_the_readme_are_answered_as_it_says(self) -> None:
+        blocks = README_COMMANDS.findall((settings.BASE_DIR / "README.md").read_text())
+        blocking, submit, poll = (block.strip().replace(":8000", f":{self.stack.port}") for block in blocks)
+        self.assertEqual(len(sent(blocking)), 384)
+        job = sent(submit)
+        self.assertEqual((job["model"], job["status"]), ("embeddings", "queued"))
+        finished = sent(re.sub("[0-9a-f-]{36}", job["id"], poll))
+        self.assertEqual((finished["id"], finished["status"]), (job["id"], "succeeded"))
+        self.assertEqual(len(finished["output"]), 384)
 
     def test_a_wait_that_is_over_gives_504_and_the_job_is_polled_later(self) -> None:
         busy = [self.stack.submit(f"keeps a replica busy {n}", model="slow") for n in range(40)]

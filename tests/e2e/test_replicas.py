@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import unittest
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from uuid import UUID
 
 from inference.models import Status, Worker, WorkerState
 from tests.conditions import eventually
+from tests.e2e.case import ShowingLog
 from tests.stack import Stack
 
 MODELS = """
@@ -28,9 +28,7 @@ time_limit_s = 10
 QUICK = {"WORKER_HEARTBEAT_S": "0.5", "WORKER_SILENT_S": "4"}
 
 
-class ReplicaCase(unittest.TestCase):
-    stack: Stack
-
+class ReplicaCase(ShowingLog):
     def start(self, *files: str, **options: Any) -> None:
         """The stack; `files` are in its folder before anything starts."""
         self.stack = Stack(models=MODELS, environment=QUICK, **options)
@@ -40,13 +38,6 @@ class ReplicaCase(unittest.TestCase):
 
     def file(self, name: str) -> Path:
         return self.stack.folder / name
-
-    def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
-        good = result is None or result.wasSuccessful()
-        result = super().run(result)
-        if good and result and not result.wasSuccessful() and hasattr(self, "stack"):
-            self.stack.show_log()
-        return result
 
     def row(self, name: str = "worker1") -> Worker:
         return self.stack.workers.get(pid=self.stack.children[name].pid)
@@ -193,7 +184,7 @@ class DeviceTests(ReplicaCase):
 
 
 class CatalogTests(ReplicaCase):
-    def test_a_child_that_starts_again_serves_the_catalog_that_its_worker_was_started_with(self) -> None:
+    def test_a_child_that_starts_again_serves_what_its_worker_runs_and_not_what_the_file_says_now(self) -> None:
         self.start(replicas=1)
         self.stack.models_file.write_text(MODELS.replace("tests.faults.engines:GatedEcho", "not.there:Engine"))
         self.kill_replica()

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
-import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import unittest
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 from unittest import TestCase
 
 from django.conf import settings
@@ -108,28 +104,7 @@ def impatient_client(port: int) -> Iterator[None]:
         thread.join()
 
 
-def sent(command: str) -> Any:
-    """What a curl command of a page prints, as JSON."""
-    answer = subprocess.run(["bash", "-c", f"{command} -s"], capture_output=True, text=True, check=True)
-    return json.loads(answer.stdout)
-
-
 class TestUp(TestCase):
-    @unittest.skipUnless(shutil.which("curl") or os.environ.get("CI"), "curl is not installed")
-    def test_the_commands_of_the_readme_are_answered_as_it_says(self) -> None:
-        blocks = re.findall(
-            r"^```\n(curl .*?)```", (settings.BASE_DIR / "README.md").read_text(), re.DOTALL | re.MULTILINE
-        )
-        with Up(port := free_port()) as up:
-            up.shows("Ready on")
-            blocking, submit, poll = (block.strip().replace(":8000", f":{port}") for block in blocks)
-            self.assertEqual(len(sent(blocking)), 384)
-            job = sent(submit)
-            self.assertEqual((job["model"], job["status"]), ("embeddings", "queued"))
-            finished = sent(re.sub("[0-9a-f-]{36}", job["id"], poll))
-        self.assertEqual((finished["id"], finished["status"]), (job["id"], "succeeded"))
-        self.assertEqual(len(finished["output"]), 384)
-
     def test_it_serves_shows_a_real_answer_and_stops_cleanly(self) -> None:
         with Up(port := free_port()) as up, impatient_client(port):
             up.shows(f"Ready on http://{HOST}:{port}, serving embeddings")

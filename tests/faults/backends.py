@@ -15,6 +15,8 @@ import kombu
 from kombu.transport import pyamqp
 
 from inference.broker.address import redis_key
+from tests import rabbitmq
+from tests.postgres import program
 from tests.rabbitmq import RabbitMQ
 
 SQLITE, POSTGRES = DATABASES = ("sqlite", "postgres")
@@ -30,6 +32,20 @@ class Backends:
 
     database: str = SQLITE
     broker: str = REDIS
+
+    def __str__(self) -> str:
+        return f"{self.database} with {self.broker}"
+
+    def missing(self) -> str:
+        """Why they cannot be started here, or nothing."""
+        if self.broker == RABBITMQ and not rabbitmq.is_installed():
+            return "rabbitmq-server is not installed"
+        if self.database == POSTGRES:
+            try:
+                program("postgres")
+            except FileNotFoundError as error:
+                return str(error)
+        return ""
 
 
 class MessageBroker(Protocol):
@@ -108,7 +124,7 @@ class RabbitBroker:
         self.server.control("delete_queue", queue)
 
     def cut_connections(self) -> None:
-        self.server.control("close_all_connections", "cut by the fault harness")
+        self.server.cut_connections()
 
     def put(self, queue: str, message: bytes | str) -> None:
         body, properties = _as_amqp(message)

@@ -34,6 +34,7 @@ def answers_meanwhile(trial: Trial, seconds: float) -> None:
 
 class BrokerKilled(Fault):
     row, title, ci, full = "9", "broker SIGKILL, back after 0, 1, 10 s", 5, 30
+    takes_s, shares = 9.0, True
     AWAY_S = (0.0, 1.0, 10.0)
 
     def trial(self, trial: Trial) -> None:
@@ -49,6 +50,7 @@ class BrokerKilled(Fault):
 
 class BrokerForgets(Fault):
     row, title, ci, full = "10", "broker loses its data: FLUSHALL, or one queue", 5, 30
+    takes_s, shares = 4.0, True
 
     def trial(self, trial: Trial) -> None:
         with trial.load(per_s=150) as load:
@@ -66,6 +68,7 @@ class QuietModelForgotten(Fault):
     """Nothing else of its model comes along to show that it was passed, and the worker is never idle."""
 
     row, title, ci, full = "10", "the only message of a model is lost beside a busy model", 1, 5
+    shares = True
     chunk = 5
 
     def trial(self, trial: Trial) -> None:
@@ -79,6 +82,7 @@ class QuietModelForgotten(Fault):
 
 class BrokerStalls(Fault):
     row, title, ci, full = "11", "broker stalls: SIGSTOP for 4 and 20 s, CLIENT PAUSE", 3, 10
+    takes_s, shares = 14.0, True
     brokers = (REDIS,)
     recovery_limit_s = 60.0
     STALLS_S = (4.0, 20.0)
@@ -110,6 +114,7 @@ class BrokerStalls(Fault):
 
 class ConnectionsCut(Fault):
     row, title, ci, full = "12", "connections cut, 10 times", 5, 30
+    takes_s, shares = 4.0, True
 
     def trial(self, trial: Trial) -> None:
         with trial.load(per_s=100) as load:
@@ -123,6 +128,7 @@ class ConnectionsCut(Fault):
 
 class Partition(Fault):
     row, title, ci, full = "13", "partition, cut, latency, half-open connections", 4, 20
+    takes_s = 18.0
     brokers = (REDIS,)
     recovery_limit_s = 60.0
     chunk = 4

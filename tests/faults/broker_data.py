@@ -17,6 +17,7 @@ class LostUnderLowQueue(Fault):
     """What is sent again must not go before what matters more."""
 
     row, title, ci, full = "33", "broker loses its data under a long low queue, high jobs arrive", 1, 10
+    takes_s, shares = 25.0, True
     chunk = 5
     settle_limit_s = 240.0
     recovery_limit_s = 180.0  # what the low queue takes

@@ -40,6 +40,7 @@ def together(count: int, act: Callable[[int], Any]) -> list[Any]:
 
 class Leaving(Fault):
     row, title, ci, full = "17", "clients leave, or get 504, and the jobs finish late", 2, 20
+    takes_s = 4.0
     units = 50  # clients a trial
     options = {"environment": {"MAX_WAITING_REQUESTS": "64"}}  # a leak of waiters would soon use them up
 
@@ -116,6 +117,7 @@ class Waiting(Fault):
 
 class SameKey(Fault):
     row, title, ci, full = "25", "50 clients, one idempotency key", 10, 100
+    takes_s, shares = 1.0, True
     chunk = 50
     CLIENTS = 50
 
@@ -137,6 +139,7 @@ class SameKey(Fault):
 
 class Cancelling(Fault):
     row, title, ci, full = "26", "cancel at random moments", 20, 200
+    takes_s, shares = 1.0, True
     units = 10  # jobs a trial
     chunk = 50
 

@@ -18,17 +18,22 @@ from tests.faults.fault import Fault, Run
 from tests.faults.table import Tally, render, say
 
 SHOWN = 20  # problems of a row
+SHARED_S = 60.0  # that trials of several faults take, on one service
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     logs = options.logs or Path(tempfile.mkdtemp(prefix="faults-"))
-    say(f"{_what(options)}, {options.parallel} services side by side")
+    say(f"seed {options.seed}, trials {options.trials}, {options.parallel} services side by side")
     started = time.monotonic()
-    runs = [run for fault in _chosen(options.rows) for run in _runs(fault, options, logs)]
-    tallies = _play([run for run in runs if not run.fault.alone], options.parallel)
-    tallies += _play([run for run in runs if run.fault.alone], 1)
-    return _report(_merged(tallies, options.rows), options, time.monotonic() - started)
+    chosen = _chosen(options)
+    runs = [run for backends, faults in chosen.items() for run in _runs(faults, backends, options, logs)]
+    runs.sort(key=lambda run: -run.takes_s)
+    tallies = _play([run for run in runs if not _is_alone(run)], options.parallel)
+    tallies += _play([run for run in runs if _is_alone(run)], 1)
+    say(f"{time.monotonic() - started:.0f} s")
+    return max(_report(backends, _merged(tallies, backends, faults, options), options)
+               for backends, faults in chosen.items())  # fmt: skip
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -46,57 +51,75 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _chosen(rows: Sequence[str]) -> Iterable[type[Fault]]:
+Trials = dict[type[Fault], int]  # how many of each fault
+
+
+def _chosen(options: argparse.Namespace) -> dict[Backends, Trials]:
+    """What is played on which stack."""
+    backends = Backends(database=options.database, broker=options.broker)
+    chosen = {backends: {fault: _count(fault, options) for fault in _of_rows(options.rows)}}
+    if options.trials == "ci" and backends == Backends() and not options.rows:
+        chosen |= {other: dict.fromkeys(_of_rows(rows), 1) for other, rows in matrix.BESIDES.items()}
+    return chosen
+
+
+def _of_rows(rows: Sequence[str]) -> Iterable[type[Fault]]:
     return (fault for fault in matrix.FAULTS if not rows or fault.row in rows)
 
 
-def _what(options: argparse.Namespace) -> str:
-    return f"{options.database} with {options.broker}, seed {options.seed}, trials {options.trials}"
+def _count(fault: type[Fault], options: argparse.Namespace) -> int:
+    known = {"ci": fault.ci, "full": fault.full}
+    return known[options.trials] if options.trials in known else int(options.trials)
 
 
-def _runs(fault: type[Fault], options: argparse.Namespace, logs: Path) -> Iterable[Run]:
-    """The trials of a fault in chunks."""
-    count = {"ci": fault.ci, "full": fault.full}.get(options.trials)
-    count = int(options.trials) if count is None else count
-    backends = Backends(database=options.database, broker=options.broker)
-    for start in range(0, count, fault.chunk):
-        numbers = range(start, min(start + fault.chunk, count))
-        yield Run(
-            fault=fault,
-            numbers=numbers,
-            seed=options.seed,
-            quick=options.trials != "full",
-            backends=backends,
-            logs=logs,
-        )
+def _runs(faults: Trials, backends: Backends, options: argparse.Namespace, logs: Path) -> Iterable[Run]:
+    """The trials in chunks. Those of faults that share a service are together, until they take long enough."""
+    common = {"seed": options.seed, "quick": options.trials != "full", "backends": backends, "logs": logs}
+    together = Run(trials=[], **common)
+    for fault, count in faults.items():
+        for start in range(0, count, fault.chunk):
+            chunk = (fault, range(start, min(start + fault.chunk, count)))
+            if not fault.shares:
+                yield Run(trials=[chunk], **common)
+                continue
+            together.trials.append(chunk)
+            if together.takes_s >= SHARED_S:
+                yield together
+                together = Run(trials=[], **common)
+    if together.trials:
+        yield together
+
+
+def _is_alone(run: Run) -> bool:
+    return any(fault.alone for fault, _ in run.trials)
 
 
 def _play(runs: Sequence[Run], parallel: int) -> list[Tally]:
     """Each run in a process of its own, since each has a database."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(parallel, mp_context=context, initializer=django.setup, max_tasks_per_child=1) as pool:
-        futures: list[Future[Tally]] = [pool.submit(run) for run in runs]
-        return [future.result() for future in as_completed(futures)]
+        futures: list[Future[list[Tally]]] = [pool.submit(run) for run in runs]
+        return [tally for future in as_completed(futures) for tally in future.result()]
 
 
-def _merged(tallies: Iterable[Tally], rows: Sequence[str]) -> list[Tally]:
+def _merged(tallies: Iterable[Tally], backends: Backends, faults: Trials, options: argparse.Namespace) -> list[Tally]:
     """A tally a fault, in the order of the matrix, with the rows that are not played here."""
     merged = {
-        (fault.row, fault.title): Tally(row=fault.row, fault=fault.title, note="not in this run")
-        for fault in _chosen(rows)
+        (fault.row, fault.title): Tally(row=fault.row, fault=fault.title, note="not in this run") for fault in faults
     }
     for tally in tallies:
-        merged[tally.row, tally.fault].add(tally)
+        if tally.stack == str(backends):
+            merged[tally.row, tally.fault].add(tally)
     for row, (title, place) in matrix.ELSEWHERE.items():
-        if not rows or row in rows:
+        if len(faults) == len(matrix.FAULTS) or row in options.rows:
             merged[row, title] = Tally(row=row, fault=title, note=f"tested in {place}")
     return sorted(merged.values(), key=lambda tally: int(tally.row.split()[0]))
 
 
-def _report(tallies: Sequence[Tally], options: argparse.Namespace, took_s: float) -> int:
+def _report(backends: Backends, tallies: Sequence[Tally], options: argparse.Namespace) -> int:
     problems = sum(len(tally.problems) for tally in tallies)
     say("\n" + render(tallies))
-    say(f"\n{_what(options)}, {took_s:.0f} s, {problems} problems")
+    say(f"\n{backends}, seed {options.seed}, trials {options.trials}, {problems} problems")
     for tally in tallies:
         say(*(f"  {problem}" for problem in tally.problems[:SHOWN]))
     return 1 if problems else 0

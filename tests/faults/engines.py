@@ -41,17 +41,26 @@ class SlowToLoad(RecordingEcho):
 
 class GatedEcho(RecordingEcho):
     """Cannot be loaded while there is a file broken-NAME in DATA_DIR, takes its time while there is held-NAME, and ends
-    its process while there is deadly-NAME."""
+    its process while there is deadly-NAME. Of an entry with a revision, that takes the name's place."""
 
     def load(self, device: str) -> None:
-        folder = Path(os.environ["DATA_DIR"])
-        while (folder / f"held-{self.spec.name}").exists():
+        folder, name = Path(os.environ["DATA_DIR"]), self.spec.revision or self.spec.name
+        while (folder / f"held-{name}").exists():
             time.sleep(0.02)
-        if (folder / f"deadly-{self.spec.name}").exists():
+        if (folder / f"deadly-{name}").exists():
             os.kill(os.getpid(), signal.SIGKILL)
-        if (folder / f"broken-{self.spec.name}").exists():
+        if (folder / f"broken-{name}").exists():
             raise RuntimeError("no weights yet")
         super().load(device)
+
+
+class Revised(GatedEcho):
+    """Each answer names the revision that gave it. A call takes its time while there is busy-REVISION in DATA_DIR."""
+
+    def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        while (Path(os.environ["DATA_DIR"]) / f"busy-{self.spec.revision}").exists():
+            time.sleep(0.02)
+        return [{**answer, "revision": self.spec.revision} for answer in super().predict(inputs, parameters)]
 
 
 def _note_call(items: int) -> None:

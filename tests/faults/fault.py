@@ -7,7 +7,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,14 +22,16 @@ WARM_UP = 3  # trials: the first ones open what is kept open
 
 
 class Fault(ABC):
-    """Trials of one row run one after the other on one service; after a trial that failed, on a new one."""
+    """Trials run one after the other on one service; after a trial that failed, on a new one."""
 
     row: ClassVar[str]
     title: ClassVar[str]
     ci: ClassVar[int]  # trials
     full: ClassVar[int]
     units: ClassVar[int] = 1  # clients or jobs of one trial that the matrix counts as trials
+    takes_s: ClassVar[float] = 5.0  # about, a trial of a quick run: what takes long is begun first
     chunk: ClassVar[int] = 10  # trials that share a service; chunks run side by side
+    shares: ClassVar[bool] = False  # its service with other faults, which leave it as it was
     alone: ClassVar[bool] = False  # measures answering times: nothing else runs beside it
     settle_limit_s: ClassVar[float] = 90.0  # then what is not finished is lost
     recovery_limit_s: ClassVar[float] = 30.0
@@ -51,7 +53,7 @@ class Fault(ABC):
         for chosen, known in ((self.backends.database, self.databases), (self.backends.broker, self.brokers)):
             if chosen not in known:
                 return f"on {' and '.join(known)} only"
-        return ""
+        return self.backends.missing()
 
     def make(self, **options: Any) -> Service:
         """A service of the kind that this run is about."""
@@ -72,62 +74,72 @@ class Fault(ABC):
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """The trials `numbers` of one fault; can be sent to another process."""
+    """Trials of faults that share a service; can be sent to another process."""
 
-    fault: type[Fault]
-    numbers: range
+    trials: list[tuple[type[Fault], Sequence[int]]]  # a fault, and the numbers of its trials
     seed: int
     quick: bool
     backends: Backends
     logs: Path
-    _left: list[int] = field(default_factory=list)
 
-    def __call__(self) -> Tally:
-        fault = self.fault(quick=self.quick, backends=self.backends)
-        tally = Tally(row=fault.row, fault=fault.title)
-        if reason := fault.unavailable():
-            tally.note = f"not run: {reason}"
-            return tally
-        self._left = list(self.numbers)
-        while self._left:
+    @property
+    def takes_s(self) -> float:
+        return sum(fault.takes_s * len(numbers) for fault, numbers in self.trials)
+
+    def __call__(self) -> list[Tally]:
+        parts = [Part(kind(quick=self.quick, backends=self.backends), list(numbers)) for kind, numbers in self.trials]
+        for part in parts:
+            part.tally.stack = str(self.backends)
+            if reason := part.fault.unavailable():
+                part.tally.note, part.left = f"not run: {reason}", []
+        while left := [part for part in parts if part.left]:
             try:
-                with fault.service() as service:
-                    self._on(service, fault, tally)
+                with left[0].fault.service() as service:
+                    self._on(service, left)
             except Exception as error:
-                tally.problems.append(f"row {fault.row}: {error!r}")
-                if self._left:
-                    self._left.pop(0)
-        return tally
+                left[0].tally.problems.append(f"row {left[0].fault.row}: {error!r}")
+                left[0].left = left[0].left[1:]
+        return [part.tally for part in parts]
 
-    def _on(self, service: Service, fault: Fault, tally: Tally) -> None:
+    def _on(self, service: Service, parts: Sequence[Part]) -> None:
         """Run what is left until a trial fails, which leaves the service in doubt."""
         oracle = Oracle(service)
-        before: Mapping[tuple[str, int], holdings.Holdings] = {}
-        for done in range(len(self._left)):
-            problems = self._one(service, oracle, fault, self._left.pop(0), tally)
-            if problems:
-                return
-            if done == WARM_UP:
-                before = holdings.of_service(service)
-        tally.problems += holdings.grown(before, holdings.of_service(service))
+        for part in parts:
+            before: Mapping[tuple[str, int], holdings.Holdings] = {}
+            for done in range(len(part.left)):
+                if self._one(service, oracle, part, part.left.pop(0)):
+                    return
+                if done == WARM_UP:
+                    before = holdings.of_service(service)
+            part.tally.problems += holdings.grown(before, holdings.of_service(service))
 
-    def _one(self, service: Service, oracle: Oracle, fault: Fault, number: int, tally: Tally) -> list[str]:
+    def _one(self, service: Service, oracle: Oracle, part: Part, number: int) -> list[str]:
+        fault, tally = part.fault, part.tally
         trial = Trial(service, oracle, row=fault.row, number=number, seed=self.seed, quick=self.quick)
         started = time.monotonic()
         oracle.forget()
         problems = play(fault, trial, tally)
         word = "FAILED" if problems else "ok"
-        say(f"{trial.name}: {word}, {len(trial.accepted)} jobs, {time.monotonic() - started:.1f} s")
+        say(f"{tally.stack}: {trial.name}: {word}, {len(trial.accepted)} jobs, {time.monotonic() - started:.1f} s")
         if problems:
             tally.problems += [f"{trial.name}: {problem}" for problem in problems]
-            self._keep_log(trial, problems)
+            self._keep_log(fault, trial, problems)
         return problems
 
-    def _keep_log(self, trial: Trial, problems: list[str]) -> None:
+    def _keep_log(self, fault: Fault, trial: Trial, problems: list[str]) -> None:
         self.logs.mkdir(parents=True, exist_ok=True)
-        file = self.logs / f"{trial.name.replace(' ', '-')}-{self.fault.__name__}.log"
+        name = f"{trial.name} {type(fault).__name__} {self.backends}".replace(" ", "-")
+        file = self.logs / f"{name}.log"
         file.write_text("\n".join([*problems, "", *trial.service.log[trial.log_start :], ""]))
         say(*(f"    {line}" for line in (*problems[:8], f"the log is in {file}")))
+
+
+class Part:
+    """What a run has to do of one fault, and what that came to."""
+
+    def __init__(self, fault: Fault, left: list[int]) -> None:
+        self.fault, self.left = fault, left
+        self.tally = Tally(row=fault.row, fault=fault.title)
 
 
 def play(fault: Fault, trial: Trial, tally: Tally) -> list[str]:

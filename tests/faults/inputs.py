@@ -64,6 +64,7 @@ class Culprit(Fault):
 
 class Hang(Culprit):
     row, title, ci, full = "5", "hang: sleep, busy loop, C call that holds the GIL", 3, 10
+    takes_s, shares = 13.0, True
     recovery_limit_s = 60.0  # every halving costs a time limit and a new process
 
     LIMIT_S = 2.0  # of the model "hasty"
@@ -83,6 +84,7 @@ class Hang(Culprit):
 
 class Memory(Culprit):
     row, title, ci, full = "6", "an item that exhausts the memory, under prlimit --as", 3, 20
+    takes_s = 2.0
 
     ROOM_MB = 120
     TAKEN_MB = 600
@@ -106,6 +108,7 @@ class Memory(Culprit):
 
 class Poison(Culprit):
     row, title, ci, full = "7", "poison: an input that crashes the process", 3, 20
+    takes_s, shares = 10.0, True
     recovery_limit_s = 60.0
 
     def choose(self, trial: Trial) -> tuple[str, Fail, str]:
@@ -114,6 +117,7 @@ class Poison(Culprit):
 
 class Errors(Culprit):
     row, title, ci, full = "8", "exception, NaN, wrong number of outputs, out of memory, device error", 6, 24
+    takes_s, shares = 2.0, True
     chunk = 6
     recovery_limit_s = 60.0
 
@@ -124,6 +128,7 @@ class Errors(Culprit):
 
 class Unstorable(Culprit):
     row, title, ci, full = "30", "an output with NUL, or with half a character", 2, 20
+    takes_s, shares = 1.0, True
     FAILS = (Fail.NUL, Fail.SURROGATE)
 
     def choose(self, trial: Trial) -> tuple[str, Fail, str]:
@@ -134,6 +139,7 @@ class PoisonousForDevices(Fault):
     """As many device errors as would condemn a device, if jobs could."""
 
     row, title, ci, full = "34", "8 inputs that put the device into an error state, two workers", 1, 5
+    takes_s = 47.0
     options = {"workers": 2}
     chunk = 5
     settle_limit_s = 240.0

@@ -7,11 +7,13 @@ import os
 import signal
 import sqlite3
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 from inference.models import Status
 from tests.faults.backends import Backends
 from tests.faults.fault import Fault
+from tests.faults.oracle import echoed_in_order
 from tests.faults.trial import Trial
 
 SUPERVISOR_DELAY_S = 1.0  # the first back-off of `manage.py up`
@@ -29,6 +31,7 @@ def is_writable(database: Path) -> bool:
 
 class WorkerKilled(Fault):
     row, title, ci, full = "1", "SIGKILL of the whole worker under load", 19, 100
+    takes_s = 9.0
 
     def trial(self, trial: Trial) -> None:
         with trial.load(per_s=120, count=240) as load:
@@ -42,10 +45,27 @@ class WorkerKilled(Fault):
         trial.service.ready()
 
 
+class WorkerKilledUnderLists(WorkerKilled):
+    row, title, ci, full = "1", "the same, a tenth of the jobs lists of up to three batches", 3, 30
+    takes_s = 14.0
+    recovery_limit_s = 45.0  # there is more to do
+
+    def trial(self, trial: Trial) -> None:
+        trial.right = echoed_in_order
+        trial.make = lambda: self.inputs(trial)
+        super().trial(trial)
+
+    def inputs(self, trial: Trial) -> Any:
+        if trial.random.random() > 0.1:
+            return trial.text()
+        return [trial.text() for _ in range(trial.random.randrange(9, 25))]
+
+
 class WorkerKilledAtDefaults(WorkerKilled):
     """With the heartbeat and the silence that are the default, in the quick run too."""
 
     row, title, ci, full = "1", "the same, with default settings", 1, 0
+    takes_s = 20.0
 
     def __init__(self, *, quick: bool, backends: Backends | None = None) -> None:
         super().__init__(quick=False, backends=backends)
@@ -53,6 +73,7 @@ class WorkerKilledAtDefaults(WorkerKilled):
 
 class ChildKilled(Fault):
     row, title, ci, full = "2", "SIGKILL of one child in a batch", 10, 50
+    shares = True
     chunk = 25
 
     def trial(self, trial: Trial) -> None:
@@ -69,6 +90,7 @@ class ChildKilled(Fault):
 
 class RollingRestart(Fault):
     row, title, ci, full = "3", "SIGTERM, rolling restart of two workers", 5, 30
+    takes_s = 25.0
     options = {"workers": 2}
     chunk = 5
     may_repeat = False
@@ -90,6 +112,7 @@ class WorkerStopped(Fault):
     """The zombie comes back with outcomes of jobs that another worker has finished."""
 
     row, title, ci, full = "4", "SIGSTOP of a worker past its limit, then SIGCONT", 5, 30
+    takes_s = 7.0
     options = {"workers": 2}
     chunk = 5
 

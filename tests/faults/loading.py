@@ -44,6 +44,7 @@ class ChildCannotLoad(Fault):
     """It is idle all the time: whoever gives it calls because of that gives it all of them."""
 
     row, title, ci, full = "31", "a child that cannot load again, beside healthy ones", 1, 10
+    takes_s = 17.0
     options = {"workers": 2, "models": CATALOG + FRAGILE}
     chunk = 5
     recovery_limit_s = 90.0  # it tries again after pauses that grow
@@ -80,6 +81,7 @@ class ModelCannotLoad(Fault):
     """Its jobs wait for whoever can, and no restart counts against them."""
 
     row, title, ci, full = "37", "a model that cannot be loaded through five restarts, then can", 1, 5
+    takes_s = 36.0
     options = {"models": CATALOG + FRAGILE}
     chunk = 5
     RESTARTS, JOBS = 5, 14

@@ -7,6 +7,7 @@ from tests.faults import (
     broker_data,
     clients,
     database,
+    generating,
     inputs,
     kills,
     loading,
@@ -17,11 +18,13 @@ from tests.faults import (
     space,
     steps,
 )  # fmt: skip
+from tests.faults.backends import POSTGRES, RABBITMQ, Backends
 from tests.faults.fault import Fault
 
 FAULTS: tuple[type[Fault], ...] = (
     kills.WorkerKilled,
     kills.WorkerKilledAtDefaults,
+    kills.WorkerKilledUnderLists,
     kills.ChildKilled,
     pipelines.Transformers,
     kills.RollingRestart,
@@ -60,7 +63,21 @@ FAULTS: tuple[type[Fault], ...] = (
     loading.ModelCannotLoad,
     loading.Joining,
     broker_data.Unreadable,
+    generating.ChildKilled,
+    generating.WorkerKilled,
+    generating.BrokerAway,
+    generating.Cancelled,
+    generating.Poison,
+    generating.ReadersGone,
+    generating.ReadersStalled,
+    generating.WebKilled,
 )
+
+# A quick run plays a trial of these rows on other stacks, besides: of those in which the stack plays a part.
+BESIDES = {
+    Backends(database=POSTGRES): ("2", "9", "30", "36"),
+    Backends(database=POSTGRES, broker=RABBITMQ): ("1", "9", "10", "12", "19"),
+}
 
 ELSEWHERE = {  # rows of HTTP and of the engines, by number: what they are, and where they are tested
     "20": ("malformed HTTP", "tests/api/test_wire.py and tests/api/fuzz.py"),

@@ -88,6 +88,7 @@ KINDS: dict[str, Make] = {
 
 class Malformed(Fault):
     row, title, ci, full = "19", f"malformed messages, {len(KINDS)} kinds", len(KINDS), 4 * len(KINDS)
+    takes_s, shares = 1.0, True
     chunk = 2 * len(KINDS)
 
     def trial(self, trial: Trial) -> None:

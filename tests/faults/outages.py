@@ -67,6 +67,7 @@ class ComesBackToACrowd(OnPostgres):
 
 class PoolOfFour(ComesBackToACrowd):
     row, title, ci, full = "29", "PostgreSQL restarts under 120 clients with keys, a pool of 4", 1, 10
+    takes_s = 20.0
     POOL = "4"
 
 
@@ -79,6 +80,7 @@ class BrokerAwayForLong(Fault):
     """A worker that waits for its broker is not one that hangs."""
 
     row, title, ci, full = "32", "broker away for longer than the watchdog waits: 100 s, 30 s in a quick run", 1, 5
+    takes_s = 38.0
     chunk = 5
     settle_limit_s = 120.0
     AWAY_S, QUICK_AWAY_S = 100.0, 30.0
@@ -113,6 +115,7 @@ class HostLost(OnPostgres, DatabaseAway):
     """Nobody is told: the packets are dropped, or the server stands still."""
 
     row, title, ci, full = "35", "the database's host is lost: packets dropped, or all its processes stopped", 2, 10
+    takes_s = 28.0
     may_repeat = True
     chunk = 5
     AWAY_S, QUICK_AWAY_S = 30.0, 12.0
@@ -150,6 +153,7 @@ class LongerThanSilence(Fault):
     """Nobody could see a heartbeat: silence says nothing."""
 
     row, title, ci, full = "36", "database away for longer than a worker may be silent, long batches run", 1, 5
+    takes_s = 13.0
     chunk = 5
     may_repeat = False
     settle_limit_s = 300.0

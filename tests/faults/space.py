@@ -42,6 +42,7 @@ class BrokerFull(Fault):
 
 class DiskFull(Fault):
     row, title, ci, full = "14", f"disk full: everything on {DISK_MB} MB", 3, 10
+    takes_s = 10.0
     chunk = 5  # the log and the rows of more fill the disk by themselves
     recovery_limit_s = 60.0
     databases, brokers = (SQLITE,), (REDIS,)

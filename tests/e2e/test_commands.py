@@ -1,0 +1,92 @@
+"""`manage.py run` and `manage.py models`, for a person on the server of a running service."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+from django.conf import settings
+
+from inference.models import Job, Status
+from tests import echo
+from tests.e2e.case import StackCase
+from tests.stack import ECHO
+
+MODELS = f"""{ECHO}
+[echo.parameters]
+loud = {{ type = "boolean" }}
+
+[reviews]
+engine = "tests.echo:EchoEngine"
+task = "text-classification"
+model = "some-organization/reviews"
+revision = "714eb0f"
+
+[missing]
+engine = "no.such.module:Engine"
+"""
+
+
+class CommandsTests(StackCase):
+    options = {"models": MODELS, "replicas": 1}
+
+    def manage(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "manage.py", *arguments], env={**os.environ, **self.stack.environment, **environment},
+            cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    def refused(self, *arguments: str, **environment: str) -> str:
+        """The one line, or argparse's usage, that it says."""
+        run = self.manage(*arguments, **environment)
+        self.assertNotEqual(run.returncode, 0)
+        self.assertNotIn("Traceback", run.stderr)
+        return run.stderr
+
+    def newest(self) -> Job:
+        job = self.stack.jobs.first()
+        assert job
+        return job
+
+    def test_a_text_goes_through_the_queue_and_its_answer_is_printed(self) -> None:
+        run = self.manage("run", "echo", "où?", "--parameters", '{"loud": true}')
+        self.assertEqual((json.loads(run.stdout), run.stderr), (echo.expected("où?"), ""))
+        self.assertEqual((self.newest().parameters, self.newest().attempts), ({"loud": True}, 1))
+
+    def test_what_is_wrong_is_one_sentence(self) -> None:
+        for arguments, sentence in (
+            (("run", "ecko", "a"), "There is no model 'ecko'. Known models: echo, missing, reviews."),
+            (("run", "missing", "a"), "No worker serves 'missing' now."),
+            (("run", "echo", "a", "--parameters", '{"lout": true}'), "did you mean loud?"),
+            (("run", "echo", "a", "--parameters", "[3]"), "--parameters: must be an object, such as '{\"top_k\": 3}'"),
+            (("run", "echo", "a", "--parameters", "{"), "--parameters: not JSON: "),
+            (("run", "echo", "a", "--timeout", "soon"), "--timeout: must be a number of seconds from 0 to 86400"),
+        ):
+            with self.subTest(arguments):
+                self.assertIn(sentence, self.refused(*arguments))
+
+    def test_without_a_database_that_is_said(self) -> None:
+        for command in (("run", "echo", "a"), ("models",)):
+            said = self.refused(*command, DATABASE_URL=f"sqlite:///{self.stack.folder}/empty.sqlite3")
+            self.assertIn("The database does not answer: no such table", said)
+
+    def test_a_job_that_is_not_finished_in_time_goes_on_and_is_named(self) -> None:
+        said = self.refused("run", "echo", "a", "--timeout", "0")
+        job = self.newest()
+        self.assertIn(f"Not finished within 0 s. The job goes on: /v1/jobs/{job.pk}", said)
+        self.assertEqual(self.stack.finished(job.pk)[0].status, Status.SUCCEEDED)
+
+    def test_the_models_are_listed_with_their_weights_who_serves_them_and_what_waits(self) -> None:
+        run = self.manage("models")
+        self.assertEqual(run.returncode, 0, run.stderr)
+        _, reviews, missing = re.split("^(?:reviews|missing)$", run.stdout, flags=re.MULTILINE)
+        worker = self.stack.workers.get().name
+        for fact in (
+            "task       text-classification", "weights    some-organization/reviews", "revision   714eb0f",
+            f"served by  {worker}, 1 of 1 replicas on cpu", "queue      inference.reviews, 0 jobs wait",
+        ):  # fmt: skip
+            self.assertIn(fact, reviews)
+        self.assertIn(f"served by  not by {worker}: engine 'no.such.module:Engine' names a module", missing)

@@ -1,0 +1,206 @@
+"""Lazy models in real workers: loaded for their jobs, by turns where not all fit."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from benchmarks.simulator.turns import Arrival, LazyModel, Outcome, Turns
+from inference.models import Job, Status, Worker, WorkerState
+from tests import heavy
+from tests.conditions import eventually
+from tests.e2e.case import ShowingLog
+from tests.echo import Fail
+from tests.stack import ECHO, Stack
+
+QUICK = {"WORKER_HEARTBEAT_S": "0.5", "WORKER_SILENT_S": "4"}
+LOAD = re.compile(r"to be loaded: ([\w-]+)")
+LOADED = re.compile(r" loaded on cpu in ([\d.]+) s")
+JOBS_PER_S, SECONDS = 2.0, 30.0
+TOLERANCE = 0.25  # of the number of loads, or
+FEW = 3  # loads: the worker and the simulator look at different moments
+
+
+class LazyCase(ShowingLog):
+    def start(self, models: str, *, room_mb: int = 0, **options: Any) -> None:
+        environment = {**QUICK, "REPLICA_MEMORY_MB": str(room_mb)}
+        self.stack = Stack(**{"models": models, "replicas": 1, "environment": environment, **options})
+        heavy.weights(self.stack.folder)
+        self.enterContext(self.stack)
+
+    def file(self, name: str) -> Path:
+        return self.stack.folder / name
+
+    def row(self) -> Worker:
+        return self.stack.workers.get(pid=self.stack.children["worker1"].pid)
+
+    def state_of(self, model: str) -> str:
+        entries = {entry["name"]: entry for entry in (self.row().catalog or {})["models"]}
+        return str(entries[model]["state"])
+
+    def loads(self) -> list[str]:
+        return [found[1] for line in list(self.stack.log) if (found := LOAD.search(line)) and found[1] != "none"]
+
+    def assert_answered(self, ids: list[UUID], *, attempts: int = 1) -> None:
+        jobs = self.stack.finished(*ids, limit_s=180)
+        self.assertEqual({(job.status, job.error_detail) for job in jobs}, {(Status.SUCCEEDED, "")})
+        self.assertLessEqual(max(job.attempts for job in jobs), attempts)
+
+
+class TenModelsTests(LazyCase):
+    """Ten models of which three fit."""
+
+    names = [f"model{number}" for number in range(10)]
+
+    def setUp(self) -> None:
+        self.start(heavy.tables(*self.names), room_mb=110)
+
+    def test_a_flood_for_all_of_them_loads_each_once(self) -> None:
+        chance = random.Random(1)
+        models = [*self.names, *chance.choices(self.names, k=70)]
+        self.assert_answered([self.stack.submit(f"text {n}", model=model) for n, model in enumerate(models)])
+        self.assertEqual(sorted(self.loads()), self.names)
+
+    def test_a_random_load_ends_with_as_many_loads_as_in_the_simulator(self) -> None:
+        chance, began_at = random.Random(2), time.monotonic()
+        ids: list[UUID] = []
+        due_s = chance.expovariate(JOBS_PER_S)
+        while due_s < SECONDS:
+            eventually(lambda: time.monotonic() - began_at >= due_s, "its time has come", limit_s=60)  # noqa: B023
+            ids.append(self.stack.submit(f"text {len(ids)}", model=chance.choice(self.names)))
+            due_s += chance.expovariate(JOBS_PER_S)
+        self.assert_answered(ids)
+        jobs = list(self.stack.jobs.order_by("created_at"))
+        found, simulated = len(self.loads()), self.simulate(jobs)
+        self.assertLessEqual(abs(found - len(simulated.loads)), max(FEW, TOLERANCE * len(simulated.loads)))
+        self.assertLess(max(self.waits_s(jobs)), 3 * max(simulated.waits_s) + 10)  # nothing starves
+
+    def simulate(self, jobs: list[Job]) -> Outcome:
+        """The same arrivals, with loads as long as the worker's were, one after the other."""
+        took_s = [float(found[1]) for line in list(self.stack.log) if (found := LOADED.search(line))]
+        times = itertools.chain(took_s, itertools.repeat(sum(took_s) / len(took_s)))
+
+        class Replayed(Turns):
+            def load_s(self, name: str) -> float:
+                return next(times)
+
+        model = LazyModel(memory=32, load_s=took_s[0], call_s=self.call_s(jobs))
+        first = jobs[0].created_at
+        arrivals = [Arrival((job.created_at - first).total_seconds(), job.model) for job in jobs]
+        return Replayed(dict.fromkeys(self.names, model), arrivals, room=110).run()
+
+    def call_s(self, jobs: list[Job]) -> float:
+        times = sorted(job.run_time.total_seconds() for job in jobs if job.run_time)
+        return times[len(times) // 2]
+
+    def waits_s(self, jobs: list[Job]) -> list[float]:
+        return [(job.finished_at - job.created_at).total_seconds() for job in jobs if job.finished_at]
+
+
+class LifeTests(LazyCase):
+    def test_a_worker_starts_without_it_loads_it_for_a_call_and_unloads_it_when_it_is_idle(self) -> None:
+        self.start(ECHO + heavy.tables("late", idle_unload_s=2.0))
+        self.assertEqual((self.loads(), self.state_of("late")), ([], "not loaded"))
+        self.assertEqual(self.stack.get("/readyz").status, 200)
+        answer = self.stack.post("/v1/models/late?timeout=60", {"inputs": "text"})
+        self.assertEqual((answer.status, answer.json["echo"]), (200, "text"))
+        eventually(lambda: self.shown() == "ready", "its page says so")
+        self.assertAlmostEqual(self.served()["memory_bytes"] / heavy.MIB, 32, delta=8)
+        eventually(lambda: self.state_of("late") == "not loaded", "it is unloaded", limit_s=30)
+        eventually(lambda: self.shown() == "not loaded", "its page says so")
+        self.assertEqual((self.served()["workers"], self.stack.get("/readyz").status), (1, 200))
+        self.assert_answered([self.stack.submit("text", model="late")])
+        self.assertEqual(self.loads(), ["late", "late"])
+
+    def served(self) -> Any:
+        return self.stack.get("/v1/models/late").json["served"]
+
+    def shown(self) -> str:
+        [entry] = self.served()["entries"]
+        return str(entry["state"])
+
+    def test_one_that_cannot_be_loaded_says_why_and_is_tried_again_after_pauses(self) -> None:
+        self.start(ECHO + heavy.tables("late"))
+        self.file("broken-late").touch()
+        waiting = [self.stack.submit("text", model="late")]
+        eventually(lambda: self.row().state == WorkerState.DEGRADED, "it has failed", limit_s=30)
+        why = "late: could not be loaded on cpu: RuntimeError: no weights yet"
+        eventually(lambda: why in self.row().error, "its row says why")
+        eventually(lambda: self.stack.get("/readyz").status == 503, "the service says so")
+        self.assertIn("no weights yet", str(self.stack.get("/readyz").json["reasons"]))
+        refused = self.stack.post("/v1/models/late", {"inputs": "text"})
+        self.assertEqual((refused.status, refused.json["code"]), (503, "no_worker"))
+        self.assert_answered([self.stack.submit("text")])
+        eventually(lambda: len(self.loads()) == 2, "it is tried again", limit_s=30)
+        self.file("broken-late").unlink()
+        self.assert_answered(waiting)
+        self.assertLessEqual(len(self.loads()), 4)
+        eventually(lambda: self.stack.get("/readyz").status == 200, "all is well")
+
+    def test_one_that_is_larger_than_the_room_is_refused_with_the_figures(self) -> None:
+        self.start(ECHO + heavy.tables("late"), room_mb=20)
+        eventually(lambda: "late: it needs 32 MiB, and lazy models have" in self.row().error, "the row says so")
+        self.assertEqual(self.stack.post("/v1/models/late", {"inputs": "text"}).status, 503)
+        self.assert_answered([self.stack.submit("text")])
+        self.assertEqual(self.loads(), [])
+
+    def test_a_process_that_is_killed_while_it_loads_one_loads_it_again(self) -> None:
+        self.start(ECHO + heavy.tables("late"))
+        self.file("held-late").touch()
+        waiting = [self.stack.submit("text", model="late")]
+        eventually(lambda: self.state_of("late") == "loading", "it is loading", limit_s=30)
+        os.kill(self.stack.replica_pids()[0], signal.SIGKILL)
+        self.file("held-late").unlink()
+        self.assert_answered([self.stack.submit("text"), *waiting])
+
+    def test_a_bad_input_is_isolated_and_its_neighbours_succeed(self) -> None:
+        self.start(ECHO + heavy.tables("late"))
+        crash = self.stack.submit({"text": "a", "fail": Fail.CRASH}, model="late")
+        others = [self.stack.submit(f"text {number}", model="late") for number in range(7)]
+        self.assert_answered(others, attempts=9)
+        [job] = self.stack.finished(crash)
+        self.assertEqual((job.status, job.error_code), (Status.FAILED, "crashed"))
+
+    def test_what_is_cancelled_or_expires_before_its_load_is_not_run(self) -> None:
+        self.start(ECHO + heavy.tables("late"))
+        self.file("held-late").touch()
+        first, cancelled = (self.stack.submit("text", model="late") for _ in range(2))
+        expiring = self.stack.submit("text", model="late", expires_in=1)
+        self.stack.post(f"/v1/jobs/{cancelled}/cancel", {})
+        self.stack.finished(expiring)
+        self.file("held-late").unlink()
+        self.assert_answered([first])
+        ended = self.stack.finished(cancelled, expiring)
+        self.assertEqual([(job.status, job.attempts) for job in ended], [(Status.CANCELLED, 0), (Status.EXPIRED, 0)])
+
+    def test_replicas_load_it_one_after_the_other(self) -> None:
+        self.start(ECHO + heavy.tables("late"), replicas=2)
+        self.assert_answered([self.stack.submit(f"text {number}", model="late") for number in range(20)])
+        eventually(lambda: all("late" in replica["memory"] for replica in self.row().replicas.values()), "all have it")
+
+
+class SeveralWorkersTests(LazyCase):
+    def test_one_of_them_loads_a_model_for_its_jobs(self) -> None:
+        self.start(heavy.tables("a", "b", "c"), workers=2)
+        for round_number in range(2):
+            self.assert_answered([self.stack.submit(f"{round_number}", model=model) for model in "abc"])
+        loads = self.loads()
+        self.assertEqual(set(loads), {"a", "b", "c"})
+        self.assertLess(
+            len(loads), 6, "each of two loads all: they know of each other by heartbeats, so that some may double"
+        )
+
+    def test_another_loads_it_when_the_one_that_had_it_is_gone(self) -> None:
+        self.start(heavy.tables("a"), workers=2)
+        self.assert_answered([self.stack.submit("first", model="a")])
+        [having] = [row for row in self.stack.workers.all() if (row.catalog or {})["models"][0]["state"] == "ready"]
+        os.kill(having.pid, signal.SIGKILL)
+        self.assert_answered([self.stack.submit("second", model="a")])
+        self.assertEqual(self.loads(), ["a", "a"])

@@ -1,0 +1,111 @@
+"""Many replicas, many workers: which device each replica has, and which models each worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+from urllib.request import urlopen
+
+from inference.launcher import programs
+from inference.models import Status, Worker
+from tests.conditions import eventually
+from tests.e2e.case import StackCase
+from tests.stack import HOST, free_port
+
+DEVICES = ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
+WHERE = """
+[where]
+engine = "tests.e2e.test_many_workers:where"
+input = { type = "string" }
+max_batch_size = 1
+"""
+
+
+def where(inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+    """A function in the place of a model that uses the device: which one this process sees, and which process it is."""
+    return [[os.environ["CUDA_VISIBLE_DEVICES"], os.getpid()] for _ in inputs]
+
+
+class DevicesTests(StackCase):
+    """Devices of a machine with four GPUs, which no code here touches."""
+
+    options = {
+        "models": WHERE, "replicas": 8, "worker_options": ("--devices", ",".join(DEVICES)),
+        "environment": {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "WORKER_HEARTBEAT_S": "0.5"},
+    }  # fmt: skip
+
+    def row(self) -> Worker:
+        return self.stack.workers.get()
+
+    def devices_by_pid(self) -> dict[int, str]:
+        """What the row says of each replica."""
+        return {replica["pid"]: replica["device"] for replica in self.row().replicas.values()}
+
+    def seen_by_pid(self) -> dict[int, str]:
+        """What each process that answers has seen itself."""
+        ids = [self.stack.submit("where?", model="where") for _ in range(48)]
+        return {pid: f"cuda:{device}" for device, pid in (job.output for job in self.stack.finished(*ids))}
+
+    def test_eight_replicas_share_four_devices_two_each_and_a_killed_one_comes_back_to_its_own(self) -> None:
+        eventually(lambda: self.row().replicas_ready == 8, "all have loaded it")
+        before = self.devices_by_pid()
+        self.assertEqual(Counter(before.values()), dict.fromkeys(DEVICES, 2))
+        seen = self.seen_by_pid()
+        self.assertLessEqual(seen.items(), before.items())
+        killed = next(pid for pid, device in before.items() if device == "cuda:2")
+        os.kill(killed, signal.SIGKILL)
+        eventually(lambda: killed not in self.devices_by_pid() and self.row().replicas_ready == 8, "it is back")
+        after = self.devices_by_pid()
+        self.assertEqual(Counter(after.values()), dict.fromkeys(DEVICES, 2))
+        [new] = after.keys() - before.keys()
+        self.assertEqual(after[new], "cuda:2")
+        eventually(lambda: self.seen_by_pid().get(new) == "cuda:2", "it sees its own device again")
+
+
+class ModelsTests(StackCase):
+    options = {"models": WHERE + WHERE.replace("[where]", "[there]"), "workers": 0, "replicas": 1}
+
+    def test_a_worker_serves_the_models_that_its_option_names_and_leaves_the_others_to_others(self) -> None:
+        self.stack.worker_options = ("-c", "1", "--models", "there")
+        self.stack.start_worker("worker1")
+        self.stack.ready()
+        self.assertEqual([worker.model_names for worker in self.stack.workers.all()], [["there"]])
+        waiting = self.stack.submit("where?", model="where")
+        self.assert_succeeded("there")
+        self.assertEqual(self.stack.jobs.get(pk=waiting).status, Status.QUEUED)
+        self.assertEqual(self.stack.get("/readyz").json["reasons"], ["where: no living worker serves it."])
+        self.stack.worker_options = ("-c", "1")
+        self.stack.start_worker("worker2", CELERY_WORKER_MODELS="where")
+        self.assertEqual(self.stack.finished(waiting)[0].status, Status.SUCCEEDED)
+        eventually(lambda: self.stack.get("/readyz").status == 200, "all is served")
+        self.assert_succeeded("where", "there")
+
+    def assert_succeeded(self, *models: str) -> None:
+        jobs = self.stack.finished(*(self.stack.submit("where?", model=model) for model in models))
+        self.assertEqual({job.status for job in jobs}, {Status.SUCCEEDED})
+
+
+class ManyServersTests(StackCase):
+    options = {"models": WHERE, "workers": 2, "replicas": 1}
+
+    def test_what_one_web_server_took_any_worker_runs_and_any_web_server_tells(self) -> None:
+        port = free_port()
+        self.stack.start(replace(programs.web(host=HOST, port=port), name="web2"))
+        second = f"http://{HOST}:{port}"
+        eventually(lambda: status(f"{second}/healthz") == 200, "the second web server answers", limit_s=60)
+        ids = [self.stack.submit("where?", model="where") for _ in range(40)]
+        self.stack.finished(*ids)
+        self.assertEqual({status(f"{second}/v1/jobs/{job_id}/output") for job_id in ids}, {200})
+        self.assertEqual(len(set(self.stack.jobs.values_list("worker", flat=True))), 2)
+
+
+def status(url: str) -> int:
+    """Of the answer, or 0 while there is none."""
+    try:
+        with urlopen(url) as answer:
+            return int(answer.status)
+    except OSError:
+        return 0

@@ -1,0 +1,122 @@
+"""Generates text without a model, and tells it piece by piece as a pool child does.
+
+As a program, `python -m tests.generating`, it serves the model `words` of `MODELS` in place of a worker: `pieces` of a
+prompt, as many as its `max_new_tokens`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+from uuid import UUID, uuid4
+
+MODELS = """
+[words]
+engine = "tests.echo:EchoEngine"
+task = "text-generation"
+max_queued = 10000
+"""
+PACE_S = 0.05  # between pieces
+PIECES = 20  # where the request does not say how many
+
+
+def pieces(prompt: str, count: int) -> list[str]:
+    """A function of the prompt, with characters of one, two, three and four bytes."""
+    return [f" {prompt[:8]}{'aäあ🙂'[number % 4]}{number}" for number in range(count)]
+
+
+def text_of(prompt: str, count: int) -> str:
+    return "".join(pieces(prompt, count))
+
+
+class Attempt:
+    """One run of a job."""
+
+    def __init__(self, job: Any, *, worker: UUID | None = None) -> None:
+        from inference.store import transitions
+
+        self.job, self.batch, self.text, self.tokens = job, uuid4(), "", 0
+        self.claimed = transitions.claim(
+            [job.id], self.batch, model=job.model, time_limit_s=60.0, takes_over=(), worker=worker or uuid4(),
+            device="cpu",
+        )  # fmt: skip
+
+    def chunk(self, text: str) -> Any:
+        from inference.streams.chunks import Chunk
+
+        self.tokens += 1
+        chunk = Chunk(job_id=self.job.id, attempt=self.batch, at=len(self.text), text=text, tokens=self.tokens)
+        self.text += text
+        return chunk
+
+    def tell(self, *texts: str) -> None:
+        from inference.streams import history
+
+        history.write([self.chunk(text) for text in texts])
+
+    def end(self, **outcome: Any) -> None:
+        from inference.store import transitions
+        from inference.store.transitions import Outcome
+
+        if not outcome:
+            outcome = {"output": [{"generated_text": self.job.inputs + self.text}]}
+        transitions.record(self.batch, [Outcome(job_id=self.job.id, **outcome)], batch_size=1)
+
+
+class Generator(threading.Thread):
+    """Takes all queued jobs at once. Each has its next piece every `PACE_S`."""
+
+    def __init__(self) -> None:
+        from inference.models import Worker, WorkerState
+
+        super().__init__(name="generator", daemon=True)
+        self.stopping = threading.Event()
+        self.row = Worker.objects.create(
+            name="generator", pid=os.getpid(), state=WorkerState.READY, model_names=["words"],
+            replicas={"0": {"pid": 1, "device": "cpu", "models": {"words": "ready"}}},
+        )  # fmt: skip
+        self.open: list[tuple[Attempt, list[str]]] = []
+
+    def run(self) -> None:
+        from django.db import connection
+
+        try:
+            while not self.stopping.wait(PACE_S):
+                self.work()
+        finally:
+            connection.close()
+
+    def work(self) -> None:
+        from django.db.models.functions import Now
+
+        from inference.models import Job, Status, Worker
+        from inference.streams import history
+
+        Worker.objects.filter(pk=self.row.pk).update(heartbeat_at=Now())
+        for job in Job.objects.filter(status=Status.QUEUED):
+            attempt = Attempt(job, worker=self.row.pk)
+            left = pieces(job.inputs, job.parameters.get("max_new_tokens", PIECES))
+            self.open += [(attempt, left)] if attempt.claimed else []
+        running = set(Job.objects.filter(status=Status.RUNNING).values_list("pk", flat=True))
+        self.open = [(attempt, left) for attempt, left in self.open if attempt.job.pk in running]
+        history.write([attempt.chunk(left.pop(0)) for attempt, left in self.open if left])
+        for attempt, left in self.open:
+            if not left:
+                attempt.end()
+
+
+def main() -> None:
+    import django
+
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
+    django.setup()
+    generator = Generator()
+    while True:
+        generator.work()
+        time.sleep(PACE_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+// Asks a model that generates with the real openai and @huggingface/inference: node chats.mjs BASE_URL KEY
+// Prints {call: {answer} or {error, status, param, requestId}} as JSON.
+import { InferenceClient } from "@huggingface/inference";
+import OpenAI from "openai";
+
+const [base, key] = process.argv.slice(2);
+const openai = (apiKey = key) => new OpenAI({ apiKey, baseURL: `${base}/openai/v1` });
+const huggingFace = (path) => new InferenceClient(key, { endpointUrl: `${base}${path}` });
+const asked = { model: "tiny", messages: [{ role: "user", content: "hello" }], max_tokens: 5, temperature: 0 };
+
+async function chunks(stream) {
+  const found = [];
+  for await (const chunk of await stream) found.push(chunk);
+  return found;
+}
+
+const streamed = { ...asked, stream: true, stream_options: { include_usage: true } };
+const calls = {
+  "openai, streamed": () => chunks(openai().chat.completions.create(streamed)),
+  "hugging face, streamed": () => chunks(huggingFace("/v1/models/tiny").chatCompletionStream(streamed)),
+  "openai": () => openai().chat.completions.create(asked),
+  "text": () => openai().completions.create({ model: "tiny", prompt: "hello", max_tokens: 5 }),
+  "models": async () => (await openai().models.list()).data.map((model) => model.id),
+  "hugging face": () => huggingFace("/v1/models/tiny").chatCompletion(asked),
+  "hugging face at openai's address": () => huggingFace("/openai/v1").chatCompletion(asked),
+  "bad field": () => openai().chat.completions.create({ ...asked, max_tokens: 0 }),
+  "no model": () => openai().chat.completions.create({ ...asked, model: "nope" }),
+  "no key": () => openai("inf_wrong").chat.completions.create(asked),
+  "bad field of hugging face": () => huggingFace("/v1/models/tiny").chatCompletion({ ...asked, n: 2 }),
+};
+
+const told = {};
+for (const [name, call] of Object.entries(calls)) {
+  try {
+    told[name] = { answer: await call() };
+  } catch (error) {
+    const { status, param = null, requestID } = error;
+    told[name] = { error: error.message, status, param, requestId: requestID };
+  }
+}
+console.log(JSON.stringify(told));

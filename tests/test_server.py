@@ -1,0 +1,46 @@
+"""What the web server lacks is there in its processes."""
+
+import socket
+import subprocess
+import sys
+import unittest
+
+from django.conf import settings
+
+from project import server
+from tests.conditions import eventually
+
+CALL = """
+import os, signal, threading
+from project import server
+from tests.conditions import eventually
+called = threading.Event()
+server.when_stopped(called.set)
+signal.signal(signal.SIGTERM, lambda *_: None)  # as the server does, later
+signal.signal(signal.SIGUSR1, lambda *_: None)
+os.kill(os.getpid(), signal.SIGUSR1)
+print(called.wait(0.2))
+os.kill(os.getpid(), signal.SIGTERM)
+print(called.wait(10))
+"""
+
+
+class ServerTests(unittest.TestCase):
+    def test_a_stop_is_told_and_no_other_signal(self) -> None:
+        run = subprocess.run(
+            [sys.executable, "-c", CALL], cwd=settings.BASE_DIR, capture_output=True, text=True, check=True
+        )
+        self.assertEqual(run.stdout.split(), ["False", "True"])
+
+    @unittest.skipUnless(hasattr(socket, "TCP_USER_TIMEOUT"), "Linux only")
+    def test_connections_of_a_server_that_listens_are_given_up_when_nothing_is_read(self) -> None:
+        server.drop_stalled_clients()  # which begins to listen later
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            eventually(lambda: self.limit_ms(listening) == server.STALLED_S * 1000)
+            with socket.create_connection(listening.getsockname()):
+                accepted, _ = listening.accept()
+                with accepted:
+                    self.assertEqual(self.limit_ms(accepted), server.STALLED_S * 1000)
+
+    def limit_ms(self, connection: socket.socket) -> int:
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
