@@ -1,0 +1,5 @@
+from django.urls import path
+
+from examples.shop import views
+
+urlpatterns = [path("language", views.language)]
