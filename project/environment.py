@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import secrets
 import tempfile
 from pathlib import Path
@@ -53,6 +54,17 @@ def choice(name: str, choices: tuple[str, ...], default: str) -> str:
     if text not in choices:
         refuse(name, f"must be one of {', '.join(choices)}, not {text!r}")
     return text
+
+
+def prefix(name: str) -> str:
+    """With a dot at its end, when it is set. A model's name may hold dots, so that a prefix with one, or the word that
+    all names begin with, could make one name of two."""
+    text = os.environ.get(name, "")
+    if not text:
+        return ""
+    if not re.fullmatch(r"(?!inference$)[a-z0-9][a-z0-9_-]{0,49}", text):
+        refuse(name, f"must be 1 to 50 of a-z, 0-9, _ and -, and another word than inference, not {text!r}")
+    return f"{text}."
 
 
 def url(name: str, schemes: tuple[str, ...] = ()) -> str:

@@ -3,10 +3,8 @@
 import os
 from pathlib import Path
 
-from kombu import Exchange, Queue
-
 from api import request_id
-from inference.broker import address
+from inference.broker import address, queues
 from inference.catalog import specs
 from project import environment as env
 
@@ -108,15 +106,19 @@ env.number("DATABASE_ANSWER_S", 0)  # refused here, and read where it is used: p
 # The models, the broker and the worker.
 MODELS_FILE = Path(os.environ.get("MODELS_FILE", BASE_DIR / "models.toml"))
 REDIS_URL = env.url("REDIS_URL", ("redis", "rediss", "unix")) or address.embedded_url(DATA_DIR)
+SERVICE_PREFIX = env.prefix("SERVICE_PREFIX")  # of all names in the broker
 WORKER_HEARTBEAT_S = env.number("WORKER_HEARTBEAT_S", 2)
 WORKER_SILENT_S = env.number("WORKER_SILENT_S", 15)  # a worker silent for longer is gone
 MAX_RECOVERIES = 3  # a job whose worker is lost this often fails with the code `lost`; the last one runs it alone
+REPLICA_MEMORY_MB = env.integer("REPLICA_MEMORY_MB", 0)  # for models; 0: a share of what its device has
 MAX_BULK_INPUTS = env.integer("MAX_BULK_INPUTS", 10_000)  # of one request
 MAX_LOW_QUEUED = env.integer("MAX_LOW_QUEUED", 100_000)  # of one model at low priority: bulk
 MAX_ESTIMATED_WAIT_S = env.number("MAX_ESTIMATED_WAIT_S", 600)  # 503 beyond it, but for low; 0: no limit
 
 CELERY_BROKER_URL = env.url("BROKER_URL") or address.kombu_url(REDIS_URL)
-CELERY_BROKER_TRANSPORT_OPTIONS = address.kombu_options(CELERY_BROKER_URL)
+CELERY_BROKER_TRANSPORT_OPTIONS = address.kombu_options(CELERY_BROKER_URL, SERVICE_PREFIX)
+CELERY_CONTROL_EXCHANGE = f"{SERVICE_PREFIX}celery"
+CELERY_EVENT_EXCHANGE = CELERY_EVENT_QUEUE_PREFIX = f"{SERVICE_PREFIX}celeryev"
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # it waits, 30 s at most between tries: models are not loaded anew for it
 CELERY_BROKER_CHANNEL_ERROR_RETRY = True  # a broker without room answers with errors, until it has room again
@@ -136,12 +138,11 @@ WEBHOOK_SECRET = os.environ.get("WEBHOOK_SECRET", "")  # whsec_ and base64 of 24
 WEBHOOK_ALLOW_PRIVATE = env.flag("WEBHOOK_ALLOW_PRIVATE")  # also http, and addresses that are not public
 
 try:
-    _models = list(specs.load(MODELS_FILE).values())
+    _models = list(specs.load(MODELS_FILE))
 except specs.CatalogError:
     _models = []  # `manage.py check` says what is wrong with the file
 CELERY_TASK_QUEUES = [
-    Queue(spec.queue, Exchange("inference"), spec.queue, queue_arguments=address.queue_arguments(CELERY_BROKER_URL))
-    for spec in _models
+    queues.declared(address.queue_name(SERVICE_PREFIX, model), SERVICE_PREFIX, CELERY_BROKER_URL) for model in _models
 ]
 
 # The HTTP interface.

@@ -5,6 +5,8 @@ import os
 from django.core.wsgi import get_wsgi_application
 
 from api.requests.whole_bodies import WholeBodies
+from inference.catalog import lookup
+from project import server
 
 
 def keep_on_one_core() -> None:
@@ -24,9 +26,19 @@ def collect_less_garbage() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
+def end_streams() -> None:
+    """Their clients go on elsewhere."""
+    from inference.streams.live import live
+
+    live.stop()
+
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
 os.environ.setdefault("DATABASE_POOL_SIZE", "32")  # hundreds of threads; PostgreSQL takes 100 connections by default
 os.environ.setdefault("DATABASE_ANSWER_S", "4")  # a request is answered within 6 s, also when the database is not
 keep_on_one_core()
 application = WholeBodies(get_wsgi_application())
+lookup.follow()
+server.drop_stalled_clients()
+server.when_stopped(end_streams)
 collect_less_garbage()
