@@ -41,7 +41,7 @@ def drop(alias: str) -> None:
     connections[alias].close()
     if connections[alias].vendor == "postgresql" and connections[alias].settings_dict["NAME"] == alias:
         _administer(f'DROP DATABASE IF EXISTS "{alias}" WITH (FORCE)')
-    del connections.settings[alias]
+    del connections[alias], connections.settings[alias]
 
 
 def _add(alias: str, options: dict[str, Any]) -> None:

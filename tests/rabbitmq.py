@@ -20,8 +20,8 @@ from typing import Self
 from inference.broker.address import short_root
 from inference.launcher.reaper import Reaper
 from tests.conditions import eventually
+from tests.ports import HOST, free_port
 
-HOST = "127.0.0.1"
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")  # those on Debian's PATH insist on the system's own server
 STARTING_LIMIT_S = 90.0
 
@@ -34,7 +34,7 @@ def is_installed() -> bool:
 class RabbitMQ:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="rabbitmq-", dir=short_root()))
-        self.port, self.names_port, nodes_port = free_ports(3)
+        self.port, self.names_port, nodes_port = (free_port() for _ in range(3))
         self.reaper = Reaper()
         self.names: subprocess.Popen[bytes] | None = None  # of Erlang's nodes: the server would start one for ever
         self.process: subprocess.Popen[bytes] | None = None
@@ -144,13 +144,3 @@ def answers(port: int) -> bool:
     with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
         return True
     return False
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind((HOST, 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports

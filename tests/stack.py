@@ -13,7 +13,6 @@ import contextlib
 import http.client
 import json
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -33,8 +32,8 @@ from inference.models import Job, Worker
 from inference.status.workers import SERVING
 from tests import databases
 from tests.conditions import eventually
+from tests.ports import HOST, free_port
 
-HOST = "127.0.0.1"
 LOG_LINES_SHOWN = 200
 ECHO = """
 [echo]
@@ -195,7 +194,8 @@ class Stack:
 
     @property
     def alias(self) -> str:
-        return f"stack-{self.port}"
+        """Of no other stack, also of those before: a port is used again."""
+        return self.folder.name
 
     @property
     def jobs(self) -> QuerySet[Job]:
@@ -224,10 +224,3 @@ class Stack:
             databases.attach(self.alias, url)
         else:
             self.environment["DATABASE_URL"] = databases.create(self.alias, self.folder)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

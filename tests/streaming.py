@@ -17,7 +17,8 @@ from inference.launcher.supervisor import Child, Program
 from tests.conditions import eventually
 from tests.e2e.case import ShowingLog
 from tests.generating import MODELS
-from tests.stack import HOST, Stack, free_port
+from tests.ports import HOST, free_port
+from tests.stack import Stack
 
 
 class StreamStack(Stack):

@@ -62,7 +62,8 @@ def main() -> None:
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
     django.setup()
-    from tests.stack import HOST, Stack
+    from tests.ports import HOST
+    from tests.stack import Stack
 
     with Stack(models=MODELS) as stack:
         finished = fuzz(f"http://{HOST}:{stack.port}", int(sys.argv[1]))

@@ -16,7 +16,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from api.models import ApiKey
 from tests import javascript, tiny_models
 from tests.e2e.case import StackCase
-from tests.stack import HOST, Stack
+from tests.ports import HOST
+from tests.stack import Stack
 
 TINY = (
     "fill-mask",

@@ -1,6 +1,6 @@
 from tests.api import fuzz
 from tests.e2e.case import StackCase
-from tests.stack import HOST
+from tests.ports import HOST
 
 
 class FuzzTests(StackCase):

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests import echo
 from tests.e2e.case import StackCase
-from tests.stack import HOST
+from tests.ports import HOST
 
 CONFIG = "content_type_overrides: {application/x-ndjson: application/octet-stream}"  # the generator knows no JSON lines
 PACKAGE = "generated_inference_client"

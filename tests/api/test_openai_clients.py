@@ -16,7 +16,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 from api.models import ApiKey
 from tests import javascript, tiny_models
 from tests.e2e.case import StackCase
-from tests.stack import HOST, Stack
+from tests.ports import HOST
+from tests.stack import Stack
 
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
 TEMPLATED = "user: hello\n"  # by the template of the small model, a token a byte

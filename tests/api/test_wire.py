@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPResponse
 
 from tests.e2e.case import StackCase
-from tests.stack import ECHO, HOST
+from tests.ports import HOST
+from tests.stack import ECHO
 
 LIMIT = 100_000
 BODY = b'{"model":"echo","inputs":"x"}'

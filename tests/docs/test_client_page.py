@@ -15,7 +15,7 @@ from inference.client import Client, client, mapping
 from inference.client.command import parser
 from tests import words
 from tests.e2e.case import StackCase
-from tests.stack import HOST
+from tests.ports import HOST
 
 PAGE = (Path(settings.BASE_DIR) / "docs" / "client.md").read_text()
 HTTP, FUTURES, MANY, STREAM, ASYNC, INSIDE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

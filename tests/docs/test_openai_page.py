@@ -15,7 +15,8 @@ from django.conf import settings
 from inference.models import Status
 from tests import tiny_models
 from tests.e2e.case import StackCase
-from tests.stack import HOST, Stack
+from tests.ports import HOST
+from tests.stack import Stack
 
 PAGE = (Path(settings.BASE_DIR) / "docs" / "openai.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

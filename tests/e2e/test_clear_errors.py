@@ -14,7 +14,8 @@ from django.test import SimpleTestCase
 from inference.launcher import programs
 from inference.models import WorkerState
 from tests.e2e.case import StackCase
-from tests.stack import ECHO, Answer, free_port
+from tests.ports import free_port
+from tests.stack import ECHO, Answer
 
 MISSING = """
 [missing]

@@ -17,7 +17,7 @@ from django.test import SimpleTestCase
 from inference.launcher.supervisor import Program
 from tests.conditions import eventually
 from tests.e2e.case import StackCase
-from tests.stack import HOST, free_port
+from tests.ports import HOST, free_port
 
 EXAMPLES = settings.BASE_DIR / "examples"
 FINNISH = "yksi omena päivässä pitää lääkärin loitolla"

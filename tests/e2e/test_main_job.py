@@ -26,7 +26,7 @@ from inference.engines import weights
 from inference.models import Status
 from tests import processes
 from tests.e2e.case import StackCase
-from tests.stack import HOST
+from tests.ports import HOST
 
 CLIENTS = 64
 REQUESTS = 2  # of each client

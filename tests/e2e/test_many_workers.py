@@ -13,7 +13,7 @@ from inference.launcher import programs
 from inference.models import Status, Worker
 from tests.conditions import eventually
 from tests.e2e.case import StackCase
-from tests.stack import HOST, free_port
+from tests.ports import HOST, free_port
 
 DEVICES = ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
 WHERE = """

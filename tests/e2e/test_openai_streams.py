@@ -15,7 +15,8 @@ from inference.launcher import programs
 from tests import javascript, words
 from tests.conditions import eventually
 from tests.e2e.case import ShowingLog
-from tests.stack import HOST, Stack, free_port
+from tests.ports import HOST, free_port
+from tests.stack import Stack
 
 MODELS = """
 [words]

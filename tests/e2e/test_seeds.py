@@ -22,7 +22,7 @@ from inference.models import Status
 from tests.e2e.case import StackCase
 from tests.inference.engines.hub import COMMIT, Hub
 from tests.inference.engines.test_fill_mask import save
-from tests.stack import HOST
+from tests.ports import HOST
 
 FILL = f"""
 [fill]

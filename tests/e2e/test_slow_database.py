@@ -21,8 +21,9 @@ from tests.conditions import eventually
 from tests.faults.database import locked
 from tests.faults.proxy import Mode, Proxy
 from tests.faults.trial import ANSWER_LIMIT_S
+from tests.ports import HOST
 from tests.postgres import Postgres
-from tests.stack import ECHO, HOST, Stack
+from tests.stack import ECHO, Stack
 
 DAY = datetime.timedelta(days=1)
 EACH_WAY_S = 1.3  # twice for a statement, which may take 4

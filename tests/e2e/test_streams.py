@@ -13,7 +13,7 @@ from huggingface_hub import InferenceClient
 from inference.client import Client
 from tests.conditions import eventually
 from tests.generating import text_of
-from tests.stack import HOST
+from tests.ports import HOST
 from tests.streaming import Listener, StreamCase
 
 MANY = 200

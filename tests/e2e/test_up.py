@@ -21,7 +21,7 @@ from django.conf import settings
 
 from tests import processes
 from tests.conditions import eventually
-from tests.stack import HOST, free_port
+from tests.ports import HOST, free_port
 
 
 class Up:

@@ -12,7 +12,7 @@ from unittest import TestCase
 
 from tests.e2e.test_up import Up
 from tests.inference.broker.test_storage import BASE, LOG, WRITTEN_BY, mount_small_disk
-from tests.stack import free_port
+from tests.ports import free_port
 
 ECHO = '[echo]\nengine = "tests.echo:EchoEngine"\n'
 

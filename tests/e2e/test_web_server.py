@@ -16,7 +16,8 @@ from pathlib import Path
 from inference.launcher import programs
 from inference.launcher.supervisor import Child
 from tests.conditions import eventually
-from tests.stack import HOST, Stack
+from tests.ports import HOST
+from tests.stack import Stack
 
 
 class TwoProcesses(Stack):

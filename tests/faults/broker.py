@@ -13,7 +13,7 @@ from tests.faults.fault import Fault
 from tests.faults.proxy import Mode, Proxy
 from tests.faults.service import Service
 from tests.faults.trial import ANSWER_LIMIT_S, Trial
-from tests.stack import HOST
+from tests.ports import HOST
 
 
 def answers_meanwhile(trial: Trial, seconds: float) -> None:

@@ -20,7 +20,7 @@ from tests.conditions import eventually
 from tests.faults.fault import Fault
 from tests.faults.load import post
 from tests.faults.trial import Trial
-from tests.stack import HOST
+from tests.ports import HOST
 
 JSON = {"Content-Type": "application/json"}
 NOBODY_WAITS = re.compile(rb"^inference_requests_waiting 0\.0$", re.MULTILINE)

@@ -29,7 +29,7 @@ from tests.faults.backends import REDIS
 from tests.faults.clients import NOBODY_WAITS
 from tests.faults.fault import Fault
 from tests.faults.trial import Trial
-from tests.stack import HOST, free_port
+from tests.ports import HOST, free_port
 from tests.streaming import is_open
 
 MODELS = """

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 from uuid import UUID, uuid4
 
-from tests.stack import HOST
+from tests.ports import HOST
 
 REQUEST_LIMIT_S = 30.0
 CONNECTION_FAILURE = 0  # in the place of a status: nobody answered

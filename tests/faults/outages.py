@@ -15,7 +15,7 @@ from tests.faults.load import Load, crowd
 from tests.faults.proxy import Mode, Proxy
 from tests.faults.service import CATALOG, Service
 from tests.faults.trial import ANSWER_LIMIT_S, Trial
-from tests.stack import HOST
+from tests.ports import HOST
 
 SERVES_AGAIN_S = 10.0
 MANY = """

@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from tests.stack import HOST
+from tests.ports import HOST
 
 T = TypeVar("T")
 SLOW_S = 0.2

@@ -22,8 +22,9 @@ from tests import databases
 from tests.conditions import eventually
 from tests.faults.backends import POOL_SIZE, POSTGRES, RABBITMQ, Backends, MessageBroker, RabbitBroker, RedisBroker
 from tests.faults.engines import CALLS
+from tests.ports import HOST
 from tests.postgres import Postgres
-from tests.stack import HOST, Stack
+from tests.stack import Stack
 
 QUICK = {"WORKER_HEARTBEAT_S": "0.5", "WORKER_SILENT_S": "4"}  # a dead worker is found in seconds, not in 15
 

@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-import socket
 import tempfile
 from pathlib import Path
 from unittest import TestCase
@@ -11,6 +10,7 @@ import redis
 
 from inference.broker import address
 from tests.embedded_broker import EmbeddedBroker
+from tests.ports import free_port
 
 
 class TcpBroker(EmbeddedBroker):
@@ -28,12 +28,6 @@ class TcpBroker(EmbeddedBroker):
         with redis.Redis.from_url(super().url) as client:
             client.config_set("bind", "127.0.0.1")
             client.config_set("port", self.port)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def own_broker(test: TestCase, kind: type[EmbeddedBroker] = EmbeddedBroker) -> EmbeddedBroker:

@@ -84,7 +84,7 @@ def wrong(answers: Path, count: int) -> Iterator[str]:
 def killed_and_resumed(stack: Any, folder: Path, count: int, limit_s: float) -> float:
     """Most memory in MB of the run that ended. Raises `AssertionError`."""
     from tests.conditions import eventually
-    from tests.stack import HOST
+    from tests.ports import HOST
 
     lines, answers = folder / "lines.jsonl", folder / "answers.jsonl"
     write_lines(lines, count)
@@ -165,7 +165,7 @@ def used_s(stack: Any) -> dict[str, float]:
 
 def by_map(stack: Any, count: int) -> int:
     from inference.client import Client
-    from tests.stack import HOST
+    from tests.ports import HOST
 
     with Client(f"http://{HOST}:{stack.port}") as client:
         return sum(1 for _ in client.map("echo", map(line, range(count))))

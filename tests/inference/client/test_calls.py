@@ -15,7 +15,8 @@ from inference.client import Client, ClientError, JobError, JobFuture, mapping
 from tests import echo
 from tests.conditions import eventually
 from tests.e2e.case import StackCase
-from tests.stack import ECHO, HOST
+from tests.ports import HOST
+from tests.stack import ECHO
 
 MODELS = f"""{ECHO}
 [slow]

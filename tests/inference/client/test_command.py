@@ -13,7 +13,7 @@ from uuid import uuid4
 from tests import echo
 from tests.e2e.case import StackCase
 from tests.inference.client import resume
-from tests.stack import HOST, free_port
+from tests.ports import HOST, free_port
 
 
 class CommandCase(StackCase):

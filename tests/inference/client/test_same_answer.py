@@ -10,7 +10,8 @@ from inference.client import Client
 from inference.engines import parity
 from tests import tiny_models
 from tests.e2e.case import StackCase
-from tests.stack import HOST, Stack
+from tests.ports import HOST
+from tests.stack import Stack
 
 INPUTS = {
     "text-classification": ["the cat is in paris", "a dog", "the house is red and the cat is in it"],
