@@ -42,8 +42,10 @@ def is_device_failure(error: BaseException) -> bool:
     """Whether the device is in an error state that lasts as long as this process."""
     if is_out_of_memory(error):
         return False
+    if not isinstance(error, RuntimeError):
+        return False
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(sign in text for sign in _DEVICE_FAILURES)
+    return type(error).__name__ == "AcceleratorError" or any(sign in text for sign in _DEVICE_FAILURES)
 
 
 def describe(error: BaseException) -> str:

@@ -156,6 +156,7 @@ def outcome(answer: Any) -> Any:
     except BadOutput as error:
         return error
     except Exception as error:  # an object's own code, or lists that hold themselves
+        raise_if_device_failed(error)  # as a tensor's does that was computed in vain
         return BadOutput(f"The engine's answer could not be read. {describe(error)}")
 
 
@@ -167,9 +168,14 @@ def failure(error: BaseException) -> InferenceError:
     if is_out_of_memory(error):
         _free_caches()
         return OutOfMemory(f"It does not fit in the memory of the device. {describe(error)}")
+    raise_if_device_failed(error)
+    return EngineError(describe(error))
+
+
+def raise_if_device_failed(error: BaseException) -> None:
+    """This process cannot go on then."""
     if is_device_failure(error):
         raise DeviceFailed(f"The device is in an error state. {describe(error)}") from error
-    return EngineError(describe(error))
 
 
 def _free_caches() -> None:

@@ -246,7 +246,8 @@ class OpenBatches:
                 return replace(batch.run((), is_last=call.is_last), put_off=frozenset(call.job_ids))
             failpoints.reach("before_run")
             return batch.run(claimed, is_last=call.is_last)
-        except BaseException:
+        except BaseException as error:
+            isolate.raise_if_device_failed(error)  # its process ends, with all that is open in it
             batch.close()
             raise
         finally:

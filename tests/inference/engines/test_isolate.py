@@ -3,6 +3,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 from unittest import TestCase
+from unittest.mock import Mock
 
 from inference.catalog.specs import ModelSpec
 from inference.engines.base import Engine
@@ -148,6 +149,16 @@ class DeviceTests(TestCase):
         with self.assertRaises(DeviceFailed) as caught:
             echo(["a", poison("device"), "c"])
         self.assertIn("device-side assert", caught.exception.message)
+
+    def test_so_does_one_that_tells_it_only_as_the_answer_is_read(self) -> None:
+        answer = Mock(tolist=Mock(side_effect=RuntimeError("CUDA error: device-side assert triggered")))
+        with self.assertRaises(DeviceFailed):
+            run(FunctionOf(lambda items: [answer for _ in items]), ["a"], {})
+
+    def test_it_is_known_by_its_type_too(self) -> None:
+        accelerator_error = type("AcceleratorError", (RuntimeError,), {})
+        with self.assertRaises(DeviceFailed):
+            run(FunctionOf(Mock(side_effect=accelerator_error("the launch timed out"))), ["a"], {})
 
 
 class DetailTests(TestCase):

@@ -11,7 +11,7 @@ from django.test import TransactionTestCase
 
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
-from inference.errors import StoreUnavailable
+from inference.errors import DeviceFailed, StoreUnavailable
 from inference.models import Job, Status
 from inference.store import rows, transitions
 from inference.streams import history
@@ -107,6 +107,10 @@ class OpenBatchTests(SteppingCase):
         with patch.object(claims, "claim", side_effect=RuntimeError("a bug")), self.assertRaises(RuntimeError):
             self.call(late, goes_on=True)
         self.assertEqual((self.opened.batches, len(self.engine.stepper or ())), ({}, 0))
+
+    def test_a_device_that_fails_in_a_step_is_told_as_such(self) -> None:
+        with self.assertRaises(DeviceFailed):
+            self.call(self.job(9), self.job(9, inputs={"fail": "device", "at": 2}), asked=Asked.TO_THE_END)
 
     def test_a_list_is_one_job(self) -> None:
         job_id = self.job(2, inputs=["one", "two"])
