@@ -59,6 +59,7 @@ class BatchCall:
     alone: bool = False  # nothing runs beside it
     takes_over: tuple[UUID, ...] = ()  # batches that are known to be over, whose rows may be claimed
     goes_on: bool = False  # with a batch that is open in this child
+    waiting: tuple[UUID, ...] = ()  # batches that are open in this child, and wait for their turn
     verdict: str = ""  # do not run: fail the jobs with this error code
 
 

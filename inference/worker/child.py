@@ -16,7 +16,7 @@ from inference.engines.isolate import RunReport
 from inference.engines.isolate import run as run_engine
 from inference.store.transitions import Claimed, Outcome
 from inference.worker import claims
-from inference.worker.calls import PAST_ITS_LIMIT, BatchCall, BatchReport, Loaded, Order, Shared
+from inference.worker.calls import PAST_ITS_LIMIT, Asked, BatchCall, BatchReport, Loaded, Order, Shared
 from inference.worker.deadline import limited
 from inference.worker.devices import Plan
 from inference.worker.loaded import LoadedModels
@@ -40,12 +40,23 @@ def start(plan: Plan, order: Order, shared: Shared) -> Loaded:
 
 
 def have(order: Order) -> Loaded:
-    """Unload what is not in the order, then load what is new in it."""
+    """Unload what is not in the order, then load what is new in it. No batch is open: what is left of one is let go."""
+    opened.close()
     return replica.have(order)
 
 
 def run_batch(call: BatchCall) -> BatchReport:
-    """Run one batch from claim to notice; of a model that generates step by step, some steps of it."""
+    """Run one batch from claim to notice; of a model that generates step by step, some steps of it. After the last call
+    before this process ends those that are still open go on to their end."""
+    opened.only(call.waiting, call=call)
+    try:
+        return _run_batch(call)
+    finally:
+        if replica.shared.asked == Asked.TO_THE_END:
+            opened.run_to_the_end()
+
+
+def _run_batch(call: BatchCall) -> BatchReport:
     started = time.monotonic()
     spec = replica.specs.get(call.digest)
     if not call.verdict and spec is None:

@@ -167,6 +167,7 @@ class Dispatcher:
             alone=batch.is_alone,
             takes_over=tuple({held.takes_over for held in batch.called if held.takes_over}),
             goes_on=goes_on,
+            waiting=tuple(other.id for other in self._open_in(batch.pid) if other is not batch),
             verdict=batch.begun[0].verdict,
         )
         self.replicas.ask(batch.pid, Asked.GO_ON if self.open else Asked.TO_THE_END)

@@ -5,8 +5,9 @@ jobs are claimed as they join and recorded as they end; each has the model's tim
 """
 
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from uuid import UUID
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 SLICE_S = 0.5  # of steps in one call
 LOOK_S = 0.25  # between two looks at the rows for those that were cancelled
-KEEP_S = 10.0  # between two renewals of the leases: less than what these have beyond the time limit
+KEEP_S = 10.0  # between two renewals of the leases, at least: less than what these have beyond the time limit
 TELL_S = 0.03  # between two rounds of what was generated: text that comes faster is told together
 SEEDS = 2**63
 
@@ -65,7 +66,7 @@ class OpenBatch:
     most: int = 0  # rows that ran together
     steps_s: float = 0.0  # that all its steps took
     looked_at: float = field(default_factory=time.monotonic)
-    kept_at: float = field(default_factory=time.monotonic)
+    leased_until: float = math.inf  # monotonic: the first of the leases
     chunks: list[Chunk] = field(default_factory=list)  # that have not been told
     told_at: float = 0.0
     tokens: int = 0  # since the last report
@@ -126,6 +127,7 @@ class OpenBatch:
             except Exception as error:
                 running.answers[index] = isolate.failure(error)
         self.jobs[job.id] = running
+        self.leased_until = min(self.leased_until, self._lease_end())
         return self._ended()
 
     def _count(self, step_s: float) -> None:
@@ -201,9 +203,7 @@ class OpenBatch:
             return
         self.looked_at = now
         try:
-            if now - self.kept_at > KEEP_S:
-                transitions.keep(self.id, self.jobs, time_limit_s=self.spec.time_limit_s)
-                self.kept_at = now
+            self._keep()
             held = rows.held(self.id, self.jobs)
         except Exception as error:
             if not is_away(error):
@@ -213,6 +213,23 @@ class OpenBatch:
         for running in [running for job_id, running in self.jobs.items() if job_id not in held]:
             logger.info("batch=%s job=%s left: cancelled or given back", self.id, running.job.id)
             self._leave(running)
+
+    def wait(self, limit_s: float) -> None:
+        """For so long at most: its child runs something else first."""
+        try:
+            self._keep(limit_s)
+        except Exception as error:  # what waits holds up nobody
+            logger.warning("batch=%s its jobs may be given back while it waits: %r", self.id, error)
+
+    def _keep(self, beside_s: float = 0.0) -> None:
+        """Its jobs, from being given back; also while its child does something else for `beside_s`."""
+        lease_end = self._lease_end(beside_s)
+        if self.leased_until < lease_end - KEEP_S:
+            transitions.keep(self.id, self.jobs, time_limit_s=self.spec.time_limit_s + beside_s)
+            self.leased_until = lease_end
+
+    def _lease_end(self, beside_s: float = 0.0) -> float:
+        return time.monotonic() + beside_s + self.spec.time_limit_s + transitions.LEASE_MARGIN_S
 
     def close(self) -> None:
         """Nothing is kept of what has not ended."""
@@ -253,3 +270,30 @@ class OpenBatches:
         finally:
             if not batch.jobs:
                 del self.batches[call.batch]
+
+    def only(self, waiting: Collection[UUID], *, call: BatchCall) -> None:
+        """These wait while the call runs, and keep their jobs. Of others the main process has lost sight: their jobs
+        run elsewhere."""
+        for batch in list(self.batches.values()):
+            if batch.id in waiting:
+                batch.wait(call.time_limit_s)
+            elif batch.id != call.batch:
+                self._close(batch)
+
+    def close(self) -> None:
+        for batch in list(self.batches.values()):
+            self._close(batch)
+
+    def _close(self, batch: OpenBatch) -> None:
+        logger.warning("batch=%s closed with %d jobs: nobody goes on with it", batch.id, len(batch.jobs))
+        del self.batches[batch.id]
+        batch.close()
+
+    def run_to_the_end(self) -> None:
+        """There will be no other call. What fails is left to who runs it next."""
+        for batch in list(self.batches.values()):
+            try:
+                batch.run((), is_last=True)
+            except Exception:
+                logger.exception("batch=%s of %d jobs not run to its end", batch.id, len(batch.jobs))
+            del self.batches[batch.id]

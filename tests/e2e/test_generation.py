@@ -141,13 +141,16 @@ class EndTests(GenerationCase):
         self.assertEqual(self.job(bad).error_code, "crashed")
 
     def test_a_worker_that_is_stopped_answers_what_it_has_begun(self) -> None:
+        """Also what waits for its turn beside a batch of another model."""
         long = self.generate("long", 300)
         eventually(lambda: self.is_running(long), "it runs")
+        beside = self.stack.submit({"fail": "hang-sleep", "seconds": 1}, model="echo")
+        eventually(lambda: self.is_running(beside), "another model has its turn")
         worker = self.stack.children["worker1"]
         worker.process.terminate()
         eventually(lambda: worker.exit_code is not None, "the worker has ended", limit_s=30)
-        ended = self.job(long)
-        self.assertEqual((ended.output, ended.attempts), (words.expected("long", 300), 1))
+        self.assertEqual({job.attempts for job in self.stack.finished(long, beside)}, {1})
+        self.assertEqual(self.job(long).output, words.expected("long", 300))
         self.stack.start_worker("worker1")
         self.stack.ready()
 

@@ -184,12 +184,12 @@ class TurnTests(OpenCase):
 
     def test_one_that_waits_for_its_turn_is_left_as_it_is(self) -> None:
         one, _ = self.add()
-        self.kick()
+        call = self.kick()
         joined, request = self.add()
         self.step(one)
         self.add("b")
         self.step(one, joined)
-        self.assertEqual(self.last.batch.model, "b")
+        self.assertEqual((self.last.batch.model, self.last.batch.waiting), ("b", (call.batch.batch,)))
         self.dispatcher.sweep()
         self.assertEqual(len(self.dispatcher.backlog.isolation), 0)
         self.pool.finish(self.last)
@@ -288,7 +288,7 @@ class EndTests(OpenCase):
         self.step(two, errors={one: ""})
         self.now()
         self.kick()
-        self.assertEqual(self.last.batch.takes_over, (call.batch.batch,))
+        self.assertEqual((self.last.batch.takes_over, self.last.batch.waiting), ((call.batch.batch,), ()))
 
     def test_a_call_that_the_pool_forgot_is_made_again_with_those_who_joined(self) -> None:
         one, _ = self.add()

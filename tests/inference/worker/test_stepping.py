@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import Any, cast
 from unittest.mock import Mock, patch
 from uuid import UUID, uuid4
 
 from django.test import TransactionTestCase
+from django.utils import timezone
 
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
-from inference.errors import DeviceFailed, StoreUnavailable
+from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
 from inference.models import Job, Status
 from inference.store import rows, transitions
 from inference.streams import history
@@ -20,6 +22,7 @@ from inference.worker.calls import Asked, BatchCall, BatchReport
 from inference.worker.loaded import LoadedModels
 from inference.worker.stepping import OpenBatches
 from tests import words
+from tests.echo import EchoEngine
 
 WORDS = ParameterSpec(type="integer", min=1, max=1000)
 
@@ -127,6 +130,54 @@ class OpenBatchTests(SteppingCase):
         bad, good = self.job(5000), self.job(2)
         report = self.call(bad, good, asked=Asked.TO_THE_END)
         self.assertEqual(report.errors, {bad: "invalid_input", good: ""})
+
+
+class BesideTests(SteppingCase):
+    """Another model runs in the same child, while a batch waits for its turn."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.other = ModelSpec(name="echo", engine="tests.echo:EchoEngine", time_limit_s=300)
+        self.replica.specs[self.other.digest] = self.other
+        self.replica.engines[self.other.load_digest] = EchoEngine(self.other)
+
+    def beside(self, *, asked: int = Asked.GO_ON, **fields: Any) -> BatchReport:
+        self.replica.shared.asked = asked
+        job = Job(model="echo", inputs="text")
+        rows.insert([rows.prepare(job)])
+        fields = {"digest": self.other.digest, "waiting": (self.batch,), **fields}
+        return child.run_batch(BatchCall(batch=uuid4(), model="echo", job_ids=(job.pk,), time_limit_s=300, **fields))
+
+    def test_jobs_of_a_batch_that_waits_are_not_given_back_meanwhile(self) -> None:
+        one = self.job(9)
+        self.call(one)
+        self.beside()
+        late = timezone.now() + timedelta(seconds=300 + self.time_limit_s)
+        self.assertTrue(Job.objects.filter(pk=one, lease_until__gt=late).exists())
+        self.assertEqual(self.call(goes_on=True).left, {one})
+
+    def test_one_that_the_main_process_has_lost_sight_of_is_closed(self) -> None:
+        self.call(self.job(9))
+        self.beside(waiting=())
+        self.assertEqual((self.opened.batches, len(self.engine.stepper or ())), ({}, 0))
+
+    def test_nothing_is_left_of_one_as_something_else_is_loaded(self) -> None:
+        self.call(self.job(9))
+        child.have(())
+        self.assertEqual((self.opened.batches, len(self.engine.stepper or ())), ({}, 0))
+
+    def test_the_last_call_has_what_waits_run_to_its_end(self) -> None:
+        one = self.job(9)
+        self.call(one)
+        report = self.beside(asked=Asked.TO_THE_END)
+        self.assertEqual((list(report.errors.values()), self.row(one).status), ([""], Status.SUCCEEDED))
+
+    def test_also_when_that_call_fails(self) -> None:
+        one = self.job(9)
+        self.call(one)
+        with self.assertRaises(ModelUnavailable):
+            self.beside(asked=Asked.TO_THE_END, digest="of what is not loaded")
+        self.assertEqual(self.row(one).output, words.expected("text", 9))
 
 
 class LimitTests(SteppingCase):
