@@ -69,7 +69,7 @@ class IdempotencyTests(ApiTestCase):
             self.assertEqual(Job.objects.filter(idempotency_key=f"-:{key}").count(), 1)
 
     def ask(self, key: str, barrier: threading.Barrier) -> tuple[int, str | None]:
-        """The status and the job's id, from a thread of its own. It asks again where it is told to, as a client does."""
+        """The status and the job's id, in a thread of its own. It asks again where it is told to, as a client does."""
         try:
             barrier.wait()
             for _ in range(5):
