@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from inference.catalog import words
@@ -55,16 +55,14 @@ def parse(name: str, table: Any) -> ParameterSpec:
     if table.get("min", 0) > table.get("max", math.inf):
         raise ValueError(f"parameter {name}: min is above max")
     spec = ParameterSpec(**table | {"choices": tuple(table["choices"]) if "choices" in table else None})
-    if spec.default is not None:
-        _check_default(name, spec)
-    return spec
+    return spec if spec.default is None else replace(spec, default=_default(name, spec))
 
 
-def _check_default(name: str, spec: ParameterSpec) -> None:
+def _default(name: str, spec: ParameterSpec) -> Any:
     if not is_of_type(spec.default, spec.type):
         raise ValueError(f"parameter {name}: default {spec.default!r} is not of type {spec.type}")
     try:
-        validate({name: spec}, {name: spec.default})
+        return validate({name: spec}, {name: spec.default})[name]
     except InvalidInput as error:
         raise ValueError(f"the default is not allowed: {error.message.rstrip('.')}") from error
 
@@ -110,7 +108,8 @@ def _hint(name: str, specs: Mapping[str, ParameterSpec]) -> str:
 
 
 def check(path: str, spec: ParameterSpec, value: Any) -> Any:
-    """`value`, if it is what `spec` says. Raises `InvalidInput`, which names `path`."""
+    """`value`, if it is what `spec` says; a number as a float, since models refuse to be as hot as 2, but not as 2.0.
+    Raises `InvalidInput`, which names `path`."""
     if not is_of_type(value, spec.type):
         raise _invalid(path, f"must be {TYPES[spec.type][0]}, not {words.value(value)}.")
     if spec.choices is not None and value not in spec.choices:
@@ -122,7 +121,7 @@ def check(path: str, spec: ParameterSpec, value: Any) -> Any:
         _check_size(path, "characters", len(value), spec.min_length or 0, spec.max_length or MAX_TEXT)
     elif isinstance(value, list):
         _check_array(path, spec, value)
-    return value
+    return float(value) if spec.type == "number" else value
 
 
 def _check_number(path: str, spec: ParameterSpec, value: float) -> None:

@@ -4,11 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 from transformers.pipelines import PipelineException
+from transformers.utils.chat_template_utils import jinja2
 
 from inference.engines.faults import describe
 from inference.errors import UNREADABLE, EngineError, InvalidInput
 
-_WRONG_INPUT = (ValueError, TypeError, KeyError, IndexError, AttributeError, PipelineException)
+_WRONG_INPUT = (
+    ValueError, TypeError, KeyError, IndexError, AttributeError, PipelineException,
+    jinja2.TemplateError,  # a chat that the model's template refuses
+)  # fmt: skip
 
 
 def read(step: Callable[..., Any], *arguments: Any) -> Any:

@@ -56,6 +56,8 @@ def masked_text(value: Any, pipe: Any) -> str:
 def prompt(value: Any, pipe: Any) -> Any:
     """A text, or a list of chat messages."""
     if isinstance(value, list):
+        if not pipe.tokenizer.chat_template:
+            raise InvalidInput("This model has no template for chats: send one text, in place of messages.")
         return _whole(messages(value, images=None), pipe)
     if not whole_text(value, pipe):
         raise InvalidInput("The prompt is empty: send at least one character.")

@@ -110,6 +110,12 @@ class ParameterTests(SimpleTestCase):
             with self.subTest(given):
                 self.assertLessEqual(given.items(), self.check(**given).items())
 
+    def test_a_whole_number_is_a_number_as_models_want_it(self) -> None:
+        """`generate` refuses a temperature of 2, and takes one of 2.0."""
+        own = parse(CATALOG.replace("default = 0.5", "default = 1"))["m"]
+        for given in (self.check(share=1), validate_parameters(own, {"needed": True})):
+            self.assertEqual(repr(given["share"]), "1.0")
+
     def test_what_is_wrong_is_refused_by_name(self) -> None:
         tried: list[dict[str, Any]] = [
             {"count": 0}, {"count": 11}, {"count": "7"}, {"count": 1.0}, {"count": True}, {"count": None},

@@ -117,6 +117,17 @@ class AnswerTests(StepperTestCase):
         for key, (value, whole) in enumerate(asked):
             self.assertEqual(told.answers[key], alone(engine, value, max_new_tokens=6, return_full_text=whole))
 
+    def test_a_chat_that_the_template_refuses_is_the_fault_of_its_sender(self) -> None:
+        engine = decoders.engine("Llama")
+        refusing = "{{ raise_exception('The first message must be of a user.') }}"
+        for template, words in ((None, "has no template for chats"), (refusing, "must be of a user")):
+            with self.subTest(template), patch.object(engine.pipe.tokenizer, "chat_template", template):
+                with self.assertRaisesRegex(InvalidInput, words):
+                    engine.stepper.join("k", [{"role": "system", "content": "hello"}], GREEDY, seed=0)
+                answer = alone(engine, [{"role": "system", "content": "hello"}])
+                self.assertIsInstance(answer, InvalidInput)
+        self.assertEqual(len(engine.stepper), 0)
+
     def test_processors_of_scores_see_the_row_alone(self) -> None:
         for parameters in ({"repetition_penalty": 3.0}, {"no_repeat_ngram_size": 2}, {"max_length": 60}):
             engine, told = decoders.engine("GPT2"), Told(decoders.engine("GPT2").stepper)
