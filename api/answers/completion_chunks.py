@@ -12,12 +12,11 @@ from typing import Any
 import orjson
 
 from api import codec, errors, openai_errors
-from api.answers.completions import NO_TEXT, Kind, finish_reason, head, usage
+from api.answers.completions import NO_TEXT, Kind, details_of, finish_reason, head, usage
 from api.answers.events import BEGINS_AGAIN, GOES_ON, KEEP_ALIVE
 from inference.models import Job, Status
 from inference.streams.events import Cut, Delta, End, Event, Restart, Silence
 from inference.streams.positions import Position
-from inference.streams.texts import answer_of
 
 DONE = b"data: [DONE]\n\n"
 
@@ -39,7 +38,7 @@ class Chunks:
         if end.text is None:
             yield _data(openai_errors.told(NO_TEXT, "bad_output"))
             return
-        details = answer_of(end.job.output).get("details") or {}
+        details = details_of(end.job.output)
         yield self.told(self.kind.last, end.id, finish_reason(details))
         if self.usage:
             yield self._chunk(end.id, [], usage=usage(details))

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.errors import ApiError
-from inference.catalog import tasks
+from inference.catalog import lengths, tasks
 from inference.catalog.lookup import last_spec_of, models, spec_of
 from inference.catalog.specs import ModelSpec
 from inference.errors import UnknownModel
 from inference.models import Job
+from inference.streams.texts import Prompt, answer_of, generated
 
 NO_TEXT = 'The model\'s answer is not [{"generated_text": "…"}].'
 FINISH_REASONS = {"length": "length", "eos_token": "stop", "stop_sequence": "stop"}
@@ -57,9 +58,12 @@ def completion(kind: Kind, job: Job) -> dict[str, Any]:
     return {**head(kind, job), "object": kind.name, "choices": [choice], "usage": usage(details)}
 
 
-def is_generated(job: Job) -> bool:
+def is_one(job: Job) -> bool:
+    """Whether its job generates one text."""
     spec = last_spec_of(job.model)
-    return spec is not None and tasks.of(spec.task).generates
+    if spec is None or job.parts or not tasks.of(spec.task).generates:
+        return False
+    return not lengths.is_list(spec, job.inputs)
 
 
 def head(kind: Kind, job: Job) -> dict[str, Any]:
@@ -72,25 +76,29 @@ def head(kind: Kind, job: Job) -> dict[str, Any]:
     }
 
 
-def _generated(job: Job) -> tuple[str, dict[str, Any]]:
-    """The text, and its details, which an engine of one's own need not tell. Raises `ApiError`."""
-    match job.output:
-        case [{"generated_text": str(text), "details": dict(details)}]:
-            return text, details
-        case [{"generated_text": str(text)}]:
-            return text, {}
-    raise ApiError(NO_TEXT, "bad_output")
+def _generated(job: Job) -> tuple[str, Mapping[str, Any]]:
+    """The text, as a stream tells it, and its details. Raises `ApiError`."""
+    text = generated(job.output, Prompt.of(job.inputs, job.parameters))
+    if text is None:
+        raise ApiError(NO_TEXT, "bad_output")
+    return text, details_of(job.output)
+
+
+def details_of(output: Any) -> Mapping[str, Any]:
+    """How it ended, and what it took. An engine of one's own need not tell, or tells something else."""
+    details = answer_of(output).get("details")
+    return details if isinstance(details, dict) else {}
 
 
 def finish_reason(details: Mapping[str, Any]) -> str:
-    return FINISH_REASONS.get(details.get("finish_reason", ""), "stop")
+    return FINISH_REASONS.get(str(details.get("finish_reason")), "stop")
 
 
 def usage(details: Mapping[str, Any]) -> dict[str, int] | None:
-    if not details:
-        return None
-    prompt, generated = details["prompt_tokens"], details["generated_tokens"]
-    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+    match details:
+        case {"prompt_tokens": int(prompt), "generated_tokens": int(generated)}:
+            return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+    return None
 
 
 def generating() -> dict[str, Any]:

@@ -18,6 +18,7 @@ from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
 
 RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}  # theirs: the model's
+LIMITS = (*RENAMED, "max_new_tokens")
 OWN = {"return_full_text": False, "details": True}  # parameters that the answer is made of
 IGNORED = {
     "details", "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options",
@@ -26,13 +27,14 @@ IGNORED = {
 REFUSED: Mapping[str, tuple[Any, ...]] = {  # but for the values that ask for nothing
     "audio": (), "best_of": (1,), "echo": (False,), "frequency_penalty": (0,), "function_call": ("auto", "none"),
     "functions": ([],), "logit_bias": ({},), "logprobs": (False,), "modalities": (["text"],), "moderation": (),
-    "n": (1,), "presence_penalty": (0,), "reasoning_effort": (), "response_format": ({"type": "text"},),
+    "n": (1,), "presence_penalty": (0,), "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
     "return_full_text": (False,), "suffix": ("",),
-    "tool_choice": ("auto", "none"), "tools": ([],), "top_logprobs": (0,), "verbosity": (),
+    "tool_choice": ("auto", "none"), "tools": ([],), "top_logprobs": (0,), "verbosity": ("medium",),
     "web_search_options": (),
 }  # fmt: skip
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-CALLS = ("tool_calls", "function_call", "audio")  # of a message
+MESSAGE = ("role", "content", "name", "annotations")  # what is read of one, and what is ignored
+STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +82,8 @@ def _completion(given: dict[str, Any], spec: ModelSpec | None, field: str, input
         told = f"model: {spec.name!r} does not generate text: post to /v1/models/{spec.name}."
         raise InvalidInput(told, field="model")
     rest = {name: value for name, value in given.items() if name not in (field, "model", "stream", "stream_options")}
-    if len({name: rest[name] for name in RENAMED if name in rest}) > 1:
-        raise InvalidInput("max_tokens: is the same as max_completion_tokens; send one of them.", field="max_tokens")
+    if len(limits := [name for name in LIMITS if name in rest]) > 1:
+        raise InvalidInput(f"{limits[0]}: is the same as {limits[1]}; send one of them.", field=limits[0])
     renamed = {f"parameters.{ours}": theirs for theirs, ours in RENAMED.items() if theirs in rest}
     return Completion(
         submission=Submission(spec=spec, inputs=inputs, parameters=_parameters(spec, rest)),
@@ -108,6 +110,7 @@ def _flag(given: dict[str, Any], name: str, where: str = "") -> bool:
 def _includes_usage(options: Any) -> bool:
     if not isinstance(options, dict):
         raise InvalidInput("stream_options: must be an object.", field="stream_options")
+    _refuse_others("stream_options", options, STREAM_OPTIONS)
     return _flag(options, "include_usage", "stream_options.")
 
 
@@ -132,6 +135,13 @@ def _refuse(name: str, value: Any, known: Collection[str]) -> None:
         raise InvalidInput(f"{name}: is not served here; leave it out{right}.", field=name)
 
 
+def _refuse_others(where: str, given: dict[str, Any], known: Collection[str]) -> None:
+    """Raises `InvalidInput` for what is said beside the known."""
+    if name := next((name for name, value in given.items() if value and name not in known), None):
+        path = f"{where}.{words.name(name)}"
+        raise InvalidInput(f"{path}: is not served here; leave it out.", field=path)
+
+
 def _stopped(parameters: dict[str, Any]) -> dict[str, Any]:
     stop = parameters.pop("stop", [])
     if isinstance(stop, str):
@@ -140,14 +150,13 @@ def _stopped(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sampled(parameters: dict[str, Any]) -> dict[str, Any]:
-    """A temperature of 0 asks for the likeliest token, any other, or a top_p, for one that is drawn."""
-    temperature = parameters.get("temperature")
-    if temperature == 0 and not isinstance(temperature, bool):
-        rest = {name: value for name, value in parameters.items() if name not in ("temperature", "top_p", "top_k")}
+    """A temperature or a top_p of 0 asks for the likeliest token, any other of either for one that is drawn."""
+    asked = {name: parameters[name] for name in ("temperature", "top_p") if name in parameters}
+    zero = [name for name, value in asked.items() if value == 0 and not isinstance(value, bool)]
+    if zero:
+        rest = {name: value for name, value in parameters.items() if name not in zero}
         return {**rest, "do_sample": False}
-    if temperature is None and "top_p" not in parameters:
-        return parameters
-    return {"do_sample": True, **parameters}
+    return {"do_sample": True, **parameters} if asked else parameters
 
 
 def _prompt(given: dict[str, Any]) -> str:
@@ -173,8 +182,7 @@ def _message(index: int, message: Any) -> dict[str, str]:
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise InvalidInput(f"{where}.role: must be one of {', '.join(ROLES)}.", field=f"{where}.role")
-    if name := next((name for name in CALLS if message.get(name)), None):
-        raise InvalidInput(f"{where}.{name}: is not served here; leave it out.", field=f"{where}.{name}")
+    _refuse_others(where, message, MESSAGE)
     return {"role": ROLES[role], "content": _content(f"{where}.content", message.get("content"))}
 
 

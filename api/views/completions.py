@@ -73,7 +73,7 @@ class OldCompletionView(ApiView):
     @operations.not_described
     def get(self, request: HttpRequest, completion_id: str) -> HttpResponseBase:
         job = visible_job(self.principal, completion_id.removeprefix(self.kind.prefix))
-        if not shapes.is_generated(job):
+        if not shapes.is_one(job):
             raise JobNotFound(f"There is no completion {job.id}.")
         is_streamed = bodies.flag(request.GET, "stream")
         refuse_other_wait(request, is_streamed)

@@ -12,13 +12,11 @@ from django.db import DatabaseError, InterfaceError, connection
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
-from api.answers import events
+from api.answers import completions, events
 from api.errors import ApiError
 from api.requests import bodies
 from api.views.base import ApiView
 from api.waiting import slots
-from inference.catalog import lengths, tasks
-from inference.catalog.lookup import last_spec_of
 from inference.errors import InferenceError
 from inference.models import Job
 from inference.streams import reader
@@ -81,13 +79,11 @@ def place(request: HttpRequest, job: Job) -> Position:
 
 def refuse_others(job: Job) -> None:
     """Raises `ApiError` for a job that generates no text, or several."""
-    spec = last_spec_of(job.model)
-    if spec and tasks.of(spec.task).generates and not job.parts and not lengths.is_list(spec, job.inputs):
-        return
-    raise ApiError(
-        f"The job {job.id} has no stream: it does not generate one text. GET /v1/jobs/{job.id}/output?wait=30 waits"
-        " for its output."
-    )
+    if not completions.is_one(job):
+        raise ApiError(
+            f"The job {job.id} has no stream: it does not generate one text. GET /v1/jobs/{job.id}/output?wait=30"
+            " waits for its output."
+        )
 
 
 def _pieces(job_id: UUID, pieces: Iterator[bytes], *, cancels: bool) -> Generator[bytes, None, None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -30,6 +31,10 @@ def generated(value: Any, parameters: dict[str, Any]) -> Any:
     return [{"generated_text": f"<{prompt}>", "details": details}]
 
 
+def answering(answer: Any, value: Any, parameters: dict[str, Any]) -> Any:
+    return answer
+
+
 @override_settings(MODELS_FILE=MODELS_FILE)
 class ReadTests(SimpleTestCase):
     """What becomes of each field."""
@@ -52,7 +57,8 @@ class ReadTests(SimpleTestCase):
             ({"max_completion_tokens": 5}, {"max_new_tokens": 5}),
             ({"temperature": 0.5}, {"do_sample": True, "temperature": 0.5}),
             ({"temperature": 0}, {"do_sample": False}),
-            ({"temperature": 0.0, "top_p": 0.5}, {"do_sample": False}),
+            ({"temperature": 0.0, "top_p": 0.5}, {"do_sample": False, "top_p": 0.5}),
+            ({"temperature": 0.5, "top_p": 0}, {"do_sample": False, "temperature": 0.5}),
             ({"top_p": 0.5}, {"do_sample": True, "top_p": 0.5}),
             ({"stop": "\n"}, {"stop": ["\n"]}),
             ({"stop": ["a", "b"]}, {"stop": ["a", "b"]}),
@@ -71,6 +77,8 @@ class ReadTests(SimpleTestCase):
             "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "tools": [], "tool_choice": "none",
             "response_format": {"type": "text"}, "modalities": ["text"], "parallel_tool_calls": True,
             "prompt_cache_key": "x", "safety_identifier": "x", "prediction": {"type": "content", "content": "x"},
+            "stream_options": {"include_usage": True, "include_obfuscation": True, "other": None},
+            "reasoning_effort": "none", "verbosity": "medium",
         }  # fmt: skip
         self.assertEqual(self.parameters(**harmless), {})
 
@@ -87,6 +95,8 @@ class ReadTests(SimpleTestCase):
                 error = self.refused({"model": "prompts", "messages": HELLO, name: value})
                 self.assertEqual(error.field, name)
                 self.assertTrue(error.message.startswith(f"{name}: "), error.message)
+        options = {"model": "prompts", "messages": HELLO, "stream": True, "stream_options": {"usage_in_each": True}}
+        self.assertEqual(self.refused(options).field, "stream_options.usage_in_each")
 
     def test_logprobs_of_a_text_are_a_number_and_0_asks_for_some(self) -> None:
         error = self.refused({"model": "prompts", "prompt": "x", "logprobs": 0}, completions.text)
@@ -97,14 +107,15 @@ class ReadTests(SimpleTestCase):
         self.assertEqual(error.message, "max_token: unknown field; did you mean max_tokens?")
 
     def test_two_limits_are_one_too_many(self) -> None:
-        body = {"model": "prompts", "messages": HELLO, "max_tokens": 3, "max_completion_tokens": 4}
-        self.assertEqual(self.refused(body).field, "max_tokens")
+        for other in ("max_completion_tokens", "max_new_tokens"):
+            error = self.refused({"model": "prompts", "messages": HELLO, other: 4, "max_tokens": 3})
+            self.assertEqual(error.message, f"max_tokens: is the same as {other}; send one of them.")
 
     def test_messages_have_the_roles_and_the_content_that_templates_know(self) -> None:
         parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
         messages = [
             {"role": "developer", "content": "be kind"}, {"role": "user", "content": parts, "name": "Ann"},
-            {"role": "assistant", "content": "c", "refusal": None, "tool_calls": None, "annotations": []},
+            {"role": "assistant", "content": "c", "refusal": None, "tool_calls": None, "annotations": [1], "audio": {}},
         ]  # fmt: skip
         asked = completions.chat({"model": "prompts", "messages": messages})
         self.assertEqual(
@@ -129,6 +140,8 @@ class ReadTests(SimpleTestCase):
             ([{"role": "user", "content": []}], "messages[0].content"),
             ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
             ([{"role": "assistant", "content": "", "tool_calls": [{}]}], "messages[0].tool_calls"),
+            ([{"role": "user", "content": "what is it?", "images": ["aGk="]}], "messages[0].images"),
+            ([{"role": "assistant", "content": "", "refusal": "no"}], "messages[0].refusal"),
         ]
         for messages, field in table:
             with self.subTest(messages):
@@ -220,12 +233,23 @@ class AnswerTests(ApiTestCase):
             found = self.client.get(f"{CHAT}/chatcmpl-{job.id}").json()
         self.assertEqual(found["choices"][0]["message"]["content"], "<hello>")
 
+    def test_a_job_of_another_address_has_the_text_that_its_stream_tells(self) -> None:
+        begun = [*HELLO, {"role": "assistant", "content": "hi"}]
+        for inputs, whole in ((HELLO, begun), ("hello", "hellohi")):
+            with self.worker(functools.partial(answering, [{"generated_text": whole}])):
+                job = jobs.submit(Submission(spec=spec_of("prompts"), inputs=inputs))
+                found = self.client.get(f"{CHAT}/chatcmpl-{job.id}").json()
+            self.assertEqual(found["choices"][0]["message"]["content"], "hi")
+            self.assertIsNone(found["usage"])
+
     def test_what_is_no_completion_is_not_found(self) -> None:
         picture = jobs.submit(Submission(spec=spec_of("pictures"), inputs="aGVsbG8="))
-        for completion_id in ("chatcmpl-x", f"chatcmpl-{uuid4()}", f"chatcmpl-{picture.id}"):
-            with self.subTest(completion_id):
-                answer = self.client.get(f"{CHAT}/{completion_id}")
-                self.assertEqual((answer.status_code, answer.json()["error"]["code"]), (404, "job_not_found"))
+        several = jobs.submit(Submission(spec=spec_of("prompts"), inputs=["a", "b"]))
+        for found in ("x", uuid4(), picture.id, several.id):
+            for query in ("", "?stream=true"):
+                with self.subTest(found=found, query=query):
+                    answer = self.client.get(f"{CHAT}/chatcmpl-{found}{query}")
+                    self.assertEqual((answer.status_code, answer.json()["error"]["code"]), (404, "job_not_found"))
 
     def test_models_are_those_that_generate(self) -> None:
         told = self.client.get(MODELS).json()

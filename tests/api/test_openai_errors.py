@@ -18,13 +18,9 @@ from inference.models import Job, Priority
 from inference.submission import jobs
 from inference.submission.submissions import Submission
 from tests.api.base import ApiTestCase, Response
-from tests.api.test_completions import CHAT, HELLO, MODELS, MODELS_FILE, TEXT, generated
+from tests.api.test_completions import CHAT, HELLO, MODELS, MODELS_FILE, TEXT, answering, generated
 
 BODY = {"model": "prompts", "messages": HELLO}
-
-
-def answering(answer: Any, value: Any, parameters: dict[str, Any]) -> Any:
-    return answer
 
 
 @override_settings(MODELS_FILE=MODELS_FILE)
@@ -79,6 +75,8 @@ class ErrorTests(ApiTestCase):
             ({"temperature": "hot"}, "temperature"),
             ({"temperature": False}, "temperature"),
             ({"top_p": 2}, "top_p"),
+            ({"temperature": 0, "top_p": 2}, "top_p"),
+            ({"temperature": 0, "top_k": "x"}, "top_k"),
             ({"style": "odd"}, "style"),
             ({"messages": [{"role": "user", "content": "word " * 500}]}, "messages"),
         ]
@@ -144,7 +142,7 @@ class ErrorTests(ApiTestCase):
         self.assertEqual(self.again(keyed), "false")  # the same job has the same end
 
     def test_an_answer_that_is_no_text(self) -> None:
-        for wrong in ({"echo": "x"}, [], [{"generated_text": HELLO}]):
+        for wrong in ({"echo": "x"}, [], [{"generated_text": 7}]):
             with self.subTest(wrong), self.worker(functools.partial(answering, wrong)):
                 self.assert_error(self.post(CHAT, BODY), 502, "bad_output", "server_error")
 
