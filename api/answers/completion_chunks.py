@@ -6,7 +6,7 @@ is in `event_id` of each chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import orjson
@@ -50,7 +50,7 @@ class Chunks:
 
 def written(
     job: Job, events: Iterator[Event], *, kind: Kind, after: Position, include_usage: bool = False
-) -> Iterator[bytes]:
+) -> Generator[bytes, None, None]:
     chunks = Chunks(kind, job, include_usage=include_usage)
     yield chunks.told(kind.first, after.id_for(job.id))
     for event in events:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from api import codec
@@ -25,14 +25,14 @@ def event(name: str, data: Any, event_id: str = "") -> bytes:
     return named.encode() + b"data: " + codec.dumps(data) + b"\n\n"
 
 
-def named(job: Job, events: Iterator[Event], *, plain: bool) -> Iterator[bytes]:
+def named(job: Job, events: Iterator[Event], *, plain: bool) -> Generator[bytes, None, None]:
     """As `written`, and first of all where the stream can be read on."""
     shown = {"id": job.id, "stream": f"/v1/jobs/{job.id}/stream"}
     yield event("job", {"job": shown, **_text("")}, BEGINNING.id_for(job.id))
     yield from written(job, events, plain=plain)
 
 
-def written(job: Job, events: Iterator[Event], *, plain: bool) -> Iterator[bytes]:
+def written(job: Job, events: Iterator[Event], *, plain: bool) -> Generator[bytes, None, None]:
     yield RETRY
     for each in events:
         match each:

@@ -23,6 +23,7 @@ from inference.streams import reader
 from inference.streams.events import Event
 from inference.streams.live import live
 from inference.streams.positions import BEGINNING, Position
+from inference.streams.readers import Reader
 from inference.submission import jobs
 
 logger = logging.getLogger(__name__)
@@ -36,22 +37,35 @@ class Body:
     """A thread of the server takes its pieces one by one, and closes it: also when it has begun nothing, and when its
     client has gone, which is noticed by the next piece that is written."""
 
-    def __init__(self, pieces: Generator[bytes, None, None], held: contextlib.ExitStack) -> None:
-        self.pieces, self.held = pieces, held
+    def __init__(
+        self, pieces: Generator[bytes, None, None], held: contextlib.ExitStack, left: Callable[[], None] | None
+    ) -> None:
+        """`left` is called when the client has gone before the end."""
+        self.pieces, self.held, self.left = pieces, held, left
+        self.has_ended = False
 
     def __iter__(self) -> Iterator[bytes]:
-        return self.pieces
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            return next(self.pieces)
+        except BaseException:
+            self.has_ended = True
+            raise
 
     def close(self) -> None:
         with self.held:
             self.pieces.close()
+            if self.left and not self.has_ended:
+                self.left()
 
 
 def answer(
     view: ApiView,
     request: HttpRequest,
     job: Callable[[], Job],
-    written: Callable[[Job, Iterator[Event]], Iterator[bytes]],
+    written: Callable[[Job, Iterator[Event]], Generator[bytes, None, None]],
     *,
     after: Position = BEGINNING,
 ) -> HttpResponseBase:
@@ -65,8 +79,10 @@ def answer(
         if not held.enter_context(slots.take(view.principal.user_id, reader.LONGEST_S)):
             raise ApiError(NO_ROOM, "overloaded", retry_after_s=1)
         row = job()
-        pieces = _pieces(row.id, written(row, reader.read(row, after=after)), cancels=cancels)
-        body = Body(pieces, held.pop_all())
+        pieces, left = written(row, reader.read(row, after=after)), None
+        if cancels:
+            pieces, left = _cancelling(row.id, pieces)
+        body = Body(pieces, held.pop_all(), left)
     headers = {**HEADERS, "Content-Location": f"/v1/jobs/{row.id}/stream"}
     return StreamingHttpResponse(body, content_type=events.CONTENT_TYPE, headers=headers)
 
@@ -86,13 +102,19 @@ def refuse_others(job: Job) -> None:
         )
 
 
-def _pieces(job_id: UUID, pieces: Iterator[bytes], *, cancels: bool) -> Generator[bytes, None, None]:
-    try:
+def _cancelling(job_id: UUID, pieces: Iterator[bytes]) -> tuple[Generator[bytes, None, None], Callable[[], None]]:
+    """The pieces, and what is to be done when their client has gone."""
+    own = Reader(job_id)
+
+    def read() -> Generator[bytes, None, None]:
+        own.come(stays_s=reader.LONGEST_S)
         yield from pieces
-    except GeneratorExit:
-        if cancels and not live.is_stopping:
+
+    def left() -> None:
+        if not live.is_stopping and own.is_last():
             _cancel(job_id)
-        raise
+
+    return read(), left
 
 
 def _cancel(job_id: UUID) -> None:

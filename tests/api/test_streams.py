@@ -264,6 +264,29 @@ class WaitingTests(StreamCase):
         answer.close()
         eventually(lambda: Job.objects.get().status == "cancelled")
 
+    def test_a_client_that_has_gone_before_the_first_byte_has_gone(self) -> None:
+        with self.generator():
+            answer = self.post(f"{WORDS}?on_disconnect=cancel", {"inputs": "x", "stream": True})
+            answer.close()
+            eventually(lambda: Job.objects.get().status == "cancelled")
+        self.assertEqual((len(live), slots._held.total()), (0, 0))  # noqa: SLF001
+
+    def test_a_client_that_has_come_back_keeps_its_job_when_its_old_connection_is_closed(self) -> None:
+        job = self.job()
+        old, new = (self.stream(job, "?on_disconnect=cancel") for _ in range(2))
+        for answer in (old, new):
+            next(iter(answer.streaming_content))  # type: ignore[attr-defined]
+        old.close()
+        self.assertEqual(Job.objects.get().status, "queued")
+        new.close()
+        self.assertEqual(Job.objects.get().status, "cancelled")
+
+    def test_a_stream_that_was_read_to_its_end_cancels_nothing(self) -> None:
+        job = self.job()
+        with patch.object(reader, "LONGEST_S", 1e-6):
+            self.assertEqual([event.name for event in self.events(self.stream(job, "?on_disconnect=cancel"))], ["cut"])
+        self.assertEqual(Job.objects.get().status, "queued")
+
     def test_a_process_that_stops_cancels_nothing(self) -> None:
         job = self.job()
         answer = self.stream(job, "?on_disconnect=cancel")
