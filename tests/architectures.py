@@ -195,11 +195,11 @@ def kinds(task: str) -> list[str]:
     return [kind for kind in names if kind not in LEFT_OUT and not (decodes and kind == "reformer")]
 
 
-def config(kind: str) -> Any:
+def config(kind: str, **settings: Any) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     made = CONFIG_MAPPING[kind]
-    return made(**_small(made(), kind))
+    return made(**{**_small(made(), kind), **settings})
 
 
 def _small(whole: Any, kind: str) -> dict[str, Any]:
@@ -215,8 +215,9 @@ def _is(whole: Any, name: str, pattern: str) -> bool:
     return name.endswith("_id") or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def build(kind: str, task: str) -> Any:
-    """The model of this type for the task, on the CPU, for inference. Raises whatever transformers raises."""
+def build(kind: str, task: str, **settings: Any) -> Any:
+    """The model of this type for the task, on the CPU, for inference. `settings` are of its configuration. Raises
+    whatever transformers raises."""
     import torch
     import transformers
 
@@ -225,10 +226,10 @@ def build(kind: str, task: str) -> Any:
         warnings.simplefilter("ignore")  # of layers without weights, which small settings make
         torch.manual_seed(SEED)
         with torch.device("meta"):
-            size = sum(weights.numel() for weights in auto.from_config(config(kind)).parameters())
+            size = sum(weights.numel() for weights in auto.from_config(config(kind, **settings)).parameters())
         if size > MAX_WEIGHTS:
             raise ValueError(f"{kind} has {size:,} weights with small settings")
-        return auto.from_config(config(kind)).eval()
+        return auto.from_config(config(kind, **settings)).eval()
 
 
 @functools.cache

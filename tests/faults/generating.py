@@ -69,14 +69,16 @@ class Reader(threading.Thread):
     """A client that reads a stream to its end, and goes on behind its last event wherever a connection broke off: at
     the next of the `ports`. `on_event` is called with the number of each event."""
 
-    def __init__(self, ports: Sequence[int], job_id: UUID, on_event: Callable[[int], object] = bool) -> None:
+    def __init__(
+        self, ports: Sequence[int], job_id: UUID, on_event: Callable[[int], object] = bool, *, limit_s: float = READ_S
+    ) -> None:
         super().__init__(daemon=True)
         self.services = [Http(f"http://{HOST}:{port}", connections=1) for port in ports]
         self.job_id, self.on_event = job_id, on_event
         self.text, self.last_id, self.connections = "", "", 0
         self.restarts = 0
         self.job: dict[str, Any] | None = None  # once it has ended
-        self.give_up_at = time.monotonic() + READ_S
+        self.give_up_at = time.monotonic() + limit_s
         self.start()
 
     def run(self) -> None:
@@ -145,11 +147,19 @@ class Generating(Fault):
         if reader.job is None:
             trial.problems.append(f"the stream of {reader.job_id} has no end after {len(reader.text)} characters")
             return
-        text = words.expected(inputs := trial.accepted[reader.job_id], length(inputs))[0]["generated_text"]
+        text = self.expected(trial, reader.job_id)
         status = reader.job["status"]
         is_right = reader.text == text if status == Status.SUCCEEDED else text.startswith(reader.text)
         trial.expect(is_right, f"the stream of {reader.job_id}, {status}, is not its text: {reader.text[:200]!r}")
         trial.expect(not reader.restarts, f"the stream of {reader.job_id} began anew {reader.restarts} times")
+
+    def expected(self, trial: Trial, job_id: UUID) -> str:
+        return str(words.expected(inputs := trial.accepted[job_id], length(inputs))[0]["generated_text"])
+
+    def cancel(self, trial: Trial, job_id: UUID) -> None:
+        status = trial.service.post(f"/v1/jobs/{job_id}/cancel", {}).json["status"]
+        trial.expect(status in ("cancelled", "succeeded"), f"cancel was answered with {status}")
+        trial.outcomes[job_id] = frozenset({status})
 
 
 class ChildKilled(Generating):
@@ -208,11 +218,6 @@ class Cancelled(Generating):
         trial.until(started.exists, "one that waited for room begins", self.FREE_S)
         trial.measured["s until its room was free"] = time.monotonic() - cancelled_at
         trial.broken()
-
-    def cancel(self, trial: Trial, job_id: UUID) -> None:
-        status = trial.service.post(f"/v1/jobs/{job_id}/cancel", {}).json["status"]
-        trial.expect(status in ("cancelled", "succeeded"), f"cancel was answered with {status}")
-        trial.outcomes[job_id] = frozenset({status})
 
 
 class Poison(Generating):

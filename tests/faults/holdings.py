@@ -41,6 +41,15 @@ def of_service(service: Service) -> dict[tuple[str, int], Holdings]:
     return {(name, pid): of_group(pid) for name, pid in running.items()}
 
 
+def memory_mb(service: Service) -> dict[str, float]:
+    """Resident, by program; the replicas of the first worker on their own."""
+    found = {name: held.memory_mb for (name, _), held in of_service(service).items()}
+    for place, pid in enumerate(service.replica_pids()):
+        found[f"replica {place}"] = _resident_mb(pid)
+        found["worker1"] -= found[f"replica {place}"]
+    return found
+
+
 def grown(before: Mapping[tuple[str, int], Holdings], now: Mapping[tuple[str, int], Holdings]) -> list[str]:
     """Groups that lived all the while and hold much more than before."""
     return [

@@ -6,8 +6,10 @@ from tests.faults import (
     broker,
     broker_data,
     clients,
+    company,
     database,
     generating,
+    hour,
     inputs,
     kills,
     loading,
@@ -71,6 +73,8 @@ FAULTS: tuple[type[Fault], ...] = (
     generating.ReadersGone,
     generating.ReadersStalled,
     generating.WebKilled,
+    company.InCompany,
+    hour.HourOfStreams,
 )
 
 # A quick run plays a trial of these rows on other stacks, besides: of those in which the stack plays a part.

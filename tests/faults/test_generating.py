@@ -8,8 +8,11 @@ from typing import Any, cast
 from unittest.mock import patch
 from uuid import uuid4
 
+from inference.models import Job
 from tests import words
+from tests.faults.company import InCompany
 from tests.faults.generating import ChildKilled, Reader
+from tests.faults.hour import Course
 from tests.faults.trial import Trial
 
 INPUTS = "a text of 9 words"
@@ -40,3 +43,27 @@ class CompareTests(unittest.TestCase):
 
     def test_a_stream_without_an_end_and_one_that_began_anew_are_seen(self) -> None:
         self.assertEqual((len(self.problems(TEXT, has_ended=False)), len(self.problems(TEXT, restarts=1))), (1, 1))
+
+
+class CompareRowTests(unittest.TestCase):
+    def test_an_answer_that_is_not_that_of_the_reference_is_seen(self) -> None:
+        fault, job = InCompany(quick=True), Job(output=[{"generated_text": "one two"}])
+        for text, problems in (("one two", 0), ("one two three", 1), ("one", 1)):
+            with self.subTest(text), patch.object(Trial, "__init__", return_value=None):
+                trial = Trial()  # type: ignore[call-arg]
+                trial.problems = []
+                with patch.object(fault, "expected", return_value=text):
+                    fault.compare_row(trial, job)
+                self.assertEqual(len(trial.problems), problems)
+
+
+class CourseTests(unittest.TestCase):
+    def grown(self, *values: float) -> list[str]:
+        course = Course()
+        for value in values:
+            course.take({"web": value})
+        return course.grown()
+
+    def test_what_is_higher_at_the_end_than_after_warming_up_has_grown(self) -> None:
+        self.assertEqual(self.grown(50, 100, 100, 100, 100, 108), [])
+        self.assertEqual(self.grown(50, 100, 120, 130, 140, 110), ["web grew from 100.0 to 110.0 MiB"])
