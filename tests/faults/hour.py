@@ -30,7 +30,7 @@ QUICK_S = 60.0  # when it is asked for by name in a quick run
 EVERY_S = 5.0
 TOLD_EVERY = 12  # samples
 CLIENTS = 6
-PAUSE_S = 6.0  # of a client, at most: about one and a half jobs a second
+PAUSE_S = 10.0  # of a client, at most: about a job a second in all
 EVENTS = 4  # of a stream, at most, before its reader leaves
 MAY_GROW_MB, MAY_GROW = 4.0, 0.05  # beside a share of what it was
 
