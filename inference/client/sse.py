@@ -20,7 +20,7 @@ def events(pieces: Iterable[bytes]) -> Iterator[StreamEvent | None]:
 
 
 def _event(block: bytes) -> StreamEvent | None:
-    fields = dict(line.split(": ", 1) for line in block.decode().splitlines() if ": " in line)
+    fields = dict(line.split(": ", 1) for line in block.decode().split("\n") if ": " in line)
     if fields.get("event") not in TOLD:
         return None
     data = json.loads(fields["data"])

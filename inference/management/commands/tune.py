@@ -111,7 +111,7 @@ def _own(file: Path | None) -> list[Any]:
     if file is None:
         return []
     try:
-        values = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        values = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
     except (OSError, ValueError) as error:
         raise CommandError(f'{file}: {error}. It must have a JSON value on every line, such as "a text".') from error
     if not values:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from unittest.mock import patch
 from uuid import uuid4
 
+from api import codec
 from inference.client import Client, ClientError, JobError, StreamEvent, command, sse
 from inference.client.service import Pauses
 from inference.client.stream import events
@@ -90,6 +91,11 @@ class StreamTests(StreamCase):
         with Client("http://127.0.0.1:9", patience_s=0.3) as client, self.assertRaises(ClientError) as away:
             list(events(client.service, str(uuid4()), after="", patience_s=0.3))
         self.assertEqual(away.exception.code, "unreachable")
+
+    def test_characters_that_end_lines_elsewhere_are_text(self) -> None:
+        text = "a\u2028b\x85c\u2029"
+        body = b"event: delta\nid: 1-a\ndata: " + codec.dumps({"token": {"text": text}}) + b"\n\n"
+        self.assertEqual([event and event.text for event in sse.events([body])], [text])
 
     def test_events_are_found_however_the_bytes_come(self) -> None:
         body = (
