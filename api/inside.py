@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -42,6 +44,8 @@ from inference.streams.positions import BEGINNING, Position
 from inference.submission import bulk, jobs
 from inference.submission.submissions import Terms
 
+UNCOMMITTED = "Nobody runs what a transaction submits before it is committed: wait after it."
+
 T = TypeVar("T", bound=Terms)
 P = ParamSpec("P")
 
@@ -73,7 +77,7 @@ class Inside(Service):
         self._principal = principal
 
     @beside
-    def submit(self, job: Mapping[str, Any], *, key: str, wait_s: float) -> Document:
+    def submit(self, job: Mapping[str, Any], *, key: str, wait_s: float = 0.0, answer_s: float = math.inf) -> Document:
         with _asking(committed=wait_s > 0):
             submission = bodies.submission(JOB_BODY.run_validation(codec.loads(dumps(job))))
             return _document(resources.job(jobs.submit(self._own(submission, key)), plain=True))
@@ -134,8 +138,20 @@ class Inside(Service):
             reasons = health.problems()
             return {"ready": not reasons, "reasons": reasons}
 
-    def once_stored(self, then: Callable[[], None]) -> None:
-        transaction.on_commit(then)
+    def once_stored(self, then: Callable[[], None], *, otherwise: Callable[[], None]) -> None:
+        """Django says nothing where a transaction is undone: it forgets whom it would have told."""
+
+        def committed() -> None:
+            undone.detach()
+            then()
+
+        undone = weakref.finalize(committed, otherwise)
+        undone.atexit = False
+        transaction.on_commit(committed)
+
+    def check_wait(self) -> None:
+        if connection.in_atomic_block:
+            raise ClientError(UNCOMMITTED, code="bad_request")
 
     def reconnect(self) -> None:
         pass
@@ -151,9 +167,7 @@ class Inside(Service):
 def _asking(*, committed: bool = False) -> Iterator[None]:
     """Errors are the client's, and the connection is left as it was found: the client's threads keep none."""
     if committed and connection.in_atomic_block:
-        raise ClientError(
-            "Nobody runs these jobs before the transaction is committed: wait after it.", code="bad_request"
-        )
+        raise ClientError(UNCOMMITTED, code="bad_request")
     was_open = connection.connection is not None
     try:
         yield

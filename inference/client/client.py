@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import os
 import re
+import threading
 import time
 import uuid
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sized
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
 from inference.client import stream
@@ -28,6 +31,7 @@ NAME = re.compile(r"[\x21-\x7e]{1,200}")
 LONGEST_WAIT_S = 20.0  # of the request that submits; after it the job is among those that are waited for together
 ASYNC_THREADS = 8  # that requests of asyncio may take at once; who awaits a job takes none
 PATIENCE_S = 60.0
+GRACE_S = 1.0  # past its time in which a call may still be answered
 
 
 class BaseClient:
@@ -55,28 +59,26 @@ class BaseClient:
         `timeout` seconds: the job goes on.
         """
         began_at = time.monotonic()
-        limit_s = self.patience_s if timeout is None else min(timeout, self.patience_s)
         wait_s = LONGEST_WAIT_S if timeout is None else min(timeout, LONGEST_WAIT_S)
-        future = self._future(self._submit(model, inputs, wait_s=wait_s, limit_s=limit_s, **options))
+        future = self._future(self._submit(model, inputs, wait_s=wait_s, timeout=timeout, **options))
         try:
             return future.result(None if timeout is None else max(0.0, began_at + timeout - time.monotonic()))
         except TimeoutError:
             if future.done():
                 raise
-            told = f"The job {future.id} is not finished after {timeout:g} s."
-            raise TimeoutError(f"{told} It goes on: client.job({future.id!r}).result().") from None
+            raise _goes_on(future, timeout) from None
         except CancelledError:
             raise JobError.of(future.job) from None
 
     def submit(self, model: str, inputs: Any, **options: Any) -> JobFuture:
         """The job, once it is stored. `options`: `parameters`, `priority` ("high", "normal", "low"), `expires_in`
         (seconds), `webhook`, and `key`, an idempotency key of yours. Raises `ClientError`."""
-        return self._future(self._submit(model, inputs, wait_s=0.0, limit_s=self.patience_s, **options))
+        return self._future(self._submit(model, inputs, **options))
 
     def stream(self, model: str, inputs: Any, **options: Any) -> Iterator[StreamEvent]:
         """The text as it is generated, up to an event "end" whose `job` has the output; what breaks off is read on by
         itself. `options` as of `submit`. Raises `JobError`, `ClientError`."""
-        return self._events(self._submit(model, inputs, wait_s=0.0, limit_s=self.patience_s, **options)["id"])
+        return self._events(self._submit(model, inputs, **options)["id"])
 
     def job(self, job_id: str) -> JobFuture:
         """A job that was submitted before, by another program too. Raises `ClientError`."""
@@ -150,8 +152,19 @@ class BaseClient:
     # The same for asyncio
 
     async def arun(self, model: str, inputs: Any, *, timeout: float | None = None, **options: Any) -> Any:
-        async with asyncio.timeout(timeout):
-            return await (await self.asubmit(model, inputs, **options))
+        future: JobFuture | None = None
+        try:
+            async with asyncio.timeout(timeout):
+                future = await self.asubmit(model, inputs, **options)
+                return await future
+        except TimeoutError:
+            if future is None or future.done():
+                raise
+            raise _goes_on(future, timeout) from None
+        except CancelledError:
+            if future is None:
+                raise
+            raise JobError.of(future.job) from None
 
     async def asubmit(self, model: str, inputs: Any, **options: Any) -> JobFuture:
         return await self._in_thread(functools.partial(self.submit, model, inputs, **options))
@@ -195,8 +208,8 @@ class BaseClient:
         model: str,
         inputs: Any,
         *,
-        wait_s: float,
-        limit_s: float,
+        wait_s: float = 0.0,
+        timeout: float | None = None,
         parameters: Mapping[str, Any] | None = None,
         priority: str | None = None,
         expires_in: float | None = None,
@@ -206,16 +219,25 @@ class BaseClient:
         given = {"parameters": parameters, "priority": priority, "expires_in": expires_in, "webhook": webhook}
         job = {"model": model, "inputs": inputs, **{name: value for name, value in given.items() if value is not None}}
         own_key = key or str(uuid.uuid4())
-        return patiently(lambda: self.service.submit(job, key=own_key, wait_s=wait_s), limit_s=limit_s)
+        until = math.inf if timeout is None else time.monotonic() + timeout
+
+        def ask() -> Document:
+            left_s = max(0.0, until - time.monotonic())
+            return self.service.submit(job, key=own_key, wait_s=min(wait_s, left_s), answer_s=left_s + GRACE_S)
+
+        return patiently(ask, limit_s=self.patience_s, until=until)
 
     def _events(self, job_id: str, after: str = "") -> Iterator[StreamEvent]:
         return stream.events(self.service, job_id, after=after, patience_s=self.patience_s)
 
     def _future(self, job: Document) -> JobFuture:
-        future = JobFuture(job, lambda job_id: self._patiently(lambda: self.service.cancel(job_id)), self._events)
+        service = self.service
+        future = JobFuture(
+            job, lambda job_id: self._patiently(lambda: service.cancel(job_id)), self._events, service.check_wait
+        )
         future.settle(job)
         if not future.done():
-            self.service.once_stored(lambda: self._watch.add(future))
+            service.once_stored(lambda: self._watch.add(future), otherwise=lambda: future.fail(_undone(future.id)))
         return future
 
     def _job_or_bulk(self, id: str, job: Callable[[str], Document], bulk: Callable[[str], Document]) -> Document:
@@ -253,14 +275,40 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+def _undone(job_id: str) -> JobError:
+    return JobError(
+        f"There is no job {job_id}: the transaction that submitted it was undone.", code="job_not_found", job_id=job_id
+    )
+
+
+def _goes_on(future: JobFuture, timeout: float | None) -> TimeoutError:
+    told = f"The job {future.id} is not finished after {timeout:g} s."
+    return TimeoutError(f"{told} It goes on: client.job({future.id!r}).result().")
+
+
 async def _in_own_thread(items: Iterator[T]) -> AsyncIterator[T]:
+    """Who is cancelled leaves the thread in the middle of an item, which may never come: nobody waits for its end."""
     end: Any = object()
-    thread = ThreadPoolExecutor(1, thread_name_prefix="inference-client-iterator")
+    asked = SimpleQueue[Future[T] | None]()
+
+    def answer() -> None:
+        while (item := asked.get()) is not None:
+            try:
+                item.set_result(next(items, end))
+            except BaseException as error:
+                item.set_exception(error)
+
+    threading.Thread(target=answer, name="inference-client-iterator", daemon=True).start()
     try:
-        while (item := await asyncio.get_running_loop().run_in_executor(thread, next, items, end)) is not end:
-            yield item
+        while True:
+            item = Future[T]()
+            item.set_running_or_notify_cancel()
+            asked.put(item)
+            if (value := await asyncio.wrap_future(item)) is end:
+                return
+            yield value
     finally:
-        thread.shutdown(wait=False)
+        asked.put(None)
 
 
 def _pulled(inputs: AsyncIterable[Any], loop: asyncio.AbstractEventLoop) -> Iterator[Any]:

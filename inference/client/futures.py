@@ -21,15 +21,29 @@ class JobFuture(Future[Any]):
     """
 
     def __init__(
-        self, job: Document, cancel: Callable[[str], Document], stream: Callable[[str, str], Iterator[StreamEvent]]
+        self,
+        job: Document,
+        cancel: Callable[[str], Document],
+        stream: Callable[[str, str], Iterator[StreamEvent]],
+        check_wait: Callable[[], None],
     ) -> None:
         super().__init__()
         self.id: str = job["id"]
         self.job = job  # as it was last seen
         self.was_running = False  # when `cancel` cancelled it
-        self._cancel, self._stream = cancel, stream
+        self._cancel, self._stream, self._check_wait = cancel, stream, check_wait
         self._settling = threading.Lock()
         self._is_settled = False
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self.done():
+            self._check_wait()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if not self.done():
+            self._check_wait()
+        return super().exception(timeout)
 
     def cancel(self) -> bool:
         """Whether the job is cancelled now. A running one is too: its outcome is dropped, and `was_running` is true.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -38,13 +39,13 @@ class Http(Service):
         self._connections = connections
         self.reconnect()
 
-    def submit(self, job: Mapping[str, Any], *, key: str, wait_s: float) -> Document:
+    def submit(self, job: Mapping[str, Any], *, key: str, wait_s: float = 0.0, answer_s: float = math.inf) -> Document:
         if not HEADER.fullmatch(key):
             raise ClientError("key: must be 1 to 255 visible ASCII characters, such as a UUID.", code="bad_request")
         prefer = f"{PLAIN}, wait={int(wait_s)}" if wait_s >= 1 else PLAIN
         return self._ask(
             "POST", "/v1/jobs", dumps(job), headers={"Idempotency-Key": key, "Prefer": prefer}, wait_s=wait_s,
-            members=JOB,
+            answer_s=answer_s, members=JOB,
         )  # fmt: skip
 
     def wait(self, ids: Sequence[str], *, wait_s: float) -> Document:
@@ -105,13 +106,14 @@ class Http(Service):
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         wait_s: float = 0.0,
+        answer_s: float = math.inf,
         taken: Sequence[int] = (200, 202),
     ) -> Document:
         """The answer, which has these members. Raises `ClientError`. A redirect is none of the answers: the key is for
         this address only."""
         address = f"{self.url}{path}" + (f"?{urlencode(query)}" if query else "")
         with self._telling():
-            answer = self._send(method, address, body, headers=headers or {}, read_s=wait_s + ANSWER_S)
+            answer = self._send(method, address, body, headers=headers or {}, read_s=min(wait_s + ANSWER_S, answer_s))
             document = _loads(answer.read())
         if answer.status in taken and isinstance(document, dict) and document.keys() >= set(members):
             pause_s = _retry_after_s(answer) if path == "/v1/jobs/wait" else None
@@ -123,7 +125,7 @@ class Http(Service):
     ) -> urllib3.BaseHTTPResponse:
         """Whose body is to be read."""
         sent = {"Prefer": PLAIN, "Content-Type": "application/json", **self._headers, **headers}
-        timeout = Timeout(connect=CONNECT_S, read=read_s)
+        timeout = Timeout(connect=min(CONNECT_S, read_s), read=read_s)
         return self._pool.request(
             method, address, body=body, headers=sent, timeout=timeout, redirect=False, preload_content=False
         )

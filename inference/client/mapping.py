@@ -187,12 +187,11 @@ class Map:
 
     def _try(self, call: Any) -> bool:
         """Whether it was done. Raises `ClientError` when it never will be, or nothing has gone on for `patience_s`:
-        what the inputs, or who takes the answers, took before is not counted."""
-        began_at = time.monotonic()
+        what the inputs, who takes the answers, or an answer that never came, took before is not counted."""
         try:
             call()
         except ClientError as error:
-            self._failing_since = began_at if self._failing_since is None else self._failing_since
+            self._failing_since = time.monotonic() if self._failing_since is None else self._failing_since
             self._try_at = time.monotonic() + self._pauses.after_s(error, self._failing_since + self.patience_s)
             return False
         self._pauses.reset()

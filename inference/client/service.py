@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 import time
 from abc import ABC, abstractmethod
@@ -45,8 +46,9 @@ class Service(ABC):
     """Each method asks once. Raises `ClientError`."""
 
     @abstractmethod
-    def submit(self, job: Mapping[str, Any], *, key: str, wait_s: float) -> Document:
-        """The job of this idempotency key, finished if that is within `wait_s`."""
+    def submit(self, job: Mapping[str, Any], *, key: str, wait_s: float = 0.0, answer_s: float = math.inf) -> Document:
+        """The job of this idempotency key, finished if that is within `wait_s`. An answer that is lost on its way is
+        waited for no longer than `answer_s`."""
 
     @abstractmethod
     def wait(self, ids: Sequence[str], *, wait_s: float) -> Document:
@@ -78,9 +80,13 @@ class Service(ABC):
     @abstractmethod
     def ready(self) -> Document: ...
 
-    def once_stored(self, then: Callable[[], None]) -> None:
-        """Call it when others can see what this thread submitted."""
+    def once_stored(self, then: Callable[[], None], *, otherwise: Callable[[], None]) -> None:
+        """Call `then` when others can see what this thread submitted, or `otherwise` when nobody ever will."""
         then()
+
+    def check_wait(self) -> None:
+        """Raises `ClientError` where this thread would wait for ever."""
+        return
 
     @abstractmethod
     def reconnect(self) -> None:
@@ -112,13 +118,15 @@ class Pauses:
         self._pause_s = FIRST_S
 
 
-def patiently(call: Callable[[], T], *, limit_s: float) -> T:
-    """What `call` returns, tried again while its error is passing, for `limit_s`. Raises `ClientError`."""
+def patiently(call: Callable[[], T], *, limit_s: float, until: float = math.inf) -> T:
+    """What `call` returns, tried again while its error is passing: for `limit_s` since the first, and not past `until`,
+    a monotonic time. A first answer that never came may have taken longer. Raises `ClientError`."""
     pauses = Pauses()
-    give_up_at = time.monotonic() + limit_s
+    give_up_at: float | None = None
     while True:
         try:
             return call()
         except ClientError as error:
+            give_up_at = min(time.monotonic() + limit_s, until) if give_up_at is None else give_up_at
             pause_s = pauses.after_s(error, give_up_at)
         time.sleep(pause_s)

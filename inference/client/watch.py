@@ -7,13 +7,19 @@ those that are waited for.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from inference.client.errors import ClientError, JobError
 from inference.client.futures import JobFuture
 from inference.client.service import MOST_IDS, Document, Service, patiently
+
+logger = logging.getLogger("inference.client")
+
+T = TypeVar("T")
 
 WAITS_S = (20.0, 10.0, 2.0, 0.25)  # of each connection; some proxies cut a request after 30 s
 IDLE_S = 10.0  # after which the thread of a connection ends
@@ -54,8 +60,8 @@ class Watch:
     def _ensure_thread(self) -> None:
         if not self._idle and len(self._places) < len(WAITS_S):
             place = min(set(range(len(WAITS_S))) - self._places)
-            self._places.add(place)
             threading.Thread(target=self._run, args=(place,), name=f"inference-client-{place}", daemon=True).start()
+            self._places.add(place)  # not where no thread could start
 
     def _run(self, place: int) -> None:
         while taken := self._take(place):
@@ -93,26 +99,33 @@ class Watch:
             self._move(taken, self._asked, self._unasked)
             if self._unasked:
                 self._ensure_thread()
-        for job_id, futures in ended.items():
-            for future in futures:
-                if job_id in jobs:
-                    future.settle(jobs[job_id])
-                else:
-                    future.fail(JobError.missing(job_id, missing[job_id]))
+        for future in ended:
+            if job := jobs.get(future.id):
+                _tell(future.settle, job)
+            else:
+                _tell(future.fail, JobError.missing(future.id, missing[future.id]))
 
     def _fail(self, taken: Sequence[str], error: Exception) -> None:
-        for future in itertools.chain.from_iterable(self._ended(taken).values()):
-            future.fail(error)
+        for future in self._ended(taken):
+            _tell(future.fail, error)
 
-    def _ended(self, ids: Iterable[str]) -> Watched:
+    def _ended(self, ids: Iterable[str]) -> list[JobFuture]:
         with self._changed:
-            return {job_id: self._asked.pop(job_id) for job_id in ids if job_id in self._asked}
+            return [future for job_id in ids for future in self._asked.pop(job_id, ())]
 
     def _move(self, ids: Iterable[str], source: Watched, target: Watched) -> None:
         for job_id in ids:
             if job_id in source:
                 target.setdefault(job_id, []).extend(source.pop(job_id))
         self._changed.notify_all()
+
+
+def _tell(tell: Callable[[T], None], what: T) -> None:
+    """A callback may end its own thread, as `sys.exit` does, but not the wait of the other futures."""
+    try:
+        tell(what)
+    except BaseException:
+        logger.exception("A callback ended what it must not.")
 
 
 def _closed(job_id: str) -> ClientError:

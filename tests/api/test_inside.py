@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import CancelledError, as_completed
+from contextlib import suppress
 from uuid import uuid4
 
 from django.contrib.auth import get_user_model
@@ -45,11 +46,24 @@ class InsideTests(ApiTestCase):
     def test_a_job_of_a_transaction_is_waited_for_after_its_end(self) -> None:
         with transaction.atomic():
             future = self.inside.submit("echo", "x")
-            with self.assertRaises(ClientError) as early:
-                next(self.inside.map("echo", ["x"]))
-        self.assertIn("wait after it", str(early.exception))
+            for wait in (future.result, future.exception, lambda: next(self.inside.map("echo", ["x"]))):
+                with self.subTest(wait), self.assertRaises(ClientError) as early:
+                    wait()
+                self.assertIn("wait after it", str(early.exception))
         with self.worker():
             self.assertEqual(future.result(30), echo.expected("x"))
+
+    def test_nobody_waits_for_a_job_of_a_transaction_that_is_undone(self) -> None:
+        with transaction.atomic():
+            with suppress(KeyError), transaction.atomic():
+                undone = self.inside.submit("echo", "x")
+                raise KeyError
+            kept = self.inside.submit("echo", "y")
+        with self.assertRaises(JobError) as missing:
+            undone.result(30)
+        self.assertEqual((missing.exception.code, missing.exception.job_id), ("job_not_found", undone.id))
+        with self.worker():
+            self.assertEqual(kept.result(30), echo.expected("y"))
 
     def test_nobody_waits_for_what_is_not_committed(self) -> None:
         with transaction.atomic(), self.assertRaises(ClientError) as early:

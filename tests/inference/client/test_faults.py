@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -93,7 +96,7 @@ class ServedCase(TestCase):
 
     def setUp(self) -> None:
         self.service = Mock(spec=Service)
-        self.service.once_stored.side_effect = lambda then: then()
+        self.service.once_stored.side_effect = lambda then, otherwise: then()
         self.service.wait.side_effect = lambda ids, wait_s: {"items": list(map(finished, ids)), "missing": []}
         self.client = self.enterContext(BaseClient(self.service, patience_s=60.0))
 
@@ -147,6 +150,55 @@ class MapTests(ServedCase):
         self.service.submit_bulk.side_effect = [bulk("1", "2", "3", succeeded=2, queued=1)]
         answers = self.client.map_encoded([b"a", b"b", b"c"], {"model": "m"}, name="n", skip=2)
         self.assertEqual(list(answers), [[(2, "output of 3")]])
+
+
+class CallbackTests(ServedCase):
+    def test_one_that_ends_its_thread_leaves_nobody_waiting(self) -> None:
+        self.service.submit.side_effect = [{**QUEUED, "id": str(number)} for number in range(12)]
+        told = threading.Event()
+        self.service.wait.side_effect = lambda ids, wait_s: (
+            told.wait(20) and {"items": list(map(finished, ids)), "missing": []}
+        )
+        futures = [self.client.submit("m", "x") for _ in range(12)]
+        for future in futures:
+            future.add_done_callback(lambda _: sys.exit(1))
+        with self.assertLogs("inference.client"):
+            told.set()
+            self.assertEqual(wait(futures, timeout=20).not_done, set())
+
+
+class AsyncTests(ServedCase):
+    def test_who_is_cancelled_leaves_no_thread_that_keeps_the_program_from_ending(self) -> None:
+        self.service.submit.return_value = QUEUED
+        self.service.submit_bulk.return_value = bulk("1")
+        never = threading.Event()
+        self.addCleanup(never.set)
+        self.service.wait.side_effect = lambda ids, wait_s: never.wait() and NOTHING
+        self.service.stream.side_effect = lambda job_id, after: iter(never.wait, None)
+
+        async def first(items: AsyncIterator[Any]) -> None:
+            async with asyncio.timeout(0.1):
+                await anext(items)
+
+        before = set(threading.enumerate())
+        for items in (self.client.amap("m", ["x"]), self.client.astream("m", "x")):
+            with self.subTest(items), self.assertRaises(TimeoutError):
+                asyncio.run(first(items))
+        self.client.close()  # its threads may go on with what they have begun
+        left = {thread.name for thread in set(threading.enumerate()) - before if not thread.daemon}
+        self.assertEqual({name for name in left if "iterator" in name}, set())
+
+    def test_a_job_that_somebody_cancels_or_that_takes_long_is_told_as_without_asyncio(self) -> None:
+        self.service.submit.return_value = QUEUED
+        ended = {"items": [{**QUEUED, "status": "cancelled"}], "missing": []}
+        self.service.wait.side_effect = lambda ids, wait_s: ended
+        with self.assertRaises(JobError) as cancelled:
+            asyncio.run(self.client.arun("m", "x"))
+        self.assertEqual((cancelled.exception.code, cancelled.exception.job_id), ("cancelled", JOB["id"]))
+        self.service.wait.side_effect = lambda ids, wait_s: {"items": [], "missing": [], "pause_s": 0.05}
+        with self.assertRaises(TimeoutError) as late:
+            asyncio.run(self.client.arun("m", "x", timeout=0.2))
+        self.assertIn(JOB["id"], str(late.exception))
 
 
 class ForkTests(ServedCase):

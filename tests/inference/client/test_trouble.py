@@ -9,20 +9,22 @@ from typing import Any, Self
 from unittest import TestCase
 from unittest.mock import patch
 
-from inference.client import Client, ClientError
+from inference.client import Client, ClientError, client, http
 from tests.inference.client import pauses
+
+Scripted = tuple[int, Any, dict[str, str]]
 
 JOB = {"id": "01a1fe16-7155-735a-8526-dcb6495b5837", "status": "succeeded", "output": "done", "error": None}
 FULL = {"code": "queue_full", "detail": "The queue is full.", "request_id": "r1"}
 CLOSE = None  # the connection, without an answer
-
-Scripted = tuple[int, Any, dict[str, str]]
+SILENCE: Scripted = (0, b"", {})  # the connection stays, without an answer
 
 
 class Server(ThreadingHTTPServer):
     def __init__(self, *script: Scripted | None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.script, self.asked = list(script), list[dict[str, str]]()
+        self.over = threading.Event()
 
     @property
     def url(self) -> str:
@@ -33,6 +35,7 @@ class Server(ThreadingHTTPServer):
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.over.set()
         self.shutdown()
         self.server_close()
 
@@ -46,6 +49,10 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append({"path": self.path, **{name.lower(): value for name, value in self.headers.items()}})
         scripted = self.server.script.pop(0)
         if scripted is None:
+            self.close_connection = True
+            return
+        if scripted is SILENCE:
+            self.server.over.wait()
             self.close_connection = True
             return
         status, body, headers = scripted
@@ -85,6 +92,22 @@ class TroubleTests(TestCase):
         self.assertEqual((output, len(asked)), ("done", 4))
         self.assertEqual(len({each["idempotency-key"] for each in asked}), 1)
         self.assertLess(self.slept[0], self.slept[2])
+
+    def test_an_answer_that_never_comes_is_asked_for_again(self) -> None:
+        """It may have taken longer than the patience."""
+        with patch.object(http, "ANSWER_S", 0.7 - client.LONGEST_WAIT_S):
+            output, asked = self.run_against(SILENCE, (200, JOB, {}), patience_s=0.5)
+        self.assertEqual((output, len(asked)), ("done", 2))
+
+    def test_a_service_that_does_not_answer_is_waited_for_as_long_as_the_caller_says(self) -> None:
+        with (
+            Server(SILENCE) as server,
+            Client(server.url) as client_,
+            patch.object(client, "GRACE_S", 0.1),
+            self.assertRaises(ClientError) as away,
+        ):
+            client_.run("echo", "x", timeout=0.1)
+        self.assertEqual((away.exception.code, len(server.asked)), ("unreachable", 1))
 
     def test_each_submission_has_a_key_of_its_own(self) -> None:
         keys = {self.run_against((200, JOB, {}))[1][0]["idempotency-key"] for _ in range(3)}
