@@ -105,7 +105,9 @@ class CallTests(StackCase):
         future = self.client.submit("echo", "x")
         future.result(30)
         self.assertFalse(future.cancel())
-        unseen = JobFuture({"id": future.id, "status": "queued"}, self.client.service.cancel, lambda *_: iter(()))
+        service = self.client.service
+        queued = {"id": future.id, "status": "queued"}
+        unseen = JobFuture(queued, service.cancel, lambda *_: iter(()), service.check_wait)
         self.assertFalse(unseen.cancel())
         self.assertEqual(unseen.result(0), echo.expected("x"))
 
