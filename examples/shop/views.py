@@ -12,7 +12,7 @@ client = Client(settings.INFERENCE_URL, settings.INFERENCE_API_KEY)  # one a pro
 @require_GET
 def language(request: HttpRequest) -> JsonResponse:
     try:
-        answer = client.run("language", request.GET.get("text", ""), timeout=5)
+        answer = client.run("language", request.GET.get("text", ""), timeout=4)  # a silent service takes a second more
     except TimeoutError:  # the job goes on
         return JsonResponse({"error": "This takes longer than it should. Please try again."}, status=504)
     except JobError:  # the model could not answer this text

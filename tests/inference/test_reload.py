@@ -1,6 +1,7 @@
 """What `manage.py reload` says without a worker that follows; with one: tests/e2e/test_reload.py."""
 
 import io
+from unittest.mock import patch
 
 from django.core.management import CommandError, call_command
 from django.test import TestCase
@@ -15,9 +16,10 @@ class ReloadTests(TestCase):
         call_command("reload", timeout=timeout, stdout=output)
         return output.getvalue()
 
-    def make(self, *, digest: str) -> None:
+    def make(self, *, digest: str, runs: str = "") -> None:
+        """`runs`: the digest of each entry, if it is another than the file's."""
         entries = [
-            {"name": spec.name, "model": "", "revision": "", "digest": spec.digest, "state": "ready", "why": ""}
+            {"name": spec.name, "model": "", "revision": "", "digest": runs or spec.digest, "state": "ready", "why": ""}
             for spec in lookup.models().values()
         ]
         catalog = {"digest": digest, "problem": "", "models": entries}
@@ -37,3 +39,9 @@ class ReloadTests(TestCase):
         self.assertEqual(
             self.reload().splitlines(), ["nothing changes.", "embeddings: run as the file says, by all 1 workers."]
         )
+
+    def test_what_changes_is_known_to_the_web_processes_too_when_it_ends(self) -> None:
+        self.make(digest=specs.digest_of(lookup.models()), runs="of before")
+        with patch("inference.management.commands.reload.time.sleep") as slept:
+            self.assertIn("changed: embeddings.", self.reload())
+        self.assertGreater(sum(call.args[0] for call in slept.call_args_list), lookup.LOOK_S)

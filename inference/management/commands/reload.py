@@ -15,6 +15,7 @@ from inference.models import Worker
 from inference.status import catalog, workers
 
 LOOK_EVERY_S = 0.5
+WEB_S = lookup.LOOK_S + 3 * lookup.SETTLE_S  # in which a web process of this host, which has no row, takes it over
 GRACE_S = 3 * lookup.LOOK_S  # in which a worker finds the file as it is now
 
 
@@ -32,8 +33,12 @@ class Command(BaseCommand):
         living = list(workers.living())
         if not living:
             raise CommandError("No worker runs. One that is started reads the file by itself.")
-        self.stdout.write(f"{catalog.changes(living, wanted)}.")
+        known_at = time.monotonic() + WEB_S
+        found = catalog.changes(living, wanted)
+        self.stdout.write(f"{found}.")
         self._wait(wanted, timeout)
+        if found:
+            time.sleep(max(0.0, known_at - time.monotonic()))
         if missing := catalog.nowhere(workers.living(), wanted):
             raise CommandError(f"No living worker was started for {', '.join(missing)}: see its option --models.")
         self.stdout.write(f"{', '.join(wanted)}: run as the file says, by all {workers.living().count()} workers.")
