@@ -22,11 +22,17 @@ from inference.catalog.parameters import ParameterSpec, is_of_type
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 ENGINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+TORCH = "torch"
+BACKENDS = (TORCH, "openvino")
+PRECISIONS = ("float32", "bfloat16", "int8")
 LOADS = ("eager", "lazy")
 TRANSFORMERS_ENGINE = "inference.engines.pipeline.engine:PipelineEngine"
 MAX_BYTES = 2**24
 # What an engine may read when it is loaded. A change of anything else needs no weights to be loaded.
-LOADED_BY = ("name", "engine", "task", "model", "revision", "dtype", "max_batch_tokens", "max_length", "options")
+LOADED_BY = (
+    "name", "engine", "task", "model", "revision", "backend", "precision", "tolerance", "dtype", "max_batch_tokens",
+    "max_length", "options",
+)  # fmt: skip
 
 
 class CatalogError(Exception):
@@ -42,7 +48,12 @@ class ModelSpec:
     task: str = ""  # a transformers task
     model: str = ""  # hub id, folder, or "package:NAME/FOLDER"
     revision: str = ""  # pinned for hub ids
-    dtype: str = "auto"
+    backend: str = "torch"  # what computes it
+    precision: str = ""  # in which it is computed: of torch as `dtype` says, else float32
+    tolerance: float = (
+        0.0  # how far answers may be from those of torch in float32; 0: by the precision
+    )
+    dtype: str = "auto"  # of the weights in torch
     max_batch_size: int = 32  # items
     max_batch_tokens: int = 8192  # with their padding
     max_length: int = 0  # tokens of one item: encoders cut there, generation refuses; 0: the model's own
@@ -65,6 +76,11 @@ class ModelSpec:
     @property
     def queue(self) -> str:
         return address.queue_of(self.name)
+
+    @property
+    def torch_dtype(self) -> str:
+        """In which torch holds the weights: what another backend computes with is made of float32."""
+        return (self.precision or self.dtype) if self.backend == TORCH else "float32"
 
     @property
     def is_lazy(self) -> bool:
@@ -101,10 +117,11 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "max_wait_ms": (0, 60_000),
     "time_limit_s": (0.1, 86_400),
     "max_queued": (1, 10_000_000),
+    "tolerance": (0, 1),
     "idle_unload_s": (1, 604_800),
 }
-_FRACTIONS = ("max_wait_ms", "time_limit_s", "idle_unload_s")
-_CHOICES = {"dtype": DTYPES, "load": LOADS}
+_FRACTIONS = ("max_wait_ms", "time_limit_s", "idle_unload_s", "tolerance")
+_CHOICES = {"backend": BACKENDS, "precision": PRECISIONS, "dtype": DTYPES, "load": LOADS}
 
 
 def load(path: Path) -> Catalog:
@@ -163,6 +180,7 @@ class _Reader:
         own = self.parameters(name, table.get("parameters", {}))
         spec = ModelSpec(name=name, parameters={**tasks.of(values.get("task", "")).parameters, **own}, **values)
         self.consistent(spec, table)
+        self.computable(spec, table)
         return spec
 
     def known_keys(self, name: str, table: dict[str, Any]) -> None:
@@ -204,6 +222,25 @@ class _Reader:
         if "idle_unload_s" in table and not spec.is_lazy:
             problem = 'idle_unload_s is of models with load = "lazy": add that, or leave it out'
             self.fail(problem, spec.name, "idle_unload_s")
+
+    def computable(self, spec: ModelSpec, table: dict[str, Any]) -> None:
+        """Whether backend, precision, dtype and task go together."""
+        if spec.backend == TORCH:
+            if spec.precision == "int8":
+                problem = 'torch computes in float32 and bfloat16: for int8 add backend = "openvino"'
+                self.fail(problem, spec.name, "precision")
+            if spec.precision and "dtype" in table:
+                self.fail("precision and dtype say the same of torch: leave one of them out", spec.name, "dtype")
+            if "tolerance" in table:
+                problem = 'tolerance is of a backend that is compared with torch: add backend = "openvino"'
+                self.fail(problem, spec.name, "tolerance")
+        else:
+            if "dtype" in table:
+                problem = f'dtype is of torch: with backend = "{spec.backend}" say precision = "…"'
+                self.fail(problem, spec.name, "dtype")
+            if spec.engine == TRANSFORMERS_ENGINE and spec.task not in (known := tasks.compiled()):
+                problem = f'backend = "{spec.backend}" computes {", ".join(known)}: leave it out for {spec.task}'
+                self.fail(problem, spec.name, "backend")
 
     def parameters(self, name: str, table: Any) -> dict[str, ParameterSpec]:
         if not isinstance(table, dict):

@@ -52,6 +52,7 @@ class Task:
     unit: units.Unit = units.tokens  # in which its strings are measured; other than tokens, they are files in base64
     rows: Rows = one_row
     takes_chats: bool = False  # a list of messages is one input, and no input is cut
+    compiles: bool = False  # one call of the model answers a batch, so that another backend than torch may compute it
     generates: bool = False  # from a prompt, which must leave room: what is generated counts
     parameters: Mapping[str, ParameterSpec] = field(default_factory=dict)  # bounded, as is what one request costs
     parameters_at_root: bool = False  # clients put them beside "inputs"
@@ -91,14 +92,16 @@ def table(tasks: Iterable[Task]) -> dict[str, Task]:
 TASKS = table((
     _text(
         name="text-classification",
+        compiles=True,
         aliases=("sentiment-analysis",),
         check=inputs.text_or_pair,
         parameters=_CLASSIFICATION,
         shape=Shape.LISTS,
     ),
-    _text(name="feature-extraction", parameters_at_root=True),
+    _text(name="feature-extraction", compiles=True, parameters_at_root=True),
     _text(
         name="fill-mask",
+        compiles=True,
         parameters={
             "top_k": _top_k(100),
             "targets": ParameterSpec(type="array", items="string", min_items=1, max_items=100),
@@ -107,6 +110,7 @@ TASKS = table((
     ),
     _text(
         name="token-classification",
+        compiles=True,
         aliases=("ner",),
         parameters={
             "aggregation_strategy": ParameterSpec(
@@ -118,6 +122,7 @@ TASKS = table((
     ),
     _text(
         name="zero-shot-classification",
+        compiles=True,
         rows=row_a_label,
         parameters={**_ZERO_SHOT, "multi_label": _FLAG},
         shape=Shape.PAIRS,
@@ -147,8 +152,8 @@ TASKS = table((
         example={"inputs": "The capital of France is"},
         measured_with={"max_new_tokens": 16, "do_sample": False},
     ),
-    _image(name="image-classification", parameters=_CLASSIFICATION),
-    _sound(name="audio-classification", parameters=_CLASSIFICATION),
+    _image(name="image-classification", compiles=True, parameters=_CLASSIFICATION),
+    _sound(name="audio-classification", compiles=True, parameters=_CLASSIFICATION),
     _sound(name="automatic-speech-recognition", parameters={"return_timestamps": _FLAG}),
     _image(name="image-feature-extraction"),
     _image(name="image-segmentation"),
@@ -190,3 +195,8 @@ def of(name: str) -> Task:
 def served() -> list[str]:
     """The names that a pipeline serves, aliases last."""
     return sorted((name for name, task in TASKS.items() if task.is_pipeline), key=lambda name: name != of(name).name)
+
+
+def compiled() -> list[str]:
+    """Those that another backend than torch computes too, aliases last."""
+    return [name for name in served() if of(name).compiles]

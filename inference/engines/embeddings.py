@@ -12,6 +12,8 @@ from inference.engines import parity, pooling, weights
 from inference.engines.accelerate import install as accelerate
 from inference.engines.accelerate.tokens import beginning
 from inference.engines.base import Engine
+from inference.engines.compiled import agreement
+from inference.engines.compiled import install as backend
 from inference.engines.pipeline import loader
 from inference.engines.stacks import Together
 from inference.errors import InferenceError, InvalidInput
@@ -23,6 +25,7 @@ class SentenceEmbeddings(Engine):
     """A text in, a list of floats of length one out."""
 
     def load(self, device: str) -> None:
+        backend.require(self.spec)
         folder = weights.folder(self.spec)
         self.modes = pooling.modes_of(folder)
         self.device = torch.device(device)
@@ -32,16 +35,18 @@ class SentenceEmbeddings(Engine):
             self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.unk_token
         self.model = AutoModel.from_pretrained(
             folder,
-            dtype=self.spec.dtype,
+            dtype=self.spec.torch_dtype,
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
         ).to(self.device)
         saved = weights.read_json(folder / "sentence_bert_config.json", missing={}).get("max_seq_length")
         self.max_tokens = loader.max_tokens(self.spec, self.model, self.tokenizer, saved)
-        trial = parity.Trial(self._own_states, parity.TEXTS)
-        self.shortcuts = accelerate.install(self.model, self.tokenizer, "", trial)
-        self.padded, self.note = self.shortcuts.padded, self.shortcuts.verdict.note
+        compiled = backend.install(self.spec, self.model, self._own_states, agreement.TEXTS)
+        self.shortcuts = compiled.shortcuts or accelerate.install(
+            self.model, self.tokenizer, "", parity.Trial(self._own_states, parity.TEXTS)
+        )
+        self.padded, self.note = self.shortcuts.padded, f"{compiled.note} {self.shortcuts.verdict.note}".strip()
 
     def warm_up(self) -> None:
         self.embed(["warm up"])

@@ -37,7 +37,7 @@ def estimate(spec: ModelSpec) -> int | None:
     or an engine of one's own has none."""
     try:
         folder = _folder(spec)
-        return sum(_weights(file, spec.dtype) for file in weights.files(folder)) or None if folder else None
+        return sum(_weights(file, spec.torch_dtype) for file in weights.files(folder)) or None if folder else None
     except Exception as error:  # whatever is wrong with its files: loading it will say so
         logger.debug("model=%s its files tell no size: %s", spec.name, error)
         return None

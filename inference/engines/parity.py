@@ -124,18 +124,18 @@ def _difference(values: Answer, expected: Answer) -> float:
     """Of the steps up to the first at which another token is chosen: from there on it is another text."""
     largest = 0.0
     for value, other in zip(values, expected, strict=False):
-        largest = max(largest, _apart(value, other))
+        largest = max(largest, apart(value, other) / TOLERANCE.get(other.dtype, SHORT_TYPES))
         if value.shape != other.shape or not torch.equal(value.argmax(-1), other.argmax(-1)):
             break
     return largest
 
 
-def _apart(values: torch.Tensor, expected: torch.Tensor) -> float:
+def apart(values: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, as a part of the largest value."""
     if values.shape != expected.shape:
         return math.inf
-    allowed = TOLERANCE.get(expected.dtype, SHORT_TYPES)
     values, expected = values.double(), expected.double()
     plain = expected[expected.abs() < HUGE]
     scale = max(1.0, plain.abs().max().item()) if plain.numel() else 1.0
     apart = torch.where(torch.isclose(values, expected, equal_nan=True), 0.0, (values - expected).abs())
-    return float(apart.nan_to_num(math.inf).max()) / scale / allowed
+    return float(apart.nan_to_num(math.inf).max()) / scale

@@ -17,6 +17,8 @@ from inference.catalog import tasks
 from inference.engines import media, parity
 from inference.engines.accelerate import install as accelerate
 from inference.engines.base import Engine
+from inference.engines.compiled import agreement
+from inference.engines.compiled import install as backend
 from inference.engines.generation import by_the_step, static
 from inference.engines.json_values import plain
 from inference.engines.pipeline import blame, loader
@@ -33,6 +35,7 @@ class PipelineEngine(Engine):
     at_once: Any = None
 
     def load(self, device: str) -> None:
+        backend.require(self.spec)
         self.task = tasks.of(self.spec.task).name
         if self.task not in FEEDS:
             raise ModelUnavailable(
@@ -64,17 +67,21 @@ class PipelineEngine(Engine):
         if self.steps is None:
             self.padded, self.note = False, "This transformers is not known well enough: each input runs alone."
             return
+        values = functools.partial(self._values, self.steps, self.feed.parameters)
+        compiled = backend.install(self.spec, self.pipe.model, values, self._compared())
+        self.shortcuts, self.note = compiled.shortcuts or self.shortcuts, compiled.note
         inputs, parameters = self.feed.trial(self.pipe)
         if not inputs:
             return
         trial = parity.Trial(functools.partial(self._values, self.steps, parameters), inputs)
-        self.shortcuts = accelerate.install(self.pipe.model, self.pipe.tokenizer, self.task, trial)
+        if not compiled.shortcuts:
+            self.shortcuts = accelerate.install(self.pipe.model, self.pipe.tokenizer, self.task, trial)
         self.shortcuts.add(
             "texts at once",
             lambda: accelerate.at_once(self, self.pipe, self.task),
             lambda: self._same_at_once(inputs[:1]) and self._same_at_once(inputs),
         )
-        self.padded, self.note = self.shortcuts.padded, self.shortcuts.verdict.note
+        self.padded, self.note = self.shortcuts.padded, f"{self.shortcuts.verdict.note} {compiled.note}".strip()
         if tasks.of(self.task).generates:
             self._generate_by_the_step(self.steps, trial)
 
@@ -88,6 +95,12 @@ class PipelineEngine(Engine):
         self.stepper, problem = by_the_step.stepper(self.spec, self.pipe, self.feed, steps, trial)
         if problem:
             self.note = f"{self.note} Answers wait for the longest of their batch: {problem}.".lstrip()
+
+    def _compared(self) -> list[Any]:
+        """Inputs that show how far another backend's answers are."""
+        if self.feed.is_cut:
+            return [self.feed.around(text, self.pipe) for text in agreement.TEXTS]
+        return 2 * self.feed.examples(self.pipe)
 
     def _values(
         self, steps: Steps, given: dict[str, Any], inputs: Sequence[Any], together: Together

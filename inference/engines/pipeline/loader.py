@@ -24,7 +24,7 @@ def load(spec: ModelSpec, task: str, device: str) -> Any:
             task,
             model=str(folder),
             device=device,
-            dtype=spec.dtype,
+            dtype=spec.torch_dtype,
             trust_remote_code=False,
             model_kwargs={"use_safetensors": True},
         )

@@ -1,0 +1,85 @@
+"""The `forward` of a model, computed by OpenVINO. Needs OpenVINO.
+
+A call of its own costs a text next to nothing here, padding costs what text costs: a batch is run as several, each of
+near lengths.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import openvino
+import torch
+from transformers.utils import ModelOutput
+
+CALL_COST = 16  # tokens of padding that cost as much as one more call
+GROUP = 128  # values that share a scale, of what is multiplied with weights of int8
+HINTS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
+
+
+class Forward:
+    """Of one model, in one thread; answers `output` alone, in the kind of output that the model has."""
+
+    def __init__(self, graph: Any, precision: str, output: str, kind: type[ModelOutput]) -> None:
+        settings = {
+            "INFERENCE_PRECISION_HINT": HINTS[precision],
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP if precision == "int8" else 0,
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            "NUM_STREAMS": 1,
+            "ENABLE_CPU_PINNING": False,  # replicas have cores of their own already
+        }
+        compiled = openvino.Core().compile_model(graph, "CPU", settings)
+        self.names = [place.get_any_name() for place in compiled.inputs]
+        self.request = compiled.create_infer_request()
+        self.output, self.kind = output, kind
+        self.alone = False  # each row by itself, where neighbours change an answer
+
+    def __call__(self, **features: torch.Tensor) -> ModelOutput:
+        rows = {name: features[name] for name in self.names}
+        mask = features.get("attention_mask")
+        lengths = mask.sum(1).tolist() if mask is not None and "input_ids" in rows else None
+        return self.kind(**{self.output: self._batch(rows, lengths)})
+
+    def _batch(self, rows: dict[str, torch.Tensor], lengths: list[int] | None) -> torch.Tensor:
+        count = len(next(iter(rows.values())))
+        if count == 1 or (lengths is None and not self.alone):
+            return self._run(rows)
+        groups = [[row] for row in range(count)] if self.alone or lengths is None else near(lengths)
+        if len(groups) == 1:
+            return self._run(rows)
+        return _joined(groups, [self._run(_part(rows, group, lengths)) for group in groups], rows)
+
+    def _run(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+        answer = self.request.infer({name: values.numpy() for name, values in rows.items()}, share_inputs=True)
+        return torch.from_numpy(answer[0])
+
+
+def near(lengths: Sequence[int]) -> list[list[int]]:
+    """The places of texts whose padding costs less than one more call."""
+    groups: list[list[int]] = []
+    padding, longest = 0, 0
+    for place in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        padding += longest - lengths[place]
+        if not groups or padding > CALL_COST:
+            groups.append([])
+            padding, longest = 0, lengths[place]
+        groups[-1].append(place)
+    return groups
+
+
+def _part(rows: dict[str, torch.Tensor], places: list[int], lengths: list[int] | None) -> dict[str, torch.Tensor]:
+    longest = None if lengths is None else max(lengths[place] for place in places)
+    return {name: values[places] if longest is None else values[places, :longest] for name, values in rows.items()}
+
+
+def _joined(groups: list[list[int]], parts: list[torch.Tensor], rows: dict[str, torch.Tensor]) -> torch.Tensor:
+    """A row a row, in their order; states of tokens with zeros for padding."""
+    shape = [sum(map(len, groups)), *parts[0].shape[1:]]
+    if parts[0].dim() > 2 and "input_ids" in rows:
+        shape[1] = rows["input_ids"].shape[1]
+    whole = parts[0].new_zeros(shape)
+    for group, part in zip(groups, parts, strict=True):
+        if part.dim() > 2:
+            whole[group, : part.shape[1]] = part
+        else:
+            whole[group] = part
+    return whole

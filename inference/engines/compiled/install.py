@@ -1,0 +1,157 @@
+"""A model's `forward` by another backend, if its answers are those of torch up to what the catalog allows.
+
+Where they are not, or anything goes wrong on the way, torch computes the model, with a warning that says what to do.
+"""
+
+import functools
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from django.conf import settings
+
+from inference.catalog.specs import TORCH, ModelSpec
+from inference.engines import backends, parity, weights
+from inference.engines.accelerate.install import Override, Shortcuts
+from inference.engines.compiled import agreement, kept
+from inference.engines.compiled.agreement import Agreement
+from inference.engines.faults import describe
+from inference.engines.stacks import Together
+from inference.errors import ModelUnavailable
+
+logger = logging.getLogger(__name__)
+
+HOME = "exported"  # in a model's folder
+VERSION = 1  # of how graphs are made and kept here
+# How far the scores of a model may be from those in float32, as a part of the largest.
+TOLERANCES = {"float32": 1e-3, "bfloat16": 0.05, "int8": 0.15}
+LEAST_LABELS = 0.9  # of those found
+# From those of the same text alone, for which other sums are rounded.
+OF_A_BATCH = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.02}
+
+
+class Unfit(Exception):
+    """The backend does not compute this model; the message says why."""
+
+
+@dataclass(slots=True)
+class Recorder:
+    """A `forward` that remembers what it was given last, and what it answered."""
+
+    forward: Any
+    features: dict[str, torch.Tensor] | None = None
+    output: Any = None
+
+    def __call__(self, **features: Any) -> Any:
+        self.features = {name: value for name, value in features.items() if isinstance(value, torch.Tensor)}
+        self.output = self.forward(**features)
+        return self.output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """What computes a model: `shortcuts` where it is the backend, and what its page says."""
+
+    shortcuts: Shortcuts | None
+    note: str = ""
+
+
+def require(spec: ModelSpec) -> None:
+    """Raises `ModelUnavailable` where the backend is not installed."""
+    if problem := backends.problem(spec):
+        raise ModelUnavailable(problem)
+
+
+def install(spec: ModelSpec, model: Any, answers: parity.Answers, inputs: Sequence[Any]) -> Installed:
+    """`answers` runs `model`, on `inputs` of several lengths."""
+    if spec.backend == TORCH:
+        return Installed(shortcuts=None)
+    precision = spec.precision or "float32"
+    shortcuts = Shortcuts(model.config.model_type, parity.Verdict(together=Together.PADDED))
+    try:
+        found = _computed(spec, model, precision, answers, inputs, shortcuts)
+    except Exception as error:
+        reason = str(error) if isinstance(error, Unfit) else describe(error)
+        note = f"torch computes it in float32, and not {spec.backend} in {precision}: {reason.rstrip('.')}."
+        logger.warning("model=%s %s", spec.name, note)
+        return Installed(shortcuts=None, note=note)
+    return Installed(shortcuts=shortcuts, note=f"{spec.backend} computes it in {precision}: {found}.")
+
+
+def _computed(
+    spec: ModelSpec, model: Any, precision: str, answers: parity.Answers, inputs: Sequence[Any], shortcuts: Shortcuts
+) -> Agreement:
+    if model.device.type != "cpu":
+        raise Unfit(f"that computes on a CPU, and the replica's device is {model.device}")
+    expected = answers(inputs, Together.ALONE)
+    forward = _forward(spec, model, precision, answers, inputs)
+    override = Override(model, "forward", forward)
+    override.on()
+    try:
+        alone = answers(inputs, Together.ALONE)
+        found = agreement.of(alone, expected, labels=forward.output == "logits")
+        _check(found, spec.tolerance or TOLERANCES[precision])
+        if not _holds(answers, inputs, alone, precision):
+            forward.alone = True
+            if not _holds(answers, inputs, alone, precision):
+                raise Unfit("it answers a batch otherwise than each text alone")
+    finally:
+        override.off()
+    if shortcuts.add(spec.backend, lambda: override, lambda: True):
+        shortcuts.unpadded = True
+    return found
+
+
+def _check(found: Agreement, tolerance: float) -> None:
+    if found.difference > tolerance:
+        raise Unfit(f"{found}, where {tolerance:g} is allowed: a higher tolerance, or another precision, may do")
+    if found.share < LEAST_LABELS:
+        raise Unfit(f"{found}: another precision may do")
+
+
+def _holds(answers: parity.Answers, inputs: Sequence[Any], alone: Sequence[parity.Answer], precision: str) -> bool:
+    return agreement.of(answers(inputs, Together.PADDED), alone).difference <= OF_A_BATCH[precision]
+
+
+def _forward(spec: ModelSpec, model: Any, precision: str, answers: parity.Answers, inputs: Sequence[Any]) -> Any:
+    from inference.engines.compiled import forward, graph
+
+    recorder = Recorder(model.forward)
+    recording = Override(model, "forward", recorder)
+    recording.on()
+    try:
+        answers(inputs[:2], Together.PADDED)
+    finally:
+        recording.off()
+    features, output = recorder.features or {}, recorder.output
+    name = "logits" if "logits" in output else next(iter(output))
+
+    @functools.cache
+    def exported() -> Any:
+        return graph.exported(model, features, name, short=precision == "int8")
+
+    folder = Path(model.name_or_path)
+    digest = _digest(folder, [VERSION, spec.backend, precision, name, *features, *graph.versions(), *graph.cpu()])
+    homes = (folder / HOME, settings.DATA_DIR / HOME)
+    try:
+        whole = graph.read(kept.folder(homes, digest, lambda place: graph.save(exported(), place)))
+    except OSError as error:
+        logger.warning(
+            "model=%s is exported anew at each start, as that cannot be kept: %s. Make room in %s, or let this user"
+            " write there.", spec.name, describe(error), homes[-1],
+        )  # fmt: skip
+        whole = exported()
+    return forward.Forward(whole, precision, name, type(output))
+
+
+def _digest(folder: Path, more: Sequence[object]) -> str:
+    """Of a model's weights and configuration, and of `more`."""
+    digest = hashlib.sha256(repr(more).encode())
+    for path in [*weights.files(folder), folder / "config.json"]:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:32]
