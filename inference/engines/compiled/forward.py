@@ -28,7 +28,7 @@ class Forward:
             "ENABLE_CPU_PINNING": False,  # replicas have cores of their own already
         }
         compiled = openvino.Core().compile_model(graph, "CPU", settings)
-        self.names = [place.get_any_name() for place in compiled.inputs]
+        self.names = [parameter.get_friendly_name() for parameter in graph.get_parameters()]
         self.request = compiled.create_infer_request()
         self.output, self.kind = output, kind
         self.alone = False  # each row by itself, where neighbours change an answer
@@ -49,7 +49,7 @@ class Forward:
         return _joined(groups, [self._run(_part(rows, group, lengths)) for group in groups], rows)
 
     def _run(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        answer = self.request.infer({name: values.numpy() for name, values in rows.items()}, share_inputs=True)
+        answer = self.request.infer([values.numpy() for values in rows.values()], share_inputs=True)
         return torch.from_numpy(answer[0])
 
 

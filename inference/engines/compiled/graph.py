@@ -67,8 +67,8 @@ def _traced(model: nn.Module, features: Mapping[str, torch.Tensor], output: str)
             graph = frontend.convert(frontend.load(decoder))
     finally:
         logging.set_verbosity(verbosity)
-    for place, name in zip(graph.inputs, features, strict=True):
-        place.get_tensor().set_names({name})
+    for parameter, name in zip(graph.get_parameters(), features, strict=True):
+        parameter.set_friendly_name(name)
     return graph
 
 

@@ -47,7 +47,8 @@ class Recorder:
     output: Any = None
 
     def __call__(self, **features: Any) -> Any:
-        self.features = {name: value for name, value in features.items() if isinstance(value, torch.Tensor)}
+        tensors = sorted(name for name, value in features.items() if isinstance(value, torch.Tensor))
+        self.features = {name: features[name] for name in tensors}  # pipelines pass them in any order
         self.output = self.forward(**features)
         return self.output
 
@@ -142,7 +143,7 @@ def _forward(spec: ModelSpec, model: Any, precision: str, answers: parity.Answer
     except OSError as error:
         logger.warning(
             "model=%s is exported anew at each start, as that cannot be kept: %s. Make room in %s, or let this user"
-            " write there.", spec.name, describe(error), homes[-1],
+            " write to %s.", spec.name, describe(error), *homes,
         )  # fmt: skip
         whole = exported()
     return forward.Forward(whole, precision, name, type(output))

@@ -27,6 +27,7 @@ engine = "tests.echo:Echo"
 """
 
 PARAMETERS = '[a]\ntask = "t"\nmodel = "m"\n[a.parameters]\n'
+BACKEND = '[a]\ntask = "fill-mask"\nmodel = "m"\nbackend = "openvino"\n'
 
 # (what is wrong, the file, the line that must be named, what the message must hold)
 BAD = (
@@ -43,6 +44,14 @@ BAD = (
     ("boolean", '[a]\ntask = "t"\nmodel = "m"\nmax_queued = true\n', 4, "a whole number"),
     ("wait", '[a]\ntask = "t"\nmodel = "m"\nmax_wait_ms = "5"\n', 4, "a number from 0 to 60000"),
     ("dtype", '[a]\ntask = "t"\nmodel = "m"\ndtype = "fp16"\n', 4, "one of auto, float32, bfloat16, float16"),
+    ("backend", '[a]\ntask = "t"\nmodel = "m"\nbackend = "onnx"\n', 4, "must be one of torch, openvino, not 'onnx'"),
+    ("precision", BACKEND + 'precision = "fp16"\n', 5, "one of float32, bfloat16, int8"),
+    ("int8, but torch", '[a]\ntask = "t"\nmodel = "m"\nprecision = "int8"\n', 4, 'add backend = "openvino"'),
+    ("two precisions", '[a]\ntask = "t"\nmodel = "m"\nprecision = "float32"\ndtype = "float32"\n', 5, "leave one"),
+    ("dtype of a backend", BACKEND + 'dtype = "bfloat16"\n', 5, 'say precision = "…"'),
+    ("tolerance of torch", '[a]\ntask = "t"\nmodel = "m"\ntolerance = 0.1\n', 4, 'add backend = "openvino"'),
+    ("tolerance", BACKEND + "tolerance = 2\n", 5, "a number from 0 to 1"),
+    ("backend of a task", '[a]\ntask = "text-generation"\nmodel = "m"\nbackend = "openvino"\n', 4, "leave it out for"),
     ("load", '[a]\ntask = "t"\nmodel = "m"\nload = "late"\n', 4, "load must be one of eager, lazy, not 'late'"),
     ("idle", '[a]\ntask = "t"\nmodel = "m"\nload = "lazy"\nidle_unload_s = 0\n', 5, "a number from 1 to 604800"),
     ("idle, but eager", '[a]\ntask = "t"\nmodel = "m"\nidle_unload_s = 60\n', 4, 'of models with load = "lazy"'),
@@ -74,6 +83,16 @@ class TestGoodFiles(SimpleTestCase):
     def test_what_is_not_said_has_a_default(self) -> None:
         spec = parse(GOOD)["echo"]
         self.assertEqual((spec.max_batch_size, spec.max_wait_ms, spec.max_queued, spec.dtype), (32, 0, 1000, "auto"))
+
+    def test_torch_holds_weights_in_its_precision_and_those_of_another_backend_in_float32(self) -> None:
+        for table, dtype in (
+            ("", "auto"),
+            ('dtype = "bfloat16"', "bfloat16"),
+            ('precision = "bfloat16"', "bfloat16"),
+            ('backend = "openvino"\nprecision = "int8"', "float32"),
+        ):
+            spec = parse(f'[a]\ntask = "fill-mask"\nmodel = "m"\n{table}\n')["a"]
+            self.assertEqual(spec.torch_dtype, dtype)
 
     def test_a_model_is_loaded_at_once_unless_it_is_lazy(self) -> None:
         self.assertFalse(parse(GOOD)["echo"].is_lazy)
