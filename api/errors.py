@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,6 +25,7 @@ from inference.models import Job
 logger = logging.getLogger(__name__)
 
 CONTENT_TYPE = "application/problem+json"
+COMPLETING = re.compile(r"/v1/models/[^/]+/v1/")
 TYPE_PREFIX = "/v1/problems/"
 RETRY_AFTER_S = 5
 
@@ -157,6 +159,13 @@ def handle(error: Exception, context: dict[str, Any]) -> HttpResponse:
         cancel = f" To cancel: POST {context['request'].path[:200]}/cancel." if context["view"].is_cancellable else ""
         return problem("method_not_allowed", f"Use {allowed}.{cancel}", headers={"Allow": allowed})
     return of_exception(error)
+
+
+def typed(request: HttpRequest, response: HttpResponse) -> HttpResponse:
+    """Where Hugging Face's JavaScript client completes texts, it reads why it has no stream as application/json only."""
+    if response.headers.get("Content-Type") == CONTENT_TYPE and COMPLETING.match(request.path_info):
+        response.headers["Content-Type"] = "application/json"
+    return response
 
 
 def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:

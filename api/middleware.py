@@ -58,7 +58,8 @@ class Api:
             if request.path_info.endswith("/"):
                 request.path_info = request.path = request.path_info.rstrip("/") or "/"
             answer = refusal(request) or self._view(request)
-            return openai_errors.reshaped(request, answer) if openai_errors.speaks(request) else answer
+            reshaped = openai_errors.reshaped if openai_errors.speaks(request) else errors.typed
+            return reshaped(request, answer)
         finally:
             compute_slots.give_back()
             connections.give_back()  # before what is left of the body is read: a client may send it slowly

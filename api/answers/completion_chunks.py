@@ -27,9 +27,12 @@ class Chunks:
         self.common = {**head(kind, job), "object": kind.chunk}
         self.usage = {"usage": None} if include_usage else {}
 
-    def told(self, part: dict[str, Any], event_id: str, ended: str | None = None) -> bytes:
+    def told(
+        self, part: dict[str, Any], event_id: str, *, text: str = "", ended: str | None = None, **whole: Any
+    ) -> bytes:
         choice = {"index": 0, **part, "finish_reason": ended, "logprobs": None}
-        return self._chunk(event_id, [choice], **self.usage)
+        token = {"token": {"text": text}, "generated_text": None, "details": None, **whole}
+        return self._chunk(event_id, [choice], **self.usage, **(token if self.kind.has_tokens else {}))
 
     def ended(self, end: End) -> Iterator[bytes]:
         if end.job.status != Status.SUCCEEDED:
@@ -39,7 +42,9 @@ class Chunks:
             yield _data(openai_errors.told(NO_TEXT, "bad_output"))
             return
         details = details_of(end.job.output)
-        yield self.told(self.kind.last, end.id, finish_reason(details))
+        yield self.told(
+            self.kind.last, end.id, ended=finish_reason(details), generated_text=end.text, details=details or None
+        )
         if self.usage:
             yield self._chunk(end.id, [], usage=usage(details))
         yield DONE
@@ -56,7 +61,7 @@ def written(
     for event in events:
         match event:
             case Delta():
-                yield chunks.told(kind.part(event.text), event.id)
+                yield chunks.told(kind.part(event.text), event.id, text=event.text)
             case End():
                 yield from chunks.ended(event)
             case Restart():  # what was told cannot be taken back

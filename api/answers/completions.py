@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from api.errors import ApiError
@@ -29,6 +29,7 @@ class Kind:
     part: Callable[[str], dict[str, Any]]
     first: dict[str, Any]
     last: dict[str, Any]
+    has_tokens: bool = False  # each part is also one of Hugging Face's text generation
 
 
 CHAT = Kind(
@@ -49,6 +50,7 @@ TEXT = Kind(
     first={"text": ""},
     last={"text": ""},
 )
+MODEL_TEXT = replace(TEXT, has_tokens=True)
 
 
 def completion(kind: Kind, job: Job) -> dict[str, Any]:

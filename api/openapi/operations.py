@@ -204,6 +204,7 @@ completion: dict[str, Any] = {
         ON_DISCONNECT,
     ],
     "headers": {"Content-Location": [200], "Location": [504], "Retry-After": [429, 503, 504]},
+    "problem_type": codec.CONTENT_TYPE,
 }
 complete_chat = operation(
     "models_complete_chat",

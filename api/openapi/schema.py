@@ -37,10 +37,11 @@ def operation(
     examples: Iterable[OpenApiExample] = (),
     headers: Mapping[str, Iterable[int]] | None = None,
     open_to_all: bool = False,
+    problem_type: str = CONTENT_TYPE,
 ) -> Callable[..., Any]:
     """`headers` says which answers carry which header; X-Request-Id is on all."""
     codes = (*problems, *ALWAYS, *(() if open_to_all else WITH_KEY))
-    responses = {**answers, **_problems(codes)}
+    responses = {**answers, **_problems(codes, problem_type)}
     statuses = sorted({key[0] if isinstance(key, tuple) else key for key in responses})
     carried = [
         OpenApiParameter(header, str, OpenApiParameter.HEADER, response=list(on), description=HEADERS[header])
@@ -53,7 +54,7 @@ def operation(
         request=request,
         responses=responses,
         parameters=[*parameters, *carried],
-        examples=[*examples, _PROBLEM],
+        examples=[*examples, *([_PROBLEM] if problem_type == CONTENT_TYPE else [])],
         auth=[] if open_to_all else None,
         tags=[name.partition("_")[0]],
     )
@@ -69,13 +70,13 @@ HEADERS = {
 }
 
 
-def _problems(codes: Iterable[str]) -> dict[Any, Any]:
+def _problems(codes: Iterable[str], media_type: str) -> dict[Any, Any]:
     by_status: dict[int, list[str]] = {}
     for code in dict.fromkeys(codes):
         status, title = TABLE[code]
         by_status.setdefault(status, []).append(f"`{code}`: {title}")
     return {
-        (status, CONTENT_TYPE): OpenApiResponse(ProblemShown, description="; ".join(found))
+        (status, media_type): OpenApiResponse(ProblemShown, description="; ".join(found))
         for status, found in sorted(by_status.items())
     }
 

@@ -12,7 +12,7 @@ from django.http.response import HttpResponseBase
 from api import codec
 from api.answers import completion_chunks
 from api.answers import completions as shapes
-from api.answers.completions import CHAT, TEXT, Kind
+from api.answers.completions import CHAT, MODEL_TEXT, TEXT, Kind
 from api.openapi import operations
 from api.requests import bodies, completions
 from api.requests.completions import Completion
@@ -61,7 +61,7 @@ class ModelChatView(CompletionView):
 class ModelTextView(CompletionView):
     @operations.complete_text
     def post(self, request: HttpRequest, name: str) -> HttpResponseBase:
-        return self.complete(request, TEXT, completions.text(json_of(request), spec_of(name)))
+        return self.complete(request, MODEL_TEXT, completions.text(json_of(request), spec_of(name)))
 
 
 class OldCompletionView(ApiView):

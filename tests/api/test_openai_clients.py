@@ -182,6 +182,16 @@ class TestPython(OpenAICase):
 
 
 class TestHuggingFace(OpenAICase):
+    def test_a_text_with_details_as_it_is_generated(self) -> None:
+        client: Any = InferenceClient(model=f"{self.base}/v1/models/tiny", token=self.key)
+        asked = {"max_new_tokens": 5, "do_sample": False, "details": True, "return_full_text": False}
+        whole = client.text_generation("hello", **asked)
+        *parts, last = client.text_generation("hello", stream=True, **asked)
+        self.assertEqual("".join(part.token.text for part in (*parts, last)), whole.generated_text)
+        self.assertEqual((last.generated_text, parts[0].generated_text), (whole.generated_text, None))
+        told = (last.details.finish_reason, last.details.generated_tokens)
+        self.assertEqual(told, (whole.details.finish_reason, whole.details.generated_tokens))
+
     def answer(self, address: str, **fields: Any) -> Any:
         client = self.enterContext(InferenceClient(base_url=f"{self.base}{address}", api_key=self.key, timeout=60))
         return client.chat_completion([{"role": "user", "content": "hello"}], max_tokens=5, temperature=0, **fields)
@@ -232,6 +242,14 @@ class TestJavaScript(OpenAICase):
                 text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
                 self.assertEqual((text, last["usage"]), (whole["choices"][0]["message"]["content"], whole["usage"]))
 
+    def test_a_text_generation_of_hugging_face_s_as_it_is_generated(self) -> None:
+        whole = self.told["hugging face, text"]["answer"]["generated_text"]
+        *parts, last = self.told["hugging face, text streamed"]["answer"]
+        self.assertEqual("".join(part["token"]["text"] for part in (*parts, last)), whole)
+        self.assertEqual({part["generated_text"] for part in parts}, {None})
+        self.assertEqual(last["generated_text"], whole)
+        self.assertEqual(last["details"]["generated_tokens"], 5)
+
     def test_a_text_and_the_models(self) -> None:
         self.assertFalse(self.told["text"]["answer"]["choices"][0]["text"].startswith("hello"))
         self.assertEqual(self.told["models"]["answer"], ["tiny", "unserved"])
@@ -247,4 +265,6 @@ class TestJavaScript(OpenAICase):
                 self.assertEqual((told["status"], told["param"]), (status, param))
                 self.assertIn(words, told["error"])
                 self.assertTrue(told["requestId"])
-        self.assertIn("n: is not served here", self.told["bad field of hugging face"]["error"])
+        for name in ("bad field of hugging face", "bad field of a stream of hugging face"):
+            self.assertIn("n: is not served here", self.told[name]["error"])
+        self.assertIn("max_tokens: must be", self.told["bad field of a text stream of hugging face"]["error"])

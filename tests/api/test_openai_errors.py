@@ -160,6 +160,11 @@ class ErrorTests(ApiTestCase):
             self.assertNotIn("secret", self.assert_error(self.post(CHAT, BODY), 500, "internal", "server_error"))
 
     def test_the_same_calls_elsewhere_answer_problems(self) -> None:
-        answer = self.post("/v1/models/prompts/v1/chat/completions", {"messages": HELLO, "max_tokens": 0})
-        problem = self.assert_problem(answer, 422, "invalid_input")
-        self.assertEqual(problem["errors"][0]["field"], "max_tokens")
+        path = "/v1/models/prompts/v1/chat/completions"
+        with override_settings(DATA_UPLOAD_MAX_MEMORY_SIZE=10):
+            large = self.post(path, BODY)
+        self.assertEqual((large.status_code, large["Content-Type"]), (413, "application/json"))
+        answer = self.post(path, {"messages": HELLO, "max_tokens": 0})
+        self.assertEqual((answer.status_code, answer["Content-Type"]), (422, "application/json"))
+        self.assertEqual(answer.json()["code"], "invalid_input")
+        self.assertEqual(answer.json()["errors"][0]["field"], "max_tokens")

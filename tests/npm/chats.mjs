@@ -14,10 +14,13 @@ async function chunks(stream) {
   return found;
 }
 
+const continued = { inputs: "hello", parameters: { max_new_tokens: 5, do_sample: false, seed: 1, stop: ["never there"] } };
 const streamed = { ...asked, stream: true, stream_options: { include_usage: true } };
 const calls = {
   "openai, streamed": () => chunks(openai().chat.completions.create(streamed)),
   "hugging face, streamed": () => chunks(huggingFace("/v1/models/tiny").chatCompletionStream(streamed)),
+  "hugging face, text": () => huggingFace("/v1/models/tiny").textGeneration(continued),
+  "hugging face, text streamed": () => chunks(huggingFace("/v1/models/tiny").textGenerationStream(continued)),
   "openai": () => openai().chat.completions.create(asked),
   "text": () => openai().completions.create({ model: "tiny", prompt: "hello", max_tokens: 5 }),
   "models": async () => (await openai().models.list()).data.map((model) => model.id),
@@ -27,6 +30,10 @@ const calls = {
   "no model": () => openai().chat.completions.create({ ...asked, model: "nope" }),
   "no key": () => openai("inf_wrong").chat.completions.create(asked),
   "bad field of hugging face": () => huggingFace("/v1/models/tiny").chatCompletion({ ...asked, n: 2 }),
+  "bad field of a stream of hugging face": () =>
+    chunks(huggingFace("/v1/models/tiny").chatCompletionStream({ ...asked, n: 2 })),
+  "bad field of a text stream of hugging face": () =>
+    chunks(huggingFace("/v1/models/tiny").textGenerationStream({ inputs: "hello", parameters: { max_new_tokens: 0 } })),
 };
 
 const told = {};
