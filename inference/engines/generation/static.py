@@ -88,5 +88,6 @@ class Static:
 
 
 def install(pipe: Any) -> None:
+    pipe.tokenizer.response_template = None  # with one, answers would keep special tokens, and not be what was streamed
     static = Static(pipe)
     pipe.forward, pipe.postprocess = static.forward, static.postprocess

@@ -11,11 +11,12 @@ import torch
 
 from inference.engines.generation import batch
 from inference.errors import InvalidInput
-from tests import decoders
+from tests import decoders, tiny_models
 from tests.decoders import Told
 
 GREEDY = {"do_sample": False, "return_full_text": False}
 STEPPED = sorted(decoders.SETTINGS.keys() - {"Mamba"})
+TOLD = {"return_full_text": False, "details": True}
 LETTERS = "abcdefghij klmnop, ZÄ€🙂"
 
 
@@ -211,6 +212,19 @@ class EndTests(StepperTestCase):
             self.assertEqual(found, alone(engine, "hello", **given))
             self.assertEqual([found, found], engine.predict(["hello", "hello"], given))
             self.assert_told(told)
+
+    def test_a_template_of_answers_leaves_no_token_in_them_that_was_not_told(self) -> None:
+        tokenizer = tiny_models.byte_tokenizer()
+        tokenizer.response_template = {"fields": {}}
+        with patch.object(tiny_models, "byte_tokenizer", return_value=tokenizer):
+            engine = decoders.over(decoders.model("Llama"))
+        told = Told(engine.stepper)
+        drawn = {"do_sample": True, "temperature": 99.0, "top_k": 257, "max_new_tokens": 40, **TOLD}
+        for seed in range(16):
+            engine.stepper.join(seed, [{"role": "user", "content": "a"}], drawn, seed=seed)
+        answers = told.all().answers.values()
+        self.assertIn("eos_token", {answer[0]["details"]["finish_reason"] for answer in answers})
+        self.assert_told(told)
 
     def test_details_say_why_it_ended_and_count(self) -> None:
         made = decoders.model("Llama")
