@@ -17,12 +17,14 @@ from inference.engines.generation.ceiling import Ceiling
 from inference.engines.generation.cells import Cells
 from inference.engines.generation.forwards import Forwards
 from inference.engines.generation.halves import narrowed
+from inference.engines.generation.prefixes import Prefixes
 from inference.engines.generation.requests import Requests
 from inference.engines.generation.rows import Row
 from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.errors import InferenceError, InvalidInput, OutOfMemory
 
 PIECE = 256  # tokens of new prompts that a step reads, so that those who generate do not wait for long
+PREFIXES = 8  # of the room for rows, that beginnings of prompts have beside it: its eighth part
 
 Choose = Callable[[Sequence[Row], torch.Tensor], list[Any]]
 
@@ -38,6 +40,7 @@ class Batch(Stepper):
         self._new: deque[Row] = deque()  # whose prompts are being read
         self.rows: list[Row] = []  # as in the cells
         self.cells = Cells()
+        self.prefixes = Prefixes(capacity // PREFIXES)
         self._rows_at_most, self._rows_a_forward = Ceiling(), Ceiling()
 
     def join(self, key: Hashable, value: Any, parameters: Mapping[str, Any], *, seed: int) -> None:
@@ -98,6 +101,7 @@ class Batch(Stepper):
         """Until others have ended: their text so far is read again then, as a prompt."""
         if not rows:
             return
+        self.prefixes.forget()
         self._waiting.extendleft(reversed(rows))
         self._rows_at_most.lower(len(self.rows) + len(self._new))
 
@@ -135,6 +139,8 @@ class Batch(Stepper):
         """Of rows whose prompts have been read to their end."""
         if not self._new:
             return []
+        if self._new[0].cache is None:
+            self._new[0].cache = self.prefixes.of(self._new[0].tokens)
         if _unread(self._new[0]) > PIECE:
             group = [self._new[0]]
             found = narrowed(self._read_on, group)
@@ -161,7 +167,9 @@ class Batch(Stepper):
         return group
 
     def _read_on(self, rows: Sequence[Row]) -> list[Any]:
-        self._forwards.piece(rows[0], PIECE)
+        [row] = rows
+        self._forwards.piece(row, PIECE)
+        self.prefixes.keep(row.tokens[: row.read], row.cache.layers, 0)
         return [None]
 
     def _first(self, rows: Sequence[Row]) -> list[Any]:
@@ -189,6 +197,7 @@ class Batch(Stepper):
                     progress.append(self._taken(row, what))
             else:
                 token, row.cache, place = what
+                self.prefixes.keep(row.tokens[:], row.cache.layers, place)
                 told = self._taken(row, token)
                 progress.append(told)
                 if told.answer is OPEN:

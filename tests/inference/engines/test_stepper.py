@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 
-from inference.engines.generation import batch
+from inference.engines.generation import batch, forwards, prefixes
 from inference.errors import InvalidInput
 from tests import decoders, tiny_models
 from tests.decoders import Told
@@ -27,6 +27,9 @@ def prompts(chosen: random.Random, count: int, longest: int = 40) -> list[str]:
 def alone(engine: Any, prompt: Any, **parameters: Any) -> Any:
     [answer] = engine.predict([prompt], {**GREEDY, **parameters})
     return answer
+
+
+run_alone = forwards.Forwards._run  # noqa: SLF001 - as it is, under a count of its calls
 
 
 def text(answer: Any) -> str:
@@ -103,6 +106,37 @@ class AnswerTests(StepperTestCase):
             told.all()
         self.assertEqual(told.answers["long"], alone(engine, "abc" * 40, max_new_tokens=5))
         self.assertEqual(told.answers["late"], alone(engine, "cd", max_new_tokens=20))
+
+    def test_a_beginning_that_was_read_is_not_computed_again(self) -> None:
+        system = "You answer in one word. " * 8
+        asked = [f"{system}{question}" for question in ("a?", "bcd?", "efg hij?", "no? k!")]
+        for kind in STEPPED:
+            engine = decoders.over(decoders.model(kind))
+            told = Told(engine.stepper)
+            with self.subTest(kind), patch.object(forwards.Forwards, "_run", autospec=True) as run:
+                run.side_effect = run_alone
+                for prompt in asked:
+                    engine.stepper.join(prompt, prompt, {**GREEDY, "max_new_tokens": 3}, seed=0)
+                told.all()
+                read = [tokens.shape[1] for _, tokens, *_ in (call.args for call in run.call_args_list)]
+                self.assertEqual(
+                    sum(read) - read.count(1), len(system) + sum(len(prompt) - len(system) for prompt in asked)
+                )
+            for prompt in asked:
+                self.assertEqual(told.answers[prompt], alone(engine, prompt, max_new_tokens=3))
+
+    def test_beginnings_have_a_bounded_room_and_give_way_where_memory_is_short(self) -> None:
+        engine = decoders.over(decoders.model("Llama"), max_batch_tokens=8 * 400)
+        stepper, kept = engine.stepper, engine.stepper.prefixes
+        for letter in "abcb":
+            stepper.join(letter, letter * 180, {**GREEDY, "max_new_tokens": 2}, seed=0)
+            Told(stepper).all()
+        self.assertEqual([engine.pipe.tokenizer.decode(prefix.tokens[:1]) for prefix in kept.kept], ["c", "b"])
+        self.assertLessEqual(sum(len(prefix.tokens) for prefix in kept.kept), 400)
+        with patch.object(prefixes, "DynamicCache", side_effect=MemoryError):
+            stepper.join("b", "b" * 180, {**GREEDY, "max_new_tokens": 2}, seed=0)
+            found = Told(stepper).all().answers["b"]
+        self.assertEqual(found, alone(engine, "b" * 180, max_new_tokens=2))
 
     def test_chats_and_whole_texts_are_answered_as_the_pipeline_does(self) -> None:
         engine = decoders.engine("Llama")
