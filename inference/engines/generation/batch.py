@@ -190,6 +190,7 @@ class Batch(Stepper):
             if what is None:
                 self._new.append(row)  # to be read on when others had their turn
             elif isinstance(what, InferenceError):
+                self.prefixes.forget()  # it may have begun with what is wrong
                 row.cache = None
                 if _is_short(what) and (self.rows or len(group) > 1):
                     short.append(row)

@@ -111,6 +111,19 @@ class FailureTests(StepperTestCase):
         self.engine.stepper.join("hello", "hello", GIVEN, seed=0)
         self.assertEqual(Told(self.engine.stepper).all().answers["hello"], self.expected["hello"])
 
+    def test_a_beginning_that_is_no_number_fails_nobody_after_its_prompt(self) -> None:
+        stepper, begins = self.engine.stepper, "You answer in one word. " * 7
+        stepper.join("before", f"{begins}a?", GIVEN, seed=0)
+        Told(stepper).all()
+        with torch.inference_mode():
+            for _, values in stepper.prefixes.kept[0].layers:
+                values.fill_(float("nan"))
+        for prompt in (f"{begins}b?", f"{begins}c?"):
+            stepper.join(prompt, prompt, GIVEN, seed=0)
+        answers = Told(stepper).all().answers
+        self.assertIsInstance(answers[f"{begins}b?"], BadOutput)
+        self.assertEqual(answers[f"{begins}c?"], self.engine.predict([f"{begins}c?"], GIVEN)[0])
+
     def test_where_memory_is_short_fewer_rows_run_at_once_and_nobody_fails(self) -> None:
         sizes = []
 
