@@ -162,7 +162,7 @@ def handle(error: Exception, context: dict[str, Any]) -> HttpResponse:
 
 
 def typed(request: HttpRequest, response: HttpResponse) -> HttpResponse:
-    """Where Hugging Face's JavaScript client completes texts, it reads why it has no stream as application/json only."""
+    """Where Hugging Face's JavaScript client completes texts, it reads of a stream application/json only."""
     if response.headers.get("Content-Type") == CONTENT_TYPE and COMPLETING.match(request.path_info):
         response.headers["Content-Type"] = "application/json"
     return response
