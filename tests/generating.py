@@ -56,6 +56,13 @@ class Attempt:
 
         history.write([self.chunk(text) for text in texts])
 
+    def tell_again(self, *texts: str) -> None:
+        """All of it, with these at its end."""
+        from inference.streams import history
+
+        text, self.text = self.text + "".join(texts), ""
+        history.write([self.chunk(text)])
+
     def end(self, **outcome: Any) -> None:
         from inference.store import transitions
         from inference.store.transitions import Outcome

@@ -10,7 +10,7 @@ _HEAD = struct.Struct(">16sII")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Text that follows what the same attempt has told before."""
+    """Text that follows what the same attempt has told before; now and then, at 0, all of it once more."""
 
     job_id: UUID
     attempt: UUID  # the batch that claimed the job: another one begins again at 0

@@ -1,5 +1,6 @@
 """What children have told of the jobs that they generate, as Redis keeps it: a stream of chunks a job, and a notice of
-each round of them. All of it may be lost: whoever reads sees that characters are missing, and waits for the row."""
+each round of them. All of it may be lost: whoever reads sees that characters are missing, and waits until a child tells
+the whole text again, or for the row."""
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 Entry = tuple[bytes, Chunk]  # with its place in the stream
 
 FIRST = b"0-0"  # before all entries
-MOST_CHUNKS = 10_000  # of a job: about a quarter of an hour; Redis cuts off the oldest
+MOST_CHUNKS = 1_000  # of a job, beyond which Redis cuts off the oldest; the whole text is told again long before
 KEPT_S = 60  # after the last: a job that has ended is read from its row
 _FIELD = b"c"
 
@@ -33,14 +34,16 @@ def key_of(job_id: UUID) -> bytes:
 
 
 def write(chunks: Sequence[Chunk]) -> None:
-    """One round trip for the chunks of many jobs, in a second at most. What Redis does not take is lost."""
+    """One round trip for the chunks of many jobs, in a second at most. What Redis does not take is lost. A chunk that
+    has all of the text takes the place of those before it."""
     if not chunks:
         return
     try:
         with redis_client.call() as client, client.pipeline(transaction=False) as round_trip:
             for chunk in chunks:
                 key = key_of(chunk.job_id)
-                round_trip.xadd(key, {_FIELD: chunk.to_bytes()}, maxlen=MOST_CHUNKS)
+                most = MOST_CHUNKS if chunk.at else 1
+                round_trip.xadd(key, {_FIELD: chunk.to_bytes()}, maxlen=most, approximate=bool(chunk.at))
                 round_trip.expire(key, KEPT_S)
             round_trip.publish(channel(), notice({chunk.job_id for chunk in chunks}))
             refused = [answer for answer in round_trip.execute(raise_on_error=False) if isinstance(answer, Exception)]

@@ -20,19 +20,17 @@ from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.failures import is_away
 from inference.store import rows, transitions
 from inference.store.transitions import Claimed, Outcome
-from inference.streams import history
-from inference.streams.chunks import Chunk
 from inference.worker import claims
 from inference.worker.calls import Asked, BatchCall, BatchReport
 from inference.worker.deadline import limited
 from inference.worker.outcomes import failed, outcome_of
+from inference.worker.telling import Teller
 
 logger = logging.getLogger(__name__)
 
 SLICE_S = 0.5  # of steps in one call
 LOOK_S = 0.25  # between two looks at the rows for those that were cancelled
 KEEP_S = 10.0  # between two renewals of the leases, at least: less than what these have beyond the time limit
-TELL_S = 0.03  # between two rounds of what was generated: text that comes faster is told together
 SEEDS = 2**63
 
 Key = tuple[UUID, int]  # of a row: its job, and the how many-th of its items it is
@@ -47,7 +45,6 @@ class Running:
     until_s: float  # of its batch's steps: its time limit
     is_told: bool  # as it comes: of a list nobody could say which text it is
     tokens: int = 0  # generated
-    told: int = 0  # characters
 
     @property
     def has_ended(self) -> bool:
@@ -67,10 +64,12 @@ class OpenBatch:
     steps_s: float = 0.0  # that all its steps took
     looked_at: float = field(default_factory=time.monotonic)
     leased_until: float = math.inf  # monotonic: the first of the leases
-    chunks: list[Chunk] = field(default_factory=list)  # that have not been told
-    told_at: float = 0.0
     tokens: int = 0  # since the last report
     firsts: list[float] = field(default_factory=list)
+    teller: Teller = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.teller = Teller(self.id)
 
     def run(self, claimed: Sequence[Claimed], *, is_last: bool) -> BatchReport:
         """Some steps: until somebody has ended, the main process asks for it, or the slice is over."""
@@ -95,7 +94,7 @@ class OpenBatch:
             self._count(time.monotonic() - step_at)
             steps += 1
             outcomes = self._settle(progress)
-        self._tell()
+        self.teller.tell()
         tokens, self.tokens, firsts, self.firsts = self.tokens, 0, self.firsts, []
         engine_s = self.steps_s - before_s
         return BatchReport(
@@ -147,27 +146,17 @@ class OpenBatch:
                 running.tokens += told.tokens
                 self.tokens += told.tokens
                 if told.text and running.is_told:
-                    self.chunks.append(self._chunk(running, told.text))
+                    self.teller.add(job_id, told.text, tokens=running.tokens)
                 if told.answer is not OPEN:
                     running.answers[index] = isolate.outcome(told.answer)
         ended = self._ended() + self._overdue()
-        if ended or time.monotonic() - self.told_at > TELL_S:
-            self._tell()
+        (self.teller.tell if ended else self.teller.tell_soon)()  # the text of a job comes before its end
         return ended
-
-    def _chunk(self, running: Running, text: str) -> Chunk:
-        at, running.told = running.told, running.told + len(text)
-        return Chunk(job_id=running.job.id, attempt=self.id, at=at, text=text, tokens=running.tokens)
-
-    def _tell(self) -> None:
-        """The text of a job comes before its end."""
-        self.told_at, told, self.chunks = time.monotonic(), self.chunks, []
-        history.write(told)
 
     def _ended(self) -> list[Outcome]:
         ended = [running for running in self.jobs.values() if running.has_ended]
         for running in ended:
-            del self.jobs[running.job.id]
+            self._forget(running)
         return [outcome_of(self.spec, running.job, running.answers) for running in ended]
 
     def _overdue(self) -> list[Outcome]:
@@ -186,8 +175,12 @@ class OpenBatch:
             for running in overdue
         ]
 
-    def _leave(self, running: Running) -> None:
+    def _forget(self, running: Running) -> None:
         del self.jobs[running.job.id]
+        self.teller.forget(running.job.id)
+
+    def _leave(self, running: Running) -> None:
+        self._forget(running)
         for index in range(len(running.answers)):
             self.stepper.leave((running.job.id, index))
 

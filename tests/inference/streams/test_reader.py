@@ -187,6 +187,24 @@ class ReaderTests(ReaderCase):
             each.ends()
             self.assertEqual((each.kinds, each.text), ([Delta, End], TEXT))
 
+    def test_what_was_lost_is_told_as_soon_as_the_whole_text_is_told_again(self) -> None:
+        reading = Reader(self.job)
+        attempt = Attempt(self.job)
+        attempt.tell(*PIECES[:3])
+        reading.has(attempt.text)
+        attempt.chunk(PIECES[3])
+        attempt.tell(*PIECES[4:7])
+        late = Reader(self.job)
+        attempt.tell_again(*PIECES[7:9])
+        for each in (reading, late):
+            each.has(attempt.text)
+        self.assertEqual(redis_client.get().xlen(history.key_of(self.job.pk)), 1)
+        attempt.tell(*PIECES[9:])
+        attempt.end()
+        for each in (reading, late):
+            each.ends()
+            self.assertEqual((each.kinds, each.text), ([Delta, End], TEXT))
+
     def test_what_is_no_chunk_is_passed_over(self) -> None:
         key = history.key_of(self.job.pk)
         for value in (b"", b"x" * 24 + b"\xff"):

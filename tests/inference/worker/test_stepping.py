@@ -17,13 +17,16 @@ from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
 from inference.models import Job, Status
 from inference.store import rows, transitions
 from inference.streams import history
-from inference.worker import child, claims, stepping
+from inference.streams.positions import BEGINNING
+from inference.streams.tale import Tale
+from inference.worker import child, claims, stepping, telling
 from inference.worker.calls import Asked, BatchCall, BatchReport
 from inference.worker.loaded import LoadedModels
 from inference.worker.stepping import OpenBatches
 from tests import words
 from tests.echo import EchoEngine
 
+WRITE = history.write
 WORDS = ParameterSpec(type="integer", min=1, max=1000)
 
 
@@ -178,6 +181,17 @@ class BesideTests(SteppingCase):
         with self.assertRaises(ModelUnavailable):
             self.beside(asked=Asked.TO_THE_END, digest="of what is not loaded")
         self.assertEqual(self.row(one).output, words.expected("text", 9))
+
+
+class StreamTests(SteppingCase):
+    def test_text_that_was_lost_on_its_way_is_told_again_while_the_job_runs(self) -> None:
+        one = self.job(9)
+        self.call(one)
+        with patch.object(history, "write", WRITE), patch.object(telling, "WHOLE_S", 0.0):
+            self.call(goes_on=True)
+        entries = history.read({one: history.FIRST}, 10)[one]
+        told = Tale(one, BEGINNING).hear(entries)
+        self.assertEqual(told and told.text, words.expected("text", 2)[0]["generated_text"])
 
 
 class LimitTests(SteppingCase):
