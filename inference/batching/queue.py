@@ -10,6 +10,7 @@ from typing import Any
 from sortedcontainers import SortedList
 
 from inference.batching.costs import CostModel
+from inference.batching.room import Room
 from inference.batching.windows import Node, WindowSearch
 
 AT_ONCE = -math.inf
@@ -146,27 +147,27 @@ class BatchQueue:
             self.remove(item.id)
         return batch
 
-    def take_next(self, now_s: float, *, rows: int, tokens: float, most: int | None = None) -> list[Item]:
-        """The next in their turn, of any parameters, while they fit in `rows` and `tokens` of their own: take them
-        out. One that does not fit is waited for. With `most` items, the first is taken whether it fits or not."""
+    def take_next(self, now_s: float, room: Room, *, most: int | None = None) -> list[Item]:
+        """The next in their turn, of any parameters, while there is room: take them out. One that does not fit is
+        waited for. With `most` items, the first is taken whether it fits or not."""
         self._move_expired(now_s)
         found: list[Item] = []
         for item in (key[-1] for priority in sorted(self._by_arrival) for key in self._by_arrival[priority]):
-            rows, tokens = rows - item.size, tokens - item.size * item.length
+            room = room.without(item.size, item.length)
             is_forced = most is not None and not found
-            if len(found) == most or ((rows < 0 or tokens < 0) and not is_forced):
+            if len(found) == most or (room.is_overdrawn and not is_forced):
                 break
             found.append(item)
         for item in found:
             self.remove(item.id)
         return found
 
-    def has_room_for_next(self, *, rows: int, tokens: float) -> bool:
+    def may_take_next(self, room: Room) -> bool:
         """Whether `take_next` would take any."""
         if not self._numbers:
             return False
         head = self._head()
-        return head.size <= rows and head.size * head.length <= tokens
+        return not room.without(head.size, head.length).is_overdrawn
 
     def ran(self, size: int, length: float, seconds: float, *, jobs: int) -> None:
         """The engine took `seconds` for `jobs` of `size` rows in all. Of one job's rows it runs no more than a batch

@@ -51,3 +51,8 @@ class Stepper(ABC):
     @abstractmethod
     def room(self) -> int:
         """Tokens of cache that no row has, less what those that wait for room will take."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of cache that each row takes, where all take as many as the longest; 0 where each takes its own."""
+        return 0

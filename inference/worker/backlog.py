@@ -9,6 +9,7 @@ from uuid import UUID
 from inference import clock, errors
 from inference.batching.costs import CostModel
 from inference.batching.queue import BatchQueue, Item, Limits
+from inference.batching.room import Room
 from inference.catalog.specs import Catalog, ModelSpec
 from inference.worker.inflight import Batch, HeldJob, Search
 from inference.worker.isolation import Isolation, Part
@@ -143,7 +144,8 @@ class Backlog:
             return queue.take(now)
         limits = queue.limits
         share = math.ceil(len(queue) / max(1, idle))
-        return queue.take_next(now, rows=limits.max_batch_size, tokens=limits.max_batch_tokens, most=share)
+        room = Room(rows=limits.max_batch_size, tokens=limits.max_batch_tokens, longest=int(queue.padded))
+        return queue.take_next(now, room, most=share)
 
     def has_next(self, without: Set[str]) -> bool:
         """Whether there is a next batch, of other models than those `without`."""
@@ -157,7 +159,9 @@ class Backlog:
         if not self.may_join(batch):
             return []
         queue = self.queues[batch.spec.name]
-        items = queue.take_next(clock.time_s(), rows=_rows_left(batch), tokens=batch.room)
+        items = queue.take_next(clock.time_s(), batch.room)
+        for item in items:
+            batch.room = batch.room.without(item.size, item.length)
         return [self.held[item.id] for item in items]
 
     def may_join(self, batch: Batch) -> bool:
@@ -165,7 +169,7 @@ class Backlog:
         name = batch.spec.name
         if not (queue := self.queues.get(name)) or self.isolation.next({name}):
             return False
-        return queue.has_room_for_next(rows=_rows_left(batch), tokens=batch.room)
+        return queue.may_take_next(batch.room)
 
     def next_alone(self, now: float) -> Part | None:
         """Of those that nothing may run beside, the one whose turn it is."""
@@ -208,11 +212,6 @@ class Backlog:
         del self.held[held.item.id]
         self.isolation.forget(held)
         self.queues[held.model].remove(held.item.id)
-
-
-def _rows_left(batch: Batch) -> int:
-    """For those that join."""
-    return batch.spec.max_batch_size - sum(held.item.size for held in batch.jobs)
 
 
 def _limits(spec: ModelSpec) -> Limits:

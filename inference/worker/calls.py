@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from inference.batching.room import Room
 from inference.catalog.specs import ModelSpec
 
 Order = tuple[ModelSpec, ...]  # what a child is to have loaded, and nothing else
@@ -78,7 +79,7 @@ class BatchReport:
     oom_shape: tuple[int, float] | None = None  # (size, length) that did not fit on the device
     left: frozenset[UUID] = frozenset()  # jobs that go on with the next call of the batch
     put_off: frozenset[UUID] = frozenset()  # jobs that were claimed, and cannot join yet
-    room: int = 0  # tokens of cache, for those that join next
+    room: Room = field(default_factory=Room)  # for those that join next
     capacity: int = 0  # tokens of cache in all; 0 of a model that does not generate step by step
     tokens: int = 0  # generated
     firsts_s: tuple[float, ...] = ()  # of the jobs whose first token came: since they were made

@@ -129,7 +129,7 @@ class Dispatcher:
     def _may_be_joined(self, batch: Batch) -> bool:
         """Not while its child is to load something, or something is to run alone."""
         return (
-            self.open and not batch.is_closed and batch.room > 0
+            self.open and not batch.is_closed
             and batch.spec is self.specs.get(batch.spec.name) and self.replicas.may_run(batch.pid)
             and not self._is_kept_free() and self.replicas.wanted([batch.pid]) is None
         )  # fmt: skip

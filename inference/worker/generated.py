@@ -51,7 +51,11 @@ class Generated:
             name: {
                 "rows": sum(held.item.size for batch in batches if batch.spec.name == name for held in batch.jobs),
                 "room": replicas * model.capacity
-                - sum(model.capacity - batch.room for batch in batches if batch.spec.name == name and batch.is_open),
+                - sum(
+                    model.capacity - int(batch.room.tokens)
+                    for batch in batches
+                    if batch.spec.name == name and batch.is_open
+                ),
                 "tokens": model.tokens,
                 "tokens_per_s": round(model.tokens_per_s(now), 1),
                 "first_token_s": {"p50": model.first_s(0.5), "p95": model.first_s(0.95)},

@@ -5,6 +5,7 @@ from typing import Any
 from uuid import UUID
 
 from inference.batching.queue import Item
+from inference.batching.room import Room
 from inference.catalog.specs import ModelSpec
 
 
@@ -60,7 +61,7 @@ class Batch:
     accepted_at: float = 0.0  # monotonic: since when
     begun_at: float = 0.0  # monotonic: since when a child has had its first call
     is_open: bool = False  # its first call came back, and jobs of it go on
-    room: int = 0  # tokens of cache, for those that join
+    room: Room = field(default_factory=Room)  # for those that join
     timed_out: bool = False  # its engine ran past the model's limit
     stuck: bool = False  # its child was killed, and not for what its engine did
 

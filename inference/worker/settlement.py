@@ -54,6 +54,7 @@ class Settlement:
     def stepped(self, batch: Batch, report: BatchReport) -> None:
         """Some of an open batch have ended, the others go on."""
         batch.room = report.room
+        self.backlog.queues[batch.spec.name].padded = report.room.longest > 0
         self._observe_steps(batch, report)
         self._put_off(batch, report)
         left = [held for held in batch.jobs if UUID(held.item.id) in report.left]

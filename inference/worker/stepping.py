@@ -13,6 +13,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from inference import clock, errors, failpoints
+from inference.batching.room import Room
 from inference.catalog import lengths
 from inference.catalog.specs import ModelSpec
 from inference.engines import isolate
@@ -99,9 +100,14 @@ class OpenBatch:
         engine_s = self.steps_s - before_s
         return BatchReport(
             errors=codes, engine_s=engine_s, overhead_s=time.monotonic() - began_at - engine_s, size=self.most,
-            left=frozenset(self.jobs), put_off=frozenset(put_off), room=self.stepper.room,
+            left=frozenset(self.jobs), put_off=frozenset(put_off), room=self._room,
             capacity=self.stepper.capacity, tokens=tokens, firsts_s=tuple(firsts),
         )  # fmt: skip
+
+    @property
+    def _room(self) -> Room:
+        rows, most = len(self.stepper), self.spec.max_batch_size
+        return Room(rows=most - rows, tokens=self.stepper.room, longest=self.stepper.longest, others=rows)
 
     def _is_over(self, began_at: float, *, has_news: bool) -> bool:
         asked = self.asked()

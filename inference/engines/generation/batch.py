@@ -74,8 +74,13 @@ class Batch(Stepper):
 
     @property
     def room(self) -> int:
-        rows = [*self.rows, *self._new, *self._waiting]
-        return max(0, self.capacity - len(rows) * max((row.longest for row in rows), default=0))
+        if len(self) >= self._rows_at_most.value:
+            return 0
+        return max(0, self.capacity - len(self) * self.longest)
+
+    @property
+    def longest(self) -> int:
+        return max((row.longest for row in [*self.rows, *self._new, *self._waiting]), default=0)
 
     # Who is in
 

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import torch
 
+from inference.batching.room import Room
 from inference.engines.generation import batch, forwards, prefixes
 from inference.errors import InvalidInput
 from tests import decoders, tiny_models
@@ -313,9 +314,11 @@ class RoomTests(StepperTestCase):
         stepper.step()
         stepper.join("b", "ab", {**GREEDY, "max_new_tokens": 2}, seed=0)
         self.assertEqual(stepper.room, 60)
-        stepper.leave("b")
-        stepper.leave("a")
-        stepper.leave("nobody")
+        room = Room(rows=8, tokens=stepper.room, longest=stepper.longest, others=len(stepper))
+        stepper.join("c", "abcd", {**GREEDY, "max_new_tokens": 26}, seed=0)
+        self.assertEqual((stepper.room, room.without(1, 30).tokens), (10, 10))
+        for key in ("c", "b", "a", "nobody"):
+            stepper.leave(key)
         self.assertEqual((stepper.room, stepper.step()), (100, []))
 
 

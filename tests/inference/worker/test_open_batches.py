@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import Mock, patch
 from uuid import UUID
 
+from inference.batching.room import Room
 from inference.errors import NotYet
 from inference.worker.calls import READY, Asked, BatchReport, Loaded
 from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase
@@ -22,12 +23,16 @@ class OpenCase(DispatcherCase):
         told = {CATALOG[name].digest: state for name, state in models.items()}
         self.replicas.loaded(Loaded(pid=pid, models=told, steps=frozenset({CATALOG["a"].digest})))
 
-    def step(self, *left: UUID, call: SimpleNamespace | None = None, room: int = 1000, **report: Any) -> None:
+    def step(
+        self, *left: UUID, call: SimpleNamespace | None = None, room: int = 1000, longest: int = 0, **report: Any
+    ) -> None:
         """The call comes back: these go on, all others of it have ended."""
         call = call or self.last
         call.over = True
         errors = dict.fromkeys(set(call.batch.job_ids) - set(left) - set(report.get("put_off", ())), "")
-        report = {"errors": errors, "engine_s": 0.01, "left": frozenset(left), "room": room, **report}
+        rows = CATALOG["a"].max_batch_size - len(left)
+        found = Room(rows=rows, tokens=room, longest=longest, others=len(left))
+        report = {"errors": errors, "engine_s": 0.01, "left": frozenset(left), "room": found, **report}
         call.callback(BatchReport(**report))
 
     def kick(self) -> SimpleNamespace:
@@ -82,6 +87,24 @@ class JoinTests(OpenCase):
         self.assertEqual(self.last.batch.job_ids, ())
         self.step(one, room=100)
         self.assertEqual(len(self.last.batch.job_ids), 1)
+
+    def test_a_long_one_waits_for_what_the_others_grow_by_beside_it(self) -> None:
+        """Where each row takes as many tokens as the longest."""
+        one, _ = self.add()
+        self.kick()
+        long, _ = self.add(length=300)
+        self.step(one, room=499, longest=100)
+        self.assertEqual(self.last.batch.job_ids, ())
+        self.step(one, room=500, longest=100)
+        self.assertEqual(self.last.batch.job_ids, (long,))
+
+    def test_those_that_join_together_share_the_room(self) -> None:
+        one, _ = self.add()
+        self.kick()
+        short, _ = self.add(length=50)
+        self.add(length=200)
+        self.step(one, room=350, longest=100)
+        self.assertEqual(self.last.batch.job_ids, (short,))
 
     def test_rows_have_a_limit(self) -> None:
         jobs = [self.add()[0] for _ in range(CATALOG["a"].max_batch_size)]

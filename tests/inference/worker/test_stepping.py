@@ -75,7 +75,7 @@ class OpenBatchTests(SteppingCase):
         self.assertEqual(self.call(first).left, {first})
         second = self.job(1)
         report = self.call(second, goes_on=True)
-        self.assertEqual((report.errors, report.left, report.room), ({second: ""}, {first}, 96))
+        self.assertEqual((report.errors, report.left, report.room.tokens), ({second: ""}, {first}, 96))
         self.assertEqual((self.row(second).output, self.row(second).batch_size), (words.expected("text", 1), 2))
         self.assertEqual((self.call(goes_on=True).errors, self.opened.batches), ({first: ""}, {}))
         self.assertEqual(self.row(first).status, Status.SUCCEEDED)
@@ -200,7 +200,7 @@ class LimitTests(SteppingCase):
     def test_a_job_past_the_limit_fails_and_frees_its_room(self) -> None:
         with patch.object(self.engine.stepper, "step_s", 0.05):
             report = self.call(self.job(90), asked=Asked.TO_THE_END)
-        self.assertEqual((set(report.errors.values()), report.room), ({"timed_out"}, 100))
+        self.assertEqual((set(report.errors.values()), report.room.tokens), ({"timed_out"}, 100))
 
     def later(self, seconds: float) -> None:
         """Something else takes so long."""
