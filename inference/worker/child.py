@@ -20,8 +20,8 @@ from inference.worker.calls import PAST_ITS_LIMIT, Asked, BatchCall, BatchReport
 from inference.worker.deadline import limited
 from inference.worker.devices import Plan
 from inference.worker.loaded import LoadedModels
+from inference.worker.opened import OpenBatches
 from inference.worker.outcomes import condemned, failed, outcome_of
-from inference.worker.stepping import OpenBatches
 
 replica: LoadedModels
 opened = OpenBatches()

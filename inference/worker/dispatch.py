@@ -1,4 +1,4 @@
-"""Hands a batch to every idle replica, and sees to it that none stays in flight for ever.
+"""Sends each call of a batch to its replica, and sees to it that none stays in flight for ever.
 
 Belongs to the event loop, as do the backlog and the settlement: nothing here blocks, and nothing reads the database.
 """
@@ -9,11 +9,10 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
-from inference import clock
 from inference.catalog.specs import Catalog
 from inference.models import WorkerState
 from inference.worker import reports
@@ -26,6 +25,7 @@ from inference.worker.lazy import LazyReport
 from inference.worker.pool import ReplicaPool
 from inference.worker.replicas import Replicas
 from inference.worker.settlement import Settlement
+from inference.worker.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ class Dispatcher:
         self.replicas = replicas
         self.backlog = Backlog(replicas)
         self.batches = self.backlog.batches
+        self.turns = Turns(self.backlog, pool, self._call)
         self.settlement = Settlement(self.backlog, end=lambda pid: self.pool.end(pid))  # noqa: PLW0108 - later
         self.on_rows_left: Callable[[frozenset[UUID]], None] = _nobody
         self.on_expired: Callable[[], None] = _nobody
@@ -53,8 +54,6 @@ class Dispatcher:
         self.refused: Mapping[str, str] = {}  # models whose queue cannot be consumed, and why
         self.answering_s: Callable[[], float] = lambda: math.inf  # for how long the database has answered
         self.looped_at = time.monotonic()
-        self._others_turn: set[int] = set()  # children that took steps last, where others wait too
-        self.open = True
 
     @property
     def pool(self) -> ReplicaPool:
@@ -67,7 +66,7 @@ class Dispatcher:
 
     def keeps(self, pid: int) -> bool:
         """Whether a batch is open in this child."""
-        return any(batch.is_open and batch.pid == pid for batch in self.batches.values())
+        return bool(self.turns.open_in(pid))
 
     @property
     def prefetch(self) -> int:
@@ -87,76 +86,9 @@ class Dispatcher:
             self.on_rows_left(batches)
 
     def kick(self) -> None:
-        """Work for every idle replica: a new batch, or the next steps of one that is open in it, by turns."""
-        for pid in sorted(self.pool.idle(), key=lambda pid: len(self._open_in(pid))):
-            opened = self._open_in(pid)
-            if opened and pid not in self._others_turn:
-                self._others_turn.add(pid)
-                self._go_on(opened[0])
-            else:
-                self._others_turn.discard(pid)
-                if not self._begin(pid, opened) and opened:
-                    self._go_on(opened[0])
-        self._call_back()
+        self.turns.give()
 
-    def _open_in(self, pid: int) -> list[Batch]:
-        """Of this child, whose turn is first."""
-        found = (batch for batch in self.batches.values() if batch.is_open and batch.pid == pid)
-        return sorted(found, key=lambda batch: batch.called_at)
-
-    def _begin(self, pid: int, opened: Collection[Batch]) -> bool:
-        """A new batch, of no model that has one open there. Whether there was one."""
-        if not self.open or self._is_kept_free() or (opened and not self.replicas.may_run(pid)):
-            return False
-        following = self.backlog.next({batch.spec.name for batch in opened}, idle=len(self.pool.idle()))
-        if following is None:
-            return False
-        jobs, search, is_closed = following
-        batch = Batch(
-            id=uuid4(), spec=self.specs[jobs[0].model], jobs=jobs, search=search, pid=pid, is_closed=is_closed
-        )
-        if self._call(batch):
-            self.backlog.started(batch)
-        return True
-
-    def _go_on(self, batch: Batch) -> None:
-        """With those that join now."""
-        batch.called = self.backlog.joining(batch) if self._may_be_joined(batch) else []
-        batch.jobs += batch.called
-        self.backlog.has_joined(batch)
-        self._call(batch, goes_on=True)
-
-    def _may_be_joined(self, batch: Batch) -> bool:
-        """Not while its child is to load something, or something is to run alone."""
-        return (
-            self.open and not batch.is_closed
-            and batch.spec is self.specs.get(batch.spec.name) and self.replicas.may_run(batch.pid)
-            and not self._is_kept_free() and self.replicas.wanted([batch.pid]) is None
-        )  # fmt: skip
-
-    def _call_back(self) -> None:
-        """Have those children come back after their step for which there is more than that."""
-        for batch in self.batches.values():
-            if batch.is_open and batch.result and (self._has_others(batch) or self._may_grow(batch)):
-                self.replicas.ask(batch.pid, Asked.COME_BACK)
-
-    def _has_others(self, batch: Batch) -> bool:
-        """Whether other work waits for the child of `batch`."""
-        opened = self._open_in(batch.pid)
-        if len(opened) > 1:
-            return True
-        return self.open and not self._is_kept_free() and self.backlog.has_next({other.spec.name for other in opened})
-
-    def _may_grow(self, batch: Batch) -> bool:
-        return self.backlog.may_join(batch) and self._may_be_joined(batch)
-
-    def _is_kept_free(self) -> bool:
-        """Whether a job runs that nothing may run beside, or waits until all that runs has ended."""
-        if any(batch.is_alone for batch in self.batches.values()):
-            return True
-        return bool(self.batches) and self.backlog.next_alone(clock.time_s()) is not None
-
-    def _call(self, batch: Batch, *, goes_on: bool = False) -> bool:
+    def _call(self, batch: Batch) -> bool:
         call = BatchCall(
             batch=batch.id,
             model=batch.spec.name,
@@ -166,11 +98,11 @@ class Dispatcher:
             is_last=self.replicas.is_last(batch.spec),
             alone=batch.is_alone,
             takes_over=tuple({held.takes_over for held in batch.called if held.takes_over}),
-            goes_on=goes_on,
-            waiting=tuple(other.id for other in self._open_in(batch.pid) if other is not batch),
+            goes_on=batch.is_open,
+            waiting=tuple(other.id for other in self.turns.open_in(batch.pid) if other is not batch),
             verdict=batch.begun[0].verdict,
         )
-        self.replicas.ask(batch.pid, Asked.GO_ON if self.open else Asked.TO_THE_END)
+        self.replicas.ask(batch.pid, Asked.GO_ON if self.turns.may_begin else Asked.TO_THE_END)
         batch.called_at, batch.has_begun = time.monotonic(), False
         batch.result = self.pool.send(
             batch.pid, run_batch, (call,), callback=lambda report: self._guarded(self._reported, batch, report),
@@ -178,7 +110,7 @@ class Dispatcher:
             accept_callback=lambda pid, at: self._accepted(batch, pid),
         )  # fmt: skip
         if batch.result is None:  # the pool is closing: unfinished messages are restored by the broker
-            self.open = False
+            self.turns.may_begin = False
         return batch.result is not None
 
     def _accepted(self, batch: Batch, pid: int) -> None:
@@ -262,7 +194,7 @@ class Dispatcher:
 
     def leave(self) -> None:
         """Others are to have what no child has begun now, not once the batches that run here have ended."""
-        self.open = False
+        self.turns.may_begin = False
         for batch in list(self.batches.values()):
             self.replicas.ask(batch.pid, Asked.TO_THE_END)
             if not batch.is_open and not self.pool.knows(batch.result):

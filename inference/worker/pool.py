@@ -57,6 +57,8 @@ class ReplicaPool(asynpool.AsynPool):
     replicas: Replicas | None = None  # none in a worker that serves no models
     _beginning: Any = None  # of the child that is made
     _ordered: Any = None  # the call that has a child load or unload something
+    awaited: int | None = None  # the child that is to, as soon as its open batches have ended
+    _awaited_at = 0.0  # monotonic: since when
     on_idle: Callable[[], None] = staticmethod(_nobody)
     keeps: Callable[[int], bool] = staticmethod(_keeps_nothing)  # whether a batch is open in this child
 
@@ -86,7 +88,6 @@ class ReplicaPool(asynpool.AsynPool):
 
     def _changed(self) -> None:
         self._keep_able()
-        self._order()
         self.on_idle()
 
     def _keep_able(self) -> None:
@@ -132,30 +133,34 @@ class ReplicaPool(asynpool.AsynPool):
                 self._create_worker_process(index)
 
     def look_after(self) -> None:
-        """Restart the children that lack what others run; have one load or unload what it is to."""
-        if not self.replicas:
-            return
-        for index in self.replicas.to_restart():
+        """Restart the children that lack what others run."""
+        for index in self.replicas.to_restart() if self.replicas else ():
             self._restart(index)
-        self._order()
 
-    def _order(self) -> None:
-        """An order goes before the child's next batch, and waits for those that are open in it, which nobody joins
-        meanwhile."""
+    def order(self) -> None:
+        """Have one child after the other load or unload what it is to: before its next batch, and while none is open in
+        it. Where in all of those some are, one is `awaited`: nobody joins it, and it begins nothing that stays open."""
+        before, self.awaited = self.awaited, None
         if not self.replicas or self._state != RUN or self.knows(self._ordered):
             return
-        idle = [process.pid for process in self._pool if self._is_idle(process)]
-        if (pid := self.replicas.wanted(idle)) is None or self.keeps(pid):
-            return
-        if (following := self.replicas.next_order([pid])) is None:
-            return
+        kept = [process.pid for process in self._pool if self.keeps(process.pid)]
+        free = [process for process in self._pool if process.pid not in kept]
+        if following := self.replicas.next_order([process.pid for process in free if self._is_idle(process)]):
+            pid, order = following
+            self._send_order(pid, order, since=self._awaited_at if pid == before else time.monotonic())
+        elif self.replicas.wanted([process.pid for process in free]) is None:
+            self.awaited = self.replicas.wanted(kept)
+            if self.awaited != before:
+                self._awaited_at = time.monotonic()
+
+    def _send_order(self, pid: int, order: Order, *, since: float) -> None:
+        """What others do without the child counts from `since`."""
         from inference.worker import child
 
-        begun_at = time.monotonic()
         self._ordered = self.send(
-            pid, child.have, (following[1],),
-            callback=lambda loaded: self._done(loaded, time.monotonic() - begun_at),
-            error_callback=lambda info: self._done(None, time.monotonic() - begun_at),
+            pid, child.have, (order,),
+            callback=lambda loaded: self._done(loaded, time.monotonic() - since),
+            error_callback=lambda info: self._done(None, time.monotonic() - since),
             timeout=self._proc_alive_timeout,
         )  # fmt: skip
 

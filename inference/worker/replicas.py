@@ -247,14 +247,13 @@ class Replicas:
         return tuple(spec for key, spec in self.goal.items() if key not in without)
 
     def wanted(self, pids: Collection[int]) -> int | None:
-        """Which of these children, who run nothing now, is to unload or to load something."""
-        following = None if self._is_settled else self._following(pids)
+        """Which of these children is the first that is to unload or to load something."""
+        following = self._following(pids)
         return following[0].pid if following else None
 
     def next_order(self, pids: Collection[int]) -> tuple[int, Order] | None:
-        """For the one that is `wanted`: what it is to have."""
-        following = None if self._is_settled else self._following(pids)
-        if following is None:
+        """What the one that is `wanted` is to have, who runs nothing now."""
+        if (following := self._following(pids)) is None:
             return None
         replica, keys = following
         if not keys <= replica.ready:
@@ -264,6 +263,8 @@ class Replicas:
         return replica.pid or 0, order
 
     def _following(self, pids: Collection[int]) -> tuple[Replica, Set[str]] | None:
+        if self._is_settled:
+            return None
         up = [replica for replica in self.replicas if replica.is_up and replica.pid in pids]
         goal = self.goal
         for replica in up:
@@ -304,7 +305,7 @@ class Replicas:
         return bool(self._runs) and self.goal.keys() > self._runs and self.try_at <= time.monotonic()
 
     def tried(self, took_s: float = 0.0) -> None:
-        """The child could run nothing meanwhile: a try that takes long is seldom made."""
+        """The child could run nothing meanwhile, or nobody could join it: a try that takes long is seldom made."""
         self.try_at = time.monotonic() + max(self.tries.next_s(), took_s * TIMES_AS_LONG)
 
     @property

@@ -1,4 +1,4 @@
-"""In a pool child: batches of a model that generates step by step, which jobs join while others are being answered.
+"""In a pool child: a batch of a model that generates step by step, which jobs join while others are being answered.
 
 Such a batch is open: its call comes back after some steps, and the next call of the same batch goes on from there. Its
 jobs are claimed as they join and recorded as they end; each has the model's time limit for itself.
@@ -7,12 +7,12 @@ jobs are claimed as they join and recorded as they end; each has the model's tim
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import UUID
 
-from inference import clock, errors, failpoints
+from inference import clock, errors
 from inference.batching.room import Room
 from inference.catalog import lengths
 from inference.catalog.specs import ModelSpec
@@ -22,7 +22,7 @@ from inference.failures import is_away
 from inference.store import rows, transitions
 from inference.store.transitions import Claimed, Outcome
 from inference.worker import claims
-from inference.worker.calls import Asked, BatchCall, BatchReport
+from inference.worker.calls import Asked, BatchReport
 from inference.worker.deadline import limited
 from inference.worker.outcomes import failed, outcome_of
 from inference.worker.telling import Teller
@@ -234,65 +234,3 @@ class OpenBatch:
         """Nothing is kept of what has not ended."""
         for running in list(self.jobs.values()):
             self._leave(running)
-
-
-class OpenBatches:
-    """Of one child."""
-
-    def __init__(self) -> None:
-        self.batches: dict[UUID, OpenBatch] = {}
-
-    def run(
-        self,
-        call: BatchCall,
-        spec: ModelSpec,
-        stepper: Stepper,
-        claim: Callable[[BatchCall], Sequence[Claimed]],
-        asked: Callable[[], int],
-    ) -> BatchReport:
-        """The next steps of a batch. What it raises closes it."""
-        batch = self.batches.setdefault(call.batch, OpenBatch(call.batch, spec, stepper, asked))
-        try:
-            try:
-                claimed = claim(call)
-            except errors.StoreUnavailable as error:
-                if not call.goes_on:
-                    raise
-                logger.warning("batch=%s goes on without those that were to join: %s", call.batch, error.message)
-                return replace(batch.run((), is_last=call.is_last), put_off=frozenset(call.job_ids))
-            failpoints.reach("before_run")
-            return batch.run(claimed, is_last=call.is_last)
-        except BaseException as error:
-            isolate.raise_if_device_failed(error)  # its process ends, with all that is open in it
-            batch.close()
-            raise
-        finally:
-            if not batch.jobs:
-                del self.batches[call.batch]
-
-    def only(self, waiting: Collection[UUID], *, call: BatchCall) -> None:
-        """These wait while the call runs, and keep their jobs. Of others the main process has lost sight: their jobs
-        run elsewhere."""
-        for batch in list(self.batches.values()):
-            if batch.id in waiting:
-                batch.wait(call.time_limit_s)
-            elif batch.id != call.batch:
-                self._close(batch)
-
-    def close(self) -> None:
-        for batch in list(self.batches.values()):
-            self._close(batch)
-
-    def _close(self, batch: OpenBatch) -> None:
-        logger.warning("batch=%s closed with %d jobs: nobody goes on with it", batch.id, len(batch.jobs))
-        del self.batches[batch.id]
-        batch.close()
-
-    def run_to_the_end(self) -> None:
-        """There will be no other call. What fails is left to who runs it next."""
-        for batch in list(self.batches.values()):
-            try:
-                batch.run((), is_last=True)
-            except Exception:
-                logger.exception("batch=%s of %d jobs not run to its end", batch.id, len(batch.jobs))
-            del self.batches[batch.id]

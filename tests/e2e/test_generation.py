@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Any
 
 from inference.client import Client
@@ -38,6 +39,10 @@ options = {{ step_ms = 10 }}
 [echo]
 engine = "tests.faults.engines:RecordingEcho"
 max_batch_size = 4
+"""
+ADDED = """
+[added]
+engine = "tests.faults.engines:RecordingEcho"
 """
 LONG = 1000  # words: 10 s
 
@@ -153,6 +158,28 @@ class EndTests(GenerationCase):
         self.assertEqual(self.job(long).output, words.expected("long", 300))
         self.stack.start_worker("worker1")
         self.stack.ready()
+
+
+class ReloadTests(GenerationCase):
+    def test_a_model_is_added_while_answers_are_generated_without_a_pause(self) -> None:
+        jobs, enough = [], threading.Event()
+
+        def ask() -> None:
+            while not enough.wait(0.2):
+                jobs.append(self.generate("text", 150))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            eventually(lambda: len(jobs) > 8 and self.is_running(jobs[-1]), "they run beside each other")
+            self.stack.models_file.write_text(f"{MODELS}{ADDED}")
+            eventually(
+                lambda: self.stack.post("/v1/models/added", {"inputs": "x"}).status == 200, "it is loaded", limit_s=30
+            )
+        finally:
+            enough.set()
+            asking.join()
+        self.assertEqual({(job.status, job.attempts) for job in self.stack.finished(*jobs)}, {(Status.SUCCEEDED, 1)})
 
 
 class StreamTests(GenerationCase):

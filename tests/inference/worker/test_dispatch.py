@@ -49,6 +49,10 @@ class Pool:
         return [pid for pid in range(PID, PID + self.replicas) if pid not in busy]
 
     ready = busy = 0
+    awaited: int | None = None
+
+    def order(self) -> None:
+        """Nothing is to be loaded."""
 
     def has(self, pid: int) -> bool:
         return pid not in self.dead
@@ -231,9 +235,9 @@ class DispatcherTests(DispatcherCase):
         self.dispatcher.kick()
         self.last.over = True
         self.pool.held.clear()
-        self.dispatcher.open = False
+        self.dispatcher.turns.may_begin = False
         self.dispatcher.sweep()
-        self.dispatcher.open = True
+        self.dispatcher.turns.may_begin = True
         self.add("b", priority=1)
         self.dispatcher.kick()
         self.assertEqual((len(self.pool.calls), self.last.batch.model), (2, "b"))
@@ -543,7 +547,7 @@ class DispatcherTests(DispatcherCase):
         self.pool.closing = True
         _, request = self.add()
         self.dispatcher.kick()
-        self.assertFalse(self.dispatcher.open)
+        self.assertFalse(self.dispatcher.turns.may_begin)
         self.assertEqual(request.events, [])
 
     def test_a_worker_that_leaves_gives_back_what_no_child_has_begun(self) -> None:

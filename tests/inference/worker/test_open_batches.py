@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import Mock
 from uuid import UUID
 
 from inference.batching.room import Room
@@ -16,12 +16,14 @@ from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase
 class OpenCase(DispatcherCase):
     """Model a generates step by step, b does not."""
 
+    steps = frozenset("a")
+
     def load(self, **models: str) -> None:
         self.tell(PID, **models)
 
     def tell(self, pid: int, **models: str) -> None:
         told = {CATALOG[name].digest: state for name, state in models.items()}
-        self.replicas.loaded(Loaded(pid=pid, models=told, steps=frozenset({CATALOG["a"].digest})))
+        self.replicas.loaded(Loaded(pid=pid, models=told, steps=frozenset(CATALOG[name].digest for name in self.steps)))
 
     def step(
         self, *left: UUID, call: SimpleNamespace | None = None, room: int = 1000, longest: int = 0, **report: Any
@@ -253,11 +255,27 @@ class TurnTests(OpenCase):
     def test_nobody_joins_while_the_child_is_to_load_something(self) -> None:
         one, _ = self.add()
         self.kick()
-        self.add()
-        with patch.object(self.replicas, "wanted", return_value=PID):
+        two, _ = self.add()
+        self.pool.awaited = PID
+        self.step(one)
+        self.assertEqual((self.last.batch.job_ids, self.dispatcher.keeps(PID)), ((), True))
+        self.pool.awaited = None
+        self.step(one)
+        self.assertEqual(self.last.batch.job_ids, (two,))
+
+    def test_nor_does_it_begin_what_would_stay_open(self) -> None:
+        self.steps = frozenset("ab")
+        self.load(a=READY, b=READY)
+        one, _ = self.add()
+        self.kick()
+        self.pool.awaited = PID
+        self.add("b")
+        for _ in range(3):
             self.step(one)
-            self.assertEqual(self.last.batch.job_ids, ())
-        self.assertTrue(self.dispatcher.keeps(PID))
+            self.assertEqual(self.last.batch.model, "a")
+        self.pool.awaited = None
+        self.step(one)
+        self.assertEqual(self.last.batch.model, "b")
 
 
 class EndTests(OpenCase):

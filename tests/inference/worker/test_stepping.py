@@ -22,7 +22,7 @@ from inference.streams.tale import Tale
 from inference.worker import child, claims, stepping, telling
 from inference.worker.calls import Asked, BatchCall, BatchReport
 from inference.worker.loaded import LoadedModels
-from inference.worker.stepping import OpenBatches
+from inference.worker.opened import OpenBatches
 from tests import words
 from tests.echo import EchoEngine
 

@@ -1,0 +1,105 @@
+"""What an idle replica runs next: a new batch, or the next steps of one that is open in it, by turns."""
+
+from collections.abc import Callable, Collection
+from uuid import uuid4
+
+from inference import clock
+from inference.worker.backlog import Backlog
+from inference.worker.calls import Asked
+from inference.worker.inflight import Batch
+from inference.worker.pool import ReplicaPool
+
+
+class Turns:
+    """`call` sends the next call of a batch to its child, and says whether it could."""
+
+    def __init__(self, backlog: Backlog, pool: Callable[[], ReplicaPool], call: Callable[[Batch], bool]) -> None:
+        self.backlog = backlog
+        self.replicas = backlog.replicas
+        self.may_begin = True
+        self._pool, self._call = pool, call
+        self._others_turn: set[int] = set()  # children that took steps last, where others wait too
+
+    def give(self) -> None:
+        """Work for every idle replica; what is to be loaded goes first."""
+        pool = self._pool()
+        if self.may_begin:
+            pool.order()
+        idle = sorted(pool.idle(), key=lambda pid: len(self.open_in(pid)))
+        for place, pid in enumerate(idle):
+            self._give(pid, idle=len(idle) - place)
+        self._call_back()
+
+    def open_in(self, pid: int) -> list[Batch]:
+        """Of this child, whose turn is first."""
+        found = (batch for batch in self.backlog.batches.values() if batch.is_open and batch.pid == pid)
+        return sorted(found, key=lambda batch: batch.called_at)
+
+    def _give(self, pid: int, *, idle: int) -> None:
+        opened = self.open_in(pid)
+        if opened and pid not in self._others_turn:
+            self._others_turn.add(pid)
+            self._go_on(opened[0])
+            return
+        self._others_turn.discard(pid)
+        if not self._begin(pid, opened, idle) and opened:
+            self._go_on(opened[0])
+
+    def _begin(self, pid: int, opened: Collection[Batch], idle: int) -> bool:
+        """A new batch, of no model that has one open there. Whether there was one."""
+        if not self.may_begin or self._is_kept_free() or (opened and not self.replicas.may_run(pid)):
+            return False
+        following = self.backlog.next(self._not_now(pid, opened), idle=idle)
+        if following is None:
+            return False
+        jobs, search, is_closed = following
+        spec = self.backlog.specs[jobs[0].model]
+        batch = Batch(id=uuid4(), spec=spec, jobs=jobs, search=search, pid=pid, is_closed=is_closed)
+        if self._call(batch):
+            self.backlog.started(batch)
+        return True
+
+    def _go_on(self, batch: Batch) -> None:
+        """With those that join now."""
+        batch.called = self.backlog.joining(batch) if self._may_be_joined(batch) else []
+        batch.jobs += batch.called
+        self.backlog.has_joined(batch)
+        self._call(batch)
+
+    def _may_be_joined(self, batch: Batch) -> bool:
+        """Not while its child is to load something, or something is to run alone."""
+        return (
+            self.may_begin and not batch.is_closed and batch.pid != self._pool().awaited
+            and batch.spec is self.backlog.specs.get(batch.spec.name) and self.replicas.may_run(batch.pid)
+            and not self._is_kept_free()
+        )  # fmt: skip
+
+    def _not_now(self, pid: int, opened: Collection[Batch]) -> set[str]:
+        """The models of which nothing is begun in this child: what is open there, and as soon as nothing is, it is to
+        load something, all that would stay open."""
+        names = {batch.spec.name for batch in opened}
+        if pid == self._pool().awaited:
+            names.update(filter(self.replicas.steps, self.backlog.queues))
+        return names
+
+    def _call_back(self) -> None:
+        """Have those children come back after their step for which there is more than that."""
+        for batch in self.backlog.batches.values():
+            if batch.is_open and batch.result and (self._has_others(batch) or self._may_grow(batch)):
+                self.replicas.ask(batch.pid, Asked.COME_BACK)
+
+    def _has_others(self, batch: Batch) -> bool:
+        """Whether other work waits for the child of `batch`."""
+        opened = self.open_in(batch.pid)
+        if len(opened) > 1:
+            return True
+        return self.may_begin and not self._is_kept_free() and self.backlog.has_next(self._not_now(batch.pid, opened))
+
+    def _may_grow(self, batch: Batch) -> bool:
+        return self.backlog.may_join(batch) and self._may_be_joined(batch)
+
+    def _is_kept_free(self) -> bool:
+        """Whether a job runs that nothing may run beside, or waits until all that runs has ended."""
+        if any(batch.is_alone for batch in self.backlog.batches.values()):
+            return True
+        return bool(self.backlog.batches) and self.backlog.next_alone(clock.time_s()) is not None
