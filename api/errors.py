@@ -152,11 +152,11 @@ def _flatten(detail: Any, path: str = "") -> Iterator[dict[str, str]]:
         yield {"field": path or "body", "message": str(detail)}
 
 
-def handle(error: Exception, context: dict[str, Any]) -> HttpResponse:
-    """The framework's EXCEPTION_HANDLER."""
+def handle(error: Exception, view: Any) -> HttpResponse:
+    """What `view` answers."""
     if isinstance(error, exceptions.MethodNotAllowed):
-        allowed = ", ".join(context["view"].allowed_methods)
-        cancel = f" To cancel: POST {context['request'].path[:200]}/cancel." if context["view"].is_cancellable else ""
+        allowed = ", ".join(view.allowed_methods)
+        cancel = f" To cancel: POST {view.request.path[:200]}/cancel." if view.is_cancellable else ""
         return problem("method_not_allowed", f"Use {allowed}.{cancel}", headers={"Allow": allowed})
     return of_exception(error)
 

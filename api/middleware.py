@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -9,7 +10,8 @@ from collections.abc import Callable
 from django.conf import settings
 from django.core.exceptions import DisallowedHost
 from django.http import HttpRequest, HttpResponse
-from django.urls import get_resolver
+from django.middleware.security import SecurityMiddleware
+from django.urls import ResolverMatch, get_resolver
 
 from api import errors, openai_errors, request_id
 from inference import budget
@@ -50,16 +52,20 @@ class Api:
 
     def __init__(self, get_response: Answer) -> None:
         self.get_response = get_response
+        self.secured = {scheme: security_headers(scheme) for scheme in ("http", "https")}
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         try:
-            if request.path_info.startswith(PAGES) or request.path_info == "/admin":
+            if is_page(request.path_info):
                 return self._page(request)
             if request.path_info.endswith("/"):
                 request.path_info = request.path = request.path_info.rstrip("/") or "/"
             answer = refusal(request) or self._view(request)
             reshaped = openai_errors.reshaped if openai_errors.speaks(request) else errors.typed
-            return reshaped(request, answer)
+            answer = reshaped(request, answer)
+            for name, value in self.secured[request.scheme or "http"].items():
+                answer.headers.setdefault(name, value)
+            return answer
         finally:
             compute_slots.give_back()
             connections.give_back()  # before what is left of the body is read: a client may send it slowly
@@ -72,10 +78,34 @@ class Api:
         return response
 
     def _view(self, request: HttpRequest) -> HttpResponse:
-        match = get_resolver("api.urls").resolve(request.path_info)
-        request.resolver_match = match
+        request.resolver_match = match = resolve(request.path_info)
         response: HttpResponse = match.func(request, *match.args, **match.kwargs)
         return response
+
+
+def is_page(path: str) -> bool:
+    return path.startswith(PAGES) or path == "/admin"
+
+
+@functools.lru_cache(maxsize=1024)
+def resolve(path: str) -> ResolverMatch:
+    """The same few addresses are asked again and again."""
+    return get_resolver("api.urls").resolve(path)
+
+
+def security_headers(scheme: str) -> dict[str, str]:
+    """What Django's middleware finds out for each answer anew."""
+    answer = HttpResponse()
+    SecurityMiddleware(lambda _: answer).process_response(_Request(scheme), answer)
+    return {name: value for name, value in answer.headers.items() if name != "Content-Type"}
+
+
+class _Request(HttpRequest):
+    scheme = None
+
+    def __init__(self, scheme: str) -> None:
+        super().__init__()
+        self.scheme = scheme
 
 
 def refusal(request: HttpRequest) -> HttpResponse | None:

@@ -2,7 +2,7 @@ import contextlib
 import gc
 import os
 
-from django.core.wsgi import get_wsgi_application
+import django
 
 from api.requests.whole_bodies import WholeBodies
 from inference.catalog import lookup
@@ -26,6 +26,13 @@ def collect_less_garbage() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
+def make_application() -> WholeBodies:
+    django.setup(set_prefix=False)
+    from project.handler import Handler  # the models are ready now
+
+    return WholeBodies(Handler())
+
+
 def end_streams() -> None:
     """Their clients go on elsewhere."""
     from inference.streams.live import live
@@ -37,7 +44,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
 os.environ.setdefault("DATABASE_POOL_SIZE", "32")  # hundreds of threads; PostgreSQL takes 100 connections by default
 os.environ.setdefault("DATABASE_ANSWER_S", "4")  # a request is answered within 6 s, also when the database is not
 keep_on_one_core()
-application = WholeBodies(get_wsgi_application())
+application = make_application()
 lookup.follow()
 server.drop_stalled_clients()
 server.when_stopped(end_streams)

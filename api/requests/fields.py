@@ -101,15 +101,30 @@ class Body(serializers.Serializer[None]):
     def to_internal_value(self, data: Any) -> dict[str, Any]:
         if not isinstance(data, dict):
             raise serializers.ValidationError(f"The body must be a JSON object, not {words.type_of(data)}.")
-        unknown = (name for name in data if name not in self.names)
+        unknown = (name for name in data if name not in self.own)
         if told := {words.name(name): self._unknown(name) for name in islice(unknown, UNKNOWN_TOLD)}:
             raise serializers.ValidationError(told)
-        values: dict[str, Any] = super().to_internal_value(data)
+        values: dict[str, Any] = {}
+        wrong: dict[str, Any] = {}
+        for name, field in self.own.items():
+            try:
+                values[name] = field.run_validation(data.get(name, empty))
+            except serializers.SkipField:
+                pass
+            except serializers.ValidationError as error:
+                wrong[name] = error.detail
+        if wrong:
+            raise serializers.ValidationError(wrong)
         return values
 
     @cached_property
+    def own(self) -> dict[str, Any]:
+        """Fields by name."""
+        return dict(self.fields)
+
+    @property
     def names(self) -> list[str]:
-        return list(self.fields)
+        return list(self.own)
 
     def _unknown(self, name: str) -> str:
         return f"unknown field; {self.elsewhere.get(name) or words.hint(name, self.names)}"

@@ -10,10 +10,10 @@ from uuid import UUID
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseNotModified, UnreadablePostError
 from django.http.response import HttpResponseBase
-from rest_framework.response import Response
+from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.views import APIView
 
-from api import auth, codec, request_id
+from api import auth, codec, errors, request_id
 from api.auth import ANONYMOUS, Principal
 from api.errors import ApiError
 from api.requests import bodies
@@ -40,13 +40,17 @@ class ApiView(APIView):
     is_open = False  # whether it answers without a key
     kept_waiting = True  # False: there was no room for its wait
 
-    def initialize_request(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpRequest:  # type: ignore[override]
-        """Django's: it parses nothing by itself, and does not refer to itself, as the framework's does."""
-        return request
-
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """With Django's request, which parses nothing by itself, and no renderers."""
         try:
-            return super().dispatch(request, *args, **kwargs)
+            self.initial(request)
+            name = (request.method or "").lower()
+            if name not in self.http_method_names or not hasattr(self, name):
+                raise MethodNotAllowed(name)
+            answer: HttpResponseBase = getattr(self, name)(request, *args, **kwargs)
+            return answer
+        except Exception as error:
+            return self.handle_exception(error)
         finally:
             vars(self).clear()  # a view refers to itself, and would hold body and answer until garbage is collected
 
@@ -61,17 +65,13 @@ class ApiView(APIView):
             method = "GET" if method == "HEAD" else method
             bodies.known_query(request.GET, self.query_parameters.get(method, ()), self.elsewhere.get(method, {}))
 
-    def handle_exception(self, exc: Exception) -> Response:
+    def handle_exception(self, exc: Exception) -> HttpResponse:  # type: ignore[override]  # the framework's renders
         if isinstance(exc, UnknownOwner):  # deleted by another process, while the key is remembered here
             auth.keyring.forget()
             exc = auth.not_valid()
-        response = super().handle_exception(exc)
+        response = errors.handle(exc, self)
         exc.__traceback__ = None  # its frames may refer to it, and hold the body too
         return response
-
-    @property
-    def default_response_headers(self) -> dict[str, str]:
-        return {}
 
     def document(self, request: HttpRequest, body: Body) -> dict[str, Any]:
         """The validated JSON body."""

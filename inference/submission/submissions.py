@@ -9,6 +9,7 @@ from inference import clock
 from inference.catalog.specs import ModelSpec
 from inference.errors import InferenceError
 from inference.models import Job, Priority
+from inference.store import rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class Terms:
         """A new one, not stored yet."""
         now = clock.now()
         expires_at = None if self.expires_in_s is None else now + datetime.timedelta(seconds=self.expires_in_s)
-        return Job(
+        return rows.new_job(
             model=self.spec.name, priority=self.priority, owner=self.owner, request_id=self.request_id,
             created_at=now, published_at=now, expires_at=expires_at, **values,
         )  # fmt: skip
