@@ -83,7 +83,7 @@ def measured(spec: ModelSpec, device: str) -> Iterator[Taken]:
         with contextlib.suppress(ImportError):  # loading will say so
             import transformers.pipelines  # noqa: F401
         gc.collect()
-        gc.freeze()  # it stays: to look for garbage in it takes longer than to load a small model
+        gc.freeze()
     free()
     before, taken = _used(device), Taken()
     yield taken

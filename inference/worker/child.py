@@ -1,6 +1,7 @@
 """What a pool child does: claim, run, record, notify. The only place where torch and the engines are."""
 
 import faulthandler
+import gc
 import signal
 import threading
 import time
@@ -34,6 +35,8 @@ def start(plan: Plan, order: Order, shared: Shared) -> Loaded:
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     faulthandler.register(PAST_ITS_LIMIT, file=2, all_threads=True, chain=True)
     threading.Thread(target=threading.Event().wait, name="hears-signals", daemon=True).start()
+    gc.collect()
+    gc.freeze()  # what is imported stays: to look for garbage in it takes longer than to load a small model
     device = plan.bind(current_process_index(base=0) or 0)
     replica = LoadedModels(worker=plan.worker, device=device, shared=shared)
     return have(order)
