@@ -11,7 +11,7 @@ from inference.engines.base import Engine
 from tests.faults.engines import GatedEcho
 
 MIB = 2**20
-FOLDER = "weights"
+SIZES = (32, 64)  # megabytes
 
 
 class HeavyEcho(GatedEcho):
@@ -25,12 +25,12 @@ class HeavyEcho(GatedEcho):
 
 
 def tables(*names: str, megabytes: int = 32, load_s: float = 0.1, idle_unload_s: float = 300.0) -> str:
-    """Of models.toml: lazy models, whose `weights` are beside it."""
+    """Of models.toml: lazy models, whose weights are beside it."""
     return "".join(
         f"""
 [{name}]
 engine = "tests.heavy:HeavyEcho"
-model = "{FOLDER}"
+model = "{_folder(megabytes)}"
 options = {{ megabytes = {megabytes}, load_s = {load_s} }}
 load = "lazy"
 idle_unload_s = {idle_unload_s}
@@ -41,9 +41,14 @@ time_limit_s = 10
     )
 
 
-def weights(folder: Path, megabytes: int = 32) -> None:
+def weights(folder: Path, megabytes: int) -> None:
     """What tells the size of such a model before it is loaded: nothing but the header of the file is ever read."""
     size = megabytes * MIB
     header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
-    (folder / FOLDER).mkdir()
-    (folder / FOLDER / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    within = folder / _folder(megabytes)
+    within.mkdir()
+    (within / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+def _folder(megabytes: int) -> str:
+    return f"weights-{megabytes}"

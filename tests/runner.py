@@ -89,6 +89,7 @@ class Runner(runner.DiscoverRunner):
         self.broker = TestBroker()
         self.broker.start()
         use_broker(self.broker.server.url)
+        settings.WHITENOISE_AUTOREFRESH = True  # each test's client would look up all files of the packages
 
     def run_suite(self, suite: Any, **kwargs: Any) -> Any:
         """The processes of a parallel run that broke would hold on to the broker."""

@@ -28,12 +28,17 @@ TOLERANCE = 0.25  # of the number of loads, or
 FEW = 3  # loads: the worker and the simulator look at different moments
 
 
+def make(models: str, *, room_mb: int = 0, **options: Any) -> Stack:
+    environment = {**QUICK, "REPLICA_MEMORY_MB": str(room_mb)}
+    stack = Stack(**{"models": models, "replicas": 1, "environment": environment, **options})
+    for megabytes in heavy.SIZES:
+        heavy.weights(stack.folder, megabytes)
+    return stack
+
+
 class LazyCase(ShowingLog):
-    def start(self, models: str, *, room_mb: int = 0, **options: Any) -> None:
-        environment = {**QUICK, "REPLICA_MEMORY_MB": str(room_mb)}
-        self.stack = Stack(**{"models": models, "replicas": 1, "environment": environment, **options})
-        heavy.weights(self.stack.folder)
-        self.enterContext(self.stack)
+    def start(self, models: str, **options: Any) -> None:
+        self.stack = self.enterContext(make(models, **options))
 
     def file(self, name: str) -> Path:
         return self.stack.folder / name
@@ -45,8 +50,10 @@ class LazyCase(ShowingLog):
         entries = {entry["name"]: entry for entry in (self.row().catalog or {})["models"]}
         return str(entries[model]["state"])
 
-    def loads(self) -> list[str]:
-        return [found[1] for line in list(self.stack.log) if (found := LOAD.search(line)) and found[1] != "none"]
+    def loads(self, *models: str) -> list[str]:
+        """Of these, or of all."""
+        found = (LOAD.search(line) for line in list(self.stack.log))
+        return [load[1] for load in found if load and load[1] != "none" and (not models or load[1] in models)]
 
     def assert_answered(self, ids: list[UUID], *, attempts: int = 1) -> None:
         jobs = self.stack.finished(*ids, limit_s=180)
@@ -105,71 +112,68 @@ class TenModelsTests(LazyCase):
 
 
 class LifeTests(LazyCase):
+    """On one worker, of a model a test."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        models = heavy.tables("broken", "killed", "crashing", "late") + heavy.tables("idle", idle_unload_s=2.0)
+        cls.stack = cls.enterClassContext(make(ECHO + models))
+
+    def setUp(self) -> None:
+        eventually(lambda: self.stack.get("/readyz").status == 200, "all is well", limit_s=60)
+
     def test_a_worker_starts_without_it_loads_it_for_a_call_and_unloads_it_when_it_is_idle(self) -> None:
-        self.start(ECHO + heavy.tables("late", idle_unload_s=2.0))
-        self.assertEqual((self.loads(), self.state_of("late")), ([], "not loaded"))
-        self.assertEqual(self.stack.get("/readyz").status, 200)
-        answer = self.stack.post("/v1/models/late?timeout=60", {"inputs": "text"})
+        self.assertEqual((self.loads("idle"), self.state_of("idle")), ([], "not loaded"))
+        answer = self.stack.post("/v1/models/idle?timeout=60", {"inputs": "text"})
         self.assertEqual((answer.status, answer.json["echo"]), (200, "text"))
         eventually(lambda: self.shown() == "ready", "its page says so")
         self.assertAlmostEqual(self.served()["memory_bytes"] / heavy.MIB, 32, delta=8)
-        eventually(lambda: self.state_of("late") == "not loaded", "it is unloaded", limit_s=30)
+        eventually(lambda: self.state_of("idle") == "not loaded", "it is unloaded", limit_s=30)
         eventually(lambda: self.shown() == "not loaded", "its page says so")
         self.assertEqual((self.served()["workers"], self.stack.get("/readyz").status), (1, 200))
-        self.assert_answered([self.stack.submit("text", model="late")])
-        self.assertEqual(self.loads(), ["late", "late"])
+        self.assert_answered([self.stack.submit("text", model="idle")])
+        self.assertEqual(self.loads("idle"), ["idle", "idle"])
 
     def served(self) -> Any:
-        return self.stack.get("/v1/models/late").json["served"]
+        return self.stack.get("/v1/models/idle").json["served"]
 
     def shown(self) -> str:
         [entry] = self.served()["entries"]
         return str(entry["state"])
 
     def test_one_that_cannot_be_loaded_says_why_and_is_tried_again_after_pauses(self) -> None:
-        self.start(ECHO + heavy.tables("late"))
-        self.file("broken-late").touch()
-        waiting = [self.stack.submit("text", model="late")]
+        self.file("broken-broken").touch()
+        waiting = [self.stack.submit("text", model="broken")]
         eventually(lambda: self.row().state == WorkerState.DEGRADED, "it has failed", limit_s=30)
-        why = "late: could not be loaded on cpu: RuntimeError: no weights yet"
+        why = "broken: could not be loaded on cpu: RuntimeError: no weights yet"
         eventually(lambda: why in self.row().error, "its row says why")
         eventually(lambda: self.stack.get("/readyz").status == 503, "the service says so")
         self.assertIn("no weights yet", str(self.stack.get("/readyz").json["reasons"]))
-        refused = self.stack.post("/v1/models/late", {"inputs": "text"})
+        refused = self.stack.post("/v1/models/broken", {"inputs": "text"})
         self.assertEqual((refused.status, refused.json["code"]), (503, "no_worker"))
         self.assert_answered([self.stack.submit("text")])
-        eventually(lambda: len(self.loads()) == 2, "it is tried again", limit_s=30)
-        self.file("broken-late").unlink()
+        eventually(lambda: len(self.loads("broken")) == 2, "it is tried again", limit_s=30)
+        self.file("broken-broken").unlink()
         self.assert_answered(waiting)
-        self.assertLessEqual(len(self.loads()), 4)
+        self.assertLessEqual(len(self.loads("broken")), 4)
         eventually(lambda: self.stack.get("/readyz").status == 200, "all is well")
 
-    def test_one_that_is_larger_than_the_room_is_refused_with_the_figures(self) -> None:
-        self.start(ECHO + heavy.tables("late"), room_mb=20)
-        eventually(lambda: "late: it needs 32 MiB, and lazy models have" in self.row().error, "the row says so")
-        self.assertEqual(self.stack.post("/v1/models/late", {"inputs": "text"}).status, 503)
-        self.assert_answered([self.stack.submit("text")])
-        self.assertEqual(self.loads(), [])
-
     def test_a_process_that_is_killed_while_it_loads_one_loads_it_again(self) -> None:
-        self.start(ECHO + heavy.tables("late"))
-        self.file("held-late").touch()
-        waiting = [self.stack.submit("text", model="late")]
-        eventually(lambda: self.state_of("late") == "loading", "it is loading", limit_s=30)
+        self.file("held-killed").touch()
+        waiting = [self.stack.submit("text", model="killed")]
+        eventually(lambda: self.state_of("killed") == "loading", "it is loading", limit_s=30)
         os.kill(self.stack.replica_pids()[0], signal.SIGKILL)
-        self.file("held-late").unlink()
+        self.file("held-killed").unlink()
         self.assert_answered([self.stack.submit("text"), *waiting])
 
     def test_a_bad_input_is_isolated_and_its_neighbours_succeed(self) -> None:
-        self.start(ECHO + heavy.tables("late"))
-        crash = self.stack.submit({"text": "a", "fail": Fail.CRASH}, model="late")
-        others = [self.stack.submit(f"text {number}", model="late") for number in range(7)]
+        crash = self.stack.submit({"text": "a", "fail": Fail.CRASH}, model="crashing")
+        others = [self.stack.submit(f"text {number}", model="crashing") for number in range(7)]
         self.assert_answered(others, attempts=9)
         [job] = self.stack.finished(crash)
         self.assertEqual((job.status, job.error_code), (Status.FAILED, "crashed"))
 
     def test_what_is_cancelled_or_expires_before_its_load_is_not_run(self) -> None:
-        self.start(ECHO + heavy.tables("late"))
         self.file("held-late").touch()
         first, cancelled = (self.stack.submit("text", model="late") for _ in range(2))
         expiring = self.stack.submit("text", model="late", expires_in=1)
@@ -180,8 +184,20 @@ class LifeTests(LazyCase):
         ended = self.stack.finished(cancelled, expiring)
         self.assertEqual([(job.status, job.attempts) for job in ended], [(Status.CANCELLED, 0), (Status.EXPIRED, 0)])
 
+
+class RoomTests(LazyCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        models = ECHO + heavy.tables("late") + heavy.tables("large", megabytes=64)
+        cls.stack = cls.enterClassContext(make(models, room_mb=50, replicas=2))
+
+    def test_one_that_is_larger_than_the_room_is_refused_with_the_figures(self) -> None:
+        eventually(lambda: "large: it needs 64 MiB, and lazy models have" in self.row().error, "the row says so")
+        self.assertEqual(self.stack.post("/v1/models/large", {"inputs": "text"}).status, 503)
+        self.assert_answered([self.stack.submit("text")])
+        self.assertEqual(self.loads("large"), [])
+
     def test_replicas_load_it_one_after_the_other(self) -> None:
-        self.start(ECHO + heavy.tables("late"), replicas=2)
         self.assert_answered([self.stack.submit(f"text {number}", model="late") for number in range(20)])
         eventually(lambda: all("late" in replica["memory"] for replica in self.row().replicas.values()), "all have it")
 

@@ -1,4 +1,7 @@
-"""`manage.py up` on a data folder of another day: it serves, or says in one sentence what to do."""
+"""`manage.py up` on a data folder of another day: it serves, or says in one sentence what to do.
+
+All that may be found there: tests/inference/broker/test_storage.py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pathlib import Path
 from unittest import TestCase
 
 from tests.e2e.test_up import Up
-from tests.inference.broker.test_storage import BASE, LOG, WRITTEN_BY, mount_small_disk
+from tests.inference.broker.test_storage import BASE, WRITTEN_BY, mount_small_disk
 from tests.ports import free_port
 
 ECHO = '[echo]\nengine = "tests.echo:EchoEngine"\n'
@@ -31,23 +34,16 @@ class TestData(TestCase):
         return Path(shutil.copytree(WRITTEN_BY / server, self.folder / "broker", dirs_exist_ok=True))
 
     def test_it_serves_on_what_another_server_wrote(self) -> None:
-        for server in ("redis-6.2", "redis-7.0", "valkey-9"):
-            with self.subTest(server):
-                shutil.rmtree(self.folder)
-                self.written_by(server)
-                with self.up() as up:
-                    up.shows("A request, and the answer it got")
+        self.written_by("redis-6.2")
+        with self.up() as up:
+            up.shows("A request, and the answer it got")
 
     def test_it_serves_on_what_cannot_be_read_and_says_where_that_is_kept(self) -> None:
         base = self.written_by("valkey-9") / BASE
-        newer = base.read_bytes().replace(b"VALKEY080", b"VALKEY099")
-        for file, content in ((BASE, newer), (BASE, base.read_bytes()[:20]), (LOG, b"\x81garbage\n" * 30)):
-            with self.subTest(file, size=len(content)):
-                shutil.rmtree(self.folder)
-                (self.written_by("valkey-9") / file).write_bytes(content)
-                with self.up() as up:
-                    up.shows("A request, and the answer it got")
-                    up.shows("set aside")
+        base.write_bytes(base.read_bytes().replace(b"VALKEY080", b"VALKEY099"))
+        with self.up() as up:
+            up.shows("A request, and the answer it got")
+            up.shows("set aside")
 
     @unittest.skipUnless(os.geteuid() == 0, "only root may mount a small disk")
     def test_a_full_or_read_only_folder_is_named_with_the_way_out(self) -> None:
