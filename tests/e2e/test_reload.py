@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,8 @@ class Client(threading.Thread):
 
 
 class ReloadCase(ReplicaCase):
+    log_start = 0  # of this test
+
     def begin(self, models: str, **options: Any) -> None:
         self.stack = Stack(models=models, environment=QUICK, **options)
         self.enterContext(self.stack)
@@ -142,12 +145,31 @@ class ReloadCase(ReplicaCase):
         return [(entry["revision"] or entry["model"], entry["state"]) for entry in found]
 
     def logged(self, part: str) -> bool:
-        return any(part in line for line in self.stack.log)
+        return any(part in line for line in self.stack.log[self.log_start :])
 
 
-class RevisionTests(ReloadCase):
+class SharedReloadCase(ReloadCase):
+    """Tests that share a worker of two replicas."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.stack = cls.enterClassContext(Stack(models=entries(echo="r1"), environment=QUICK, replicas=2))
+
+    def begin_with(self, **revisions: str) -> None:
+        """Whatever ran in the test before."""
+        self.write(entries(**revisions))
+        self.wait_for(**revisions)
+        for model, revision in revisions.items():
+            eventually(partial(self.is_known, model, revision), "the web process knows it")
+        self.log_start = len(self.stack.log)
+
+    def is_known(self, model: str, revision: str) -> bool:
+        return bool(self.stack.get(f"/v1/models/{model}").json.get("revision") == revision)
+
+
+class RevisionTests(SharedReloadCase):
     def test_a_revision_is_changed_under_load_and_answers_switch_once(self) -> None:
-        self.begin(entries(echo="r1"), replicas=2)
+        self.begin_with(echo="r1")
         with self.load() as clients:
             children = self.stack.replica_pids()
             self.write(entries(echo="r2", added="r1"))
@@ -161,7 +183,7 @@ class RevisionTests(ReloadCase):
         self.assertEqual(self.command().stdout.splitlines()[0], "nothing changes.")
 
     def test_one_that_becomes_lazy_and_then_is_changed_fails_no_request(self) -> None:
-        self.begin(entries(echo="r1"), replicas=1)
+        self.begin_with(echo="r1")
         with self.load() as clients:
             for revision in ("r1", "r2"):
                 self.write(entries(echo=revision) + 'load = "lazy"\n')
@@ -171,16 +193,17 @@ class RevisionTests(ReloadCase):
         self.assertEqual({client.revisions[-1] for client in clients}, {"r2"})
 
     def test_limits_change_without_a_load(self) -> None:
-        self.begin(entries(echo="r1"), replicas=1)
+        self.begin_with(echo="r1")
         with self.load(clients=2):
             self.file("held-r1").touch()  # a load would never end
+            self.addCleanup(self.file("held-r1").unlink)
             self.write(entries(echo="r1").replace("max_batch_size = 4", "max_batch_size = 8"))
             eventually(lambda: self.logged("changed: echo") and self.logged("by its new entry"), "it is taken over")
             answer = self.stack.post("/v1/models/echo", {"inputs": ["text"] * 8})
             self.assertEqual(answer.status, 200, answer.body)
 
     def test_a_child_that_dies_during_the_load_of_the_new_one_loses_nothing(self) -> None:
-        self.begin(entries(echo="r1"), replicas=2)
+        self.begin_with(echo="r1")
         with self.load() as clients:
             self.file("held-r2").touch()
             self.write(entries(echo="r2"))
@@ -192,7 +215,7 @@ class RevisionTests(ReloadCase):
         self.assertEqual({client.revisions[-1] for client in clients}, {"r2"})
 
     def test_one_that_ends_the_process_which_loads_it_leaves_the_old(self) -> None:
-        self.begin(entries(echo="r1"), replicas=2)
+        self.begin_with(echo="r1")
         self.file("deadly-r2").touch()
         with self.load() as clients:
             self.write(entries(echo="r2"))
@@ -206,36 +229,23 @@ class RevisionTests(ReloadCase):
         self.assertEqual({client.revisions[-1] for client in clients}, {"r2"})
 
     def test_one_that_cannot_be_loaded_leaves_the_old_until_it_can(self) -> None:
-        self.begin(entries(echo="r1"), replicas=1)
+        self.begin_with(echo="r1")
         self.file("broken-r2").touch()
         with self.load(clients=3) as clients:
             self.write(entries(echo="r2"))
             eventually(lambda: ("r2", "failed") in self.runs()["echo"], "it says so", limit_s=60)
             self.assertIn("the one before goes on: could not be loaded", self.row().error)
             self.assertEqual(self.stack.get("/readyz").status, 200)
-            eventually(lambda: self.stack.get("/v1/models/echo").json["revision"] == "r2", "the web process knows it")
+            eventually(lambda: self.is_known("echo", "r2"), "the web process knows it")
             eventually(lambda: self.shown("echo") == [("r1", "ready"), ("r2", "failed")], "it tells how it is")
             self.file("broken-r2").unlink()
             self.wait_for(echo="r2")
         self.assertEqual({client.revisions[-1] for client in clients}, {"r2"})
 
-    def test_two_workers_with_a_model_each(self) -> None:
-        self.begin(entries(one="r1", two="r1"), workers=0)
-        for number, model in ((1, "one"), (2, "two")):
-            self.stack.worker_options = ("-c", "1", "--models", model)
-            self.stack.start_worker(f"worker{number}")
-        self.stack.ready()
-        with self.load("one", clients=2) as ones, self.load("two", clients=2) as twos:
-            self.write(entries(one="r1", two="r2"))
-            self.wait_for(name="worker2", two="r2")
-        self.assertEqual({client.revisions[-1] for client in ones}, {"r1"})
-        self.assertEqual({client.revisions[-1] for client in twos}, {"r2"})
-        self.assertEqual(self.runs("worker1"), {"one": [("r1", "ready")]})
 
-
-class FileTests(ReloadCase):
+class FileTests(SharedReloadCase):
     def test_a_file_with_an_error_changes_nothing_and_says_why(self) -> None:
-        self.begin(entries(echo="r1"), replicas=1)
+        self.begin_with(echo="r1")
         with self.load(clients=3):
             self.write(entries(echo="r2") + "max_batch_sise = 3\n")
             done = self.command()
@@ -248,7 +258,7 @@ class FileTests(ReloadCase):
             self.wait_for(echo="r2")
 
     def test_models_are_added_and_removed_under_load(self) -> None:
-        self.begin(entries(echo="r1", gone="r0"), replicas=2)
+        self.begin_with(echo="r1", gone="r0")
         with self.load(clients=4):
             self.file("busy-r0").touch()
             slow = [self.stack.submit("x", model="gone") for _ in range(8)]
@@ -262,7 +272,7 @@ class FileTests(ReloadCase):
         self.assertTrue(self.logged("model=gone unloaded"))
 
     def test_sighup_has_a_worker_look_and_neither_it_nor_its_jobs_end(self) -> None:
-        self.begin(entries(echo="r1"), replicas=1)
+        self.begin_with(echo="r1")
         with self.load(clients=2):
             for _ in range(3):
                 self.stack.children["worker1"].process.send_signal(signal.SIGHUP)
@@ -270,6 +280,21 @@ class FileTests(ReloadCase):
             self.stack.children["worker1"].process.send_signal(signal.SIGHUP)
             self.wait_for(echo="r2")
         self.assertIsNone(self.stack.children["worker1"].exit_code)
+
+
+class WorkersTests(ReloadCase):
+    def test_two_workers_with_a_model_each(self) -> None:
+        self.begin(entries(one="r1", two="r1"), workers=0)
+        for number, model in ((1, "one"), (2, "two")):
+            self.stack.worker_options = ("-c", "1", "--models", model)
+            self.stack.start_worker(f"worker{number}")
+        self.stack.ready()
+        with self.load("one", clients=2) as ones, self.load("two", clients=2) as twos:
+            self.write(entries(one="r1", two="r2"))
+            self.wait_for(name="worker2", two="r2")
+        self.assertEqual({client.revisions[-1] for client in ones}, {"r1"})
+        self.assertEqual({client.revisions[-1] for client in twos}, {"r2"})
+        self.assertEqual(self.runs("worker1"), {"one": [("r1", "ready")]})
 
 
 class WeightsTests(ReloadCase):

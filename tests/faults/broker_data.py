@@ -65,6 +65,7 @@ def _garbage_in_the_log(data: Path) -> None:
 
 class Unreadable(Fault):
     row, title, ci, full = "39", "the broker's data is of another version, or damaged", 3, 15
+    shares = True
     brokers = (REDIS,)
     chunk = 5
     KINDS: tuple[Callable[[Path], None], ...] = (_newer_snapshot, _garbage_manifest, _garbage_in_the_log)

@@ -86,6 +86,7 @@ class DatabaseAway(Fault):
 
 class Locked(DatabaseAway):
     row, title, ci, full = "15", "SQLite locked for 30 s, 12 s in a quick run", 3, 10
+    shares = True
     databases = (SQLITE,)
 
 

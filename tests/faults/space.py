@@ -24,6 +24,7 @@ ROOM_FOR_MESSAGES = 20_000  # bytes that the broker may still take
 
 class BrokerFull(Fault):
     row, title, ci, full = "14", "broker full: maxmemory", 3, 10
+    shares = True
     brokers = (REDIS,)
 
     def trial(self, trial: Trial) -> None:
