@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ task = "feature-extraction"
 """
 
 
-class OpenAICase(StackCase):
-    """One stack with a small model that generates. Keys are required."""
+class ClientTests(StackCase):
+    """On one stack with a small model that generates. Keys are required."""
 
     key: str
     base: str
@@ -59,8 +60,8 @@ class OpenAICase(StackCase):
         ended = answer.choices[0].finish_reason
         self.assertEqual(ended, "length" if answer.usage.completion_tokens == 5 else "stop")
 
+    # OpenAI's, of Python
 
-class TestPython(OpenAICase):
     def client(self, *, key: str = "", retries: int = 2, **options: Any) -> openai.OpenAI:
         return self.enterContext(
             openai.OpenAI(base_url=f"{self.base}/openai/v1", api_key=key or self.key, max_retries=retries, **options)
@@ -180,8 +181,8 @@ class TestPython(OpenAICase):
         self.assert_counted(answer)
         self.assertEqual(self.stack.jobs.count(), before + 1)
 
+    # Hugging Face's, of Python
 
-class TestHuggingFace(OpenAICase):
     def test_a_text_with_details_as_it_is_generated(self) -> None:
         client: Any = InferenceClient(model=f"{self.base}/v1/models/tiny", token=self.key)
         asked = {"max_new_tokens": 5, "do_sample": False, "details": True, "return_full_text": False}
@@ -192,79 +193,82 @@ class TestHuggingFace(OpenAICase):
         told = (last.details.finish_reason, last.details.generated_tokens)
         self.assertEqual(told, (whole.details.finish_reason, whole.details.generated_tokens))
 
-    def answer(self, address: str, **fields: Any) -> Any:
+    def hugging_face(self, address: str, **fields: Any) -> Any:
         client = self.enterContext(InferenceClient(base_url=f"{self.base}{address}", api_key=self.key, timeout=60))
         return client.chat_completion([{"role": "user", "content": "hello"}], max_tokens=5, temperature=0, **fields)
 
-    def test_a_chat_at_the_model_s_address(self) -> None:
-        self.assert_counted(self.answer("/v1/models/tiny"))
+    def test_a_chat_of_hugging_face_at_the_model_s_address(self) -> None:
+        self.assert_counted(self.hugging_face("/v1/models/tiny"))
 
-    def test_a_chat_at_openai_s_address(self) -> None:
+    def test_a_chat_of_hugging_face_at_openai_s_address(self) -> None:
         for address in ("/openai/v1", "/openai/v1/chat/completions", "/openai/v1/"):
             with self.subTest(address):
-                self.assert_counted(self.answer(address, model="tiny"))
+                self.assert_counted(self.hugging_face(address, model="tiny"))
 
-    def test_a_chat_as_it_is_generated(self) -> None:
-        whole = self.answer("/v1/models/tiny").choices[0].message.content
+    def test_a_chat_of_hugging_face_as_it_is_generated(self) -> None:
+        whole = self.hugging_face("/v1/models/tiny").choices[0].message.content
         for address in ("/v1/models/tiny", "/openai/v1"):
             with self.subTest(address):
-                chunks = list(self.answer(address, model="tiny", stream=True))
+                chunks = list(self.hugging_face(address, model="tiny", stream=True))
                 self.assertEqual("".join(chunk.choices[0].delta.content or "" for chunk in chunks), whole)
 
-    def test_errors_are_readable(self) -> None:
+    def test_errors_are_readable_in_hugging_face_s(self) -> None:
         for address in ("/v1/models/tiny", "/openai/v1"):
             with self.subTest(address), self.assertRaises(HfHubHTTPError) as failed:
-                self.answer(address, model="tiny", n=2)
+                self.hugging_face(address, model="tiny", n=2)
             self.assertIn("n: is not served here", str(failed.exception))
 
-
-@javascript.needed
-class TestJavaScript(OpenAICase):
-    told: dict[str, Any]
+    # Both, of JavaScript
 
     @classmethod
-    def setUpClass(cls) -> None:
-        super().setUpClass()
-        cls.told = javascript.run("chats.mjs", cls.base, cls.key)
+    @functools.cache
+    def told(cls) -> dict[str, Any]:
+        told: dict[str, Any] = javascript.run("chats.mjs", cls.base, cls.key)
+        return told
 
-    def test_chats(self) -> None:
+    @javascript.needed
+    def test_chats_of_javascript(self) -> None:
         for name in ("openai", "hugging face", "hugging face at openai's address"):
             with self.subTest(name):
-                answer = self.told[name]["answer"]
+                answer = self.told()[name]["answer"]
                 self.assertEqual(answer["usage"]["prompt_tokens"], len(TEMPLATED))
                 self.assertIsInstance(answer["choices"][0]["message"]["content"], str)
 
-    def test_streams(self) -> None:
-        whole = self.told["openai"]["answer"]
+    @javascript.needed
+    def test_streams_of_javascript(self) -> None:
+        whole = self.told()["openai"]["answer"]
         for name in ("openai, streamed", "hugging face, streamed"):
             with self.subTest(name):
-                *chunks, last = self.told[name]["answer"]
+                *chunks, last = self.told()[name]["answer"]
                 text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
                 self.assertEqual((text, last["usage"]), (whole["choices"][0]["message"]["content"], whole["usage"]))
 
-    def test_a_text_generation_of_hugging_face_s_as_it_is_generated(self) -> None:
-        whole = self.told["hugging face, text"]["answer"]["generated_text"]
-        *parts, last = self.told["hugging face, text streamed"]["answer"]
+    @javascript.needed
+    def test_a_text_generation_of_hugging_face_s_of_javascript(self) -> None:
+        whole = self.told()["hugging face, text"]["answer"]["generated_text"]
+        *parts, last = self.told()["hugging face, text streamed"]["answer"]
         self.assertEqual("".join(part["token"]["text"] for part in (*parts, last)), whole)
         self.assertEqual({part["generated_text"] for part in parts}, {None})
         self.assertEqual(last["generated_text"], whole)
         self.assertEqual(last["details"]["generated_tokens"], 5)
 
-    def test_a_text_and_the_models(self) -> None:
-        self.assertFalse(self.told["text"]["answer"]["choices"][0]["text"].startswith("hello"))
-        self.assertEqual(self.told["models"]["answer"], ["tiny", "unserved"])
+    @javascript.needed
+    def test_a_text_and_the_models_of_javascript(self) -> None:
+        self.assertFalse(self.told()["text"]["answer"]["choices"][0]["text"].startswith("hello"))
+        self.assertEqual(self.told()["models"]["answer"], ["tiny", "unserved"])
 
-    def test_errors(self) -> None:
+    @javascript.needed
+    def test_errors_of_javascript(self) -> None:
         for name, status, param, words in (
             ("bad field", 400, "max_tokens", "max_tokens: must be from 1"),
             ("no model", 404, None, "There is no model 'nope'"),
             ("no key", 401, None, "This API key is not valid"),
         ):
             with self.subTest(name):
-                told = self.told[name]
+                told = self.told()[name]
                 self.assertEqual((told["status"], told["param"]), (status, param))
                 self.assertIn(words, told["error"])
                 self.assertTrue(told["requestId"])
         for name in ("bad field of hugging face", "bad field of a stream of hugging face"):
-            self.assertIn("n: is not served here", self.told[name]["error"])
-        self.assertIn("max_tokens: must be", self.told["bad field of a text stream of hugging face"]["error"])
+            self.assertIn("n: is not served here", self.told()[name]["error"])
+        self.assertIn("max_tokens: must be", self.told()["bad field of a text stream of hugging face"]["error"])

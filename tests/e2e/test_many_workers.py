@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
@@ -14,13 +16,25 @@ from inference.models import Status, Worker
 from tests.conditions import eventually
 from tests.e2e.case import StackCase
 from tests.ports import HOST, free_port
+from tests.stack import Stack
 
-DEVICES = ("cuda:0", "cuda:1")
+DEVICES = ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
 WHERE = """
 [where]
 engine = "tests.e2e.test_many_workers:where"
 input = { type = "string" }
 max_batch_size = 1
+"""
+
+TORCH = """
+# Says what torch says where there is no such device, and is imported in no time.
+
+class cuda:
+    def is_initialized():
+        return False
+
+    def get_device_properties(device):
+        raise AssertionError("Torch not compiled with CUDA enabled")
 """
 
 
@@ -30,12 +44,17 @@ def where(inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
 
 
 class DevicesTests(StackCase):
-    """Devices of a machine with two GPUs, which no code here touches."""
+    """Devices of a machine with four GPUs, which no code here touches."""
 
-    options = {
-        "models": WHERE, "replicas": 4, "worker_options": ("--devices", ",".join(DEVICES)),
-        "environment": {"CUDA_VISIBLE_DEVICES": "0,1", "WORKER_HEARTBEAT_S": "0.5"},
-    }  # fmt: skip
+    @classmethod
+    def setUpClass(cls) -> None:
+        folder = cls.enterClassContext(tempfile.TemporaryDirectory())
+        Path(folder, "torch.py").write_text(TORCH)
+        environment = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "WORKER_HEARTBEAT_S": "0.5", "PYTHONPATH": folder}
+        options = ("--devices", ",".join(DEVICES))
+        cls.stack = cls.enterClassContext(
+            Stack(models=WHERE, replicas=8, worker_options=options, environment=environment)
+        )
 
     def row(self) -> Worker:
         return self.stack.workers.get()
@@ -46,23 +65,23 @@ class DevicesTests(StackCase):
 
     def seen_by_pid(self) -> dict[int, str]:
         """What each process that answers has seen itself."""
-        ids = [self.stack.submit("where?", model="where") for _ in range(24)]
+        ids = [self.stack.submit("where?", model="where") for _ in range(48)]
         return {pid: f"cuda:{device}" for device, pid in (job.output for job in self.stack.finished(*ids))}
 
-    def test_four_replicas_share_two_devices_two_each_and_a_killed_one_comes_back_to_its_own(self) -> None:
-        eventually(lambda: self.row().replicas_ready == 4, "all have loaded it")
+    def test_eight_replicas_share_four_devices_two_each_and_a_killed_one_comes_back_to_its_own(self) -> None:
+        eventually(lambda: self.row().replicas_ready == 8, "all have loaded it")
         before = self.devices_by_pid()
         self.assertEqual(Counter(before.values()), dict.fromkeys(DEVICES, 2))
         seen = self.seen_by_pid()
         self.assertLessEqual(seen.items(), before.items())
-        killed = next(pid for pid, device in before.items() if device == "cuda:1")
+        killed = next(pid for pid, device in before.items() if device == "cuda:2")
         os.kill(killed, signal.SIGKILL)
-        eventually(lambda: killed not in self.devices_by_pid() and self.row().replicas_ready == 4, "it is back")
+        eventually(lambda: killed not in self.devices_by_pid() and self.row().replicas_ready == 8, "it is back")
         after = self.devices_by_pid()
         self.assertEqual(Counter(after.values()), dict.fromkeys(DEVICES, 2))
         [new] = after.keys() - before.keys()
-        self.assertEqual(after[new], "cuda:1")
-        eventually(lambda: self.seen_by_pid().get(new) == "cuda:1", "it sees its own device again")
+        self.assertEqual(after[new], "cuda:2")
+        eventually(lambda: self.seen_by_pid().get(new) == "cuda:2", "it sees its own device again")
 
 
 class ModelsTests(StackCase):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -169,18 +168,6 @@ class JoiningTests(ReplicaCase):
         self.assert_succeeded(self.submit(60, "good"))
         self.file("held-late").unlink()
         eventually(lambda: self.row().replicas_ready == 1, "it is back")
-
-
-class DeviceTests(ReplicaCase):
-    def test_inputs_that_break_the_device_fail_alone_and_both_workers_go_on(self) -> None:
-        self.start(replicas=1, workers=2)
-        poison = [self.stack.submit({"text": str(number), "fail": "device"}, model="late") for number in range(8)]
-        good = self.submit(8, "late")
-        failed = self.stack.finished(*poison, limit_s=200)
-        self.assertEqual({(job.status, job.error_code) for job in failed}, {(Status.FAILED, "device_failed")})
-        self.assert_succeeded(good, attempts=99)
-        for name in ("worker1", "worker2"):
-            eventually(partial(self.serves, "late", "good", name=name, ready=1), f"{name} goes on")
 
 
 class CatalogTests(ReplicaCase):

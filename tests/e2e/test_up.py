@@ -105,6 +105,12 @@ def impatient_client(port: int) -> Iterator[None]:
 
 
 class TestUp(TestCase):
+    def echo(self) -> Path:
+        """A models.toml whose model is loaded at once."""
+        file = Path(self.enterContext(tempfile.TemporaryDirectory()), "models.toml")
+        file.write_text('[echo]\nengine = "tests.echo:EchoEngine"\n')
+        return file
+
     def test_it_serves_shows_a_real_answer_and_stops_cleanly(self) -> None:
         with Up(port := free_port()) as up, impatient_client(port):
             up.shows(f"Ready on http://{HOST}:{port}, serving embeddings")
@@ -119,19 +125,16 @@ class TestUp(TestCase):
         self.assertEqual(stops, sorted(stops))
 
     def test_a_part_that_dies_starts_again_and_nothing_is_left_when_the_supervisor_is_killed(self) -> None:
-        with tempfile.NamedTemporaryFile("w", suffix=".toml") as models:
-            models.write('[echo]\nengine = "tests.echo:EchoEngine"\n')
-            models.flush()
-            with Up(free_port(), Path(models.name)) as up:
-                up.shows("Ready on")
-                [broker, *_] = [pid for pid in up.descendants() if "broker.sock" in processes.command(pid)]
-                os.kill(broker, signal.SIGKILL)
-                up.shows("broker was killed by SIGKILL; it starts again in 1 s")
-                self.assertTrue(up.descendants())
-                up.process.kill()
+        with Up(free_port(), self.echo()) as up:
+            up.shows("Ready on")
+            [broker, *_] = [pid for pid in up.descendants() if "broker.sock" in processes.command(pid)]
+            os.kill(broker, signal.SIGKILL)
+            up.shows("broker was killed by SIGKILL; it starts again in 1 s")
+            self.assertTrue(up.descendants())
+            up.process.kill()
 
     def test_it_stops_when_nobody_reads_its_output_any_more(self) -> None:
-        with Up(free_port()) as up:
+        with Up(free_port(), self.echo()) as up:
             up.shows("worker | ")  # it says more: that it is connected, and how loading went
             up.stop_reading()
             self.assertEqual(up.process.wait(60), 0)
