@@ -9,6 +9,7 @@ Debian's package `rabbitmq-server` has the programs.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from tests.ports import HOST, free_port
 
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")  # those on Debian's PATH insist on the system's own server
 STARTING_LIMIT_S = 90.0
+_MESSAGES = re.compile(r'{"(.+?)", *(\d+)}')
 
 
 def is_installed() -> bool:
@@ -95,12 +97,25 @@ class RabbitMQ:
         command = [str(PROGRAMS / "rabbitmqctl"), "--quiet", *arguments]
         return subprocess.run(command, env=self.environment, check=True, capture_output=True, text=True).stdout
 
-    def cut_connections(self) -> None:
-        """Within milliseconds, and not with the seconds of CPU that `control` takes for its own start."""
+    def evaluate(self, expression: str) -> str:
+        """In the server, within milliseconds: `control` takes a second or two of CPU for its own start."""
         cookie = (self.folder / ".erlang.cookie").read_text()
-        call = 'rabbit_networking close_all_connections ["cut by the tests"]'
-        command = ["erl_call", "-sname", "rabbit@localhost", "-c", cookie, "-a", call]
-        subprocess.run(command, env=self.environment, check=True, capture_output=True)
+        command = ["erl_call", "-sname", "rabbit@localhost", "-c", cookie, "-e"]
+        run = subprocess.run(
+            command, input=f"{expression}.\n", env=self.environment, check=True, capture_output=True, text=True
+        )
+        return run.stdout
+
+    def cut_connections(self) -> None:
+        self.evaluate('rabbit_networking:close_all_connections("cut by the tests")')
+
+    def messages(self) -> dict[str, int]:
+        """By queue."""
+        queues = 'rabbit_amqqueue:info_all(<<"/">>, [name, messages])'
+        listed = self.evaluate(
+            f"[{{binary_to_list(Name), Count}} || [{{name, {{_, _, _, Name}}}}, {{messages, Count}}] <- {queues}]"
+        )
+        return {name: int(count) for name, count in _MESSAGES.findall(listed)}
 
     def close(self) -> None:
         self.kill()

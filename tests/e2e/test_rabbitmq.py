@@ -43,8 +43,8 @@ class RabbitMQTests(StackCase):
 
     def limit_acknowledgements(self, limit_ms: int) -> None:
         names = "[consumer_timeout, channel_tick_interval]"
-        self.server.control("eval", f"[application:set_env(rabbit, Name, {limit_ms}) || Name <- {names}].")
-        self.server.control("close_all_connections", "the new limit is of new channels")
+        self.server.evaluate(f"[application:set_env(rabbit, Name, {limit_ms}) || Name <- {names}]")
+        self.server.cut_connections()  # the new limit is of new channels
 
     def test_jobs_run_from_a_quorum_queue_and_no_other_queue_is_made(self) -> None:
         self.assert_served()

@@ -136,8 +136,8 @@ class RabbitBroker:
 
     def messages(self) -> tuple[dict[str, int], set[UUID]]:
         """What was taken and not acknowledged counts as waiting: a lost connection gives it back at once."""
-        rows = map(str.split, self.server.control("list_queues", "name", "messages").splitlines())
-        return {name: int(count) for name, count in rows if name.startswith("inference.")}, set()
+        counts = self.server.messages().items()
+        return {queue: count for queue, count in counts if queue.startswith("inference.")}, set()
 
 
 def _as_amqp(message: bytes | str) -> tuple[bytes, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Plays the faults of the matrix, each in a process of its own, and prints a table."""
+"""Plays the faults of the matrix, some services side by side, and prints a table."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ def _is_alone(run: Run) -> bool:
 
 
 def _play(runs: Sequence[Run], parallel: int) -> list[Tally]:
-    """Each run in a process of its own, since each has a database."""
+    """So many at once, each in a process."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(parallel, mp_context=context, initializer=django.setup, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(parallel, mp_context=context, initializer=django.setup) as pool:
         futures: list[Future[list[Tally]]] = [pool.submit(run) for run in runs]
         return [tally for future in as_completed(futures) for tally in future.result()]
 
