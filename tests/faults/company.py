@@ -36,7 +36,7 @@ class InCompany(Generating):
     def service(self) -> Iterator[Service]:
         with greedy.folder() as folder:
             self.reference = greedy.Reference(folder)
-            models, replicas = greedy.CATALOG.format(folder=folder), 1 if self.quick else 2
+            models, replicas = greedy.CATALOG.format(folder=folder), 1 if self.quick and not greedy.GIVEN else 2
             with self.make(models=models, replicas=replicas) as service:
                 yield service
 

@@ -26,7 +26,7 @@ from tests import words
 from tests.conditions import eventually
 from tests.echo import Fail
 from tests.faults.backends import REDIS
-from tests.faults.clients import NOBODY_WAITS
+from tests.faults.clients import NOBODY_WAITS, plain_get_is_quick, waiting
 from tests.faults.fault import Fault
 from tests.faults.trial import Trial
 from tests.ports import HOST, free_port
@@ -103,21 +103,22 @@ class Reader(threading.Thread):
 
 
 class Generating(Fault):
-    """Two replicas, jobs of random lengths, of which every third is read as a stream."""
+    """Two replicas, jobs of random lengths, of which some are read as streams."""
 
     options = {"models": MODELS}
     model = "story"
     chunk = 25
-    JOBS = 24
+    JOBS, READ = 24, 3  # every third
+    WORDS = (5, LONGEST)
 
     def trial(self, trial: Trial) -> None:
         trial.service.whole_again()
         trial.right = told
         self.ports = [trial.service.port]
         self.prepare(trial)
-        self.texts = [self.text(trial, trial.random.randrange(5, LONGEST)) for _ in range(self.JOBS)]
-        self.ids = [self.submit(trial, text) for text in self.texts]
-        self.readers = [Reader(self.ports, job_id, self.on_event) for job_id in self.ids[::3]]
+        counts = [trial.random.randrange(*self.WORDS) for _ in range(self.JOBS)]
+        self.ids = [self.submit(trial, self.text(trial, count)) for count in counts]
+        self.readers = [Reader(self.ports, job_id, self.on_event) for job_id in self.ids[:: self.READ]]
         trial.until_running("story")
         trial.pause(0.0, 1.0)
         self.strike(trial)
@@ -294,3 +295,29 @@ class WebKilled(Generating):
         super().after(trial)
         trial.expect(any(reader.connections > 1 for reader in self.readers), "no stream broke off")
         trial.service.children.pop(f"other {trial.number}").kill()
+
+
+class ManyOpen(Generating):
+    """Each is told a word ten times a second."""
+
+    row, title, ci, full = "18", "200 streams are open; a plain GET meanwhile", 0, 5
+    takes_s = 40.0
+    alone = True
+    chunk = 1
+    options = {
+        "blocking_threads": 512,
+        "models": """
+[story]
+task = "text-generation"
+engine = "tests.words:WordsEngine"
+max_batch_size = 128
+options = { step_ms = 100, capacity = 100000 }
+""",
+    }
+    JOBS, READ = 200, 1
+    WORDS = (300, 301)
+
+    def strike(self, trial: Trial) -> None:
+        trial.until(lambda: waiting(trial) == self.JOBS, "each stream is open")
+        plain_get_is_quick(trial, self.ids[0])
+        trial.expect(waiting(trial) == self.JOBS, f"{waiting(trial)} streams are open at the end")

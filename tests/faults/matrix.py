@@ -48,6 +48,7 @@ FAULTS: tuple[type[Fault], ...] = (
     steps.Step,
     clients.Leaving,
     clients.Waiting,
+    generating.ManyOpen,
     messages.Malformed,
     clients.SameKey,
     clients.Cancelling,
