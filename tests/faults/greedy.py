@@ -60,6 +60,7 @@ class Reference:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        torch.set_num_threads(1)  # a second one waits more than it works, beside a busy service
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self.tokens = functools.cache(self._tokens)
