@@ -28,7 +28,7 @@ max_queued = 100000
 time_limit_s = 120
 """
 SHORTEST, LONGEST = 8, 128  # tokens of an answer
-PROMPTS = 60
+PROMPTS = 40
 WORDS_OF_A_PROMPT = (1, 40)
 GIVEN = os.environ.get("GREEDY_MODEL", "")
 
