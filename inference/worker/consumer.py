@@ -17,7 +17,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 
 from inference import clock
 from inference.batching.queue import Item
-from inference.broker import address
+from inference.broker import address, json_types
 from inference.worker.dispatch import Dispatcher
 from inference.worker.subscriptions import Subscriptions
 
@@ -46,7 +46,7 @@ class JobRequest(Request):
         self.send_event("task-started")
 
     def finished(self, error: str, runtime: float) -> None:
-        state.task_ready(self, successful=not error)
+        state.task_ready(self)
         self.acknowledge()
         if error:
             self.send_event("task-failed", exception=error, traceback="")
@@ -92,13 +92,20 @@ def _refuse(*arguments: Any, **kwargs: Any) -> None:
 def request_of(message: Any, **common: Any) -> JobRequest:
     """Raises what Celery answers by dropping the message with one log line: anything else would end the worker."""
     try:
-        request = JobRequest(message, body=message.body, headers=message.headers, decoded=False, utc=True, **common)
+        request = JobRequest(message, body=payload_of(message), headers=message.headers, decoded=True, **common)
         hash(request.id)  # Celery looks it up among what was revoked
         return request
     except (ContentDisallowed, DecodeError):
         raise
     except Exception as error:
         raise InvalidTaskError(f"not a task message: {error!r}") from error
+
+
+def payload_of(message: Any) -> Any:
+    """As `message.payload`, which takes ten times as long for what we send."""
+    if (message.content_type, message.content_encoding) == ("application/json", "utf-8"):
+        return json_types.loads(message.body)
+    return message.payload
 
 
 def item_of(request: Request, dispatcher: Dispatcher) -> tuple[Item, str]:

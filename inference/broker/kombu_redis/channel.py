@@ -14,8 +14,8 @@ from typing import Any
 
 import redis
 from kombu.transport import redis as stock
-from kombu.utils.json import loads
 
+from inference.broker.json_types import loads
 from inference.broker.kombu_redis.qos import QoS, Unacked
 from inference.broker.kombu_redis.scripts import FETCH
 
