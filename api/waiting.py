@@ -33,7 +33,8 @@ class Slots:
         finally:
             with self._lock:
                 self._held[principal] -= granted
-                self._held += Counter()  # drops those that hold none
+                if not self._held[principal]:
+                    del self._held[principal]
 
 
 slots = Slots()
