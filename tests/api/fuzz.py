@@ -6,11 +6,15 @@ On PostgreSQL: `python -m tests.postgres python -m tests.api.fuzz 300`.
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 MODELS = """
 [echo]
@@ -28,6 +32,11 @@ task = "text-classification"
 [pictures]
 engine = "tests.echo:EchoEngine"
 task = "image-classification"
+
+[words]
+engine = "tests.words:WordsEngine"
+task = "text-generation"
+max_queued = 1000000
 """
 CHECKS = (
     "not_a_server_error",
@@ -44,12 +53,52 @@ not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "503", "504"]
 """
 
 
+OPENAI_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "additionalProperties": False,
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "additionalProperties": False,
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"enum": ["invalid_request_error", "rate_limit_error", "permission_error", "server_error"]},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string"},
+            },
+        }
+    },
+}
+
+
+def documented(base: str) -> dict[str, Any]:
+    """The service's document, and OpenAI's addresses, which it leaves out: the same calls as at a model's own."""
+    with urllib.request.urlopen(f"{base}/v1/schema") as answer:
+        document: dict[str, Any] = json.load(answer)
+    paths = document["paths"]
+    for name in ("chat/completions", "completions"):
+        call = copy.deepcopy(paths[f"/v1/models/{{name}}/v1/{name}"]["post"])
+        call["operationId"] = f"openai_{call['operationId']}"
+        call["parameters"] = [parameter for parameter in call["parameters"] if parameter["in"] != "path"]
+        body = call["requestBody"]["content"]["application/json"]
+        model = {"required": ["model"], "properties": {"model": {"enum": ["words", "echo", "nobody"]}}}
+        body["schema"] = {"allOf": [body["schema"], model]}
+        for status, told in call["responses"].items():
+            if int(status) >= 400:
+                told["content"] = {"application/json": {"schema": OPENAI_ERROR}}
+        paths[f"/openai/v1/{name}"] = {"post": call}
+    return document
+
+
 def fuzz(base: str, examples: int, *, seed: int = 1) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "schemathesis.toml"
+        config, document = Path(folder) / "schemathesis.toml", Path(folder) / "openapi.json"
         config.write_text(CONFIG)
+        document.write_text(json.dumps(documented(base)))
         command = [
-            sys.executable, "-m", "schemathesis.cli", f"--config-file={config}", "run", f"{base}/v1/schema",
+            sys.executable, "-m", "schemathesis.cli", f"--config-file={config}", "run", str(document), f"--url={base}",
             f"--checks={','.join(CHECKS)}", f"--max-examples={examples}", f"--seed={seed}",
             "--phases=examples,coverage,fuzzing",
             "--request-timeout=30", "--suppress-health-check=all", "--warnings=off", "--continue-on-failure",
