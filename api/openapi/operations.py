@@ -125,7 +125,7 @@ wait_for_jobs = operation(
 stream_job = operation(
     "jobs_stream",
     "The text of a job as it is generated, as server-sent events",
-    answers={(200, "text/event-stream"): str},
+    answers={(200, "text/event-stream"): shapes.ANY},
     problems=(*JOB, "overloaded"),
     parameters=[_JOB_ID, LAST_EVENT_ID, query("last_event_id", {"type": "string"}, "The same."), ON_DISCONNECT, PLAIN],
     headers={"Retry-After": [429, 503]},
@@ -185,7 +185,7 @@ run_model = operation(
     "models_run",
     "Run a model and wait for its answer",
     request={"application/json": bodies.RunBody, "application/octet-stream": OpenApiTypes.BINARY},
-    answers={(200, codec.CONTENT_TYPE): shapes.ANY, (200, "text/event-stream"): str},
+    answers={(200, codec.CONTENT_TYPE): shapes.ANY, (200, "text/event-stream"): shapes.ANY},
     problems=(*SUBMITTING, *FAILED_JOB, "no_worker"),
     parameters=[
         wait("timeout", bodies.DEFAULT_TIMEOUT_S, "the answer, where it is not streamed"),
@@ -210,14 +210,14 @@ complete_chat = operation(
     "models_complete_chat",
     "Answer a chat, as Hugging Face's clients ask for it; at /openai/v1/chat/completions, as OpenAI's do",
     request=shapes.ChatBody,
-    answers={(200, codec.CONTENT_TYPE): shapes.ChatShown, (200, "text/event-stream"): str},
+    answers={(200, codec.CONTENT_TYPE): shapes.ChatShown, (200, "text/event-stream"): shapes.ANY},
     **completion,
 )
 complete_text = operation(
     "models_complete_text",
     "Continue a text, as Hugging Face's JavaScript client asks for it; at /openai/v1/completions, as OpenAI's do",
     request=shapes.TextBody,
-    answers={(200, codec.CONTENT_TYPE): shapes.TextShown, (200, "text/event-stream"): str},
+    answers={(200, codec.CONTENT_TYPE): shapes.TextShown, (200, "text/event-stream"): shapes.ANY},
     **completion,
 )
 about_problem = operation(

@@ -41,6 +41,8 @@ def prompt(where: str, value: Any) -> None:
     if not isinstance(value, list):
         text(where, value)
         return
+    if not value:
+        raise InvalidInput(f"{where}: must be a text, or a list of at least one message.", field=where)
     for index, message in enumerate(value):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
             raise wrong(f"{where}[{index}]", 'a message such as {"role": "user", "content": "…"}', message)

@@ -36,6 +36,7 @@ WRONG: tuple[tuple[str, Any, str], ...] = (
     ("token-classification", [["a"]], "inputs[0]"),
     ("feature-extraction", {"text": "a"}, "inputs"),
     ("text-generation", [{"role": "user"}], "inputs[0]"),
+    ("text-generation", [[MESSAGE], []], "inputs[1]"),
     ("text-generation", "word " * 500, "inputs"),
     ("sentence-similarity", "a", "inputs"),
     ("sentence-similarity", {"source_sentence": "a"}, "inputs.sentences"),
