@@ -7,7 +7,7 @@ models.toml as `engine = "package.module:Name"`.
 from abc import ABC, abstractmethod
 from typing import Any
 
-from inference.catalog.specs import ModelSpec
+from inference.catalog.specs import TORCH, ModelSpec
 from inference.engines.stepper import Stepper
 
 
@@ -16,6 +16,8 @@ class Engine(ABC):
 
     padded = True  # each item of a batch costs what the longest costs; False, set by `load`, when each costs its own
     note = ""  # how the model is run, if in another way than most: its page and the log show it; set by `load`
+
+    backend = TORCH  # what computes it; set by `load` where that is another
 
     stepper: Stepper | None = None  # set by `load` where the model generates step by step: `predict` is not called then
 

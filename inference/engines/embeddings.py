@@ -43,6 +43,7 @@ class SentenceEmbeddings(Engine):
         saved = weights.read_json(folder / "sentence_bert_config.json", missing={}).get("max_seq_length")
         self.max_tokens = loader.max_tokens(self.spec, self.model, self.tokenizer, saved)
         compiled = backend.install(self.spec, self.model, self._own_states, agreement.TEXTS)
+        self.backend = compiled.backend
         self.shortcuts = compiled.shortcuts or accelerate.install(
             self.model, self.tokenizer, "", parity.Trial(self._own_states, parity.TEXTS)
         )

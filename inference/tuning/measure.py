@@ -1,14 +1,15 @@
-"""What is measured, and in which order: a grid of shapes, replicas against threads, and half precision."""
+"""What is measured, and in which order: a grid of shapes, then backends and precisions, replicas against threads."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from inference.catalog import lengths, tasks, units
-from inference.catalog.specs import ModelSpec
+from inference.catalog.specs import BACKENDS, PRECISIONS, TORCH, TRANSFORMERS_ENGINE, ModelSpec
+from inference.engines import backends
 from inference.engines.json_values import pairs
 from inference.tuning.replica import (
     ANSWER,
@@ -17,7 +18,10 @@ from inference.tuning.replica import (
     Setup,
     answer,
     answers,
+    backend,
     items_per_s,
+    memory_bytes,
+    note,
     seconds,
     step_seconds,
     steps,
@@ -31,6 +35,7 @@ LENGTHS = {
 }
 PROMPTS = (32, 256)  # tokens
 TYPICAL = 32  # tokens: for what is compared at one length only
+SENTENCES = "inference.engines.embeddings:"
 SLOWEST_S = 5.0  # a shape that is expected to take longer is left out
 
 Progress = Callable[[str], None]
@@ -82,15 +87,34 @@ class Arrangement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
-    """What another dtype does: how much faster, and how far answers move."""
+class Choice:
+    """What may compute the model, and in what."""
 
-    dtype: str
-    base: str
-    speedup: float
-    largest_change: float  # of any number in an answer
-    changed: int  # answers whose texts or shape changed
-    answers: int
+    backend: str
+    precision: str
+
+    def of(self, setup: Setup) -> Setup:
+        if self.backend == TORCH:
+            spec = dataclasses.replace(setup.spec, backend=TORCH, precision="", dtype=self.precision)
+        else:
+            spec = dataclasses.replace(setup.spec, backend=self.backend, precision=self.precision)
+        return dataclasses.replace(setup, spec=spec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What a choice does. `problem` says why it does not compute the model; the rest is nothing then."""
+
+    problem: str = ""
+    memory: int = 0  # bytes of a replica
+    same: int = 0  # answers that differ from those of torch in float32 in their numbers at most
+    answers: int = 0
+    largest_change: float = 0.0  # of any number in these
+    rates: dict[Arrangement, dict[int, float]] = field(default_factory=dict)  # items or tokens a second, by batch size
+
+    @property
+    def share(self) -> float:
+        return self.same / self.answers if self.answers else 0.0
 
 
 def lengths_for(spec: ModelSpec, own_inputs: Sequence[Any]) -> list[int]:
@@ -153,46 +177,76 @@ def arrangements(device: str, cores: int) -> list[Arrangement]:
     return [Arrangement(replicas=count, threads=max(1, cores // count)) for count in counts]
 
 
-def throughput(
-    setup: Setup, unit: Unit, arrangement: Arrangement, sizes: Sequence[int], budget_s: float
-) -> dict[int, float]:
-    """Items or tokens per second of all replicas together, at a typical length, by batch size; rows that generate are
-    shared out among the replicas."""
-    length = typical_length(setup)
+def choices(setup: Setup) -> list[Choice]:
+    """Those that this task, device and installation have; torch in float32 first, which the others are compared with.
+    The precision of an engine of one's own is its own."""
+    spec = setup.spec
+    found = [Choice(backend=TORCH, precision=precision) for precision in ("float32", "bfloat16")]
+    ours = spec.engine == TRANSFORMERS_ENGINE or spec.engine.startswith(SENTENCES)
+    if setup.device != "cpu" or not ours or (spec.engine == TRANSFORMERS_ENGINE and not tasks.of(spec.task).compiles):
+        return found
+    others = [Choice(backend=name, precision=one) for name in BACKENDS if name != TORCH for one in PRECISIONS]
+    return found + [one for one in others if not backends.problem(one.of(setup).spec)]
+
+
+def trial(
+    setup: Setup,
+    unit: Unit,
+    choice: Choice,
+    expected: Sequence[Any] | None,
+    all_arrangements: Sequence[Arrangement],
+    sizes: Sequence[int],
+    budget_s: float,
+    step: Progress,
+) -> tuple[Trial, Sequence[Any]]:
+    """And the answers, which those of the next choices are compared with."""
+    setup = choice.of(setup)
+    rates: dict[Arrangement, dict[int, float]] = {}
+    found, memory = expected or [], 0
+    for arrangement in all_arrangements:
+        step(f"{choice.backend} in {choice.precision}, {arrangement.replicas} x {arrangement.threads} threads")
+        with _replicas(setup, arrangement) as replicas:
+            first = replicas[0]
+            if first.ask(backend) != choice.backend:
+                return Trial(problem=first.ask(note)), found
+            if not memory:
+                memory, found = first.ask(memory_bytes), first.ask(answers, lengths_for(setup.spec, setup.own_inputs))
+            rates[arrangement] = throughput(setup, unit, replicas, sizes, budget_s)
+    changes = [list(differences(*both)) for both in zip(expected or found, found, strict=True)]
+    return Trial(
+        memory=memory,
+        same=sum(math.inf not in moved for moved in changes),
+        answers=len(changes),
+        largest_change=max((change for moved in changes for change in moved if change < math.inf), default=0.0),
+        rates=rates,
+    ), found
+
+
+@contextmanager
+def _replicas(setup: Setup, arrangement: Arrangement) -> Iterator[list[Replica]]:
     setup = dataclasses.replace(setup, threads=arrangement.threads)
     with ExitStack() as stack:
         replicas = [stack.enter_context(Replica(setup)) for _ in range(arrangement.replicas)]
         for replica in replicas:
             replica.wait_until_loaded()
-        rates = {}
-        for size in sizes:
-            own = max(1, size // arrangement.replicas) if unit is TOKENS else size
-            asked = [replica.start(unit.rate, own, length, budget_s) for replica in replicas]
-            rates[size] = sum(map(answer, asked))
+        yield replicas
+
+
+def throughput(
+    setup: Setup, unit: Unit, replicas: Sequence[Replica], sizes: Sequence[int], budget_s: float
+) -> dict[int, float]:
+    """Items or tokens per second of all replicas together, at a typical length, by batch size; rows that generate are
+    shared out among the replicas."""
+    length, rates = typical_length(setup), {}
+    for size in sizes:
+        own = max(1, size // len(replicas)) if unit is TOKENS else size
+        asked = [replica.start(unit.rate, own, length, budget_s) for replica in replicas]
+        rates[size] = sum(map(answer, asked))
     return rates
 
 
 def typical_length(setup: Setup) -> int:
     return min(lengths_for(setup.spec, setup.own_inputs), key=lambda length: abs(length - TYPICAL))
-
-
-def precision(setup: Setup, unit: Unit, replica: Replica, dtype: str, size: int, budget_s: float) -> Precision:
-    """`setup` in another dtype against `replica`, which runs it as it is."""
-    all_lengths, length = lengths_for(setup.spec, setup.own_inputs), typical_length(setup)
-    other_setup = dataclasses.replace(setup, spec=dataclasses.replace(setup.spec, dtype=dtype))
-    with Replica(other_setup) as other:
-        other.wait_until_loaded()
-        base_s, other_s = (one.ask(unit.seconds, size, length, budget_s) or math.nan for one in (replica, other))
-        found = zip(replica.ask(answers, all_lengths), other.ask(answers, all_lengths), strict=True)
-        changes = [list(differences(*both)) for both in found]
-    return Precision(
-        dtype=dtype,
-        base=setup.spec.dtype,
-        speedup=base_s / other_s,
-        largest_change=max((change for moved in changes for change in moved if change < math.inf), default=0.0),
-        changed=sum(math.inf in moved for moved in changes),
-        answers=len(changes),
-    )
 
 
 def differences(first: Any, second: Any) -> Iterator[float]:

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
-from inference.engines import isolate, loading
+from inference.engines import isolate, loading, memory
 from inference.engines.base import Engine
 from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.errors import InferenceError, ModelUnavailable, OutOfMemory
@@ -18,6 +18,7 @@ from inference.tuning import samples
 from inference.worker import devices
 
 MIN_RUNS, MAX_RUNS = 3, 50
+MOST_COMPARED = 500  # of the user's own inputs
 ANSWER = 128  # tokens that a row generates before another one takes its place
 
 P = ParamSpec("P")
@@ -79,13 +80,16 @@ def answer(asked: Future[T]) -> T:
 
 _setup: Setup
 _engine: Engine
+_bytes: int
 
 
 def _load(setup: Setup) -> None:
-    global _setup, _engine
+    global _setup, _engine, _bytes
     devices.limit_threads(setup.threads)
     try:
-        _setup, _engine = setup, loading.ready(setup.spec, setup.device)
+        with memory.measured(setup.spec, setup.device) as taken:
+            engine = loading.ready(setup.spec, setup.device)
+        _setup, _engine, _bytes = setup, engine, taken.bytes
     except ModelUnavailable as error:
         raise CannotMeasure(f"{setup.spec.name}: {error.message}") from error
 
@@ -111,6 +115,19 @@ def seconds(size: int, length: int, budget_s: float) -> float | None:
 def steps() -> bool:
     """Whether it generates step by step."""
     return _engine.stepper is not None
+
+
+def backend() -> str:
+    """What computes the model, after all."""
+    return _engine.backend
+
+
+def note() -> str:
+    return _engine.note
+
+
+def memory_bytes() -> int:
+    return _bytes
 
 
 def step_seconds(size: int, length: int, budget_s: float) -> float | None:
@@ -155,7 +172,9 @@ def items_per_s(size: int, length: int, budget_s: float) -> float:
 
 
 def answers(lengths: Sequence[int]) -> list[Any]:
-    return [_run(_items(1, length))[0] for length in lengths]
+    """To the user's own inputs, each alone, or to one of each length."""
+    own = [[value] for value in _setup.own_inputs[:MOST_COMPARED]]
+    return [_run(items)[0] for items in own or [_items(1, length) for length in lengths]]
 
 
 def _items(size: int, length: int) -> list[Any]:

@@ -1,11 +1,12 @@
 """The measurements as a table, a plot in characters, and lines for models.toml."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from inference.catalog import tasks
-from inference.catalog.specs import ModelSpec
-from inference.tuning.measure import Arrangement, Grid, Precision
+from inference.catalog.specs import TORCH, ModelSpec
+from inference.engines.memory import MIB
+from inference.tuning.measure import Arrangement, Choice, Grid, Trial
 from inference.tuning.replica import ANSWER
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
@@ -13,6 +14,7 @@ BAR = 40  # characters of the longest bar
 WORTH = (
     0.97  # of the best rate: a larger batch must bring more than the rest, since it makes its first item wait longer
 )
+SAME = 0.99  # of the answers must be, of what is recommended
 SLACK = 20  # a call may take this many times the slowest measured one before it counts as stuck
 SLACK_OF_STEPS = 2
 MIN_TIME_LIMIT_S = 10
@@ -90,24 +92,57 @@ def generating_lines(spec: ModelSpec, grid: Grid) -> list[str]:
     ]
 
 
-def arrangement_lines(rates: dict[Arrangement, dict[int, float]]) -> Iterator[str]:
-    """Items per second of each arrangement at each batch size, and the worker option for the best."""
-    sizes = sorted({size for found in rates.values() for size in found})
-    yield "replicas x threads" + "".join(f"{f'x {size}':>12}" for size in sizes)
-    for arrangement, found in rates.items():
-        yield f"{arrangement.replicas:>8} x {arrangement.threads:<7}" + "".join(
-            f"{found[size]:12.1f}" for size in sizes
-        )
-    best = max(rates, key=lambda arrangement: sum(math.log(rate) for rate in rates[arrangement].values()))
-    yield f"best: celery -A project worker -c {best.replicas}"
+Trials = Mapping[Choice, Trial]
 
 
-def precision_lines(found: Precision) -> Iterator[str]:
-    yield f"{found.dtype} runs {found.speedup:.2f} times as fast as {found.base}."
-    yield f"Numbers in the answers move by up to {found.largest_change:.2g}."
-    yield f"Of {found.answers} answers, {found.changed} change in more than their numbers."
-    if found.speedup > 1.2:
-        yield f'If your users can live with that: dtype = "{found.dtype}"'
+def trials_table(trials: Trials, unit: str) -> Iterator[str]:
+    """A row a choice and arrangement: rates by batch size, what a replica takes, and how near the answers are."""
+    sizes = sorted({size for trial in trials.values() for rates in trial.rates.values() for size in rates})
+    heads = "".join(f"{f'x {size}':>10}" for size in sizes)
+    yield f"{'backend':<10}{'precision':<11}{'replicas x threads':<20}{heads} {unit}/s       MiB   answers   numbers"
+    for choice, trial in trials.items():
+        start = f"{choice.backend:<10}{choice.precision:<11}"
+        if trial.problem:
+            yield start + trial.problem
+        for arrangement, rates in trial.rates.items():
+            cells = "".join(f"{rates[size]:10.1f}" for size in sizes)
+            yield (
+                f"{start}{f'{arrangement.replicas} x {arrangement.threads}':<20}{cells}{'':>{len(unit) + 3}}"
+                f"{trial.memory / MIB:10.0f}{f'{trial.same} of {trial.answers}':>10}{trial.largest_change:10.2g}"
+            )
+
+
+def trials_plot(trials: Trials) -> Iterator[str]:
+    """Of each choice, its best arrangement."""
+    best = {choice: max(map(mean, trial.rates.values())) for choice, trial in trials.items() if trial.rates}
+    most = max(best.values())
+    for choice, rate in best.items():
+        yield f"{choice.backend:<10}{choice.precision:<10} {bar(rate / most):<{BAR}} {rate:.1f}"
+
+
+def recommended(trials: Trials) -> tuple[Choice, Arrangement]:
+    """The fastest of those whose answers are the same but for their numbers; of torch in float32 they are."""
+    fit = [(choice, trial) for choice, trial in trials.items() if trial.rates and trial.share >= SAME]
+    pairs = [(mean(rates), choice, arrangement) for choice, trial in fit for arrangement, rates in trial.rates.items()]
+    _, choice, arrangement = max(pairs, key=lambda pair: pair[0])
+    return choice, arrangement
+
+
+def mean(rates: Mapping[int, float]) -> float:
+    """Geometric: of all batch sizes alike."""
+    return math.exp(sum(math.log(max(rate, 1e-9)) for rate in rates.values()) / len(rates))
+
+
+def choice_lines(trials: Trials) -> list[str]:
+    """For models.toml. Rounded numbers are nothing to choose for others: it says what they would get."""
+    choice, _ = recommended(trials)
+    if choice.precision == "float32" and choice.backend == TORCH:
+        return []
+    trial = trials[choice]
+    why = f"  # {trial.same} of {trial.answers} answers are the same, numbers move by up to {trial.largest_change:.2g}"
+    key = "precision" if choice.backend != TORCH else "dtype"
+    backend = [f'backend = "{choice.backend}"'] if choice.backend != TORCH else []
+    return [*backend, f'{key} = "{choice.precision}"{why}']
 
 
 def _absent(grid: Grid, size: int, length: int) -> str:

@@ -12,7 +12,7 @@ import torch
 from transformers.utils import ModelOutput
 
 CALL_COST = 16  # tokens of padding that cost as much as one more call
-GROUP = 128  # values that share a scale, of what is multiplied with weights of int8
+GROUP = 64  # values that share a scale, of what is multiplied with weights of int8
 HINTS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
 
 

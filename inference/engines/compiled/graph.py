@@ -3,6 +3,7 @@
 OpenVINO's own converter reads the trace: the one by way of ONNX needs more packages, and a deprecated exporter.
 """
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import nn
 from transformers.utils import logging
 
 LARGEST = 127  # of an int8, so that both signs have as many
+IN_A_LAYER = re.compile(r"\.\d+\.")  # the name of a weight in a list of modules
 FILE = "model.xml"  # and beside it the weights
 
 
@@ -73,12 +75,17 @@ def _traced(model: nn.Module, features: Mapping[str, torch.Tensor], output: str)
 
 
 def _shorten(graph: Any) -> None:
-    """Weights of products as int8, with a scale for each of what they compute."""
+    """Weights of products as int8, with a scale for each of what they compute. Those of heads are few, and what they
+    lose shows in every score."""
     for product in graph.get_ops():
         if product.get_type_name() != "MatMul":
             continue
         weights = product.input(1).get_source_output().get_node()
-        if weights.get_type_name() != "Constant" or weights.data.ndim != 2:
+        if (
+            weights.get_type_name() != "Constant"
+            or weights.data.ndim != 2
+            or not IN_A_LAYER.search(weights.get_friendly_name())
+        ):
             continue
         values = weights.data.astype(np.float32)
         axis = 1 if product.get_attributes()["transpose_b"] else 0

@@ -26,7 +26,7 @@ from inference.errors import ModelUnavailable
 logger = logging.getLogger(__name__)
 
 HOME = "exported"  # in a model's folder
-VERSION = 1  # of how graphs are made and kept here
+VERSION = 2  # of how graphs are made and kept here
 # How far the scores of a model may be from those in float32, as a part of the largest.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.05, "int8": 0.2}
 LEAST_LABELS = 0.9  # of those found
@@ -58,6 +58,7 @@ class Installed:
     """What computes a model: `shortcuts` where it is the backend, and what its page says."""
 
     shortcuts: Shortcuts | None
+    backend: str = TORCH
     note: str = ""
 
 
@@ -80,7 +81,8 @@ def install(spec: ModelSpec, model: Any, answers: parity.Answers, inputs: Sequen
         note = f"torch computes it in float32, and not {spec.backend} in {precision}: {reason.rstrip('.')}."
         logger.warning("model=%s %s", spec.name, note)
         return Installed(shortcuts=None, note=note)
-    return Installed(shortcuts=shortcuts, note=f"{spec.backend} computes it in {precision}: {found}.")
+    note = f"{spec.backend} computes it in {precision}: {found}."
+    return Installed(shortcuts=shortcuts, backend=spec.backend, note=note)
 
 
 def _computed(

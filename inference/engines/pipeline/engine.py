@@ -69,7 +69,8 @@ class PipelineEngine(Engine):
             return
         values = functools.partial(self._values, self.steps, self.feed.parameters)
         compiled = backend.install(self.spec, self.pipe.model, values, self._compared())
-        self.shortcuts, self.note = compiled.shortcuts or self.shortcuts, compiled.note
+        self.shortcuts = compiled.shortcuts or self.shortcuts
+        self.backend, self.note = compiled.backend, compiled.note
         inputs, parameters = self.feed.trial(self.pipe)
         if not inputs:
             return

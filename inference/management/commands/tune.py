@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from django.core.management.base import BaseCommand, CommandError
 from inference.catalog import lookup
 from inference.catalog.specs import ModelSpec
 from inference.management.told import told
-from inference.tuning import measure, report
-from inference.tuning.measure import Arrangement, Grid, Precision, Unit
+from inference.tuning import measure, processor, report
+from inference.tuning.measure import Choice, Grid, Trial, Unit
 from inference.tuning.replica import CannotMeasure, Replica, Setup
 from inference.worker import devices
 
@@ -43,7 +44,7 @@ class Progress:
 
 
 class Command(BaseCommand):
-    help = "Measure a model over batch sizes and lengths, on this machine, and print the lines for models.toml."
+    help = "Measure a model over batches, backends and replicas on this machine, and print the lines for models.toml."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("model", help="its name in models.toml")
@@ -62,37 +63,38 @@ class Command(BaseCommand):
 
     def tune(self, setup: Setup, seconds: float) -> None:
         sizes, all_lengths = measure.sizes_for(setup.spec), measure.lengths_for(setup.spec, setup.own_inputs)
-        arrangements = measure.arrangements(setup.device, devices.cores())
-        step = Progress(2 + len(sizes) * len(all_lengths) + len(arrangements))
+        arrangements, choices = measure.arrangements(setup.device, devices.cores()), measure.choices(setup)
+        step = Progress(1 + len(sizes) * len(all_lengths) + len(choices) * len(arrangements))
         step("loading the model")
         with Replica(setup) as replica:
             replica.wait_until_loaded()
             unit = measure.unit_of(replica)
             grid = measure.grid(replica, unit, sizes, all_lengths, seconds, step)
-            size = report.knee(grid, measure.typical_length(setup))
-            dtype = "float32" if setup.spec.dtype == "bfloat16" else "bfloat16"
-            step(dtype)
-            precision = measure.precision(setup, unit, replica, dtype, size, seconds)
-        rates: dict[Arrangement, dict[int, float]] = {}
+        size = report.knee(grid, measure.typical_length(setup))
         together = [devices.cores(), max(devices.cores(), size)] if unit is measure.TOKENS else [1, size]
-        for arrangement in arrangements:
-            step(f"{arrangement.replicas} replicas of {arrangement.threads} threads")
-            rates[arrangement] = measure.throughput(setup, unit, arrangement, sorted({*together}), 4 * seconds)
+        trials: dict[Choice, Trial] = {}
+        expected: Sequence[Any] | None = None
+        for choice in choices:
+            trials[choice], expected_now = measure.trial(
+                setup, unit, choice, expected, arrangements, sorted({*together}), 4 * seconds, step
+            )
+            expected = expected or expected_now
         step.clear()
-        self.show(setup.spec, unit, grid, precision, rates)
+        self.show(setup.spec, unit, grid, trials)
 
-    def show(
-        self, spec: ModelSpec, unit: Unit, grid: Grid, precision: Precision, rates: dict[Arrangement, dict[int, float]]
-    ) -> None:
+    def show(self, spec: ModelSpec, unit: Unit, grid: Grid, trials: dict[Choice, Trial]) -> None:
         generates = unit is measure.TOKENS
-        lines = report.generating_lines(spec, grid) if generates else report.catalog_lines(spec, grid)
+        limits = report.generating_lines(spec, grid) if generates else report.catalog_lines(spec, grid)
+        arrangement = report.recommended(trials)[1]
         parts = {
-            f"{spec.name} on this machine, one replica of one thread": report.table(grid, unit.name),
+            "This machine": [processor.described()],
+            f"{spec.name} as it is, one replica of one thread": report.table(grid, unit.name),
             **({"A step of so many rows, a token each": report.steps(grid)} if generates else {}),
             "What batching gains": report.plot(grid),
-            "Replicas and threads": report.arrangement_lines(rates),
-            "Precision": report.precision_lines(precision),
-            f"For {settings.MODELS_FILE.name}": lines,
+            "Backends, precisions, replicas and threads": report.trials_table(trials, unit.name),
+            f"The best of each, {unit.name}/s": report.trials_plot(trials),
+            "The worker": [f"celery -A project worker -c {arrangement.replicas}"],
+            f"For {settings.MODELS_FILE.name}": [*limits, *report.choice_lines(trials)],
         }
         for title, part in parts.items():
             self.stdout.write(self.style.MIGRATE_HEADING(f"\n{title}"))

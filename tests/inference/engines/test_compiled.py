@@ -73,7 +73,9 @@ class CompiledCase(EqualTestCase):
 
     def computes(self, engine: Any) -> bool:
         model = getattr(engine, "model", None) or engine.pipe.model
-        return isinstance(model.forward, forward.Forward)
+        computes = isinstance(model.forward, forward.Forward)
+        self.assertEqual(engine.backend, "openvino" if computes else "torch")
+        return computes
 
 
 class AnswersTests(CompiledCase):

@@ -1,13 +1,15 @@
 import dataclasses
 import math
 import re
+import tempfile
+from pathlib import Path
 from unittest import TestCase
 
 from inference.catalog import specs
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
-from inference.tuning import report
-from inference.tuning.measure import Arrangement, Grid, Precision, differences, lengths_for, sizes_for
+from inference.tuning import processor, report
+from inference.tuning.measure import Arrangement, Choice, Grid, Trial, differences, lengths_for, sizes_for
 
 SPEC = ModelSpec(name="m", task="text-classification", max_batch_size=8, max_length=256)
 
@@ -94,15 +96,37 @@ class TextTests(TestCase):
         self.assertEqual(max(bars), report.BAR)
         self.assertTrue(lines[1].endswith("1.00 times one at a time"))
 
-    def test_the_best_arrangement_is_named(self) -> None:
+    def test_the_fastest_of_those_with_the_same_answers_is_recommended(self) -> None:
         one, two = Arrangement(replicas=1, threads=2), Arrangement(replicas=2, threads=1)
-        *_, best = report.arrangement_lines({one: {1: 80.0, 8: 144.0}, two: {1: 132.0, 8: 185.0}})
-        self.assertIn("-c 2", best)
+        torch, short = Choice(backend="torch", precision="float32"), Choice(backend="openvino", precision="bfloat16")
+        shorter, broken = Choice(backend="openvino", precision="int8"), Choice(backend="openvino", precision="float32")
+        rates = {one: {1: 80.0, 8: 144.0}, two: {1: 132.0, 8: 185.0}}
+        trials = {
+            torch: Trial(same=8, answers=8, rates=rates),
+            short: Trial(same=8, answers=8, rates={two: {1: 264.0, 8: 370.0}}, memory=2**20, largest_change=0.01),
+            shorter: Trial(same=7, answers=8, rates={two: {1: 500.0, 8: 900.0}}),
+            broken: Trial(problem="torch computes it in float32, and not openvino"),
+        }
+        self.assertEqual(report.recommended(trials), (short, two))
+        self.assertIn('backend = "openvino"', report.choice_lines(trials))
+        self.assertIn('precision = "bfloat16"  # 8 of 8 answers are the same', report.choice_lines(trials)[1])
+        self.assertEqual(report.recommended({torch: trials[torch]}), (torch, two))
+        self.assertEqual(report.choice_lines({torch: trials[torch], shorter: trials[shorter]}), [])
+        table = "\n".join(report.trials_table(trials, "items"))
+        self.assertRegex(table, r"openvino +bfloat16 +2 x 1 +264.0 +370.0 +1 +8 of 8 +0.01")
+        self.assertIn("openvino  float32    torch computes it in float32, and not openvino", table)
+        self.assertIn(report.BAR * "█", list(report.trials_plot(trials))[2])
 
-    def test_half_precision_is_offered_where_it_pays_only(self) -> None:
-        fast = Precision(dtype="bfloat16", base="auto", largest_change=0.002, changed=0, answers=4, speedup=3.9)
-        self.assertIn('dtype = "bfloat16"', "".join(report.precision_lines(fast)))
-        self.assertNotIn("dtype =", "".join(report.precision_lines(dataclasses.replace(fast, speedup=1.0))))
+    def test_what_the_processor_can_is_told(self) -> None:
+        cpuinfo = Path(self.enterContext(tempfile.NamedTemporaryFile("w+")).name)
+        for text, told in (
+            ("model name\t: Old\nflags\t\t: sse2 avx2\n", "Old has AVX2: nothing that makes bfloat16 or int8 fast."),
+            ("model name: New\nflags: avx2 avx512_vnni amx_tile\n", "New has AVX2, VNNI (int8), AMX (int8 and bf16)."),
+            ("Features : asimd i8mm\n", "This processor has NEON, I8MM (int8)."),
+        ):
+            cpuinfo.write_text(text)
+            self.assertEqual(processor.described(cpuinfo), told)
+        self.assertIn("does not say", processor.described(Path("/no/such/file")))
 
     def test_differences_find_numbers_and_labels(self) -> None:
         first = [{"label": "a", "score": 0.5, "ids": [1, 2]}, {"label": "b", "score": 0.25, "ids": []}]

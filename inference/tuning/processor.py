@@ -1,0 +1,32 @@
+"""What this machine's processor can, of what makes short numbers fast."""
+
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+# By the flags that Linux shows, of x86 and of ARM.
+FEATURES = {
+    "AVX2": {"avx2"},
+    "AVX-512": {"avx512f"},
+    "VNNI (int8)": {"avx512_vnni", "avx_vnni"},
+    "AVX-512 bf16": {"avx512_bf16"},
+    "AMX (int8 and bf16)": {"amx_tile"},
+    "NEON": {"asimd"},
+    "I8MM (int8)": {"i8mm"},
+    "bf16": {"bf16"},
+}
+
+
+SHORT = ("VNNI (int8)", "AVX-512 bf16", "AMX (int8 and bf16)", "I8MM (int8)", "bf16")
+
+
+def described(cpuinfo: Path = CPUINFO) -> str:
+    """In one line."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:  # on macOS
+        return "This machine does not say what its processor can."
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    has = [name for name, any_of in FEATURES.items() if flags & any_of]
+    lacks = "" if set(has) & set(SHORT) else ": nothing that makes bfloat16 or int8 fast"
+    return f"{fields.get('model name', 'This processor')} has {', '.join(has) or 'none of what counts here'}{lacks}."
