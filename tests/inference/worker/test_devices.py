@@ -47,9 +47,15 @@ class DevicesTests(TestCase):
 
     def test_there_is_one_replica_a_gpu_and_one_a_core_on_cpus(self) -> None:
         self.assertEqual(plan(("cuda:0", "cuda:1")).replicas, 2)
-        with patch.object(devices, "cores", return_value=4):
+        with patch.object(devices, "cores", return_value=4), patch.dict(os.environ, OMP_NUM_THREADS=""):
             self.assertEqual((plan(("cpu",)).replicas, plan(("cpu",)).threads), (4, 1))
             self.assertEqual((plan(("cpu",), 2).replicas, plan(("cpu",), 2).threads), (2, 2))
+
+    def test_a_replica_computes_with_no_more_threads_than_the_environment_allows(self) -> None:
+        for allowed, threads in (("1", 1), ("3", 2), ("1,2", 1), ("0", 1), ("many", 2)):
+            variables = patch.dict(os.environ, OMP_NUM_THREADS=allowed)
+            with self.subTest(allowed), variables, patch.object(devices, "cores", return_value=4):
+                self.assertEqual(plan(("cpu",), 2).threads, threads)
 
     def test_child_i_is_bound_to_device_i_mod_n(self) -> None:
         bound = plan(("cuda:0", "cuda:1"), 4)
