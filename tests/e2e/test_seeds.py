@@ -57,6 +57,7 @@ class SeedsTests(StackCase):
         hub = cls.enterClassContext(Hub({file.name: file.read_bytes() for file in (folder / "model").iterdir()}))
         cls.options = {
             "models": (settings.BASE_DIR / "models.toml").read_text() + FILL,
+            "replicas": 1,
             "environment": {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder), "HF_HUB_DISABLE_XET": "1"},
         }
         super().setUpClass()
