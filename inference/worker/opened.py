@@ -55,7 +55,7 @@ class OpenBatches:
         run elsewhere."""
         for batch in list(self.batches.values()):
             if batch.id in waiting:
-                batch.wait(call.time_limit_s)
+                batch.stand_by(call.time_limit_s)
             elif batch.id != call.batch:
                 self._close(batch)
 

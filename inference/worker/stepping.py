@@ -213,7 +213,7 @@ class OpenBatch:
             logger.info("batch=%s job=%s left: cancelled or given back", self.id, running.job.id)
             self._leave(running)
 
-    def wait(self, limit_s: float) -> None:
+    def stand_by(self, limit_s: float) -> None:
         """For so long at most: its child runs something else first."""
         try:
             self._keep(limit_s)
