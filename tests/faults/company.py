@@ -27,6 +27,7 @@ class InCompany(Generating):
     row, title, ci, full = "48", "a transformers model in company: cancels, kills; answers as generate alone", 1, 25
     takes_s = 25.0
     model = "greedy"
+    options = {"environment": {"MAX_ESTIMATED_WAIT_S": "0"}}  # its first answers tell little of its speed
     settle_limit_s = recovery_limit_s = LIMIT_S
     JOBS, CANCELS = 48, 8  # 40 answers at least to compare
     PROMPTS = 10  # of a trial, each with answers of several lengths
