@@ -51,6 +51,8 @@ def ready(spec: ModelSpec, device: str) -> Engine:
         engine = make(spec)
         engine.load(device)
         engine.warm_up()
+        if spec.backend != engine.backend and not engine.note:
+            engine.note = f'backend = "{spec.backend}" is nothing to {spec.engine}, which computes in its own way.'
     except ModelUnavailable:
         raise
     except Exception as error:

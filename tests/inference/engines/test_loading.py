@@ -47,6 +47,10 @@ class MakeTests(TestCase):
         engine = loading.ready(spec(engine=f"{__name__}:shout"), "cpu")
         self.assertEqual(engine.predict(["a", "b"], {"marks": 2}), ["A!!", "B!!"])
 
+    def test_an_engine_that_heeds_no_backend_says_so(self) -> None:
+        engine = loading.ready(spec(engine=f"{__name__}:shout", backend="openvino"), "cpu")
+        self.assertRegex(engine.note, r'backend = "openvino" is nothing to .*:shout, which computes in its own way')
+
     def test_a_missing_module_is_named(self) -> None:
         self.assert_refused("no_such_package.engine:Mine", "no_such_package", "importable")
 
