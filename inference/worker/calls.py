@@ -83,3 +83,4 @@ class BatchReport:
     capacity: int = 0  # tokens of cache in all; 0 of a model that does not generate step by step
     tokens: int = 0  # generated
     firsts_s: tuple[float, ...] = ()  # of the jobs whose first token came: since they were made
+    answers: tuple[int, ...] = ()  # tokens of each job that ended

@@ -4,12 +4,14 @@ import time
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from inference.worker.calls import BatchReport
 from inference.worker.inflight import Batch
 
 WINDOW_S = 10.0  # of tokens a second
 FIRSTS = 200  # the last ones, whose time to the first token is shown
+ANSWERS = 200  # the last ones, by whose tokens progress is told in jobs
 
 
 @dataclass(slots=True)
@@ -18,6 +20,7 @@ class _Model:
     capacity: int = 0  # of a replica
     samples: deque[tuple[float, int]] = field(default_factory=deque)  # (monotonic, tokens)
     firsts: deque[float] = field(default_factory=lambda: deque(maxlen=FIRSTS))  # seconds from a job's making
+    answers: deque[int] = field(default_factory=lambda: deque(maxlen=ANSWERS))  # tokens
 
     def tokens_per_s(self, now: float) -> float:
         while self.samples and self.samples[0][0] < now - WINDOW_S:
@@ -42,6 +45,13 @@ class Generated:
             model.capacity = report.capacity
             model.samples.append((time.monotonic(), report.tokens))
             model.firsts += report.firsts_s
+            model.answers += report.answers
+
+    def jobs(self, model: str, tokens: int) -> float:
+        """How many answers so many tokens are; 0.0 while none has ended. To count those that end would leave out what
+        the others have come to, and long answers take many slices of steps."""
+        found = self._models.get(model)
+        return tokens / fmean(found.answers) if found and found.answers else 0.0
 
     def row(self, batches: Collection[Batch], *, replicas: int) -> dict[str, dict[str, object]]:
         """By model: rows that are being answered, tokens of cache that are free in all `replicas`, tokens in all and a

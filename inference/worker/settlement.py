@@ -70,11 +70,11 @@ class Settlement:
         self.backlog.isolation.put_off(put_off)
 
     def _observe_steps(self, batch: Batch, report: BatchReport) -> None:
-        """How many jobs end in how much time: no batch is formed by what steps cost."""
+        """How many jobs are answered in how much time: no batch is formed by what steps cost."""
         self.generated.note(batch, report)
-        if report.engine_s:
-            costs = self.backlog.queues[batch.spec.name].costs
-            costs.observe(max(1, report.size), 1.0, report.engine_s, jobs=len(report.errors))
+        jobs = self.generated.jobs(batch.spec.name, report.tokens)
+        if report.engine_s and jobs:
+            self.backlog.queues[batch.spec.name].costs.observe(max(1, report.size), 1.0, report.engine_s, jobs=jobs)
 
     def lost(self, batch: Batch) -> None:
         """By no fault of its jobs."""

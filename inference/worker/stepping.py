@@ -67,6 +67,7 @@ class OpenBatch:
     leased_until: float = math.inf  # monotonic: the first of the leases
     tokens: int = 0  # since the last report
     firsts: list[float] = field(default_factory=list)
+    answers: list[int] = field(default_factory=list)  # tokens of those that ended, since the last report
     teller: Teller = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,11 +98,12 @@ class OpenBatch:
             outcomes = self._settle(progress)
         self.teller.tell()
         tokens, self.tokens, firsts, self.firsts = self.tokens, 0, self.firsts, []
+        answers, self.answers = self.answers, []
         engine_s = self.steps_s - before_s
         return BatchReport(
             errors=codes, engine_s=engine_s, overhead_s=time.monotonic() - began_at - engine_s, size=self.most,
             left=frozenset(self.jobs), put_off=frozenset(put_off), room=self._room,
-            capacity=self.stepper.capacity, tokens=tokens, firsts_s=tuple(firsts),
+            capacity=self.stepper.capacity, tokens=tokens, firsts_s=tuple(firsts), answers=tuple(answers),
         )  # fmt: skip
 
     @property
@@ -161,6 +163,7 @@ class OpenBatch:
 
     def _ended(self) -> list[Outcome]:
         ended = [running for running in self.jobs.values() if running.has_ended]
+        self.answers += [running.tokens for running in ended if running.tokens]
         for running in ended:
             self._forget(running)
         return [outcome_of(self.spec, running.job, running.answers) for running in ended]

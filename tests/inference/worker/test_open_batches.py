@@ -188,6 +188,16 @@ class FactsTests(OpenCase):
         self.step(errors={one: ""}, room=1000, capacity=1000)
         self.assertEqual(self.dispatcher.facts().generation["a"]["room"], 2000)
 
+    def test_speed_counts_what_is_generated_for_those_that_go_on(self) -> None:
+        ids = [self.add()[0] for _ in range(4)]
+        self.kick()
+        for _ in range(9):
+            self.step(*ids, capacity=1000, engine_s=0.5, tokens=40)
+        self.assertEqual(self.dispatcher.facts().speeds["a"], 0.0)
+        self.step(*ids[1:], capacity=1000, engine_s=0.5, tokens=40, answers=(100,))
+        self.step(*ids[1:], capacity=1000, engine_s=0.5, tokens=30)
+        self.assertAlmostEqual(self.dispatcher.facts().speeds["a"], 0.7, places=1)
+
 
 class TurnTests(OpenCase):
     def test_steps_and_batches_of_another_model_take_turns(self) -> None:

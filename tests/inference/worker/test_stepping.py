@@ -86,6 +86,7 @@ class OpenBatchTests(SteppingCase):
         self.assertEqual(
             (set(report.errors), report.left, report.tokens, len(report.firsts_s)), ({*jobs}, set(), 16, 3)
         )
+        self.assertEqual(report.answers, (2, 5, 9))
 
     def test_one_that_is_cancelled_leaves_at_the_next_step(self) -> None:
         one, other = self.job(9), self.job(9)
