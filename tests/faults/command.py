@@ -41,7 +41,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m tests.faults",
         description="Play the faults of the matrix against the running service, and print a table.",
     )
-    parser.add_argument("--rows", type=lambda text: text.split(","), default=[], help="such as 1,9; default: all")
+    parser.add_argument("--rows", type=_rows, default=[], help="such as 1,9; default: all")
     parser.add_argument("--trials", default="ci", help="ci, full, or a number of trials a row; default: ci")
     parser.add_argument("--database", choices=DATABASES, default=SQLITE, help="default: sqlite")
     parser.add_argument("--broker", choices=BROKERS, default=REDIS, help="of the messages; default: redis")
@@ -49,6 +49,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--parallel", type=int, default=3, help="services side by side; default: 3")
     parser.add_argument("--logs", type=Path, help="where the logs of failed trials go; default: a new folder")
     return parser.parse_args(arguments)
+
+
+def _rows(text: str) -> list[str]:
+    rows = [row.strip() for row in text.split(",")]
+    known = {fault.row for fault in matrix.FAULTS}
+    if unknown := [row for row in rows if row not in known]:
+        raise argparse.ArgumentTypeError(f"no such row: {', '.join(unknown)}; separate rows by commas")
+    return rows
 
 
 Trials = dict[type[Fault], int]  # how many of each fault
