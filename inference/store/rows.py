@@ -37,7 +37,8 @@ def _is_stored_as_it_is(field: Any) -> bool:
 PREPARED: dict[str, Any] = {  # by column: the field that prepares a value for the database, if it needs to be
     field.attname: None if _is_stored_as_it_is(field) else field for field in _FIELDS
 }
-_DEFAULTS = {field.attname: field.get_default() for field in _FIELDS if field.attname not in ("id", "created_at")}
+_OWN = ("id", "created_at", "parameters")  # each job has its own
+_DEFAULTS = {field.attname: field.get_default() for field in _FIELDS if field.attname not in _OWN}
 _DOCUMENTS = [field.attname for field in _FIELDS if isinstance(field, models.JSONField)]
 
 
@@ -52,7 +53,7 @@ class Row:
 def new_job(*, owner: Any, bulk: Bulk | None = None, **values: Any) -> Job:
     """As `Job(...)`, whose defaults are looked up for each anew: that takes as long as all else that is done for it."""
     job = Job.__new__(Job)
-    vars(job).update(_DEFAULTS, _state=ModelState(), id=new_job_id(), **values)
+    vars(job).update(_DEFAULTS, _state=ModelState(), id=new_job_id(), **{"parameters": {}, **values})
     if owner is not None:
         job.owner = owner
     if bulk is not None:
@@ -63,11 +64,7 @@ def new_job(*, owner: Any, bulk: Bulk | None = None, **values: Any) -> Job:
 def prepare(job: Job) -> Row:
     database: Any = connections[DEFAULT_DB_ALIAS]
     values = vars(job)
-    prepared = {
-        name: values[name] if field is None or values[name] is None else field.get_db_prep_save(values[name], database)
-        for name, field in PREPARED.items()
-    }
-    return _row(prepared)
+    return _row({name: to_db(name, values[name], database) for name in PREPARED})
 
 
 def like(row: Row, **own: Any) -> Row:
