@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
 
+from django.contrib.auth import get_user_model
 from django.db.models import QuerySet
 
+from api.models import ApiKey
 from inference.broker.address import short_root
 from inference.broker.embedded import is_answering
 from inference.launcher import programs
@@ -191,6 +193,11 @@ class Stack:
         return UUID(answer.json["id"])
 
     # The database, read and written beside the service
+
+    def issue_key(self, username: str) -> str:
+        """A new API key of this user, who is made where there is none."""
+        user, _ = get_user_model().objects.using(self.alias).get_or_create(username=username)
+        return ApiKey.objects.db_manager(self.alias).issue(owner=user)[1]
 
     @property
     def alias(self) -> str:

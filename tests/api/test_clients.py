@@ -9,11 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from django.contrib.auth import get_user_model
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
-from api.models import ApiKey
 from tests import javascript, tiny_models
 from tests.e2e.case import StackCase
 from tests.ports import HOST
@@ -66,8 +64,7 @@ class ClientTests(StackCase):
         folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         environment = {"API_KEY_REQUIRED": "1"}
         cls.stack = cls.enterClassContext(Stack(models=models_file(folder), replicas=1, environment=environment))
-        user = get_user_model().objects.db_manager(cls.stack.alias).create_user("client")
-        _, cls.key = ApiKey.objects.db_manager(cls.stack.alias).issue(owner=user)
+        cls.key = cls.stack.issue_key("client")
         cls.base = f"http://{HOST}:{cls.stack.port}"
 
     def assert_scores(self, answer: Any, count: int) -> None:

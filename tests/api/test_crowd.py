@@ -8,9 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
 
-from django.contrib.auth import get_user_model
-
-from api.models import ApiKey
 from inference.models import Job, Status
 from tests.api.crowd import MODELS, crowd
 from tests.e2e.case import StackCase
@@ -75,8 +72,7 @@ class FairnessTests(StackCase):
     }
 
     def key(self, name: str) -> dict[str, str]:
-        user = get_user_model().objects.db_manager(self.stack.alias).create_user(name)
-        return {"Authorization": f"Bearer {ApiKey.objects.db_manager(self.stack.alias).issue(owner=user)[1]}"}
+        return {"Authorization": f"Bearer {self.stack.issue_key(name)}"}
 
     def submit_as(self, headers: dict[str, str]) -> Any:
         return self.stack.post("/v1/jobs", {"model": "steady", "inputs": "x"}, headers=headers)

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import openai
-from django.contrib.auth import get_user_model
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
-from api.models import ApiKey
 from tests import javascript, tiny_models
 from tests.e2e.case import StackCase
 from tests.ports import HOST
@@ -49,8 +47,7 @@ class ClientTests(StackCase):
         folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         models = MODELS.format(folder=tiny_models.build("text-generation", folder / "tiny"))
         cls.stack = cls.enterClassContext(Stack(models=models, replicas=1, environment={"API_KEY_REQUIRED": "1"}))
-        user = get_user_model().objects.db_manager(cls.stack.alias).create_user("client")
-        _, cls.key = ApiKey.objects.db_manager(cls.stack.alias).issue(owner=user)
+        cls.key = cls.stack.issue_key("client")
         cls.base = f"http://{HOST}:{cls.stack.port}"
 
     def assert_counted(self, answer: Any) -> None:

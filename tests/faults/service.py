@@ -11,9 +11,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import redis
-from django.contrib.auth import get_user_model
 
-from api.models import ApiKey
 from inference.launcher import programs
 from inference.launcher.supervisor import Child
 from inference.models import TERMINAL, Worker
@@ -144,9 +142,7 @@ class Service(Stack):
     def key(self, owner: str) -> dict[str, str]:
         """The header of a client with a key of this owner."""
         if owner not in self.keys:
-            user, _ = get_user_model().objects.using(self.alias).get_or_create(username=owner)
-            _, key = ApiKey.objects.db_manager(self.alias).issue(owner=user)
-            self.keys[owner] = {"Authorization": f"Bearer {key}"}
+            self.keys[owner] = {"Authorization": f"Bearer {self.issue_key(owner)}"}
         return self.keys[owner]
 
     # Beside the service
