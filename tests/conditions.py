@@ -1,7 +1,8 @@
-"""Waiting for what a test expects, with a limit."""
+"""Waiting for what a test expects, with a limit; and calls that meet."""
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
@@ -21,3 +22,28 @@ def eventually(
             raise AssertionError(f"{what or condition}: not within {limit_s:g} s; last seen: {value!r}")
         time.sleep(every_s)
     return value
+
+
+def at_once(calls: Sequence[Callable[[], object]]) -> None:
+    """Each in a thread with a database connection of its own, at the same moment. Fails where one does."""
+    from django.db import connection
+
+    start, failures = threading.Barrier(len(calls)), list[BaseException]()
+
+    def run(call: Callable[[], object]) -> None:
+        try:
+            connection.ensure_connection()
+            start.wait(20)
+            call()
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise AssertionError(failures)

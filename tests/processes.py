@@ -15,6 +15,10 @@ def of_group(group: int) -> list[int]:
     return [pid for pid in living() if _stat(pid)[2] == str(group)]
 
 
+def parent(pid: int) -> int:
+    return int(_stat(pid)[1])
+
+
 def children(parent: int) -> list[int]:
     return [pid for pid in living() if _stat(pid)[1] == str(parent)]
 

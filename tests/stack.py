@@ -66,12 +66,14 @@ class Stack:
         workers: int = 1,
         replicas: int = 2,
         worker_options: Iterable[str] = (),
+        devices: str = "cpu",
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """`models` is the text of models.toml, `replicas` those of each worker. Without a DATABASE_URL of its own in
         `environment` it has a database of the kind that the tests run on."""
         self.worker_names = [f"worker{number}" for number in range(1, workers + 1)]
         self.worker_options = ("-c", str(replicas), *worker_options)
+        self.devices = devices
         self.folder = Path(tempfile.mkdtemp(prefix="stack-", dir=short_root()))
         self.models_file = self.folder / "models.toml"
         self.models_file.write_text(models)
@@ -127,7 +129,7 @@ class Stack:
         return self.start(programs.web(host=HOST, port=self.port))
 
     def start_worker(self, name: str = "worker1", **environment: str) -> Child:
-        program = programs.worker(name=name, devices="cpu", options=self.worker_options)
+        program = programs.worker(name=name, devices=self.devices, options=self.worker_options)
         return self.start(replace(program, environment=environment))
 
     def start(self, program: Program) -> Child:

@@ -8,12 +8,14 @@ from inference.catalog.specs import Catalog
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Those named, also when they are gone for a while, or all."""
+    """Those named, also when they are gone for a while, or all; as they run on this worker's devices."""
 
     names: frozenset[str] | None = None
+    on_gpu: bool = False
 
     def of(self, catalog: Catalog) -> Catalog:
-        return {name: spec for name, spec in catalog.items() if self.names is None or name in self.names}
+        found = {name: spec for name, spec in catalog.items() if self.names is None or name in self.names}
+        return {name: spec.on_gpu() for name, spec in found.items()} if self.on_gpu else found
 
 
 def parse(models: Catalog, option: str | None) -> Asked:

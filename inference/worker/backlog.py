@@ -25,8 +25,9 @@ class Backlog:
         self.queues: dict[str, BatchQueue] = {}  # by model; replaced as a whole
         self.follow()
         self.held: dict[str, HeldJob] = {}
-        self.isolation = Isolation()
+        self.isolation = Isolation(devices=len(set(replicas.plan.devices)))
         self.batches: dict[UUID, Batch] = {}  # that run
+        self.long: set[str] = set()  # models whose calls take much longer than what is done before and after them
         # How far the queues are worked off: when the newest job was made that was started, by model and priority.
         self.reached: dict[str, dict[str, float]] = defaultdict(dict)
 
@@ -129,13 +130,26 @@ class Backlog:
         """The jobs of the next batch, of other models than those `without`; the search that it is a step of, and
         whether nobody may join it. `idle` children share what is generated step by step."""
         now = clock.time_s()
-        while part := self.next_alone(now) or self.isolation.next(self.replicas.serving - without):
+        while part := self.next_alone(now) or self.isolation.next(self.replicas.runnable - without):
             self.isolation.parts.remove(part)
             if kept := [held for held in part.jobs if self.held.get(held.item.id) is held]:
                 return kept, part.search, True
         for name, queue in self._due_in_turn(now):
             if name not in without and (items := self._take(name, queue, now, idle)):
                 return [self.held[item.id] for item in items], None, False
+        return None
+
+    def next_ahead(self) -> list[HeldJob] | None:
+        """The jobs of a batch for a child that is busy. None where an idle one is waited for: by what is run again, or
+        generated step by step."""
+        now = clock.time_s()
+        if self.isolation.next(self.replicas.runnable):
+            return None
+        for name, queue in self._due_in_turn(now):
+            if self.replicas.steps(name):
+                return None
+            if items := queue.take(now):
+                return [self.held[item.id] for item in items]
         return None
 
     def _take(self, name: str, queue: BatchQueue, now: float, idle: int) -> list[Item]:
@@ -150,7 +164,7 @@ class Backlog:
     def has_next(self, without: Set[str]) -> bool:
         """Whether there is a next batch, of other models than those `without`."""
         now = clock.time_s()
-        if self.isolation.next(self.replicas.serving - without):
+        if self.isolation.next(self.replicas.runnable - without):
             return True
         return any(name not in without for name, _ in self._due_in_turn(now))
 
@@ -176,13 +190,13 @@ class Backlog:
         if not self.isolation.parts:
             return None
         heads = [head for _, queue in self._due_in_turn(now) if (head := queue.head())]
-        return self.isolation.next_alone(self.replicas.serving, heads)
+        return self.isolation.next_alone(self.replicas.runnable, heads)
 
     def due_in_s(self) -> float | None:
         """Seconds until the next batch may go, when it waits for company only."""
         now = clock.time_s()
         due = [at - now for queue in self._able_queues() if (at := queue.due_at_s()) is not None]
-        if (again := self.isolation.due_in_s(self.replicas.serving)) is not None:
+        if (again := self.isolation.due_in_s(self.replicas.runnable)) is not None:
             due.append(again)
         return max(0.0, min(due)) if due else None
 

@@ -14,6 +14,7 @@ Order = tuple[ModelSpec, ...]  # what a child is to have loaded, and nothing els
 
 READY = "ready"  # the state of a model that a replica has loaded
 ENDED_BY_IT = "a process ended while it loaded this model."
+NEVER_ENDS = "its process is stuck in the driver of its device and cannot be ended: the host needs a restart."
 PAST_ITS_LIMIT = signal.SIGALRM  # what a child dies of whose engine ran past the model's limit
 
 
@@ -31,6 +32,7 @@ class Shared(ctypes.Structure):
     _fields_ = [
         ("loading", ctypes.c_int),  # the how many-th of its order the child loads, or 0: as the child says
         ("asked", ctypes.c_int),  # an `Asked`, as the main process says
+        ("computing", ctypes.c_longlong),  # the number of the call whose engine runs, or ran last: as the child says
     ]
 
 
@@ -52,11 +54,14 @@ class BatchCall:
     """Run these jobs of one model together, or have them join those of the batch that are run already."""
 
     batch: UUID
+    number: int = 0  # of the call, in this worker
     model: str
     digest: str  # of the model's entry that they run by
     job_ids: tuple[UUID, ...]
     time_limit_s: float  # of the engine
+    ahead_s: float = 0.0  # the same of all that the child has to run first
     is_last: bool = False  # no newer entry of the model will be run: it could not be loaded
+    again: bool = False  # it is looked into: nothing of it is done ahead but its claim
     alone: bool = False  # nothing runs beside it
     takes_over: tuple[UUID, ...] = ()  # batches that are known to be over, whose rows may be claimed
     goes_on: bool = False  # with a batch that is open in this child

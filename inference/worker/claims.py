@@ -1,7 +1,7 @@
 """A batch and its rows: claimed before it runs, recorded as it ends."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -28,7 +28,7 @@ def claim(call: BatchCall, *, worker: UUID, device: str) -> list[Claimed]:
 
     def statement() -> list[Claimed]:
         return transitions.claim(
-            call.job_ids, call.batch, model=call.model, time_limit_s=call.time_limit_s, alone=call.alone,
+            call.job_ids, call.batch, model=call.model, time_limit_s=call.ahead_s + call.time_limit_s, alone=call.alone,
             takes_over=call.takes_over, worker=worker, device=device,
         )  # fmt: skip
 
@@ -61,24 +61,33 @@ def _is_for_newer(spec: ModelSpec, parameters: dict[str, object]) -> bool:
     return newer.digest != spec.digest
 
 
-def record(batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int) -> list[Outcome]:
+def record(
+    batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int, beside: Mapping[str, Any] | None = None
+) -> list[Outcome]:
     """All at once; or one by one when the database refuses something: then that one fails alone. Returns them as they
-    were recorded."""
+    were recorded. `beside`: what is counted with them, once."""
     try:
-        _record_at_once(batch, outcomes, batch_size)
+        _record_at_once(batch, outcomes, batch_size, beside)
     except Exception as error:
         if is_away(error) or (len(outcomes) == 1 and outcomes[0].error_code == errors.BadOutput.code):
             raise
         logger.error("batch=%s jobs=%d not recorded, the database refuses it: %s", batch, len(outcomes), error)
         if len(outcomes) == 1:
             outcomes = [unstorable(outcomes[0])]
-        return [done for outcome in outcomes for done in record(batch, [outcome], batch_size=batch_size)]
+        besides = (beside, *[None] * (len(outcomes) - 1))
+        return [
+            done
+            for outcome, beside in zip(outcomes, besides, strict=True)
+            for done in record(batch, [outcome], batch_size=batch_size, beside=beside)
+        ]
     return list(outcomes)
 
 
-def _record_at_once(batch: UUID, outcomes: Sequence[Outcome], batch_size: int) -> None:
+def _record_at_once(
+    batch: UUID, outcomes: Sequence[Outcome], batch_size: int, beside: Mapping[str, Any] | None
+) -> None:
     recorded = patiently(
-        lambda: transitions.record(batch, outcomes, batch_size=batch_size),
+        lambda: transitions.record(batch, outcomes, batch_size=batch_size, beside=beside),
         limit_s=RECORD_PATIENCE_S, reconnect=connection.close,
     )  # fmt: skip
     if dropped := len(outcomes) - recorded:

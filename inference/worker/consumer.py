@@ -18,6 +18,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from inference import clock
 from inference.batching.queue import Item
 from inference.broker import address, json_types
+from inference.broker.messages import MOST_PACKED
 from inference.worker.dispatch import Dispatcher
 from inference.worker.subscriptions import Subscriptions
 
@@ -28,7 +29,12 @@ SWEEP_S = 0.5  # a dead child is noticed, and a time limit enforced, within this
 
 
 class JobRequest(Request):
-    """One message of a job. Batch-mates share a child, so revoking never kills it; jobs are cancelled on their row."""
+    """One message, of one job or of several. Batch-mates share a child, so revoking never kills it; jobs are cancelled
+    on their row."""
+
+    jobs_left = 1  # that have not ended; it is acknowledged with the last, or given back with the first that is
+    error = ""
+    worker_pid: int | None
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
         logger.warning("job=%s shares its process with others and is not terminated; cancel the job", self.id)
@@ -40,12 +46,21 @@ class JobRequest(Request):
         )  # fmt: skip
 
     def started(self, pid: int) -> None:
+        """Of several jobs, each says so."""
+        if self.worker_pid == pid:
+            return
         self.worker_pid = pid
         self.time_start = time.time()
         state.task_accepted(self)
         self.send_event("task-started")
 
     def finished(self, error: str, runtime: float) -> None:
+        """One of its jobs."""
+        self.jobs_left -= 1
+        self.error = error = error or self.error
+        if self.jobs_left:
+            self._make_room()
+            return
         state.task_ready(self)
         self.acknowledge()
         if error:
@@ -54,8 +69,14 @@ class JobRequest(Request):
             self.send_event("task-succeeded", result=None, runtime=runtime)
 
     def give_back(self) -> None:
+        """What has ended of it meanwhile, or runs, is claimed by nobody else."""
         state.task_ready(self)
         self.reject(requeue=True)
+
+    def _make_room(self) -> None:
+        """For another job, where the transport counts those and not messages."""
+        if make_room := getattr(self.message.channel, "make_room", None):
+            make_room(self.message.delivery_tag)
 
 
 def strategy(task: Any, app: Celery, consumer: Any) -> Callable[..., None]:
@@ -72,13 +93,15 @@ def strategy(task: Any, app: Celery, consumer: Any) -> Callable[..., None]:
         request = request_of(message, on_ack=ack, on_reject=reject, **common)
         if (request.expires or request.id in state.revoked) and request.revoked():
             return
-        item, model = item_of(request, dispatcher)
+        items, model = items_of(request, dispatcher)
+        request.jobs_left = len(items)
         signals.task_received.send(sender=consumer, request=request)
         request.received()
         state.task_reserved(request)
         for callback in callbacks or ():
             callback(request)
-        dispatcher.backlog.add(item, model, request)
+        for item in items:
+            dispatcher.backlog.add(item, model, request)
         consumer.dispatch_soon()
 
     return on_message
@@ -108,25 +131,29 @@ def payload_of(message: Any) -> Any:
     return message.payload
 
 
-def item_of(request: Request, dispatcher: Dispatcher) -> tuple[Item, str]:
+def items_of(request: Request, dispatcher: Dispatcher) -> tuple[list[Item], str]:
     """The hints of one message, checked. Raises `InvalidTaskError`: Celery then logs and drops the message."""
     try:
         hints = request.kwargs
-        job_id = str(UUID(request.args[0]))
-        model = hints["model"]
+        others, model = hints.get("others", ()), hints["model"]
+        if len(others) >= MOST_PACKED:
+            raise ValueError(f"{len(others)} other jobs")
         if not _is_ours(model, request, dispatcher):  # such as one of a forged message
             raise ValueError(f"no model {model!r} is served here")
         expires_at = hints.get("expires_at")
-        return Item(
-            id=job_id,
+        item = functools.partial(
+            Item,
             group=str(hints.get("group", "")),
-            size=max(1, int(hints.get("size", 1))),
-            length=max(1, int(hints.get("length", 1))),
             priority=int(hints.get("priority", 2)),
             arrived_at_s=min(float(hints.get("created_at") or clock.time_s()), clock.time_s()),
             expires_at_s=float(expires_at) if expires_at is not None else None,
             alone=hints.get("alone") is True,
-        ), model
+        )
+        jobs = [(request.args[0], hints.get("size", 1), hints.get("length", 1)), *others]
+        return [
+            item(id=str(UUID(job_id)), size=max(1, int(size)), length=max(1, int(length)))
+            for job_id, size, length in jobs
+        ], model
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidTaskError(f"not a job message: {error!r}") from error
 
@@ -195,6 +222,7 @@ class BatchingStep(bootsteps.StartStopStep):
 
     def _sweep(self, c: Any) -> None:
         self.subscriptions.raise_if_deleted()
+        c.dispatcher.replicas.heed(c.controller.heartbeat.wishes)
         c.controller.served.follow(c.dispatcher.backlog.is_idle)
         c.dispatcher.lazy = c.controller.lazy.follow(c.dispatcher.backlog)
         c.pool.maintain_pool()  # the pool itself may notice a dead child only after 5 s

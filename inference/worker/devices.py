@@ -1,20 +1,44 @@
 """Which device each replica has: `--devices auto|cpu|cuda:0,cuda:1`, decided in the main process without torch."""
 
-import glob
 import logging
 import os
 import re
-import subprocess
-from dataclasses import dataclass
-from itertools import takewhile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from uuid import UUID
+
+from inference.worker import gpus
+from inference.worker.gpus import Found, Gpu
 
 logger = logging.getLogger(__name__)
 
 CPU = "cpu"
-DEVICE_FILES = "/dev/nvidia[0-9]*"
-LISTING_S = 30.0  # the driver may have to wake all GPUs
-NAME = re.compile(r"cpu|cuda:\d+")
+ALLOCATION = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}  # today's name, and the one before
+NAME = re.compile(r"cpu|cuda:\d+(\+cuda:\d+)*")
+LONGEST_NAME = 20  # characters, on a job's row
+MOST_REPLICAS = 4  # a GPU: the gaps of one are hidden by the next three
+CONTEXT = 2**30  # bytes that a process takes of a GPU before it has loaded anything, and for kernels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What a replica owns: a CPU, a GPU or a slice of one, or several GPUs."""
+
+    name: str  # on this host
+    visible: str = ""  # to CUDA_VISIBLE_DEVICES
+    memory: int = 0  # bytes; 0: unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The devices of a worker, and why these."""
+
+    devices: tuple[Device, ...]
+    why: str
+
+    @property
+    def is_cpu(self) -> bool:
+        return all(device.name == CPU for device in self.devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,44 +46,122 @@ class Plan:
     """On what a worker runs, for as long as it lives: child i on device i mod n, with `threads` torch threads."""
 
     worker: UUID
-    devices: tuple[str, ...]
+    devices: tuple[str, ...]  # as the host calls them
     replicas: int
     threads: int
+    visible: tuple[str, ...] = field(default=())  # of each device, to CUDA_VISIBLE_DEVICES
+    why: str = ""
+    ahead: bool | None = None  # whether the next batches are claimed while one computes; None: but on a CPU
+
+    def works_ahead(self, index: int) -> bool:
+        """On a CPU nothing is won: the work is the same, and batches would be smaller."""
+        return self.device_of(index) != CPU if self.ahead is None else self.ahead
 
     def device_of(self, index: int) -> str:
         return self.devices[index % len(self.devices)]
 
+    @property
+    def sharing(self) -> int:
+        """Replicas of the device that has most of them."""
+        return -(-self.replicas // len(self.devices))
+
     def bind(self, index: int) -> str:
-        """Hide the other devices from this process, before torch is imported; the name of the own one in it."""
-        device = self.device_of(index)
-        os.environ["CUDA_VISIBLE_DEVICES"] = "" if device == CPU else _physical(int(device.removeprefix("cuda:")))
-        return CPU if device == CPU else "cuda:0"
+        """Hide the other devices from this process, before torch looks for them; the name of the own one in it."""
+        return bind(self.visible[index % len(self.visible)] if self.visible else "")
 
 
-def limit_threads(threads: int) -> None:
-    """Of a replica's libraries, which read it as they are imported: in this process, or in one that it starts."""
+def bind(visible: str) -> str:
+    """As `Plan.bind`. Of several GPUs that are one device, the first."""
+    os.environ[gpus.VARIABLE] = visible
+    return "cuda:0" if visible else CPU
+
+
+def set_up_libraries(threads: int) -> None:
+    """Of a replica, which read it as they are imported: in this process, or in one that it starts."""
     os.environ.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), TOKENIZERS_PARALLELISM="false")
+    if not ALLOCATION & os.environ.keys():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # else shapes that vary leave holes on a GPU
 
 
-def parse(option: str) -> tuple[str, ...]:
-    """Raises `ValueError` with what would be right."""
-    if option == "auto":
-        return tuple(f"cuda:{index}" for index in range(cuda_count())) or (CPU,)
-    names = tuple(part.strip() for part in option.split(","))
-    for name in names:
+def choose(option: str) -> Choice:
+    """What `--devices` asks for, said in the log. Raises `ValueError` with what would be right."""
+    names = [part.strip() for part in option.split(",")]
+    for name in names if option != "auto" else ():
         if not NAME.fullmatch(name):
             raise ValueError(
-                f"--devices {option}: {name!r} is not a device; use auto, cpu, or a list such as cuda:0,cuda:1"
+                f"--devices {option}: {name!r} is not a device; use auto, cpu, or a list such as cuda:0,cuda:1,"
+                " with + between those that one replica is to have together"
             )
-    return names
+    if set(names) == {CPU}:
+        choice = Choice(devices=(Device(name=CPU),) * len(names), why="it was asked for")
+    else:
+        choice = _with_gpus(option, names, gpus.find())
+    logger.info("devices: %s; %s", ", ".join(device.name for device in choice.devices), choice.why)
+    return choice
 
 
-def make_plan(*, worker: UUID, devices: tuple[str, ...], concurrency: int | None) -> Plan:
-    """One replica a GPU. On CPUs one a core with one thread each: on two cores that ran 132 items/s against 80 to 102
-    of one replica with two threads."""
-    replicas = concurrency or (cores() if devices == (CPU,) else len(devices))
+def _with_gpus(option: str, names: Sequence[str], found: Found) -> Choice:
+    if option == "auto":
+        if found.problem:
+            logger.error("no GPU is used, though there should be one: %s. --devices cpu asks for the CPU", found.why)
+        every = tuple(_device([gpu]) for gpu in found.gpus)
+        return Choice(devices=every or (Device(name=CPU),), why=found.why)
+    if not found.gpus:
+        logger.error("--devices %s: no GPU was found here: %s", option, found.why)
+    return Choice(devices=tuple(_asked(option, name, found) for name in names), why="it was asked for")
+
+
+def _asked(option: str, name: str, found: Found) -> Device:
+    """Numbers count the GPUs that this worker may use. What was not found is believed where nothing lists them."""
+    if name == CPU:
+        return Device(name=CPU)
+    numbers = [int(part.removeprefix("cuda:")) for part in name.split("+")]
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"--devices {option}: {name} names a GPU twice")
+    if found.is_listed and found.gpus and max(numbers) >= len(found.gpus):
+        raise ValueError(f"--devices {option}: there is no cuda:{max(numbers)}, {len(found.gpus)} can be used here")
+    every = dict(enumerate(found.gpus))
+    return _device([every.get(number, Gpu(name=f"cuda:{number}", visible=str(number))) for number in numbers])
+
+
+def _device(parts: Sequence[Gpu]) -> Device:
+    name = "+".join(part.name for part in parts)
+    name = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+    memory = sum(part.memory for part in parts) if all(part.memory for part in parts) else 0
+    return Device(name=name, visible=",".join(part.visible for part in parts), memory=memory)
+
+
+def make_plan(
+    *,
+    worker: UUID,
+    choice: Choice,
+    concurrency: int | None,
+    sizes: Iterable[int | None] = (),
+    most: int = MOST_REPLICAS,
+) -> Plan:
+    """`sizes`: bytes of the models that every replica has; `most` replicas of a GPU. On CPUs one a core with one thread
+    each: on two cores that ran 132 items/s against 80 to 102 of one replica with two threads."""
+    names = tuple(device.name for device in choice.devices)
+    replicas = concurrency or (cores() if names == (CPU,) else len(names) * _replicas_each(choice, sizes, most))
     threads = max(1, min(cores() // replicas, _allowed_threads()))
-    return Plan(worker=worker, devices=devices, replicas=replicas, threads=threads)
+    visible = tuple(device.visible for device in choice.devices)
+    return Plan(worker=worker, devices=names, replicas=replicas, threads=threads, visible=visible, why=choice.why)
+
+
+def _replicas_each(choice: Choice, sizes: Iterable[int | None], most: int) -> int:
+    """Of the device that has room for fewest: child i is on device i mod n."""
+    taken = list(sizes)
+    each = min(replicas_of(device.memory, taken) for device in choice.devices)
+    return max(1, min(each, most, cores() // len(choice.devices)))
+
+
+def replicas_of(memory: int, sizes: Sequence[int | None]) -> int:
+    """How many replicas share a GPU of so many bytes: at most half of it is for their models and contexts, the rest is
+    for what they compute. One where a size is not known."""
+    known = [size for size in sizes if size is not None]
+    if not memory or len(known) < len(sizes):
+        return 1
+    return max(1, min(MOST_REPLICAS, memory // 2 // (CONTEXT + sum(known))))
 
 
 def _allowed_threads() -> int:
@@ -71,39 +173,3 @@ def _allowed_threads() -> int:
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _physical(index: int) -> str:
-    """What CUDA_VISIBLE_DEVICES calls the device that is number `index` here."""
-    visible = _visible() or []
-    return visible[index] if index < len(visible) else str(index)
-
-
-def _visible() -> list[str] | None:
-    """What CUDA_VISIBLE_DEVICES names, when it is set. CUDA stops at the first entry that is no device."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
-        return None
-    return list(takewhile(lambda part: part not in ("", "-1"), (part.strip() for part in named.split(","))))
-
-
-def cuda_count() -> int:
-    """GPUs of this machine, without importing torch."""
-    if (visible := _visible()) is not None:
-        return len(visible)
-    try:
-        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=LISTING_S, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        return _count_files(error)
-    return listing.stdout.count("GPU ")
-
-
-def _count_files(why: Exception) -> int:
-    """Containers may have GPUs without nvidia-smi."""
-    count = len(glob.glob(DEVICE_FILES))
-    is_expected = isinstance(why, FileNotFoundError) and not count
-    logger.log(
-        logging.INFO if is_expected else logging.WARNING, "nvidia-smi lists no GPUs (%s): %d are counted at %s, else"
-        " the CPU is used; --devices says it for certain", why, count, DEVICE_FILES,
-    )  # fmt: skip
-    return count

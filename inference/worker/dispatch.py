@@ -25,12 +25,13 @@ from inference.worker.lazy import LazyReport
 from inference.worker.pool import ReplicaPool
 from inference.worker.replicas import Replicas
 from inference.worker.settlement import Settlement
-from inference.worker.turns import Turns
+from inference.worker.turns import IN_HAND, Turns
 
 logger = logging.getLogger(__name__)
 
 STUCK_S = 30.0  # past the limit that a child keeps to itself, while the database answers: a child may wait for that
 KILL_GRACE_S = 1.0  # between asking a stuck child for its stack and killing it
+GIVE_UP_S = 30.0  # after that: what is stuck in a driver does not end
 
 
 def _nobody(*_: object) -> None:
@@ -70,9 +71,11 @@ class Dispatcher:
 
     @property
     def prefetch(self) -> int:
-        """Messages: of one batch that runs, and of one to choose the next from, a replica."""
+        """Messages: of the batches that a replica has, and of one to choose the next from."""
         biggest = max((spec.max_batch_size for spec in self.specs.values()), default=1)
-        return 2 * biggest * self.replicas.plan.replicas
+        plan = self.replicas.plan
+        running = sum(IN_HAND if plan.works_ahead(index) else 1 for index in range(plan.replicas))
+        return (running + plan.replicas) * biggest
 
     def forget_messages(self) -> None:
         """The connection is gone."""
@@ -91,11 +94,14 @@ class Dispatcher:
     def _call(self, batch: Batch) -> bool:
         call = BatchCall(
             batch=batch.id,
+            number=batch.number,
             model=batch.spec.name,
             digest=batch.spec.digest,
             job_ids=tuple(UUID(held.item.id) for held in batch.called),
             time_limit_s=batch.spec.time_limit_s,
+            ahead_s=sum(other.spec.time_limit_s for other in self.turns.in_hand(batch.pid)),
             is_last=self.replicas.is_last(batch.spec),
+            again=batch.is_closed,
             alone=batch.is_alone,
             takes_over=tuple({held.takes_over for held in batch.called if held.takes_over}),
             goes_on=batch.is_open,
@@ -133,6 +139,8 @@ class Dispatcher:
 
     def _guarded(self, settle: Callable[[Batch, Any], None], batch: Batch, result: Any) -> None:
         """The pool swallows what its callbacks raise: say it, and never leave the batch behind."""
+        if batch.id not in self.batches:  # given up before
+            return
         try:
             settle(batch, result)
         except Exception as error:
@@ -143,6 +151,8 @@ class Dispatcher:
             batch.result = None
             if not batch.is_open:
                 self.backlog.ended(batch)
+            for other in self.turns.in_hand(batch.pid):
+                other.accepted_at = time.monotonic()  # its turn is now
         self.let_go()
         self.kick()
 
@@ -154,7 +164,8 @@ class Dispatcher:
                 if not self.pool.has(batch.pid):
                     self._lost_open(batch)
             elif batch.has_begun:
-                self._end_if_stuck(batch, now)
+                if self.turns.in_hand(batch.pid)[:1] == [batch]:
+                    self._end_if_stuck(batch, now)
             elif not self.pool.knows(batch.result):
                 self._abandon(batch)
         if self.backlog.drop_expired():
@@ -168,9 +179,22 @@ class Dispatcher:
             return
         if not batch.stuck:
             logger.error("batch=%s pid=%d is stuck, its stack follows, then it is killed", batch.id, batch.pid)
+        elif now - batch.killed_at > GIVE_UP_S:
+            self._give_up(batch)
+            return
         with contextlib.suppress(ProcessLookupError):
             os.kill(batch.pid, signal.SIGKILL if batch.stuck else signal.SIGUSR2)
-        batch.stuck = True
+        for each in self.turns.in_hand(batch.pid):  # they end with it
+            each.stuck, each.killed_at = True, min(each.killed_at, now)
+
+    def _give_up(self, batch: Batch) -> None:
+        """Its process does not end when it is killed: its jobs run elsewhere. What it may still record is dropped."""
+        logger.error("batch=%s pid=%d does not end when it is killed, and is given up", batch.id, batch.pid)
+        self.replicas.given_up(batch.pid)
+        for lost in {*self.turns.in_hand(batch.pid), *self.turns.open_in(batch.pid)}:
+            lost.is_open = False
+            self.settlement.lost(lost)
+            self.backlog.ended(lost)
 
     def _lost_open(self, batch: Batch) -> None:
         """Its child ended between two calls of it: none of its jobs is to blame."""
@@ -205,7 +229,7 @@ class Dispatcher:
         pool, replicas, lazy = self._pool(), self.replicas, self.lazy
         return Facts(
             state=self._state(),
-            model_names=sorted((replicas.served | lazy.able) - self.refused.keys()),
+            model_names=[] if replicas.wishes.rests else sorted((replicas.served | lazy.able) - self.refused.keys()),
             replicas=reports.replica_rows(replicas, {**lazy.why_not, **self.refused}),
             catalog=reports.catalog(replicas, lazy),
             error="; ".join(f"{name}: {why}" for name, why in self._why_not().items()),
@@ -218,13 +242,16 @@ class Dispatcher:
             reached={
                 model: dict(reached)
                 for model, reached in list(self.backlog.reached.items())
-                if model not in replicas.parked  # whose jobs wait for their turn, none is passed
+                if model not in replicas.parked | replicas.held_back  # whose jobs wait for their turn, none is passed
             },
             generation=self.settlement.generated.row(list(self.batches.values()), replicas=pool.ready if pool else 0),
+            costs={name: queue.costs.told() for name, queue in self.backlog.queues.items()},
             looped_at=self.looped_at,
         )
 
     def _state(self) -> WorkerState:
+        if self.replicas.wishes.rests:
+            return WorkerState.DRAINING if self.batches or self.backlog.isolation else WorkerState.DRAINED
         looked_into = self.lazy.able | self.lazy.why_not.keys()
         if not self.replicas.have_told or not self.replicas.parked <= looked_into:
             return WorkerState.STARTING

@@ -14,8 +14,11 @@ from django.db.models.functions import Now
 from inference import clock
 from inference.errors import BrokerUnavailable
 from inference.failures import Pauses, is_away
+from inference.figures import marks
 from inference.models import Worker, WorkerState
+from inference.store import wishes
 from inference.worker.devices import Plan
+from inference.worker.wishes import Wishes
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +42,7 @@ class Facts:
     speeds: Mapping[str, float]
     reached: Mapping[str, Mapping[str, float]]  # by model and priority: creation time of the newest job dispatched
     generation: Mapping[str, Mapping[str, object]]  # by model that generates step by step
+    costs: Mapping[str, Mapping[str, object]]  # by model: as `CostModel.told`
     looped_at: float  # monotonic: the last turn of the event loop's sweep
 
 
@@ -67,6 +71,7 @@ class Heartbeat(threading.Thread):
         self._stopping = threading.Event()
         self._changed = threading.Event()
         self.leaving = False
+        self.wishes = Wishes()  # replaced as a whole
         self.beaten_at = self.answering_since = time.monotonic()
         self._rate = _Rate()
 
@@ -75,6 +80,8 @@ class Heartbeat(threading.Thread):
             id=self.plan.worker, name=self.node, pid=os.getpid(), devices=list(self.plan.devices),
             replicas_total=self.plan.replicas,
         )  # fmt: skip
+        marks.started(self.node)
+        self._read_wishes()
 
     def run(self) -> None:
         pauses = Pauses(first_s=0.2, longest_s=settings.WORKER_HEARTBEAT_S)
@@ -112,6 +119,7 @@ class Heartbeat(threading.Thread):
         self._changed.set()
         try:
             Worker.objects.filter(pk=self.plan.worker).update(state=WorkerState.STOPPED, heartbeat_at=Now())
+            marks.mark(marks.STOPPED, self.node)
         except (DatabaseError, InterfaceError) as error:
             logger.warning("worker=%s leaves without a word, the database is away: %s", self.plan.worker, error)
 
@@ -121,7 +129,11 @@ class Heartbeat(threading.Thread):
             logger.warning("worker=%s has no row any more, as after a restore: it registers again", self.plan.worker)
             self.register()
             self.changed()
+        self._read_wishes()
         clock.measure(connection)
+
+    def _read_wishes(self) -> None:
+        self.wishes = Wishes(rests=wishes.rests(self.plan.worker), paused=wishes.paused())
 
     def _columns(self) -> dict[str, object]:
         if self.facts is None:

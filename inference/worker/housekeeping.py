@@ -14,8 +14,9 @@ from django.db.models import Q
 
 from inference.broker import publish
 from inference.broker.address import queue_of
+from inference.figures import fold, ledger, sample
 from inference.store import transitions
-from inference.upkeep import reconcile, retention
+from inference.upkeep import acts, reconcile, retention
 from inference.worker.heartbeat import Heartbeat, succeeds
 from inference.worker.replicas import Replicas
 from inference.worker.watchdog import Watchdog
@@ -23,6 +24,7 @@ from inference.worker.watchdog import Watchdog
 logger = logging.getLogger(__name__)
 
 ROUND_S = settings.WORKER_SILENT_S / 3
+FIGURES = (sample.sample, ledger.flush, fold.fold)
 
 
 class Housekeeping(threading.Thread):
@@ -34,7 +36,7 @@ class Housekeeping(threading.Thread):
         self.replicas = replicas
         self.watchdog = Watchdog()
         self.sweeper = retention.Sweeper()
-        self.chores = [self.watch, self._give_back, self._reconcile, self.sweeper.sweep]
+        self.chores = [self.watch, self._give_back, self._reconcile, self.sweeper.sweep, acts.work, *FIGURES]
         self._given_up: deque[UUID] = deque()
         self._stopping = threading.Event()
         self._woken = threading.Event()
@@ -44,6 +46,7 @@ class Housekeeping(threading.Thread):
             for chore in self.chores:
                 succeeds(chore, self.heartbeat.node)
             self._rest()
+        succeeds(ledger.flush, self.heartbeat.node)
 
     def _rest(self) -> None:
         """Until the next round, but for what the event loop has left to be done."""

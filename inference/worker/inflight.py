@@ -1,5 +1,7 @@
 """What the worker's main process knows of the jobs it holds and of the batches in flight."""
 
+import itertools
+import math
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -7,6 +9,7 @@ from uuid import UUID
 from inference.batching.queue import Item
 from inference.batching.room import Room
 from inference.catalog.specs import ModelSpec
+from inference.worker.trust import Incident
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +23,8 @@ class HeldJob:
     crashes_alone: int = 0  # of its process
     times_stuck: int = 0  # that its process was killed for what no engine did
     verdict: str = ""  # the error code it fails with, instead of being run
+    incident: Incident | None = None  # that it was in when a device failed
+    failed_on: set[str] = field(default_factory=set)  # devices
 
 
 @dataclass(slots=True, eq=False)
@@ -48,11 +53,13 @@ class Batch:
     """One pool call in flight; or several, one after the other, of one that is open."""
 
     id: UUID
+    number: int = field(default_factory=itertools.count(1).__next__, init=False)
     spec: ModelSpec
     jobs: list[HeldJob]  # that have not ended
     pid: int  # the child that it was sent to
     search: Search | None = None  # that this is a step of
     is_closed: bool = False  # nobody may join: it is run again, or alone
+    has_company: bool = False  # its child had other batches when it had this one
     begun: list[HeldJob] = field(init=False)  # the jobs that it began with
     called: list[HeldJob] = field(init=False)  # those that the last call brought
     result: Any = None  # of a call that is not over
@@ -64,6 +71,7 @@ class Batch:
     room: Room = field(default_factory=Room)  # for those that join
     timed_out: bool = False  # its engine ran past the model's limit
     stuck: bool = False  # its child was killed, and not for what its engine did
+    killed_at: float = math.inf  # monotonic: when that began
 
     def __post_init__(self) -> None:
         self.begun, self.called = list(self.jobs), list(self.jobs)

@@ -17,6 +17,7 @@ from inference.worker.inflight import Batch, HeldJob, Search
 logger = logging.getLogger(__name__)
 
 CRASHES_ALONE = 2  # a lone job whose process died may have been killed from outside: one more try
+MOST_ON_ONE_DEVICE = 6  # tries of a lone job whose device failed, before it fails though no other device had it
 RETRY_S, LONGEST_RETRY_S = 1.0, 5.0  # after a failure that may pass, such as a database that is away
 STUCK_S, LONGEST_STUCK_S = 5.0, 60.0  # longer by the first each time, after a wait that ended with the process
 
@@ -44,8 +45,9 @@ class Part:
 class Isolation:
     """Parts of batches that are run again, ahead of everything else; and what must run alone, in its turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, devices: int = 1) -> None:
         self.parts: list[Part] = []
+        self.devices = devices  # of this worker
         self.pauses = Pauses(first_s=RETRY_S, longest_s=LONGEST_RETRY_S)
         self._owed_s = 0.0  # a turn of all others, as long as that of the last that ran alone
         self.others_until = 0.0  # monotonic
@@ -165,21 +167,22 @@ class Isolation:
             return False
         (held,) = batch.jobs
         held.crashes_alone += 1
-        held.verdict = _verdict(batch, held, cause)
+        held.verdict = _verdict(batch, held, cause, devices=self.devices)
         fate = f"fails as {held.verdict}" if held.verdict else "tried once more"
         logger.error("batch=%s job=%s lost alone, %s: %r", batch.id, held.item.id, fate, cause)
         self._add([held], after_s=after_s)
         return True
 
 
-def _verdict(batch: Batch, held: HeldJob, cause: BaseException) -> str:
+def _verdict(batch: Batch, held: HeldJob, cause: BaseException, *, devices: int) -> str:
     """The code that a job fails with whose process died with it alone, or nothing for one more try."""
     if batch.timed_out:
         return errors.TimedOut.code
     if held.crashes_alone < CRASHES_ALONE:
         return ""
     if isinstance(cause, errors.DeviceFailed):
-        return errors.DeviceFailed.code
+        may_be_another = len(held.failed_on) < min(2, devices) and held.crashes_alone < MOST_ON_ONE_DEVICE
+        return "" if may_be_another else errors.DeviceFailed.code
     if not isinstance(cause, WorkerLostError | Terminated):
         return errors.JobError.code
     return errors.Crashed.code

@@ -5,7 +5,6 @@ replicas follow that as they follow the models file.
 """
 
 import logging
-import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -70,6 +69,7 @@ class LazyModels:
     def _follow_catalog(self) -> None:
         """An entry that would be loaded in another way is another model, which is not in memory."""
         self.lookout.models = lazy = self._catalog
+        self.lookout.held_back = self.replicas.held_back
         for name, spec in list(self.specs.items()):
             if name not in lazy or lazy[name].load_digest != spec.load_digest:
                 del self.specs[name]
@@ -84,9 +84,8 @@ class LazyModels:
         """Bytes for lazy models in each replica: what is left by the others of the least."""
         plan, lazy = self.replicas.plan, self._catalog.keys()
         others = [spec for spec in self.replicas.goal.values() if spec.name not in lazy]
-        sharing = math.ceil(plan.replicas / len(plan.devices))
         rooms = [
-            (settings.REPLICA_MEMORY_MB * MIB or _share(replica) // sharing) - _taken(replica, others)
+            (settings.REPLICA_MEMORY_MB * MIB or _share(replica) // plan.sharing) - _taken(replica, others)
             for replica in self.replicas.replicas
             if replica.is_up
         ]
@@ -109,7 +108,7 @@ class LazyModels:
     def _is_made(self, loading: str | None) -> bool:
         """What was to come is run, or else nothing is left of what was to go: that goes first."""
         if loading in self.specs:
-            return loading in self.replicas.serving
+            return loading in self.replicas.runnable
         return all(replica.ready <= self.replicas.goal.keys() for replica in self.replicas.replicas)
 
     def _memory(self, loaded: str | None) -> int | None:

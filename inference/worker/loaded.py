@@ -23,11 +23,16 @@ class LoadedModels:
     """Of one child, on its device."""
 
     worker: UUID
-    device: str
+    device: str  # as this process calls it
+    host_device: str = ""  # as the host does, where that is another name
+    sharing: int = 1  # replicas of the device
     specs: dict[str, ModelSpec] = field(default_factory=dict)  # that can be run, by digest
     engines: dict[str, Engine] = field(default_factory=dict)  # by load_digest: entries may share one
     memory: dict[str, int] = field(default_factory=dict)  # bytes that each of these takes
     shared: Shared = field(default_factory=Shared)
+
+    def __post_init__(self) -> None:
+        self.host_device = self.host_device or self.device
 
     def engine(self, spec: ModelSpec) -> Engine:
         return self.engines[spec.load_digest]
@@ -38,6 +43,7 @@ class LoadedModels:
         A model that cannot be loaded leaves the others as they are; a broken device takes them all.
         """
         importlib.invalidate_caches()
+        memory.keep_to_share(self.device, self.sharing)
         self._unload(order)
         failures = {spec.digest: why for place, spec in enumerate(order, 1) if (why := self._load(place, spec))}
         if broken := loading.broken(self.device):
@@ -60,7 +66,7 @@ class LoadedModels:
         used = {spec.load_digest for spec in self.specs.values()}
         if unused := self.engines.keys() - used:
             for load_digest in unused:
-                logger.info("model=%s unloaded from %s", self.engines.pop(load_digest).spec.name, self.device)
+                logger.info("model=%s unloaded from %s", self.engines.pop(load_digest).spec.name, self.host_device)
             memory.free()
 
     def _load(self, place: int, spec: ModelSpec) -> errors.ModelUnavailable | None:
@@ -71,7 +77,7 @@ class LoadedModels:
                 self._load_engine(spec)
             except errors.ModelUnavailable as failure:
                 self.shared.loading = 0
-                logger.debug("model=%s not loaded on %s", spec.name, self.device, exc_info=True)
+                logger.debug("model=%s not loaded on %s", spec.name, self.host_device, exc_info=True)
                 return failure
             self.shared.loading = 0  # not where it ends this process, as `sys.exit` in its module does
         self.specs[spec.digest] = spec
@@ -83,7 +89,7 @@ class LoadedModels:
             self.engines[spec.load_digest] = engine = loading.ready(spec, self.device)
         self.memory[spec.load_digest] = taken.bytes
         took_s, mib = time.monotonic() - started, taken.bytes / memory.MIB
-        logger.info("model=%s loaded on %s in %.1f s, %.0f MiB", spec.name, self.device, took_s, mib)
+        logger.info("model=%s loaded on %s in %.1f s, %.0f MiB", spec.name, self.host_device, took_s, mib)
         if engine.note:
             logger.warning("model=%s %s", spec.name, engine.note)
 

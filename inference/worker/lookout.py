@@ -20,7 +20,7 @@ INSIDE = ("ready", "loading")  # states of a model on a worker's row
 
 
 class Lookout(threading.Thread):
-    """`models`, `absent` and `residents` are the event loop's; what this finds is replaced as a whole."""
+    """`models`, `absent`, `held_back` and `residents` are the event loop's; what this finds is replaced as a whole."""
 
     def __init__(self, plan: Plan, residents: Residents) -> None:
         super().__init__(name="lookout", daemon=True)
@@ -28,6 +28,7 @@ class Lookout(threading.Thread):
         self.residents = residents
         self.models: Catalog = {}  # the lazy ones
         self.absent: frozenset[str] = frozenset()  # those that are not in memory
+        self.held_back: frozenset[str] = frozenset()  # those of which operators want nothing begun
         self.waiting: Mapping[str, Waiting] = {}
         self.ours: frozenset[str] = frozenset()  # models that this worker is to load, since it has jobs
         self.estimates: dict[str, int | None] = {}  # bytes, by load_digest
@@ -52,7 +53,7 @@ class Lookout(threading.Thread):
         if not models or not absent:  # nobody waits for a turn
             self.waiting, self.ours, self._seen_at = {}, frozenset(), {}
             return
-        found = backlog.first_queued(models)
+        found = {name: first for name, first in backlog.first_queued(models).items() if name not in self.held_back}
         now = time.monotonic()
         self._seen_at = {name: self._seen_at.get(name, now) for name in found if name in absent}
         self.waiting = {

@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from inference import errors
 from inference.catalog import lengths
@@ -38,7 +40,7 @@ def outcome_of(spec: ModelSpec, job: Claimed, answers: Sequence[object]) -> Outc
     if (held := size(answers)) > transitions.MOST_ANSWERED:
         return failed(job, errors.BadOutput(transitions.too_much(held)))
     output = list(answers) if is_list else answers[0]
-    return Outcome(job_id=job.id, whole=job.whole, output=output, output_size=held if job.whole else None)
+    return _of(job, output=output, output_size=held if job.whole else None)
 
 
 def condemned(job: Claimed, verdict: str) -> Outcome:
@@ -53,10 +55,15 @@ def condemned(job: Claimed, verdict: str) -> Outcome:
 def failed(job: Claimed, error: errors.InferenceError, where: str = "") -> Outcome:
     """With a bounded text: it may quote the input, or be an engine's own."""
     detail = shorten(storable(f"{where}{error.message}"))
-    return Outcome(job_id=job.id, whole=job.whole, error_code=error.code, error_detail=detail)
+    return _of(job, error_code=error.code, error_detail=detail)
 
 
 def unstorable(refused: Outcome) -> Outcome:
     detail = "The database refused to store the answer."
-    code = errors.BadOutput.code
-    return Outcome(job_id=refused.job_id, whole=refused.whole, error_code=code, error_detail=detail)
+    return replace(refused, output=None, output_size=None, error_code=errors.BadOutput.code, error_detail=detail)
+
+
+def _of(job: Claimed, **values: Any) -> Outcome:
+    return Outcome(
+        job_id=job.id, model=job.model, whole=job.whole, created_at=job.created_at, started_at=job.started_at, **values
+    )

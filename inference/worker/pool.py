@@ -3,6 +3,7 @@
 Imported before Django is set up: what needs models is imported where it is used.
 """
 
+import contextlib
 import os
 import signal
 import time
@@ -11,9 +12,11 @@ from typing import Any
 
 from billiard.pool import RUN
 from celery.concurrency import asynpool, prefork
+from celery.utils.log import current_process_index
 
 from inference.worker.calls import Loaded, Order, Shared
 from inference.worker.devices import Plan
+from inference.worker.forkserver import ForkedProcess
 from inference.worker.replicas import Replicas
 
 
@@ -33,7 +36,8 @@ class ReplicaWorker(asynpool.Worker):
     loaded: Loaded | None = None
 
     def __reduce__(self) -> Any:
-        return (*super().__reduce__(), {"beginning": self.beginning})
+        # Answers name their child by what the pipe to it is called here, which it has by another number.
+        return (*super().__reduce__(), {"beginning": self.beginning, "inqW_fd": self.inqW_fd})
 
     def after_fork(self) -> None:
         super().after_fork()
@@ -41,6 +45,13 @@ class ReplicaWorker(asynpool.Worker):
             from inference.worker import child
 
             self.loaded = child.start(*self.beginning)
+
+    def workloop(self, *arguments: Any, **options: Any) -> Any:
+        if not self.beginning or not self.beginning[0].works_ahead(current_process_index(base=0) or 0):
+            return super().workloop(*arguments, **options)
+        from inference.worker.ahead import Line
+
+        return Line(self.wait_for_job, self.outq.put, self.inqW_fd).run()
 
     def on_loop_start(self, pid: int) -> None:
         self.outq.put((asynpool.WORKER_UP, (pid, self.loaded)))
@@ -61,6 +72,13 @@ class ReplicaPool(asynpool.AsynPool):
     _awaited_at = 0.0  # monotonic: since when
     on_idle: Callable[[], None] = staticmethod(_nobody)
     keeps: Callable[[int], bool] = staticmethod(_keeps_nothing)  # whether a batch is open in this child
+
+    def Process(self, **options: Any) -> Any:
+        return (ForkedProcess if self.replicas else super().Process)(**options)
+
+    def did_start_ok(self) -> bool:
+        """A model may have ended its child already: those that serve others are there, and it is started again."""
+        return bool(self.replicas or super().did_start_ok())
 
     def WorkerProcess(self, worker: Any) -> Any:
         worker.beginning = self._beginning
@@ -104,19 +122,28 @@ class ReplicaPool(asynpool.AsynPool):
         self._write_to = hub.consolidate_callback  # of those that can be written to, the idle ones get the next calls
 
     def send(self, pid: int, function: Callable[..., Any], arguments: Any, **options: Any) -> Any:
-        """Call it in this child, which is idle, at once. None when the pool is closing."""
+        """Call it in this child at once, which is idle, or as soon as it has done what it runs. None when the pool is
+        closing."""
         fd = next(process.inqW_fd for process in self._pool if process.pid == pid)
         call = self.apply_async(function, arguments, **options)
         if call is not None:
             self.outbound_buffer.remove(call)
             self.outbound_buffer.appendleft(call)
             self._all_inqueues.add(fd)
+            self._busy_workers.discard(fd)
             self._write_to([fd])
             self._keep_able()
         return call
 
+    def may_have_more(self, pid: int) -> bool:
+        """Whether this child has nothing to be loaded, and its last call has been written to it."""
+        fds = [process.inqW_fd for process in self._pool if process.pid == pid]
+        return fds != [] and fds[0] not in self._active_writes and not (self.replicas and self.replicas.wanted([pid]))
+
     def on_job_ready(self, job: Any, i: Any, obj: Any, inqW_fd: int) -> None:
         super().on_job_ready(job, i, obj, inqW_fd)
+        if any(call._write_to and call._write_to.inqW_fd == inqW_fd for key, call in self._cache.items() if key != job):
+            self._busy_workers.add(inqW_fd)  # it was given more than one
         self._changed()
 
     def _repopulate_pool(self, exitcodes: Any) -> None:
@@ -180,7 +207,8 @@ class ReplicaPool(asynpool.AsynPool):
             if process.pid == pid and self.replicas:
                 self.replicas.ended(process.index)
                 self._keep_able()
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has ended already
+                    os.kill(pid, signal.SIGKILL)
 
     def _restart(self, index: int) -> None:
         for process in self._pool:

@@ -8,9 +8,11 @@ import time
 from collections.abc import Collection, Mapping, Set
 
 from inference.catalog.specs import Catalog, ModelSpec
-from inference.worker.calls import ENDED_BY_IT, READY, Asked, Loaded, Order, Shared
+from inference.worker.calls import ENDED_BY_IT, NEVER_ENDS, READY, Asked, Loaded, Order, Shared
 from inference.worker.devices import Plan
 from inference.worker.replica import Replica, new_pauses
+from inference.worker.trust import Trust
+from inference.worker.wishes import Wishes
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +37,14 @@ class Replicas:
         self.replicas: list[Replica] = []
         self._grow(plan.replicas)
         self._runs: frozenset[str] = frozenset()  # digests: what can be run now
-        self.serving: frozenset[str] = frozenset()  # the models of these
+        self.runnable: frozenset[str] = frozenset()  # the models of these
+        self.wishes = Wishes()  # of operators
         self.tries = new_pauses()
         self.try_at = 0.0  # monotonic: when a child that runs what all run may try to load what all lack
         self.version = 0  # grows with every change
         self._is_settled = False  # every child that is up has what it is to have
         self._said: set[tuple[str, str]] = set()
+        self.trust = Trust(plan.devices)
 
     def _grow(self, count: int) -> None:
         """`celery control pool_grow` makes more than were planned."""
@@ -78,6 +82,22 @@ class Replicas:
         self.tries.reset()
         self.try_at = time.monotonic()
         self._choose()
+
+    def heed(self, wishes: Wishes) -> None:
+        """Of what is held back nothing is begun from now on; it stays in memory, and is served as soon as it may."""
+        if wishes != self.wishes:
+            self.wishes = wishes
+            self.version += 1
+
+    @property
+    def held_back(self) -> frozenset[str]:
+        names = frozenset(self.specs.keys() | self.catalog.keys())
+        return names if self.wishes.rests else names & self.wishes.paused
+
+    @property
+    def serving(self) -> frozenset[str]:
+        """The models of which jobs are begun now."""
+        return self.runnable - self.held_back if self.wishes.rests or self.wishes.paused else self.runnable
 
     # What happens to the children
 
@@ -127,6 +147,15 @@ class Replicas:
         replica.pid, replica.is_up, replica.ready = None, False, frozenset()
         self._choose()
 
+    def given_up(self, pid: int) -> None:
+        """Its process cannot be ended, so that no other one comes in its place."""
+        for index, replica in enumerate(self.replicas):
+            if replica.pid == pid:
+                self.ended(index)
+                replica.had = frozenset()
+                replica.models = dict.fromkeys(self.goal, NEVER_ENDS)
+                self._choose()
+
     def _blame(self, replica: Replica, key: str) -> None:
         """Something is always left to be loaded."""
         killers = (replica.killers | {key}) & self.goal.keys()
@@ -153,7 +182,7 @@ class Replicas:
         allowed = [ready for ready in sets if not before or ready <= before or self._is_common(ready, before)]
         self._runs = max(allowed or sets, key=lambda ready: (len(ready), ready == before), default=frozenset())
         names = frozenset(spec.name for spec in self.specs.values() if spec.digest in self._runs)
-        new, self.serving = names - self.serving, names
+        new, self.runnable = names - self.runnable, names
         if self._runs != before:
             self.tried()
         if self.goal.keys() <= self._runs:
@@ -218,7 +247,21 @@ class Replicas:
 
     def may_run(self, pid: int) -> bool:
         """Whether this child can be given any call."""
-        return any(r.pid == pid and bool(r.ready) and r.ready >= self._runs for r in self.replicas)
+        return any(
+            r.pid == pid and bool(r.ready) and r.ready >= self._runs and not self.trust.withdrawn_s(r.device)
+            for r in self.replicas
+        )
+
+    def device_of(self, pid: int) -> str:
+        return next((replica.device for replica in self.replicas if replica.pid == pid), "")
+
+    def works_ahead(self, pid: int) -> bool:
+        """Whether this child can be given more calls than the one it runs."""
+        return self.may_run(pid) and any(r.pid == pid and self.plan.works_ahead(i) for i, r in enumerate(self.replicas))
+
+    def computing(self, pid: int) -> int | None:
+        """The number of the call whose engine this child runs, or ran last."""
+        return next((replica.shared.computing for replica in self.replicas if replica.pid == pid), None)
 
     def steps(self, model: str) -> bool:
         """Whether a replica generates with it step by step, so that jobs of any parameters run together."""
@@ -239,6 +282,8 @@ class Replicas:
     def may_start(self, index: int) -> bool:
         if index >= len(self.replicas):
             return True
+        if self.trust.withdrawn_s(self.replicas[index].device):
+            return False
         return self.replicas[index].retry_at <= time.monotonic() or self.replicas[index].had != frozenset()
 
     def first_order(self, index: int) -> Order:

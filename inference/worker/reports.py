@@ -20,6 +20,8 @@ def replica_rows(replicas: Replicas, refused: Mapping[str, str]) -> dict[str, di
         str(index): {
             "pid": replica.pid,
             "device": replica.device,
+            "chosen": replicas.plan.why,
+            "withdrawn_s": round(replicas.trust.withdrawn_s(replica.device)),
             "models": {**{spec.name: replica.models.get(spec.digest, LOADING) for spec in specs}, **refused},
             "notes": dict(replica.notes),
             "memory": {spec.name: taken for spec in specs if (taken := replica.memory.get(spec.digest))},
@@ -58,7 +60,8 @@ def _entry(replicas: Replicas, spec: ModelSpec, lazy: LazyReport) -> dict[str, A
         state = READY if runs else "failed" if why else "loading"
     return {
         "name": spec.name, "model": spec.model or spec.engine, "revision": spec.revision, "digest": spec.digest,
-        "state": state, "why": why, "memory": _memory(replicas, spec), **lazy.figures.get(spec.name, {}),
+        "state": state, "why": why, "memory": _memory(replicas, spec),
+        "held_back": spec.name in replicas.held_back, **lazy.figures.get(spec.name, {}),
     }  # fmt: skip
 
 

@@ -9,11 +9,14 @@ from uuid import UUID
 from billiard.exceptions import Terminated, WorkerLostError
 
 from inference import clock, errors, failpoints
+from inference.figures import ledger
 from inference.worker.backlog import Backlog
 from inference.worker.calls import PAST_ITS_LIMIT, BatchReport
 from inference.worker.generated import Generated
 from inference.worker.inflight import Batch, HeldJob
 from inference.worker.isolation import RETRY_S
+from inference.worker.trust import Incident
+from inference.worker.turns import LONG
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +32,19 @@ class Settlement:
 
     def finished(self, batch: Batch, report: BatchReport) -> None:
         self.backlog.isolation.succeeded(batch)
+        if device := self.backlog.replicas.device_of(batch.pid):
+            self.backlog.replicas.trust.computed(device)
         queue = self.backlog.queues[batch.spec.name]
         now = self.backlog.specs.get(batch.spec.name)
         is_current = now is not None and now.load_digest == batch.spec.load_digest
         if report.capacity:
             self._observe_steps(batch, report)
         if report.engine_s and report.calls == 1 and is_current:
+            self._note_cost(batch, report)
             queue.ran(report.size, report.length, report.engine_s, jobs=len(report.errors))
             queue.costs.observe_overhead(report.overhead_s)
+            is_long = report.engine_s > LONG * report.overhead_s
+            (self.backlog.long.add if is_long else self.backlog.long.discard)(batch.spec.name)
             queue.padded = report.padded
             queue.cut_at = report.cut_at or math.inf
         if report.oom_shape and is_current:
@@ -51,6 +59,13 @@ class Settlement:
             batch.id, batch.spec.name, len(batch.jobs), len(report.errors), failed, report.engine_s * 1000,
         )  # fmt: skip
 
+    def _note_cost(self, batch: Batch, report: BatchReport) -> None:
+        """How far off it was, before it is learnt from."""
+        costs = self.backlog.queues[batch.spec.name].costs
+        expected_s = costs.seconds(report.size, report.length) - costs.overhead_s
+        cost = {"expected_s": expected_s, "real_s": report.engine_s, "off_s": abs(report.engine_s - expected_s)}
+        ledger.note(batch.spec.name, {"cost": cost})
+
     def stepped(self, batch: Batch, report: BatchReport) -> None:
         """Some of an open batch have ended, the others go on."""
         batch.room = report.room
@@ -63,6 +78,8 @@ class Settlement:
 
     def _put_off(self, batch: Batch, report: BatchReport) -> None:
         """Those that could not join are tried again by themselves."""
+        if not report.put_off:
+            return
         put_off = [held for held in batch.jobs if UUID(held.item.id) in report.put_off]
         batch.jobs = [held for held in batch.jobs if held not in put_off]
         for held in put_off:
@@ -85,7 +102,17 @@ class Settlement:
     def _release(self, jobs: Sequence[HeldJob], report: BatchReport) -> None:
         for held in jobs:
             self.jobs_finished += 1
-            self.backlog.release(held, report.errors.get(UUID(held.item.id), ""), report.engine_s)
+            error = report.errors.get(UUID(held.item.id), "")
+            if UUID(held.item.id) in report.errors:  # else its row was not to be run any more
+                self._judge(held, error)
+            self.backlog.release(held, error, report.engine_s)
+
+    def _judge(self, held: HeldJob, error: str) -> None:
+        """Whether the device or the job was at fault as the device failed."""
+        if held.incident and error == errors.DeviceFailed.code:
+            held.incident.explained()
+        elif held.incident and not error:
+            self.backlog.replicas.trust.succeeded(held.incident)
 
     def failed(self, batch: Batch, info: Any) -> None:
         cause = getattr(info.exception, "exc", info.exception)
@@ -98,6 +125,9 @@ class Settlement:
             self._device_failed(batch, cause)
         elif batch.stuck:
             self.backlog.isolation.was_stuck(batch, cause)
+        elif isinstance(cause, (WorkerLostError, Terminated)) and self._is_innocent(batch):
+            logger.error("batch=%s of %d lost: its process ended while it computed another", batch.id, len(batch.jobs))
+            self.backlog.isolation.again(batch)
         elif isinstance(cause, (WorkerLostError, Terminated)):
             batch.timed_out = f"signal {PAST_ITS_LIMIT:d} " in str(cause)
             self.backlog.isolation.died(batch, cause)
@@ -105,6 +135,10 @@ class Settlement:
             self.backlog.isolation.retry(batch, cause)
         else:
             self.broke(batch, cause)
+
+    def _is_innocent(self, batch: Batch) -> bool:
+        """As far as it is known of one of several in a child. Whoever is innocent runs again alone in its child."""
+        return batch.has_company and self.backlog.replicas.computing(batch.pid) != batch.number
 
     def broke(self, batch: Batch, cause: BaseException) -> None:
         for held in batch.jobs:
@@ -117,6 +151,11 @@ class Settlement:
 
     def _device_failed(self, batch: Batch, cause: BaseException) -> None:
         """One bad input can put a device into a sticky error state, which ends with the process. Whether the device
-        itself is lost is not told by jobs, but by the start of the next process."""
+        itself is lost is told by the start of the next process, or by the same jobs in others."""
+        device = self.backlog.replicas.device_of(batch.pid)
+        incident = Incident(device=device, jobs=len(batch.jobs))
+        for held in batch.jobs:
+            held.incident = incident
+            held.failed_on.add(device)
         self._end(batch.pid)
         self.backlog.isolation.halve(batch, cause)

@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -19,15 +21,17 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 
 from inference.broker.messages import TASK
-from inference.catalog import lookup, specs
-from inference.worker import asked, devices
+from inference.catalog import lookup, specs, tasks
+from inference.catalog.specs import ModelSpec
+from inference.worker import asked, devices, forkserver
 
 logger = logging.getLogger(__name__)
 
 MODELS_HELP = "The models of this worker, with commas: embeddings,sentiment. Without it: all of models.toml."
 DEVICES_HELP = """\
 Devices of the replicas: auto (every GPU, else the CPU), cpu, or a list such as cuda:0,cuda:1. Child i of -c is bound
-to device i mod n. Without -c: one replica a GPU, or one a CPU core."""
+to device i mod n; cuda:0+cuda:1 is one device, of two GPUs, for a model that fits none. Without -c: up to four
+replicas a GPU, by its memory and the models' sizes, or one a CPU core."""
 
 
 class HangupStep(bootsteps.StartStopStep):
@@ -85,10 +89,15 @@ def _plan(worker: Any) -> None:
     wanted = asked.parse(models, worker.options.get("models"))
     queues.deselect([spec.queue for spec in models.values()])  # each is consumed once a replica can run its model
     refuse_what_breaks_batching(worker)
-    names = devices.parse(worker.options.get("devices") or "auto")
-    concurrency = worker.options.get("concurrency") or worker.app.conf.worker_concurrency
-    plan = devices.make_plan(worker=new_job_id(), devices=names, concurrency=concurrency)
-    devices.limit_threads(plan.threads)
+    choice = devices.choose(worker.options.get("devices") or "auto")
+    wanted = replace(wanted, on_gpu=not choice.is_cpu)
+    plan = devices.make_plan(
+        worker=new_job_id(), choice=choice, **_loads(wanted.of(models).values()),
+        concurrency=worker.options.get("concurrency") or worker.app.conf.worker_concurrency,
+    )  # fmt: skip
+    plan = replace(plan, ahead=settings.WORK_AHEAD)
+    devices.set_up_libraries(plan.threads)
+    forkserver.prepare(wanted.of(models).values())
     worker.concurrency = plan.replicas
     worker.replicas = ReplicaPool.replicas = Replicas(plan, wanted.of(models))
     worker.served = ServedModels(worker.replicas, wanted)
@@ -102,6 +111,18 @@ def _plan(worker: Any) -> None:
     worker.housekeeping = Housekeeping(worker.heartbeat, worker.replicas)
     worker.housekeeping.chores.append(worker.served.find_jobless)
     worker.housekeeping.start()
+
+
+def _loads(specs: Collection[ModelSpec]) -> dict[str, Any]:
+    """What decides how many replicas share a GPU. Of lazy models one at least must fit; one that generates fills a GPU
+    with one batch, which several replicas would only divide."""
+    from inference.engines import memory
+
+    eager = [memory.estimate(spec) for spec in specs if not spec.is_lazy]
+    lazy = [memory.estimate(spec) for spec in specs if spec.is_lazy]
+    largest = [None if None in lazy else max(size for size in lazy if size is not None)] if lazy else []
+    generates = any(tasks.of(spec.task).generates for spec in specs)
+    return {"sizes": [*eager, *largest], "most": 1 if generates else devices.MOST_REPLICAS}
 
 
 def refuse_what_breaks_batching(worker: Any) -> None:

@@ -19,6 +19,8 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import isolate
 from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.failures import is_away
+from inference.figures import tallies
+from inference.figures.tallies import Tally
 from inference.store import rows, transitions
 from inference.store.transitions import Claimed, Outcome
 from inference.worker import claims
@@ -68,6 +70,7 @@ class OpenBatch:
     tokens: int = 0  # since the last report
     firsts: list[float] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)  # tokens of those that ended, since the last report
+    tally: Tally = field(default_factory=dict)  # what the figures tell, since the last record
     teller: Teller = field(init=False)
 
     def __post_init__(self) -> None:
@@ -140,6 +143,7 @@ class OpenBatch:
     def _count(self, step_s: float) -> None:
         """Whoever has no token yet while others have waits for their room, for all that is known: it does not count."""
         self.steps_s += step_s
+        tallies.add(self.tally, {"engine_s": step_s})
         if any(running.tokens for running in self.jobs.values()):
             for running in self.jobs.values():
                 running.until_s += 0.0 if running.tokens else step_s
@@ -151,8 +155,10 @@ class OpenBatch:
             if running := self.jobs.get(job_id):
                 if told.tokens and not running.tokens:
                     self.firsts.append(max(0.0, clock.time_s() - running.job.created_at.timestamp()))
+                    tallies.observe(self.tally, "first", self.firsts[-1], unit=tallies.UNIT_S)
                 running.tokens += told.tokens
                 self.tokens += told.tokens
+                tallies.add(self.tally, {"tokens": told.tokens})
                 if told.text and running.is_told:
                     self.teller.add(job_id, told.text, tokens=running.tokens)
                 if told.answer is not OPEN:
@@ -196,7 +202,9 @@ class OpenBatch:
     def _record(self, outcomes: Sequence[Outcome]) -> dict[UUID, str]:
         if not outcomes:
             return {}
-        recorded = claims.record(self.id, outcomes, batch_size=max(1, self.most))
+        tallies.observe(self.tally, "batch", max(1, self.most))
+        recorded = claims.record(self.id, outcomes, batch_size=max(1, self.most), beside=self.tally)
+        self.tally = {}
         return {outcome.job_id: outcome.error_code for outcome in recorded}
 
     def _drop_cancelled(self) -> None:

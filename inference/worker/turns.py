@@ -1,6 +1,6 @@
 """What an idle replica runs next: a new batch, or the next steps of one that is open in it, by turns."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from uuid import uuid4
 
 from inference import clock
@@ -8,6 +8,9 @@ from inference.worker.backlog import Backlog
 from inference.worker.calls import Asked
 from inference.worker.inflight import Batch
 from inference.worker.pool import ReplicaPool
+
+IN_HAND = 3  # batches of a child that works ahead: one is claimed, one computed and one recorded
+LONG = 2.0  # times as long as its claim and record: a call of which two do, so that the next is chosen later
 
 
 class Turns:
@@ -28,6 +31,7 @@ class Turns:
         idle = sorted(pool.idle(), key=lambda pid: len(self.open_in(pid)))
         for place, pid in enumerate(idle):
             self._give(pid, idle=len(idle) - place)
+        self._give_ahead()
         self._call_back()
 
     def open_in(self, pid: int) -> list[Batch]:
@@ -57,6 +61,40 @@ class Turns:
         batch = Batch(id=uuid4(), spec=spec, jobs=jobs, search=search, pid=pid, is_closed=is_closed)
         if self._call(batch):
             self.backlog.started(batch)
+        return True
+
+    def in_hand(self, pid: int) -> list[Batch]:
+        """Of this child: its calls that are not over, in the order in which it runs them."""
+        return [batch for batch in self.backlog.batches.values() if batch.result and batch.pid == pid]
+
+    def _give_ahead(self) -> None:
+        """More to those that are busy and work ahead: to the one that has least."""
+        pids = {batch.pid for batch in self.backlog.batches.values() if self.replicas.works_ahead(batch.pid)}
+        while able := [pid for pid in pids if self._may_have_more(pid)]:
+            if not self._begin_ahead(min(able, key=lambda pid: len(self.in_hand(pid)))):
+                return
+
+    def _may_have_more(self, pid: int) -> bool:
+        """Not beside what is run again, since a batch that dies alone in its child is known to be at fault."""
+        running = self.in_hand(pid)
+        return (
+            self.may_begin and 0 < len(running) < self._most(running) and not self.open_in(pid)
+            and not any(batch.is_closed or self.replicas.steps(batch.spec.name) for batch in running)
+            and not self._is_kept_free() and self._pool().may_have_more(pid)
+        )  # fmt: skip
+
+    def _most(self, running: Sequence[Batch]) -> int:
+        return IN_HAND - 1 if all(batch.spec.name in self.backlog.long for batch in running) else IN_HAND
+
+    def _begin_ahead(self, pid: int) -> bool:
+        if not (jobs := self.backlog.next_ahead()):
+            return False
+        batch = Batch(id=uuid4(), spec=self.backlog.specs[jobs[0].model], jobs=jobs, pid=pid)
+        if not self._call(batch):
+            return False
+        self.backlog.started(batch)
+        for each in self.in_hand(pid):
+            each.has_company = True
         return True
 
     def _go_on(self, batch: Batch) -> None:

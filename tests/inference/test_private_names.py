@@ -23,15 +23,16 @@ TOUCHED = {
     "inference/broker/kombu_redis/transport.py": {
         "kombu.transport.redis": "_brpop_read _register_BRPOP _register_LISTEN _fd_to_chan _channels",
     },
+    "inference/worker/forkserver.py": {"billiard.process": "_bootstrap"},
     "inference/worker/pool.py": {
         "billiard.pool": (
             "_create_worker_process _repopulate_pool _pool _processes _state _cache _ctx _write_to _scheduled_for"
-            " _accepted _worker_pid"
+            " _accepted _worker_pid wait_for_job workloop"
         ),
         "billiard.process": "_is_alive",
         "celery.concurrency.asynpool": (
-            "_all_inqueues _busy_workers _fileno_to_inq _proc_alive_timeout _create_write_handlers outbound_buffer"
-            " consolidate_callback"
+            "_all_inqueues _active_writes _busy_workers _fileno_to_inq _proc_alive_timeout _create_write_handlers"
+            " outbound_buffer consolidate_callback"
         ),
     },
     "inference/engines/pipeline/steps.py": {

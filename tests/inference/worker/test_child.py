@@ -60,6 +60,14 @@ def run_batch(engines: dict[str, Engine], *jobs: Job, verdict: str = "", is_last
     return report
 
 
+class DeviceNameTests(TransactionTestCase):
+    def test_a_row_has_the_host_s_name_of_its_device(self) -> None:
+        job = Job(model="m", inputs="text")
+        with patch.object(LoadedModels, "__post_init__", lambda self: setattr(self, "host_device", "cuda:7")):
+            run_batch({"m": Answers({"text": 1})}, job)
+        self.assertEqual(job.device, "cuda:7")
+
+
 class VerdictTests(TransactionTestCase):
     def test_a_model_that_is_not_loaded_is_told_before_the_claim(self) -> None:
         job = Job(model="gone", inputs="text")

@@ -15,13 +15,14 @@ from celery.exceptions import InvalidTaskError
 from kombu.message import Message
 
 from inference.broker import messages
-from inference.broker.messages import JobMessage
+from inference.broker.messages import MOST_PACKED, JobMessage
 from inference.catalog.specs import ModelSpec
 from inference.worker import consumer
 from inference.worker.calls import READY, Loaded
 from inference.worker.consumer import LONGEST_AWAY_S, JobConsumer
 from inference.worker.devices import Plan
 from inference.worker.dispatch import Dispatcher
+from inference.worker.inflight import Batch
 from inference.worker.replicas import Replicas
 from inference.worker.subscriptions import Subscriptions
 from inference.worker.tasks import run
@@ -61,19 +62,27 @@ class ConsumerTests(TestCase):
     def receive(
         self, *, model: str = "a", queue: str = "", headers: dict[str, Any] | None = None, **hints: Any
     ) -> None:
-        job = JobMessage(
-            job_id=str(uuid4()), model=model, queue=f"inference.{model}", group="", size=1, length=1, priority=2,
-            created_at=time.time(), expires_at=None,
-        )  # fmt: skip
+        job = self.job(model)
         arguments, known, embed = messages.body(job)
+        arguments = hints.pop("args", arguments)
         message = Message(
             body=json.dumps([arguments, {**known, **hints}, embed]), headers=messages.headers(job) | (headers or {}),
             content_type="application/json", content_encoding="utf-8", accept={"application/json"},
             delivery_info={"routing_key": queue or job.queue}, delivery_tag=job.job_id,
         )  # fmt: skip
         self.on_message(
-            message, None, ack=lambda *_: None, reject=lambda *_: self.events.append("given back"), callbacks=()
+            message,
+            None,
+            ack=lambda *_: self.events.append("acknowledged"),
+            reject=lambda *_: self.events.append("given back"),
+            callbacks=(),
         )
+
+    def job(self, model: str = "a") -> JobMessage:
+        return JobMessage(
+            job_id=str(uuid4()), model=model, queue=f"inference.{model}", group="", size=1, length=1, priority=2,
+            created_at=time.time(), expires_at=None,
+        )  # fmt: skip
 
     def load(self, **models: str) -> None:
         told = {CATALOG[name].digest: state for name, state in models.items()}
@@ -83,11 +92,71 @@ class ConsumerTests(TestCase):
         self.receive()
         self.assertEqual(len(self.dispatcher.backlog.held), 1)
 
+    def receive_pack(self) -> list[str]:
+        """Of three jobs; their ids as they are held."""
+        self.receive(size=2, length=9, others=[[str(uuid4()), 1, 7], [str(uuid4()), 3, 8]])
+        return list(self.dispatcher.backlog.held)
+
+    def end(self, job_id: str, error: str = "") -> None:
+        backlog = self.dispatcher.backlog
+        backlog.queues["a"].remove(job_id)
+        backlog.release(backlog.held[job_id], error, 0.1)
+
+    def test_jobs_that_share_a_message_are_jobs_like_any_other(self) -> None:
+        held = [self.dispatcher.backlog.held[job_id] for job_id in self.receive_pack()]
+        self.assertEqual([(each.item.size, each.item.length) for each in held], [(2, 9), (1, 7), (3, 8)])
+        self.assertEqual(len({(each.item.group, each.item.priority, each.item.arrived_at_s) for each in held}), 1)
+        self.assertEqual(len(self.dispatcher.backlog.queues["a"]), 3)
+
+    def test_their_message_is_acknowledged_when_the_last_of_them_has_ended(self) -> None:
+        first, second, third = self.receive_pack()
+        self.end(third)
+        self.end(first, "crashed")
+        self.assertEqual(self.events, [])
+        self.end(second)
+        self.assertEqual(self.events, ["acknowledged"])
+
+    def test_their_message_goes_back_whole_with_the_first_of_them_that_does_and_is_not_acknowledged_later(self) -> None:
+        running = self.receive_pack()[0]
+        self.end(self.receive_pack()[-1])
+        self.events.clear()
+        backlog = self.dispatcher.backlog
+        held = backlog.held[running]
+        backlog.queues["a"].remove(running)
+        batch = Batch(id=uuid4(), spec=CATALOG["a"], jobs=[held], pid=PID)
+        backlog.started(batch)
+        backlog.give_back_waiting()
+        self.assertEqual(self.events, ["given back", "given back"])
+        backlog.release(held, "", 0.1)
+        self.assertEqual((self.events, backlog.held), (["given back", "given back"], {}))
+
+    def test_a_double_of_one_of_them_is_acknowledged_with_it(self) -> None:
+        first, *_ = self.receive_pack()
+        self.receive(args=[first])
+        self.assertEqual(len(self.dispatcher.backlog.held), 3)
+        self.end(first)
+        self.assertEqual(self.events, ["acknowledged"])
+
+    def test_a_worker_that_knows_of_no_others_reads_the_first(self) -> None:
+        """One from before reads the message by these names."""
+        jobs = [("01", 2, 9), ("02", 1, 7)]
+        (message,) = messages.packed(self.job(), jobs, most=8, rows=8)
+        arguments, hints, _ = messages.body(message)
+        self.assertEqual((arguments, hints["size"], hints["length"], hints["model"]), (["01"], 2, 9, "a"))
+
+    def test_a_message_of_one_job_is_what_it_was_before(self) -> None:
+        """A worker from before, and its broker, see nothing new."""
+        (message,) = messages.packed(self.job(), [("01", 2, 9)], most=8, rows=8)
+        self.assertNotIn("others", messages.body(message)[1])
+        self.assertNotIn("jobs", messages.headers(message))
+
     def test_hints_that_no_job_has_drop_the_message_and_nothing_else(self) -> None:
         tried: tuple[dict[str, Any], ...] = (
             {"size": math.inf}, {"length": 10**300}, {"priority": math.inf}, {"priority": 10**300}, {"size": "many"},
             {"created_at": 10**400}, {"created_at": math.nan}, {"expires_at": math.nan}, {"model": ["a"]},
-            {"headers": {"id": [1]}}, {"headers": {"id": {}}},
+            {"headers": {"id": [1]}}, {"headers": {"id": {}}}, {"others": 7}, {"others": [7]},
+            {"others": [["x", 1, 1]]}, {"others": [[str(uuid4()), 1]]}, {"others": [[str(uuid4()), math.inf, 1]]},
+            {"others": [[str(uuid4()), 1, 1]] * MOST_PACKED},
         )  # fmt: skip
         for hints in tried:
             with self.subTest(str(hints)[:40]), self.assertRaises(InvalidTaskError):

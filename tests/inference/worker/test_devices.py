@@ -1,73 +1,134 @@
 import os
-import tempfile
-from pathlib import Path
+from collections.abc import Sequence
 from unittest import TestCase
 from unittest.mock import patch
 from uuid import uuid4
 
-from inference.worker import devices
+from inference.worker import devices, gpus
+from inference.worker.devices import Choice, Device, Plan
+from inference.worker.gpus import Found, Gpu
+
+GB = 10**9
+TWO = Found(
+    gpus=tuple(Gpu(name=f"cuda:{n}", visible=f"GPU-{n}", memory=80 * GB) for n in (4, 7)), why="for a test",
+    is_listed=True,
+)  # fmt: skip
+NONE = Found(why="there is no nvidia-smi")
 
 
-def plan(names: tuple[str, ...], concurrency: int | None = None) -> devices.Plan:
-    return devices.make_plan(worker=uuid4(), devices=names, concurrency=concurrency)
+def choose(option: str, found: Found = TWO) -> Choice:
+    with patch.object(gpus, "find", return_value=found):
+        return devices.choose(option)
 
 
-class DevicesTests(TestCase):
-    def test_a_list_of_devices_is_read(self) -> None:
-        self.assertEqual(devices.parse("cuda:0, cuda:1"), ("cuda:0", "cuda:1"))
-        self.assertEqual(devices.parse("cpu"), ("cpu",))
+def names(option: str, found: Found = TWO) -> list[str]:
+    return [device.name for device in choose(option, found).devices]
+
+
+def plan(choice: Choice, concurrency: int | None = None, sizes: Sequence[int | None] = (), most: int = 4) -> Plan:
+    return devices.make_plan(worker=uuid4(), choice=choice, concurrency=concurrency, sizes=sizes, most=most)
+
+
+CPU = choose("cpu")
+
+
+class ChoiceTests(TestCase):
+    def test_auto_takes_every_gpu_and_else_the_cpu(self) -> None:
+        self.assertEqual((names("auto"), names("auto", NONE)), (["cuda:4", "cuda:7"], ["cpu"]))
+        self.assertEqual(names("auto", TWO), ["cuda:4", "cuda:7"])
+
+    def test_numbers_count_what_may_be_used_and_names_are_those_of_the_host(self) -> None:
+        self.assertEqual(names("cuda:1, cuda:0"), ["cuda:7", "cuda:4"])
+        self.assertEqual(names("cpu"), ["cpu"])
+
+    def test_what_is_chosen_and_why_is_in_the_log(self) -> None:
+        with self.assertLogs(devices.logger, "INFO") as logs:
+            choose("auto")
+        self.assertIn("devices: cuda:4, cuda:7; for a test", logs.output[0])
+
+    def test_a_gpu_that_is_to_be_expected_and_cannot_be_used_is_said_loudly(self) -> None:
+        broken = Found(why="nvidia-smi lists none", problem=True)
+        with self.assertLogs(devices.logger, "ERROR") as logs:
+            self.assertEqual(names("auto", broken), ["cpu"])
+        self.assertIn("no GPU is used, though there should be one: nvidia-smi lists none", logs.output[0])
+        with self.assertNoLogs(devices.logger, "ERROR"):
+            choose("auto", NONE)
+            choose("cpu", broken)
 
     def test_another_word_is_refused_with_what_would_be_right(self) -> None:
-        with self.assertRaisesRegex(ValueError, "'gpu' is not a device; use auto, cpu, or a list such as cuda:0"):
-            devices.parse("cpu,gpu")
+        for wrong in ("cpu,gpu", "cuda:0+cpu", "cuda:0+", ""):
+            with self.subTest(wrong), self.assertRaisesRegex(ValueError, "not a device; use auto, cpu, or a list such"):
+                choose(wrong)
 
-    def test_auto_takes_every_visible_gpu_and_else_the_cpu(self) -> None:
-        with patch.dict(os.environ, CUDA_VISIBLE_DEVICES="3,5"):
-            self.assertEqual(devices.parse("auto"), ("cuda:0", "cuda:1"))
-        with patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
-            self.assertEqual(devices.parse("auto"), ("cpu",))
+    def test_a_number_that_is_not_there_is_refused_where_the_driver_lists_them(self) -> None:
+        with self.assertRaisesRegex(ValueError, "there is no cuda:2, 2 can be used here"):
+            choose("cuda:2")
+        with self.assertLogs(devices.logger, "ERROR"):
+            self.assertEqual(names("cuda:2", NONE), ["cuda:2"])
 
-    def test_cuda_stops_at_the_first_entry_that_is_no_device(self) -> None:
-        with patch.dict(os.environ, CUDA_VISIBLE_DEVICES="0,-1,1"):
-            self.assertEqual(devices.parse("auto"), ("cuda:0",))
+    def test_a_set_is_one_device(self) -> None:
+        (both,) = choose("cuda:0+cuda:1").devices
+        self.assertEqual((both.name, both.visible, both.memory), ("cuda:4+cuda:7", "GPU-4,GPU-7", 160 * GB))
+        with self.assertRaisesRegex(ValueError, "names a GPU twice"):
+            choose("cuda:0+cuda:0")
 
-    def test_without_nvidia_smi_or_with_one_that_fails_or_hangs_the_device_files_are_counted(self) -> None:
-        for name, script in (("missing", ""), ("failing", "exit 9"), ("hanging", "exec sleep 60")):
-            with self.subTest(name), tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, PATH=folder):
-                os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-                for file in ("nvidia0", "nvidia1", "nvidiactl"):
-                    Path(folder, file).touch()
-                if script:
-                    Path(folder, "nvidia-smi").write_text(f"#!/bin/sh\nPATH=/bin:/usr/bin\n{script}\n")
-                    Path(folder, "nvidia-smi").chmod(0o755)
-                files = patch.object(devices, "DEVICE_FILES", f"{folder}/nvidia[0-9]*")
-                with files, patch.object(devices, "LISTING_S", 0.5), self.assertLogs(devices.logger) as logs:
-                    self.assertEqual(devices.parse("auto"), ("cuda:0", "cuda:1"))
-                self.assertIn("2 are counted", logs.output[0])
+    def test_a_name_fits_into_a_jobs_row(self) -> None:
+        eight = Found(gpus=tuple(Gpu(name=f"cuda:{n}", visible=str(n)) for n in range(8)), why="")
+        (name,) = names("+".join(f"cuda:{n}" for n in range(8)), eight)
+        self.assertEqual((name, len(name)), ("cuda:0+cuda:1+cuda:…", 20))
 
-    def test_there_is_one_replica_a_gpu_and_one_a_core_on_cpus(self) -> None:
-        self.assertEqual(plan(("cuda:0", "cuda:1")).replicas, 2)
+
+class PlanTests(TestCase):
+    def test_there_is_one_replica_a_core_on_cpus(self) -> None:
         with patch.object(devices, "cores", return_value=4), patch.dict(os.environ, OMP_NUM_THREADS=""):
-            self.assertEqual((plan(("cpu",)).replicas, plan(("cpu",)).threads), (4, 1))
-            self.assertEqual((plan(("cpu",), 2).replicas, plan(("cpu",), 2).threads), (2, 2))
+            self.assertEqual((plan(CPU).replicas, plan(CPU).threads), (4, 1))
+            self.assertEqual((plan(CPU, 2).replicas, plan(CPU, 2).threads), (2, 2))
+
+    def test_there_are_several_replicas_a_gpu_where_memory_and_cores_allow(self) -> None:
+        for cores, sizes, most, replicas in (
+            (16, [GB // 10], 4, 8),  # small models: four each
+            (16, [12 * GB], 4, 6),  # half of 80 GB, for 13 each
+            (16, [70 * GB], 4, 2),
+            (16, [None], 4, 2),  # of unknown size
+            (16, [GB // 10], 1, 2),
+            (4, [GB // 10], 4, 4),
+            (1, [GB // 10], 4, 2),
+        ):
+            with self.subTest(sizes=sizes, cores=cores), patch.object(devices, "cores", return_value=cores):
+                self.assertEqual(plan(choose("auto"), sizes=sizes, most=most).replicas, replicas)
+
+    def test_one_replica_has_a_gpu_whose_memory_is_not_known(self) -> None:
+        self.assertEqual(devices.replicas_of(0, [GB]), 1)
 
     def test_a_replica_computes_with_no_more_threads_than_the_environment_allows(self) -> None:
         for allowed, threads in (("1", 1), ("3", 2), ("1,2", 1), ("0", 1), ("many", 2)):
             variables = patch.dict(os.environ, OMP_NUM_THREADS=allowed)
             with self.subTest(allowed), variables, patch.object(devices, "cores", return_value=4):
-                self.assertEqual(plan(("cpu",), 2).threads, threads)
+                self.assertEqual(plan(CPU, 2).threads, threads)
 
     def test_child_i_is_bound_to_device_i_mod_n(self) -> None:
-        bound = plan(("cuda:0", "cuda:1"), 4)
-        self.assertEqual([bound.device_of(i) for i in range(4)], ["cuda:0", "cuda:1", "cuda:0", "cuda:1"])
+        bound = plan(choose("auto"), 4)
+        self.assertEqual([bound.device_of(i) for i in range(4)], ["cuda:4", "cuda:7", "cuda:4", "cuda:7"])
+        self.assertEqual((bound.sharing, plan(choose("auto"), 3).sharing, plan(choose("auto"), 2).sharing), (2, 2, 1))
 
     def test_a_child_sees_its_own_device_only(self) -> None:
-        with patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
-            self.assertEqual(plan(("cuda:0", "cuda:1")).bind(1), "cuda:0")
-            self.assertEqual(os.environ["CUDA_VISIBLE_DEVICES"], "1")
-        with patch.dict(os.environ, CUDA_VISIBLE_DEVICES="4,7"):
-            self.assertEqual(plan(("cuda:0", "cuda:1")).bind(1), "cuda:0")
-            self.assertEqual(os.environ["CUDA_VISIBLE_DEVICES"], "7")
-        with patch.dict(os.environ, CUDA_VISIBLE_DEVICES="4,7"):
-            self.assertEqual(plan(("cpu",)).bind(1), "cpu")
-            self.assertEqual(os.environ["CUDA_VISIBLE_DEVICES"], "")
+        for choice, index, bound, visible in (
+            (choose("auto"), 1, "cuda:0", "GPU-7"),
+            (choose("cuda:0+cuda:1"), 1, "cuda:0", "GPU-4,GPU-7"),
+            (CPU, 0, "cpu", ""),
+        ):
+            with self.subTest(choice), patch.dict(os.environ, CUDA_VISIBLE_DEVICES="4,7"):
+                self.assertEqual(plan(choice, 2).bind(index), bound)
+                self.assertEqual(os.environ["CUDA_VISIBLE_DEVICES"], visible)
+
+    def test_the_allocator_of_a_gpu_does_not_keep_holes_unless_the_operator_says_otherwise(self) -> None:
+        for given, expected in (({}, "expandable_segments:True"), ({"PYTORCH_CUDA_ALLOC_CONF": "x"}, None)):
+            with self.subTest(given), patch.dict(os.environ, given):
+                os.environ.pop("PYTORCH_ALLOC_CONF", None)
+                devices.set_up_libraries(1)
+                self.assertEqual(os.environ.get("PYTORCH_ALLOC_CONF"), expected)
+
+    def test_the_cpu_is_the_device_of_a_plan_that_names_none(self) -> None:
+        with patch.dict(os.environ):
+            self.assertEqual(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1).bind(0), "cpu")
+        self.assertEqual(Device(name="cpu").visible, "")

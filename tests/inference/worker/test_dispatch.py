@@ -20,7 +20,7 @@ from inference.catalog.specs import ModelSpec
 from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
 from inference.worker.calls import READY, BatchReport, Loaded
 from inference.worker.devices import Plan
-from inference.worker.dispatch import STUCK_S, Dispatcher
+from inference.worker.dispatch import GIVE_UP_S, KILL_GRACE_S, STUCK_S, Dispatcher
 from inference.worker.isolation import LONGEST_RETRY_S, LONGEST_STUCK_S
 from inference.worker.pool import ReplicaPool
 from inference.worker.replicas import Replicas
@@ -53,6 +53,9 @@ class Pool:
 
     def order(self) -> None:
         """Nothing is to be loaded."""
+
+    def may_have_more(self, pid: int) -> bool:
+        return False
 
     def has(self, pid: int) -> bool:
         return pid not in self.dead
@@ -408,6 +411,30 @@ class DispatcherTests(DispatcherCase):
         self.now()
         self.dispatcher.kick()
         self.assertEqual(self.last.batch.verdict, "")
+
+    def test_a_child_that_does_not_end_when_it_is_killed_is_given_up_and_its_jobs_run_elsewhere(self) -> None:
+        jobs = self.fill(2)
+        batch = next(iter(self.dispatcher.batches.values()))
+        self.last.accept(PID, None)
+        stuck = self.last
+        batch.accepted_at -= CATALOG["a"].time_limit_s + STUCK_S + KILL_GRACE_S + 1
+        with patch("inference.worker.dispatch.os.kill") as kill, self.assertLogs("inference.worker.dispatch", "ERROR"):
+            self.dispatcher.sweep()
+            self.dispatcher.sweep()
+            batch.killed_at -= GIVE_UP_S + 1
+            self.dispatcher.sweep()
+        self.assertEqual([call.args for call in kill.call_args_list], [(PID, signal.SIGUSR2), (PID, signal.SIGKILL)])
+        self.assertEqual((self.dispatcher.batches, self.replicas.serving, self.replicas.served), ({}, set(), set()))
+        self.assertIn("cannot be ended", self.dispatcher.facts().error)
+        self.replicas.started(0, PID)
+        self.load(a=READY, b=READY)
+        stuck.over = True
+        self.dispatcher.kick()
+        self.assertEqual(len(self.last.batch.job_ids), 2)
+        self.assertEqual(self.last.batch.takes_over, (stuck.batch.batch,))
+        self.pool.lose(stuck)  # it ends at last
+        self.pool.finish(self.last)
+        self.assertEqual([request.events[-1] for _, request in jobs], [("finished", "")] * 2)
 
     def test_jobs_are_not_blamed_for_a_child_that_waited_for_the_database_and_the_pauses_grow(self) -> None:
         jobs = self.fill(4)

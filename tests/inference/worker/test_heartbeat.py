@@ -29,7 +29,7 @@ def facts(**values: Any) -> Facts:
         "state": "ready", "model_names": ["embeddings"], "replicas": {}, "catalog": {}, "error": "", "connected": True,
         "replicas_ready": 1, "replicas_busy": 0, "held": 0, "finished": 0, "speeds": {}, "reached": {},
     }  # fmt: skip
-    return Facts(**{**idle, "generation": {}, "looped_at": time.monotonic(), **values})
+    return Facts(**{**idle, "generation": {}, "costs": {}, "looped_at": time.monotonic(), **values})
 
 
 def make_heartbeat(**values: Any) -> Heartbeat:
@@ -106,7 +106,7 @@ class HeartbeatTests(TransactionTestCase):
     def test_the_watchdog_counts_the_queues_that_are_consumed_only(self) -> None:
         heartbeat = make_heartbeat(model_names=["embeddings", "sentiment"])
         replicas = Replicas(heartbeat.plan, models())
-        replicas.serving = frozenset({"embeddings", "fill-mask"})  # sentiment's starts again; a queue is refused
+        replicas.runnable = frozenset({"embeddings", "fill-mask"})  # sentiment's starts again; a queue is refused
         housekeeping = Housekeeping(heartbeat, replicas)
         with patch.object(publish, "queue_lengths", return_value={}) as counted:
             housekeeping.watch()

@@ -21,7 +21,7 @@ SPEC = ModelSpec(name="m", engine="x:Y", max_batch_size=2)
 def claimed(inputs: Any, **values: Any) -> Claimed:
     return Claimed(
         **{"id": uuid4(), "model": "m", "inputs": inputs, "parameters": {}, "size": 2, "length": 1, "whole": None,
-           "created_at": timezone.now(), "place": None, **values}
+           "created_at": timezone.now(), "started_at": timezone.now(), "place": None, **values}
     )  # fmt: skip
 
 

@@ -56,6 +56,33 @@ class FlushTests(TestCase):
         self.assertEqual(self.pool._cache, {})
 
 
+class GivenMoreTests(TestCase):
+    """A child that was given two calls."""
+
+    def setUp(self) -> None:
+        self.pool: Any = ReplicaPool.__new__(ReplicaPool)
+        self.process = SimpleNamespace(pid=11, inqW_fd=5)
+        self.pool._pool, self.pool._busy_workers, self.pool._active_writes = [self.process], {5}, set()
+        self.pool._mark_worker_as_available = self.pool._busy_workers.discard
+        self.pool._cache = {name: SimpleNamespace(_write_to=self.process) for name in (1, 2)}
+        self.enterContext(patch.object(ReplicaPool, "_changed"))
+
+    def test_it_is_idle_once_both_are_over(self) -> None:
+        for job, busy in ((1, {5}), (2, set[int]())):
+            self.pool.on_job_ready(job, 0, None, 5)
+            del self.pool._cache[job]  # as the pool does then
+            self.assertEqual(self.pool._busy_workers, busy)
+
+    def test_it_may_have_more_unless_a_call_is_still_written_to_it_or_it_is_to_load_something(self) -> None:
+        self.assertTrue(self.pool.may_have_more(11))
+        self.assertFalse(self.pool.may_have_more(12))
+        self.pool._active_writes.add(5)
+        self.assertFalse(self.pool.may_have_more(11))
+        self.pool._active_writes.clear()
+        self.pool.replicas = SimpleNamespace(wanted=lambda pids: pids[0])
+        self.assertFalse(self.pool.may_have_more(11))
+
+
 class OrderTests(TestCase):
     """Two children run model a, and each is to load b beside it."""
 

@@ -13,6 +13,7 @@ from inference.worker.devices import Plan
 from inference.worker.lazy import LazyReport
 from inference.worker.replica import LONGEST_PAUSE_S
 from inference.worker.replicas import Replicas
+from inference.worker.wishes import Wishes
 
 BROKEN = "no weights"
 CATALOG = {name: ModelSpec(name=name, engine="x:Y") for name in ("a", "b")}
@@ -58,6 +59,18 @@ class ReplicasTests(TestCase):
 
     def able(self) -> list[int]:
         return [pid for pid in (FIRST, SECOND) if self.replicas.may_run(pid)]
+
+    def test_what_is_held_back_stays_loaded_and_begins_nothing(self) -> None:
+        self.load(FIRST)
+        self.load(SECOND)
+        self.replicas.heed(Wishes(paused=frozenset({"a", "gone"})))
+        self.assertEqual((self.replicas.serving, self.replicas.served), ({"b"}, {"a", "b"}))
+        version = self.replicas.version
+        self.replicas.heed(Wishes(rests=True))
+        self.assertGreater(self.replicas.version, version)
+        self.assertEqual((self.replicas.serving, self.replicas.runnable), (set(), {"a", "b"}))
+        self.replicas.heed(Wishes())
+        self.assertEqual(self.replicas.serving, {"a", "b"})
 
     def test_nothing_is_served_before_a_replica_has_loaded_it(self) -> None:
         self.assertEqual((self.replicas.serving, self.replicas.served, self.able()), (set(), set(), []))

@@ -25,6 +25,25 @@ def worker(*options: str, **environment: str) -> subprocess.CompletedProcess[str
     )  # fmt: skip
 
 
+class LoadsTests(TestCase):
+    """What decides how many replicas share a GPU."""
+
+    def loads(self, text: str, **sizes: int | None) -> tuple[list[int | None], int]:
+        with patch("inference.engines.memory.estimate", side_effect=lambda spec: sizes[spec.name]):
+            found = setup._loads(specs.parse(text).values())  # noqa: SLF001
+        return found["sizes"], found["most"]
+
+    def test_all_eager_models_and_the_largest_lazy_one_must_fit(self) -> None:
+        eager, lazy = '[{0}]\nengine = "x:Y"\n', '[{0}]\nengine = "x:Y"\nload = "lazy"\n'
+        text = "".join((eager.format("a"), eager.format("b"), lazy.format("c"), lazy.format("d")))
+        self.assertEqual(self.loads(text, a=1, b=2, c=3, d=4), ([1, 2, 4], devices.MOST_REPLICAS))
+        self.assertEqual(self.loads(text, a=1, b=None, c=3, d=None), ([1, None, None], devices.MOST_REPLICAS))
+
+    def test_a_model_that_generates_has_its_gpu_for_one_replica(self) -> None:
+        text = '[a]\ntask = "text-generation"\nmodel = "m"\n'
+        self.assertEqual(self.loads(text, a=1), ([1], 1))
+
+
 class WorkerOptionsTests(TestCase):
     def test_help_explains_the_models_and_the_devices(self) -> None:
         answer = worker("--help")
@@ -73,7 +92,7 @@ class WorkerOptionsTests(TestCase):
                 self.subTest(error),
                 patch.dict(os.environ),
                 patch.object(setup, "refuse_what_breaks_batching"),
-                patch.object(devices, "parse", side_effect=error),
+                patch.object(devices, "choose", side_effect=error),
                 patch.object(setup.logger, "exception"),
                 self.assertRaises(SystemExit) as ended,
             ):

@@ -1,0 +1,161 @@
+"""The GPUs that this process may use, found without torch; CUDA_VISIBLE_DEVICES is read as CUDA reads it."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+MIB, GB = 2**20, 10**9
+DEVICE_FILES = "/dev/nvidia[0-9]*"
+LISTING_S = 30.0  # the driver may have to wake all GPUs
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+_GPU = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[\w-]+)\)")
+_SLICE = re.compile(r"\s+MIG \S*?(\d+)gb\S*\s+Device\s+(\d+): \(UUID: (MIG-[\w/-]+)\)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU, or a slice of one (MIG)."""
+
+    name: str  # on this host
+    visible: str  # to CUDA_VISIBLE_DEVICES
+    memory: int = 0  # bytes; 0: unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """In CUDA's order, and why these. `problem`: a GPU was to be expected, and there is none to be used."""
+
+    gpus: tuple[Gpu, ...] = ()
+    why: str
+    problem: bool = False
+    is_listed: bool = False  # by the driver: there are no others
+
+
+def find() -> Found:
+    """Raises `ValueError` where the environment names GPUs that are not there."""
+    if os.environ.get(VARIABLE) is not None and not _named():
+        return Found(why=f"{VARIABLE} hides every GPU", is_listed=True)
+    if "+cpu" in _torch_version():
+        is_there = bool(glob.glob(DEVICE_FILES))
+        why = "this torch is a build for CPUs" + (", though there is a GPU: install one for CUDA" if is_there else "")
+        return Found(why=why, problem=is_there)
+    found = _listed()
+    return found if os.environ.get(VARIABLE) is None else _chosen(found)
+
+
+def _torch_version() -> str:
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+# What there is
+
+
+def _listed() -> Found:
+    try:
+        listing = _ask("-L")
+    except (OSError, subprocess.SubprocessError) as error:
+        return _counted(error)
+    gpus = tuple(_read(listing, _memory()))
+    if not gpus and (files := _counted(None)).gpus:
+        return files
+    why = "nvidia-smi lists them" if gpus else "nvidia-smi lists no GPU"
+    return Found(gpus=gpus, why=why, problem=not gpus, is_listed=True)
+
+
+def _ask(*options: str) -> str:
+    return subprocess.run(
+        ["nvidia-smi", *options], capture_output=True, text=True, timeout=LISTING_S, check=True
+    ).stdout
+
+
+def _read(listing: str, memory: dict[str, int]) -> list[Gpu]:
+    """A GPU that is cut into slices can be used in slices only."""
+    found: dict[str, list[Gpu]] = {}
+    name = ""
+    for line in listing.splitlines():
+        if match := _GPU.match(line):
+            name = f"cuda:{match[1]}"
+            found[name] = [Gpu(name=name, visible=match[2], memory=memory.get(match[2], 0))]
+        elif name and (match := _SLICE.match(line)):
+            part = Gpu(name=f"{name}/mig:{match[2]}", visible=match[3], memory=int(match[1]) * GB)
+            found[name] = [*(gpu for gpu in found[name] if "/" in gpu.name), part]
+    return [gpu for gpus in found.values() for gpu in gpus]
+
+
+def _memory() -> dict[str, int]:
+    """Bytes, by UUID; of what does not say, nothing."""
+    try:
+        lines = _ask("--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits").splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    pairs = (line.partition(",") for line in lines)
+    return {uuid.strip(): int(size) * MIB for uuid, _, size in pairs if size.strip().isdecimal()}
+
+
+def _counted(why: Exception | None) -> Found:
+    """Containers may have GPUs without nvidia-smi."""
+    numbers = sorted(int(re.sub(r"\D", "", path.rpartition("/")[2])) for path in glob.glob(DEVICE_FILES))
+    gpus = tuple(Gpu(name=f"cuda:{place}", visible=str(place)) for place in range(len(numbers)))
+    if isinstance(why, FileNotFoundError):
+        reason = "there is no nvidia-smi"
+    elif isinstance(why, subprocess.TimeoutExpired):
+        reason = f"nvidia-smi has not answered within {LISTING_S:g} s"
+    else:
+        reason = f"nvidia-smi lists none ({why})" if why else "nvidia-smi lists none"
+    counted = f"{len(gpus)} are counted at {DEVICE_FILES}"
+    return Found(gpus=gpus, why=f"{reason}, {counted}", problem=not gpus and not isinstance(why, FileNotFoundError))
+
+
+# Which of them may be used
+
+
+def _named() -> list[str]:
+    """Entries of CUDA_VISIBLE_DEVICES up to the first that can be no device; none if one is there twice."""
+    entries = [part.strip() for part in os.environ.get(VARIABLE, "").split(",")]
+    end = next((place for place, entry in enumerate(entries) if not _may_be(entry, entries[0])), len(entries))
+    return entries[:end] if len(set(entries[:end])) == end else []
+
+
+def _may_be(entry: str, first: str) -> bool:
+    """CUDA reads numbers, or the beginnings of UUIDs: as the first entry is."""
+    kinds = ("GPU-", "MIG-")
+    kind = next((kind for kind in kinds if first.startswith(kind)), "")
+    return entry.startswith(kind) if kind else entry.isdecimal()
+
+
+def _chosen(found: Found) -> Found:
+    """Those that CUDA_VISIBLE_DEVICES names: CUDA ends at the first that is not there."""
+    whole = _whole(found.gpus)
+    gpus: list[Gpu] = []
+    for entry in _named():
+        if entry.isdecimal() and (not found.is_listed or int(entry) < len(whole)):
+            known = whole[int(entry)] if int(entry) < len(whole) else Gpu(name=f"cuda:{entry}", visible=entry)
+            gpus.append(Gpu(name=f"cuda:{entry}", visible=entry, memory=known.memory))
+        elif not entry.isdecimal() and len(like := [gpu for gpu in found.gpus if gpu.visible.startswith(entry)]) == 1:
+            gpus.append(Gpu(name=like[0].name, visible=entry, memory=like[0].memory))
+        elif not entry.isdecimal() and not found.is_listed:
+            gpus.append(Gpu(name=entry[:20], visible=entry))
+        else:
+            break
+    if not gpus:
+        raise ValueError(f"{VARIABLE}={os.environ[VARIABLE]} names no GPU of this host ({found.why})")
+    dropped = os.environ[VARIABLE].count(",") + 1 - len(gpus)
+    why = f"{VARIABLE} names them" + (
+        f", but for its last {dropped}: CUDA stops at one that is none" if dropped else ""
+    )
+    return Found(gpus=tuple(gpus), why=why, is_listed=True)
+
+
+def _whole(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """By number; one that is cut into slices counts as one."""
+    names = dict.fromkeys(gpu.name.partition("/")[0] for gpu in gpus)
+    return [next(gpu for gpu in gpus if gpu.name.partition("/")[0] == name) for name in names]

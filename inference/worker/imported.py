@@ -1,0 +1,29 @@
+"""Imported by the process that pool children are forked from, before the first: nothing here may start a thread, open a
+connection or touch a device."""
+
+import contextlib
+import gc
+import importlib
+import os
+import signal
+import sys
+
+import django
+import uuid_utils
+from celery import platforms
+
+from inference.worker import forkserver
+
+platforms.set_pdeathsig("SIGKILL")  # type: ignore[attr-defined] # with the worker's main process
+signal.pthread_sigmask(signal.SIG_BLOCK, forkserver.HELD)
+
+django.setup()
+for module in ("celery.app.trace", "inference.worker.child", *os.environ[forkserver.IMPORTS].split()):
+    with contextlib.suppress(Exception):  # who loads a model says what is missing
+        importlib.import_module(module)
+os.register_at_fork(after_in_child=uuid_utils.reseed_rng)  # Python's own generator is by itself
+if torch := sys.modules.get("torch"):
+    os.register_at_fork(after_in_child=torch.default_generator.seed)
+    os.register_at_fork(after_in_child=sys.modules["numpy"].random.seed)
+gc.collect()
+gc.freeze()  # what is imported stays: to look for garbage in it takes longer than to load a small model

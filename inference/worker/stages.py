@@ -1,0 +1,187 @@
+"""A batch from claim to notice, in three stages. Each may be done by another thread, one after the other."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from inference import errors, failpoints
+from inference.catalog import lengths
+from inference.catalog.specs import ModelSpec, parameters_digest
+from inference.engines.isolate import RunReport
+from inference.engines.isolate import run as run_engine
+from inference.figures import tallies
+from inference.figures.tallies import Tally
+from inference.store.transitions import Claimed, Outcome
+from inference.worker import claims
+from inference.worker.calls import BatchCall, BatchReport
+from inference.worker.deadline import limited
+from inference.worker.loaded import LoadedModels
+from inference.worker.outcomes import condemned, failed, outcome_of
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class EngineCall:
+    """Jobs of one set of parameters, and their items."""
+
+    spec: ModelSpec
+    jobs: Sequence[Claimed]
+    items: list[list[Any]]  # of each job
+    parameters: dict[str, Any]
+    prepared: Any = None  # by the engine
+    report: RunReport | None = None
+
+    @property
+    def all_items(self) -> list[Any]:
+        return [item for items in self.items for item in items]
+
+    def outcomes(self) -> Iterator[Outcome]:
+        answers = iter(self.report.outcomes if self.report else ())
+        for job, items in zip(self.jobs, self.items, strict=True):
+            yield outcome_of(self.spec, job, [next(answers) for _ in items])
+
+
+@dataclass(slots=True, eq=False)
+class Stages:
+    """Of one batch of a model that answers a batch at once, or of jobs that are condemned. What a stage raises ends
+    the batch."""
+
+    call: BatchCall
+    spec: ModelSpec | None
+    replica: LoadedModels
+    jobs: list[Claimed] = field(default_factory=list)
+    calls: list[EngineCall] = field(default_factory=list)
+    refused: list[Outcome] = field(default_factory=list)
+    spent_s: float = 0.0
+
+    def claim(self) -> None:
+        """And all else that can be done before the engine is free. One call a set of parameters; the messages already
+        grouped them, so there is one set.
+
+        Raises `NotYet` for jobs that were accepted by a newer entry of the model."""
+        with self._timed():
+            self.jobs = claimed(self.call, self.replica)
+            if self.call.verdict or self.spec is None:
+                self.refused = [condemned(job, self.call.verdict) for job in self.jobs]
+                return
+            for same in _by_parameters(self.jobs):
+                try:
+                    parameters = claims.parameters_of(self.spec, same[0], is_last=self.call.is_last)
+                except errors.InvalidInput as error:
+                    self.refused += [failed(job, error) for job in same]
+                else:
+                    items = [lengths.items(self.spec, job.inputs) for job in same]
+                    self.calls.append(EngineCall(self.spec, same, items, parameters))
+
+    def prepare(self) -> None:
+        """Beside another call that computes. Of what cannot be read the call itself finds out what is wrong."""
+        if self.spec is None or self.call.again or not (engine := self.replica.engine(self.spec)).is_read_ahead:
+            return
+        with self._timed(), engine.reading:
+            for call in self.calls:
+                try:
+                    call.prepared = engine.prepare(call.all_items, dict(call.parameters))
+                except Exception as error:
+                    logger.debug("batch=%s not prepared: %r", self.call.batch, error)
+
+    def compute(self) -> None:
+        """In the thread of the engines."""
+        if self.spec is None or not self.calls:
+            return
+        engine, shared = self.replica.engine(self.spec), self.replica.shared
+        engine.spec = self.spec  # of the entries that share it
+        with self._timed():
+            failpoints.reach("before_run")
+            shared.computing = self.call.number
+            for call in self.calls:
+                with limited(self.spec.time_limit_s):
+                    call.report = run_engine(engine, call.all_items, call.parameters, call.prepared)
+            shared.computing = 0
+            failpoints.reach("after_run")
+
+    def record(self) -> BatchReport:
+        if not self.jobs:
+            return BatchReport(errors={})
+        with self._timed():
+            outcomes = list(self.refused)
+            for call in self.calls:
+                outcomes += call.outcomes()
+            outcomes = claims.record(self.call.batch, outcomes, batch_size=self._size, beside=self._counted())
+        return self._report(outcomes)
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.spent_s += time.monotonic() - began
+
+    @property
+    def _reports(self) -> list[RunReport]:
+        return [call.report for call in self.calls if call.report]
+
+    @property
+    def _engine_s(self) -> float:
+        return sum(report.engine_s for report in self._reports)
+
+    @property
+    def _is_padded(self) -> bool:
+        return all(report.padded for report in self._reports)
+
+    @property
+    def _size(self) -> int:
+        return sum(job.size for job in self.jobs)
+
+    @property
+    def _cut_at(self) -> int | None:
+        return next((report.cut_at for report in self._reports), None)
+
+    @property
+    def _tokens(self) -> list[int]:
+        """Of each job's longest item, as far as the model reads it."""
+        return [min(job.length, self._cut_at or job.length) for job in self.jobs]
+
+    @property
+    def _real(self) -> int:
+        return sum(job.size * own for job, own in zip(self.jobs, self._tokens, strict=True))
+
+    def _counted(self) -> Tally:
+        """What the figures tell of a batch that ran."""
+        tally: Tally = {}
+        if self._reports:
+            tallies.observe(tally, "batch", self._size)
+            padded = self._size * max(self._tokens) if self._is_padded else self._real
+            tally |= {"real": self._real, "padded": padded, "engine_s": self._engine_s}
+        return tally
+
+    def _report(self, outcomes: Sequence[Outcome]) -> BatchReport:
+        return BatchReport(
+            errors={outcome.job_id: outcome.error_code for outcome in outcomes},
+            engine_s=self._engine_s,
+            overhead_s=self.spent_s - self._engine_s,
+            size=self._size,
+            length=max(self._tokens) if self._is_padded else self._real / self._size,
+            cut_at=self._cut_at,
+            padded=self._is_padded,
+            calls=sum(report.calls for report in self._reports),
+            oom_shape=next((report.oom_shape for report in self._reports if report.oom_shape), None),
+        )
+
+
+def claimed(call: BatchCall, replica: LoadedModels) -> list[Claimed]:
+    failpoints.reach("before_claim")
+    jobs = claims.claim(call, worker=replica.worker, device=replica.host_device) if call.job_ids else []
+    failpoints.reach("after_claim")
+    return jobs
+
+
+def _by_parameters(jobs: Sequence[Claimed]) -> Iterator[list[Claimed]]:
+    def digest(job: Claimed) -> str:
+        return parameters_digest(job.parameters)
+
+    for _, same in groupby(sorted(jobs, key=digest), key=digest):
+        yield list(same)

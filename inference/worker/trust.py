@@ -1,0 +1,75 @@
+"""Which devices fail with what succeeds afterwards: no replica of such a one is given calls for a while.
+
+That a job breaks each device that it runs on is told by its own failure, and counts for no device.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from inference.failures import Pauses
+
+logger = logging.getLogger(__name__)
+
+FAULTS = 2  # of its own, after which it is withdrawn
+TRUSTED_AFTER = 50  # batches in a row that it computes, after which they are forgotten
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
+
+
+@dataclass(slots=True, eq=False)
+class Incident:
+    """A batch that a device failed with. It was the device's own fault if no job of it fails so again."""
+
+    device: str
+    jobs: int  # that have not succeeded yet
+
+    def explained(self) -> None:
+        """One of them breaks devices."""
+        self.jobs = -1
+
+
+@dataclass(slots=True)
+class _Record:
+    faults: int = 0
+    computed: int = 0
+    until: float = 0.0  # monotonic
+    pauses: Pauses = field(default_factory=lambda: Pauses(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S))
+
+
+class Trust:
+    """In each of these devices by itself; in a worker that has one only, there is no choice."""
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self._records = {device: _Record() for device in devices}
+
+    def computed(self, device: str) -> None:
+        """A batch, without a fault."""
+        record = self._records[device]
+        record.computed += 1
+        if record.computed >= TRUSTED_AFTER:
+            record.faults = 0
+            record.pauses.reset()
+
+    def succeeded(self, incident: Incident) -> None:
+        """A job of it has."""
+        incident.jobs -= 1
+        if incident.jobs == 0:
+            self._fault(incident.device)
+
+    def _fault(self, device: str) -> None:
+        record = self._records[device]
+        record.faults += 1
+        record.computed = 0
+        others = [other for other in self._records if other != device and not self.withdrawn_s(other)]
+        if record.faults >= FAULTS and others:
+            pause_s = record.pauses.next_s()
+            record.until = time.monotonic() + pause_s
+            logger.error(
+                "%s is given no work for %.0f s: %d batches failed there that succeeded in other processes",
+                device, pause_s, record.faults,
+            )  # fmt: skip
+
+    def withdrawn_s(self, device: str) -> float:
+        """For how long it still is; 0: it is not."""
+        return max(0.0, self._records[device].until - time.monotonic()) if device in self._records else 0.0

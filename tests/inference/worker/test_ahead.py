@@ -1,0 +1,335 @@
+"""A child that works ahead: what its threads do, and what the main process gives it and takes from its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+from unittest import TestCase
+from unittest.mock import Mock, patch
+from uuid import UUID, uuid4
+
+from billiard.exceptions import WorkerLostError
+from billiard.pool import ACK, READY
+
+from inference import errors
+from inference.catalog.specs import ModelSpec
+from inference.clock import now
+from inference.engines.base import Engine
+from inference.store.transitions import Claimed, Outcome
+from inference.worker import child, claims
+from inference.worker.ahead import Line
+from inference.worker.calls import READY as IS_READY
+from inference.worker.calls import BatchCall, Loaded
+from inference.worker.dispatch import STUCK_S
+from inference.worker.loaded import LoadedModels
+from tests.conditions import eventually
+from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase
+
+LIMIT_S = 10.0  # of a wait that ends
+INBOX = 3
+
+
+class Gated(Engine):
+    """Each call waits for its turn, and says that it has begun."""
+
+    def load(self, device: str) -> None:
+        self.begun: SimpleQueue[list[Any]] = SimpleQueue()
+        self.turns: SimpleQueue[BaseException | None] = SimpleQueue()
+        self.threads: set[threading.Thread] = set()
+
+    def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:
+        if inputs == ["unreadable"]:
+            raise ValueError(inputs)
+        return [f"{text}, read ahead" for text in inputs]
+
+    def predict_prepared(self, prepared: Any, parameters: dict[str, Any]) -> list[Any] | None:
+        return self.predict(prepared, parameters)
+
+    def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        self.threads.add(threading.current_thread())
+        self.begun.put(inputs)
+        if error := self.turns.get(timeout=LIMIT_S):
+            raise error
+        return inputs
+
+
+class LineTests(TestCase):
+    """The pipe, the engine and the database are played by the test."""
+
+    def setUp(self) -> None:
+        self.engine = Gated(ModelSpec(name="m", engine="x:Y"))
+        self.engine.load("cpu")
+        spec = self.engine.spec
+        self.replica = LoadedModels(
+            worker=uuid4(), device="cpu", specs={spec.digest: spec}, engines={spec.load_digest: self.engine}
+        )
+        self.enterContext(patch.object(child, "replica", self.replica, create=True))
+        self.enterContext(patch("sys.setswitchinterval"))
+        self.claimed: SimpleQueue[str] = SimpleQueue()
+        self.recorded: SimpleQueue[str] = SimpleQueue()
+        self.inputs: dict[int, str] = {}  # of a call, where they are others
+        self.may_record = threading.Event()
+        self.may_record.set()
+        self.enterContext(patch.object(claims, "claim", self.claim))
+        self.enterContext(patch.object(claims, "record", self.record))
+        self.pipe: SimpleQueue[Any] = SimpleQueue()
+        self.sent: list[tuple[int, Any]] = []
+        self.thread = threading.Thread(target=self.run_line)
+        self.thread.start()
+        self.addCleanup(self.thread.join, LIMIT_S)
+        self.addCleanup(self.pipe.put, None)
+        self.addCleanup(self.may_record.set)
+
+    def run_line(self) -> None:
+        with self.assertRaises(SystemExit):
+            Line(self.receive, self.sent.append, INBOX).run()
+
+    def receive(self) -> Any:
+        if (request := self.pipe.get()) is None:
+            raise SystemExit
+        return request
+
+    def claim(self, call: BatchCall, **options: Any) -> list[Claimed]:
+        self.claimed.put(call.model)
+        if call.takes_over:
+            raise errors.StoreUnavailable("away")
+        return [
+            Claimed(
+                id=job_id, model="m", inputs=self.inputs.get(call.number, "text"), parameters={}, size=1, length=1,
+                created_at=now(), started_at=now(), whole=None, place=None,
+            )
+            for job_id in call.job_ids
+        ]  # fmt: skip
+
+    def record(self, batch: UUID, outcomes: list[Outcome], **_: Any) -> list[Outcome]:
+        assert self.may_record.wait(LIMIT_S)
+        self.recorded.put("m")
+        return outcomes
+
+    def give(self, number: int, **fields: Any) -> None:
+        call = BatchCall(
+            batch=uuid4(), number=number, model="m", digest=self.engine.spec.digest, job_ids=(uuid4(),),
+            time_limit_s=60, **fields,
+        )  # fmt: skip
+        self.pipe.put((0, (number, 0, child.run_batch, (call,), {})))
+
+    def answers(self, kind: int) -> list[int]:
+        return [values[0] for sent, values in self.sent if sent == kind]
+
+    def failure_of(self, number: int) -> Any:
+        """What the call failed with, or nothing."""
+        _, _, (succeeded, result), _ = next(
+            values for kind, values in self.sent if (kind, values[0]) == (READY, number)
+        )
+        return None if succeeded else getattr(result.exception, "exc", result.exception)
+
+    def until_answered(self, *numbers: int) -> None:
+        eventually(lambda: self.answers(READY) == [*numbers], f"{numbers} are answered, in this order")
+
+    def test_while_one_computes_the_next_is_claimed_and_the_one_before_recorded(self) -> None:
+        self.may_record.clear()
+        for number in (1, 2, 3):
+            self.give(number)
+        self.engine.turns.put(None)
+        self.assertEqual([self.engine.begun.get(timeout=LIMIT_S) for _ in range(2)], [["text"], ["text"]])
+        for _ in range(3):
+            self.claimed.get(timeout=LIMIT_S)
+        self.assertEqual((self.replica.shared.computing, self.answers(READY)), (2, []))
+        self.may_record.set()
+        self.until_answered(1)
+        self.engine.turns.put(None)
+        self.engine.turns.put(None)
+        self.until_answered(1, 2, 3)
+        self.assertEqual((self.answers(ACK), self.engine.threads), ([1, 2, 3], {self.thread}))
+
+    def test_inputs_are_read_ahead_but_of_what_is_looked_into_and_what_cannot_be_read(self) -> None:
+        self.engine.prepares = True
+        self.inputs[3] = "unreadable"
+        self.give(1)
+        self.assertEqual(self.engine.begun.get(timeout=LIMIT_S), ["text, read ahead"])
+        self.give(2, again=True)
+        self.give(3)
+        for _ in range(3):
+            self.engine.turns.put(None)
+        self.until_answered(1, 2, 3)
+        self.assertEqual([self.engine.begun.get(timeout=LIMIT_S) for _ in range(2)], [["text"], ["unreadable"]])
+        self.assertIsNone(self.failure_of(3))
+
+    def test_one_that_cannot_be_claimed_is_told_and_the_others_go_on(self) -> None:
+        self.give(1)
+        self.give(2, takes_over=(uuid4(),))
+        self.give(3)
+        self.engine.turns.put(None)
+        self.engine.turns.put(None)
+        self.until_answered(1, 2, 3)
+        self.assertIsInstance(self.failure_of(2), errors.StoreUnavailable)
+        self.assertIsNone(self.failure_of(3))
+
+    def test_on_a_device_that_failed_nothing_else_is_computed(self) -> None:
+        self.give(1)
+        self.give(2)
+        self.engine.turns.put(RuntimeError("CUDA error: device-side assert triggered"))
+        self.until_answered(1, 2)
+        self.assertIsInstance(self.failure_of(1), errors.DeviceFailed)
+        self.assertIsInstance(self.failure_of(2), errors.NotYet)
+
+    def test_an_engine_that_ends_its_process_is_told_first(self) -> None:
+        self.give(1)
+        self.engine.turns.put(SystemExit())
+        self.thread.join(LIMIT_S)
+        self.assertIsInstance(self.failure_of(1), SystemExit)
+
+    def test_other_calls_have_their_turn_in_the_thread_of_the_engines(self) -> None:
+        ran: list[threading.Thread] = []
+        self.give(1)
+        self.pipe.put((0, (2, 0, lambda: ran.append(threading.current_thread()), (), {})))
+        self.engine.turns.put(None)
+        self.until_answered(1, 2)
+        self.assertEqual(ran, [self.thread])
+
+    def test_what_was_begun_is_answered_when_there_will_be_no_more(self) -> None:
+        self.give(1)
+        self.pipe.put(None)
+        self.engine.turns.put(None)
+        self.thread.join(LIMIT_S)
+        self.assertEqual(self.answers(READY), [1])
+
+
+class GivenTests(DispatcherCase):
+    """What the main process gives to a child that works ahead."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.replicas.plan = replace(self.replicas.plan, ahead=True)
+        self.may_have_more: Callable[[int], bool] = lambda pid: True
+        self.enterContext(patch.object(type(self.pool), "may_have_more", lambda _, pid: self.may_have_more(pid)))
+
+    def give(self, batches: int) -> list[SimpleNamespace]:
+        """The calls of so many full batches, and of one that is left."""
+        for _ in range(batches * CATALOG["a"].max_batch_size):
+            self.add()
+        self.dispatcher.kick()
+        return self.pool.calls
+
+    def computing(self, call: SimpleNamespace | None) -> None:
+        self.replicas.replicas[0].shared.computing = call.batch.number if call else 0
+
+    def accept_all(self) -> None:
+        for call in self.pool.calls:
+            call.accept(PID, 0.0)
+
+    def test_it_is_given_three_and_the_next_as_one_is_over(self) -> None:
+        calls = self.give(5)
+        self.assertEqual([len(call.batch.job_ids) for call in calls], [8, 8, 8])
+        self.assertEqual([call.batch.ahead_s for call in calls], [0, 5, 10])
+        self.pool.finish(calls[0], overhead_s=0.01)
+        self.assertEqual((len(calls), len(self.dispatcher.backlog)), (4, 8))
+
+    def test_of_calls_that_are_long_it_is_given_two_so_that_the_next_is_chosen_later(self) -> None:
+        calls = self.give(5)
+        for call in calls[:2]:
+            self.pool.finish(call, overhead_s=0.001)
+        self.assertEqual([call.over for call in calls], [True, True, False, False])
+
+    def test_a_child_on_a_cpu_is_given_one(self) -> None:
+        self.replicas.plan = replace(self.replicas.plan, ahead=None)
+        self.assertEqual(len(self.give(5)), 1)
+
+    def test_a_child_that_is_to_load_something_is_given_no_more(self) -> None:
+        self.may_have_more = lambda pid: False
+        self.assertEqual(len(self.give(5)), 1)
+
+    def test_it_has_messages_for_all_that_it_may_be_given(self) -> None:
+        self.assertEqual(self.dispatcher.prefetch, 4 * 8)
+
+    def test_where_a_job_must_run_alone_no_other_is_given_meanwhile(self) -> None:
+        self.add()
+        self.dispatcher.kick()
+        self.add(alone=True, priority=1)
+        self.assertEqual(len(self.give(3)), 1)
+
+    def test_what_generates_step_by_step_waits_for_its_turn_and_holds_up_what_came_later(self) -> None:
+        digest = CATALOG["b"].digest
+        models = {spec.digest: IS_READY for spec in CATALOG.values()}
+        self.replicas.loaded(Loaded(pid=PID, models=models, steps=frozenset({digest})))
+        self.add("a")
+        self.dispatcher.kick()
+        self.add("b")
+        self.assertEqual([call.batch.model for call in self.give(3)], ["a"])
+        self.pool.finish(self.last)
+        self.assertEqual(self.last.batch.model, "b")
+        self.assertEqual(len(self.pool.calls), 2)
+
+    def test_of_a_child_that_dies_the_batch_that_it_computed_is_looked_into_and_the_others_run_again(self) -> None:
+        first, second, third = self.give(3)
+        self.accept_all()
+        self.computing(second)
+        for call in (first, second, third):
+            self.pool.lose(call)
+        parts = self.dispatcher.backlog.isolation.parts
+        sizes = [len(call.batch.job_ids) for call in self.pool.calls[3:]] + [len(part.jobs) for part in parts]
+        self.assertEqual(sorted(sizes), [4, 8, 8])
+        self.assertEqual(sum(part.search is not None for part in parts) + bool(self.searched()), 1)
+
+    def searched(self) -> list[UUID]:
+        """Batches that run now as steps of a search."""
+        return [batch.id for batch in self.dispatcher.batches.values() if batch.search]
+
+    def test_what_is_run_again_has_no_company(self) -> None:
+        calls = self.give(2)
+        self.accept_all()
+        self.computing(calls[0])
+        for call in list(calls):
+            self.pool.lose(call)
+        self.give(3)
+        running = [call for call in self.pool.calls if not call.over]
+        self.assertEqual(len(running), 1)
+        self.assertTrue(running[0].batch.takes_over)
+
+    def test_nobody_is_to_blame_where_nothing_was_computed(self) -> None:
+        calls = self.give(2)
+        self.accept_all()
+        self.computing(None)
+        for call in list(calls):
+            self.pool.lose(call)
+        self.assertEqual(self.searched(), [])
+        self.assertEqual([held.crashes_alone for held in self.dispatcher.backlog.held.values()], [0] * 16)
+
+    def test_past_the_limit_only_the_batch_that_was_computed_is_at_fault(self) -> None:
+        self.add()
+        self.dispatcher.kick()
+        self.add()
+        self.dispatcher.kick()
+        first, second = self.pool.calls
+        self.accept_all()
+        self.computing(first)
+        for call in (first, second):
+            self.pool.lose(call, WorkerLostError("signal 14 (SIGALRM)"))
+        verdicts = {held.item.id: held.verdict for held in self.dispatcher.backlog.held.values()}
+        self.assertEqual(verdicts[str(first.batch.job_ids[0])], errors.TimedOut.code)
+        self.assertEqual(verdicts[str(second.batch.job_ids[0])], "")
+
+    def test_only_the_first_in_a_child_can_be_stuck_and_those_behind_it_end_with_it(self) -> None:
+        calls = self.give(2)
+        self.accept_all()
+        batches = [self.dispatcher.batches[call.batch.batch] for call in calls]
+        batches[1].accepted_at -= 1e6
+        with patch("os.kill", Mock()) as kill:
+            self.dispatcher.sweep()
+            kill.assert_not_called()
+            batches[0].accepted_at -= STUCK_S + 1e3
+            self.dispatcher.sweep()
+            kill.assert_called_once()
+        self.assertEqual([batch.stuck for batch in batches], [True, True])
+
+    def test_the_time_of_a_batch_counts_from_the_end_of_the_one_before(self) -> None:
+        calls = self.give(2)
+        self.accept_all()
+        second = self.dispatcher.batches[calls[1].batch.batch]
+        second.accepted_at = 0.0
+        self.pool.finish(calls[0])
+        self.assertGreater(second.accepted_at, 0.0)

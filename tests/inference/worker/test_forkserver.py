@@ -1,0 +1,108 @@
+"""The process that replicas are forked from, with real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+from unittest import TestCase
+
+import numpy
+from billiard import get_context
+from django.conf import settings
+
+from inference.catalog import specs
+from inference.catalog.specs import ModelSpec
+from inference.ids import new_job_id
+from inference.worker import forkserver
+from inference.worker.forkserver import ForkedProcess
+from tests.conditions import eventually
+
+IMPORTED_AHEAD = """
+import os, sys, threading
+import torch
+def refused(*_): raise AssertionError("the device is touched")
+for name in ("is_available", "device_count", "_lazy_init"):
+    setattr(torch.cuda, name, refused)
+import inference.worker.imported
+from django.db import connections
+from inference.store import rows
+assert "inference.engines.pipeline.engine" in sys.modules and "transformers" in sys.modules
+# OpenBLAS ends its own before a fork, and starts them after it: here it has none.
+assert len(os.listdir("/proc/self/task")) == threading.active_count() == 1, os.listdir("/proc/self/task")
+assert all(connection.connection is None for connection in connections.all()), "a connection would be shared"
+print("nothing else")
+"""
+
+
+def tell(pipe: Any) -> None:
+    import torch
+
+    pipe.send((os.getpid(), os.getppid(), {new_job_id().int % 2**32, numpy.random.random(), float(torch.rand(1))}))
+
+
+def leave(code: int) -> None:
+    sys.exit(code)
+
+
+def stay() -> None:
+    threading.Event().wait()
+
+
+class ForkServerTests(TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        forkserver.prepare([ModelSpec(name="fill")])
+
+    def told(self) -> tuple[int, int, set[float]]:
+        ours, theirs = get_context("spawn").Pipe()
+        process = self.start(tell, theirs)
+        self.assertTrue(ours.poll(30))
+        told: tuple[int, int, set[float]] = ours.recv()
+        self.assertEqual((process.pid, self.ended(process)), (told[0], 0))
+        return told
+
+    def start(self, target: Any, *arguments: Any) -> Any:
+        process = ForkedProcess(target=target, args=arguments)
+        process.start()
+        self.addCleanup(process.terminate)
+        return process
+
+    def ended(self, process: Any) -> Any:
+        return eventually(lambda: None if process.exitcode is None else (process.exitcode,), "it ended")[0]
+
+    def test_children_have_one_parent_and_nothing_random_in_common(self) -> None:
+        first, second = self.told(), self.told()
+        self.assertEqual(first[1], second[1])
+        self.assertNotEqual(first[1], os.getpid())
+        self.assertFalse(first[2] & second[2])
+
+    def test_how_a_child_ended_is_known(self) -> None:
+        self.assertEqual(self.ended(self.start(leave, 3)), 3)
+        killed = self.start(stay)
+        self.assertIsNone(killed.exitcode)
+        os.kill(killed.pid, signal.SIGKILL)
+        self.assertEqual(self.ended(killed), -signal.SIGKILL)
+        terminated = self.start(stay)
+        terminated.terminate()
+        self.assertEqual(terminated._popen.wait(), -signal.SIGTERM)
+
+    def test_when_the_process_that_forks_is_killed_another_one_does(self) -> None:
+        _, parent, _ = self.told()
+        living = self.start(stay)
+        os.kill(parent, signal.SIGKILL)
+        self.assertEqual(self.ended(living), -signal.SIGKILL)
+        self.assertNotEqual(self.told()[1], parent)
+
+    def test_it_only_imports(self) -> None:
+        ours = [specs.TRANSFORMERS_ENGINE, "inference.engines.embeddings:SentenceEmbeddings"]
+        modules = " ".join(engine.partition(":")[0] for engine in ours)
+        code = [sys.executable, "-c", IMPORTED_AHEAD]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", forkserver.IMPORTS: f"{modules} no.such.module"}
+        done = subprocess.run(
+            code, env=environment, cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=120,
+            check=False,
+        )  # fmt: skip
+        self.assertEqual(done.stdout, "nothing else\n", done.stderr)

@@ -1,0 +1,137 @@
+"""Finding GPUs with a stand-in for nvidia-smi, as each kind of host has it."""
+
+import os
+import tempfile
+from pathlib import Path
+from unittest import TestCase
+from unittest.mock import patch
+
+from inference.worker import gpus
+from inference.worker.gpus import Found
+
+TWO = """\
+GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa-1)
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-bbbb-2)
+"""
+SLICED = """\
+GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-aaaa-1)
+  MIG 3g.40gb     Device  0: (UUID: MIG-cccc-3)
+  MIG 1g.10gb+me  Device  1: (UUID: MIG-dddd-4)
+GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-bbbb-2)
+"""
+MEMORY = "GPU-aaaa-1, 81559\nGPU-bbbb-2, [N/A]\n"
+
+
+class GpusTests(TestCase):
+    def setUp(self) -> None:
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.enterContext(patch.dict(os.environ, PATH=str(self.folder)))
+        self.enterContext(patch.object(gpus, "DEVICE_FILES", f"{self.folder}/nvidia[0-9]*"))
+        self.enterContext(patch.object(gpus, "LISTING_S", 0.5))
+        self.enterContext(patch.object(gpus, "_torch_version", return_value="2.13.0"))
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+
+    def tool(self, listing: str = "", script: str = "") -> None:
+        """A stand-in for nvidia-smi that lists these, or does as `script` says."""
+        (self.folder / "listing").write_text(listing)
+        (self.folder / "memory").write_text(MEMORY)
+        script = script or f"case $1 in -L) cat {self.folder}/listing;; *) cat {self.folder}/memory;; esac"
+        (self.folder / "nvidia-smi").write_text(f"#!/bin/sh\nPATH=/bin:/usr/bin\n{script}\n")
+        (self.folder / "nvidia-smi").chmod(0o755)
+
+    def files(self, *names: str) -> None:
+        for name in names:
+            (self.folder / name).touch()
+
+    def find(self, visible: str | None = None) -> Found:
+        if visible is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible
+        return gpus.find()
+
+    def names(self, visible: str | None = None) -> list[str]:
+        return [gpu.name for gpu in self.find(visible).gpus]
+
+    def visible(self, visible: str | None = None) -> list[str]:
+        return [gpu.visible for gpu in self.find(visible).gpus]
+
+    def test_those_that_nvidia_smi_lists_are_bound_by_their_uuid(self) -> None:
+        self.tool(TWO)
+        found = self.find()
+        self.assertEqual(
+            [(gpu.name, gpu.visible) for gpu in found.gpus], [("cuda:0", "GPU-aaaa-1"), ("cuda:1", "GPU-bbbb-2")]
+        )
+        self.assertEqual([gpu.memory for gpu in found.gpus], [81559 * 2**20, 0])
+
+    def test_a_gpu_in_slices_is_its_slices(self) -> None:
+        self.tool(SLICED)
+        self.assertEqual(self.names(), ["cuda:0/mig:0", "cuda:0/mig:1", "cuda:1"])
+        self.assertEqual(self.visible(), ["MIG-cccc-3", "MIG-dddd-4", "GPU-bbbb-2"])
+        self.assertEqual([gpu.memory for gpu in self.find().gpus][:2], [40 * 10**9, 10 * 10**9])
+        self.assertEqual(self.names("MIG-dddd-4"), ["cuda:0/mig:1"])
+
+    def test_where_there_is_no_tool_and_no_device_there_is_nothing_to_complain_of(self) -> None:
+        found = self.find()
+        self.assertEqual((found.gpus, found.problem), ((), False))
+        self.assertIn("there is no nvidia-smi", found.why)
+
+    def test_where_the_tool_is_missing_fails_hangs_or_lists_none_the_device_files_are_counted(self) -> None:
+        for name, script in (("missing", ""), ("failing", "exit 9"), ("hanging", "exec sleep 60"), ("empty", ":")):
+            with self.subTest(name):
+                self.files("nvidia0", "nvidia1", "nvidiactl")
+                if script:
+                    self.tool(script=script)
+                found = self.find()
+                self.assertEqual([gpu.visible for gpu in found.gpus], ["0", "1"])
+                self.assertIn("2 are counted", found.why)
+
+    def test_a_tool_that_fails_or_hangs_where_no_device_is_seen_is_a_problem(self) -> None:
+        for script in ("exit 9", "exec sleep 60", "echo No devices found."):
+            with self.subTest(script):
+                self.tool(script=script)
+                self.assertEqual((self.find().gpus, self.find().problem), ((), True))
+
+    def test_no_gpu_is_used_by_a_torch_that_is_built_for_cpus(self) -> None:
+        self.tool(TWO)
+        with patch.object(gpus, "_torch_version", return_value="2.13.0+cpu"):
+            self.assertEqual((self.find().gpus, self.find().problem), ((), False))
+            self.files("nvidia0")
+            self.assertEqual((self.find().gpus, self.find().problem), ((), True))
+            self.assertIn("install one for CUDA", self.find().why)
+
+    def test_the_variable_is_read_as_cuda_reads_it(self) -> None:
+        self.tool(TWO)
+        for value, names in (
+            ("1", ["cuda:1"]),
+            ("1,0", ["cuda:1", "cuda:0"]),
+            (" 0 , 1 ", ["cuda:0", "cuda:1"]),
+            ("0,-1,1", ["cuda:0"]),
+            ("0,7,1", ["cuda:0"]),
+            ("0,GPU-bbbb-2", ["cuda:0"]),
+            ("1,x", ["cuda:1"]),
+            ("GPU-bbbb-2,GPU-aaaa-1", ["cuda:1", "cuda:0"]),
+            ("GPU-b", ["cuda:1"]),
+            ("GPU-a,GPU-zz,GPU-b", ["cuda:0"]),
+            ("", []),
+            ("-1", []),
+            ("0,0", []),
+        ):
+            with self.subTest(value):
+                self.assertEqual(self.names(value), names)
+
+    def test_what_was_left_out_is_said(self) -> None:
+        self.tool(TWO)
+        self.assertIn("but for its last 2: CUDA stops at one that is none", self.find("0,7,1").why)
+
+    def test_the_variable_hides_every_gpu(self) -> None:
+        self.tool(TWO)
+        self.assertEqual((self.find("").problem, self.find("").why), (False, "CUDA_VISIBLE_DEVICES hides every GPU"))
+
+    def test_a_variable_that_names_none_of_them_is_refused(self) -> None:
+        self.tool(TWO)
+        for value in ("7", "GPU-zz"):
+            with self.subTest(value), self.assertRaisesRegex(ValueError, f"={value} names no GPU of this host"):
+                self.find(value)
+
+    def test_the_variable_is_believed_where_nothing_lists_them(self) -> None:
+        self.assertEqual(self.names("4,7"), ["cuda:4", "cuda:7"])
+        self.assertEqual(self.visible("GPU-aaaa-1"), ["GPU-aaaa-1"])
