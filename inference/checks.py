@@ -95,7 +95,7 @@ def _names_in(source: str) -> set[str]:
 
 def _weights_problem(spec: specs.ModelSpec) -> str:
     """Of an engine of one's own, `model` may be anything."""
-    if not spec.model or not spec.engine.startswith("inference.engines."):
+    if not spec.model or not spec.is_built_in:
         return ""
     try:
         weights.check(spec)

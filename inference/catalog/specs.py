@@ -11,7 +11,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,11 +21,14 @@ from inference.catalog.parameters import ParameterSpec, is_of_type
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 ENGINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+TF32 = "tf32"  # weights in float32, products in fewer digits
+DTYPES = ("auto", "float32", TF32, "bfloat16", "float16")
 TORCH = "torch"
 BACKENDS = (TORCH, "openvino")
 PRECISIONS = ("float32", "bfloat16", "int8")
 LOADS = ("eager", "lazy")
+ON_GPU = {"max_batch_size": 512, "max_batch_tokens": 32_768}  # where a model's table sets no other
+BUILT_IN = "inference.engines."
 TRANSFORMERS_ENGINE = "inference.engines.pipeline.engine:PipelineEngine"
 MAX_BYTES = 2**24
 # What an engine may read when it is loaded. A change of anything else needs no weights to be loaded.
@@ -63,13 +66,21 @@ class ModelSpec:
     input: ParameterSpec | None = None  # what an engine of one's own takes
     parameters: Mapping[str, ParameterSpec] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)  # handed to the engine as they are
+    stated: frozenset[str] = frozenset()  # the keys of `ON_GPU` that its table has
     digest: str = field(init=False, repr=False, compare=False)  # of the whole entry
     load_digest: str = field(init=False, repr=False, compare=False)  # of what is loaded for it
 
     def __post_init__(self) -> None:
         values = {key: getattr(self, key) for key in keys()} | {"name": self.name}
-        object.__setattr__(self, "digest", _digest(values))
-        object.__setattr__(self, "load_digest", _digest({key: values[key] for key in LOADED_BY}))
+        stated = sorted(self.stated)
+        object.__setattr__(self, "digest", _digest(values | {"stated": stated}))
+        loaded = {key: values[key] for key in LOADED_BY} | {"stated": [key for key in stated if key in LOADED_BY]}
+        object.__setattr__(self, "load_digest", _digest(loaded))
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether its engine is one of this project's."""
+        return self.engine.startswith(BUILT_IN)
 
     @property
     def queue(self) -> str:
@@ -78,11 +89,21 @@ class ModelSpec:
     @property
     def torch_dtype(self) -> str:
         """In which torch holds the weights: what another backend computes with is made of float32."""
-        return (self.precision or self.dtype) if self.backend == TORCH else "float32"
+        asked = (self.precision or self.dtype) if self.backend == TORCH else "float32"
+        return "float32" if asked == TF32 else asked
 
     @property
     def is_lazy(self) -> bool:
         return self.load == "lazy"
+
+    def on_gpu(self) -> ModelSpec:
+        """The same entry, with the limits of a GPU where its table sets none: 32 short texts leave one idle."""
+        if tasks.of(self.task).takes_files:
+            return self
+        spec = replace(self, **{key: most for key, most in ON_GPU.items() if key not in self.stated})  # type: ignore[arg-type]
+        for name in ("digest", "load_digest"):
+            object.__setattr__(spec, name, getattr(self, name))
+        return spec
 
 
 Catalog = Mapping[str, ModelSpec]
@@ -90,7 +111,7 @@ Catalog = Mapping[str, ModelSpec]
 
 def keys() -> list[str]:
     """What a table may say."""
-    return [spec.name for spec in fields(ModelSpec) if spec.init and spec.name != "name"]
+    return [spec.name for spec in fields(ModelSpec) if spec.init and spec.name not in ("name", "stated")]
 
 
 def digest_of(catalog: Catalog) -> str:
@@ -176,7 +197,9 @@ class _Reader:
         if "input" in table:
             values["input"] = self.input(name, table["input"])
         own = self.parameters(name, table.get("parameters", {}))
-        spec = ModelSpec(name=name, parameters={**tasks.of(values.get("task", "")).parameters, **own}, **values)
+        common = {**tasks.of(values.get("task", "")).parameters, **tasks.OF_ENGINES.get(values.get("engine", ""), {})}
+        known = {**common, **own}
+        spec = ModelSpec(name=name, parameters=known, stated=frozenset(ON_GPU.keys() & table.keys()), **values)
         self.consistent(spec, table)
         self.computable(spec, table)
         return spec

@@ -79,6 +79,13 @@ def _top_k(limit: int, default: int | None = None) -> ParameterSpec:
 
 _CLASSIFICATION = {"top_k": _top_k(1000, 5), "function_to_apply": _SCORING}
 
+# Of an engine class of ours, beside those of its model's task.
+OF_ENGINES: Mapping[str, Mapping[str, ParameterSpec]] = {
+    "inference.engines.embeddings:SentenceEmbeddings": {
+        "encoding_format": ParameterSpec(type="string", choices=("float", "base64")),
+    },
+}
+
 _text = partial(Task, check=inputs.text, example={"inputs": _TEXT})
 _image = partial(Task, check=inputs.file, unit=units.patches)
 _sound = partial(Task, check=inputs.file, unit=units.frames)

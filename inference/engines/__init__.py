@@ -1,1 +1,1 @@
-"""Engines run models. Torch is imported below this package only, and in pool children only."""
+"""Engines run models. Torch is imported below this package only, and in pool children and what forks them only."""

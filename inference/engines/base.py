@@ -4,6 +4,7 @@ A model author writes one small class, or a plain function `predict(inputs, para
 models.toml as `engine = "package.module:Name"`.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -23,8 +24,11 @@ class Engine(ABC):
 
     max_tokens: int | None = None  # of a text, that are read: the rest is cut off; set by `load`
 
+    prepares = False  # whether `prepare` does something; set by `load`
+
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
+        self.reading = threading.Lock()  # held by whoever reads inputs: `prepare`, or `predict`
 
     @abstractmethod
     def load(self, device: str) -> None:
@@ -37,6 +41,12 @@ class Engine(ABC):
         """An input around `text`, for `manage.py tune`; a text is one itself."""
         return text
 
+    @property
+    def is_read_ahead(self) -> bool:
+        """Whether `prepare` is called: not of a class with a `predict` of its own, which nothing may go around."""
+        kind = next(kind for kind in type(self).__mro__ if "predict" in vars(kind))
+        return self.prepares and "predict_prepared" in vars(kind)
+
     @abstractmethod
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         """Answer `inputs` in one call: a list of the same length and order, of JSON values.
@@ -44,3 +54,11 @@ class Engine(ABC):
         An item that failed may be an exception in its place; its neighbours are kept. An exception raised
         fails the whole call: the caller then halves the batch to find the culprit.
         """
+
+    def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:  # noqa: B027 - optional by design
+        """What of `predict` needs no device, such as tokens of texts: where work ahead pays it is done in another
+        thread, while the call before computes. None, or what it raises: `predict` does it."""
+
+    def predict_prepared(self, prepared: Any, parameters: dict[str, Any]) -> list[Any] | None:
+        """As `predict`, of inputs that `prepare` has read; it reads none itself. None: `predict` is to answer."""
+        raise NotImplementedError

@@ -1,6 +1,7 @@
 """Sentence embeddings: a text encoder, its token states pooled as the model's folder says, and length one."""
 
-from collections.abc import Iterator, Sequence
+import base64
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
-from inference.engines import parity, pooling, weights
+from inference.engines import parity, placement, pooling, weights
 from inference.engines.accelerate import install as accelerate
 from inference.engines.accelerate.tokens import beginning
 from inference.engines.base import Engine
@@ -24,6 +25,8 @@ logging.disable_progress_bar()  # thousands of lines in a log file
 class SentenceEmbeddings(Engine):
     """A text in, a list of floats of length one out."""
 
+    prepares = True
+
     def load(self, device: str) -> None:
         backend.require(self.spec)
         folder = weights.folder(self.spec)
@@ -33,19 +36,23 @@ class SentenceEmbeddings(Engine):
         self.tokenizer.padding_side = "right"
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.unk_token
+        placed = placement.arguments(self.spec, device)
         self.model = AutoModel.from_pretrained(
             folder,
-            dtype=self.spec.torch_dtype,
+            **placed,
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
-        ).to(self.device)
+        )
+        if "device_map" not in placed:
+            self.model.to(self.device)
+        placement.compute_as_asked(self.spec, self.model)
         saved = weights.read_json(folder / "sentence_bert_config.json", missing={}).get("max_seq_length")
         self.max_tokens = loader.max_tokens(self.spec, self.model, self.tokenizer, saved)
         compiled = backend.install(self.spec, self.model, self._own_states, agreement.TEXTS)
         self.backend = compiled.backend
         self.shortcuts = compiled.shortcuts or accelerate.install(
-            self.model, self.tokenizer, "", parity.Trial(self._own_states, parity.TEXTS)
+            self.model, self.tokenizer, "", parity.Trial(self._own_states, parity.TEXTS, placement.tolerance(self.spec))
         )
         self.padded, self.note = self.shortcuts.padded, f"{compiled.note} {self.shortcuts.verdict.note}".strip()
 
@@ -53,21 +60,28 @@ class SentenceEmbeddings(Engine):
         self.embed(["warm up"])
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
-        answers = self.shortcuts.guard(lambda: self._answers(inputs))
+        answers = self.shortcuts.guard(lambda: self._answers(inputs, parameters))
         self.padded = self.shortcuts.padded
         return answers
 
-    def _answers(self, inputs: list[Any]) -> list[Any]:
+    def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:
+        return self._tokens(inputs) if all(isinstance(text, str) for text in inputs) else None
+
+    def predict_prepared(self, prepared: Any, parameters: dict[str, Any]) -> list[Any] | None:
+        return _told(self._pooled(self._states_of(prepared, self.shortcuts.verdict.together)), parameters)
+
+    def _answers(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         problems = [None if isinstance(text, str) else _not_a_text(text) for text in inputs]
-        embedded = iter(self.embed([text for text in inputs if isinstance(text, str)]).tolist())
+        embedded = iter(_told(self.embed([text for text in inputs if isinstance(text, str)]), parameters))
         return [problem or next(embedded) for problem in problems]
 
     def embed(self, texts: list[str]) -> torch.Tensor:
         """One row a text, float32, on the CPU. Texts are cut at `max_tokens`."""
-        if not texts:
-            return torch.empty(0, 0)
+        return self._pooled(self._states(texts, self.shortcuts.verdict.together)) if texts else torch.empty(0, 0)
+
+    def _pooled(self, groups: Iterable[tuple[list[int], torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         parts, order = [], []
-        for rows, states, mask in self._states(texts, self.shortcuts.verdict.together):
+        for rows, states, mask in groups:
             parts.append(functional.normalize(pooling.pool(self.modes, states.float(), mask), dim=1).cpu())
             order += rows
         return torch.cat(parts)[torch.tensor(order).argsort()]
@@ -76,10 +90,15 @@ class SentenceEmbeddings(Engine):
         self, texts: Sequence[str], together: Together
     ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
         """Of texts that run together: their places, their token states, and what of those is no padding."""
-        tokens = self.tokenizer(
+        return self._states_of(self._tokens(texts), together)
+
+    def _tokens(self, texts: Sequence[str]) -> Any:
+        return self.tokenizer(
             [beginning(self.tokenizer, text, self.max_tokens) for text in texts],
             padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt",
         )  # fmt: skip
+
+    def _states_of(self, tokens: Any, together: Together) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
         lengths = tokens["attention_mask"].sum(1).tolist()
         if 0 in lengths:
             raise InvalidInput("The text is empty for this model's tokenizer: send at least one word.")
@@ -101,10 +120,12 @@ class SentenceEmbeddings(Engine):
 class SentenceSimilarity(SentenceEmbeddings):
     """{"source_sentence", "sentences"} in, the cosine of each sentence to the source out."""
 
+    prepares = False
+
     def sample(self, text: str) -> Any:
         return {"source_sentence": text, "sentences": [text]}
 
-    def _answers(self, inputs: list[Any]) -> list[Any]:
+    def _answers(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         problems = [_sentence_problem(value) for value in inputs]
         texts = [
             [value["source_sentence"], *value["sentences"]]
@@ -135,6 +156,20 @@ def _groups(lengths: Sequence[int], together: Together) -> list[list[int]]:
     for place, length in enumerate(lengths):
         groups.setdefault(length if together is Together.EQUAL else place, []).append(place)
     return list(groups.values())
+
+
+def _told(vectors: torch.Tensor, parameters: dict[str, Any]) -> list[Any]:
+    """In the form that was asked for."""
+    return _base64(vectors) if parameters.get("encoding_format") == "base64" else list(vectors.tolist())
+
+
+def _base64(vectors: torch.Tensor) -> list[Any]:
+    """Of each vector its numbers as float32, lowest byte first. One that is not finite stays as it is, and fails."""
+    finite = vectors.isfinite().all(1).tolist()
+    return [
+        base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode() if is_finite else vector.tolist()
+        for vector, is_finite in zip(vectors, finite, strict=True)
+    ]
 
 
 def _not_a_text(value: Any) -> InferenceError:

@@ -1,6 +1,7 @@
 """What an exception of an engine means, and what of it the public may read."""
 
 import re
+import sys
 
 from inference.catalog import words
 
@@ -9,6 +10,8 @@ MAX_DETAIL = 2000  # characters of a message that go on a row
 _OUT_OF_MEMORY = (
     "out of memory",
     "alloc_failed",
+    "cublas_status_not_initialized",  # there was no room for a handle; so it is with the next one
+    "cudnn_status_not_initialized",
     "defaultcpuallocator",
     "can't allocate memory",
     "cannot allocate memory",
@@ -39,13 +42,32 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_device_failure(error: BaseException) -> bool:
-    """Whether the device is in an error state that lasts as long as this process."""
-    if is_out_of_memory(error):
-        return False
-    if not isinstance(error, RuntimeError):
+    """Whether the device is in an error state that lasts as long as this process. Where torch uses one, a known good
+    call tells; of another library's the words do."""
+    if is_in_use():
+        return device_problem() is not None
+    if is_out_of_memory(error) or not isinstance(error, RuntimeError):
         return False
     text = str(error).lower()
     return type(error).__name__ == "AcceleratorError" or any(sign in text for sign in _DEVICE_FAILURES)
+
+
+def is_in_use() -> bool:
+    """Whether torch has begun to use a GPU in this process."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
+
+
+def device_problem() -> Exception | None:
+    """Why the GPUs of this process compute nothing, by a tiny operation on each, for which it waits."""
+    torch = sys.modules["torch"]
+    try:
+        for index in range(torch.cuda.device_count()):
+            torch.cuda.synchronize(index)
+            torch.ones(2, device=f"cuda:{index}").sum().item()
+    except Exception as error:
+        return None if isinstance(error, torch.OutOfMemoryError) else error
+    return None
 
 
 def describe(error: BaseException) -> str:

@@ -5,10 +5,12 @@ aside runs in one call at the end. One culprit of n costs at most log2(n) + 2 ca
 not fit in memory is halved, and each half halved again while it does not fit.
 """
 
+import contextlib
 import gc
 import logging
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 from inference.catalog import lengths
 from inference.catalog.parameters import check
 from inference.engines.base import Engine
-from inference.engines.faults import describe, is_device_failure, is_out_of_memory
+from inference.engines.faults import describe, is_device_failure, is_in_use, is_out_of_memory
 from inference.engines.json_values import plain
 from inference.errors import BadOutput, DeviceFailed, EngineError, InferenceError, InvalidInput, OutOfMemory
 
@@ -36,9 +38,10 @@ class RunReport:
     oom_shape: tuple[int, float] | None = None  # (rows, tokens of each) that did not fit, though its halves did
 
 
-def run(engine: Engine, items: Sequence[Any], parameters: dict[str, Any]) -> RunReport:
-    """Answer every item, in order. Raises `DeviceFailed` when this process cannot use its device any more."""
-    batch = _Batch(engine, items, parameters)
+def run(engine: Engine, items: Sequence[Any], parameters: dict[str, Any], prepared: Any = None) -> RunReport:
+    """Answer every item, in order. `prepared` is what the engine made of all of them, or nothing. Raises `DeviceFailed`
+    when this process cannot use its device any more."""
+    batch = _Batch(engine, items, parameters, prepared)
     if takes := [index for index in range(len(items)) if batch.takes(index)]:
         batch.run(takes)
     return RunReport(
@@ -50,8 +53,9 @@ def run(engine: Engine, items: Sequence[Any], parameters: dict[str, Any]) -> Run
 class _Batch:
     """The outcomes of a batch while they come in; `indexes` are places in it."""
 
-    def __init__(self, engine: Engine, items: Sequence[Any], parameters: dict[str, Any]) -> None:
+    def __init__(self, engine: Engine, items: Sequence[Any], parameters: dict[str, Any], prepared: Any) -> None:
         self.engine = engine
+        self.prepared = prepared  # until the first call
         self.items = items
         self.parameters = parameters
         self.outcomes: list[Any] = [_OPEN] * len(items)
@@ -112,6 +116,8 @@ class _Batch:
     def call(self, indexes: list[int]) -> InferenceError | None:
         """One engine call: outcomes of these items, or why the call failed. An item that fails alone has its error."""
         problem = self._attempt(indexes)
+        if isinstance(problem, OutOfMemory) and len(indexes) == 1:
+            problem = self._attempt(indexes)  # what was held for larger calls has been given back
         if problem is not None and len(indexes) == 1:
             self.outcomes[indexes[0]] = problem
         return problem
@@ -120,7 +126,7 @@ class _Batch:
         self.calls += 1
         started = time.perf_counter()
         try:
-            answers = self.engine.predict([self.items[index] for index in indexes], dict(self.parameters))
+            answers = self._predict(indexes)
         except Exception as error:
             return failure(error)
         finally:
@@ -130,6 +136,17 @@ class _Batch:
         for index, answer in zip(indexes, answers, strict=True):
             self.outcomes[index] = outcome(answer)
         return None
+
+    def _predict(self, indexes: list[int]) -> Any:
+        prepared, self.prepared = self.prepared, None
+        if prepared is not None and len(indexes) == len(self.items):
+            # Of several the search finds out which; alone it is for `predict` to say, whose shortcuts are guarded.
+            with contextlib.suppress(*([Exception] if len(indexes) == 1 else [])):
+                answers = self.engine.predict_prepared(prepared, dict(self.parameters))
+                if answers is not None:
+                    return answers
+        with self.engine.reading:
+            return self.engine.predict([self.items[index] for index in indexes], dict(self.parameters))
 
 
 def _halves(indexes: list[int]) -> tuple[list[int], list[int]]:
@@ -165,10 +182,10 @@ def failure(error: BaseException) -> InferenceError:
     if isinstance(error, InferenceError):
         error.__cause__ = error.__context__ = None
         return error.with_traceback(None)
-    if is_out_of_memory(error):
-        _free_caches()
-        return OutOfMemory(f"It does not fit in the memory of the device. {describe(error)}")
     raise_if_device_failed(error)
+    if is_out_of_memory(error):
+        _free_memory(error)
+        return OutOfMemory(f"It does not fit in the memory of the device. {describe(error)}")
     return EngineError(describe(error))
 
 
@@ -178,8 +195,16 @@ def raise_if_device_failed(error: BaseException) -> None:
         raise DeviceFailed(f"The device is in an error state. {describe(error)}") from error
 
 
-def _free_caches() -> None:
+def _free_memory(error: BaseException) -> None:
+    """What the call that failed has left: its frames hold tensors until they are cleared."""
+    held: BaseException | None = error
+    while held is not None:
+        traceback.clear_frames(held.__traceback__)
+        held = held.__cause__ or held.__context__
     gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    if is_in_use():
+        try:
+            sys.modules["torch"].cuda.empty_cache()
+        except Exception as problem:
+            raise_if_device_failed(problem)
+            raise

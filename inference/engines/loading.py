@@ -5,16 +5,21 @@ Whatever is wrong is a `ModelUnavailable` that names the cure.
 
 import difflib
 import importlib
-import sys
+import logging
 from collections.abc import Callable
 from typing import Any
 
+from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
+from inference.engines import isolate
 from inference.engines.base import Engine
-from inference.engines.faults import describe, is_device_failure, is_out_of_memory
+from inference.engines.faults import describe, device_problem, is_device_failure, is_in_use, is_out_of_memory
 from inference.errors import ModelUnavailable
 
+logger = logging.getLogger(__name__)
+
 CPU = "cpu"
+LONG = 512  # tokens of a text
 Predict = Callable[[list[Any], dict[str, Any]], list[Any]]
 
 
@@ -51,6 +56,8 @@ def ready(spec: ModelSpec, device: str) -> Engine:
         engine = make(spec)
         engine.load(device)
         engine.warm_up()
+        if device != CPU:
+            _warm_up_at_its_largest(engine)
         if spec.backend != engine.backend and not engine.note:
             engine.note = f'backend = "{spec.backend}" is nothing to {spec.engine}, which computes in its own way.'
     except ModelUnavailable:
@@ -60,16 +67,24 @@ def ready(spec: ModelSpec, device: str) -> Engine:
     return engine
 
 
+def _warm_up_at_its_largest(engine: Engine) -> None:
+    """Of a model of ours that reads texts: the libraries of the device are ready for its largest batch, or the log says
+    now that it does not fit."""
+    spec = engine.spec
+    task = tasks.of(spec.task)
+    if not spec.is_built_in or engine.stepper or task.takes_files or task.example is None:
+        return
+    length = min(engine.max_tokens or LONG, LONG, spec.max_batch_tokens)
+    size = min(spec.max_batch_size, spec.max_batch_tokens // length)
+    report = isolate.run(engine, [engine.sample("a " * length)] * size, dict(task.measured_with))
+    if report.oom_shape:
+        logger.warning("model=%s %d texts of %d tokens do not fit into memory at once", spec.name, *report.oom_shape)
+
+
 def broken(device: str) -> ModelUnavailable | None:
     """Why nothing can be computed on `device`, shown by a known good call; nothing when it can, or was not used."""
-    torch = sys.modules.get("torch")
-    if device == CPU or torch is None or not torch.cuda.is_initialized():
-        return None
-    try:
-        torch.ones(2, device=device).sum().item()
-    except RuntimeError as error:
-        return ModelUnavailable(f"the device does not compute: {describe(error)}")
-    return None
+    problem = device_problem() if device != CPU and is_in_use() else None
+    return ModelUnavailable(f"the device does not compute: {describe(problem)}") if problem else None
 
 
 def is_bug(failure: ModelUnavailable) -> bool:

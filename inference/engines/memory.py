@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 CPU = "cpu"
 MIB = 2**20
+CONTEXT = 512 * MIB  # of a GPU, that a process takes beside what it allocates
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FLOATS = ("F64", "F32", "BF16", "F16")
-OURS = "inference.engines."
 STATM = Path("/proc/self/statm")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -79,7 +79,7 @@ class Taken:
 @contextlib.contextmanager
 def measured(spec: ModelSpec, device: str) -> Iterator[Taken]:
     """On a CPU by how much the process grew, and at least its weights, of which a mapped file's pages come later."""
-    if spec.engine.startswith(OURS) and "transformers.pipelines" not in sys.modules:  # what all of them share is none's
+    if spec.is_built_in and "transformers.pipelines" not in sys.modules:  # what all of them share is none's
         with contextlib.suppress(ImportError):  # loading will say so
             import transformers.pipelines  # noqa: F401
         gc.collect()
@@ -92,10 +92,10 @@ def measured(spec: ModelSpec, device: str) -> Iterator[Taken]:
 
 
 def _used(device: str) -> int:
-    """Bytes, by this process."""
+    """Bytes, by this process; of all GPUs that it has."""
     if device != CPU:
         torch = sys.modules.get("torch")
-        return int(torch.cuda.memory_allocated(device)) if torch is not None else 0
+        return sum(torch.cuda.memory_allocated(one) for one in range(torch.cuda.device_count())) if torch else 0
     if STATM.exists():
         return int(STATM.read_text().split()[1]) * resource.getpagesize()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes, on macOS
@@ -115,15 +115,30 @@ def free() -> None:
 def total(device: str) -> int:
     """Bytes that the device has, of a machine's memory what this process may use; 0 of a device that does not say."""
     if device != CPU:
-        import torch
-
-        try:
-            return int(torch.cuda.get_device_properties(device).total_memory)
-        except (RuntimeError, AssertionError) as error:
-            logger.warning("%s does not say how much memory it has: %s", device, error)
-            return 0
+        return sum(_gpus())
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *_limits()])
+
+
+def _gpus() -> list[int]:
+    """Bytes of each GPU that this process has; none where torch has none, or cannot say."""
+    import torch
+
+    try:
+        return [int(torch.cuda.get_device_properties(one).total_memory) for one in range(torch.cuda.device_count())]
+    except RuntimeError as error:
+        logger.warning("the device does not say how much memory it has: %s", error)
+        return []
+
+
+def keep_to_share(device: str, sharing: int) -> None:
+    """One of so many processes that share the device's memory: what one caches is missing to the others."""
+    if device == CPU or sharing == 1:
+        return
+    import torch
+
+    for index, size in enumerate(_gpus()):
+        torch.cuda.set_per_process_memory_fraction(max(0.0, 1 / sharing - CONTEXT / size), index)
 
 
 def _limits() -> Iterator[int]:

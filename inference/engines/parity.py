@@ -41,10 +41,11 @@ class Verdict:
 
 
 class Trial:
-    """Of one model: `answers` runs inputs together in a given way. What the model answers to each alone is kept."""
+    """Of one model: `answers` runs inputs together in a given way. What the model answers to each alone is kept.
+    `tolerance` is that of the type in which it answers, if nothing else is said."""
 
-    def __init__(self, answers: Answers, inputs: Sequence[Any]) -> None:
-        self._answers = answers
+    def __init__(self, answers: Answers, inputs: Sequence[Any], tolerance: float | None = None) -> None:
+        self._answers, self._tolerance = answers, tolerance
         self.inputs: list[Any] = []  # that the model can read
         self._alone: list[Answer] = []
         for value in inputs:
@@ -66,7 +67,8 @@ class Trial:
 
     def difference_of(self, found: Sequence[Answer]) -> float:
         """Of answers to `inputs`, which were found in another way."""
-        return max((_difference(*pair) for pair in zip(found, self._alone, strict=True)), default=0.0)
+        pairs = zip(found, self._alone, strict=True)
+        return max((_difference(*pair, self._tolerance) for pair in pairs), default=0.0)
 
     def holds(self, together: Together) -> bool:
         return self.difference(together) <= 1.0
@@ -120,11 +122,12 @@ def read(output: Any, row: Row, pipe: Any) -> Answer:
     return [own[row.features["input_ids"] == pipe.tokenizer.mask_token_id] if pipe.task == "fill-mask" else own]
 
 
-def _difference(values: Answer, expected: Answer) -> float:
+def _difference(values: Answer, expected: Answer, tolerance: float | None) -> float:
     """Of the steps up to the first at which another token is chosen: from there on it is another text."""
     largest = 0.0
     for value, other in zip(values, expected, strict=False):
-        largest = max(largest, apart(value, other) / TOLERANCE.get(other.dtype, SHORT_TYPES))
+        allowed = tolerance or TOLERANCE.get(other.dtype, SHORT_TYPES)
+        largest = max(largest, apart(value, other) / allowed)
         if value.shape != other.shape or not torch.equal(value.argmax(-1), other.argmax(-1)):
             break
     return largest

@@ -169,10 +169,10 @@ def _is_hopeless(found: Grid, size: int, length: int) -> bool:
     return half is not None and 2 * half > SLOWEST_S
 
 
-def arrangements(device: str, cores: int) -> list[Arrangement]:
-    """All cores in one replica, one core each, and between; on a GPU, two replicas hide the gaps of one."""
-    if device != "cpu":
-        return [Arrangement(replicas=count, threads=max(1, cores // count)) for count in (1, 2)]
+def arrangements(setup: Setup, cores: int) -> list[Arrangement]:
+    """All cores in one replica, one core each, and between; on a GPU, more replicas hide the gaps of one."""
+    if not setup.is_on_cpu:
+        return [Arrangement(replicas=count, threads=max(1, cores // count)) for count in (1, 2, 4)]
     counts = sorted({1, max(1, cores // 2), cores})
     return [Arrangement(replicas=count, threads=max(1, cores // count)) for count in counts]
 
@@ -183,7 +183,7 @@ def choices(setup: Setup) -> list[Choice]:
     spec = setup.spec
     found = [Choice(backend=TORCH, precision=precision) for precision in ("float32", "bfloat16")]
     ours = spec.engine == TRANSFORMERS_ENGINE or spec.engine.startswith(SENTENCES)
-    if setup.device != "cpu" or not ours or (spec.engine == TRANSFORMERS_ENGINE and not tasks.of(spec.task).compiles):
+    if not setup.is_on_cpu or not ours or (spec.engine == TRANSFORMERS_ENGINE and not tasks.of(spec.task).compiles):
         return found
     others = [Choice(backend=name, precision=one) for name in BACKENDS if name != TORCH for one in PRECISIONS]
     return found + [one for one in others if not backends.problem(one.of(setup).spec)]

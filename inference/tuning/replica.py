@@ -16,6 +16,7 @@ from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.errors import InferenceError, ModelUnavailable, OutOfMemory
 from inference.tuning import samples
 from inference.worker import devices
+from inference.worker.devices import Device
 
 MIN_RUNS, MAX_RUNS = 3, 50
 MOST_COMPARED = 500  # of the user's own inputs
@@ -34,9 +35,13 @@ class Setup:
     """What a replica is started with."""
 
     spec: ModelSpec
-    device: str
+    device: Device
     threads: int
     own_inputs: Sequence[Any] = ()
+
+    @property
+    def is_on_cpu(self) -> bool:
+        return self.device.name == devices.CPU
 
 
 class Replica:
@@ -85,10 +90,11 @@ _bytes: int
 
 def _load(setup: Setup) -> None:
     global _setup, _engine, _bytes
-    devices.limit_threads(setup.threads)
+    devices.set_up_libraries(setup.threads)
+    device = devices.bind(setup.device.visible)
     try:
-        with memory.measured(setup.spec, setup.device) as taken:
-            engine = loading.ready(setup.spec, setup.device)
+        with memory.measured(setup.spec, device) as taken:
+            engine = loading.ready(setup.spec, device)
         _setup, _engine, _bytes = setup, engine, taken.bytes
     except ModelUnavailable as error:
         raise CannotMeasure(f"{setup.spec.name}: {error.message}") from error

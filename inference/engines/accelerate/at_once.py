@@ -20,9 +20,12 @@ class AtOnce:
         self.read = outputs.READS[task]
         self.encode = tokens.encoder(pipe.tokenizer)
 
-    def answers(self, texts: list[str], before: dict[str, Any], run: Any, after: dict[str, Any]) -> list[Any] | None:
-        """With the parameters of each step of the pipeline. None where going item by item finds what is wrong."""
-        batch = self._tokens([tokens.beginning(self.pipe.tokenizer, text) for text in texts], before)
+    def tokens(self, texts: list[str], before: dict[str, Any]) -> Mapping[str, torch.Tensor] | None:
+        """With the parameters of the pipeline's step before the model. None: item by item, with these."""
+        return self._tokens([tokens.beginning(self.pipe.tokenizer, text) for text in texts], before)
+
+    def answers(self, batch: Mapping[str, torch.Tensor], run: Any, after: dict[str, Any]) -> list[Any] | None:
+        """To those tokens. None where going item by item finds what is wrong."""
         if "attention_mask" not in batch:
             return None
         lengths = batch["attention_mask"].sum(1).tolist()

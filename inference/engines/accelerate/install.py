@@ -129,8 +129,10 @@ def install(model: Any, tokenizer: Any, task: str, trial: Trial) -> Shortcuts:
 
 
 def at_once(engine: Any, pipe: Any, task: str) -> Override | None:
-    from inference.engines.accelerate import at_once
+    from inference.engines.accelerate import at_once, best
 
+    if task == "fill-mask":
+        return best.best(engine, pipe)
     return at_once.at_once(engine, pipe, task)
 
 

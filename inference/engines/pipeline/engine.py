@@ -8,13 +8,13 @@ Where it would show, the trial at load finds it, and the inputs run in batches o
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers.pipelines import Pipeline
 
 from inference.catalog import tasks
-from inference.engines import media, parity
+from inference.engines import media, parity, placement
 from inference.engines.accelerate import install as accelerate
 from inference.engines.base import Engine
 from inference.engines.compiled import agreement
@@ -26,6 +26,15 @@ from inference.engines.pipeline.feeds import FEEDS
 from inference.engines.pipeline.steps import Parameters, Steps
 from inference.engines.stacks import Row, Together
 from inference.errors import ModelUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Inputs as tokens, or each read to rows or to what is wrong with it."""
+
+    parameters: Parameters
+    tokens: Any = None
+    read: list[Any] = field(default_factory=list)
 
 
 class PipelineEngine(Engine):
@@ -67,6 +76,7 @@ class PipelineEngine(Engine):
         if self.steps is None:
             self.padded, self.note = False, "This transformers is not known well enough: each input runs alone."
             return
+        self.prepares = True
         values = functools.partial(self._values, self.steps, self.feed.parameters)
         compiled = backend.install(self.spec, self.pipe.model, values, self._compared())
         self.shortcuts = compiled.shortcuts or self.shortcuts
@@ -74,7 +84,9 @@ class PipelineEngine(Engine):
         inputs, parameters = self.feed.trial(self.pipe)
         if not inputs:
             return
-        trial = parity.Trial(functools.partial(self._values, self.steps, parameters), inputs)
+        trial = parity.Trial(
+            functools.partial(self._values, self.steps, parameters), inputs, placement.tolerance(self.spec)
+        )
         if not compiled.shortcuts:
             self.shortcuts = accelerate.install(self.pipe.model, self.pipe.tokenizer, self.task, trial)
         self.shortcuts.add(
@@ -149,6 +161,25 @@ class PipelineEngine(Engine):
         self.padded = self.shortcuts.padded
         return answers
 
+    def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:
+        if (steps := self.steps) is None:
+            return None
+        ready = steps.parameters(self.feed.completed(self.pipe, parameters))
+        tokens = self.at_once.tokens(inputs, ready.preprocess) if self._fit_at_once(inputs, ready) else None
+        if tokens:
+            return Prepared(ready, tokens=tokens)
+        return Prepared(ready, read=_read(steps, inputs, ready))
+
+    def predict_prepared(self, prepared: Any, parameters: dict[str, Any]) -> list[Any] | None:
+        """A shortcut that fails is found out by `predict`."""
+        ready: Prepared = prepared
+        if ready.tokens is None:
+            return self._answers(self.steps, ready.read, ready.parameters) if self.steps else None
+        if self.at_once is None:
+            return None
+        found = self.at_once.answers(ready.tokens, ready.parameters.forward, ready.parameters.postprocess)
+        return list(found) if found else None
+
     def _whole(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         return [_in_place(self._alone, value, parameters) for value in inputs]
 
@@ -165,7 +196,8 @@ class PipelineEngine(Engine):
 
     def _together(self, steps: Steps, inputs: list[Any], parameters: Parameters) -> list[Any]:
         if self._fit_at_once(inputs, parameters):
-            found = self.at_once.answers(inputs, parameters.preprocess, parameters.forward, parameters.postprocess)
+            tokens = self.at_once.tokens(inputs, parameters.preprocess)
+            found = tokens and self.at_once.answers(tokens, parameters.forward, parameters.postprocess)
             if found:
                 return list(found)
         return self._item_by_item(steps, inputs, parameters)
@@ -175,17 +207,22 @@ class PipelineEngine(Engine):
         return self.at_once is not None and padded and all(isinstance(value, str) for value in inputs)
 
     def _item_by_item(self, steps: Steps, inputs: list[Any], parameters: Parameters) -> list[Any]:
-        answers: list[Any] = [
-            _in_place(blame.read, steps.rows, index, value, parameters) for index, value in enumerate(inputs)
-        ]
+        return self._answers(steps, _read(steps, inputs, parameters), parameters)
+
+    def _answers(self, steps: Steps, answers: list[Any], parameters: Parameters) -> list[Any]:
+        """To inputs of which each is read to rows, or to what is wrong with it."""
         ready = [row for answer in answers if isinstance(answer, list) for row in answer]
         parameters = replace(parameters, together=max(parameters.together, self.shortcuts.verdict.together))
         outputs_of: dict[int, list[tuple[Row, Any]]] = defaultdict(list)
-        for row, output in steps.outputs(ready, parameters, limit=max(len(inputs), self.spec.max_batch_size)):
+        for row, output in steps.outputs(ready, parameters, limit=max(len(answers), self.spec.max_batch_size)):
             outputs_of[row.item].append((row, output))
         for index, outputs in outputs_of.items():
             answers[index] = _in_place(steps.answer, outputs, parameters)
         return answers
+
+
+def _read(steps: Steps, inputs: Sequence[Any], parameters: Parameters) -> list[Any]:
+    return [_in_place(blame.read, steps.rows, index, value, parameters) for index, value in enumerate(inputs)]
 
 
 def _in_place(step: Callable[..., Any], *arguments: Any) -> Any:

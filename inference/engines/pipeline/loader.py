@@ -7,7 +7,7 @@ from transformers import pipeline
 from transformers.utils import logging
 
 from inference.catalog.specs import ModelSpec
-from inference.engines import weights
+from inference.engines import placement, weights
 from inference.engines.faults import describe
 from inference.errors import ModelUnavailable
 
@@ -19,17 +19,20 @@ NO_LIMIT = 1_000_000  # tokens; tokenizers that know of no limit say 1e30
 def load(spec: ModelSpec, task: str, device: str) -> Any:
     """The pipeline of `spec` on `device`. Raises `ModelUnavailable`."""
     folder = weights.folder(spec)
+    placed = placement.arguments(spec, device)
+    quantized = {key: placed.pop(key) for key in ("quantization_config",) if key in placed}
     try:
         pipe = pipeline(
             task,
             model=str(folder),
-            device=device,
-            dtype=spec.torch_dtype,
+            **({} if "device_map" in placed else {"device": device}),
+            **placed,
             trust_remote_code=False,
-            model_kwargs={"use_safetensors": True},
+            model_kwargs={"use_safetensors": True, **quantized},
         )
     except Exception as error:
         raise ModelUnavailable(f"{spec.model} could not be loaded for {task}: {describe(error)}") from error
+    placement.compute_as_asked(spec, pipe.model)
     if pipe.tokenizer is not None:
         _fit_tokenizer(spec, pipe)
     return pipe

@@ -43,7 +43,7 @@ BAD = (
     ("fraction", '[a]\ntask = "t"\nmodel = "m"\nmax_batch_size = 1.5\n', 4, "a whole number"),
     ("boolean", '[a]\ntask = "t"\nmodel = "m"\nmax_queued = true\n', 4, "a whole number"),
     ("wait", '[a]\ntask = "t"\nmodel = "m"\nmax_wait_ms = "5"\n', 4, "a number from 0 to 60000"),
-    ("dtype", '[a]\ntask = "t"\nmodel = "m"\ndtype = "fp16"\n', 4, "one of auto, float32, bfloat16, float16"),
+    ("dtype", '[a]\ntask = "t"\nmodel = "m"\ndtype = "fp16"\n', 4, "one of auto, float32, tf32, bfloat16, float16"),
     ("backend", '[a]\ntask = "t"\nmodel = "m"\nbackend = "onnx"\n', 4, "must be one of torch, openvino, not 'onnx'"),
     ("precision", BACKEND + 'precision = "fp16"\n', 5, "one of float32, bfloat16, int8"),
     ("int8, but torch", '[a]\ntask = "t"\nmodel = "m"\nprecision = "int8"\n', 4, 'add backend = "openvino"'),
@@ -93,6 +93,24 @@ class TestGoodFiles(SimpleTestCase):
         ):
             spec = parse(f'[a]\ntask = "fill-mask"\nmodel = "m"\n{table}\n')["a"]
             self.assertEqual(spec.torch_dtype, dtype)
+
+    def test_on_a_gpu_the_limits_are_larger_where_its_table_sets_none(self) -> None:
+        for table, limits in (
+            ("", (512, 32_768)),
+            ("max_batch_size = 32\n", (32, 32_768)),
+            ("max_batch_tokens = 8192\n", (512, 8192)),
+        ):
+            spec = parse(f'[a]\ntask = "fill-mask"\nmodel = "m"\nrevision = "1"\n{table}')["a"]
+            there = spec.on_gpu()
+            self.assertEqual((there.max_batch_size, there.max_batch_tokens), limits)
+            self.assertEqual((there.digest, there.load_digest), (spec.digest, spec.load_digest))
+        files = parse('[a]\ntask = "image-classification"\nmodel = "m"\n')["a"]
+        self.assertEqual(files.on_gpu().max_batch_size, 32)
+
+    def test_to_set_a_limit_that_is_the_default_is_a_change(self) -> None:
+        plain, stated = (parse(f'[a]\nengine = "x:Y"\n{line}')["a"] for line in ("", "max_batch_size = 32\n"))
+        self.assertNotEqual(plain.digest, stated.digest)
+        self.assertEqual(plain.load_digest, stated.load_digest)
 
     def test_a_model_is_loaded_at_once_unless_it_is_lazy(self) -> None:
         self.assertFalse(parse(GOOD)["echo"].is_lazy)

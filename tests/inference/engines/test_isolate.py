@@ -1,14 +1,17 @@
 import logging
 import math
+import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 from unittest import TestCase
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 from inference.catalog.specs import ModelSpec
 from inference.engines.base import Engine
 from inference.engines.isolate import RunReport, run
 from inference.errors import BadOutput, DeviceFailed, EngineError, InvalidInput, OutOfMemory
+from tests.cuda import OutOfMemoryError, gpus
 from tests.echo import EchoEngine, expected
 
 
@@ -159,6 +162,84 @@ class DeviceTests(TestCase):
         accelerator_error = type("AcceleratorError", (RuntimeError,), {})
         with self.assertRaises(DeviceFailed):
             run(FunctionOf(Mock(side_effect=accelerator_error("the launch timed out"))), ["a"], {})
+
+
+class ProbeTests(TestCase):
+    """Where torch uses a GPU, a known good call tells whether it still computes, and no words do."""
+
+    def setUp(self) -> None:
+        self.gpus = self.enterContext(gpus())
+
+    def fails(self, message: str, items: list[Any], *, broken: bool) -> RunReport:
+        def predict(items: list[Any]) -> list[Any]:
+            self.gpus.broken = RuntimeError("CUDA error: unknown error") if broken else None
+            raise RuntimeError(message)
+
+        return run(FunctionOf(predict), items, {})
+
+    def test_a_device_that_computes_no_more_is_known_whatever_was_raised(self) -> None:
+        for message in (
+            "CUDA driver error: unknown error",
+            "Triton Error [CUDA]: misaligned address",
+            "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+            "CUDA out of memory. Tried to allocate",
+        ):
+            with self.subTest(message), self.assertRaises(DeviceFailed):
+                self.fails(message, ["a"], broken=True)
+            self.gpus.broken = None
+
+    def test_one_that_computes_is_not_broken_whatever_was_raised(self) -> None:
+        for message, error in (
+            ("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasGemmEx", EngineError),
+            ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling cublasCreate", OutOfMemory),
+            ("CUDA error: invalid configuration argument", EngineError),
+        ):
+            with self.subTest(message):
+                self.assertIsInstance(self.fails(message, ["a"], broken=False).outcomes[0], error)
+
+    def test_a_full_memory_is_no_broken_device(self) -> None:
+        self.gpus.broken = OutOfMemoryError("CUDA out of memory")
+        report = run(FunctionOf(Mock(side_effect=ValueError("no"))), ["a"], {})
+        self.assertIsInstance(report.outcomes[0], EngineError)
+
+    def test_an_error_that_comes_as_the_answer_is_read_is_looked_into(self) -> None:
+        def told() -> Any:
+            self.gpus.broken = RuntimeError("CUDA error")
+            raise RuntimeError("Triton Error [CUDA]: an illegal instruction")
+
+        with self.assertRaises(DeviceFailed):
+            run(FunctionOf(lambda items: [Mock(tolist=told) for _ in items]), ["a"], {})
+
+    def test_so_is_one_that_comes_as_the_cache_is_emptied(self) -> None:
+        def breaks() -> None:
+            self.gpus.broken = RuntimeError("CUDA driver error: unknown error")
+            raise self.gpus.broken
+
+        with patch.object(sys.modules["torch"].cuda, "empty_cache", breaks), self.assertRaises(DeviceFailed):
+            run(FunctionOf(Mock(side_effect=OutOfMemoryError("CUDA out of memory"))), ["a"], {})
+
+    def test_what_the_call_held_is_let_go_before_the_cache_is_emptied(self) -> None:
+        held: list[weakref.ref[Any]] = []
+        alive: list[bool] = []
+
+        def predict(items: list[Any]) -> list[Any]:
+            activations = type("Activations", (), {})()
+            held.append(weakref.ref(activations))
+            raise OutOfMemoryError("CUDA out of memory")
+
+        emptied = patch.object(sys.modules["torch"].cuda, "empty_cache", lambda: alive.append(held[-1]() is not None))
+        with emptied:
+            run(FunctionOf(predict), ["a", "b"], {})
+        self.assertEqual(set(alive), {False})
+
+    def test_an_item_that_fits_once_the_cache_is_empty_succeeds(self) -> None:
+        def predict(items: list[Any]) -> list[Any]:
+            if not self.gpus.emptied:
+                raise OutOfMemoryError("CUDA out of memory")
+            return items
+
+        report = run(FunctionOf(predict), ["a"], {})
+        self.assertEqual((report.outcomes, report.calls), (["a"], 2))
 
 
 class DetailTests(TestCase):

@@ -3,6 +3,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 from unittest import TestCase
+from unittest.mock import patch
 
 from django.test import SimpleTestCase, override_settings
 
@@ -31,6 +32,38 @@ class FailsToBeMade(EchoEngine):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
         self.topics = spec.options["topics"]
+
+
+class OfOurs(EchoEngine):
+    """Stands for an engine of ours."""
+
+    calls: list[list[str]] = []
+    fits = 10_000
+
+    def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        self.calls.append(inputs)
+        if len(inputs) > self.fits:
+            raise MemoryError
+        return inputs
+
+
+class WarmUpTests(TestCase):
+    def calls(self, device: str, **values: Any) -> list[tuple[int, int]]:
+        OfOurs.calls.clear()
+        with patch.object(loading, "make", return_value=OfOurs(spec(engine="inference.engines.x:Y", **values))):
+            loading.ready(spec(), device)
+        return [(len(call), len(call[0].split())) for call in OfOurs.calls]
+
+    def test_on_a_gpu_the_largest_batch_is_run_before_jobs_come(self) -> None:
+        self.assertEqual(self.calls("cuda:0", max_batch_size=512, max_batch_tokens=32_768), [(64, 512)])
+        self.assertEqual(self.calls("cuda:0", max_batch_size=8, max_batch_tokens=300), [(1, 300)])
+        self.assertEqual(self.calls("cpu"), [])
+        self.assertEqual(self.calls("cuda:0", task="image-classification"), [])
+
+    def test_one_that_does_not_fit_is_said_and_the_model_is_ready(self) -> None:
+        with patch.object(OfOurs, "fits", 40), self.assertLogs(loading.logger, "WARNING") as logs:
+            self.calls("cuda:0", max_batch_size=64, max_batch_tokens=32_768)
+        self.assertIn("64 texts of", logs.output[0])
 
 
 class MakeTests(TestCase):

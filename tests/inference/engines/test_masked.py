@@ -10,8 +10,9 @@ import torch
 import transformers
 
 from inference.catalog.specs import ModelSpec
-from inference.engines import loading
+from inference.engines import loading, parity
 from inference.engines.accelerate import install, masked
+from inference.errors import InvalidInput
 from tests import tiny_models
 from tests.inference.engines.test_encoders import DISTILBERT, SHAPE
 
@@ -62,6 +63,22 @@ class EngineTests(TestCase):
         with patch.object(last, "forward", forward):
             engine.predict(TEXTS, {})
         self.assertEqual(seen, [4])
+
+    def test_the_best_are_chosen_where_the_model_computes_and_scores_stay_there(self) -> None:
+        engine: Any = loading.ready(self.spec, "cpu")
+        item_by_item: Any = loading.ready(self.spec, "cpu")
+        item_by_item.at_once = None
+        for parameters in ({}, {"top_k": 2}, {"targets": ["paris", "the"]}):
+            with self.subTest(parameters):
+                expected = item_by_item.predict(TEXTS, parameters)
+                with patch.object(engine.pipe, "forward") as copied:  # which copies what the model answers
+                    self.assertTrue(parity.alike(engine.predict(TEXTS, parameters), expected))
+                copied.assert_not_called()
+
+    def test_a_text_without_a_mask_fails_alone(self) -> None:
+        engine: Any = loading.ready(self.spec, "cpu")
+        good, bad = engine.predict([TEXTS[0], "no mask"], {})
+        self.assertEqual((good, type(bad)), (engine.predict(TEXTS[:1], {})[0], InvalidInput))
 
     def test_a_model_that_would_answer_differently_scores_everything(self) -> None:
         wrong = patch.object(masked.Scorer, "_choose", lambda self, last, arguments: 2 * arguments[0][self.masked])

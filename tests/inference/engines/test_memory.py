@@ -10,6 +10,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import memory
 from inference.engines.memory import CPU
 from tests import tiny_models
+from tests.cuda import GB, gpus
 
 MIB = 2**20
 
@@ -92,3 +93,18 @@ class TotalTests(SimpleTestCase):
             self.assertEqual(memory.total(CPU), expected)
         (inner.parent / "memory.max").write_text(f"{200 * MIB}\n")
         self.assertEqual(memory.total(CPU), 200 * MIB)
+
+    def test_of_several_gpus_it_is_what_all_have(self) -> None:
+        with gpus(count=2):
+            self.assertEqual(memory.total("cuda:0"), 160 * GB)
+
+    def test_each_that_shares_a_gpu_keeps_to_its_part(self) -> None:
+        for sharing, part in ((1, None), (2, 0.5), (4, 0.25)):
+            with self.subTest(sharing), gpus() as found:
+                memory.keep_to_share("cuda:0", sharing)
+                self.assertEqual(found.fractions, {0: part - memory.CONTEXT / (80 * GB)} if part else {})
+
+    def test_a_cpu_has_no_parts(self) -> None:
+        with gpus() as found:
+            memory.keep_to_share(CPU, 4)
+            self.assertEqual(found.fractions, {})

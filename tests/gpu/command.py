@@ -1,0 +1,114 @@
+"""Runs the cases, prints a table and writes JSON. Each has a process of its own: one may break its device's context."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.gpu import answers, costs, failing, finding, service
+from tests.gpu.machine import Failed, Machine, StandIn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    name: str
+    fails_if: str
+    run: Callable[[Machine], str]  # what was seen; raises `Failed`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    name: str
+    passed: bool
+    seen: str
+    took_s: float
+
+
+CASES = (
+    Case(name="environment", fails_if="not cuda:0", run=finding.environment),
+    Case(name="discovery", fails_if="the CPU without a word, another GPU", run=finding.discovery),
+    Case(name="small models", fails_if="another answer than a CPU's", run=answers.small_models),
+    Case(name="vectors", fails_if="a cosine below that of its dtype", run=answers.vectors),
+    Case(name="timing", fails_if="under 95 % is seen, or the device is busy afterwards", run=costs.timing),
+    Case(name="cost curve", fails_if="the learnt cost is off by more than 15 %", run=costs.cost_curve),
+    Case(name="memory", fails_if="an item that fits fails, memory is not given back", run=failing.memory),
+    Case(name="device assert", fails_if="not device_failed, a neighbour fails", run=failing.device_assert),
+    Case(name="blocked reload", fails_if="more than 3 attempts, ready meanwhile", run=service.blocked_reload),
+    Case(name="past its limit", fails_if="memory is free later than 5 s", run=failing.past_its_limit),
+    Case(name="random shapes", fails_if="memory grows in the second half", run=costs.shapes),
+    Case(name="generation", fails_if="another text than alone", run=answers.generation),
+    Case(
+        name="service", fails_if="wrong answers, four replicas do under 1.5 times the work", run=service.whole_service
+    ),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    chosen = [case for case in CASES if not options.only or case.name in options.only]
+    results = []
+    for case in chosen:
+        broken = case.name in options.broken
+        machine = StandIn(broken=broken) if options.stand_in else Machine(broken=broken)
+        results.append(play(case.name, machine) if options.stand_in else _apart(case.name, machine))
+        _say(_line(results[-1]))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
+    failed = [result.name for result in results if not result.passed]
+    where = "a stand-in" if options.stand_in else "a GPU"
+    _say(
+        f"{len(results) - len(failed)} of {len(results)} cases hold on {where}" + "".join(f"; not: {n}" for n in failed)
+    )
+    return 1 if failed else 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    names = [case.name for case in CASES]
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu", description="Check the service on this host's GPU.")
+    parser.add_argument("--only", action="append", choices=names, default=[], help="this case; may be given again")
+    parser.add_argument("--stand-in", action="store_true", help="a CPU in the place of the GPU: shows the cases only")
+    parser.add_argument("--broken", action="append", choices=names, default=[], help="with its fault: it must fail")
+    parser.add_argument("--json", type=Path, help="where the results go")
+    return parser.parse_args(arguments)
+
+
+def play(name: str, machine: Machine) -> Result:
+    (case,) = (case for case in CASES if case.name == name)
+    started = time.monotonic()
+    try:
+        passed, seen = True, case.run(machine)
+    except Failed as problem:
+        passed, seen = False, str(problem)
+    except Exception as error:
+        passed, seen = False, f"raised {type(error).__name__}: {str(error)[:300]}"
+    return Result(name=name, passed=passed, seen=seen, took_s=round(time.monotonic() - started, 1))
+
+
+def _apart(name: str, machine: Machine) -> Result:
+    try:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_prepare) as process:
+            return process.submit(play, name, machine).result()
+    except Exception as error:
+        return Result(name=name, passed=False, seen=f"its process ended: {error}", took_s=0.0)
+
+
+def _prepare() -> None:
+    import django
+
+    django.setup()
+
+
+def _line(result: Result) -> str:
+    return f"{'ok  ' if result.passed else 'FAIL'} {result.name:<15} {result.took_s:>6.1f} s  {result.seen}"
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

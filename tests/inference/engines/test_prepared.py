@@ -1,0 +1,87 @@
+"""What is read ahead of a call is answered as what the call reads by itself."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest import TestCase
+from unittest.mock import patch
+
+from inference.catalog.specs import ModelSpec
+from inference.engines import isolate, loading
+from inference.engines.base import Engine
+from inference.engines.embeddings import SentenceEmbeddings
+from inference.engines.pipeline.engine import PipelineEngine
+from inference.errors import InvalidInput
+from tests import tiny_models
+
+TEXTS = ["a cat", "the dog is here and there", "one"]
+
+
+def engine(task: str, folder: Path) -> Engine:
+    return loading.ready(ModelSpec(name="m", task=task, model=str(tiny_models.build(task, folder))), "cpu")
+
+
+class PreparedTests(TestCase):
+    def setUp(self) -> None:
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def assert_same(self, engine: Engine, inputs: list[Any], **parameters: Any) -> None:
+        """And nothing is read by the call itself."""
+        self.assertTrue(engine.prepares)
+        apart = isolate.run(engine, inputs, parameters).outcomes
+        prepared = engine.prepare(inputs, parameters)
+        with patch.object(type(engine), "predict", side_effect=AssertionError("it reads by itself")):
+            report = isolate.run(engine, inputs, parameters, prepared)
+        self.assertEqual((report.outcomes, report.calls), (apart, 1))
+
+    def test_texts_at_once(self) -> None:
+        self.assert_same(engine("text-classification", self.folder), TEXTS)
+
+    def test_masks(self) -> None:
+        filled = engine("fill-mask", self.folder)
+        assert isinstance(filled, PipelineEngine)
+        mask = filled.pipe.tokenizer.mask_token
+        self.assert_same(filled, [f"{text} {mask}" for text in TEXTS], top_k=2)
+
+    def test_pictures_item_by_item(self) -> None:
+        seen = engine("image-classification", self.folder)
+        assert isinstance(seen, PipelineEngine)
+        self.assert_same(seen, seen.feed.examples(seen.pipe))
+
+    def test_embeddings(self) -> None:
+        spec = ModelSpec(name="m", engine="x:Y", model=str(tiny_models.build("feature-extraction", self.folder)))
+        embeddings = SentenceEmbeddings(spec)
+        embeddings.load("cpu")
+        self.assert_same(embeddings, TEXTS)
+
+    def test_an_input_that_cannot_be_read_fails_alone(self) -> None:
+        classified = engine("text-classification", self.folder)
+        inputs = [*TEXTS, {"neither": "text"}]
+        outcomes = isolate.run(classified, inputs, {}, classified.prepare(inputs, {})).outcomes
+        self.assertEqual(outcomes[:3], isolate.run(classified, TEXTS, {}).outcomes)
+        self.assertIsInstance(outcomes[3], InvalidInput)
+
+    def test_a_call_that_fails_reads_its_parts_by_itself(self) -> None:
+        classified = engine("text-classification", self.folder)
+        with patch.object(type(classified), "predict_prepared", side_effect=RuntimeError("out of memory")):
+            report = isolate.run(classified, TEXTS, {}, classified.prepare(TEXTS, {}))
+        self.assertEqual(report.outcomes, isolate.run(classified, TEXTS, {}).outcomes)
+        self.assertGreater(report.calls, 1)
+
+    def test_one_alone_is_asked_by_predict_before_it_fails(self) -> None:
+        classified, alone = engine("text-classification", self.folder), TEXTS[:1]
+        with patch.object(type(classified), "predict_prepared", side_effect=RuntimeError("a shortcut")):
+            report = isolate.run(classified, alone, {}, classified.prepare(alone, {}))
+        self.assertEqual(report.outcomes, isolate.run(classified, alone, {}).outcomes)
+
+    def test_a_class_with_a_predict_of_its_own_is_asked_by_it(self) -> None:
+        class Own(PipelineEngine):
+            def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+                return [f"own answer to {text}" for text in inputs]
+
+        own = Own(ModelSpec(name="m", task="text-classification"))
+        own.prepares = True
+        self.assertFalse(own.is_read_ahead)
+        self.assertTrue(engine("text-classification", self.folder).is_read_ahead)
