@@ -113,13 +113,8 @@ class Backlog:
 
     def memory(self) -> str:
         running = {name: child.pid for name, child in self.stack.children.items() if child.exit_code is None}
-        sizes = {name: processes.resident_bytes(group_of(pid)) / 2**20 for name, pid in running.items()}
+        sizes = {name: processes.resident_bytes(processes.group_of(pid)) / 2**20 for name, pid in running.items()}
         return ", ".join(f"{name} {mib:.0f} MiB" for name, mib in sizes.items())
-
-
-def group_of(leader: int) -> list[int]:
-    pids = map(int, filter(str.isdigit, os.listdir("/proc")))
-    return [pid for pid in pids if (fields := processes.stat(pid)) and int(fields[2]) == leader]
 
 
 def main() -> None:

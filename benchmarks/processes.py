@@ -59,9 +59,16 @@ def stat(pid: int) -> list[str]:
         return []
 
 
-def cpu_seconds() -> float:
-    """Of all processes below this one, and of those of their children that have ended."""
-    ticks = (sum(map(int, fields[11:15])) for pid in descendants() if (fields := stat(pid)))
+def group_of(leader: int) -> list[int]:
+    """The processes of its group."""
+    pids = map(int, filter(str.isdigit, os.listdir("/proc")))
+    return [pid for pid in pids if (fields := stat(pid)) and int(fields[2]) == leader]
+
+
+def cpu_seconds(pids: Iterable[int] | None = None) -> float:
+    """Of these processes, or of all below this one, and of those of their children that have ended."""
+    found = descendants() if pids is None else pids
+    ticks = (sum(map(int, fields[11:15])) for pid in found if (fields := stat(pid)))
     return sum(ticks) / TICKS_PER_S
 
 

@@ -69,7 +69,7 @@ class Attempt:
 
         if not outcome:
             outcome = {"output": [{"generated_text": self.job.inputs + self.text}]}
-        transitions.record(self.batch, [Outcome(job_id=self.job.id, **outcome)], batch_size=1)
+        transitions.record(self.batch, [Outcome(job_id=self.job.id, model=self.job.model, **outcome)], batch_size=1)
 
 
 class Generator(threading.Thread):

@@ -10,9 +10,9 @@ part, and bends where its caches end. docs/batching.md has measured figures.
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from inference.batching.least_squares import non_negative
 
@@ -29,6 +29,7 @@ OVERHEADS = 32  # the last ones, that are kept
 REFIT_EVERY = 32  # calls; more often at the beginning
 RATE_MEMORY = 0.98  # of the measured speed, from one call to the next
 SHORTEST_S = 1e-6  # a clock shows no less
+MOST_TOLD = 40  # shapes, the last that were seen
 
 
 class Call(NamedTuple):
@@ -111,6 +112,20 @@ class CostModel:
     def items_per_s(self) -> float:
         """Measured speed of the engine while it runs; 0.0 before the first call."""
         return self._ran_jobs / self._ran_s if self._ran_s else 0.0
+
+    def told(self) -> dict[str, Any]:
+        """For others to compare what was learnt with what was measured. May be called from another thread."""
+        cells = sorted(self._cells.values(), key=lambda cell: cell.last)[-MOST_TOLD:]
+        seen = [[cell.typical.size, round(cell.typical.length, 1), round(cell.typical.seconds, 6)] for cell in cells]
+        weights = [float(f"{weight:.6g}") for weight in self.weights]
+        return {"weights": weights, "overhead_s": round(self.overhead_s, 6), "calls": self.calls, "seen": seen}
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Self:
+        """One that predicts what the teller does."""
+        model = cls(overhead_s=told["overhead_s"])
+        model.weights, model.calls = list(told["weights"]), told["calls"]
+        return model
 
     def _keep(self, call: Call) -> None:
         shape = _half_octave(call.size), _half_octave(call.length)

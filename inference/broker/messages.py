@@ -1,8 +1,10 @@
-"""What is sent to the workers for one job: a Celery message (protocol 2) with hints for batching, and no inputs."""
+"""What is sent to the workers: a Celery message (protocol 2) with hints for batching, and no inputs. Of one job, or of
+several that were accepted together."""
 
 import functools
 from base64 import b64encode
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -10,12 +12,16 @@ from celery import current_app
 from uuid_utils import uuid4
 
 TASK = "inference.run"
+MOST_PACKED = 1000  # jobs of one message that are read
 AMQP_PRIORITIES = {1: 6, 2: 4, 3: 0}  # the largest goes first; a quorum queue tells 5 and above from the rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobMessage:
-    """A hint that a row waits: losing or doubling one does no harm."""
+    """A hint that a row waits: losing or doubling one does no harm.
+
+    `others` are more such jobs, which differ in their id, size and length. A worker that does not know of them runs the
+    first: the others are missed, and sent again."""
 
     job_id: str
     model: str
@@ -28,6 +34,15 @@ class JobMessage:
     expires_at: float | None  # s since the epoch
     alone: bool = False  # to be run with nothing beside it
     recovered: bool = False  # sent again: in Redis it goes before the others of its priority
+    others: tuple[tuple[str, int, int], ...] = ()  # ids, sizes, lengths
+
+    @property
+    def job_ids(self) -> list[str]:
+        return [self.job_id, *(job_id for job_id, _, _ in self.others)]
+
+    @property
+    def rows(self) -> int:
+        return self.size + sum(size for _, size, _ in self.others)
 
     @property
     def hints(self) -> dict[str, Any]:
@@ -50,8 +65,30 @@ def _task() -> Any:
     return current_app.amqp.as_task_v2("", TASK, ignore_result=True)
 
 
+def packed(common: JobMessage, jobs: Iterable[tuple[str, int, int]], *, most: int, rows: int) -> Iterator[JobMessage]:
+    """Messages of at most `most` jobs, and `rows` rows but for a job that alone has more.
+
+    `jobs`: id, size and length of each."""
+    pack: list[tuple[str, int, int]] = []
+    size = 0
+    for job in jobs:
+        if pack and (len(pack) == most or size + job[1] > rows):
+            yield _pack(common, pack)
+            pack, size = [], 0
+        pack.append(job)
+        size += job[1]
+    if pack:
+        yield _pack(common, pack)
+
+
+def _pack(common: JobMessage, jobs: list[tuple[str, int, int]]) -> JobMessage:
+    (job_id, size, length), *others = jobs
+    return replace(common, job_id=job_id, size=size, length=length, others=tuple(others))
+
+
 def body(message: JobMessage) -> list[Any]:
-    return [[message.job_id], message.hints, _task().body[2]]
+    others = {"others": message.others} if message.others else {}
+    return [[message.job_id], {**message.hints, **others}, _task().body[2]]
 
 
 def headers(message: JobMessage) -> dict[str, Any]:
@@ -60,9 +97,10 @@ def headers(message: JobMessage) -> dict[str, Any]:
         **_task().headers,
         "id": message.job_id,
         "root_id": message.job_id,
-        "rows": message.size,
+        "rows": message.rows,
         "argsrepr": f"['{message.job_id}']",
         "kwargsrepr": repr(message.hints),
+        **({"jobs": 1 + len(message.others)} if message.others else {}),
     }
 
 

@@ -8,22 +8,23 @@ in its list that did not succeed, as soon as all before that have.
 """
 
 import datetime
-import functools
 import logging
 import sys
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.db import DatabaseError, connection, transaction
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Sum
 from django.db.models.functions import Now
 
-from inference import budget, errors, failpoints
+from inference import budget, clock, errors, failpoints
 from inference.failures import Kind, kind_of
+from inference.figures import ledger, tallies
+from inference.figures.tallies import Tally
 from inference.json_field import storable
 from inference.models import WAITING, Job, Status
 from inference.store import notices, rows
@@ -37,11 +38,14 @@ class Outcome:
     """What became of one job: `output`, or an error's code and detail."""
 
     job_id: UUID
+    model: str
     output: Any = None
     output_size: int | None = None  # numbers
     error_code: str = ""
     error_detail: str = ""
     whole: UUID | None = None  # that the job is a part of
+    created_at: datetime.datetime | None = None
+    started_at: datetime.datetime | None = None
 
     @property
     def status(self) -> Status:
@@ -59,12 +63,12 @@ class Claimed:
     size: int
     length: int
     created_at: datetime.datetime
+    started_at: datetime.datetime
     whole: UUID | None
     place: int | None
 
 
 MOST_ANSWERED = 2_000_000  # numbers of one job: what a process that shows them takes 150 MB for
-_to_db = functools.partial(rows.to_db, database=connection)
 LEASE_MARGIN_S = 20.0  # past the model's time limit, which the worker itself enforces
 _BROKEN = (Status.FAILED, Status.EXPIRED, Status.CANCELLED)
 _QUEUED_AGAIN = {"status": Status.QUEUED, "batch": None, "worker": None, "started_at": None, "published_at": None}
@@ -93,21 +97,22 @@ def claim(
     its own: the answer to an earlier claim may have been lost on its way.
     """
     takes_over = (*takes_over, batch)
-    lease_sql, lease = in_seconds(time_limit_s + LEASE_MARGIN_S, connection.vendor)
-    with connection.cursor() as cursor:
+    database: Any = connections[DEFAULT_DB_ALIAS]
+    lease_sql, lease = in_seconds(time_limit_s + LEASE_MARGIN_S, database.vendor)
+    with database.cursor() as cursor:
         cursor.execute(
             _claim_sql(len(ids), len(takes_over), lease_sql),
             [
-                *(_to_db("batch", value) for value in (batch, worker)),
+                *rows.ids_to_db((batch, worker), database),
                 device,
                 *lease,
-                *(_to_db("id", job_id) for job_id in ids),
+                *rows.ids_to_db(ids, database),
                 model,
                 sys.maxsize if alone else settings.MAX_RECOVERIES - 1,
-                *(_to_db("batch", over) for over in takes_over),
+                *rows.ids_to_db(takes_over, database),
             ],
         )
-        claimed = [Claimed(**values) for values in rows.from_db(cursor.fetchall(), _CLAIMED, connection)]
+        claimed = [Claimed(**values) for values in rows.from_db(cursor.fetchall(), _CLAIMED, database)]
     for whole in {job.whole for job in claimed if job.whole}:
         begun = {"status": Status.RUNNING, "started_at": Now(), "attempts": 1}
         Job.objects.filter(pk=whole, status=Status.QUEUED).update(**begun)
@@ -121,7 +126,7 @@ def _claim_sql(ids: int, takes_over: int, lease: str) -> str:
     free += f" OR status = 'running' AND batch IN ({marks(takes_over)})"
     return (
         f"UPDATE {Job._meta.db_table} SET status = 'running', batch = %s, worker = %s, device = %s,"  # noqa: S608 - our own names only
-        f" started_at = {now}, lease_until = {lease}, attempts = attempts + 1"
+        f" started_at = {now}, lease_until = (SELECT {lease}), attempts = attempts + 1"
         f" WHERE id IN ({marks(ids)}) AND model = %s AND parts IS NULL AND ({free})"
         f" RETURNING {', '.join(_CLAIMED)}"
     )
@@ -133,17 +138,18 @@ def keep(batch: UUID, ids: Collection[UUID], *, time_limit_s: float) -> None:
     Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING).update(lease_until=lease)
 
 
-def record(batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int) -> int:
-    """Record the outcomes that `batch` still owns, in one transaction. Returns how many rows took theirs.
+def record(
+    batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int, beside: Mapping[str, Any] | None = None
+) -> int:
+    """Record the outcomes that `batch` still owns, in one transaction, and count them. Returns how many rows took
+    theirs. `beside`: what else is counted then.
 
     Raises what the database raises: `inference.failures` tells one that is away from one that refuses a value."""
     failpoints.reach("before_record")
-    wholes = {outcome.whole for outcome in outcomes if outcome.whole}
-    with transaction.atomic(), connection.cursor() as cursor:
-        locked = _lock(wholes)
-        cursor.executemany(_record_sql(), [_record_row(batch, outcome, batch_size) for outcome in outcomes])
-        recorded = int(cursor.rowcount)
-        ended = [whole for whole, parts in locked.items() if _settle(whole, parts)]
+    try:
+        recorded, ended = _record(batch, outcomes, batch_size, beside or {})
+    except _NotAll:
+        recorded, ended = _record_held(batch, outcomes, batch_size, beside or {})
     failpoints.reach("after_record")
     failpoints.reach("before_notify")
     notices.publish([*(outcome.job_id for outcome in outcomes), *ended])
@@ -151,22 +157,72 @@ def record(batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int) -> int:
     return recorded
 
 
-_RECORDED = ("status", "output", "output_size", "error_code", "error_detail", "batch_size")
+class _NotAll(Exception):
+    """Some of the jobs are not the batch's any more: it is to be known which, as the others are counted."""
 
 
-def _record_sql() -> str:
-    assignments = ", ".join(f"{name} = %s" for name in _RECORDED)
-    return (
-        f"UPDATE {Job._meta.db_table} SET {assignments}, finished_at = {now_sql()}"  # noqa: S608 - our own names only
-        " WHERE id = %s AND batch = %s AND status = 'running'"
+def _record_held(
+    batch: UUID, outcomes: Sequence[Outcome], batch_size: int, beside: Mapping[str, Any]
+) -> tuple[int, list[UUID]]:
+    with transaction.atomic():
+        _lock({outcome.whole for outcome in outcomes if outcome.whole})
+        held = Job.objects.filter(pk__in=[each.job_id for each in outcomes], batch=batch, status=Status.RUNNING)
+        ids = set(held.order_by("pk").select_for_update().values_list("pk", flat=True))
+        return _record(batch, [outcome for outcome in outcomes if outcome.job_id in ids], batch_size, beside)
+
+
+def _record(
+    batch: UUID, outcomes: Sequence[Outcome], batch_size: int, beside: Mapping[str, Any]
+) -> tuple[int, list[UUID]]:
+    """How many, and the wholes that ended."""
+    if not outcomes:
+        return 0, []
+    wholes = {outcome.whole for outcome in outcomes if outcome.whole}
+    database = connections[DEFAULT_DB_ALIAS]
+    is_held = "job.batch = %s AND job.status = 'running'", rows.ids_to_db([batch], database)
+    with transaction.atomic():
+        locked = _lock(wholes)
+        recorded = [_record_row(outcome, batch_size, database) for outcome in outcomes]
+        for statement in rows.statements(recorded):
+            if rows.update(statement, f"finished_at = {now_sql()}", *is_held) < len(statement):
+                raise _NotAll
+        ends = {whole: end for whole, parts in locked.items() if (end := _settle(whole, parts))}
+        ledger.write_on(outcomes[0].model, tallies.add(_counted(outcomes, ends.values()), beside))
+    return len(outcomes), list(ends)
+
+
+def _counted(outcomes: Sequence[Outcome], ends: Iterable[str]) -> Tally:
+    """`ends`: of wholes."""
+    tally: Tally = {}
+    ended = Counter(ends)
+    ended.update(_end_of(outcome.status, outcome.error_code) for outcome in outcomes if not outcome.whole)
+    now_s = clock.time_s()
+    for (created_at, started_at), count in Counter((each.created_at, each.started_at) for each in outcomes).items():
+        if created_at and started_at:
+            waited_s = (started_at - created_at).total_seconds()
+            tallies.observe(tally, "wait", max(0.0, waited_s), unit=tallies.UNIT_S, count=count)
+            tallies.observe(tally, "run", max(0.0, now_s - started_at.timestamp()), unit=tallies.UNIT_S, count=count)
+    return tallies.add(tally, {"ended": ended})
+
+
+def _end_of(status: str, code: str) -> str:
+    """As figures count it."""
+    return f"{status} {code}" if status == Status.FAILED else str(status)
+
+
+def _record_row(outcome: Outcome, batch_size: int, database: Any) -> rows.Row:
+    (job_id,) = rows.ids_to_db([outcome.job_id], database)
+    return rows.row(
+        {
+            "id": job_id,
+            "status": outcome.status.value,
+            "output": rows.to_db("output", outcome.output, database),
+            "output_size": outcome.output_size,
+            "error_code": outcome.error_code,
+            "error_detail": storable(outcome.error_detail),
+            "batch_size": batch_size,
+        }
     )
-
-
-def _record_row(batch: UUID, outcome: Outcome, batch_size: int) -> list[Any]:
-    detail = storable(outcome.error_detail)
-    values = (outcome.status, outcome.output, outcome.output_size, outcome.error_code, detail, batch_size)
-    row = [_to_db(name, value) for name, value in zip(_RECORDED, values, strict=True)]
-    return [*row, _to_db("id", outcome.job_id), _to_db("batch", batch)]
 
 
 def _lock(ids: Collection[UUID]) -> dict[UUID, int | None]:
@@ -178,8 +234,8 @@ def _lock(ids: Collection[UUID]) -> dict[UUID, int | None]:
     return dict(Job.objects.filter(pk__in=ids).order_by("pk").select_for_update().values_list("pk", "parts"))
 
 
-def _settle(whole: UUID, count: int | None) -> bool:
-    """Whether it ends now. Whoever asks has locked it, and knows how many parts it has."""
+def _settle(whole: UUID, count: int | None) -> str:
+    """How it ends now, as figures count it, if it does. Whoever asks has locked it, and knows how many parts it has."""
     parts = Job.objects.filter(whole=whole)
     waiting = parts.filter(status__in=WAITING)
     broken = parts.filter(status__in=_BROKEN).order_by("place").defer("inputs", "output").first()
@@ -187,7 +243,7 @@ def _settle(whole: UUID, count: int | None) -> bool:
         _drop(waiting.filter(place__gt=broken.place))
         waiting = waiting.filter(place__lt=broken.place)
     if waiting.exists():
-        return False
+        return ""
     end: dict[str, Any] = {"status": Status.SUCCEEDED, "output": rows.outputs_of_parts(whole)}
     if broken:
         end = {name: getattr(broken, name) for name in ("status", "error_code", "error_detail")}
@@ -207,8 +263,10 @@ def _failure(code: str, detail: str) -> dict[str, Any]:
     return {"status": Status.FAILED, "error_code": code, "error_detail": detail}
 
 
-def _end_whole(whole: UUID, end: dict[str, Any]) -> bool:
-    return bool(Job.objects.filter(pk=whole, status__in=WAITING).update(**end, finished_at=Now()))
+def _end_whole(whole: UUID, end: dict[str, Any]) -> str:
+    if Job.objects.filter(pk=whole, status__in=WAITING).update(**end, finished_at=Now()):
+        return _end_of(end["status"], end.get("error_code", ""))
+    return ""
 
 
 def too_much(numbers: int) -> str:
@@ -229,17 +287,26 @@ def settle_wholes() -> None:
     """Those whose parts ended otherwise than with a record, or by a worker that knows of no wholes."""
     parts = Job.objects.filter(whole=OuterRef("pk"))
     due = Exists(parts.filter(status__in=_BROKEN)) | ~Exists(parts.filter(status__in=WAITING))
-    for whole in list(Job.objects.filter(due, parts__gt=0, status__in=WAITING).values_list("pk", flat=True)):
+    wholes = Job.objects.filter(due, parts__gt=0, status__in=WAITING)
+    for whole, model in list(wholes.values_list("pk", "model")):
         try:
             with transaction.atomic():
-                ended = any(_settle(*locked) for locked in _lock([whole]).items())
+                end = next((_settle(*locked) for locked in _lock([whole]).items()), "")
+                _count(model, end)
         except DatabaseError as error:
             if kind_of(error) is not Kind.DATA:
                 raise
             logger.error("job=%s not put together, the database refuses it: %s", whole, error)
-            ended = _end_whole(whole, _failure(errors.BadOutput.code, "The database refused to store the answer."))
-        if ended:
+            with transaction.atomic():
+                end = _end_whole(whole, _failure(errors.BadOutput.code, "The database refused to store the answer."))
+                _count(model, end)
+        if end:
             notices.publish([whole])
+
+
+def _count(model: str, *ends: str) -> None:
+    if found := Counter(filter(None, ends)):
+        ledger.write(model, {"ended": dict(found)})
 
 
 def cancel(job_id: UUID) -> None:
@@ -249,15 +316,14 @@ def cancel(job_id: UUID) -> None:
 
 def cancel_many(ids: Collection[UUID]) -> Counter[str]:
     """How many of at most `rows.MOST` jobs were cancelled, by their status before; with the parts that they run in."""
-    cancelled = {"status": Status.CANCELLED, "finished_at": Now()}
     with transaction.atomic():
-        _lock(ids)
-        jobs = Job.objects.filter(pk__in=ids)
-        counts = Counter[str]({before: jobs.filter(status=before).update(**cancelled) for before in WAITING})
+        jobs = Job.objects.filter(pk__in=ids, status__in=WAITING)
+        held = list(_locked(jobs).values_list("status", "pk", "model", "whole"))
+        _end_locked([row[1:] for row in held], Status.CANCELLED)
         _drop(Job.objects.filter(whole__in=ids, status__in=WAITING))
-    if counts.total():
+    if held:
         notices.publish(ids)
-    return counts
+    return Counter(status for status, *_ in held)
 
 
 def expire() -> None:
@@ -299,7 +365,22 @@ def _end_all(jobs: QuerySet[Job], status: Status, **values: Any) -> int:
 
 def _end(jobs: QuerySet[Job], ids: Collection[UUID], status: Status, **values: Any) -> int:
     """Those of `ids` that are among `jobs` now. Who waits for the others reads their rows once more."""
-    ended = jobs.filter(pk__in=ids).update(status=status, finished_at=Now(), **values)
-    if ended:
+    with transaction.atomic():
+        held = list(_locked(jobs.filter(pk__in=ids)).values_list("pk", "model", "whole"))
+        _end_locked(held, status, **values)
+    if held:
         notices.publish(ids)
-    return ended
+    return len(held)
+
+
+def _locked(jobs: QuerySet[Job]) -> QuerySet[Job]:
+    return jobs.order_by("pk").select_for_update()
+
+
+def _end_locked(held: Sequence[tuple[UUID, str, UUID | None]], status: Status, **values: Any) -> None:
+    """(id, model, whole) of each: nobody else changes them now. A part is no job of its own where outcomes are
+    counted."""
+    Job.objects.filter(pk__in=[job_id for job_id, _, _ in held]).update(status=status, finished_at=Now(), **values)
+    end = _end_of(status, values.get("error_code", ""))
+    for model, count in Counter(model for _, model, whole in held if not whole).items():
+        ledger.write(model, {"ended": {end: count}})

@@ -64,7 +64,7 @@ def submit(submission: BulkSubmission) -> Accepted:
     stored = idempotency.once(bulk, store)
     if stored is not bulk:
         return _accepted_before(stored)
-    together.send(new)
+    together.send(submission.spec, new)
     return _accepted_now(bulk, new)
 
 

@@ -111,12 +111,12 @@ def cancel(job_id: UUID, *, owner: Any = None) -> Job:
     return fetch(job_id)
 
 
-def again(old: Job) -> Submission:
+def again(old: Job, *, alone: bool = False) -> Submission:
     """The same inputs for a new job of the same owner: terminal states never change. Raises `UnknownModel`."""
     inputs = rows.inputs_of_parts(old.pk) if old.parts else old.inputs
     return Submission(
         spec=spec_of(old.model), inputs=inputs, parameters=old.parameters, priority=old.priority, owner=old.owner,
-        request_id=old.request_id,
+        request_id=old.request_id, alone=alone,
     )  # fmt: skip
 
 

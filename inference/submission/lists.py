@@ -52,4 +52,6 @@ def accept(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
     with admission.room(terms, [whole.id, *(job.id for job in new)]), together.committing(whole):
         together.insert(statements)
     whole._state.adding = False
-    transaction.on_commit(lambda: together.send(new))  # at once, unless the caller's own transaction goes on
+    transaction.on_commit(
+        lambda: together.send(terms.spec, new)
+    )  # at once, unless the caller's own transaction goes on

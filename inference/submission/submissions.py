@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.conf import settings
+
 from inference import clock
 from inference.catalog.specs import ModelSpec
 from inference.errors import InferenceError
@@ -24,6 +26,7 @@ class Terms:
     max_owned: int | None = None
     idempotency_key: str | None = None
     request_id: str = ""
+    alone: bool = False  # to be run with nothing beside it, as one whose next loss is its last
 
     def job(self, **values: Any) -> Job:
         """A new one, not stored yet."""
@@ -31,7 +34,8 @@ class Terms:
         expires_at = None if self.expires_in_s is None else now + datetime.timedelta(seconds=self.expires_in_s)
         return rows.new_job(
             model=self.spec.name, priority=self.priority, owner=self.owner, request_id=self.request_id,
-            created_at=now, published_at=now, expires_at=expires_at, **values,
+            created_at=now, published_at=now, expires_at=expires_at,
+            recoveries=settings.MAX_RECOVERIES - 1 if self.alone else 0, **values,
         )  # fmt: skip
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -12,12 +14,16 @@ from django.conf import settings
 from django.db import transaction
 
 from inference import budget, json_field
-from inference.broker.messages import JobMessage
+from inference.broker import publish
+from inference.broker.messages import JobMessage, packed
+from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 from inference.ids import new_job_id
 from inference.models import Bulk, Job
 from inference.store import rows
 from inference.submission import writer
+
+PACKED, PACKED_AMQP = 32, 8  # jobs of one message; RabbitMQ lets a worker hold so many messages, not so many jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +32,14 @@ class NewJob:
 
     id: UUID
     row: rows.Row
-    message: JobMessage
+    common: JobMessage
+    size: int
+    length: int
+
+    @property
+    def kind(self) -> int:
+        """Those of one kind may share a message."""
+        return id(self.common)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +53,7 @@ class Common:
         """One of them, with its `own` columns."""
         job_id = new_job_id()
         row = rows.like(self.row, id=job_id, size=size, length=length, **own)
-        return NewJob(job_id, row, replace(self.message, job_id=str(job_id), size=size, length=length))
+        return NewJob(job_id, row, self.message, size, length)
 
 
 def check_parameters(given: Mapping[str, Any], jobs: int) -> None:
@@ -70,7 +83,14 @@ def insert(statements: Sequence[Sequence[rows.Row]]) -> None:
             writer.insert(statement)
 
 
-def send(jobs: Sequence[NewJob]) -> None:
-    """Once they are committed."""
+def send(spec: ModelSpec, jobs: Sequence[NewJob]) -> None:
+    """Once they are committed. Neighbours share a message, of no more rows than a batch: several workers have their
+    share of them."""
+    most = PACKED if publish.is_redis() else PACKED_AMQP
     for chunk in rows.chunks(jobs):
-        writer.send([job.message for job in chunk])
+        messages: list[JobMessage] = []
+        for _, same in itertools.groupby(chunk, key=attrgetter("kind")):
+            first, *others = same
+            told = ((str(job.id), job.size, job.length) for job in (first, *others))
+            messages += packed(first.common, told, most=most, rows=spec.max_batch_size)
+        writer.send(messages)

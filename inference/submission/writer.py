@@ -193,9 +193,10 @@ def send(messages: Sequence[publish.JobMessage]) -> None:
 
 def _mark_unsent(messages: Sequence[publish.JobMessage], reason: BrokerUnavailable) -> None:
     level = logging.DEBUG if isinstance(reason, Resting) else logging.WARNING
-    logger.log(level, "%d jobs accepted without a message, the reconciler sends it: %s", len(messages), reason)
+    ids = [job_id for message in messages for job_id in message.job_ids]
+    logger.log(level, "%d jobs accepted without a message, the reconciler sends it: %s", len(ids), reason)
     try:
-        Job.objects.filter(pk__in=[message.job_id for message in messages]).update(published_at=None)
+        Job.objects.filter(pk__in=ids).update(published_at=None)
     except Exception as error:
         if not is_away(error):
             raise

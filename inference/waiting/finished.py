@@ -21,6 +21,7 @@ from inference.failures import Pauses
 from inference.store import connections, notices, rows
 from inference.store.rows import Changes
 from inference.waiting.compute_slots import compute_slots
+from inference.waiting.told import Teller
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +133,7 @@ class Listener:
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._listen_forever, name="finished-notices", daemon=True)
             self._thread.start()
+            teller.begin()
 
     def _listen_forever(self) -> None:
         connections.own()
@@ -197,3 +199,4 @@ class Listener:
 
 
 listener = Listener()
+teller = Teller(lambda: len(listener))

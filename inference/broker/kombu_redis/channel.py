@@ -74,6 +74,10 @@ class Channel(stock.Channel):
             self.qos.restore_unacked_once()
         super().close()
 
+    def make_room(self, tag: str) -> None:
+        """One of the jobs that this message brought has ended, others have not."""
+        self.qos.make_room(tag)
+
     def take_unread(self) -> list[Unacked]:
         """What was fetched and not handed over."""
         unread = [message for _, message in self._arrived]
@@ -226,6 +230,8 @@ def _checked(raw: Any) -> Any:
     headers = raw["headers"]
     if not isinstance(raw["body"], str) or not isinstance(headers, dict):
         raise TypeError("body must be a string and headers an object")
+    if not isinstance(headers.get("jobs", 1), int):
+        raise TypeError("headers.jobs must be a number")
     if "task" in headers and not (isinstance(headers["task"], str) and isinstance(headers.get("id"), str)):
         raise TypeError("headers.task and headers.id must be strings")
     return raw

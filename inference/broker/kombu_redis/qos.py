@@ -11,6 +11,7 @@ from kombu.transport import virtual
 from kombu.utils.json import dumps
 
 from inference.broker.kombu_redis.scripts import PUT_BACK
+from inference.broker.messages import MOST_PACKED
 
 logger = logging.getLogger(__name__)
 
@@ -41,12 +42,28 @@ class QoS(stock.QoS):
         self.telling: list[str] = []  # on their way to it
         self.lost_fetch: float | None = None
         self._keys: dict[str, str] = {}  # by tag, the list that a message came from
+        self._jobs: dict[str, int] = {}  # by tag, that have not ended, where a message has several
         self._is_over = False
 
     def keep(self, message: Any, tag: str, key: str) -> None:
         """Like `append`, for what the fetch has recorded already."""
         self._keys[tag] = key
+        if (jobs := message.headers.get("jobs", 1)) > 1:
+            self._jobs[tag] = min(jobs, MOST_PACKED)
         virtual.QoS.append(self, message, tag)
+
+    def make_room(self, tag: str) -> None:
+        """One job of this message has ended."""
+        if self._jobs.get(tag, 1) > 1:
+            self._jobs[tag] -= 1
+
+    def can_consume(self) -> bool:
+        """The prefetch count is one of jobs."""
+        return self.can_consume_max_estimate() != 0
+
+    def can_consume_max_estimate(self) -> int | None:
+        credit: int | None = super().can_consume_max_estimate()
+        return credit and max(0, credit - sum(self._jobs.values()) + len(self._jobs))
 
     def ack(self, tag: str) -> None:
         self.forget(tag)
@@ -54,6 +71,7 @@ class QoS(stock.QoS):
 
     def forget(self, tag: str) -> None:
         self._keys.pop(tag, None)
+        self._jobs.pop(tag, None)
         self.acked.append(tag)
         if not self.channel.is_driven:
             self._acknowledge(self.tell())
@@ -65,6 +83,7 @@ class QoS(stock.QoS):
         elif tag in self._keys:
             self.put_back([self._unacked(tag)])
             del self._keys[tag]
+            self._jobs.pop(tag, None)
             virtual.QoS.ack(self, tag)
         else:
             super().reject(tag, requeue)
@@ -159,6 +178,7 @@ class QoS(stock.QoS):
         tags = [tag for tag in self._delivered if tag not in self._keys]
         self._delivered.clear()
         self._keys.clear()
+        self._jobs.clear()
         return messages, tags
 
     def _unacked(self, tag: str) -> Unacked:

@@ -7,7 +7,7 @@ from unittest import TestCase
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.batching.costs import CostModel
+from inference.batching.costs import MOST_TOLD, CostModel
 from tests.properties import QUICK
 
 calls = st.tuples(st.integers(1, 200), st.integers(1, 2000), st.floats(0.0, 100.0))
@@ -123,3 +123,19 @@ class PredictionTests(TestCase):
         for wrong in ((0, 1, 1.0), (1, 0, 1.0), (1, 1, -1.0), (1, 1, float("nan")), (1, 1, float("inf"))):
             with self.subTest(wrong), self.assertRaisesRegex(ValueError, "a call has items"):
                 CostModel().observe(*wrong)
+
+
+class ToldTests(TestCase):
+    def test_who_is_told_predicts_the_same_and_knows_what_was_measured(self) -> None:
+        model = CostModel()
+        for size, length in SHAPES * 3:
+            model.observe(size, length, cpu(size, length))
+        told = model.told()
+        other = CostModel.of(told)
+        for size, length in SHAPES:
+            self.assertAlmostEqual(other.seconds(size, length), model.seconds(size, length), places=4)
+        self.assertEqual(len(told["seen"]), len(SHAPES))
+        self.assertIn([32, 300, round(cpu(32, 300), 6)], told["seen"])
+        for length in range(1, 200):
+            model.observe(2 ** (length % 11), 2.0 ** (length % 19), 0.1)
+        self.assertLessEqual(len(model.told()["seen"]), MOST_TOLD)

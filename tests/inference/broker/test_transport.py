@@ -8,7 +8,7 @@ from unittest import TestCase, mock
 
 from kombu import Consumer, Exchange, Producer, Queue
 
-from inference.broker import address
+from inference.broker import address, messages
 from inference.broker.kombu_redis import channel, qos
 from tests.conditions import eventually
 from tests.inference.broker.consumers import Driven, connect
@@ -50,6 +50,7 @@ NO_MESSAGES: dict[str, str | bytes] = {
     "headers that are a list": json.dumps(envelope(headers=["task"])),
     "a task that is an object": json.dumps(envelope(headers={"task": {}, "id": "1"})),
     "a task without an id": json.dumps(envelope(headers={"task": "inference.run"})),
+    "a number of jobs that is none": json.dumps(envelope(headers={"jobs": "many"})),
     "no body": json.dumps(without("body")),
     "a body that is a number": json.dumps(envelope(body=7)),
     "a body that is not base64": json.dumps(envelope(body="A")),
@@ -68,11 +69,11 @@ class OnOwnBroker(TestCase):
     def driven(self, *queues: str, **options: Any) -> Driven:
         return Driven(self, self.url, queues or [A], **options)
 
-    def send(self, *bodies: Any, queue: str = A, step: int = 2, rows: int = 1, **options: Any) -> None:
+    def send(self, *bodies: Any, queue: str = A, step: int = 2, rows: int = 1, jobs: Any = 1, **options: Any) -> None:
         with connect(self, address.stock_kombu_url(self.broker.url), **options) as connection:
             producer = Producer(connection, serializer="json")
             for body in bodies:
-                producer.publish(body, routing_key=queue, priority=step, headers={"rows": rows})
+                producer.publish(body, routing_key=queue, priority=step, headers={"rows": rows, "jobs": jobs})
 
     def calls(self, command: str) -> int:
         return int(self.client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
@@ -134,6 +135,25 @@ class TransportTests(OnOwnBroker):
     def test_a_message_of_more_rows_than_there_is_credit_is_taken(self) -> None:
         self.send("x", "y", rows=1000)
         self.assertEqual(self.driven(prefetch=2).get(2), ["x", "y"])
+
+    def test_the_prefetch_is_one_of_jobs_and_each_that_ends_makes_room(self) -> None:
+        self.send(*range(4), rows=3, jobs=3)
+        consumer = self.driven(prefetch=5)
+        self.assertEqual(consumer.get(2), [0, 1])
+        tag = consumer.messages[0].delivery_tag
+        consumer.channel.make_room(tag)
+        consumer.turn()
+        self.assertEqual(consumer.bodies, [0, 1])
+        consumer.channel.make_room(tag)
+        self.assertEqual(consumer.get(3), [0, 1, 2])
+        consumer.acknowledge()
+        self.assertEqual(consumer.get(1), [3])
+
+    def test_a_message_that_claims_to_be_of_many_jobs_takes_the_room_of_a_bounded_number(self) -> None:
+        self.send("x", jobs=10**9)
+        self.send("y", jobs=-7)
+        self.send("z")
+        self.assertEqual(self.driven(prefetch=messages.MOST_PACKED + 2).get(3), ["x", "y", "z"])
 
     def test_what_was_not_acknowledged_is_put_back_in_its_order(self) -> None:
         self.send(*range(6))

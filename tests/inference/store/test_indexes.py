@@ -60,6 +60,8 @@ class IndexTests(TestCase):
 
     def test_the_admin_finds_the_jobs_of_a_request_and_of_a_batch(self) -> None:
         self.assert_uses("job_by_request", Job.objects.filter(request_id="r1").order_by("-id")[:20])
+        failed = Job.objects.filter(error_code="crashed", error_code__gt="")
+        self.assert_uses("job_by_error", failed.order_by("-id")[:20])
         self.assert_uses("job_by_batch", Job.objects.filter(batch=uuid4()).order_by("-id")[:20])
 
     def test_lists_read_one_page_from_its_index(self) -> None:

@@ -1,23 +1,32 @@
 import datetime
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID, uuid4
 
 from django.conf import settings
+from django.db import connection, transaction
 from django.db.models import Q
-from django.test import TestCase
+from django.test import TestCase, TransactionTestCase, skipUnlessDBFeature
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from inference.ids import new_job_id
 from inference.models import Job, Status
-from inference.store import notices, transitions
+from inference.store import notices, rows, transitions
 from inference.store.transitions import Outcome
+from tests.conditions import eventually
 
 WORKER = uuid4()
 
 
 def make_job(**values: Any) -> Job:
     return Job.objects.create(**{"model": "echo", "inputs": "text", **values})
+
+
+def outcome(job: Job, **values: Any) -> Outcome:
+    return Outcome(job_id=job.pk, model=job.model, **values)
 
 
 def claim(
@@ -102,8 +111,8 @@ class RecordTests(TestCase):
         good, bad, batch = make_job(), make_job(), uuid4()
         claim(good, bad, batch=batch)
         outcomes = [
-            Outcome(job_id=good.pk, output=[0.5, {"label": "A"}]),
-            Outcome(job_id=bad.pk, error_code="engine_error", error_detail="no"),
+            outcome(good, output=[0.5, {"label": "A"}]),
+            outcome(bad, error_code="engine_error", error_detail="no"),
         ]
         self.assertEqual(transitions.record(batch, outcomes, batch_size=2), 2)
         good.refresh_from_db()
@@ -114,12 +123,25 @@ class RecordTests(TestCase):
         assert good.started_at
         self.assertGreaterEqual(good.finished_at, good.started_at)
 
+    def test_those_of_a_batch_are_recorded_in_one_statement_and_large_ones_in_several(self) -> None:
+        for output, statements in (("short", 1), ("x" * 100, 4)):
+            jobs, batch = [make_job() for _ in range(4)], uuid4()
+            claim(*jobs, batch=batch)
+            outcomes = [outcome(job, output=f"{output} {job.pk}") for job in jobs]
+            with patch.object(rows, "MOST_BYTES", 200), CaptureQueriesContext(connection) as queries:
+                self.assertEqual(transitions.record(batch, outcomes, batch_size=4), 4)
+            updates = [query["sql"] for query in queries if query["sql"].startswith("UPDATE inference_job")]
+            self.assertEqual(len(updates), statements)
+            for job in jobs:
+                job.refresh_from_db()
+                self.assertEqual((job.output, job.status), (f"{output} {job.pk}", Status.SUCCEEDED))
+
     def test_an_outcome_of_a_lost_claim_is_dropped(self) -> None:
         job, zombie, owner = make_job(), uuid4(), uuid4()
         claim(job, batch=zombie)
         claim(job, batch=owner, takes_over=[zombie])
-        self.assertEqual(transitions.record(zombie, [Outcome(job_id=job.pk, output="late")], batch_size=1), 0)
-        self.assertEqual(transitions.record(owner, [Outcome(job_id=job.pk, output="right")], batch_size=1), 1)
+        self.assertEqual(transitions.record(zombie, [outcome(job, output="late")], batch_size=1), 0)
+        self.assertEqual(transitions.record(owner, [outcome(job, output="right")], batch_size=1), 1)
         job.refresh_from_db()
         self.assertEqual(job.output, "right")
 
@@ -127,14 +149,14 @@ class RecordTests(TestCase):
         job, batch = make_job(), uuid4()
         claim(job, batch=batch)
         Job.objects.filter(pk=job.pk).update(status=Status.CANCELLED)
-        self.assertEqual(transitions.record(batch, [Outcome(job_id=job.pk, output="late")], batch_size=1), 0)
+        self.assertEqual(transitions.record(batch, [outcome(job, output="late")], batch_size=1), 0)
         job.refresh_from_db()
         self.assertEqual((job.status, job.output), (Status.CANCELLED, None))
 
     def test_an_output_of_null_succeeds(self) -> None:
         job, batch = make_job(), uuid4()
         claim(job, batch=batch)
-        transitions.record(batch, [Outcome(job_id=job.pk, output=None)], batch_size=1)
+        transitions.record(batch, [outcome(job, output=None)], batch_size=1)
         job.refresh_from_db()
         self.assertEqual((job.status, job.output), (Status.SUCCEEDED, None))
 
@@ -154,7 +176,7 @@ class NoticeTests(TestCase):
     def test_whatever_ends_a_job_tells_who_waits(self) -> None:
         batch = uuid4()
         ends: dict[str, Callable[[Job], object]] = {
-            "recorded": lambda job: transitions.record(batch, [Outcome(job_id=job.pk, output="done")], batch_size=1),
+            "recorded": lambda job: transitions.record(batch, [outcome(job, output="done")], batch_size=1),
             "cancelled": lambda job: transitions.cancel(job.pk),
             "cancelled with others": lambda job: transitions.cancel_many([job.pk]),
             "lost": lambda job: transitions.give_back_lost(Q(pk=job.pk)),
@@ -171,3 +193,32 @@ class NoticeTests(TestCase):
                 publish.assert_called_once_with([job.pk])
                 job.refresh_from_db()
                 self.assertTrue(job.is_finished)
+
+
+@skipUnlessDBFeature("has_select_for_update")
+class LockTests(TransactionTestCase):
+    def test_who_records_waits_for_the_oldest_of_its_jobs_and_holds_none_that_is_younger(self) -> None:
+        """As everybody who changes several rows: two of them never wait for each other."""
+        first, second = new_job_id(), new_job_id()
+        younger, older, batch = make_job(id=second), make_job(id=first), uuid4()
+        for job in (younger, older):  # as they lie in the table then
+            claim(job, batch=batch)
+        outcomes = [outcome(job, output="done") for job in (younger, older)]
+
+        def record() -> None:
+            transitions.record(batch, outcomes, batch_size=2)
+            connection.close()
+
+        recording = threading.Thread(target=record)
+        with transaction.atomic():
+            Job.objects.select_for_update().get(pk=older.pk)
+            recording.start()
+            eventually(self.somebody_waits, "the record waits for a row")
+            Job.objects.select_for_update(nowait=True).get(pk=younger.pk)
+        recording.join(30)
+        self.assertEqual(Job.objects.filter(status=Status.SUCCEEDED).count(), 2)
+
+    def somebody_waits(self) -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            return bool(cursor.fetchone()[0])

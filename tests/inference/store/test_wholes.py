@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,7 +11,6 @@ from unittest.mock import patch
 from uuid import UUID, uuid4
 
 from django.conf import settings
-from django.db import connection
 from django.db.models import Q
 from django.test import TestCase, TransactionTestCase
 from django.utils import timezone
@@ -21,6 +19,7 @@ from inference import budget
 from inference.models import Job, Status
 from inference.store import notices, rows, transitions
 from inference.store.transitions import Outcome
+from tests.conditions import at_once
 
 ROUNDS = 5
 CHUNKS = rows.chunks
@@ -46,7 +45,7 @@ def claim(*jobs: Job, alone: bool = False) -> UUID:
 
 def answer(part: Job, **values: Any) -> Outcome:
     values = {"output": [f"{part.place}", "more"], "output_size": 2, **values}
-    return Outcome(job_id=part.pk, whole=part.whole, **values)
+    return Outcome(job_id=part.pk, model="echo", whole=part.whole, **values)
 
 
 def fail(part: Job, code: str = "engine_error") -> Outcome:
@@ -159,9 +158,9 @@ class EndTests(WholeCase):
         job = Job.objects.create(model="echo", inputs="x")
         with self.assertNumQueries(1):
             batch = claim(job)
-        with self.assertNumQueries(3):  # a savepoint, as this is a transaction already, the record, and its release
-            record(batch, Outcome(job_id=job.pk, output="y"))
-        with self.assertNumQueries(1):
+        with self.assertNumQueries(4):  # a savepoint, as this is a transaction already; record, figures, its release
+            record(batch, Outcome(job_id=job.pk, model="echo", output="y"))
+        with self.assertNumQueries(3):  # it has ended: a look is enough
             transitions.cancel(job.pk)
 
 
@@ -263,31 +262,11 @@ class ExpiryTests(TestCase):
 class RaceTests(TransactionTestCase):
     """Each call with a connection of its own, at the same moment."""
 
-    def at_once(self, calls: Sequence[Callable[[], object]]) -> None:
-        start, failures = threading.Barrier(len(calls)), list[BaseException]()
-
-        def run(call: Callable[[], object]) -> None:
-            try:
-                connection.ensure_connection()
-                start.wait(20)
-                call()
-            except BaseException as error:
-                failures.append(error)
-            finally:
-                connection.close()
-
-        threads = [threading.Thread(target=run, args=(call,)) for call in calls]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.assertEqual(failures, [])
-
     def told(self, whole: Job, calls: Sequence[Callable[[], object]]) -> int:
         """How often who waits for the whole is told of its end."""
         told: list[UUID] = []
         with patch.object(notices, "publish", told.extend):
-            self.at_once(calls)
+            at_once(calls)
         whole.refresh_from_db()
         return told.count(whole.pk)
 

@@ -1,0 +1,80 @@
+"""Jobs that are accepted together share messages."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from typing import Any
+from unittest.mock import patch
+
+from django.test import TransactionTestCase
+from django.utils import timezone
+
+from inference import errors
+from inference.broker import publish, redis_client
+from inference.broker.address import queue_of
+from inference.catalog.lookup import spec_of
+from inference.catalog.specs import parse
+from inference.models import Job, Priority
+from inference.submission import admission, bulk, together
+from inference.submission.submissions import BulkSubmission, Item
+from inference.upkeep import reconcile
+from tests.messages import packs
+
+SPEC = dataclasses.replace(spec_of("embeddings"), max_batch_size=4)
+
+
+class PackTests(TransactionTestCase):
+    """The broker is the real one of the test run; there is no worker."""
+
+    def setUp(self) -> None:
+        redis_client.get().flushdb()
+        admission.forget()
+
+    def submit(self, *items: Item) -> list[str]:
+        accepted = bulk.submit(BulkSubmission(spec=SPEC, items=items))
+        return [str(job_id) for _, job_id in accepted.jobs]
+
+    def sent(self) -> list[list[str]]:
+        return packs(queue_of(SPEC.name))
+
+    def texts(self, count: int) -> list[Item]:
+        return [Item(inputs=f"text {number}") for number in range(count)]
+
+    def test_a_message_has_as_many_of_a_bulk_as_a_batch_holds_in_their_order(self) -> None:
+        ids = self.submit(*self.texts(10))
+        self.assertEqual(self.sent(), [ids[:4], ids[4:8], ids[8:]])
+
+    def test_a_message_has_a_bounded_number_of_jobs_and_fewer_where_the_broker_counts_messages(self) -> None:
+        spec = dataclasses.replace(SPEC, max_batch_size=1000)
+        for is_redis, most in ((True, together.PACKED), (False, together.PACKED_AMQP)):
+            sent: list[Any] = []
+            with (
+                self.subTest(is_redis=is_redis), patch.object(publish, "is_redis", return_value=is_redis),
+                patch.object(publish, "publish", sent.extend),
+            ):  # fmt: skip
+                bulk.submit(BulkSubmission(spec=spec, items=self.texts(most + 1)))
+            self.assertEqual([len(message.job_ids) for message in sent], [most, 1])
+
+    def test_rows_count_and_not_jobs(self) -> None:
+        lists = [Item(inputs=["a", "b", "c"]), Item(inputs=["d", "e"]), Item(inputs=["f", "g"]), Item(inputs="h")]
+        first, second, third, fourth = self.submit(*lists)
+        self.assertEqual(self.sent(), [[first], [second, third], [fourth]])
+
+    def test_jobs_of_other_parameters_have_other_messages(self) -> None:
+        text = '[embeddings]\nengine = "x:Y"\n[embeddings.parameters]\ntop_k = { type = "integer", default = 1 }\n'
+        other = {"top_k": 2}
+        items = [Item(inputs="a"), Item(inputs="b"), Item(inputs="c", parameters=other), Item(inputs="d")]
+        accepted = bulk.submit(BulkSubmission(spec=parse(text)[SPEC.name], items=items))
+        first, second, third, fourth = [str(job_id) for _, job_id in accepted.jobs]
+        self.assertEqual(self.sent(), [[first, second], [third], [fourth]])
+
+    def test_of_a_message_that_was_not_sent_all_are_sent_again_each_in_its_own(self) -> None:
+        away = patch.object(publish, "publish", side_effect=errors.BrokerUnavailable("away"))
+        with away, self.assertLogs("inference.submission.writer", "WARNING"):
+            ids = self.submit(*self.texts(6))
+        self.assertEqual(Job.objects.filter(published_at=None, priority=Priority.LOW).count(), 6)
+        Job.objects.update(created_at=timezone.now() - datetime.timedelta(seconds=2))
+        with self.assertLogs(reconcile.logger, "WARNING"):
+            reconcile.reconcile()
+        self.assertEqual(self.sent(), [[job_id] for job_id in ids])
