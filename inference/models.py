@@ -1,4 +1,5 @@
-"""The rows: a `Job` is the truth about one accepted request, a `Worker` is the presence of one worker process."""
+"""The rows: a `Job` is the truth about one accepted request, a `Worker` is the presence of one worker process, a
+`Figure` is what happened in some time."""
 
 from __future__ import annotations
 
@@ -147,6 +148,7 @@ class Job(models.Model):
             ),
             models.Index(fields=["bulk", "status"], name="job_by_bulk", condition=Q(bulk__isnull=False)),
             models.Index(fields=["request_id"], name="job_by_request"),
+            models.Index(fields=["error_code", "-id"], name="job_by_error", condition=Q(error_code__gt="")),
             models.Index(fields=["batch"], name="job_by_batch", condition=Q(batch__isnull=False)),
             models.Index(fields=["whole", "status", "place"], name="job_by_whole", condition=Q(whole__isnull=False)),
             models.Index(fields=["status"], name="job_in_parts", condition=Q(parts__isnull=False)),
@@ -189,9 +191,14 @@ class WorkerState(models.TextChoices):
     STARTING = "starting"
     READY = "ready"
     DEGRADED = "degraded"
+    DRAINING = "draining"  # takes nothing new, as its operator wants, and ends what it has begun
+    DRAINED = "drained"
     STOPPING = "stopping"
     STOPPED = "stopped"
     GONE = "gone"
+
+
+ENDED = (WorkerState.STOPPED, WorkerState.GONE)
 
 
 class Worker(models.Model):
@@ -224,6 +231,11 @@ class Worker(models.Model):
         default=dict, null=True,
         help_text="By model that generates step by step: rows, room, tokens, tokens a second, seconds to the first.",
     )  # fmt: skip
+    costs = models.JSONField(
+        default=dict, null=True,
+        help_text="By model: what a call costs as was learnt, and the last calls of each shape as they were measured.",
+    )  # fmt: skip
+    is_to_rest = models.BooleanField(default=False, db_default=False, help_text="Drained by an operator.")
     started_at = models.DateTimeField(default=timezone.now)
     heartbeat_at = models.DateTimeField(default=timezone.now)
 
@@ -233,6 +245,70 @@ class Worker(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} ({self.pid})"
+
+
+class PausedModel(models.Model):
+    """A model that no worker begins jobs of, as an operator wants: they are accepted, and wait."""
+
+    model = models.CharField(max_length=100, primary_key=True)
+    paused_at = models.DateTimeField(default=timezone.now)
+    paused_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET_NULL)
+
+    class Meta:
+        verbose_name = "model"
+        ordering = ["model"]
+
+    def __str__(self) -> str:
+        return self.model
+
+
+class ActKind(models.TextChoices):
+    CANCEL = "cancel"
+    RETRY = "retry"
+    RETRY_ALONE = "retry alone"
+
+
+class ActState(models.TextChoices):
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    STOPPED = "stopped"
+
+
+ACTING = (ActState.WAITING, ActState.RUNNING)
+
+
+class Act(models.Model):
+    """What an operator does with all jobs of a selection. Workers do it a chunk after the other, in order of age;
+    whoever goes on begins after `cursor`."""
+
+    id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
+    kind = models.CharField(max_length=12, choices=ActKind)
+    state = models.CharField(max_length=10, choices=ActState, default=ActState.WAITING)
+    selection = models.JSONField(default=dict, help_text="Values by lookup, as `inference.upkeep.acts` takes them.")
+    newest = models.UUIDField(help_text="No job that was accepted after this id is concerned.")
+    counted = models.PositiveIntegerField(help_text="Jobs that were found and confirmed; never more are done.")
+    cursor = models.UUIDField(null=True, default=None, help_text="The last job that was done.")
+    done = models.PositiveIntegerField(default=0)
+    left = models.JSONField(default=dict, help_text="How many jobs were left as they were, by reason.")
+    by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET_NULL)
+    created_at = models.DateTimeField(default=timezone.now)
+    finished_at = models.DateTimeField(null=True, default=None)
+    lease_until = models.DateTimeField(null=True, default=None, help_text="A worker is at it until then at least.")
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.counted:,} jobs"
+
+    @property
+    def is_over(self) -> bool:
+        return self.state not in ACTING
+
+    @property
+    def handled(self) -> int:
+        return int(self.done + sum(self.left.values()))
 
 
 class WebhookState(models.TextChoices):
@@ -257,3 +333,49 @@ class Webhook(models.Model):
 
     def __str__(self) -> str:
         return f"{self.url} for {self.job_id}"
+
+
+class Grain(models.IntegerChoices):
+    """How much of time a `Figure` counts. Of one writer: a tick of 15 s; then of all."""
+
+    WRITTEN = 0
+    TICK = 1
+    TEN_MINUTES = 2
+    THREE_HOURS = 3
+    EVER = 4
+
+
+class Figure(models.Model):
+    """What happened from `start` on, with one model; or with the whole service, where it names none."""
+
+    id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
+    grain = models.PositiveSmallIntegerField(choices=Grain)
+    start = models.DateTimeField()
+    model = models.CharField(max_length=100)
+    tally = JSONField(default=dict, help_text="As `inference.figures.tallies` tells.")
+
+    class Meta:
+        indexes = [models.Index(fields=["grain", "start"], name="figure_by_time")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["grain", "start", "model"], name="figure_of_all", condition=~Q(grain=Grain.WRITTEN)
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.start:%Y-%m-%d %H:%M:%S}"
+
+
+class Mark(models.Model):
+    """What an operator looks for on the axis of time when the figures change."""
+
+    id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
+    at = models.DateTimeField(default=timezone.now)
+    kind = models.CharField(max_length=10, help_text="deployed, started, stopped or gone")
+    text = models.CharField(max_length=300)
+
+    class Meta:
+        indexes = [models.Index(fields=["at"], name="mark_by_time")]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.text}"

@@ -7,9 +7,12 @@ from api import request_id
 from inference.broker import address, queues
 from inference.catalog import specs
 from project import environment as env
+from project import release
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 DATA_DIR = Path(os.environ.get("DATA_DIR", BASE_DIR / "var"))
+
+RELEASE = os.environ.get("RELEASE") or release.of(BASE_DIR)  # what the charts mark as a deployment
 
 DEBUG = env.flag("DEBUG")  # Django's: pages with tracebacks, and every statement kept for them
 DEVELOPMENT = env.flag("DEVELOPMENT", DEBUG)  # plain HTTP, and no keys asked for
@@ -17,6 +20,7 @@ SECRET_KEY = env.secret("SECRET_KEY", DATA_DIR / "secret_key")
 ALLOWED_HOSTS = env.texts("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 
 INSTALLED_APPS = [
+    "inference",  # before the admin, some of whose templates it replaces
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -26,7 +30,6 @@ INSTALLED_APPS = [
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
-    "inference",
     "api",
 ]
 MIDDLEWARE = [
@@ -34,6 +37,7 @@ MIDDLEWARE = [
     "api.middleware.Api",
     # For the admin's pages, and the files that they name.
     "django.middleware.security.SecurityMiddleware",
+    "inference.admin.policy.ContentPolicy",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -111,6 +115,7 @@ WORKER_HEARTBEAT_S = env.number("WORKER_HEARTBEAT_S", 2)
 WORKER_SILENT_S = env.number("WORKER_SILENT_S", 15)  # a worker silent for longer is gone
 MAX_RECOVERIES = 3  # a job whose worker is lost this often fails with the code `lost`; the last one runs it alone
 REPLICA_MEMORY_MB = env.integer("REPLICA_MEMORY_MB", 0)  # for models; 0: a share of what its device has
+WORK_AHEAD = {"auto": None, "0": False, "1": True}[env.choice("WORK_AHEAD", ("auto", "0", "1"), "auto")]
 MAX_BULK_INPUTS = env.integer("MAX_BULK_INPUTS", 10_000)  # of one request
 MAX_LOW_QUEUED = env.integer("MAX_LOW_QUEUED", 100_000)  # of one model at low priority: bulk
 MAX_ESTIMATED_WAIT_S = env.number("MAX_ESTIMATED_WAIT_S", 600)  # 503 beyond it, but for low; 0: no limit
@@ -127,7 +132,7 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_WORKER_CONSUMER = "inference.worker.consumer:JobConsumer"
 CELERY_WORKER_POOL = "inference.worker.pool:TaskPool"
-CELERY_WORKER_POOL_START_METHOD = "spawn"  # torch and CUDA do not survive a fork
+CELERY_WORKER_POOL_START_METHOD = "spawn"  # nothing of the main process; see inference.worker.forkserver
 CELERY_WORKER_PROC_ALIVE_TIMEOUT = 600.0  # a replica loads its models before it reports
 CELERY_WORKER_ENABLE_PREFETCH_COUNT_REDUCTION = False
 CELERY_WORKER_REDIRECT_STDOUTS = False

@@ -2,8 +2,11 @@ from django.contrib import admin
 from django.urls import URLPattern, URLResolver, include, path
 from django.views.generic import RedirectView
 
+from inference.admin import charts
+
 urlpatterns: list[URLPattern | URLResolver] = [
     path("admin", RedirectView.as_view(url="/admin/")),
+    path("admin/", include((charts.urls, "charts"))),
     path("admin/", admin.site.urls),
     path("", include("api.urls")),
 ]

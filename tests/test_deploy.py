@@ -39,5 +39,10 @@ class TestUnits(SimpleTestCase):
         for name in set(names) - {"HF_HOME"}:
             self.assertIn(f"`{name}`", readme)
 
+    def test_what_a_worker_without_privileges_cannot_make_of_a_gpu_is_made_before_it(self) -> None:
+        unit = (DEPLOY / "inference-worker.service").read_text()
+        self.assertLess(unit.index("\nExecStartPre=+-/usr/bin/nvidia-modprobe -u -c=0\n"), unit.index("\nExecStart="))
+        self.assertIn("\nNoNewPrivileges=yes\n", unit)
+
     def test_the_web_server_is_reloaded_without_an_end(self) -> None:
         self.assertIn("\nExecReload=/bin/kill -HUP $MAINPID\n", (DEPLOY / "inference-web.service").read_text())

@@ -1,6 +1,6 @@
 """Whether this service can answer for its models: what /readyz says."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import redis
 from django.db import DatabaseError, InterfaceError
@@ -37,12 +37,18 @@ def broker_problems() -> Iterator[str]:
         yield "The Redis of the notices does not answer; requests that wait find their answers later."
 
 
-def _models(living: list[Worker]) -> Iterator[str]:
+def _models(living: Sequence[Worker]) -> Iterator[str]:
+    for name, reason in unserved(living):
+        yield f"{name}: {reason}"
+
+
+def unserved(living: Sequence[Worker]) -> Iterator[tuple[str, str]]:
+    """Models that none of these workers serves, and why."""
     served = workers.count_served(worker for worker in living if worker.connected)
     for name in models():
         if not served[name]:
             reasons = (reason for worker in living if (reason := why_not(worker, name)))
-            yield f"{name}: {next(reasons, 'no living worker serves it.')}"
+            yield name, next(reasons, "no living worker serves it.")
 
 
 def why_not(worker: Worker, name: str) -> str:

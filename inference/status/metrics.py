@@ -1,11 +1,9 @@
-"""What /metrics says to Prometheus: queues, workers and recent outcomes, read from the rows.
+"""What /metrics says to Prometheus: queues and workers as they are now, and all that was ever counted, from the rows.
 
-Reading costs the same whichever process is asked, and what it shows survives a restart. Jobs that finished long ago are
-not counted: counting them would cost more with every day of operation. Of a job that runs in parts these are what waits
-and runs, and it is one when it has ended.
+Reading costs the same whichever process is asked, and what it shows survives a restart. Of a job that runs in parts
+these are what waits and runs, and it is one when it has ended.
 """
 
-import datetime
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -14,14 +12,11 @@ from django.utils import timezone
 from prometheus_client import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from inference.ids import first_id_at
 from inference.models import WAITING, Job, Status, Worker
-from inference.status import workers
+from inference.status import attention, counters, workers
 from inference.status.workers import Remembered
 from inference.streams.live import live
-from inference.waiting import finished
 
-WINDOW = datetime.timedelta(minutes=1)
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 Sample = tuple[dict[str, str], float]
@@ -33,7 +28,6 @@ class Figures:
     def collect(self) -> Iterator[Metric]:
         yield from _of_rows()
         yield _family("streams_open", "Streams that this web process writes.", [({}, len(live))])
-        yield _family("requests_waiting", "Requests of this web process that wait.", [({}, len(finished.listener))])
 
 
 def text() -> bytes:
@@ -47,7 +41,6 @@ def _of_rows() -> list[Metric]:
     return [
         _family("jobs_waiting", "Jobs by model and status.", _waiting()),
         _family("oldest_queued_seconds", "Age of the oldest queued job.", _oldest()),
-        _family("jobs_recent", "Jobs made within the last minute, by model and outcome.", _recent()),
         _family("workers", "Living workers by state.", _states(living)),
         _family("replicas_ready", "Replicas with their models loaded.", _each(living, "replicas_ready")),
         _family("replicas_busy", "Replicas that run a batch.", _each(living, "replicas_busy")),
@@ -56,8 +49,9 @@ def _of_rows() -> list[Metric]:
         _family("generating", "Rows that are generated step by step now.", _generation(living, "rows")),
         _family("cache_room_tokens", "Free tokens of cache where rows are generated.", _generation(living, "room")),
         _family("tokens_per_second", "Generated in the last seconds.", _generation(living, "tokens_per_s")),
-        _family("tokens_total", "Generated since the worker's start.", _generation(living, "tokens"), "counter"),
-        _family("first_token_seconds", "Of the last jobs, from their making.", _first_tokens(living)),
+        _family("model_memory_bytes", "What a model takes of a device.", _memory(living)),
+        _family("attention", "1 while this needs attention, as the admin's first page says.", _attention()),
+        *counters.families(),
     ]
 
 
@@ -77,13 +71,6 @@ def _oldest() -> Iterator[Sample]:
         yield {"model": model}, (timezone.now() - created_at).total_seconds()
 
 
-def _recent() -> Iterator[Sample]:
-    since = first_id_at(timezone.now() - WINDOW)
-    recent = Job.objects.filter(pk__gte=since, whole=None).exclude(status__in=WAITING).order_by()
-    for model, status, code, count in recent.values_list("model", "status", "error_code").annotate(Count("pk")):
-        yield {"model": model, "status": status, "code": code}, count
-
-
 def _states(living: Iterable[Worker]) -> Iterator[Sample]:
     for state, count in Counter(worker.state for worker in living).items():
         yield {"state": state}, count
@@ -100,13 +87,18 @@ def _generation(living: Iterable[Worker], figure: str) -> Iterator[Sample]:
             yield {"worker": worker.name, "pid": str(worker.pid), "model": model}, figures[figure]
 
 
-def _first_tokens(living: Iterable[Worker]) -> Iterator[Sample]:
+def _memory(living: Iterable[Worker]) -> Iterator[Sample]:
     for worker in living:
-        for model, figures in (worker.generation or {}).items():
-            for share, seconds in figures["first_token_s"].items():
-                if seconds is not None:
-                    quantile = str(int(share.removeprefix("p")) / 100)
-                    yield {"worker": worker.name, "pid": str(worker.pid), "model": model, "quantile": quantile}, seconds
+        for index, replica in worker.replicas.items():
+            for model, taken in replica.get("memory", {}).items():
+                labels = {"worker": worker.name, "pid": str(worker.pid), "replica": index, "model": model}
+                yield {**labels, "device": str(replica.get("device", ""))}, taken
+
+
+def _attention() -> Iterator[Sample]:
+    found = {item.code for item in attention.items()}
+    for code in attention.CODES:
+        yield {"code": code}, code in found
 
 
 def _family(name: str, description: str, samples: Iterable[Sample], kind: str = "gauge") -> Metric:

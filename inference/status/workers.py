@@ -21,7 +21,8 @@ from inference.catalog import lookup
 from inference.models import Worker, WorkerState
 from inference.waiting.compute_slots import lending
 
-PRESENT = (WorkerState.STARTING, WorkerState.READY, WorkerState.DEGRADED, WorkerState.STOPPING)
+RESTING = (WorkerState.DRAINING, WorkerState.DRAINED)
+PRESENT = (WorkerState.STARTING, WorkerState.READY, WorkerState.DEGRADED, WorkerState.STOPPING, *RESTING)
 SERVING = (WorkerState.READY, WorkerState.DEGRADED)
 REMEMBERED_S = 1.0
 PATIENCE_S = 5.0  # with whoever reads

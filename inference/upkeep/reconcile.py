@@ -25,6 +25,7 @@ from inference.broker import publish
 from inference.broker.address import queue_of
 from inference.broker.messages import JobMessage
 from inference.catalog.lookup import models
+from inference.figures import marks
 from inference.ids import first_id_at
 from inference.models import Job, Status, Worker, WorkerState
 from inference.status import workers
@@ -63,8 +64,10 @@ def _mark_silent() -> None:
     silent = Worker.objects.filter(state__in=workers.PRESENT, heartbeat_at__lt=workers.silent_since())
     idle = {"replicas_ready": 0, "replicas_busy": 0, "held": 0}
     silent.filter(state=WorkerState.STOPPING).update(state=WorkerState.STOPPED, **idle)
-    if gone := silent.update(state=WorkerState.GONE, **idle):
-        logger.warning("%d workers are silent for %g s, their jobs are given back", gone, settings.WORKER_SILENT_S)
+    for worker, name in list(silent.values_list("pk", "name")):
+        if silent.filter(pk=worker).update(state=WorkerState.GONE, **idle):
+            logger.warning("worker=%s silent for %g s, its jobs are given back", name, settings.WORKER_SILENT_S)
+            marks.mark(marks.GONE, name)
 
 
 def _of(state: WorkerState) -> QuerySet[Worker, UUID]:

@@ -16,9 +16,11 @@ from django.db.models import Exists, Model, OuterRef, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from inference.figures import fold
 from inference.ids import first_id_at
-from inference.models import TERMINAL, WAITING, Bulk, Job, Webhook, Worker, WorkerState
+from inference.models import ENDED, TERMINAL, WAITING, Bulk, Job, Webhook, Worker
 from inference.status.backlog import milliseconds
+from inference.upkeep import acts
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ def _delete(rows: QuerySet[Model]) -> None:
 
 def remove_ended_workers() -> None:
     since = Now() - datetime.timedelta(days=WORKER_DAYS)
-    _delete(Worker.objects.filter(state__in=(WorkerState.STOPPED, WorkerState.GONE), heartbeat_at__lt=since))
+    _delete(Worker.objects.filter(state__in=ENDED, heartbeat_at__lt=since))
 
 
 class Sweeper:
@@ -76,4 +78,6 @@ class Sweeper:
     def sweep(self) -> None:
         if time.monotonic() >= self.next_at_s and remove_old() < CHUNK:
             remove_ended_workers()
+            acts.remove_old()
+            fold.remove_old()
             self.next_at_s = time.monotonic() + PAUSE_S

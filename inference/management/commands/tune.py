@@ -19,6 +19,7 @@ from inference.tuning import measure, processor, report
 from inference.tuning.measure import Choice, Grid, Trial, Unit
 from inference.tuning.replica import CannotMeasure, Replica, Setup
 from inference.worker import devices
+from inference.worker.devices import Device
 
 
 class Progress:
@@ -55,7 +56,9 @@ class Command(BaseCommand):
     def handle(self, *args: Any, model: str, device: str, inputs: Path | None, seconds: float, **options: Any) -> None:
         with told():
             spec = lookup.spec_of(model)
-        setup = measure.roomy(Setup(spec=spec, device=_device(device), threads=1, own_inputs=_own(inputs)))
+        own = _device(device)
+        spec = spec if own.name == devices.CPU else spec.on_gpu()
+        setup = measure.roomy(Setup(spec=spec, device=own, threads=1, own_inputs=_own(inputs)))
         try:
             self.tune(setup, seconds)
         except CannotMeasure as error:
@@ -63,7 +66,7 @@ class Command(BaseCommand):
 
     def tune(self, setup: Setup, seconds: float) -> None:
         sizes, all_lengths = measure.sizes_for(setup.spec), measure.lengths_for(setup.spec, setup.own_inputs)
-        arrangements, choices = measure.arrangements(setup.device, devices.cores()), measure.choices(setup)
+        arrangements, choices = measure.arrangements(setup, devices.cores()), measure.choices(setup)
         step = Progress(1 + len(sizes) * len(all_lengths) + len(choices) * len(arrangements))
         step("loading the model")
         with Replica(setup) as replica:
@@ -102,9 +105,9 @@ class Command(BaseCommand):
                 self.stdout.write(line)
 
 
-def _device(option: str) -> str:
+def _device(option: str) -> Device:
     try:
-        return devices.parse(option)[0]
+        return devices.choose(option).devices[0]
     except ValueError as error:
         raise CommandError(str(error)) from error
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
 from django.test import TestCase
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
-from inference.models import Job, Status, Worker, WorkerState
+from inference import clock
+from inference.figures import ledger, tallies
+from inference.figures.ledger import at
+from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
 from inference.status import metrics
+from inference.waiting.told import Teller
 
 
 class MetricsTests(TestCase):
     def setUp(self) -> None:
         metrics.forget()
+        ledger.forget()
         self.addCleanup(metrics.forget)
 
     def samples(self, family: str) -> list[tuple[str, dict[str, str], float]]:
@@ -31,8 +40,54 @@ class MetricsTests(TestCase):
         self.assertEqual(
             self.samples("jobs_waiting"), [("inference_jobs_waiting", {"model": "echo", "status": "queued"}, 2)]
         )
-        recent = {"model": "other", "status": "failed", "code": "lost"}
-        self.assertEqual(self.samples("jobs_recent"), [("inference_jobs_recent", recent, 1)])
+
+    def figure(self, model: str = "echo", *, grain: Grain = Grain.EVER, start_s: float = 0.0, **tally: Any) -> None:
+        Figure.objects.create(grain=grain, start=at(start_s), model=model, tally=tally)
+
+    def test_outcomes_are_those_of_all_rows_and_never_fewer(self) -> None:
+        self.figure(ended={"succeeded": 1_234_567, "failed lost": 2})
+        self.figure(grain=Grain.WRITTEN, ended={"succeeded": 1})
+        found = {(labels["status"], labels["code"]): value for _, labels, value in self.samples("jobs")}
+        self.assertEqual(found, {("succeeded", ""): 1_234_568, ("failed", "lost"): 2})
+
+    def test_distributions_are_histograms_in_base_units(self) -> None:
+        tally: tallies.Tally = {}
+        for wait_s in (0.0005, 0.003, 0.5, 9000.0):
+            tallies.observe(tally, "wait", wait_s, unit=tallies.UNIT_S)
+        for size in (1, 8, 8, 32):
+            tallies.observe(tally, "batch", size)
+        self.figure(**tally)
+        waits = self.samples("job_wait_seconds")
+        buckets = {float(labels["le"]): value for name, labels, value in waits if name.endswith("_bucket")}
+        self.assertEqual(
+            [buckets[le] for le in (0.001, 0.002, 0.004, 0.512, 1048.58, float("inf"))], [1, 1, 2, 3, 3, 4]
+        )
+        [total] = [value for name, _, value in waits if name.endswith("_sum")]
+        self.assertAlmostEqual(total, 9000.5035)
+        sizes = {labels["le"]: value for name, labels, value in self.samples("batch_items") if "le" in labels}
+        self.assertEqual([sizes[le] for le in ("1", "4", "8", "32")], [1, 1, 3, 4])
+
+    def test_sums_and_what_needs_attention(self) -> None:
+        self.figure(real=60, padded=80, tokens=5, cost={"off_s": 0.5, "real_s": 2.0})
+        values = {
+            name: self.samples(name)[0][2]
+            for name in ("batch_tokens", "batch_padded_tokens", "generated_tokens", "cost_error_seconds")
+        }
+        self.assertEqual(list(values.values()), [60, 80, 5, 0.5])
+        unserved = [value for _, labels, value in self.samples("attention") if labels["code"] == "ModelUnserved"]
+        self.assertEqual(unserved, [1])
+
+    def test_web_processes_tell_of_each_other(self) -> None:
+        with patch.object(clock, "time_s", return_value=1_000_000_005.0), patch.object(ledger, "flush"):
+            for waiting in (3, 4):
+                Teller(partial(int, waiting)).tell()
+                ledger.note("", {"refused": {"queue_full": 2}})
+        ledger.flush()
+        start = Figure.objects.get().start.timestamp()
+        with patch.object(clock, "time_s", return_value=start + ledger.TICK_S + 1):
+            self.assertEqual(self.samples("requests_waiting"), [("inference_requests_waiting", {}, 7)])
+        (refused,) = self.samples("rejections")
+        self.assertEqual(refused, ("inference_rejections_total", {"code": "queue_full"}, 4))
 
     def test_what_is_counted_of_nothing_has_its_description(self) -> None:
         self.assertEqual(self.samples("replicas_ready"), [])
@@ -49,10 +104,5 @@ class MetricsTests(TestCase):
         Worker.objects.create(name="w", pid=7, state=WorkerState.READY, generation={"story": figures})
         Worker.objects.create(name="old", pid=8, state=WorkerState.READY, generation=None)
         labels = {"worker": "w", "pid": "7", "model": "story"}
-        self.assertEqual(self.samples("tokens"), [("inference_tokens_total", labels, 1000)])
         self.assertEqual(self.samples("cache_room_tokens"), [("inference_cache_room_tokens", labels, 700)])
-        self.assertEqual(
-            [(sample["quantile"], value) for _, sample, value in self.samples("first_token_seconds")],
-            [("0.5", 0.2), ("0.95", 1)],
-        )
         self.assertEqual(self.samples("streams_open"), [("inference_streams_open", {}, 0)])

@@ -1,0 +1,83 @@
+"""Puts rows together as they age: of all writers, then of longer and longer times. Several may do so at once: each row
+is put somewhere by who deletes it."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+
+from django.db import transaction
+from django.db.models.functions import Now
+
+from inference.figures import tallies
+from inference.figures.ledger import TICK_S, at, tick_of
+from inference.figures.tallies import Tally
+from inference.models import Figure, Grain, Mark
+
+MOST = 500  # rows of one transaction
+KEPT = datetime.timedelta(days=366)
+LENGTH_S = {Grain.TICK: TICK_S, Grain.TEN_MINUTES: 600, Grain.THREE_HOURS: 10_800}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    source: Grain
+    target: Grain
+    after: datetime.timedelta
+
+
+STEPS = (
+    Step(Grain.WRITTEN, Grain.TICK, datetime.timedelta(seconds=2 * TICK_S)),
+    Step(Grain.TICK, Grain.TEN_MINUTES, datetime.timedelta(minutes=30)),
+    Step(Grain.TEN_MINUTES, Grain.THREE_HOURS, datetime.timedelta(days=2)),
+)
+Key = tuple[Grain, datetime.datetime, str]  # of a row that others were put into
+SINCE_EVER = at(0)
+
+
+def fold() -> None:
+    for step in STEPS:
+        while _some(step) == MOST:
+            pass
+
+
+def remove_old() -> None:
+    """Past the year; `Grain.EVER` goes on counting them."""
+    old = Now() - KEPT
+    Figure.objects.filter(grain=Grain.THREE_HOURS, start__lt=old).delete()
+    Mark.objects.filter(at__lt=old).delete()
+
+
+def _some(step: Step) -> int:
+    """How many rows were put together."""
+    with transaction.atomic():
+        old = Figure.objects.filter(grain=step.source, start__lt=Now() - step.after).order_by("start", "pk")
+        found = list(old.select_for_update(skip_locked=True)[:MOST])
+        if found:
+            sums: dict[Key, Tally] = {}
+            for figure in found:
+                for key in _targets(step, figure):
+                    tallies.add(sums.setdefault(key, {}), figure.tally)
+            _add(sums)
+            Figure.objects.filter(pk__in=[figure.pk for figure in found]).delete()
+    return len(found)
+
+
+def _targets(step: Step, figure: Figure) -> list[Key]:
+    length_s = LENGTH_S[step.target]
+    targets = [(step.target, at(tick_of(figure.start.timestamp(), length_s)), figure.model)]
+    return [*targets, (Grain.EVER, SINCE_EVER, figure.model)] if step.source == Grain.WRITTEN else targets
+
+
+def _add(sums: dict[Key, Tally]) -> None:
+    """Whoever makes a row first, each adds to the row that there is."""
+    new = [Figure(grain=grain, start=start, model=model, tally={}) for grain, start, model in sums]
+    Figure.objects.bulk_create(new, ignore_conflicts=True)
+    grains, starts, models = (set(each) for each in zip(*sums, strict=True))
+    there = Figure.objects.filter(grain__in=grains, start__in=starts, model__in=models).order_by("pk")
+    changed = []
+    for figure in there.select_for_update():
+        if more := sums.get((Grain(figure.grain), figure.start, figure.model)):
+            tallies.add(figure.tally, more)
+            changed.append(figure)
+    Figure.objects.bulk_update(changed, ["tally"])

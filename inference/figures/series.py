@@ -1,0 +1,136 @@
+"""The figures of a range of time, for charts: as many points as can be told apart."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import DEFAULT_DB_ALIAS
+
+from inference import clock
+from inference.figures import tallies
+from inference.figures.ledger import TICK_S, at, tick_of
+from inference.figures.sample import SERVICE
+from inference.figures.tallies import Tally
+from inference.models import Figure, Grain, Mark, Status
+
+MARKS = 200  # the latest ones, of a range
+Values = list[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    length_s: int
+    step_s: int  # of a point
+
+
+RANGES = {
+    "15m": Range(900, TICK_S),
+    "day": Range(86_400, 600),
+    "month": Range(30 * 86_400, 10_800),
+}
+
+
+def series(name: str, model: str = "") -> dict[str, Any]:
+    """Of one of `RANGES` and one model, or all. Each list has a value a point; None where nothing is known.
+
+    The last point is not over yet, and what writers have not told yet is missing there: a tick at most."""
+    span = RANGES[name]
+    end_s = tick_of(clock.time_s(), span.step_s) + span.step_s
+    starts = range(end_s - span.length_s, end_s, span.step_s)
+    points: dict[int, Tally] = {start: {} for start in starts}
+    service: dict[int, Tally] = {start: {} for start in starts}
+    for start, of, tally in _rows(at(starts[0])):
+        point = tick_of(start.timestamp(), span.step_s)
+        if point in points and of == SERVICE:
+            tallies.add(service[point], tally)
+        elif point in points and model in ("", of):
+            tallies.add(points[point], tally)
+    found = [_told(points[start], service[start], model, _lasted_s(start, span.step_s)) for start in starts]
+    return {
+        "range": name, "model": model, "step_s": span.step_s, "times": list(starts),
+        "series": {key: [point[key] for point in found] for key in found[0]},
+        "ended": _by_end(points.values()),
+        "marks": _marks(at(starts[0])),
+    }  # fmt: skip
+
+
+def _rows(since: datetime.datetime) -> Iterable[tuple[datetime.datetime, str, Tally]]:
+    grains = (Grain.WRITTEN, Grain.TICK, Grain.TEN_MINUTES, Grain.THREE_HOURS)
+    return Figure.objects.filter(grain__in=grains, start__gte=since).values_list("start", "model", "tally").iterator()
+
+
+def _lasted_s(start: int, step_s: int) -> float:
+    """The current point is not as long as the others yet."""
+    return min(float(step_s), max(1.0, clock.time_s() - start))
+
+
+def _told(tally: Tally, service: Tally, model: str, lasted_s: float) -> dict[str, float | None]:
+    ended: Mapping[str, float] = tally.get("ended", {})
+    failed = sum(count for end, count in ended.items() if end.startswith(Status.FAILED))
+    now, most = service.get("now", {}), service.get("most", {})
+    samples = now.get("samples")
+    padded = tally.get("padded")
+    return {
+        "succeeded": ended.get(Status.SUCCEEDED, 0) / lasted_s,
+        "failed": failed / lasted_s,
+        "others": (sum(ended.values()) - failed - ended.get(Status.SUCCEEDED, 0)) / lasted_s,
+        "wait_p50": tallies.quantile(tally.get("wait"), 0.5),
+        "wait_p95": tallies.quantile(tally.get("wait"), 0.95),
+        "run_p50": tallies.quantile(tally.get("run"), 0.5),
+        "run_p95": tallies.quantile(tally.get("run"), 0.95),
+        "first_p50": tallies.quantile(tally.get("first"), 0.5),
+        "first_p95": tallies.quantile(tally.get("first"), 0.95),
+        "batch": tallies.mean(tally.get("batch")),
+        "padding": 1 - tally["real"] / padded if padded else None,
+        "tokens": tally.get("tokens", 0) / lasted_s,
+        "queued": _of(now.get("queued", {}), model, sum) / samples if samples else None,
+        "running": _of(now.get("running", {}), model, sum) / samples if samples else None,
+        "oldest_s": _of(most.get("oldest_s", {}), model, max) if samples else None,
+        "memory": _of(now.get("memory", {}), model, sum) / samples if samples else None,
+        "busy": now["replicas"]["busy"] / samples if samples else None,
+        "ready": now["replicas"]["ready"] / samples if samples else None,
+    }
+
+
+def _of(values: Mapping[str, float], model: str, together: Any) -> float:
+    found = [value for name, value in values.items() if model in ("", name)]
+    return float(together(found)) if found else 0.0
+
+
+def _by_end(points: Iterable[Tally]) -> dict[str, int]:
+    """Outcomes of the whole range."""
+    return dict(tallies.sum_of({"ended": point.get("ended", {})} for point in points)["ended"])
+
+
+def _marks(since: datetime.datetime) -> list[dict[str, Any]]:
+    found = Mark.objects.filter(at__gte=since).order_by("-at")[:MARKS]
+    return [{"at": mark.at.timestamp(), "kind": mark.kind, "text": mark.text} for mark in reversed(found)]
+
+
+def ends_since(moment: datetime.datetime) -> dict[str, Counter[str]]:
+    """Outcomes by model, as `since`: of a day that is a tenth of the work."""
+    found: dict[str, Counter[str]] = {}
+    for _, model, tally in _rows(moment):
+        found.setdefault(model, Counter()).update(tally.get("ended", {}))
+    return found
+
+
+def since(moment: datetime.datetime) -> dict[str, Tally]:
+    """By model, from a moment on: to the length of the rows that there are of it."""
+    found: dict[str, Tally] = {}
+    for _, model, tally in _rows(moment):
+        tallies.add(found.setdefault(model, {}), tally)
+    return found
+
+
+def totals(database: str = DEFAULT_DB_ALIAS) -> dict[str, Tally]:
+    """By model: of all that was ever counted, in one look."""
+    found: dict[str, Tally] = {}
+    rows = Figure.objects.using(database).filter(grain__in=(Grain.EVER, Grain.WRITTEN))
+    for model, tally in rows.values_list("model", "tally"):
+        tallies.add(found.setdefault(model, {}), tally)
+    return found

@@ -1,0 +1,88 @@
+"""`manage.py status`: the admin's first page in a terminal. Its exit status is 1 while something needs attention."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from django.db import DatabaseError, InterfaceError, connection
+
+from inference.catalog.lookup import models
+from inference.figures import sample
+from inference.management.told import told
+from inference.status import attention, workers
+
+CLEAR = "\x1b[H\x1b[2J"
+Facts = dict[str, Any]
+
+
+class Command(BaseCommand):
+    help = "What needs attention, the models and the workers. The exit status is 1 while something needs attention."
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--json", action="store_true", help="for programs")
+        parser.add_argument("--watch", type=float, metavar="S", help="again every S seconds, until Ctrl-C")
+
+    def handle(self, *args: Any, watch: float | None, **options: Any) -> None:
+        with told():
+            try:
+                while watch:
+                    self._show(facts(), before=CLEAR, **options)
+                    time.sleep(max(0.2, watch))
+            except KeyboardInterrupt:
+                return
+            found = facts()
+            self._show(found, **options)
+        if found["attention"]:
+            sys.exit(1)
+
+    def _show(self, found: Facts, *, before: str = "", **options: Any) -> None:
+        if options["json"]:
+            self.stdout.write(json.dumps(found))
+            return
+        lines = [f"! {item['text']}\n  {item['todo']}" for item in found["attention"]] or ["All is well."]
+        lines += ["", *_table(found["models"]), "", *(_table(found["workers"]) or ["No worker runs."])]
+        self.stdout.write(before + "\n".join(lines))
+
+
+def facts() -> Facts:
+    """Without a database what needs attention is that it is away."""
+    found: Facts = {"attention": [dataclasses.asdict(item) for item in attention.items()], "models": [], "workers": []}
+    try:
+        living = list(workers.living())
+        queued, ages = sample.queues()
+        serving = workers.count_served(living)
+    except (DatabaseError, InterfaceError):
+        connection.close()
+        return found
+    found["models"] = [
+        {
+            "model": name,
+            "waiting": queued.get(name, 0),
+            "oldest_s": round(ages.get(name, 0.0), 1),
+            "workers": serving[name],
+        }
+        for name in (*models(), *sorted(queued.keys() - models().keys()))
+    ]
+    found["workers"] = [
+        {
+            "worker": worker.name, "state": worker.state, "replicas": worker.replicas_ready,
+            "busy": worker.replicas_busy, "held": worker.held, "jobs_per_s": round(worker.jobs_per_s, 1),
+        }
+        for worker in living
+    ]  # fmt: skip
+    return found
+
+
+def _table(rows: list[Facts]) -> list[str]:
+    if not rows:
+        return []
+    lines = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]

@@ -1,0 +1,94 @@
+"""What was ever counted, for Prometheus: out of the figures, so that it is the same whichever process is asked, and
+only ever grows."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from inference import clock
+from inference.figures import series, tallies
+from inference.figures.ledger import TICK_S, at, tick_of
+from inference.figures.sample import SERVICE
+from inference.figures.tallies import Tally
+from inference.models import Figure, Grain
+
+SECONDS, ITEMS = 20, 12  # doublings that have a bucket: up to 1,049 s, and 4,096 items
+HISTOGRAMS = (
+    ("wait", "job_wait_seconds", "From a job's making to its run.", tallies.UNIT_S, SECONDS),
+    ("run", "job_run_seconds", "From a job's claim to its record.", tallies.UNIT_S, SECONDS),
+    ("first", "time_to_first_token_seconds", "From a job's making to its first token.", tallies.UNIT_S, SECONDS),
+    ("batch", "batch_items", "Items of a batch.", 1.0, ITEMS),
+)
+SUMS = (
+    (("tokens",), "generated_tokens", "Tokens generated."),
+    (("real",), "batch_tokens", "Tokens of the items of batches."),
+    (("padded",), "batch_padded_tokens", "The same with the padding of their batches."),
+    (("engine_s",), "engine_seconds", "What engines ran."),
+    (("cost", "real_s"), "predicted_batches_seconds", "What batches took whose cost was predicted."),
+    (("cost", "off_s"), "cost_error_seconds", "What those predictions were off by."),
+)
+
+
+def families() -> Iterator[Metric]:
+    totals = series.totals()
+    refused = totals.pop(SERVICE, {}).get("refused", {})
+    yield _outcomes(totals)
+    for key, name, description, unit, doublings in HISTOGRAMS:
+        yield _histogram(totals, key, name, description, unit, doublings)
+    for path, name, description in SUMS:
+        family = CounterMetricFamily(f"inference_{name}", description, labels=["model"])
+        for model, tally in totals.items():
+            if value := _at(tally, path):
+                family.add_metric([model], value)
+        yield family
+    rejections = CounterMetricFamily(
+        "inference_rejections", "Requests that were refused for want of room.", labels=["code"]
+    )
+    for code, count in refused.items():
+        rejections.add_metric([code], count)
+    yield rejections
+    waiting = "Requests of all web processes that wait, a moment ago."
+    yield GaugeMetricFamily("inference_requests_waiting", waiting, value=_requests_waiting())
+
+
+def _at(tally: Mapping[str, Any], path: tuple[str, ...]) -> float:
+    found: Any = tally
+    for key in path:
+        found = found.get(key, {})
+    return float(found or 0.0)
+
+
+def _outcomes(totals: Mapping[str, Tally]) -> Metric:
+    family = CounterMetricFamily("inference_jobs", "Jobs that ended.", labels=["model", "status", "code"])
+    for model, tally in totals.items():
+        for end, count in tally.get("ended", {}).items():
+            status, _, code = end.partition(" ")
+            family.add_metric([model, status, code], count)
+    return family
+
+
+def _histogram(
+    totals: Mapping[str, Tally], key: str, name: str, description: str, unit: float, doublings: int
+) -> Metric:
+    family = HistogramMetricFamily(f"inference_{name}", description, labels=["model"])
+    for model, tally in totals.items():
+        if found := tally.get(key):
+            counts = {int(bucket): count for bucket, count in found["in"].items()}
+            buckets = [
+                (f"{2.0**power * unit:g}", sum(n for bucket, n in counts.items() if bucket <= power * tallies.STEPS))
+                for power in range(doublings + 1)
+            ]
+            family.add_metric([model], [*buckets, ("+Inf", sum(counts.values()))], found["sum"])
+    return family
+
+
+def _requests_waiting() -> int:
+    """Of the tick that all have told of."""
+    start: datetime.datetime = at(tick_of(clock.time_s()) - TICK_S)
+    rows = Figure.objects.filter(grain__in=(Grain.WRITTEN, Grain.TICK), start=start, model=SERVICE)
+    return sum(tally.get("now", {}).get("requests_waiting", 0) for tally in rows.values_list("tally", flat=True))

@@ -1,0 +1,132 @@
+"""Acts on many jobs, done by workers beside their jobs: a little in each round, so that nothing else waits for long.
+
+Whoever is at one has leased its row. A worker that dies leaves the cursor where it was: the jobs after it are done
+again by the next, which changes nothing: a cancelled job stays so, and a retry has a key that makes it one job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Count, F, Q, QuerySet
+from django.db.models.functions import Now
+
+from inference import errors
+from inference.models import ACTING, Act, ActKind, ActState, Job, Status
+from inference.store import transitions
+from inference.submission import jobs
+
+logger = logging.getLogger(__name__)
+
+LOOKUPS = frozenset({
+    "status", "model", "priority", "worker", "error_code", "batch", "whole", "whole__isnull", "bulk", "request_id",
+    "id", "id__gte", "id__endswith",
+})  # fmt: skip
+MOST = 100_000  # jobs of one act
+ROUND_S = 2.0
+LEASE = datetime.timedelta(seconds=60)
+REFUSED = datetime.timedelta(seconds=10)
+MOST_REASONS, OTHERS = 20, "other reasons"  # some name their job
+CANCELLED_AT_ONCE, RETRIED_AT_ONCE = 500, 20
+KEPT = datetime.timedelta(days=90)
+
+Left = Counter[str]
+
+
+def chosen(selection: Mapping[str, Any], newest: UUID) -> QuerySet[Job]:
+    """Raises `ValueError` for a lookup that is none of `LOOKUPS`."""
+    if unknown := selection.keys() - LOOKUPS:
+        raise ValueError(f"jobs are not chosen by {', '.join(sorted(unknown))}")
+    return Job.objects.filter(**selection, pk__lte=newest)
+
+
+def work() -> None:
+    """For a round, at the oldest act that nobody is at. One that is refused for now lets the others have their turn."""
+    free = Q(lease_until=None) | Q(lease_until__lt=Now())
+    act = Act.objects.filter(free, state__in=ACTING).order_by("pk").first()
+    if act is None or not _lease(act, free):
+        return
+    give_up_at = time.monotonic() + ROUND_S
+    while (goes_on := _step(act)) and time.monotonic() < give_up_at:
+        pass
+    mine = Act.objects.filter(pk=act.pk, cursor=act.cursor, state=ActState.RUNNING)
+    mine.update(lease_until=None if goes_on else Now() + REFUSED)
+
+
+def remove_old() -> None:
+    Act.objects.filter(finished_at__lt=Now() - KEPT).delete()
+
+
+def _lease(act: Act, free: Q) -> bool:
+    taken = {"state": ActState.RUNNING, "lease_until": Now() + LEASE}
+    return bool(Act.objects.filter(free, pk=act.pk, state__in=ACTING).update(**taken))
+
+
+def _step(act: Act) -> bool:
+    """One chunk. Whether there is more to do now."""
+    most = CANCELLED_AT_ONCE if act.kind == ActKind.CANCEL else RETRIED_AT_ONCE
+    jobs_left = chosen(act.selection, act.newest)
+    if act.cursor:
+        jobs_left = jobs_left.filter(pk__gt=act.cursor)
+    room = min(most, act.counted - act.handled)
+    ids = list(jobs_left.order_by("pk").values_list("pk", flat=True)[:room]) if room > 0 else []
+    if not ids:
+        _finish(act)
+        return False
+    cursor, done, left = _cancel(ids) if act.kind == ActKind.CANCEL else _retry(act, ids)
+    return cursor is not None and _note(act, cursor, done, left) and cursor == ids[-1]
+
+
+def _cancel(ids: list[UUID]) -> tuple[UUID, int, Left]:
+    cancelled = transitions.cancel_many(ids).total()
+    states = Job.objects.filter(pk__in=ids).order_by().values_list("status").annotate(Count("pk"))
+    left = Counter({f"{status} already": count for status, count in states if status != Status.CANCELLED})
+    if before := len(ids) - cancelled - left.total():
+        left[f"{Status.CANCELLED} already"] = before
+    return ids[-1], cancelled, left
+
+
+def _retry(act: Act, ids: list[UUID]) -> tuple[UUID | None, int, Left]:
+    """As far as there is room: what is refused for now is tried in a later round. Of parts the list that they are of,
+    once."""
+    last, done, left = None, 0, Left()
+    wholes = {pk: whole for pk, whole in Job.objects.filter(pk__in=ids).values_list("pk", "whole") if whole}
+    for job_id in ids:
+        one = wholes.get(job_id, job_id)
+        try:
+            again = jobs.again(jobs.fetch(one), alone=act.kind == ActKind.RETRY_ALONE)
+            jobs.submit(dataclasses.replace(again, idempotency_key=f"act:{act.pk}:{one}"))
+            done += 1
+        except errors.InferenceError as error:
+            if error.retryable:
+                logger.info("act=%s waits for room: %s", act.pk, error)
+                break
+            left[error.message[:200]] += 1
+        last = job_id
+    return last, done, left
+
+
+def _note(act: Act, cursor: UUID, done: int, left: Left) -> bool:
+    """Whether it goes on: nobody else has taken it, and nobody stopped it."""
+    mine = Act.objects.filter(pk=act.pk, state=ActState.RUNNING, cursor=act.cursor)
+    total = dict(act.left)
+    for reason, count in left.items():
+        known = reason if reason in total or len(total) < MOST_REASONS else OTHERS
+        total[known] = total.get(known, 0) + count
+    if not mine.update(cursor=cursor, done=F("done") + done, left=total, lease_until=Now() + LEASE):
+        return False
+    act.cursor, act.done, act.left = cursor, act.done + done, total
+    return True
+
+
+def _finish(act: Act) -> None:
+    over = {"state": ActState.DONE, "finished_at": Now(), "lease_until": None}
+    if Act.objects.filter(pk=act.pk, state=ActState.RUNNING, cursor=act.cursor).update(**over):
+        logger.info("act=%s is over: %s, %d done, left: %s", act.pk, act.kind, act.done, act.left or "none")

@@ -1,0 +1,14 @@
+"""Which release this is: the commit that is checked out."""
+
+from pathlib import Path
+
+
+def of(folder: Path) -> str:
+    """Its beginning; nothing where there is no checkout."""
+    git = folder / ".git"
+    try:
+        head = (git / "HEAD").read_text().strip()
+        kind, _, ref = head.partition(": ")
+        return ((git / ref).read_text() if kind == "ref" else head)[:10]
+    except OSError:
+        return ""

@@ -1,0 +1,72 @@
+"""Rows are put together as they age, and nothing is lost or doubled by it, whoever does it."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+
+from django.test import TransactionTestCase
+from django.utils import timezone
+
+from inference.figures import fold, series
+from inference.figures.ledger import at, tick_of
+from inference.models import Figure, Grain, Mark
+from tests.conditions import at_once
+
+
+def ago(**values: float) -> datetime.datetime:
+    return timezone.now() - datetime.timedelta(**values)
+
+
+def make_row(moment: datetime.datetime, model: str = "echo", count: int = 1, grain: Grain = Grain.WRITTEN) -> None:
+    start = at(tick_of(moment.timestamp()))
+    Figure.objects.create(grain=grain, start=start, model=model, tally={"ended": {"succeeded": count}})
+
+
+def counted(*grains: Grain) -> Counter[str]:
+    rows = Figure.objects.filter(grain__in=grains).values_list("model", "tally")
+    found = Counter[str]()
+    for model, tally in rows:
+        found[model] += tally["ended"]["succeeded"]
+    return found
+
+
+class TestFold(TransactionTestCase):
+    def test_rows_of_all_writers_become_one_a_model_and_tick_and_are_counted_for_ever(self) -> None:
+        moment = ago(minutes=2)
+        for _ in range(3):
+            make_row(moment)
+        make_row(moment, model="other")
+        make_row(timezone.now())
+        fold.fold()
+        self.assertEqual(counted(Grain.TICK), {"echo": 3, "other": 1})
+        self.assertEqual(Figure.objects.filter(grain=Grain.TICK).count(), 2)
+        self.assertEqual(counted(Grain.EVER), {"echo": 3, "other": 1})
+        self.assertEqual(series.totals()["echo"]["ended"], {"succeeded": 4})
+        make_row(moment)  # of one who was held up
+        fold.fold()
+        self.assertEqual(counted(Grain.TICK), {"echo": 4, "other": 1})
+        self.assertEqual(Figure.objects.filter(grain=Grain.TICK).count(), 2)
+
+    def test_they_get_coarser_with_age_and_go_after_a_year(self) -> None:
+        for days in (0.1, 0.11, 3, 3.01, 200, 400):
+            make_row(ago(days=days))
+        Mark.objects.create(kind="started", text="w", at=ago(days=400))
+        Mark.objects.create(kind="started", text="w", at=ago(days=300))
+        fold.fold()
+        self.assertEqual(counted(Grain.TICK, Grain.WRITTEN), {})
+        self.assertEqual(counted(Grain.TEN_MINUTES), {"echo": 2})
+        self.assertEqual(counted(Grain.THREE_HOURS), {"echo": 4})
+        fold.remove_old()
+        self.assertEqual(counted(Grain.THREE_HOURS), {"echo": 3})
+        self.assertEqual(counted(Grain.EVER), {"echo": 6})
+        self.assertEqual(Mark.objects.count(), 1)
+
+    def test_many_who_do_it_at_once_lose_and_double_nothing(self) -> None:
+        for minutes in range(2, 60):
+            for _ in range(5):
+                make_row(ago(minutes=minutes))
+        at_once([fold.fold] * 4)
+        fold.fold()
+        self.assertEqual(counted(Grain.TICK, Grain.TEN_MINUTES), {"echo": 290})
+        self.assertEqual(counted(Grain.EVER), {"echo": 290})

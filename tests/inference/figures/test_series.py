@@ -1,0 +1,75 @@
+"""What the charts are drawn from."""
+
+from __future__ import annotations
+
+import datetime
+from unittest.mock import patch
+
+from django.test import TestCase
+from django.utils import timezone
+
+from inference import clock
+from inference.figures import marks, sample, series
+from inference.figures.ledger import at, tick_of
+from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
+from tests.inference.figures.test_fold import ago
+
+
+def make_row(moment: datetime.datetime, model: str = "echo", grain: Grain = Grain.TICK, **tally: object) -> None:
+    Figure.objects.create(grain=grain, start=moment, model=model, tally=tally)
+
+
+class TestSeries(TestCase):
+    def test_of_each_range_there_are_points_enough_to_see_and_few_enough_to_draw(self) -> None:
+        for name in series.RANGES:
+            told = series.series(name)
+            self.assertIn(len(told["times"]), range(60, 241))
+            for values in told["series"].values():
+                self.assertEqual(len(values), len(told["times"]))
+
+    def test_rows_of_every_grain_come_to_the_point_that_they_began_in(self) -> None:
+        now_s = tick_of(timezone.now().timestamp(), 10_800)
+        make_row(at(now_s), ended={"succeeded": 1})
+        make_row(at(now_s), grain=Grain.WRITTEN, ended={"succeeded": 2, "failed lost": 1})
+        make_row(at(now_s - 10_800), grain=Grain.THREE_HOURS, ended={"succeeded": 10_800}, model="other")
+        make_row(at(0), grain=Grain.EVER, ended={"succeeded": 999})
+        told = series.series("month")
+        self.assertEqual(told["ended"], {"succeeded": 10_803, "failed lost": 1})
+        self.assertEqual(told["series"]["succeeded"][-2], 1.0)
+        self.assertEqual(series.series("month", "other")["ended"], {"succeeded": 10_800})
+
+    def test_what_is_the_case_is_sampled_once_a_tick(self) -> None:
+        Job.objects.create(model="echo", inputs="x", created_at=ago(seconds=30))
+        Job.objects.create(model="other", inputs="x", status=Status.RUNNING)
+        Worker.objects.create(
+            name="w", pid=1, state=WorkerState.READY, replicas_ready=2, replicas_busy=1,
+            replicas={"0": {"memory": {"echo": 100}}, "1": {"memory": {"echo": 50, "other": 7}}},
+        )  # fmt: skip
+        moment = tick_of(timezone.now().timestamp())
+        with patch.object(clock, "time_s", return_value=moment):
+            sample.sample()
+            sample.sample()
+        point = {name: values[-1] for name, values in series.series("15m")["series"].items()}
+        self.assertEqual((point["queued"], point["running"], point["memory"]), (1, 1, 157))
+        self.assertEqual((point["ready"], point["busy"]), (2, 1))
+        assert point["oldest_s"]
+        self.assertGreaterEqual(point["oldest_s"], 15)
+        self.assertEqual(series.series("15m", "other")["series"]["queued"][-1], 0)
+        self.assertIsNone(series.series("15m")["series"]["queued"][0])
+
+    def test_a_point_that_is_not_over_counts_by_what_has_passed_of_it(self) -> None:
+        moment = tick_of(timezone.now().timestamp(), 600)
+        make_row(at(moment), ended={"succeeded": 60})
+        with patch.object(clock, "time_s", return_value=moment + 30.0):
+            self.assertEqual(series.series("day")["series"]["succeeded"][-1], 2.0)
+
+    def test_starts_ends_and_deployments_are_marked(self) -> None:
+        with self.settings(RELEASE="one"):
+            marks.started("a")
+            marks.started("b")
+        with self.settings(RELEASE="two"):
+            marks.started("a")
+        marks.mark(marks.GONE, "b")
+        told = [(mark["kind"], mark["text"]) for mark in series.series("15m")["marks"]]
+        started = [("deployed", "one"), ("started", "a"), ("started", "b"), ("deployed", "two"), ("started", "a")]
+        self.assertEqual(told, [*started, ("gone", "b")])

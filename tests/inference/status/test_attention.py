@@ -1,0 +1,177 @@
+"""What needs attention is said in words, with the thing to do, and no more once it is well again."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import shutil
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from django.core.management import call_command
+from django.db import OperationalError, connection
+from django.test import TestCase
+from django.utils import timezone
+
+from inference.broker import publish
+from inference.errors import BrokerUnavailable
+from inference.figures.ledger import at, tick_of
+from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
+from inference.status import attention
+from inference.status.attention import Item
+
+
+def ago(seconds: float) -> datetime.datetime:
+    return timezone.now() - datetime.timedelta(seconds=seconds)
+
+
+def figure(age_s: float, model: str = "embeddings", **tally: object) -> None:
+    start = at(tick_of(ago(age_s).timestamp()))
+    Figure.objects.create(grain=Grain.TICK, start=start, model=model, tally=tally)
+
+
+class AttentionCase(TestCase):
+    def setUp(self) -> None:
+        disk = patch.object(shutil, "disk_usage", return_value=SimpleNamespace(total=2**40, free=2**39))
+        self.disk = self.enterContext(disk)
+        self.worker = self.make_worker()
+
+    def make_worker(self, **values: Any) -> Worker:
+        known = {"name": "first@host", "pid": 1, "state": WorkerState.READY, "model_names": ["embeddings"]}
+        return Worker.objects.create(**{**known, "replicas_ready": 1, **values})
+
+    def change(self, **values: Any) -> None:
+        Worker.objects.filter(pk=self.worker.pk).update(**values)
+
+    def named(self) -> list[str]:
+        return [item.code for item in attention.items()]
+
+    def only(self, code: str, *facts: str) -> Item:
+        found = attention.items()
+        self.assertEqual([item.code for item in found], [code])
+        for fact in facts:
+            self.assertIn(fact, f"{found[0].text} {found[0].todo}")
+        self.assertIn(code, attention.CODES)
+        return found[0]
+
+
+class TestItems(AttentionCase):
+    def test_nothing_is_said_when_all_is_well(self) -> None:
+        Job.objects.create(model="embeddings", inputs="x")
+        self.assertEqual(attention.items(), [])
+
+    def test_a_database_that_is_away(self) -> None:
+        with patch.object(connection, "cursor", side_effect=OperationalError("connection refused")):
+            self.only("DatabaseAway", "connection refused", "Start it")
+        self.assertEqual(self.named(), [])
+
+    def test_a_slow_database_and_a_slow_broker(self) -> None:
+        with patch.object(attention, "SLOW_S", -1.0):
+            self.assertEqual(self.named(), ["DatabaseSlow", "BrokerSlow"])
+
+    def test_a_broker_that_is_away(self) -> None:
+        with patch.object(publish, "ping", side_effect=BrokerUnavailable("no")):
+            self.only("BrokerAway", "does not answer", "Start it")
+
+    def test_a_disk_that_fills(self) -> None:
+        self.disk.return_value = SimpleNamespace(total=2**40, free=2**29)
+        self.assertEqual(set(self.named()), {"DiskFills"})
+        self.assertIn("512 MiB left", attention.items()[0].text)
+
+    def test_a_worker_that_is_gone_and_what_it_served_until_one_of_its_name_is_back(self) -> None:
+        self.make_worker(name="other@host")
+        self.change(state=WorkerState.GONE)
+        self.only("WorkerGone", "first@host is gone since", "It served embeddings.", "start it again")
+        self.make_worker()
+        self.assertEqual(self.named(), [])
+
+    def test_a_worker_that_is_silent_is_said_before_anybody_has_marked_it(self) -> None:
+        self.make_worker(name="other@host")
+        self.change(heartbeat_at=ago(60))
+        self.only("WorkerGone", "first@host")
+        self.change(heartbeat_at=ago(4000))
+        self.assertEqual(self.named(), [])
+
+    def test_a_worker_that_was_stopped_is_not_missed(self) -> None:
+        self.make_worker(name="other@host")
+        self.change(state=WorkerState.STOPPED)
+        self.assertEqual(self.named(), [])
+
+    def test_a_model_that_nobody_serves_and_why(self) -> None:
+        self.change(model_names=[], replicas={"0": {"models": {"embeddings": "no weights"}}})
+        self.only("ModelUnserved", "Nobody serves embeddings: no weights")
+        Worker.objects.all().delete()
+        self.only("ModelUnserved", "no living worker serves it.", "Start a worker")
+
+    def test_a_worker_that_lacks_some_or_is_cut_off(self) -> None:
+        self.make_worker(name="other@host")
+        self.change(state=WorkerState.DEGRADED, error="big: no room")
+        self.only("WorkerDegraded", "first@host", "big: no room")
+        self.change(state=WorkerState.READY, error="", connected=False)
+        self.only("WorkerCutOff", "first@host", "broker")
+
+    def test_a_models_file_that_is_refused(self) -> None:
+        self.change(catalog={"problem": "models.toml, line 3: no."})
+        self.only("ModelsFileRefused", "models.toml, line 3: no.")
+
+    def test_a_queue_that_grows_and_since_when(self) -> None:
+        for age_s, count in ((240, 3), (180, 2), (120, 9), (60, 20)):
+            figure(age_s, "", now={"samples": 1, "queued": {"embeddings": count}})
+        jobs = Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(30))
+        since = tick_of(ago(180).timestamp())
+        self.only("QueueGrows", "30 jobs of embeddings wait", f"at {at(since):%H:%M:%S} UTC there were 2")
+        self.change(replicas_busy=1)
+        self.only("QueueGrows", "more workers or replicas")
+        Job.objects.filter(pk__in=[job.pk for job in jobs[:15]]).delete()
+        self.assertEqual(self.named(), [])
+
+    def test_a_job_that_waits_though_nothing_runs(self) -> None:
+        Job.objects.create(model="embeddings", inputs="x", created_at=ago(40))
+        self.only("QueueStuck", "the oldest for 40 s", "no replica is busy")
+        self.change(replicas_busy=1)
+        self.assertEqual(self.named(), [])
+
+    def test_failures_above_their_usual_share(self) -> None:
+        figure(3600, ended={"succeeded": 900, "failed timed_out": 100})
+        figure(60, ended={"succeeded": 80, "failed timed_out": 12, "failed out_of_memory": 8})
+        item = self.only("FailuresUnusual", "8 jobs of embeddings failed with out_of_memory", "8%", "0%", "max_length")
+        self.assertEqual(item.about, ("failed", "embeddings", "out_of_memory"))
+        Figure.objects.filter(start__gte=ago(120)).update(start=ago(400))
+        self.assertEqual(self.named(), [])
+
+    def test_a_few_failures_are_nothing_to_speak_of(self) -> None:
+        figure(60, ended={"failed engine_error": 4})
+        self.assertEqual(self.named(), [])
+
+
+class TestCommand(AttentionCase):
+    def told(self, **options: Any) -> tuple[str, int]:
+        out = io.StringIO()
+        try:
+            call_command("status", stdout=out, **options)
+        except SystemExit as end:
+            return out.getvalue(), int(end.code or 0)
+        return out.getvalue(), 0
+
+    def test_it_shows_models_and_workers_when_all_is_well(self) -> None:
+        text, code = self.told()
+        self.assertEqual(code, 0)
+        for fact in ("All is well.", "embeddings", "first@host", "ready"):
+            self.assertIn(fact, text)
+
+    def test_its_exit_status_tells_that_something_is_wrong(self) -> None:
+        Worker.objects.all().delete()
+        text, code = self.told()
+        self.assertEqual(code, 1)
+        self.assertIn("! Nobody serves embeddings", text)
+
+    def test_programs_read_the_same(self) -> None:
+        Job.objects.create(model="gone", inputs="x", status=Status.QUEUED)
+        found = json.loads(self.told(json=True)[0])
+        self.assertEqual([row["model"] for row in found["models"]], ["embeddings", "gone"])
+        self.assertEqual(found["attention"], [])
+        with patch.object(connection, "cursor", side_effect=OperationalError("connection refused")):
+            found = json.loads(self.told(json=True)[0])
+        self.assertEqual([item["code"] for item in found["attention"]], ["DatabaseAway"])
