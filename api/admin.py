@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
+from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.auth import get_user_model
-from django.db.models import Q, QuerySet
+from django.db.models import OuterRef, Q, QuerySet, Subquery, Sum, Value
+from django.db.models.functions import Coalesce
 from django.http import HttpRequest
 from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
-from api.models import ApiKey
+from api import auth
+from api.models import ApiKey, KeyUse
+from inference.admin import drawing
+
+MINUTE, HOUR, DAY = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(days=1)
+
+
+def _hour(moment: datetime.datetime) -> datetime.datetime:
+    return moment.replace(minute=0, second=0, microsecond=0)
+
+
+def _used_since(moment: datetime.datetime) -> Coalesce:
+    """Requests with each key."""
+    uses = KeyUse.objects.filter(key=OuterRef("pk"), hour__gte=moment).order_by().values("key")
+    return Coalesce(Subquery(uses.annotate(all=Sum("requests")).values("all")), 0)
 
 
 def owners(user: Any) -> QuerySet[Any]:
@@ -28,16 +47,49 @@ def is_below(user: Any, key: ApiKey | None) -> bool:
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none when it runs
-    list_display = ("start", "name", "owner", "state", "created_at", "expires_at", "last_used_at")
+    list_display = ("start", "name", "owner", "state", "last_used_at", "requests", "a_minute", "share", "expires_at")
     list_filter = ("owner",)
     list_select_related = ("owner",)
     search_fields = ("start", "name", "owner__username")
-    fields = ("owner", "name", "expires_at", "requests_per_minute", "max_queued")
+    fields = ("owner", "name", "expires_at", "requests_per_minute", "max_queued", "last_day")
     autocomplete_fields = ("owner",)
     actions = ("revoke",)
 
     def get_readonly_fields(self, request: HttpRequest, obj: ApiKey | None = None) -> tuple[str, ...]:
-        return ("owner",) if obj else ()
+        return ("owner", "last_day") if obj else ("last_day",)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[ApiKey]:
+        """With what each and all have been used."""
+        now = timezone.now()
+        day, hour = now - DAY, _hour(now) - HOUR
+        of_all = KeyUse.objects.filter(hour__gte=day).aggregate(all=Sum("requests"))["all"] or 0
+        keys: QuerySet[ApiKey] = super().get_queryset(request)
+        return keys.annotate(used_day=_used_since(day), used_hour=_used_since(hour), of_all=Value(of_all))
+
+    @admin.display(description="requests, 24 h", ordering="used_day")
+    def requests(self, key: Any) -> str:
+        return f"{key.used_day:,}"
+
+    @admin.display(description="share, 24 h", ordering="used_day")
+    def share(self, key: Any) -> str:
+        return f"{key.used_day / key.of_all:.1%}" if key.of_all else "-"
+
+    @admin.display(description="requests a minute", ordering="used_hour")
+    def a_minute(self, key: Any) -> str:
+        """Over the hour that runs and the one before it, and what it may."""
+        now = timezone.now()
+        most = auth.or_default(key.requests_per_minute, settings.API_KEY_RATE)
+        return f"{key.used_hour / ((now - _hour(now) + HOUR) / MINUTE):.1f} of {most or 'any'}"
+
+    @admin.display(description="last day")
+    def last_day(self, key: ApiKey) -> SafeString | str:
+        """An hour after the other."""
+        if key.pk is None:
+            return "-"
+        now = _hour(timezone.now())
+        used = dict(KeyUse.objects.filter(key=key, hour__gt=now - DAY).values_list("hour", "requests"))
+        hours = [used.get(now - HOUR * ago, 0) for ago in reversed(range(24))]
+        return format_html('{}<p class="help">{} requests, an hour each</p>', drawing.lengths(hours), f"{sum(hours):,}")
 
     @admin.display(description="state")
     def state(self, key: ApiKey) -> str:

@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from api.errors import ApiError
 from api.models import PREFIX, ApiKey, digest
+from api.usage import usage
 from inference.failures import is_away
 from inference.models import Bulk, Job, Priority
 from inference.submission import rates
@@ -109,6 +110,7 @@ class Keyring:
         principal, until = self.known.get(name, (None, 0.0))
         if principal is None or time.monotonic() > until:
             principal = self._look_up(name)
+        usage.count(principal.key_id)
         return principal
 
     def forget(self, name: str = "") -> None:
@@ -123,11 +125,12 @@ class Keyring:
             self.forget(name)
             raise not_valid()
         _note_use(row)
+        usage.write_if_due()
         principal = Principal(
             user=row.owner,
             key_id=row.pk,
-            requests_per_minute=_or_default(row.requests_per_minute, settings.API_KEY_RATE),
-            max_queued=_or_default(row.max_queued, settings.API_KEY_MAX_QUEUED),
+            requests_per_minute=or_default(row.requests_per_minute, settings.API_KEY_RATE),
+            max_queued=or_default(row.max_queued, settings.API_KEY_MAX_QUEUED),
         )
         if len(self.known) >= REMEMBERED_KEYS:
             self.known.clear()
@@ -135,7 +138,7 @@ class Keyring:
         return principal
 
 
-def _or_default(own: int | None, default: int) -> int:
+def or_default(own: int | None, default: int) -> int:
     return default if own is None else own
 
 

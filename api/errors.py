@@ -21,6 +21,7 @@ from rest_framework import exceptions
 from api import request_id
 from inference.errors import RETRYABLE_OUTCOMES, InferenceError, NoneAccepted
 from inference.models import Job
+from inference.waiting.finished import teller
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,8 @@ def problem(
 ) -> HttpResponse:
     """The answer for `code`; `members` are added to the document."""
     status, title = table.get(code, table["failed"])
+    if status in (429, 503):
+        teller.refused(code)
     detail = detail or f"{title}."
     body = {
         "type": TYPE_PREFIX + code, "title": title, "status": status, "detail": detail, "code": code, "error": detail,

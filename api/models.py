@@ -61,3 +61,17 @@ class ApiKey(models.Model):
         if self.revoked_at is None:
             self.revoked_at = timezone.now()
             self.save(update_fields=["revoked_at"])
+
+
+class KeyUse(models.Model):
+    """Requests that came with a key within an hour."""
+
+    key = models.ForeignKey(ApiKey, on_delete=models.CASCADE, related_name="uses", db_index=False)
+    hour = models.DateTimeField(db_index=True)
+    requests = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["key", "hour"], name="key_use_of_an_hour")]
+
+    def __str__(self) -> str:
+        return f"{self.key_id} {self.hour:%Y-%m-%d %H}:00"

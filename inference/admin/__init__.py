@@ -2,11 +2,13 @@
 
 from django.contrib import admin
 
+from inference.admin.acts import ActAdmin
 from inference.admin.jobs import JobAdmin
+from inference.admin.models import ModelsAdmin
 from inference.admin.webhooks import WebhookAdmin
 from inference.admin.workers import WorkerAdmin
 
-__all__ = ["JobAdmin", "WebhookAdmin", "WorkerAdmin"]
+__all__ = ["ActAdmin", "JobAdmin", "ModelsAdmin", "WebhookAdmin", "WorkerAdmin"]
 
 admin.site.site_header = "Inference"
 admin.site.site_title = "Inference"

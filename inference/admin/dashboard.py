@@ -5,24 +5,52 @@ Of a job that runs in parts these are what waits and runs; it is one where outco
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+import math
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID
 
-from django.db.models import Count, Max, Min, Q, QuerySet
+from django.db.models import Count, Min, Q, QuerySet
+from django.urls import reverse
 from django.utils import timezone
 
 from inference.admin import display
-from inference.admin.filters import COUNT_LIMIT
-from inference.admin.workers import ENDED
-from inference.catalog import lookup
 from inference.catalog.lookup import models
+from inference.figures import series, tallies
+from inference.figures.tallies import Tally
 from inference.ids import first_id_at
-from inference.models import TERMINAL, Job, Status, Worker
-from inference.status import catalog, workers
+from inference.models import ENDED, TERMINAL, Job, Status, Worker
+from inference.status import attention, catalog, workers
 
-RECENT = 500  # finished jobs of a model that its batch sizes and times are taken from
-BUCKETS = ((1, 1), (2, 3), (4, 7), (8, 15), (16, 31), (32, None))  # items of a batch
+RECENT = datetime.timedelta(minutes=15)  # of which batch sizes and times are told
+SIZES = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33+")  # items of a batch
 STOPPED_SHOWN = datetime.timedelta(hours=1)
+
+
+def now() -> dict[str, Any]:
+    hour = series.ends_since(hour_ago())
+    return {
+        "attention": [(item, _place_of(item.about)) for item in attention.items()],
+        "models": model_rows(),
+        "workers": worker_rows(),
+        "failures": failure_rows(hour),
+        "finished": finished_in_last_hour(hour),
+    }
+
+
+def _place_of(about: tuple[str, ...]) -> str:
+    """Where to look."""
+    jobs = reverse("admin:inference_job_changelist")
+    match about:
+        case ("worker", worker):
+            return reverse("admin:inference_worker_change", args=[worker])
+        case ("model", model):
+            return f"{jobs}?{urlencode({'model': model, 'status__exact': Status.QUEUED.value})}"
+        case ("failed", model, code):
+            return f"{jobs}?{urlencode({'status__exact': Status.FAILED.value, 'model': model, 'error_code': code})}"
+    return ""
 
 
 def hour_ago() -> datetime.datetime:
@@ -31,7 +59,7 @@ def hour_ago() -> datetime.datetime:
 
 def model_rows() -> list[dict[str, Any]]:
     queued, running = _by_model(Status.QUEUED), _by_model(Status.RUNNING)
-    living = list(workers.living())
+    living, recent = list(workers.living()), series.since(timezone.now() - RECENT)
     serving, runs = workers.count_served(living), catalog.count(living)
     gone = sorted((queued.keys() | running.keys() | runs.keys()) - models().keys())
     return [
@@ -42,16 +70,10 @@ def model_rows() -> list[dict[str, Any]]:
             "running": running.get(name),
             "workers": serving[name],
             "runs": sorted(runs.get(name, {}).items()),
-            **_recent(name),
+            **_told(recent.get(name, {})),
         }
         for name in (*models(), *gone)
     ]
-
-
-def file_problems() -> list[str]:
-    """Why models.toml is not taken over: by this process, or by a worker, which may have another one."""
-    found = [lookup.problem(), *((worker.catalog or {}).get("problem", "") for worker in workers.living())]
-    return sorted(set(filter(None, found)))
 
 
 def _by_model(status: Status) -> dict[str, Any]:
@@ -60,32 +82,27 @@ def _by_model(status: Status) -> dict[str, Any]:
     return {row["model"]: row for row in rows.annotate(jobs=Count("pk"), oldest=Min("created_at"))}
 
 
-def _recent(model: str) -> dict[str, Any]:
-    """Of the jobs that succeeded last: medians, and the batches that they ran in."""
-    columns = ("batch_size", "created_at", "started_at", "finished_at")
-    ran = Job.objects.filter(model=model, status=Status.SUCCEEDED, parts=None)
-    jobs = list(ran.only(*columns)[:RECENT])
-    sizes = [job.batch_size for job in jobs if job.batch_size]
+def _told(tally: Tally) -> dict[str, Any]:
+    """Medians, and the batches that ran."""
+    batches = tally.get("batch")
     return {
-        "wait": _median(job.queue_wait for job in jobs),
-        "run": _median(job.run_time for job in jobs),
-        "mean_batch": sum(sizes) / len(sizes) if sizes else None,
-        "bars": _bars(sizes) if sizes else [],
+        "wait": display.duration(tallies.quantile(tally.get("wait"), 0.5)),
+        "run": display.duration(tallies.quantile(tally.get("run"), 0.5)),
+        "mean_batch": tallies.mean(batches),
+        "bars": _bars({int(bucket): count for bucket, count in batches["in"].items()}) if batches else [],
     }
 
 
-def _median(values: Iterable[datetime.timedelta | None]) -> str:
-    known = sorted(value for value in values if value is not None)
-    return display.duration(known[len(known) // 2] if known else None)
-
-
-def _bars(sizes: list[int]) -> list[dict[str, Any]]:
-    """Jobs by the size of their batch; `percent` is of the tallest bar."""
-    counts = [sum(low <= size <= (high or size) for size in sizes) for low, high in BUCKETS]
-    labels = [f"{low}+" if high is None else str(low) if low == high else f"{low}-{high}" for low, high in BUCKETS]
+def _bars(batches: Mapping[int, int]) -> list[dict[str, Any]]:
+    """By how many items they had; `percent` is of the tallest bar."""
+    ends = [*(tallies.STEPS * power for power in range(len(SIZES) - 1)), math.inf]
+    counts, before = [], -1.0
+    for end in ends:
+        counts.append(sum(count for bucket, count in batches.items() if before < bucket <= end))
+        before = end
     return [
-        {"label": label, "jobs": count, "percent": 100 * count / max(counts)}
-        for label, count in zip(labels, counts, strict=True)
+        {"label": label, "batches": count, "percent": 100 * count / max(counts)}
+        for label, count in zip(SIZES, counts, strict=True)
     ]
 
 
@@ -94,20 +111,27 @@ def worker_rows() -> QuerySet[Worker]:
     return Worker.objects.filter(~Q(state__in=ENDED) | Q(heartbeat_at__gte=since))[:50]
 
 
-def failure_rows() -> list[dict[str, Any]]:
-    failed = Job.objects.filter(status=Status.FAILED, id__gte=first_id_at(hour_ago()), whole=None).order_by()
-    groups = failed.values("model", "error_code").annotate(jobs=Count("pk"), latest_at=Max("finished_at"))
-    return [
-        {**group, "latest": failed.filter(model=group["model"], error_code=group["error_code"]).latest("finished_at")}
-        for group in groups.order_by("-jobs")
-    ]
+def failure_rows(ended: Mapping[str, Counter[str]]) -> list[dict[str, Any]]:
+    """With the newest of each, found by its id: to look for the one that ended last would read them all."""
+    failed = Job.objects.filter(status=Status.FAILED, whole=None).order_by("-pk").defer("inputs", "output")
+    found = []
+    for model, ends in ended.items():
+        for end, count in ends.items():
+            status, _, code = end.partition(" ")
+            latest = status == Status.FAILED and failed.filter(model=model, error_code=code, pk__gte=_day_ago()).first()
+            if latest:
+                found.append({"model": model, "error_code": code, "jobs": count, "latest": latest})
+    return sorted(found, key=lambda row: -row["jobs"])
 
 
-def finished_in_last_hour() -> dict[str, str]:
-    """By status: how many of the jobs accepted in the last hour are finished, counted up to a limit."""
-    recent = Job.objects.filter(id__gte=first_id_at(hour_ago()), whole=None).order_by()
-    return {status: _bounded(recent.filter(status=status).values("pk")[:COUNT_LIMIT].count()) for status in TERMINAL}
+def _day_ago() -> UUID:
+    """What failed within the hour was mostly made within the day; a search is not to go on for ever."""
+    return first_id_at(timezone.now() - datetime.timedelta(days=1))
 
 
-def _bounded(count: int) -> str:
-    return f"{count:,}+" if count == COUNT_LIMIT else f"{count:,}"
+def finished_in_last_hour(ended: Mapping[str, Counter[str]]) -> dict[str, str]:
+    counts = Counter[str]()
+    for ends in ended.values():
+        for end, count in ends.items():
+            counts[end.partition(" ")[0]] += count
+    return {status: f"{counts[status]:,}" for status in TERMINAL}

@@ -15,6 +15,7 @@ from django.utils.safestring import SafeString
 
 LONGEST_TEXT = 20_000  # characters of one input or output that a page shows
 LONGEST_NUMBERS = 8  # of a list of numbers
+LARGEST = 1e300  # beyond it a whole number may be no float
 NONE = "-"
 
 
@@ -89,6 +90,6 @@ def _folded(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     if len(value) > LONGEST_NUMBERS and all(isinstance(item, int | float) for item in value):
-        head = ", ".join(f"{item:.6g}" for item in value[:LONGEST_NUMBERS])
+        head = ", ".join(f"{item:.6g}" if abs(item) < LARGEST else f"{item!s:.20}" for item in value[:LONGEST_NUMBERS])
         return f"[{head}, ... {len(value)} numbers]"
     return [_folded(item) for item in value]

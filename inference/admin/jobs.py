@@ -1,28 +1,35 @@
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+import datetime
+import logging
+from collections.abc import Iterable
+from typing import Any
 from uuid import UUID
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.core import signing
 from django.core.exceptions import PermissionDenied
 from django.db.models import OuterRef, QuerySet, Subquery
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
-from django.shortcuts import redirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, JsonResponse
+from django.http.response import HttpResponseBase
+from django.shortcuts import get_object_or_404, redirect
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from inference.admin import display, steering
+from inference.admin import batches, data, display, export, media, selection, steering, story
 from inference.admin.filters import AcceptedFilter, ErrorFilter, ModelFilter, WorkerFilter
 from inference.admin.readonly import ReadOnlyAdmin
-from inference.models import Job, Webhook, Worker
-from inference.store import rows
+from inference.ids import new_job_id
+from inference.models import Act, ActKind, Job, Status, Webhook, Worker
+from inference.upkeep import acts
 
-END_OF_ID = re.compile(r"…?([0-9A-Fa-f]{8,12})")
-MOST_CANCELLED = 50_000  # of one action: a page must answer
-MOST_RETRIED = 1000  # each is submitted alone; the same jobs chosen again would run again
+logger = logging.getLogger(__name__)
+
+SALT = "inference.act"
+CONFIRMED_WITHIN = datetime.timedelta(minutes=15)
 
 
 @admin.register(Job)
@@ -32,15 +39,14 @@ class JobAdmin(ReadOnlyAdmin):
         "ran_on",
     )  # fmt: skip
     list_filter = ("status", ModelFilter, AcceptedFilter, "priority", WorkerFilter, ErrorFilter)
-    list_per_page = 50
+    list_per_page = list_max_show_all = 50
     search_fields = ("id",)  # shows the box; get_search_results does the work
     search_help_text = "A job's id or its end, as the list shows it, or a request's id (X-Request-Id) in full"
-    actions = ("cancel_jobs", "retry_jobs")
+    actions = ("cancel_jobs", "retry_jobs", "retry_jobs_alone")
     change_list_template = "inference/job_list.html"
     change_form_template = "inference/job.html"
     fieldsets = (
-        (None, {"fields": ("id", "model", "state", "error", "priority", "size", "length", "parts_link")}),
-        ("Data", {"fields": ("inputs_shown", "parameters_shown", "output_shown")}),
+        ("Job", {"fields": ("id", "model", "state", "error", "priority", "size", "length", "parts_link")}),
         ("Run", {"fields": ("batch_link", "attempts", "recoveries", "ran_on", "device")}),
         ("Times", {"fields": ("created", "sent", "wait", "started", "run", "finished", "expires")}),
         ("Client", {"fields": ("owner", "bulk_link", "webhook_link", "request_id_shown", "idempotency_key_shown")}),
@@ -54,15 +60,7 @@ class JobAdmin(ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
-        term = search_term.strip()
-        if not term:  # parts are found by what they belong to, ran in, and their ids
-            return queryset if request.GET.keys() & {"whole", "batch", "worker"} else queryset.filter(whole=None), False
-        if end := END_OF_ID.fullmatch(term):
-            return queryset.filter(pk__endswith=end[1].lower()), False
-        try:
-            return queryset.filter(pk=UUID(term)), False
-        except ValueError:
-            return queryset.filter(request_id=term, whole=None), False
+        return queryset.filter(**selection.search(search_term, set(request.GET))), False
 
     # Columns and facts
 
@@ -81,27 +79,16 @@ class JobAdmin(ReadOnlyAdmin):
     started = display.fact("started", "started_at", display.at)
     finished = display.fact("finished", "finished_at", display.at)
     expires = display.fact("expires", "expires_at", display.at)
-    parameters_shown = display.fact("parameters", "parameters", display.pretty_json)
-    output_shown = display.fact("output", "output", display.pretty_json)
     request_id_shown = display.fact("request id", "request_id", display.visible)
     idempotency_key_shown = display.fact("idempotency key", "idempotency_key", display.visible)
 
     @admin.display(description="worker")
     def ran_on(self, job: Job) -> SafeString | str:
-        if job.worker is None:
-            return display.NONE
-        name = getattr(job, "worker_name", None)
-        if name is None:  # its row is removed some time after its end
-            return f"…{job.worker.hex[-8:]}"
-        url = reverse("admin:inference_worker_change", args=[job.worker])
-        return format_html('<a href="{}">{}</a>', url, display.visible(name))
+        return story.worker_link(job)
 
     @admin.display(description="batch")
     def batch_link(self, job: Job) -> SafeString | str:
-        if job.batch is None:
-            return display.NONE
-        url = reverse("admin:inference_job_changelist")
-        return format_html('{} items: <a href="{}?batch={}">its jobs</a>', job.batch_size or "?", url, job.batch)
+        return story.batch_link(job)
 
     @admin.display(description="error")
     def error(self, job: Job) -> SafeString | str:
@@ -112,10 +99,6 @@ class JobAdmin(ReadOnlyAdmin):
     @admin.display(description="message sent")
     def sent(self, job: Job) -> str:
         return display.NONE if job.parts or job.published_at is None else display.at(job.published_at)
-
-    @admin.display(description="inputs")
-    def inputs_shown(self, job: Job) -> SafeString:
-        return display.pretty_json(rows.inputs_of_parts(job.pk) if job.parts else job.inputs)
 
     @admin.display(description="parts")
     def parts_link(self, job: Job) -> SafeString | str:
@@ -148,41 +131,141 @@ class JobAdmin(ReadOnlyAdmin):
         return request.user.has_perm("inference.change_job")
 
     @admin.action(description="Cancel the selected jobs", permissions=["steer"])
-    def cancel_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
-        """In order of age, so that what is left is what came last."""
-        oldest = queryset.order_by("pk")
-        count = oldest.count()
-        self.tell(request, steering.cancel(self.chunks(request, oldest, "Cancelled.")))
-        if count > MOST_CANCELLED:
-            text = f"{count - MOST_CANCELLED:,} of {count:,} jobs are left as they were: choose them and cancel again."
-            self.message_user(request, text, messages.WARNING)
+    def cancel_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
+        return self.act(request, queryset, ActKind.CANCEL)
 
     @admin.action(description="Run the selected jobs again, as new jobs", permissions=["steer"])
-    def retry_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
-        if (count := queryset.count()) > MOST_RETRIED:
-            text = f"None of {count:,} jobs was run again: choose at most {MOST_RETRIED:,} at once, by the filters."
-            self.message_user(request, text, messages.ERROR)
-            return
-        oldest = queryset.order_by("pk")
-        ids = [job_id for chunk in self.chunks(request, oldest, "Submitted again as a new job.") for job_id in chunk]
-        self.tell(request, steering.retry(ids))
+    def retry_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
+        return self.act(request, queryset, ActKind.RETRY)
 
-    def chunks(self, request: HttpRequest, oldest: QuerySet[Job], message: str) -> Iterator[list[UUID]]:
-        """The ids of one action's jobs, with a line in the history of each."""
-        jobs = oldest.only("pk", "model")
-        last, done = UUID(int=0), 0
-        while (chunk := list(jobs.filter(pk__gt=last)[: rows.MOST])) and done < MOST_CANCELLED:
-            LogEntry.objects.log_actions(str(request.user.pk), chunk, CHANGE, message)
-            yield [job.pk for job in chunk]
-            last, done = chunk[-1].pk, done + len(chunk)
+    @admin.action(description="Run the selected jobs again, each alone", permissions=["steer"])
+    def retry_jobs_alone(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
+        """With nothing beside them in their worker: whether one fails by itself is seen then."""
+        return self.act(request, queryset, ActKind.RETRY_ALONE)
+
+    def act(self, request: HttpRequest, queryset: QuerySet[Job], kind: ActKind) -> HttpResponse | None:
+        """Those that were ticked now; all that are found once that is confirmed, by the workers."""
+        if request.POST.get("select_across", "0") != "0":
+            return self.confirm(request, queryset, kind)
+        chosen = list(queryset.order_by("pk").only("pk", "model")[: self.list_per_page])
+        note = {ActKind.CANCEL: "Cancelled.", ActKind.RETRY: "Submitted again as a new job."}
+        message = note.get(kind, "Submitted again as a new job, that runs alone.")
+        LogEntry.objects.log_actions(str(request.user.pk), chosen, CHANGE, message)
+        ids = [job.pk for job in chosen]
+        self.tell(request, steering.cancel([ids]) if kind == ActKind.CANCEL else
+                  steering.retry(ids, alone=kind == ActKind.RETRY_ALONE))  # fmt: skip
+        return None
+
+    def confirm(self, request: HttpRequest, queryset: QuerySet[Job], kind: ActKind) -> HttpResponse | None:
+        """Counted, and shown what it would be."""
+        if (lookups := selection.of(request.GET)) is None:
+            text = "All jobs of this list cannot be acted on at once: choose them by the filters and the search alone."
+            self.message_user(request, text, messages.ERROR)
+            return None
+        count = queryset.order_by().values("pk")[: acts.MOST + 1].count()
+        counted = min(count, acts.MOST)
+        plan = {
+            "id": str(new_job_id()), "by_id": request.user.pk, "kind": kind, "selection": lookups,
+            "newest": str(new_job_id()), "counted": counted,
+        }  # fmt: skip
+        return self.page(
+            request, "inference/confirm.html", title=f"{kind.label} {counted:,} jobs?", kind=kind, counted=counted,
+            is_more=count > counted, lookups=lookups, plan=signing.dumps(plan, salt=SALT),
+            query=request.GET.urlencode(),
+        )  # fmt: skip
+
+    def begin(self, request: HttpRequest) -> HttpResponse:
+        """What was confirmed is left to the workers: once, however often the button is pressed."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        if not self.has_steer_permission(request):
+            raise PermissionDenied
+        try:
+            plan = signing.loads(request.POST.get("plan", ""), salt=SALT, max_age=CONFIRMED_WITHIN)
+        except signing.BadSignature:
+            plan = {"by_id": None}
+        if plan["by_id"] != request.user.pk:
+            self.message_user(request, "Too late: count them once more.", messages.ERROR)
+            return redirect("admin:inference_job_changelist")
+        act, is_new = Act.objects.get_or_create(pk=plan.pop("id"), defaults=plan)
+        if is_new:
+            self.log_addition(request, act, f"Began to {act.kind} {act.counted:,} jobs: {act.selection}")
+        return redirect("admin:inference_act_change", act.pk)
 
     def tell(self, request: HttpRequest, report: Iterable[steering.Line]) -> None:
         for level, text in report:
             self.message_user(request, text, level)
 
     def get_urls(self) -> list[URLPattern]:
-        steer = self.admin_site.admin_view(self.steer_one)
-        return [path("<uuid:pk>/steer/", steer, name="inference_job_steer"), *super().get_urls()]
+        own = {"steer": self.steer_one, "media": self.media_of, "now": self.now}
+        view = self.admin_site.admin_view
+        urls = [path(f"<uuid:pk>/{name}/", view(act), name=f"inference_job_{name}") for name, act in own.items()]
+        urls += [
+            path("act/", view(self.begin), name="inference_job_act"),
+            path("export/<slug:form>/", view(self.export), name="inference_job_export"),
+            path("batches/", view(self.batches), name="inference_job_batches"),
+            path("batches/<uuid:pk>/", view(self.batch), name="inference_job_batch"),
+        ]
+        return [*urls, *super().get_urls()]
+
+    def export(self, request: HttpRequest, form: str) -> HttpResponseBase:
+        """What the list of the same query shows."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        if form not in export.FORMS:
+            raise Http404
+        try:
+            listed = self.get_changelist_instance(request).get_queryset(request)
+        except IncorrectLookupParameters:
+            return redirect("admin:inference_job_changelist")
+        self.log_export(request, form)
+        return export.answer(listed, form)
+
+    def log_export(self, request: HttpRequest, form: str) -> None:
+        logger.info("user=%s exports jobs as %s: %.500s", request.user.pk, form, request.GET.urlencode())
+
+    def batches(self, request: HttpRequest) -> HttpResponse:
+        return self.page(request, "inference/batches.html", title="Batches", batches=batches.recent())
+
+    def batch(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        if (found := batches.of(pk)) is None:
+            raise Http404
+        return self.page(request, "inference/batch.html", title=f"Batch …{pk.hex[-8:]}", batch=found)
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        job = self.get_object(request, object_id)
+        told: dict[str, Any] = {}
+        if job is not None and self.has_view_permission(request, job):
+            told = {
+                "title": f"Job …{job.pk.hex[-8:]}", "story": story.events(job), "bar": story.bar(job),
+                "data": data.of(job), "parameters": display.pretty_json(job.parameters),
+            }  # fmt: skip
+        return super().change_view(request, object_id, form_url, {**told, **(extra_context or {})})
+
+    def seen(self, request: HttpRequest, pk: UUID) -> Job:
+        """Raises `PermissionDenied`, `Http404`."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return get_object_or_404(self.get_queryset(request), pk=pk)
+
+    def media_of(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        """An image or a sound of its inputs or its output."""
+        found, _ = data.read(self.seen(request, pk))
+        try:
+            answer = media.answer(media.at(found, request.GET.get("at", "")))
+        except LookupError:
+            answer = None
+        if answer is None:
+            raise Http404
+        return answer
+
+    def now(self, request: HttpRequest, pk: UUID) -> JsonResponse:
+        """What changes while it waits and runs."""
+        job = self.seen(request, pk)
+        text = data.arriving(job.pk) if job.status == Status.RUNNING else ""
+        return JsonResponse({"status": job.status, "text": text}, headers={"Cache-Control": "no-store"})
 
     def steer_one(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         """The buttons of one job's page."""
@@ -190,7 +273,8 @@ class JobAdmin(ReadOnlyAdmin):
             return HttpResponseNotAllowed(["POST"])
         if not self.has_steer_permission(request):
             raise PermissionDenied
-        action = {"cancel": self.cancel_jobs, "retry": self.retry_jobs}.get(request.POST.get("action", ""))
+        actions = {"cancel": self.cancel_jobs, "retry": self.retry_jobs, "retry_alone": self.retry_jobs_alone}
+        action = actions.get(request.POST.get("action", ""))
         if action:
-            action(request, self.get_queryset(request).filter(pk=pk))
+            action(request, self.get_queryset(request).filter(pk=pk))  # ticks nothing across pages
         return redirect("admin:inference_job_change", pk)

@@ -3,7 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.http import HttpRequest
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.utils.text import capfirst
 
 from inference.admin.filters import BoundedPaginator
 
@@ -16,8 +19,9 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes non
     sortable_by = ()
     paginator = BoundedPaginator
 
-    class Media:
-        css = {"all": ("inference/admin.css",)}
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        title = {"title": capfirst(str(self.opts.verbose_name_plural))}
+        return super().changelist_view(request, {**title, **(extra_context or {})})
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -26,3 +30,10 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes non
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return super().has_view_permission(request, obj) or super().has_change_permission(request, obj)
+
+    def page(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
+        """One of our own, for those who may see these rows. Raises `PermissionDenied`."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        common = {**self.admin_site.each_context(request), "opts": self.opts}
+        return TemplateResponse(request, template, {**common, **context})

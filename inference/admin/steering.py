@@ -32,15 +32,19 @@ def cancel(chunks: Iterable[Sequence[UUID]]) -> Iterator[Line]:
         yield from _counted(messages.WARNING, count, f"left as found: {status} already")
 
 
-def retry(ids: Iterable[UUID]) -> Iterator[Line]:
+def retry(ids: Iterable[UUID], *, alone: bool = False) -> Iterator[Line]:
     accepted, refused = 0, Counter[str]()
     for job_id in ids:
         try:
-            jobs.submit(jobs.again(jobs.fetch(job_id)))
+            jobs.submit(jobs.again(jobs.fetch(job_id), alone=alone))
             accepted += 1
         except errors.InferenceError as error:
             refused[error.message] += 1
-    yield from _counted(messages.SUCCESS, accepted, "submitted again, as new jobs with ids of their own")
+    yield from _counted(
+        messages.SUCCESS,
+        accepted,
+        f"submitted again, as new jobs with ids of their own{', that run alone' if alone else ''}",
+    )
     for reason, count in refused.items():
         yield from _counted(messages.ERROR, count, f"not accepted. {display.visible(reason)}")
 

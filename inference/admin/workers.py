@@ -1,20 +1,27 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 from django.conf import settings
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.shortcuts import get_object_or_404, redirect
+from django.urls import URLPattern, path
 from django.utils import timezone
-from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.safestring import SafeString
 
 from inference.admin import display
+from inference.admin.filters import EndedFilter
 from inference.admin.readonly import ReadOnlyAdmin
-from inference.models import Worker, WorkerState
+from inference.models import ENDED, Worker
+from inference.status.health import READY
+from inference.store import wishes
 
 MIB = 2**20
-ENDED = (WorkerState.STOPPED, WorkerState.GONE)
 
 
 def live_state(worker: Worker) -> str:
@@ -25,10 +32,9 @@ def live_state(worker: Worker) -> str:
     return "silent" if silent else worker.state
 
 
-def _memory(replica: dict[str, Any]) -> str:
-    """Of a worker of an earlier version: unknown."""
-    taken = replica.get("memory", {})
-    return ", ".join(f"{name}: {size / MIB:,.0f} MiB" for name, size in taken.items()) or display.NONE
+def _device(replica: dict[str, Any]) -> str:
+    withdrawn_s = replica.get("withdrawn_s")
+    return f"{replica['device']}, given no work for {withdrawn_s} s: it failed" if withdrawn_s else replica["device"]
 
 
 def _generates(entry: tuple[str, dict[str, Any]]) -> str:
@@ -47,12 +53,12 @@ class WorkerAdmin(ReadOnlyAdmin):
         "name", "state_now", "models", "device_names", "replicas_now", "held", "rate", "finished", "heartbeat",
         "started",
     )  # fmt: skip
-    list_filter = ("state",)
+    list_filter = (EndedFilter, "state")
+    change_form_template = "inference/worker.html"
     fieldsets = (
-        (None, {"fields": ("id", "name", "pid", "state_now", "heartbeat", "started")}),
+        ("Worker", {"fields": ("id", "name", "pid", "state_now", "heartbeat", "started")}),
         ("Models", {"fields": ("models", "error_shown", "speeds_shown", "generation_shown")}),
-        ("Replicas", {"fields": ("replicas_now", "device_names", "replicas_shown")}),
-        ("Load", {"fields": ("held", "rate", "finished")}),
+        ("Load", {"fields": ("replicas_now", "device_names", "devices_chosen", "held", "rate", "finished")}),
     )
 
     @admin.display(description="state")
@@ -61,6 +67,11 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     models = display.fact("models", "model_names", ", ".join)
     device_names = display.fact("devices", "devices", ", ".join)
+    devices_chosen = display.fact(
+        "why these devices",
+        "replicas",
+        lambda rows: next((row.get("chosen", "") for row in rows.values()), "") or display.NONE,
+    )
     rate = display.fact("jobs/s", "jobs_per_s", "{:.1f}".format)
     heartbeat = display.fact("heartbeat", "heartbeat_at", display.ago)
     started = display.fact("started", "started_at", display.ago)
@@ -76,12 +87,45 @@ class WorkerAdmin(ReadOnlyAdmin):
     def replicas_now(self, worker: Worker) -> str:
         return f"{worker.replicas_ready} of {worker.replicas_total} ready, {worker.replicas_busy} busy"
 
-    @admin.display(description="by replica")
-    def replicas_shown(self, worker: Worker) -> SafeString | str:
-        rows = [
-            (index, replica["pid"], replica["device"], display.pretty_json(replica["models"]), _memory(replica))
-            for index, replica in sorted(worker.replicas.items())
-        ]
-        head = mark_safe("<tr><th>replica</th><th>process</th><th>device</th><th>models</th><th>memory</th></tr>")
-        body = format_html_join("", "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>", rows)
-        return format_html("<table>{}{}</table>", head, body) if rows else display.NONE
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        worker = self.get_object(request, object_id)
+        told: dict[str, Any] = {}
+        if worker is not None and self.has_view_permission(request, worker):
+            told = {"title": "Worker", "replicas": list(replicas(worker)), "has_ended": live_state(worker) in ENDED}
+        return super().change_view(request, object_id, form_url, {**told, **(extra_context or {})})
+
+    def get_urls(self) -> list[URLPattern]:
+        steer = self.admin_site.admin_view(self.steer)
+        return [path("<uuid:pk>/steer/", steer, name="inference_worker_steer"), *super().get_urls()]
+
+    def steer(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        if not request.user.has_perm("inference.change_worker"):
+            raise PermissionDenied
+        worker = get_object_or_404(Worker, pk=pk)
+        acts = {"drain": (wishes.drain, "Drained."), "resume": (wishes.undrain, "Resumed.")}
+        act, told = acts.get(request.POST.get("action", ""), (None, ""))
+        if act and act(pk):
+            self.log_change(request, worker, told)
+            self.message_user(request, f"{worker.name}: {told} It heeds that within seconds.", messages.SUCCESS)
+        return redirect("admin:inference_worker_change", pk)
+
+
+def replicas(worker: Worker) -> Iterator[dict[str, Any]]:
+    """Each with its models, and why it has one not."""
+    for index, replica in sorted(worker.replicas.items(), key=lambda entry: int(entry[0])):
+        memory, notes = replica.get("memory", {}), replica.get("notes", {})
+        models = [
+            {"name": name, "state": "failed" if why else READY, "why": why,
+             "memory": f"{memory[name] / MIB:,.0f} MiB" if name in memory else "", "note": notes.get(name, "")}
+            for name, state in sorted(replica.get("models", {}).items())
+            for why in ["" if state == READY else state]
+        ]  # fmt: skip
+        total = sum(memory.values())
+        yield {
+            "index": index, "pid": replica.get("pid"), "device": _device(replica), "models": models,
+            "memory": f"{total / MIB:,.0f} MiB" if total else display.NONE,
+        }  # fmt: skip

@@ -71,10 +71,11 @@ class Laborer(threading.Thread):
     def outcome(self, job: transitions.Claimed) -> Outcome:
         several = lengths.is_list(spec_of(job.model), job.inputs)
         answers = [self.answer(item, job.parameters) for item in (job.inputs if several else [job.inputs])]
+        of: dict[str, Any] = {"job_id": job.id, "model": job.model, "whole": job.whole}
         for answer in answers:
             if isinstance(answer, InferenceError):
-                return Outcome(job_id=job.id, whole=job.whole, error_code=answer.code, error_detail=answer.message)
-        return Outcome(job_id=job.id, whole=job.whole, output=answers if several else answers[0])
+                return Outcome(**of, error_code=answer.code, error_detail=answer.message)
+        return Outcome(**of, output=answers if several else answers[0])
 
 
 @override_settings(MODELS_FILE=MODELS_FILE, API_KEY_REQUIRED=False)

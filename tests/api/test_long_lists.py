@@ -103,4 +103,4 @@ class LongListTests(ApiTestCase):
         metrics.forget()
         with self.worker():
             self.finished(job)
-        self.assertIn('inference_jobs_recent{code="",model="echo",status="succeeded"} 1.0', metrics.text().decode())
+        self.assertIn('inference_jobs_total{code="",model="echo",status="succeeded"} 1.0', metrics.text().decode())

@@ -1,0 +1,66 @@
+"""How many requests come with which key: counted in memory, and added to the rows of the hour once a minute.
+
+A courtesy: what a process has counted since is lost with it, and a database that is away keeps no key out."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import threading
+import time
+from collections import Counter
+
+from django.db import DatabaseError, InterfaceError, transaction
+from django.db.models import F
+from django.utils import timezone
+
+from api.models import ApiKey, KeyUse
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 60.0
+MOST = 200  # keys of one round: a request waits for it
+KEPT = datetime.timedelta(days=31)
+
+
+class Usage:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: Counter[int] = Counter()  # by key, since they were written
+        self._due_at = 0.0
+        self._hour: datetime.datetime | None = None  # in which old rows were removed
+
+    def count(self, key_id: int) -> None:
+        with self._lock:
+            self._requests[key_id] += 1
+
+    def write_if_due(self) -> None:
+        if not (counted := self._take(time.monotonic())):
+            return
+        try:
+            self.write(counted)
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("the use of %d keys was not noted: %s", len(counted), error)
+
+    def _take(self, now: float) -> dict[int, int]:
+        with self._lock:
+            if now < self._due_at:
+                return {}
+            self._due_at = now + EVERY_S
+            taken = dict(self._requests.most_common(MOST))
+            self._requests -= Counter(taken)
+            return taken
+
+    def write(self, counted: dict[int, int]) -> None:
+        hour = timezone.now().replace(minute=0, second=0, microsecond=0)
+        with transaction.atomic():
+            known = sorted(ApiKey.objects.filter(pk__in=counted).order_by().values_list("pk", flat=True))
+            KeyUse.objects.bulk_create([KeyUse(key_id=pk, hour=hour) for pk in known], ignore_conflicts=True)
+            for pk in known:
+                KeyUse.objects.filter(key_id=pk, hour=hour).update(requests=F("requests") + counted[pk])
+            if hour != self._hour:
+                KeyUse.objects.filter(hour__lt=hour - KEPT).delete()
+        self._hour = hour
+
+
+usage = Usage()

@@ -1,0 +1,63 @@
+"""Acts on many jobs: how far they are, and how to stop one."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.db.models.functions import Now
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.shortcuts import get_object_or_404, redirect
+from django.urls import URLPattern, path
+
+from inference.admin import display
+from inference.admin.readonly import ReadOnlyAdmin
+from inference.models import ACTING, Act, ActState
+from inference.status import workers
+
+
+def words(selection: dict[str, Any]) -> str:
+    told = (f"{lookup.replace('__', ' ')} {value}" for lookup, value in selection.items() if lookup != "whole__isnull")
+    return display.visible(", ".join(told)) or "all jobs"
+
+
+@admin.register(Act)
+class ActAdmin(ReadOnlyAdmin):
+    list_display = ("kind", "state_now", "which", "counted", "done", "left_shown", "by", "created")
+    list_filter = ("state", "kind")
+    list_select_related = ("by",)
+    change_form_template = "inference/act.html"
+    fields = ("kind", "which", "counted", "done", "left_shown", "by", "created", "finished")
+
+    state_now = display.fact("state", "state", display.badge)
+    which = display.fact("which", "selection", words)
+    created = display.fact("begun", "created_at", display.ago)
+    finished = display.fact("ended", "finished_at", display.ago)
+    left_shown = display.fact(
+        "left as they were", "left",
+        lambda left: display.visible("; ".join(f"{count:,} {reason}" for reason, count in left.items())),
+    )  # fmt: skip
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        told = {"title": "Act on jobs", "nobody": not workers.living().exists()}
+        return super().change_view(request, object_id, form_url, {**told, **(extra_context or {})})
+
+    def get_urls(self) -> list[URLPattern]:
+        stop = self.admin_site.admin_view(self.stop)
+        return [path("<uuid:pk>/stop/", stop, name="inference_act_stop"), *super().get_urls()]
+
+    def stop(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        """After the chunk that a worker is at."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        if not request.user.has_perm("inference.change_job"):
+            raise PermissionDenied
+        act = get_object_or_404(Act, pk=pk)
+        if Act.objects.filter(pk=pk, state__in=ACTING).update(state=ActState.STOPPED, finished_at=Now()):
+            self.log_change(request, act, "Stopped.")
+            self.message_user(request, "Stopped: what was done stays so.", messages.SUCCESS)
+        return redirect("admin:inference_act_change", pk)

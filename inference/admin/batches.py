@@ -1,0 +1,109 @@
+"""What ran together: the batches of late, and one of them. As rows tell it: of a job the last batch that claimed it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from uuid import UUID
+
+from django.utils.safestring import SafeString
+
+from inference.admin import drawing
+from inference.batching.costs import CostModel
+from inference.models import Job, Status, Worker
+
+RECENT = 400  # jobs of each state, that the list is made of
+MOST = 1000  # jobs of one batch that a page shows
+RAN = (Status.RUNNING, Status.SUCCEEDED, Status.FAILED)
+COLUMNS = ("batch", "batch_size", "model", "worker", "device", "size", "length", "started_at", "finished_at", "status",
+           "error_code", "parts")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    id: UUID
+    jobs: list[Job]  # the longest last
+    worker: Worker | None
+    cost: CostModel | None  # as that worker has learnt it
+
+    @property
+    def model(self) -> str:
+        return self.jobs[0].model
+
+    @property
+    def device(self) -> str:
+        return self.jobs[0].device
+
+    @property
+    def rows(self) -> int:
+        """Of the engine call: as it was recorded, or as far as it is known."""
+        return max((job.batch_size or 0 for job in self.jobs), default=0) or sum(job.size for job in self.jobs)
+
+    @property
+    def failed(self) -> int:
+        return sum(job.status == Status.FAILED for job in self.jobs)
+
+    @property
+    def started_at(self) -> datetime.datetime | None:
+        return min((job.started_at for job in self.jobs if job.started_at), default=None)
+
+    @property
+    def longest(self) -> int:
+        return max(job.length for job in self.jobs)
+
+    @property
+    def padding(self) -> int:
+        """Per cent of what is computed, if all are padded to the longest."""
+        sizes = sum(job.size for job in self.jobs)
+        return round(100 * (1 - sum(job.length * job.size for job in self.jobs) / (sizes * self.longest)))
+
+    @property
+    def took_s(self) -> float | None:
+        """From its claim to the record; none while it runs."""
+        ended = [job.finished_at for job in self.jobs]
+        if self.started_at is None or not all(ended):
+            return None
+        return max((max(filter(None, ended)) - self.started_at).total_seconds(), 0.0)
+
+    @property
+    def learnt_s(self) -> float | None:
+        return self.cost.seconds(self.rows, self.longest) if self.cost else None
+
+    @property
+    def lengths(self) -> SafeString:
+        return drawing.lengths([job.length for job in self.jobs], to=self.longest)
+
+
+def recent() -> list[Batch]:
+    """Those of the newest jobs, the latest first."""
+    jobs = [
+        job for status in RAN for job in Job.objects.filter(status=status, batch__isnull=False).only(*COLUMNS)[:RECENT]
+    ]
+    found = sorted(_batches(jobs), key=lambda batch: str(batch.started_at), reverse=True)
+    return found[:RECENT]
+
+
+def of(batch: UUID) -> Batch | None:
+    found = _batches(Job.objects.filter(batch=batch).only(*COLUMNS, "created_at")[:MOST])
+    return next(iter(found), None)
+
+
+def _batches(jobs: Iterable[Job]) -> Iterator[Batch]:
+    by_batch: dict[UUID, list[Job]] = {}
+    for job in jobs:
+        if job.batch:
+            by_batch.setdefault(job.batch, []).append(job)
+    ids = {job.worker for job in chain.from_iterable(by_batch.values()) if job.worker}
+    workers = Worker.objects.only("name", "costs").in_bulk(ids)
+    for batch, ran in by_batch.items():
+        worker = workers.get(ran[0].worker) if ran[0].worker else None
+        yield Batch(
+            id=batch, jobs=sorted(ran, key=lambda job: job.length), worker=worker, cost=_cost(worker, ran[0].model)
+        )
+
+
+def _cost(worker: Worker | None, model: str) -> CostModel | None:
+    told = ((worker.costs if worker else None) or {}).get(model)
+    return CostModel.of(told) if told and told.get("calls") else None

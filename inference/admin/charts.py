@@ -1,0 +1,41 @@
+"""What the charts of the first page ask for while they are looked at."""
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.urls import path
+
+from inference.admin import dashboard
+from inference.figures import series
+
+LONGEST_NAME = 100  # of a model
+
+
+def figures(request: HttpRequest) -> HttpResponse:
+    _see_that_they_may(request)
+    name, model = request.GET.get("range", "15m"), request.GET.get("model", "")
+    if name not in series.RANGES or len(model) > LONGEST_NAME:
+        return JsonResponse({"error": f"range is one of {', '.join(series.RANGES)}"}, status=400)
+    answer = JsonResponse(series.series(name, model))
+    answer["Cache-Control"] = "no-store"
+    return answer
+
+
+def now(request: HttpRequest) -> HttpResponse:
+    """The tables of the first page."""
+    _see_that_they_may(request)
+    answer = render(request, "inference/now.html", dashboard.now())
+    answer["Cache-Control"] = "no-store"
+    return answer
+
+
+def _see_that_they_may(request: HttpRequest) -> None:
+    if not request.user.has_perm("inference.view_job"):
+        raise PermissionDenied
+
+
+urls = [
+    path("figures", admin.site.admin_view(figures), name="figures"),
+    path("now", admin.site.admin_view(now), name="now"),
+]

@@ -1,0 +1,81 @@
+"""A job's inputs and output, read from its row as far as a page shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Any
+from uuid import UUID
+
+import redis
+from django.db.models import TextField
+from django.db.models.functions import Cast, Length
+from django.urls import reverse
+from django.utils.safestring import SafeString
+
+from inference.admin import display, media, values
+from inference.errors import BrokerUnavailable
+from inference.models import Job
+from inference.streams import history
+from inference.streams.positions import BEGINNING
+from inference.streams.tale import Differs, Tale
+
+MOST = 16_000_000  # characters of JSON that are read of either
+SIDES = ("inputs", "output")
+
+
+@dataclass(slots=True)
+class Data:
+    pairs: list[tuple[int | None, SafeString, SafeString | None]] = field(default_factory=list)
+    left: int = 0  # inputs that are not shown
+    problems: list[str] = field(default_factory=list)
+
+
+def of(job: Job) -> Data:
+    found, problems = read(job)
+    if "inputs" not in found:
+        return Data(problems=problems)
+
+    def link(path: media.Path) -> str:
+        return reverse("admin:inference_job_media", args=[job.pk], query={"at": media.address(str(path[0]), path[1:])})
+
+    inputs = found["inputs"]
+    if job.parts and isinstance(found.get("output"), list):
+        found["output"] = found["output"][: len(inputs)]
+    pairs = list(values.pairs(inputs, found.get("output"), link))
+    left = values.left(inputs) if not job.parts else max(0, job.size - len(inputs))
+    return Data(pairs=pairs, left=left, problems=problems)
+
+
+def read(job: Job) -> tuple[dict[str, Any], list[str]]:
+    """By side, where it is not too much to be shown; and what is."""
+    sizes = Job.objects.filter(pk=job.pk).values(
+        **{f"characters_of_{side}": Length(Cast(side, TextField())) for side in SIDES}
+    )
+    known: dict[str, Any] = dict(sizes.order_by().first() or {})
+    names = [side for side in SIDES if (known.get(f"characters_of_{side}") or 0) <= MOST]
+    found: dict[str, Any] = dict(Job.objects.filter(pk=job.pk).order_by().values(*names).first() or {}) if names else {}
+    if job.parts and "inputs" in found:
+        found["inputs"] = _first_inputs(job.pk)
+    problems = [
+        f"The {side} of {known[f'characters_of_{side}']:,} characters is not shown here: the API tells all of it."
+        for side in SIDES
+        if side not in names
+    ]
+    return found, problems
+
+
+def _first_inputs(whole: UUID) -> list[Any]:
+    """Each part has one at least."""
+    parts = Job.objects.filter(whole=whole).order_by("place").values_list("inputs", flat=True)
+    return list(islice(chain.from_iterable(parts[: values.MOST_ITEMS].iterator(chunk_size=1)), values.MOST_ITEMS))
+
+
+def arriving(job_id: UUID) -> str:
+    """What was told until now of a text that is generated; nothing where that is not known."""
+    try:
+        entries = history.read({job_id: history.FIRST}, history.MOST_CHUNKS).get(job_id, [])
+        told = Tale(job_id, BEGINNING).hear(entries)
+    except (redis.RedisError, BrokerUnavailable, Differs):
+        return ""
+    return display.visible(told.text[: display.LONGEST_TEXT]) if told else ""

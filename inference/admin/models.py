@@ -1,0 +1,143 @@
+"""The models: what runs of each and where, what it costs, and the two acts on one: pause and resume."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.shortcuts import redirect
+from django.urls import URLPattern, path
+from django.utils.safestring import SafeString
+
+from inference.admin import display, drawing
+from inference.admin.readonly import ReadOnlyAdmin
+from inference.batching.costs import CostModel
+from inference.catalog import lookup
+from inference.catalog.specs import ModelSpec
+from inference.models import Job, PausedModel, Status, Worker
+from inference.status import backlog, catalog, workers
+from inference.store import wishes
+
+MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A model in the list."""
+
+    name: str
+    spec: ModelSpec | None  # none of one that is gone from the file
+    runs: list[tuple[catalog.Run, int]]
+    served: int  # by so many workers
+    queued: int
+    speed: float | None  # items a second
+    pause: PausedModel | None
+
+
+def lines() -> list[Line]:
+    living = list(workers.living())
+    runs, served, paused = catalog.count(living), workers.count_served(living), PausedModel.objects.in_bulk()
+    return [
+        Line(
+            name=name, spec=spec, runs=sorted(runs.get(name, {}).items()), served=served[name],
+            queued=backlog.queued(spec) if spec else 0, speed=workers.speeds().get(name), pause=paused.get(name),
+        )
+        for name in sorted(lookup.models().keys() | runs.keys() | paused.keys())
+        for spec in [lookup.models().get(name)]
+    ]  # fmt: skip
+
+
+def facts(spec: ModelSpec) -> Iterator[tuple[str, Any]]:
+    """The entry, as far as it says something."""
+    for field in dataclasses.fields(spec):
+        value = getattr(spec, field.name)
+        if value not in (None, "", (), {}, False):
+            yield field.name, str(value)
+
+
+def places(name: str, living: list[Worker]) -> Iterator[dict[str, Any]]:
+    """Where it runs, or why it does not."""
+    for worker in living:
+        for entry in catalog.entries(worker):
+            if entry["name"] == name:
+                notes = {replica.get("notes", {}).get(name, "") for replica in worker.replicas.values()}
+                memory = entry.get("memory")
+                yield {
+                    "worker": worker, "state": entry["state"], "revision": entry["revision"], "why": entry["why"],
+                    "held_back": entry.get("held_back"), "memory": f"{memory / MIB:,.0f} MiB" if memory else "",
+                    "notes": sorted(filter(None, notes)), "speed": worker.speeds.get(name),
+                }  # fmt: skip
+
+
+def plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, SafeString, str]]:
+    """What calls took against what was learnt that they take, by worker."""
+    for worker in living:
+        told = (worker.costs or {}).get(name) or {}
+        if told.get("seen"):
+            model = CostModel.of({**told, "overhead_s": 0.0})
+            points = [
+                (model.seconds(size, length), took, f"{size} of {length:g} tokens: {display.duration(took)}")
+                for size, length, took in told["seen"]
+            ]
+            beside = (
+                f"{told['calls']:,} calls; claim, record and notice take {display.duration(told['overhead_s'])} more"
+            )
+            yield worker, drawing.against(points), beside
+
+
+@admin.register(PausedModel)
+class ModelsAdmin(ReadOnlyAdmin):
+    """Of every model, paused or not."""
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        return self.page(request, "inference/models.html", title="Models", lines=lines)
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        name, living = object_id, list(workers.living())
+        spec, where = lookup.models().get(name), list(places(name, living))
+        pause = PausedModel.objects.select_related("paused_by").filter(pk=name).first()
+        if not (spec or where or pause):
+            raise Http404
+        queued = Job.objects.filter(model=name, status=Status.QUEUED, parts=None)
+        return self.page(
+            request, "inference/model.html", title=display.visible(name), name=name, spec=spec, pause=pause,
+            facts=list(facts(spec)) if spec else [], places=where, plots=list(plots(name, living)),
+            queued=backlog.queued(spec) if spec else None,
+            oldest=queued.order_by("priority", "pk").only("created_at").first(),
+            may_act=request.user.has_perm("inference.change_pausedmodel"),
+        )  # fmt: skip
+
+    def get_urls(self) -> list[URLPattern]:
+        steer = self.admin_site.admin_view(self.steer)
+        return [path("<path:name>/steer/", steer, name="inference_pausedmodel_steer"), *super().get_urls()]
+
+    def steer(self, request: HttpRequest, name: str) -> HttpResponse:
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        if not request.user.has_perm("inference.change_pausedmodel"):
+            raise PermissionDenied
+        act = request.POST.get("action", "")
+        if act == "pause" and (name in lookup.models() or catalog.runs().get(name)):
+            self.tell(request, name, "Paused.", wishes.pause(name, request.user))
+        elif act == "resume":
+            self.tell(request, name, "Resumed.", wishes.resume(name))
+        return redirect("admin:inference_pausedmodel_change", name)
+
+    def tell(self, request: HttpRequest, name: str, what: str, happened: bool) -> None:
+        if happened:
+            kind = ContentType.objects.get_for_model(PausedModel)
+            LogEntry.objects.create(
+                user_id=request.user.pk or 0, content_type=kind, object_id=name, object_repr=name[:200],
+                action_flag=CHANGE, change_message=what,
+            )  # fmt: skip
+            self.message_user(request, f"{name}: {what} Workers heed it within seconds.", messages.SUCCESS)

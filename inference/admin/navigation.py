@@ -1,0 +1,35 @@
+"""The places that every page leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from django.http import HttpRequest
+from django.urls import reverse
+
+PLACES = (  # name, URL, what one must be allowed to see
+    ("Now", "admin:index", ""),
+    ("Jobs", "admin:inference_job_changelist", "inference.view_job"),
+    ("Batches", "admin:inference_job_batches", "inference.view_job"),
+    ("Models", "admin:inference_pausedmodel_changelist", "inference.view_pausedmodel"),
+    ("Workers", "admin:inference_worker_changelist", "inference.view_worker"),
+    ("Webhooks", "admin:inference_webhook_changelist", "inference.view_webhook"),
+    ("Acts", "admin:inference_act_changelist", "inference.view_act"),
+    ("Keys", "admin:api_apikey_changelist", "api.view_apikey"),
+    ("Users", "admin:auth_user_changelist", "auth.view_user"),
+)
+
+
+class Place(NamedTuple):
+    name: str
+    url: str
+    is_here: bool
+
+
+def places(request: HttpRequest) -> Iterator[Place]:
+    """Those that this user may see. Of those that this page lies in, it is in the innermost."""
+    seen = [(name, reverse(view)) for name, view, right in PLACES if not right or request.user.has_perm(right)]
+    here = max((url for _, url in seen if request.path.startswith(url)), key=len, default="")
+    for name, url in seen:
+        yield Place(name, url, url == here and (url != seen[0][1] or request.path == url))

@@ -1,0 +1,27 @@
+"""What a browser may load on the operator's pages: what this service serves, and nothing that stands in the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+
+POLICY = "; ".join((
+    "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'", "media-src 'self'",
+    "connect-src 'self'", "form-action 'self'", "base-uri 'none'", "frame-ancestors 'none'",
+))  # fmt: skip
+
+
+class ContentPolicy:
+    """Middleware. A page that needs a stricter one has its own."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+        self.root = reverse("admin:index")
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        response = self.get_response(request)
+        if request.path_info.startswith(self.root):
+            response.headers.setdefault("Content-Security-Policy", POLICY)
+        return response

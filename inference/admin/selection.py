@@ -1,0 +1,47 @@
+"""The filters and the search of the list of jobs, as lookups that a row can keep."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from typing import Any
+from uuid import UUID
+
+from django.http import QueryDict
+from django.utils import timezone
+
+from inference.ids import first_id_at
+
+END_OF_ID = re.compile(r"…?([0-9A-Fa-f]{8,12})")
+MINUTES = {"10m": 10, "1h": 60, "1d": 1440, "7d": 10_080}  # the times of the list
+LOOKUPS = {"status__exact": "status", "priority__exact": "priority"}
+SAME = ("model", "worker", "error_code", "batch", "whole", "bulk")
+OF_PARTS = {"whole", "batch", "worker"}  # which find parts, too
+PASSED_OVER = {"p", "o", "e", "all", "_changelist_filters", "_popup"}
+
+
+def search(term: str, keys: set[str]) -> dict[str, Any]:
+    """`keys`: what else is asked for. Parts are found by what they belong to, ran in, and their ids."""
+    term = term.strip()
+    if not term:
+        return {} if keys & OF_PARTS else {"whole__isnull": True}
+    if end := END_OF_ID.fullmatch(term):
+        return {"id__endswith": end[1].lower()}
+    try:
+        return {"id": str(UUID(term))}
+    except ValueError:
+        return {"request_id": term, "whole__isnull": True}
+
+
+def of(query: QueryDict) -> dict[str, Any] | None:
+    """None for a filter that acts on all do not know: they would concern more than is listed."""
+    found = search(query.get("q", ""), set(query))
+    for key, value in query.items():
+        if key in LOOKUPS or key in SAME:
+            found[LOOKUPS.get(key, key)] = value
+        elif key == "accepted" and value in MINUTES:
+            since = timezone.now() - datetime.timedelta(minutes=MINUTES[value])
+            found["id__gte"] = str(first_id_at(since))
+        elif key not in PASSED_OVER | {"q"}:
+            return None
+    return found

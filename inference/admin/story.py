@@ -1,0 +1,174 @@
+"""What happened to a job, in order, as its row tells it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString, mark_safe
+
+from inference.admin import display, drawing
+from inference.models import Job, PausedModel, Status, Webhook
+from inference.status import backlog, workers
+
+NOTHING = mark_safe("")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    what: str
+    at: datetime.datetime | None = None  # none of what the row has no moment of
+    after: str = ""  # the job was accepted
+    detail: SafeString | str = NOTHING
+    state: str = "done"  # or "failed", "now", "next"
+
+
+def events(job: Job) -> list[Event]:
+    """In the order in which they happened."""
+    found = [*_again(job), *_sent(job), *_claimed(job), *_waits(job), *_ended(job), *_told(job)]
+    return [_accepted(job), *found]
+
+
+def bar(job: Job) -> SafeString:
+    """How long it waited and ran."""
+    parts = [("waited", job.queue_wait), ("ran", job.run_time)]
+    known = [(name, took.total_seconds()) for name, took in parts if took is not None]
+    return drawing.shares(known) if known else NOTHING
+
+
+def _event(job: Job, what: str, at: datetime.datetime | None, **more: Any) -> Event:
+    after = display.duration(at - job.created_at) if at and at > job.created_at else ""
+    return Event(what=what, at=at, after=after, **more)
+
+
+def _accepted(job: Job) -> Event:
+    by = format_html("by {}", display.visible(str(job.owner))) if job.owner_id else "without a key"
+    request = format_html(", request {}", _requests(job.request_id)) if job.request_id else NOTHING
+    parts = format_html(", to run in {} parts", job.parts) if job.parts else NOTHING
+    return _event(job, "Accepted", job.created_at, detail=format_html("{}{}{}", by, request, parts))
+
+
+def _requests(request_id: str) -> SafeString:
+    url = reverse("admin:inference_job_changelist", query={"q": request_id})
+    return format_html('<a href="{}"><code>{}</code></a>', url, display.visible(request_id))
+
+
+def _sent(job: Job) -> Iterator[Event]:
+    if job.parts:
+        return  # only its parts have messages
+    if job.published_at:
+        what = "Message sent again" if job.recoveries or job.attempts > 1 else "Message sent"
+        yield _event(job, what, job.published_at, detail="to the queue of its model, where workers fetch it")
+    elif job.status == Status.QUEUED:
+        yield Event(what="No message of it is on its way", detail="housekeeping sends one soon", state="now")
+
+
+def _again(job: Job) -> Iterator[Event]:
+    earlier = 0 if job.parts else job.attempts - (job.started_at is not None)
+    if job.recoveries > earlier:  # more losses than runs: what a retry that is to run alone begins with
+        yield Event(what="To run alone", detail="nothing runs beside it, and its next loss is its last", state="next")
+        return
+    if earlier:
+        detail = "the batches before died and were run again in parts, or were given back"
+        yield Event(what=f"Claimed {_times(earlier)} before", detail=detail)
+    if job.recoveries:
+        alone = ": it runs with nothing beside it" if job.recoveries >= settings.MAX_RECOVERIES - 1 else ""
+        times = f"counted {_times(job.recoveries)} of {settings.MAX_RECOVERIES}{alone}"
+        yield Event(what="Given back: whoever ran it was lost", detail=times, state="failed")
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _claimed(job: Job) -> Iterator[Event]:
+    if job.started_at is None:
+        return
+    if job.parts:
+        yield _event(job, "The first of its parts began", job.started_at)
+        return
+    where = format_html(" on {}", job.device) if job.device else NOTHING
+    attempt = f", the {_ordinal(job.attempts)} attempt" if job.attempts > 1 else ""
+    yield _event(
+        job, "Claimed", job.started_at,
+        detail=format_html("by {}{}, in {}{}", worker_link(job), where, batch_link(job), attempt),
+    )  # fmt: skip
+    if job.status == Status.RUNNING and job.lease_until:
+        detail = format_html("given back if nothing is recorded {}", display.ago(job.lease_until))
+        yield Event(what="Running", detail=detail, state="now")
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def worker_link(job: Job) -> SafeString | str:
+    if job.worker is None:
+        return display.NONE
+    name = getattr(job, "worker_name", None)
+    if name is None:  # its row is removed some time after its end
+        return f"…{job.worker.hex[-8:]}"
+    url = reverse("admin:inference_worker_change", args=[job.worker])
+    return format_html('<a href="{}">{}</a>', url, display.visible(name))
+
+
+def batch_link(job: Job) -> SafeString | str:
+    if job.batch is None:
+        return display.NONE
+    url = reverse("admin:inference_job_batch", args=[job.batch])
+    size = f"a batch of {job.batch_size}" if job.batch_size else "a batch"
+    return format_html('<a href="{}">{}</a>', url, size)
+
+
+def _waits(job: Job) -> Iterator[Event]:
+    if job.status != Status.QUEUED or job.parts:
+        return
+    place = backlog.place(job)
+    soon = f", in about {display.duration(place.wait_s)}" if place.wait_s is not None else ""
+    yield Event(
+        what=f"Number {place.position:,} in the queue", detail=_kept_by(job) or f"its turn comes{soon}", state="now"
+    )
+    if job.expires_at:
+        yield Event(what="Expires", at=job.expires_at, detail="if no worker has begun it by then", state="next")
+
+
+def _kept_by(job: Job) -> str:
+    """Why its turn does not come, if it does not."""
+    if pause := PausedModel.objects.filter(pk=job.model).first():
+        return f"its model is paused since {display.at(pause.paused_at)}"
+    return "" if workers.serving(job.model) else "no living worker serves its model now"
+
+
+def _ended(job: Job) -> Iterator[Event]:
+    if job.finished_at is None:
+        return
+    ran = f"after a run of {display.duration(job.run_time)}" if job.run_time is not None else ""
+    if job.status == Status.SUCCEEDED:
+        yield _event(job, "Recorded: succeeded", job.finished_at, detail=ran)
+    elif job.status == Status.FAILED:
+        why = format_html("<strong>{}</strong> {}{}", job.error_code, ran, display.block(job.error_detail))
+        yield _event(job, "Recorded: failed", job.finished_at, detail=why, state="failed")
+    elif job.status == Status.CANCELLED:
+        dropped = "while it ran: its output is dropped" if job.started_at else "before a run"
+        yield _event(job, "Cancelled", job.finished_at, detail=dropped, state="failed")
+    else:
+        why = format_html("{}", display.visible(job.error_detail))
+        yield _event(job, f"Ended: {job.status}", job.finished_at, detail=why, state="failed")
+
+
+def _told(job: Job) -> Iterator[Event]:
+    webhook = Webhook.objects.filter(job=job).first()
+    if webhook is None:
+        return
+    link = reverse("admin:inference_webhook_change", args=[webhook.pk])
+    tried = f", tried {_times(webhook.attempts)}" if webhook.attempts else ""
+    why = format_html(": {}", display.visible(webhook.last_error)) if webhook.last_error else NOTHING
+    detail = format_html('<a href="{}">{}</a>{}{}', link, display.visible(webhook.url), tried, why)
+    state = {"delivered": "done", "given up": "failed"}.get(webhook.state, "next")
+    yield Event(what=f"Webhook {webhook.state}", detail=detail, state=state)

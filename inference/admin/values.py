@@ -1,0 +1,197 @@
+"""Inputs and outputs as people read them: by their shape, whatever the model. All that a client or a model wrote is
+escaped, and as much of it shown as a page holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
+
+from inference.admin import drawing, media
+from inference.admin.display import LONGEST_TEXT, block, pretty_json, visible
+
+FOLDED = 600  # characters of a text that are shown unfolded
+MOST_ITEMS = 20  # of a list
+MOST_BARS = 30
+MOST_SPANS = 500
+SHORTEST_VECTOR = 8
+NAMES = ("label", "token_str", "answer", "entity_group", "entity")  # what an entry with a score is called
+
+Link = Callable[[media.Path], str]  # the address of what stands there
+
+
+def pairs(inputs: Any, output: Any, link: Link) -> Iterator[tuple[int | None, SafeString, SafeString | None]]:
+    """Each input with its output, where both are lists of as many; else all inputs and all output. The number of an
+    item, the input and the output, if there is one."""
+    if isinstance(inputs, list) and inputs and not _is_chat(inputs):
+        outputs = output if isinstance(output, list) and len(output) == len(inputs) else []
+        for place, value in enumerate(islice(inputs, MOST_ITEMS)):
+            answer = shown(outputs[place], link, ("output", place), of=value) if outputs else None
+            yield place, shown(value, link, ("inputs", place)), answer
+        if output is not None and not outputs:
+            yield None, mark_safe(""), shown(output, link, ("output",))
+    else:
+        answer = None if output is None else shown(output, link, ("output",), of=inputs)
+        yield None, shown(inputs, link, ("inputs",)), answer
+
+
+def left(inputs: Any) -> int:
+    """How many inputs `pairs` leaves out."""
+    return max(0, len(inputs) - MOST_ITEMS) if isinstance(inputs, list) and not _is_chat(inputs) else 0
+
+
+def shown(value: Any, link: Link, path: media.Path, of: Any = None) -> SafeString:
+    """`of`: the input that it is the answer to."""
+    if isinstance(value, str):
+        return _medium(value, link, path) or text(value)
+    if _is_vector(value):
+        return _vector(value)
+    if isinstance(value, list) and value:
+        return _list(value, link, path, of)
+    if isinstance(value, dict):
+        return _dict(value, link, path)
+    return pretty_json(value)
+
+
+def text(value: str) -> SafeString:
+    if len(value) <= FOLDED:
+        return SafeString(block(value) or mark_safe('<span class="help">empty</span>'))
+    return format_html(
+        '<details class="fold"><summary><span class="beginning">{}…</span> <span class="help">{} characters</span>'
+        "</summary>{}{}</details>",
+        visible(value[:FOLDED]), f"{len(value):,}", block(value), _more(len(value) - LONGEST_TEXT, "characters"),
+    )  # fmt: skip
+
+
+def _more(count: int, what: str) -> SafeString | str:
+    return format_html('<p class="help">{} more {}</p>', f"{count:,}", what) if count > 0 else ""
+
+
+def _medium(value: str, link: Link, path: media.Path) -> SafeString | None:
+    kind = media.kind(value)
+    if kind.startswith("image/"):
+        return format_html('<img class="shown" src="{}" alt="the image" loading="lazy">', link(path))
+    if kind.startswith("audio/"):
+        return format_html('<audio controls preload="none" src="{}"></audio>', link(path))
+    return None
+
+
+def _list(value: list[Any], link: Link, path: media.Path, of: Any) -> SafeString:
+    if _is_chat(value):
+        return _chat(value)
+    if isinstance(of, str) and all(_is_span(entry, of) for entry in value[:MOST_SPANS]):
+        return _marked(of, value[:MOST_SPANS])
+    if all(_named(entry) is not None for entry in value[:MOST_BARS]):
+        return format_html("{}{}", _bars(value[:MOST_BARS]), _more(len(value) - MOST_BARS, "of them"))
+    if len(value) == 1 and isinstance(value[0], list | dict):
+        return shown(value[0], link, (*path, 0), of)
+    if all(_is_vector(entry) for entry in value[:MOST_ITEMS]):
+        drawn = format_html_join("", "<li>{}</li>", ((_vector(entry),) for entry in value[:MOST_ITEMS]))
+        return format_html('<ol class="rows" start="0">{}</ol>{}', drawn, _more(len(value) - MOST_ITEMS, "rows"))
+    if any(media.kind(entry) for entry in value[:MOST_ITEMS]):
+        items = ((shown(entry, link, (*path, place)),) for place, entry in enumerate(value[:MOST_ITEMS]))
+        return format_html('<ol class="rows" start="0">{}</ol>', format_html_join("", "<li>{}</li>", items))
+    return pretty_json(value)
+
+
+def _dict(value: Mapping[str, Any], link: Link, path: media.Path) -> SafeString:
+    """Long texts, vectors and media by themselves, and the rest as it is."""
+    apart = {
+        name: entry
+        for name, entry in islice(value.items(), MOST_ITEMS)
+        if (isinstance(entry, str) and (len(entry) > FOLDED or name == "generated_text" or media.kind(entry)))
+        or _is_vector(entry) or (isinstance(entry, list) and _is_chat(entry))
+    }  # fmt: skip
+    rest = {name: entry for name, entry in value.items() if name not in apart}
+    rows = ((visible(name), shown(entry, link, (*path, name))) for name, entry in apart.items())
+    parts = format_html_join("", "<dt>{}</dt><dd>{}</dd>", rows)
+    return (
+        format_html('<dl class="parts">{}</dl>{}', parts, pretty_json(rest) if rest else "")
+        if apart
+        else pretty_json(rest)
+    )
+
+
+def _is_vector(value: Any) -> bool:
+    return isinstance(value, list) and len(value) >= SHORTEST_VECTOR and all(map(_is_number, value))
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < 1e300  # which NaN is not either
+
+
+def _vector(value: list[float]) -> SafeString:
+    head = ", ".join(f"{number:.6g}" for number in value[:SHORTEST_VECTOR])
+    low, high, norm = (f"{number:.4g}" for number in (min(value), max(value), math.hypot(*value)))
+    what = f"{len(value):,} numbers from {low} to {high}, of length {norm}: {head}, …"
+    return format_html('{}<p class="help">{}</p>', drawing.vector(value), what)
+
+
+def _is_chat(value: list[Any]) -> bool:
+    return bool(value) and all(
+        isinstance(entry, dict) and {"role", "content"} <= entry.keys() for entry in value[:MOST_ITEMS]
+    )
+
+
+def _chat(messages: list[Any]) -> SafeString:
+    rows = (
+        (
+            visible(str(message["role"]))[:40],
+            text(said) if isinstance(said := message["content"], str) else pretty_json(said),
+        )
+        for message in messages[-MOST_ITEMS:]
+    )
+    before = _more(len(messages) - MOST_ITEMS, "messages before these")
+    return format_html('{}<dl class="parts chat">{}</dl>', before, format_html_join("", "<dt>{}</dt><dd>{}</dd>", rows))
+
+
+def _named(entry: Any) -> str | None:
+    """What has a score, or None."""
+    if not isinstance(entry, dict) or not _is_number(entry.get("score")):
+        return None
+    return next((entry[name] for name in NAMES if isinstance(entry.get(name), str)), None)
+
+
+def _bars(entries: list[Any]) -> SafeString:
+    rows = (
+        (visible(str(_named(entry)))[:200], min(max(entry["score"], 0.0), 1.0), f"{entry['score']:.4g}",
+         format_html("<code>{}</code>", visible(str(entry["box"]))[:200]) if "box" in entry else "")
+        for entry in entries
+    )  # fmt: skip
+    row = '<tr><th>{}</th><td><meter max="1" value="{}"></meter></td><td class="number">{}</td><td>{}</td></tr>'
+    return format_html('<table class="scores"><tbody>{}</tbody></table>', format_html_join("", row, rows))
+
+
+def _is_span(entry: Any, of: str) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    start, end = entry.get("start"), entry.get("end")
+    return type(start) is int and type(end) is int and 0 <= start < end <= len(of) and _kind_of_span(entry) != ""
+
+
+def _kind_of_span(entry: Mapping[str, Any]) -> str:
+    return next((str(entry[name]) for name in ("entity_group", "entity", "label", "answer") if entry.get(name)), "")
+
+
+def _marked(of: str, spans: list[Any]) -> SafeString:
+    """The text, with what was found in it. Of spans that overlap the first is marked."""
+    pieces, at = [], 0
+    for span in sorted(spans, key=lambda span: (span["start"], -span["end"])):
+        if span["start"] >= at and span["end"] <= LONGEST_TEXT:
+            score = f" {span['score']:.4g}" if _is_number(span.get("score")) else ""
+            name = visible(_kind_of_span(span))[:100]
+            pieces.append(
+                (visible(of[at : span["start"]]), f"{name}{score}", visible(of[span["start"] : span["end"]]), name)
+            )
+            at = span["end"]
+    marked = format_html_join("", '{}<mark title="{}">{}<small>{}</small></mark>', pieces)
+    rest = of[at:LONGEST_TEXT]
+    return format_html(
+        '<p class="marked">{}{}</p>{}', marked, visible(rest), _more(len(of) - LONGEST_TEXT, "characters")
+    )

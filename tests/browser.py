@@ -1,0 +1,153 @@
+"""A headless Chromium, spoken to over a pipe: pages as people see them, and what they complain of."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ANSWER_S = 30.0
+WIDE, PHONE = (1360, 900), (390, 844)
+
+
+class Browser:
+    """One tab. `complaints` are console errors, exceptions and violations of a page's policy; `requests` all addresses
+    that were asked for. Closes with its `with` block."""
+
+    def __init__(self) -> None:
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self._loaded = 0
+        self._number = 0
+        self._read = b""
+        self._session = ""
+
+    def __enter__(self) -> Browser:
+        self._profile = tempfile.mkdtemp(prefix="chromium-")
+        theirs_in, self._to = os.pipe()
+        self._from, theirs_out = os.pipe()
+        command = [
+            str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
+            "--disable-dev-shm-usage", "--disable-background-networking", "--hide-scrollbars",
+            f"--user-data-dir={self._profile}",
+        ]  # fmt: skip
+        self._process = subprocess.Popen(
+            ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "browser", *command],
+            pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(theirs_in)
+        os.close(theirs_out)
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self._call(f"{domain}.enable")
+        self.show(WIDE)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._to)
+        os.close(self._from)
+        shutil.rmtree(self._profile, ignore_errors=True)
+
+    def log_in(self, url: str, cookie: str) -> None:
+        """With the value of a session's cookie."""
+        self._call("Network.setCookie", name="sessionid", value=cookie, url=url)
+
+    def show(self, size: tuple[int, int], scheme: str = "light") -> None:
+        width, height = size
+        self._call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
+            mobile=size == PHONE,
+        )  # fmt: skip
+        self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def open(self, url: str) -> None:
+        """Returns once all of the page is loaded."""
+        self._expect_load(lambda: self._call("Page.navigate", url=url))
+
+    def click(self, selector: str) -> None:
+        """What is to load another page."""
+        self._expect_load(lambda: self.evaluate(f"document.querySelector({json.dumps(selector)}).click()"))
+
+    def evaluate(self, script: str) -> Any:
+        answer = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            raise AssertionError(answer["exceptionDetails"])
+        return answer["result"].get("value")
+
+    def wait_for(self, script: str) -> None:
+        """Until the script's value is true."""
+        give_up_at = time.monotonic() + ANSWER_S
+        while not self.evaluate(script):
+            assert time.monotonic() < give_up_at, script
+            self._listen(0.05)
+
+    def key(self, name: str) -> None:
+        code = {"Tab": 9, "Enter": 13, "Escape": 27}[name]
+        text = {"text": "\r"} if name == "Enter" else {}
+        for kind in ("keyDown", "keyUp"):
+            self._call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code, **text)
+
+    def screenshot(self, file: Path) -> None:
+        """Of the whole page."""
+        shot = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        file.write_bytes(base64.b64decode(shot["data"]))
+
+    def _expect_load(self, act: Any) -> None:
+        before = self._loaded
+        act()
+        give_up_at = time.monotonic() + ANSWER_S
+        while self._loaded == before:
+            assert time.monotonic() < give_up_at, "the page does not load"
+            self._listen(0.1)
+
+    def _call(self, method: str, **params: Any) -> Any:
+        self._number += 1
+        number = self._number
+        message: dict[str, Any] = {"id": number, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        data = json.dumps(message).encode() + b"\0"
+        while data:
+            data = data[os.write(self._to, data) :]
+        give_up_at = time.monotonic() + ANSWER_S
+        while time.monotonic() < give_up_at:
+            for answer in self._listen(0.5):
+                if answer.get("id") == number:
+                    assert "error" not in answer, answer
+                    return answer["result"]
+        raise AssertionError(f"no answer to {method}")
+
+    def _listen(self, timeout_s: float) -> list[dict[str, Any]]:
+        """What has come; events are noted."""
+        if not select.select([self._from], [], [], timeout_s)[0]:
+            return []
+        self._read += os.read(self._from, 1 << 20)
+        *whole, self._read = self._read.split(b"\0")
+        messages = [json.loads(message) for message in whole]
+        for message in messages:
+            self._note(message.get("method", ""), message.get("params", {}))
+        return messages
+
+    def _note(self, event: str, params: dict[str, Any]) -> None:
+        match event:
+            case "Page.loadEventFired":
+                self._loaded += 1
+            case "Network.requestWillBeSent":
+                self.requests.append(params["request"]["url"])
+            case "Log.entryAdded" if params["entry"]["level"] in ("error", "warning"):
+                self.complaints.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
+            case "Runtime.exceptionThrown":
+                self.complaints.append(json.dumps(params["exceptionDetails"])[:500])
+            case "Runtime.consoleAPICalled" if params["type"] in ("error", "assert"):
+                self.complaints.append(json.dumps(params["args"])[:500])

@@ -1,0 +1,114 @@
+"""The charts of the first page: what they ask for, of whom, and what they draw."""
+
+from django.contrib.auth.models import Permission, User
+from django.test import TestCase
+from django.urls import reverse
+from django.utils import timezone
+
+from inference.figures.ledger import at, tick_of
+from inference.models import Figure, Grain
+from tests.browser import WIDE
+from tests.inference.admin.pages import BrowserCase
+from tests.inference.test_admin import make_worker
+
+FIGURES = reverse("charts:figures")
+
+
+class TestFigures(TestCase):
+    def setUp(self) -> None:
+        self.user = User.objects.create_user("looks", is_staff=True)
+        self.user.user_permissions.add(Permission.objects.get(codename="view_job"))
+        self.client.force_login(self.user)
+
+    def test_they_are_of_the_range_and_model_asked_for(self) -> None:
+        start = at(tick_of(timezone.now().timestamp()))
+        for model, count in (("echo", 2), ("other", 3)):
+            Figure.objects.create(grain=Grain.TICK, start=start, model=model, tally={"ended": {"succeeded": count}})
+        for name in ("15m", "day", "month"):
+            self.assertEqual(self.client.get(FIGURES, {"range": name}).json()["ended"], {"succeeded": 5})
+        self.assertEqual(self.client.get(FIGURES, {"model": "echo"}).json()["ended"], {"succeeded": 2})
+
+    def test_what_is_no_range_is_refused(self) -> None:
+        self.assertEqual(self.client.get(FIGURES, {"range": "year"}).status_code, 400)
+        self.assertEqual(self.client.get(FIGURES, {"model": "x" * 101}).status_code, 400)
+
+    def test_nobody_else_is_told(self) -> None:
+        self.user.user_permissions.clear()
+        self.client.force_login(self.user)
+        self.assertEqual(self.client.get(FIGURES).status_code, 403)
+        self.client.logout()
+        self.assertEqual(self.client.get(FIGURES).status_code, 302)
+
+
+class TestPage(BrowserCase):
+    """In a browser: what a page complains of fails the test in its end."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.log_in()
+        self.browser.show(WIDE)
+
+    def ended(self, **counts: int) -> None:
+        ends = {end.replace("_", " ", 1): count for end, count in counts.items()}
+        start = at(tick_of(timezone.now().timestamp()) - 15)
+        Figure.objects.create(grain=Grain.WRITTEN, start=start, model="embeddings", tally={"ended": ends})
+
+    def drawn(self, at_least: int = 1) -> None:
+        self.browser.wait_for(f"document.getElementById('charts-of').dataset.drawn >= {at_least}")
+
+    def look(self) -> None:
+        """As somebody who comes back to the tab."""
+        self.value("document.dispatchEvent(new Event('visibilitychange'))")
+
+    def outcomes(self) -> str:
+        return str(self.value("document.getElementById('charts-ended').innerText"))
+
+    def test_what_happens_is_drawn_without_loading_the_page_again(self) -> None:
+        self.ended(succeeded=30)
+        self.open("/admin/")
+        self.drawn()
+        self.assertEqual(self.outcomes(), "30 succeeded")
+        self.assertIn("succeeded 2", self.value("document.querySelector('#charts .legend').innerText"))
+        self.assertGreater(len(self.value("document.querySelector('#charts .line').getAttribute('d')")), 300)
+        self.value("window.isTheSame = true")
+        self.ended(succeeded=1, failed_out_of_memory=7)
+        self.look()
+        self.browser.wait_for("document.getElementById('charts-ended').innerText.includes('7 out_of_memory')")
+        self.assertTrue(self.value("window.isTheSame"))
+        link = self.value("document.querySelector('#charts-ended .badge-failed').getAttribute('href')")
+        self.assertEqual(link, "/admin/inference/job/?status__exact=failed&error_code=out_of_memory")
+
+    def test_a_range_and_a_model_are_chosen_and_kept_in_the_address(self) -> None:
+        self.ended(succeeded=30)
+        self.open("/admin/")
+        self.drawn()
+        self.value("document.querySelector('[value=day]').click()")
+        self.drawn(2)
+        self.assertEqual(self.value("location.hash"), "#day/")
+        self.browser.open("about:blank")
+        self.open("/admin/#month/embeddings")
+        self.browser.wait_for("document.querySelector('#charts-of select').value === 'embeddings'")
+
+    def test_nothing_is_asked_for_while_nobody_looks(self) -> None:
+        self.open("/admin/")
+        self.drawn()
+        self.value("Object.defineProperty(document, 'hidden', {value: true, configurable: true}); 1")
+        self.value(
+            "window.asked = 0; { const own = fetch; window.fetch = (...all) => { asked += 1; return own(...all); } }"
+        )
+        self.look()
+        self.look()
+        self.assertEqual(self.value("asked"), 0)
+        self.value("Object.defineProperty(document, 'hidden', {value: false, configurable: true}); 1")
+        self.look()
+        self.browser.wait_for("asked === 2")
+
+    def test_the_tables_follow_and_a_link_keeps_the_focus(self) -> None:
+        make_worker(name="first@host")
+        self.open("/admin/")
+        self.drawn()
+        self.value("Array.from(document.querySelectorAll('#now a')).find((a) => a.text === 'first@host').focus()")
+        make_worker(name="second@host")
+        self.look()
+        self.browser.wait_for("document.getElementById('now').innerText.includes('second@host')")
+        self.assertEqual(self.value("document.activeElement.text"), "first@host")

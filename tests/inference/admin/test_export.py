@@ -1,0 +1,87 @@
+"""What is listed, as a file: streamed, complete, and harmless in a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+from unittest.mock import patch
+
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from inference.admin import export
+from inference.models import Job, Status
+from tests.inference.test_admin import FORMULAS, INVISIBLE, AdminCase, make_job
+
+
+class ExportTests(AdminCase):
+    def get(self, form: str, **query: str) -> Any:
+        return self.client.get(reverse("admin:inference_job_export", args=[form]), query)
+
+    def read(self, form: str, **query: str) -> str:
+        answer = self.get(form, **query)
+        self.assertIn("attachment", answer.headers["Content-Disposition"])
+        return bytes(answer.getvalue()).decode()
+
+    def rows(self, **query: str) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(self.read("csv", **query), newline="")))
+
+    def test_what_a_filter_finds_is_in_it_in_the_order_of_the_list(self) -> None:
+        failed = [make_job(status=Status.FAILED, error_code="crashed", inputs="secret") for _ in range(5)]
+        make_job()
+        query = {"status__exact": "failed", "error_code": "crashed"}
+        with patch.object(export, "CHUNK", 2):
+            self.assertEqual([row["id"] for row in self.rows(**query)], [str(job.pk) for job in reversed(failed)])
+        lines = [json.loads(line) for line in self.read("jsonl", **query).splitlines()]
+        self.assertEqual([line["id"] for line in lines], [str(job.pk) for job in reversed(failed)])
+        self.assertEqual(set(lines[0]), set(export.COLUMNS))
+        self.assertNotIn("secret", self.read("csv") + self.read("jsonl"))
+
+    def test_no_cell_is_a_formula(self) -> None:
+        evil = [
+            *FORMULAS,
+            "=1+1",
+            "+1",
+            "-1",
+            "@SUM(A1)",
+            "\t=1",
+            "\r=1",
+            "  =1",
+            '"=1',
+            "=cmd|' /C calc'!A0",
+            *INVISIBLE,
+        ]
+        for text in evil:
+            make_job(request_id=text, error_detail=f"=x {text}", status=Status.FAILED)
+        rows = self.rows()
+        self.assertEqual(len(rows), len(evil))
+        for row in rows:
+            for name, cell in row.items():
+                self.assertFalse(cell.lstrip(" ").startswith(("=", "+", "-", "@", "\t", "\r")), (name, cell))
+
+    def test_it_is_read_in_chunks_without_inputs_and_outputs(self) -> None:
+        Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(7))
+        with patch.object(export, "CHUNK", 3), CaptureQueriesContext(connection) as queries:
+            self.read("csv")
+        of_jobs = [query["sql"] for query in queries if 'SELECT "inference_job"."id"' in query["sql"]]
+        chunks = [sql for sql in of_jobs if "LIMIT 3" in sql]
+        self.assertEqual(len(chunks), 3)
+        for sql in of_jobs:
+            self.assertNotIn('"inference_job"."output"', sql)
+
+    def test_it_has_an_end(self) -> None:
+        Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(7))
+        with patch.object(export, "CHUNK", 2), patch.object(export, "MOST", 4):
+            self.assertEqual(len(self.rows()), 4)
+
+    def test_who_may_not_see_jobs_exports_none(self) -> None:
+        self.client.force_login(User.objects.create_user("clerk", is_staff=True))
+        self.assertEqual(self.get("csv").status_code, 403)
+
+    def test_a_form_or_a_filter_that_there_is_none_of(self) -> None:
+        self.assertEqual(self.get("xlsx").status_code, 404)
+        self.assertEqual(self.get("csv", worker="x").status_code, 302)

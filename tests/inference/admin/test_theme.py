@@ -1,0 +1,108 @@
+"""How the operator's pages look: on every screen, in both schemes, from the keyboard, under their policy."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+from django.contrib.auth.models import User
+from django.test import TestCase
+from django.urls import reverse
+from django.utils import timezone
+
+from api.models import ApiKey
+from inference.admin.policy import POLICY
+from inference.models import Act, ActKind, Status
+from tests.browser import PHONE, WIDE
+from tests.inference.admin.pages import BrowserCase
+from tests.inference.admin.test_fleet import entry, learnt
+from tests.inference.test_admin import make_job, make_worker
+
+LOOKS = Path(__file__).with_name("looks.js").read_text()
+
+
+class PolicyTests(TestCase):
+    def test_all_pages_of_operators_have_it_and_no_other_has(self) -> None:
+        for path in ("/admin/", "/admin/login/", "/admin/inference/job/", "/admin/nothing/"):
+            self.assertEqual(self.client.get(path).headers["Content-Security-Policy"], POLICY, path)
+        self.assertNotIn("unsafe", POLICY)
+        self.assertNotIn("Content-Security-Policy", self.client.get("/v1/docs").headers)
+
+
+class PlacesTests(TestCase):
+    def test_each_user_is_led_to_what_they_may_see(self) -> None:
+        self.client.force_login(User.objects.create_user("clerk", is_staff=True))
+        page = self.client.get("/admin/").content.decode()
+        self.assertIn('<a href="/admin/" aria-current="page">Now</a>', page)
+        self.assertNotIn(reverse("admin:inference_job_changelist"), page)
+
+
+class LookTests(BrowserCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.log_in()
+        owner = User.objects.get()
+        worker = make_worker(
+            name="celery@a-host-with-a-long-name.example.org", model_names=["embeddings"], devices=["cuda:0"],
+            error="embeddings: " + "why not " * 30,
+            replicas={"0": {"pid": 8, "device": "cuda:0", "models": {"embeddings": "no weights " * 20}}},
+            catalog={"models": [entry(why="no weights " * 20)]}, costs={"embeddings": learnt()},
+        )  # fmt: skip
+        now = timezone.now()
+        for status in Status:
+            self.job = make_job(
+                status=status, inputs="a word " * 300, output=[0.25] * 384, worker=worker.pk, batch=uuid.uuid4(),
+                batch_size=3, error_code="crashed", error_detail="x" * 200, owner=owner, started_at=now,
+                finished_at=now,
+            )  # fmt: skip
+        act = Act.objects.create(kind=ActKind.CANCEL, newest=self.job.pk, counted=9, done=3, left={"x " * 50: 1})
+        key = ApiKey.objects.issue(owner=owner, name="a key")[0]
+        self.paths = [
+            "/admin/", reverse("admin:inference_job_changelist"), reverse("admin:inference_worker_changelist"),
+            reverse("admin:api_apikey_changelist"),
+            reverse("admin:inference_job_change", args=[self.job.pk]),
+            reverse("admin:inference_worker_change", args=[worker.pk]),
+            reverse("admin:inference_job_history", args=[self.job.pk]),
+            reverse("admin:api_apikey_change", args=[key.pk]), reverse("admin:api_apikey_add"),
+            reverse("admin:api_apikey_delete", args=[key.pk]), reverse("admin:auth_user_change", args=[owner.pk]),
+            reverse("admin:inference_pausedmodel_changelist"), reverse("admin:inference_job_batches"),
+            reverse("admin:inference_pausedmodel_change", args=["embeddings"]),
+            reverse("admin:inference_job_batch", args=[self.job.batch]),
+            reverse("admin:password_change"), reverse("admin:inference_webhook_changelist"),
+            reverse("admin:inference_act_changelist"), reverse("admin:inference_act_change", args=[act.pk]),
+        ]  # fmt: skip
+
+    def test_every_page_keeps_its_policy_and_can_be_read_on_every_screen(self) -> None:
+        """What a page complains of fails the test in its end."""
+        for path in self.paths:
+            for size, scheme in ((WIDE, "light"), (WIDE, "dark"), (PHONE, "light"), (PHONE, "dark")):
+                with self.subTest(path, width=size[0], scheme=scheme):
+                    self.browser.show(size, scheme)
+                    self.open(path)
+                    self.assertEqual(self.value(f"{LOOKS}\nfaint()"), [])
+                    if size == PHONE and "/auth/" not in path:
+                        self.assertEqual(self.value(f"{LOOKS}\ntooWide()"), [])
+                        self.assertEqual(self.value(f"{LOOKS}\noverlapping()"), [])
+
+    def test_the_log_in_page(self) -> None:
+        self.client.logout()
+        self.browser.log_in(self.live_server_url, "nobody")
+        for size, scheme in ((WIDE, "dark"), (PHONE, "light")):
+            self.browser.show(size, scheme)
+            self.open("/admin/login/")
+            self.assertEqual(self.value(f"{LOOKS}\nfaint()"), [])
+
+    def test_filters_open_and_close_from_the_keyboard(self) -> None:
+        self.browser.show(WIDE)
+        self.open(reverse("admin:inference_job_changelist"))
+        self.value("document.querySelector('details.filter summary').focus()")
+        self.browser.key("Enter")
+        self.browser.wait_for("document.querySelector('details.filter').open")
+        self.browser.key("Tab")
+        self.assertEqual(self.value("document.activeElement.textContent"), "All")
+        self.assertNotEqual(self.value("getComputedStyle(document.activeElement).outlineStyle"), "none")
+        self.browser.key("Escape")
+        self.browser.wait_for("!document.querySelector('details.filter').open")
+        self.assertEqual(self.value("document.activeElement.tagName"), "SUMMARY")
+        self.open(reverse("admin:inference_job_changelist") + "?status__exact=failed")
+        self.assertEqual(self.value("document.querySelector('details.filter summary').innerText"), "Status: Failed")
