@@ -24,6 +24,8 @@ REDIS, RABBITMQ = BROKERS = ("redis", "rabbitmq")
 POOL_SIZE = "4"  # connections: so few that whoever keeps one while it waits is found out
 NORMAL = 2  # priority
 _JOB_ID = re.compile(r'\\?"id\\?": ?\\?"([0-9a-f-]{36})\\?"')
+_BODY = re.compile(r'\\?"body\\?": ?\\?"([A-Za-z0-9+/]+=*)\\?"')
+_OTHER = re.compile(r'\["([0-9a-f-]{36})", ?[0-9]+, ?[0-9]+\]')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +34,10 @@ class Backends:
 
     database: str = SQLITE
     broker: str = REDIS
+    ahead: bool = False  # the workers work ahead, as on a GPU
 
     def __str__(self) -> str:
-        return f"{self.database} with {self.broker}"
+        return f"{self.database} with {self.broker}{', working ahead' if self.ahead else ''}"
 
     def missing(self) -> str:
         """Why they cannot be started here, or nothing."""
@@ -154,4 +157,9 @@ def _as_amqp(message: bytes | str) -> tuple[bytes, dict[str, Any]]:
 
 
 def _job_ids(text: bytes) -> Sequence[str]:
-    return _JOB_ID.findall(text.decode(errors="replace"))
+    """Of all jobs of a message."""
+    found = _JOB_ID.findall(envelope := text.decode(errors="replace"))
+    for body in _BODY.findall(envelope):
+        with contextlib.suppress(ValueError):
+            found += _OTHER.findall(b64decode(body).decode(errors="replace"))
+    return found

@@ -45,8 +45,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--trials", default="ci", help="ci, full, or a number of trials a row; default: ci")
     parser.add_argument("--database", choices=DATABASES, default=SQLITE, help="default: sqlite")
     parser.add_argument("--broker", choices=BROKERS, default=REDIS, help="of the messages; default: redis")
+    parser.add_argument("--ahead", action="store_true", help="the workers work ahead, as they do on a GPU")
     parser.add_argument("--seed", type=int, default=1, help="decides every random moment; default: 1")
-    parser.add_argument("--parallel", type=int, default=3, help="services side by side; default: 3")
+    parser.add_argument("--parallel", type=int, default=4, help="services side by side; default: 4")
     parser.add_argument("--logs", type=Path, help="where the logs of failed trials go; default: a new folder")
     return parser.parse_args(arguments)
 
@@ -64,7 +65,7 @@ Trials = dict[type[Fault], int]  # how many of each fault
 
 def _chosen(options: argparse.Namespace) -> dict[Backends, Trials]:
     """What is played on which stack."""
-    backends = Backends(database=options.database, broker=options.broker)
+    backends = Backends(database=options.database, broker=options.broker, ahead=options.ahead)
     chosen = {backends: {fault: _count(fault, options) for fault in _of_rows(options.rows)}}
     if options.trials == "ci" and backends == Backends() and not options.rows:
         chosen |= {other: dict.fromkeys(_of_rows(rows), 1) for other, rows in matrix.BESIDES.items()}

@@ -20,6 +20,7 @@ from tests import echo
 from tests.conditions import eventually
 from tests.faults import holdings
 from tests.faults.service import Service
+from tests.inference.figures.agreement import of_figures, of_rows
 
 IDLE_LIMIT_S = 20.0
 _ENDED = ", ".join(f"'{status}'" for status in TERMINAL)
@@ -156,6 +157,7 @@ class Oracle:
         for what, left in (
             ("claims are left", self._claims), ("workers are not idle", self._busy),
             ("messages wait", self._waiting), ("taken messages belong to unfinished jobs", self._taken),
+            ("figures that the rows do not have", self._miscounted),
             ("stray processes", lambda: holdings.strays(self.service)),
         ):  # fmt: skip
             self._await_none(what, left, verdict)
@@ -174,6 +176,12 @@ class Oracle:
             f"{worker.name} holds {worker.held}, {worker.replicas_busy} replicas busy"
             for worker in self.service.living_workers() if worker.held or worker.replicas_busy
         ]  # fmt: skip
+
+    def _miscounted(self) -> dict[tuple[str, str], int]:
+        """By model and end: more in the figures than in the rows, or, below zero, fewer."""
+        counted = of_figures(self.service.alias)
+        counted.subtract(of_rows(self.service.jobs.all()))
+        return {end: count for end, count in counted.items() if count}
 
     def _waiting(self) -> dict[str, int]:
         return {queue: count for queue, count in self.service.broker.messages()[0].items() if count}

@@ -80,7 +80,7 @@ class Service(Stack):
         self.database = Postgres() if self.backends.database == POSTGRES else None
         self.rabbit = RabbitBroker() if self.backends.broker == RABBITMQ else None
         self.broker: MessageBroker = self.rabbit or RedisBroker(self)
-        pace = QUICK if quick else {}
+        pace = {**(QUICK if quick else {}), "WORK_AHEAD": str(int(self.backends.ahead))}
         super().__init__(models=models, workers=workers, environment={**pace, **(environment or {})}, **options)
 
     def make_database(self) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import unittest
 from typing import Any
+from unittest.mock import patch
 from uuid import UUID, uuid4
 
-from django.db.models import F
+from django.db.models import F, QuerySet
 from django.utils import timezone
 
-from inference.models import Status
+from inference.models import Figure, Grain, Job, Status
 from tests import echo
+from tests.faults import oracle
 from tests.faults.oracle import Oracle, Verdict
 from tests.faults.service import Service
 from tests.faults.trial import Trial
+from tests.inference.figures.agreement import of_rows
 
 SOON_S = 10.0
 
@@ -30,7 +33,7 @@ class OracleTests(unittest.TestCase):
     def setUp(self) -> None:
         self.oracle.forget()
 
-    def store(self, **values: Any) -> UUID:
+    def store(self, *, counted: bool = True, **values: Any) -> UUID:
         """A finished job whose answer is right, but for `values`; its claim and its end were seen."""
         job = self.service.jobs.create(model="echo", inputs="text", status=Status.RUNNING, batch=uuid4())
         rows = self.service.jobs.filter(pk=job.pk)
@@ -38,7 +41,16 @@ class OracleTests(unittest.TestCase):
         right = {"status": Status.SUCCEEDED, "output": echo.expected("text"), "finished_at": timezone.now()}
         rows.update(**{**right, **values})
         self.addCleanup(rows.delete)
+        if counted:
+            self.count(rows)
         return job.pk
+
+    def count(self, ended: QuerySet[Job]) -> None:
+        figures = Figure.objects.using(self.service.alias)
+        for (model, end), count in of_rows(ended).items():
+            tally = {"ended": {end: count}}
+            figure = figures.create(grain=Grain.WRITTEN, start=timezone.now(), model=model, tally=tally)
+            self.addCleanup(figures.filter(pk=figure.pk).delete)
 
     def judge(self, *ids: UUID, limit_s: float = 0.5) -> Verdict:
         return self.oracle.judge(dict.fromkeys(ids, "text"), outcomes={}, limit_s=limit_s)
@@ -56,6 +68,11 @@ class OracleTests(unittest.TestCase):
         job_id = self.store(output={"echo": "another"})
         self.service.jobs.filter(pk=job_id).update(output=echo.expected("text"))
         self.assertEqual(self.judge(job_id).recorded_twice, 1)
+
+    def test_an_end_that_is_not_counted_is_a_problem(self) -> None:
+        with patch.object(oracle, "IDLE_LIMIT_S", 0.5):
+            (problem,) = self.judge(self.store(counted=False)).problems
+        self.assertIn("figures", problem)
 
     def test_a_second_claim_is_counted(self) -> None:
         job_id = self.store(status=Status.RUNNING, output=None, finished_at=None)
