@@ -18,7 +18,7 @@ PAGES = "\n".join(page.read_text() for page in (*ROOT.glob("*.md"), *ROOT.glob("
 CONFIGURATION = README[README.index("## Configuration") : README.index("## Tuning")]
 MODULE = re.compile(r"\b(?:tests|benchmarks)(?:\.(?!md\b|json\b|svg\b)\w+)+")
 READS = re.compile(r"""(?:os\.environ(?:\.get\(|\[)|env\.[a-z]+\()\s*"([A-Z_]+)\"""")
-NOT_SETTINGS = re.compile(r"INFERENCE_|CUDA_VISIBLE_DEVICES|TOKENIZERS_|OMP_NUM_|FAILPOINT|HF_")
+NOT_SETTINGS = re.compile(r"INFERENCE_|CUDA_VISIBLE_DEVICES|TOKENIZERS_|PYTORCH_|OMP_NUM_|FAILPOINT|HF_")
 
 
 def variables_read() -> set[str]:
