@@ -32,8 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tallies = _play([run for run in runs if not _is_alone(run)], options.parallel)
     tallies += _play([run for run in runs if _is_alone(run)], 1)
     say(f"{time.monotonic() - started:.0f} s")
-    return max(_report(backends, _merged(tallies, backends, faults, options), options)
-               for backends, faults in chosen.items())  # fmt: skip
+    problems = [problem for backends, faults in chosen.items()
+                for problem in _report(backends, _merged(tallies, backends, faults, options), options)]  # fmt: skip
+    say(*problems)  # last, where who has only the end of the output finds them
+    return 1 if problems else 0
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -125,10 +127,9 @@ def _merged(tallies: Iterable[Tally], backends: Backends, faults: Trials, option
     return sorted(merged.values(), key=lambda tally: int(tally.row.split()[0]))
 
 
-def _report(backends: Backends, tallies: Sequence[Tally], options: argparse.Namespace) -> int:
+def _report(backends: Backends, tallies: Sequence[Tally], options: argparse.Namespace) -> list[str]:
+    """Print the table of one stack. Returns what did not hold there, a line each."""
     problems = sum(len(tally.problems) for tally in tallies)
     say("\n" + render(tallies))
     say(f"\n{backends}, seed {options.seed}, trials {options.trials}, {problems} problems")
-    for tally in tallies:
-        say(*(f"  {problem}" for problem in tally.problems[:SHOWN]))
-    return 1 if problems else 0
+    return [f"{backends}: {problem}" for tally in tallies for problem in tally.problems[:SHOWN]]
