@@ -12,12 +12,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from inference import clock
 from inference.figures import series, tallies
-from inference.figures.ledger import TICK_S, at, tick_of
+from inference.figures.ledger import at, tick_of
 from inference.figures.sample import SERVICE
 from inference.figures.tallies import Tally
 from inference.models import Figure, Grain
+from inference.waiting.finished import listener
 
 SECONDS, ITEMS = 20, 12  # doublings that have a bucket: up to 1,049 s, and 4,096 items
+TOLD_S = 2.0  # after the beginning of a tick all have told how many wait in them
 HISTOGRAMS = (
     ("wait", "job_wait_seconds", "From a job's making to its run.", tallies.UNIT_S, SECONDS),
     ("run", "job_run_seconds", "From a job's claim to its record.", tallies.UNIT_S, SECONDS),
@@ -52,7 +54,7 @@ def families() -> Iterator[Metric]:
     for code, count in refused.items():
         rejections.add_metric([code], count)
     yield rejections
-    waiting = "Requests of all web processes that wait, a moment ago."
+    waiting = "Requests of all web processes that wait, or waited seconds ago."
     yield GaugeMetricFamily("inference_requests_waiting", waiting, value=_requests_waiting())
 
 
@@ -88,7 +90,8 @@ def _histogram(
 
 
 def _requests_waiting() -> int:
-    """Of the tick that all have told of."""
-    start: datetime.datetime = at(tick_of(clock.time_s()) - TICK_S)
+    """What all told at the beginning of a tick; what this process knows better counts at once."""
+    start: datetime.datetime = at(tick_of(clock.time_s() - TOLD_S))
     rows = Figure.objects.filter(grain__in=(Grain.WRITTEN, Grain.TICK), start=start, model=SERVICE)
-    return sum(tally.get("now", {}).get("requests_waiting", 0) for tally in rows.values_list("tally", flat=True))
+    told: int = sum(tally.get("now", {}).get("requests_waiting", 0) for tally in rows.values_list("tally", flat=True))
+    return max(told, len(listener))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 from unittest.mock import patch
+from uuid import uuid4
 
 from django.test import TestCase
 from prometheus_client.parser import text_string_to_metric_families as parsed
@@ -13,7 +14,8 @@ from inference import clock
 from inference.figures import ledger, tallies
 from inference.figures.ledger import at
 from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
-from inference.status import metrics
+from inference.status import counters, metrics
+from inference.waiting.finished import listener
 from inference.waiting.told import Teller
 
 
@@ -84,10 +86,16 @@ class MetricsTests(TestCase):
                 ledger.note("", {"refused": {"queue_full": 2}})
         ledger.flush()
         start = Figure.objects.get().start.timestamp()
-        with patch.object(clock, "time_s", return_value=start + ledger.TICK_S + 1):
-            self.assertEqual(self.samples("requests_waiting"), [("inference_requests_waiting", {}, 7)])
+        for now, waiting in ((start + counters.TOLD_S, 7), (start + ledger.TICK_S + counters.TOLD_S, 0)):
+            metrics.forget()
+            with patch.object(clock, "time_s", return_value=now):
+                self.assertEqual(self.samples("requests_waiting"), [("inference_requests_waiting", {}, waiting)])
         (refused,) = self.samples("rejections")
         self.assertEqual(refused, ("inference_rejections_total", {"code": "queue_full"}, 4))
+
+    def test_what_waits_in_this_process_counts_at_once(self) -> None:
+        with listener.expect(uuid4()), listener.expect(uuid4()):
+            self.assertEqual(self.samples("requests_waiting"), [("inference_requests_waiting", {}, 2)])
 
     def test_what_is_counted_of_nothing_has_its_description(self) -> None:
         self.assertEqual(self.samples("replicas_ready"), [])
