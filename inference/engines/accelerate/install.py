@@ -88,9 +88,9 @@ class Shortcuts:
             if not self._may_be_at_fault(error):
                 raise
             problem = describe(error)
-        self._turn(on=False)
         answers: list[Any] = []
         try:
+            self._turn(on=False)
             answers = call()
         finally:
             if not answers or any(isinstance(answer, BaseException) for answer in answers):

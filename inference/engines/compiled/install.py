@@ -6,7 +6,7 @@ Where they are not, or anything goes wrong on the way, torch computes the model,
 import functools
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from django.conf import settings
 
 from inference.catalog.specs import TORCH, ModelSpec
-from inference.engines import backends, parity, weights
+from inference.engines import backends, parity, placement, weights
 from inference.engines.accelerate.install import Override, Shortcuts
 from inference.engines.compiled import agreement, kept
 from inference.engines.compiled.agreement import Agreement
@@ -51,6 +51,31 @@ class Recorder:
         self.features = {name: features[name] for name in tensors}  # pipelines pass them in any order
         self.output = self.forward(**features)
         return self.output
+
+
+@dataclass(slots=True)
+class Substitute:
+    """A shortcut: `forward` in place of the model's own, whose weights may be let go until it is off."""
+
+    model: Any
+    forward: Any
+    load: Callable[[], Any]  # the same model, anew
+    has_weights: bool = True
+
+    def on(self) -> None:
+        self.model.forward = self.forward
+
+    def let_weights_go(self) -> None:
+        self.has_weights = False
+        for weights in self.model.parameters():
+            weights.data = weights.data.new_empty(0)
+
+    def off(self) -> None:
+        if not self.has_weights:
+            for weights, again in zip(self.model.parameters(), self.load().parameters(), strict=True):
+                weights.data = again.data
+            self.has_weights = True
+        vars(self.model).pop("forward", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +117,8 @@ def _computed(
         raise Unfit(f"that computes on a CPU, and the replica's device is {model.device}")
     expected = answers(inputs, Together.ALONE)
     forward = _forward(spec, model, precision, answers, inputs)
-    override = Override(model, "forward", forward)
-    override.on()
+    substitute = Substitute(model, forward, functools.partial(_load, spec, model))
+    substitute.on()
     try:
         alone = answers(inputs, Together.ALONE)
         found = agreement.of(alone, expected, labels=forward.output == "logits")
@@ -103,10 +128,22 @@ def _computed(
             if not _holds(answers, inputs, alone, precision):
                 raise Unfit("it answers a batch otherwise than each text alone")
     finally:
-        override.off()
-    if shortcuts.add(spec.backend, lambda: override, lambda: True):
+        substitute.off()
+    if shortcuts.add(spec.backend, lambda: substitute, lambda: True):
         shortcuts.unpadded = True
+        substitute.let_weights_go()
     return found
+
+
+def _load(spec: ModelSpec, model: Any) -> Any:
+    return type(model).from_pretrained(
+        model.name_or_path,
+        config=model.config,
+        **placement.arguments(spec, "cpu"),
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+    )
 
 
 def _check(found: Agreement, tolerance: float) -> None:

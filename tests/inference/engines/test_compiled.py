@@ -17,7 +17,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.compiled import forward, graph, install
 from inference.engines.isolate import run
-from inference.errors import ModelUnavailable
+from inference.errors import EngineError, ModelUnavailable
 from tests import tiny_models
 from tests.inference.broker.test_storage import mount_small_disk
 from tests.inference.engines.test_transformers import EqualTestCase
@@ -71,8 +71,15 @@ class CompiledCase(EqualTestCase):
     def torch_answers(self, task: str = CLASSIFICATION) -> list[Any]:
         return self.asked(self.loaded(task, backend="torch"), task)
 
+    def model(self, engine: Any) -> Any:
+        return getattr(engine, "model", None) or engine.pipe.model
+
+    def held(self, engine: Any) -> int:
+        """Bytes of torch's weights."""
+        return sum(weights.untyped_storage().nbytes() for weights in self.model(engine).parameters())
+
     def computes(self, engine: Any) -> bool:
-        model = getattr(engine, "model", None) or engine.pipe.model
+        model = self.model(engine)
         computes = isinstance(model.forward, forward.Forward)
         self.assertEqual(engine.backend, "openvino" if computes else "torch")
         return computes
@@ -152,6 +159,54 @@ class FallbackTests(CompiledCase):
         )
         with missing, self.assertRaisesRegex(ModelUnavailable, "pip install --no-deps -r requirements-openvino.txt"):
             self.loaded()
+
+
+class WeightsTests(CompiledCase):
+    """Of torch, beside another backend."""
+
+    def failing(self) -> Any:
+        return patch.object(forward.Forward, "__call__", side_effect=RuntimeError)
+
+    def test_they_are_let_go_where_another_backend_computes(self) -> None:
+        for task, values in (
+            (CLASSIFICATION, {}),
+            ("fill-mask", {"precision": "bfloat16"}),
+            ("image-classification", {}),
+            ("feature-extraction", {"engine": "inference.engines.embeddings:SentenceEmbeddings"}),
+        ):
+            with self.subTest(task):
+                engine = self.loaded(task, **values)
+                self.assertTrue(self.computes(engine), engine.note)
+                self.assertEqual(self.held(engine), 0)
+
+    def test_where_torch_computes_they_stay(self) -> None:
+        self.assertGreater(self.held(self.loaded(backend="torch")), 0)
+        with self.assertLogs(install.logger, "WARNING"):
+            self.assertGreater(self.held(self.loaded(precision="int8", tolerance=1e-6)), 0)
+
+    def test_they_are_there_again_when_a_call_fails_and_answer_as_before(self) -> None:
+        for task, values in (
+            (CLASSIFICATION, {}),
+            ("fill-mask", {}),
+            ("feature-extraction", {"engine": "inference.engines.embeddings:SentenceEmbeddings"}),
+        ):
+            with self.subTest(task):
+                expected = self.asked(self.loaded(task, **{**values, "backend": "torch"}), task)
+                engine = self.loaded(task, **values)
+                with self.failing(), self.assertLogs("inference.engines", "WARNING"):
+                    self.assert_equal(self.asked(engine, task), expected)
+                self.assertGreater(self.held(engine), 0)
+                self.assert_equal(self.asked(engine, task), expected)
+
+    def test_where_they_cannot_be_loaded_again_the_call_fails_and_the_next_is_answered(self) -> None:
+        model = shutil.copytree(self.folder(CLASSIFICATION), self.data / "model")
+        engine, expected = self.loaded(model=str(model)), self.torch_answers()
+        (model / "model.safetensors").rename(model / "away")
+        with self.failing(), self.assertLogs("inference.engines"):
+            outcomes = run(engine, TEXTS, {}).outcomes
+        self.assertTrue(all(isinstance(outcome, EngineError) for outcome in outcomes), outcomes)
+        self.assertTrue(self.computes(engine))
+        self.assert_equal(self.asked(engine), expected)
 
 
 class KeptTests(CompiledCase):
