@@ -67,13 +67,13 @@ class Substitute:
 
     def let_weights_go(self) -> None:
         self.has_weights = False
-        for weights in self.model.parameters():
-            weights.data = weights.data.new_empty(0)
+        for parameter in self.model.parameters():
+            parameter.data = parameter.data.new_empty(0)
 
     def off(self) -> None:
         if not self.has_weights:
-            for weights, again in zip(self.model.parameters(), self.load().parameters(), strict=True):
-                weights.data = again.data
+            for parameter, again in zip(self.model.parameters(), self.load().parameters(), strict=True):
+                parameter.data = again.data
             self.has_weights = True
         vars(self.model).pop("forward", None)
 
