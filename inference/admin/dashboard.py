@@ -48,6 +48,10 @@ def _place_of(about: tuple[str, ...]) -> str:
             return reverse("admin:inference_worker_change", args=[worker])
         case ("model", model):
             return f"{jobs}?{urlencode({'model': model, 'status__exact': Status.QUEUED.value})}"
+        case ("paused", model):
+            return reverse("admin:inference_pausedmodel_change", args=[model])
+        case ("webhooks",):
+            return reverse("admin:inference_webhook_changelist") + "?state__exact=pending"
         case ("failed", model, code):
             return f"{jobs}?{urlencode({'status__exact': Status.FAILED.value, 'model': model, 'error_code': code})}"
     return ""

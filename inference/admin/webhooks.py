@@ -1,13 +1,17 @@
 from __future__ import annotations
 
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.db.models import QuerySet
+from django.db.models.functions import Now
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from inference.admin import display
 from inference.admin.readonly import ReadOnlyAdmin
-from inference.models import Webhook
+from inference.models import Webhook, WebhookState
 
 
 @admin.register(Webhook)
@@ -16,6 +20,7 @@ class WebhookAdmin(ReadOnlyAdmin):
     list_filter = ("state",)
     ordering = ("-id",)
     fields = list_display
+    actions = ("send_now",)
 
     address = display.fact("address", "url", display.visible)
     state_now = display.fact("state", "state", display.badge)
@@ -26,3 +31,14 @@ class WebhookAdmin(ReadOnlyAdmin):
     def of_job(self, webhook: Webhook) -> SafeString:
         url = reverse("admin:inference_job_change", args=[webhook.job_id])
         return format_html('<a href="{}">…{}</a>', url, webhook.job_id.hex[-8:])
+
+    def has_steer_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("inference.change_job")
+
+    @admin.action(description="Send the selected notices now", permissions=["steer"])
+    def send_now(self, request: HttpRequest, queryset: QuerySet[Webhook]) -> None:
+        """What was given up too, with all of its tries before it."""
+        undelivered = queryset.exclude(state=WebhookState.DELIVERED)
+        LogEntry.objects.log_actions(str(request.user.pk), list(undelivered[:100]), CHANGE, "Sent anew.")
+        count = undelivered.update(state=WebhookState.PENDING, attempts=0, due_at=Now())
+        self.message_user(request, f"{count:,} are due now", messages.SUCCESS)

@@ -56,4 +56,6 @@ def why_not(worker: Worker, name: str) -> str:
     if name in worker.model_names:
         return "" if worker.connected else "its worker is not connected to the broker."
     states = [str(state) for replica in worker.replicas.values() if (state := replica.get("models", {}).get(name))]
+    if worker.is_to_rest and READY in states:
+        return "its worker is drained."
     return next((state for state in states if state != READY), "")

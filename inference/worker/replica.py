@@ -8,6 +8,7 @@ from inference.failures import Pauses
 from inference.worker.calls import Shared
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+COUNTED_S = 300.0
 
 
 def new_pauses() -> Pauses:
@@ -33,7 +34,21 @@ class Replica:
     had: frozenset[str] = frozenset()  # loaded by the process before; unknown again once a load has failed
     told: bool = False  # some process of it has told, or has died of loading
     retry_at: float = 0.0  # monotonic: when it may try again to load what it lacks
+    ends: list[float] = field(default_factory=list)  # monotonic: of processes that could run what was asked of them
     pauses: Pauses = field(default_factory=new_pauses)
 
     def pause(self) -> None:
         self.retry_at = time.monotonic() + self.pauses.next_s()
+
+    def has_ended(self) -> None:
+        """Though it could run what was asked of it."""
+        self.ends = [*self._recent(), time.monotonic()]
+
+    @property
+    def ended(self) -> int:
+        """How often in the last minutes."""
+        return len(self._recent())
+
+    def _recent(self) -> list[float]:
+        since = time.monotonic() - COUNTED_S
+        return [end for end in self.ends if end > since]

@@ -138,6 +138,8 @@ class Replicas:
         if number := replica.shared.loading:
             self._blame(replica, replica.ordered[number - 1])
         if replica.is_up:
+            if self.may_run(replica.pid):
+                replica.has_ended()
             replica.had = replica.ready & self._runs
         else:
             replica.had, replica.told = frozenset(), True

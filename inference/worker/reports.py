@@ -21,6 +21,7 @@ def replica_rows(replicas: Replicas, refused: Mapping[str, str]) -> dict[str, di
             "pid": replica.pid,
             "device": replica.device,
             "chosen": replicas.plan.why,
+            "ended": replica.ended,
             "withdrawn_s": round(replicas.trust.withdrawn_s(replica.device)),
             "models": {**{spec.name: replica.models.get(spec.digest, LOADING) for spec in specs}, **refused},
             "notes": dict(replica.notes),

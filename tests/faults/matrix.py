@@ -8,6 +8,7 @@ from tests.faults import (
     clients,
     company,
     database,
+    drill,
     generating,
     hour,
     inputs,
@@ -76,6 +77,8 @@ FAULTS: tuple[type[Fault], ...] = (
     generating.WebKilled,
     company.InCompany,
     hour.HourOfStreams,
+    drill.OfAService,
+    drill.OfADatabase,
 )
 
 # A quick run plays a trial of these rows on other stacks, besides: of those in which the stack plays a part.

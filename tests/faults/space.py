@@ -51,17 +51,11 @@ class DiskFull(Fault):
     def unavailable(self) -> str:
         if reason := super().unavailable():
             return reason
-        if os.geteuid() != 0:
-            return "only root may mount a tmpfs"
-        try:
-            with tempfile.TemporaryDirectory() as folder, small_disk(Path(folder)):
-                return ""
-        except subprocess.CalledProcessError as error:
-            return f"a tmpfs cannot be mounted here: {error.stderr.decode().strip()}"
+        return not_mountable()
 
     @contextlib.contextmanager
     def service(self) -> Iterator[Service]:
-        with tempfile.TemporaryDirectory(prefix="disk-", dir=short_root()) as folder, small_disk(Path(folder)):
+        with tempfile.TemporaryDirectory(prefix="disk-", dir=short_root()) as folder, disk_of(DISK_MB, Path(folder)):
             with mock.patch.object(tempfile, "tempdir", folder):  # the service makes its folder there
                 service = self.make()
             with service:
@@ -86,9 +80,20 @@ class DiskFull(Fault):
         trial.expect(found == "ok", f"the database is damaged: {found}")
 
 
+def not_mountable() -> str:
+    """Why no small disk can be had here, or nothing."""
+    if os.geteuid() != 0:
+        return "only root may mount a tmpfs"
+    try:
+        with tempfile.TemporaryDirectory() as folder, disk_of(DISK_MB, Path(folder)):
+            return ""
+    except subprocess.CalledProcessError as error:
+        return f"a tmpfs cannot be mounted here: {error.stderr.decode().strip()}"
+
+
 @contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[None]:
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m,mode=0700", "tmpfs", str(folder)]
+def disk_of(size_mb: int, folder: Path) -> Iterator[None]:
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size_mb}m,mode=0700", "tmpfs", str(folder)]
     subprocess.run(command, check=True, capture_output=True)
     try:
         yield

@@ -6,7 +6,7 @@ import unittest
 from pathlib import Path
 from unittest.mock import patch
 
-from tests.faults import broker, database, matrix, space
+from tests.faults import broker, database, drill, matrix, space
 from tests.faults.backends import POSTGRES, RABBITMQ, SQLITE, Backends
 
 RELIABILITY = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
@@ -15,7 +15,7 @@ RELIABILITY = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
 class MatrixTests(unittest.TestCase):
     def test_each_row_is_played_or_tested_elsewhere(self) -> None:
         played = {int(number) for fault in matrix.FAULTS for number in fault.row.split()}
-        self.assertEqual(sorted(played | set(map(int, matrix.ELSEWHERE))), list(range(1, 50)))
+        self.assertEqual(sorted(played | set(map(int, matrix.ELSEWHERE))), list(range(1, 51)))
 
     def test_each_fault_has_a_count_in_full_or_is_a_variant_for_quick_runs(self) -> None:
         for fault in matrix.FAULTS:
@@ -27,6 +27,14 @@ class MatrixTests(unittest.TestCase):
         for fault in matrix.FAULTS:
             if fault.row.isdigit() and int(fault.row) > 28:
                 self.assertIn(f"\n| {fault.row} | ", page)
+
+    def test_the_page_of_the_drill_has_what_it_causes(self) -> None:
+        page = RELIABILITY.with_name("operations.md").read_text().partition("\n## Drill\n")[2]
+        drills: tuple[type[drill.Drill], ...] = (drill.OfAService, drill.OfADatabase)
+        codes = [named.code for each in drills for together in each.ROUNDS for named in together]
+        self.assertGreater(len(set(codes)), 10)
+        for code in codes:
+            self.assertIn(f"\n| `{code}` |", page)
 
     def test_a_fault_that_the_chosen_stack_cannot_have_says_so(self) -> None:
         self.enterContext(patch.object(Backends, "missing", return_value=""))

@@ -4,6 +4,7 @@ import datetime
 import re
 import uuid
 
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import TestCase
@@ -275,6 +276,23 @@ class TestWebhookPages(AdminCase):
             self.assertIn("given up", text)
             self.assertIn("503 \\u001b[31m", text)
             self.assertNotIn("<b>", text)
+
+    def test_what_could_not_be_delivered_is_sent_now(self) -> None:
+        later, url = timezone.now() + datetime.timedelta(hours=5), reverse("admin:inference_webhook_changelist")
+        hooks = [
+            Webhook.objects.create(job=make_job(), url="https://example.org", state=state, attempts=3, due_at=later)
+            for state in (WebhookState.PENDING, WebhookState.GIVEN_UP, WebhookState.DELIVERED)
+        ]
+        send = {"action": "send_now", "_selected_action": [hook.pk for hook in hooks]}
+        self.assertIn("2 are due now", self.client.post(url, send, follow=True).content.decode())
+        due = Webhook.objects.filter(state=WebhookState.PENDING, attempts=0, due_at__lte=timezone.now())
+        self.assertEqual((set(due), LogEntry.objects.count()), (set(hooks[:2]), 2))
+        viewer = User.objects.create_user("viewer", is_staff=True)
+        viewer.user_permissions.add(Permission.objects.get(codename="view_webhook"))
+        self.client.force_login(viewer)
+        due.update(attempts=9)
+        self.client.post(url, send)
+        self.assertEqual(Webhook.objects.filter(attempts=9).count(), 2)
 
     def test_the_jobs_of_a_bulk_are_found_from_one_of_them(self) -> None:
         bulk = Bulk.objects.create(model="embeddings", total=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from argparse import ArgumentParser
@@ -29,6 +30,10 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="for programs")
         parser.add_argument("--watch", type=float, metavar="S", help="again every S seconds, until Ctrl-C")
 
+    def run_from_argv(self, argv: list[str]) -> None:
+        os.environ.setdefault("DATABASE_ANSWER_S", "4")  # a database that keeps it waiting is what it is to tell
+        super().run_from_argv(argv)
+
     def handle(self, *args: Any, watch: float | None, **options: Any) -> None:
         with told():
             try:
@@ -45,6 +50,7 @@ class Command(BaseCommand):
     def _show(self, found: Facts, *, before: str = "", **options: Any) -> None:
         if options["json"]:
             self.stdout.write(json.dumps(found))
+            self.stdout.flush()  # who reads the lines of --watch is not at a terminal
             return
         lines = [f"! {item['text']}\n  {item['todo']}" for item in found["attention"]] or ["All is well."]
         lines += ["", *_table(found["models"]), "", *(_table(found["workers"]) or ["No worker runs."])]

@@ -6,21 +6,27 @@ import datetime
 import io
 import json
 import shutil
+import threading
 from types import SimpleNamespace
 from typing import Any
+from unittest import skipUnless
 from unittest.mock import patch
 
+from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.db import OperationalError, connection
-from django.test import TestCase
+from django.test import TestCase, TransactionTestCase
 from django.utils import timezone
 
 from inference.broker import publish
 from inference.errors import BrokerUnavailable
 from inference.figures.ledger import at, tick_of
-from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
+from inference.models import Figure, Grain, Job, PausedModel, Status, Webhook, WebhookState, Worker, WorkerState
 from inference.status import attention
-from inference.status.attention import Item
+from inference.status.attention import servers
+from inference.status.attention.item import Item
+from inference.store import locks
+from tests.conditions import eventually
 
 
 def ago(seconds: float) -> datetime.datetime:
@@ -68,7 +74,7 @@ class TestItems(AttentionCase):
         self.assertEqual(self.named(), [])
 
     def test_a_slow_database_and_a_slow_broker(self) -> None:
-        with patch.object(attention, "SLOW_S", -1.0):
+        with patch.object(servers, "SLOW_S", -1.0):
             self.assertEqual(self.named(), ["DatabaseSlow", "BrokerSlow"])
 
     def test_a_broker_that_is_away(self) -> None:
@@ -144,6 +150,94 @@ class TestItems(AttentionCase):
     def test_a_few_failures_are_nothing_to_speak_of(self) -> None:
         figure(60, ended={"failed engine_error": 4})
         self.assertEqual(self.named(), [])
+
+    def test_a_model_that_is_paused_by_whom_and_that_nobody_serves_it_is_no_news(self) -> None:
+        self.change(model_names=[])
+        PausedModel.objects.create(model="embeddings", paused_by=User.objects.create_user("anna"))
+        item = self.only("ModelPaused", "embeddings is paused since", "by anna", "Resume it")
+        self.assertEqual(item.about, ("paused", "embeddings"))
+        PausedModel.objects.update(paused_by=None)
+        self.assertNotIn(" by ", self.only("ModelPaused").text)
+
+    def test_a_worker_that_is_drained(self) -> None:
+        drained = {"is_to_rest": True, "state": WorkerState.DRAINED, "model_names": []}
+        self.make_worker(name="other@host", replicas={"0": {"device": "cpu", "models": {"embeddings": "ready"}}})
+        self.change(**drained)
+        self.only("WorkerDrained", "first@host is drained", "Resume it")
+        Worker.objects.update(**drained)
+        self.assertEqual(self.named(), ["ModelUnserved", "WorkerDrained", "WorkerDrained"])
+        self.assertIn("Nobody serves embeddings: its worker is drained.", attention.items()[0].text)
+
+    def test_a_replica_that_ends_again_and_again_and_a_device_that_is_withdrawn(self) -> None:
+        self.change(replicas={"0": {"device": "cuda:0", "ended": 4}, "1": {"device": "cuda:1", "ended": 5}})
+        self.only("ReplicaCrashes", "Replica 1 of first@host, on cuda:1, ended 5 times", "OOM killer")
+        self.change(replicas={"0": {"device": "cuda:1", "withdrawn_s": 40}, "1": {"device": "cuda:1"}})
+        self.only("DeviceWithdrawn", "cuda:1 of first@host is given no work for 40 s", "nvidia-smi")
+
+    def notice(self, url: str = "https://hooks.example/a", finished_s: float = 1, **values: Any) -> Webhook:
+        job = Job.objects.create(model="embeddings", inputs="x", status=Status.SUCCEEDED, finished_at=ago(finished_s))
+        return Webhook.objects.create(job=job, url=url, **values)
+
+    def test_notices_that_cannot_be_delivered(self) -> None:
+        later: dict[str, Any] = {"attempts": 1, "due_at": ago(-3), "last_error": "answered 503"}
+        for number in range(4):
+            self.notice(f"https://hooks.example/{number}", **later)
+            self.notice("https://other.example", attempts=1, state=WebhookState.DELIVERED)
+        self.assertEqual(self.named(), [])
+        self.notice(**later)
+        self.only("WebhooksFail", "delivered to hooks.example, 5 wait: answered 503", "send them now")
+        Webhook.objects.update(state=WebhookState.DELIVERED)
+        self.notice(**{**later, "attempts": 2})
+        self.only("WebhooksFail", "1 wait")
+
+    def test_notices_that_nobody_sends(self) -> None:
+        waits = self.notice(finished_s=60, due_at=ago(90))
+        self.only("WebhooksWait", "1 wait", "start inference-webhooks")
+        Job.objects.filter(pk=waits.job_id).update(finished_at=ago(5))
+        self.assertEqual(self.named(), [])
+
+
+class TestLocks(TransactionTestCase):
+    """What another connection holds."""
+
+    def hold(self, statement: str) -> Any:
+        other = connection.copy()
+        self.addCleanup(other.close)
+        if connection.vendor == "postgresql":
+            other.set_autocommit(False)
+        other.cursor().execute(statement)
+        return other
+
+    @skipUnless(connection.vendor == "sqlite", "one lock for all who write")
+    def test_a_file_that_is_locked(self) -> None:
+        with patch.object(locks, "PATIENCE_S", 0.05):
+            self.assertEqual(locks.problem(), "")
+            other = self.hold("BEGIN IMMEDIATE")
+            item = attention.items()[0]
+            other.cursor().execute("ROLLBACK")
+            self.assertEqual(locks.problem(), "")
+        self.assertEqual((item.code, item.text[:36]), ("DatabaseLocked", "The database lets nobody write: data"))
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA busy_timeout")
+            self.assertEqual(cursor.fetchone(), (4000,))
+
+    @skipUnless(connection.vendor == "postgresql", "a lock a table")
+    def test_a_table_that_is_locked(self) -> None:
+        other = self.hold("LOCK TABLE inference_job IN ACCESS EXCLUSIVE MODE")
+
+        def wait() -> None:
+            Job.objects.count()
+            connection.close()
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        with patch.object(locks, "PATIENCE_S", 0.0):
+            why = eventually(locks.problem, "somebody waits")
+            self.assertRegex(why, r"a statement waits for \d+ s for a lock of process \d+\.")
+            self.assertEqual(attention.items()[-1].code, "DatabaseLocked")
+            other.rollback()
+            waiting.join()
+            self.assertEqual(locks.problem(), "")
 
 
 class TestCommand(AttentionCase):

@@ -11,7 +11,7 @@ from inference.worker import reports
 from inference.worker.calls import ENDED_BY_IT, READY, Loaded, Order, Shared
 from inference.worker.devices import Plan
 from inference.worker.lazy import LazyReport
-from inference.worker.replica import LONGEST_PAUSE_S
+from inference.worker.replica import COUNTED_S, LONGEST_PAUSE_S
 from inference.worker.replicas import Replicas
 from inference.worker.wishes import Wishes
 
@@ -71,6 +71,21 @@ class ReplicasTests(TestCase):
         self.assertEqual((self.replicas.serving, self.replicas.runnable), (set(), {"a", "b"}))
         self.replicas.heed(Wishes())
         self.assertEqual(self.replicas.serving, {"a", "b"})
+
+    def test_how_often_one_ended_is_told_but_not_of_one_that_was_to_try_again(self) -> None:
+        def told() -> list[object]:
+            return [row["ended"] for _, row in sorted(reports.replica_rows(self.replicas, {}).items())]
+
+        self.load(FIRST)
+        self.load(SECOND, b=BROKEN)
+        self.replicas.ended(1)  # lacks what the other runs, and tries again
+        for _ in range(3):
+            self.replicas.ended(0)
+            self.start(0, FIRST)
+            self.load(FIRST)
+        self.assertEqual(told(), [3, 0])
+        self.replicas.replicas[0].ends[0] -= COUNTED_S
+        self.assertEqual(told(), [2, 0])
 
     def test_nothing_is_served_before_a_replica_has_loaded_it(self) -> None:
         self.assertEqual((self.replicas.serving, self.replicas.served, self.able()), (set(), set(), []))

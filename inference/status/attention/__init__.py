@@ -1,0 +1,49 @@
+"""What needs somebody's attention now, in words, with the thing to do. Nothing when all is well.
+
+`CODES` are also the names of the alerts in deploy/prometheus/rules.yml, for who watches from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django.db import DatabaseError, InterfaceError
+
+from inference.status import health, workers
+from inference.status.attention import fleet, load, servers
+from inference.status.attention.item import Item
+from inference.store import wishes
+
+CODES = (
+    "DatabaseAway", "DatabaseSlow", "DatabaseLocked", "BrokerAway", "BrokerSlow", "DiskFills", "ModelsFileRefused",
+    "ModelUnserved", "ModelPaused", "WorkerGone", "WorkerCutOff", "WorkerDegraded", "WorkerDrained", "ReplicaCrashes",
+    "DeviceWithdrawn", "QueueGrows", "QueueStuck", "FailuresUnusual", "WebhooksFail", "WebhooksWait",
+)  # fmt: skip
+
+
+def items() -> list[Item]:
+    """The gravest first. Raises nothing of a database or broker that is away: that is what it tells then."""
+    found = [*servers.broker(), *servers.disk()]
+    try:
+        slow, locked = list(servers.slow_database()), list(servers.locked_database())
+        return [*slow, *locked, *found, *(() if locked else _of_rows())]  # what rows say is of before, then
+    except (DatabaseError, InterfaceError) as error:
+        away = Item(
+            code="DatabaseAway", text=f"The database does not answer: {error}".strip(),
+            todo="Start it, or look at the network between; everything resumes by itself.",
+        )  # fmt: skip
+        return [away, *found]
+
+
+def _of_rows() -> Iterator[Item]:
+    living = list(workers.living())
+    paused = wishes.paused()
+    unserved = {name: why for name, why in health.unserved(living) if name not in paused}
+    yield from fleet.file(living)
+    yield from fleet.unserved(unserved, living)
+    yield from fleet.paused()
+    yield from fleet.gone(living)
+    yield from fleet.unwell(living)
+    yield from load.queues(living, quiet={*unserved, *paused})
+    yield from load.failures()
+    yield from load.webhooks()

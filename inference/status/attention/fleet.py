@@ -1,0 +1,102 @@
+"""The models file, the models and the workers: who does not serve what, and whether somebody wants it so."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from django.conf import settings
+from django.utils import timezone
+
+from inference.catalog import lookup
+from inference.models import PausedModel, Worker, WorkerState
+from inference.status import workers
+from inference.status.attention.item import Item
+
+GONE_SHOWN = datetime.timedelta(hours=1)
+OFTEN = 5  # ends of one replica within the minutes that its worker counts; a single poisonous job costs fewer
+
+
+def file(living: Iterable[Worker]) -> Iterator[Item]:
+    problems = {lookup.problem(), *((worker.catalog or {}).get("problem", "") for worker in living)}
+    for problem in sorted(filter(None, problems)):
+        text = f"{problem} Nothing changes before that is put right."
+        yield Item(code="ModelsFileRefused", text=text, todo="Mend the line that it names; what ran before goes on.")
+
+
+def unserved(reasons: Mapping[str, str], living: Sequence[Worker]) -> Iterator[Item]:
+    for name, why in reasons.items():
+        yield Item(
+            code="ModelUnserved", text=f"Nobody serves {name}: {why}", about=("model", name),
+            todo="Mend what it says; the worker tries again by itself." if living else
+            "Start a worker: systemctl start inference-worker.",
+        )  # fmt: skip
+
+
+def paused() -> Iterator[Item]:
+    """Also long after it was wanted: its clients wait."""
+    for pause in PausedModel.objects.select_related("paused_by"):
+        by = f" by {pause.paused_by}" if pause.paused_by else ""
+        yield Item(
+            code="ModelPaused", about=("paused", pause.model),
+            text=f"{pause.model} is paused since {pause.paused_at:%Y-%m-%d %H:%M:%S} UTC{by}: its jobs wait.",
+            todo="Resume it on its page.",
+        )  # fmt: skip
+
+
+def gone(living: Sequence[Worker]) -> Iterator[Item]:
+    """Until one of its name is back, or for an hour."""
+    now = timezone.now()
+    there = {worker.name for worker in living}
+    recent = Worker.objects.filter(heartbeat_at__gte=now - GONE_SHOWN).order_by("-heartbeat_at")
+    lost = [worker for worker in recent if worker.state == WorkerState.GONE or _is_silent(worker, now)]
+    for worker in {worker.name: worker for worker in reversed(lost) if worker.name not in there}.values():
+        served = ", ".join(worker.model_names) or "nothing"
+        yield Item(
+            code="WorkerGone", about=("worker", str(worker.pk)),
+            text=f"{worker.name} is gone since {worker.heartbeat_at:%H:%M:%S} UTC. It served {served}.",
+            todo="Look into its journal (journalctl -u inference-worker), and start it again.",
+        )  # fmt: skip
+
+
+def _is_silent(worker: Worker, now: datetime.datetime) -> bool:
+    silent = now - worker.heartbeat_at > datetime.timedelta(seconds=settings.WORKER_SILENT_S)
+    return worker.state in workers.PRESENT and silent
+
+
+def unwell(living: Iterable[Worker]) -> Iterator[Item]:
+    for worker in living:
+        about = ("worker", str(worker.pk))
+        if not worker.connected and worker.state in workers.SERVING:
+            yield Item(
+                code="WorkerCutOff", text=f"{worker.name} is not connected to the broker.", about=about,
+                todo="Look at the broker, and at the network between: it connects again by itself.",
+            )  # fmt: skip
+        if worker.error and worker.state == WorkerState.DEGRADED:
+            text = f"{worker.name} does not serve all of its models: {worker.error[:500]}"
+            todo = "Mend what it says; the worker tries again by itself."
+            yield Item(code="WorkerDegraded", text=text, about=about, todo=todo)
+        if worker.is_to_rest:
+            text = f"{worker.name} is drained, and takes nothing."
+            yield Item(code="WorkerDrained", text=text, about=about, todo="Resume it on its page, or stop it.")
+        yield from _replicas(worker)
+
+
+def _replicas(worker: Worker) -> Iterator[Item]:
+    """A worker of an earlier version does not count."""
+    about = ("worker", str(worker.pk))
+    for index, replica in sorted(worker.replicas.items()):
+        if (ended := replica.get("ended", 0)) >= OFTEN:
+            yield Item(
+                code="ReplicaCrashes", about=about,
+                text=f"Replica {index} of {worker.name}, on {replica['device']}, ended {ended} times within minutes.",
+                todo="Look into its journal: the kernel's OOM killer, a limit of time, or jobs that crash it.",
+            )  # fmt: skip
+    withdrawn = {replica["device"]: left_s for replica in worker.replicas.values()
+                 if (left_s := replica.get("withdrawn_s"))}  # fmt: skip
+    for device, left_s in withdrawn.items():
+        yield Item(
+            code="DeviceWithdrawn", about=about,
+            text=f"{device} of {worker.name} is given no work for {left_s} s: what failed there succeeds elsewhere.",
+            todo="Look at the device (nvidia-smi, and Xid in dmesg); it is tried again by itself.",
+        )  # fmt: skip

@@ -1,0 +1,15 @@
+"""One thing that needs attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    code: str
+    text: str
+    todo: str
+    about: tuple[
+        str, ...
+    ] = ()  # of ("model" or "paused", name), ("worker", id), ("failed", model, code), ("webhooks",)

@@ -1,0 +1,111 @@
+"""What waits too long or too much, and what fails more than usual: jobs, and notices to clients."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from django.utils import timezone
+
+from inference.figures import sample, series
+from inference.models import TERMINAL, Figure, Grain, Status, Webhook, WebhookState, Worker
+from inference.status.attention.item import Item
+from inference.webhooks.delivery import host_of
+
+GROWN = 10  # jobs, and half as many again as there were
+SEEN = datetime.timedelta(minutes=15)  # for which a queue is looked back at
+STUCK_S = 30.0  # that a job waits while replicas do nothing, or a notice that is due
+RECENT, USUAL = datetime.timedelta(minutes=5), datetime.timedelta(days=1)  # of failures
+FEW, ODD_SHARE, ODD_TIMES = 5, 0.05, 3  # failures that are not worth a word: fewer, or no larger a share
+LOOKED_AT = 1000  # notices
+
+
+def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item]:
+    """`quiet`: models of which it is known why nothing runs."""
+    queued, ages = sample.queues()
+    busy = sum(worker.replicas_busy for worker in living)
+    past = _past_queues()
+    for model, count in queued.items():
+        age_s = ages.get(model, 0.0)
+        waits = f"{count:,} jobs of {model} wait, the oldest for {age_s:.0f} s"
+        if lowest := _grown_since(count, [(at, queues.get(model, 0)) for at, queues in past]):
+            at, before = lowest
+            todo = "Look why no replica runs them: what is said here of its worker, its models and the broker."
+            if busy:
+                todo = f"More comes in than is done: more workers or replicas, or manage.py tune {model}."
+            text = f"{waits}; at {at:%H:%M:%S} UTC there were {before:,}."
+            yield Item(code="QueueGrows", text=text, todo=todo, about=("model", model))
+        elif age_s > STUCK_S and not busy and model not in quiet:
+            todo = (
+                "Messages do not reach the workers: look at the broker. It mends itself within a minute of its return."
+            )
+            yield Item(code="QueueStuck", text=f"{waits}, and no replica is busy.", todo=todo, about=("model", model))
+
+
+def _past_queues() -> list[tuple[datetime.datetime, Mapping[str, int]]]:
+    ticks = Figure.objects.filter(grain=Grain.TICK, model=sample.SERVICE, start__gte=timezone.now() - SEEN)
+    return [
+        (at, tally["now"].get("queued", {}))
+        for at, tally in ticks.order_by("start").values_list("start", "tally")
+        if tally.get("now", {}).get("samples")  # else nobody looked
+    ]
+
+
+def _grown_since(count: int, past: Sequence[tuple[datetime.datetime, int]]) -> tuple[datetime.datetime, int] | None:
+    """The last moment at which there were fewest; none where it does not grow, or not any more."""
+    if not past or count < 0.9 * max(before for _, before in past):
+        return None
+    at, lowest = min(reversed(past), key=lambda moment: moment[1])
+    return (at, lowest) if count >= lowest + max(GROWN, lowest / 2) else None
+
+
+def failures() -> Iterator[Item]:
+    now = timezone.now()
+    recent, usual = series.ends_since(now - RECENT), series.ends_since(now - USUAL)
+    for model, ends in recent.items():
+        before = usual.get(model, Counter()) - ends
+        for end, count in ends.items():
+            code = end.removeprefix(f"{Status.FAILED} ")
+            share, usually = count / ends.total(), before[end] / before.total() if before.total() else 0.0
+            if code != end and count >= FEW and share > max(ODD_SHARE, ODD_TIMES * usually):
+                yield Item(
+                    code="FailuresUnusual", about=("failed", model, code), todo=_todo_of(code),
+                    text=f"{count:,} jobs of {model} failed with {code} in the last minutes, {share:.0%} of those that"
+                    f" ended; over the day {usually:.0%}.",
+                )  # fmt: skip
+
+
+def _todo_of(code: str) -> str:
+    known = {
+        "out_of_memory": "Lower max_length or max_batch_tokens of the model in models.toml.",
+        "timed_out": "Inputs take longer than time_limit_s, or a device hangs: the worker's log has the stack.",
+        "lost": "Workers die with these jobs: look for the kernel's OOM killer in the journal.",
+        "crashed": "These inputs end the process that runs them: its log has the stack.",
+    }
+    return known.get(code, "The newest of them says why, in full.")
+
+
+def webhooks() -> Iterator[Item]:
+    """Of those that are not told yet; what was told or given up says nothing more."""
+    now = timezone.now()
+    pending = Webhook.objects.filter(state=WebhookState.PENDING)
+    tried = pending.filter(attempts__gte=1, due_at__gt=now - RECENT).order_by("-due_at")
+    hosts: dict[str, list[tuple[int, str]]] = {}
+    for url, attempts, error in tried.values_list("url", "attempts", "last_error")[:LOOKED_AT]:
+        hosts.setdefault(host_of(url), []).append((attempts, error))
+    for host, found in hosts.items():
+        if len(found) >= FEW or max(found)[0] > 1:  # a single one may have met a restart
+            error = next((error for _, error in found if error), "a try was not ended")
+            yield Item(
+                code="WebhooksFail", about=("webhooks",),
+                text=f"Notices of finished jobs cannot be delivered to {host}, {len(found):,} wait: {error}",
+                todo="Tell its owner. They are tried again for a day; once it answers, send them now, under Webhooks.",
+            )  # fmt: skip
+    since = now - datetime.timedelta(seconds=STUCK_S)
+    late = pending.filter(due_at__lt=since, job__status__in=TERMINAL, job__finished_at__lt=since).order_by()
+    if count := late.values("pk")[:LOOKED_AT].count():
+        yield Item(
+            code="WebhooksWait", text=f"Notices of finished jobs are due and nobody sends them: {count:,} wait.",
+            todo="Start the sender: systemctl start inference-webhooks.", about=("webhooks",),
+        )  # fmt: skip

@@ -1,0 +1,65 @@
+"""The database, the broker and the disk: away, slow, locked, or full soon."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from django.conf import settings
+from django.db import connection
+
+from inference.status import health
+from inference.status.attention.item import Item
+from inference.store import locks
+
+SLOW_S = 0.25  # of an answer to the smallest question
+LEFT_BYTES, LEFT_SHARE, PLENTY_BYTES = 2**30, 0.05, 20 * 2**30  # of a disk
+
+
+def slow_database() -> Iterator[Item]:
+    began_at = time.monotonic()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+    if (took_s := time.monotonic() - began_at) > SLOW_S:
+        text = f"The database took {took_s:.1f} s to answer nothing."
+        yield Item(code="DatabaseSlow", text=text, todo="Look at its load, its locks and its disk.")
+
+
+def locked_database() -> Iterator[Item]:
+    """It answers who reads, and keeps who writes waiting."""
+    if why := locks.problem():
+        yield Item(
+            code="DatabaseLocked", text=f"The database lets nobody write: {why}",
+            todo="End the program or the transaction that holds the lock; everything resumes by itself.",
+        )  # fmt: skip
+
+
+def broker() -> Iterator[Item]:
+    began_at = time.monotonic()
+    problems = list(health.broker_problems())
+    took_s = time.monotonic() - began_at
+    for problem in problems:
+        todo = "Start it, or look at the network between; it mends itself within a minute of its return."
+        yield Item(code="BrokerAway", text=problem, todo=todo)
+    if not problems and took_s > SLOW_S:
+        yield Item(
+            code="BrokerSlow", text=f"The broker took {took_s:.1f} s to answer nothing.",
+            todo="Look at its load and its memory, and at the network between.",
+        )  # fmt: skip
+
+
+def disk() -> Iterator[Item]:
+    """Of this host."""
+    folders = {Path(settings.DATA_DIR)}
+    if connection.vendor == "sqlite":
+        folders.add(Path(connection.settings_dict["NAME"]).parent)
+    for folder in sorted(folder for folder in folders if folder.is_dir()):
+        usage = shutil.disk_usage(folder)
+        share = usage.free / usage.total
+        if usage.free < LEFT_BYTES or (share < LEFT_SHARE and usage.free < PLENTY_BYTES):
+            yield Item(
+                code="DiskFills", text=f"The disk of {folder} has {usage.free / 2**20:,.0f} MiB left, {share:.0%}.",
+                todo="Make room, or keep finished jobs for fewer days (JOB_RETENTION_DAYS).",
+            )  # fmt: skip

@@ -1,0 +1,48 @@
+"""Whether somebody keeps all others from writing. Changes nothing."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from django.db import connection
+
+from inference import budget
+
+PATIENCE_S = 2.0
+_WAITING = """
+SELECT extract(epoch FROM clock_timestamp() - query_start), pg_blocking_pids(pid) FROM pg_stat_activity
+WHERE wait_event_type = 'Lock' AND datname = current_database() ORDER BY query_start LIMIT 1
+"""
+
+
+def problem() -> str:
+    """A sentence; nothing while writers have their turn. In a transaction of one's own that is not asked."""
+    if connection.in_atomic_block:
+        return ""
+    return _of_file() if connection.vendor == "sqlite" else _of_server()
+
+
+def _of_file() -> str:
+    """One lock for all who write."""
+    connection.ensure_connection()
+    file = connection.connection
+    (patience_ms,) = file.execute("PRAGMA busy_timeout").fetchone()
+    file.execute(f"PRAGMA busy_timeout = {1000 * PATIENCE_S:.0f}")
+    try:
+        with budget.spent():
+            file.execute("BEGIN IMMEDIATE")
+            file.execute("ROLLBACK")
+    except sqlite3.OperationalError as error:
+        return f"{error}, for {PATIENCE_S:g} s at least."
+    finally:
+        file.execute(f"PRAGMA busy_timeout = {patience_ms}")
+    return ""
+
+
+def _of_server() -> str:
+    with connection.cursor() as cursor:
+        cursor.execute(_WAITING)
+        waited_s, holders = cursor.fetchone() or (0, [])
+    if waited_s <= PATIENCE_S:
+        return ""
+    return f"a statement waits for {waited_s:.0f} s for a lock of process {', '.join(map(str, holders))}."

@@ -1,0 +1,310 @@
+"""Row 50: what an operator meets, caused one after the other: each is named in words by `manage.py status`, and no more
+once it is mended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest import mock
+
+import psycopg
+from django.db.models.functions import Now
+
+from inference.broker.address import short_root
+from inference.launcher import programs
+from inference.launcher.supervisor import Child, Program
+from inference.models import Figure, Grain, PausedModel, Webhook, WebhookState
+from tests.conditions import eventually
+from tests.faults import database
+from tests.faults.backends import REDIS, SQLITE
+from tests.faults.database import OnPostgres
+from tests.faults.fault import Fault
+from tests.faults.loading import FRAGILE, not_loading
+from tests.faults.proxy import Mode, Proxy
+from tests.faults.service import Service
+from tests.faults.space import disk_of, not_mountable
+from tests.faults.trial import Trial
+from tests.inference.webhooks.test_delivery import SECRET, Receiver, receiving
+from tests.ports import HOST
+from tests.stack import ECHO
+
+NAMED_S = 30.0
+LOOK_S = "0.3"
+QUEUED = 240
+CRASHES = 5
+ROOM_MB, TAKEN_MB = 1024 + 128, 256  # of a disk: less than 1 GiB left is too little
+MODELS = f"""{ECHO}
+[slow]
+engine = "tests.echo:EchoEngine"
+max_batch_size = 8
+options = {{ fixed_ms = 300 }}
+
+[quiet]
+engine = "tests.echo:EchoEngine"
+"""
+STATUS = Program(name="status", command=(sys.executable, "manage.py", "status", "--json", "--watch", LOOK_S))
+Cause = Callable[[Any, Trial], contextlib.AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What is said while `cause` is entered, and not any more some time after it was left."""
+
+    code: str
+    words: str  # a pattern
+    cause: Cause
+
+
+class Drill(Fault):
+    """The list is read from the command that operators type, which looks on all the while."""
+
+    recovery_limit_s = settle_limit_s = 60.0
+    chunk = 1
+    ROUNDS: ClassVar[tuple[tuple[Named, ...], ...]]  # what is the case at the same time
+
+    def trial(self, trial: Trial) -> None:
+        self.said: list[dict[str, str]] = []  # last
+        self.told: list[dict[str, str]] = []  # since the round began
+        program = replace(STATUS, environment=trial.service.environment)
+        trial.service.children["status"] = Child(program, self.take, trial.service.reaper)
+        self.prepare(trial)
+        for together in self.ROUNDS:
+            self.one_round(trial, [named for named in together if self.can_be(named)])
+        trial.until(lambda: self.said == [], "all is well again", NAMED_S)
+        trial.expect(self.said == [], f"still said: {self.said}")
+        trial.service.children["status"].stop()
+
+    def prepare(self, trial: Trial) -> None:
+        trial.until(lambda: self.looked and self.said == [], "all is well at first", NAMED_S)
+
+    def can_be(self, named: Named) -> bool:
+        return True
+
+    looked = False
+
+    def take(self, name: str, line: str) -> None:
+        """A line of the command."""
+        if line.startswith("{"):
+            self.said, self.looked = json.loads(line)["attention"], True
+            self.told += self.said
+
+    def one_round(self, trial: Trial, together: list[Named]) -> None:
+        self.told = []
+        with contextlib.ExitStack() as causes:
+            for named in together:
+                causes.enter_context(named.cause(self, trial))
+            self.wait(trial, "until the last was named", lambda: all(map(self.is_said, together)), together)
+        codes = {named.code for named in together}
+        self.wait(trial, "until the last was no more", lambda: not codes & {i["code"] for i in self.said}, together)
+
+    def is_said(self, named: Named) -> bool:
+        return any(item["code"] == named.code and re.search(named.words, item["text"]) for item in self.told)
+
+    def wait(self, trial: Trial, what: str, condition: Callable[[], bool], together: list[Named]) -> None:
+        began_at = time.monotonic()
+        trial.until(condition, f"{', '.join(named.code for named in together)} {what}", NAMED_S)
+        trial.expect(condition(), f"said is {self.said}")
+        took_s = time.monotonic() - began_at
+        trial.measured[f"s {what}"] = max(took_s, trial.measured.get(f"s {what}", 0.0))
+
+
+class OfAService(Drill):
+    row, title, ci, full = "50", "an operator's drill: each is named within 30 s, and no more once mended", 1, 5
+    takes_s = 40.0
+    databases, brokers = (SQLITE,), (REDIS,)
+
+    @contextlib.contextmanager
+    def service(self) -> Iterator[Service]:
+        with Proxy() as self.proxy, contextlib.ExitStack() as mounted:
+            self.has_disk = not not_mountable()
+            if self.has_disk:
+                folder = mounted.enter_context(tempfile.TemporaryDirectory(prefix="drill-", dir=short_root()))
+                mounted.enter_context(disk_of(ROOM_MB, Path(folder)))
+                mounted.enter_context(mock.patch.object(tempfile, "tempdir", folder))
+            environment = {
+                "REDIS_URL": f"redis://{HOST}:{self.proxy.port}/0", "WEBHOOK_HOSTS": HOST, "WEBHOOK_SECRET": SECRET,
+                "WEBHOOK_ALLOW_PRIVATE": "1",
+            }  # fmt: skip
+            service = self.make(models=MODELS, environment=environment)
+            self.proxy.target = service.socket
+            with service:
+                service.start(programs.webhooks())
+                yield service
+
+    def can_be(self, named: Named) -> bool:
+        return self.has_disk or named.code != "DiskFills"
+
+    def prepare(self, trial: Trial) -> None:
+        super().prepare(trial)
+        ticks = Figure.objects.using(trial.service.alias).filter(grain=Grain.TICK)
+        trial.until(ticks.exists, "a worker has noted how many wait", NAMED_S)
+
+    # Side by side
+
+    @contextlib.contextmanager
+    def paused(self, trial: Trial) -> Iterator[None]:
+        pause = PausedModel.objects.using(trial.service.alias).create(model="quiet")
+        trial.submit_some(3, model="quiet")
+        yield
+        pause.delete()
+
+    @contextlib.contextmanager
+    def failing(self, trial: Trial) -> Iterator[None]:
+        for _ in range(8):
+            trial.submit({"text": trial.text(), "fail": "exception"}, "engine_error")
+        yield
+        trial.submit_together([trial.text() for _ in range(400)], model="echo")
+
+    @contextlib.contextmanager
+    def webhooks_refused(self, trial: Trial) -> Iterator[None]:
+        hooks = Webhook.objects.using(trial.service.alias)
+        with receiving(503) as url:
+            for _ in range(6):
+                trial.submit(trial.text(), webhook=url)
+            yield
+            Receiver.status = 204
+            sent = hooks.filter(state=WebhookState.DELIVERED)
+            trial.until(lambda: self.send_now(trial) == 0 and sent.count() == 6, "the notices are delivered")
+
+    def send_now(self, trial: Trial) -> int:
+        """As the list in the admin does."""
+        waiting = Webhook.objects.using(trial.service.alias).filter(state=WebhookState.PENDING, attempts__gte=1)
+        return waiting.update(attempts=0, due_at=Now())
+
+    @contextlib.contextmanager
+    def too_many(self, trial: Trial) -> Iterator[None]:
+        trial.submit_together([trial.text() for _ in range(QUEUED)], model="slow")
+        yield
+
+    @contextlib.contextmanager
+    def filled(self, trial: Trial) -> Iterator[None]:
+        ballast = trial.service.folder / "ballast"
+        with open(ballast, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, TAKEN_MB << 20)
+        yield
+        ballast.unlink()
+
+    @contextlib.contextmanager
+    def drained(self, trial: Trial) -> Iterator[None]:
+        trial.service.workers.update(is_to_rest=True)
+        yield
+        trial.service.workers.update(is_to_rest=False)
+
+    @contextlib.contextmanager
+    def file_refused(self, trial: Trial) -> Iterator[None]:
+        trial.service.models_file.write_text(f"{MODELS}\n[quiet]")
+        yield
+        trial.service.models_file.write_text(MODELS)
+
+    @contextlib.contextmanager
+    def broker_slow(self, trial: Trial) -> Iterator[None]:
+        with self.proxy.failing(Mode.SLOW):
+            yield
+
+    # One after the other
+
+    @contextlib.contextmanager
+    def cannot_load(self, trial: Trial) -> Iterator[None]:
+        trial.service.models_file.write_text(MODELS + FRAGILE)
+        with not_loading(trial):
+            yield
+        serves = lambda: "fragile" in trial.service.worker_row().model_names  # noqa: E731
+        trial.until(serves, "it is loaded once it can be")
+        trial.service.models_file.write_text(MODELS)
+
+    @contextlib.contextmanager
+    def crashes(self, trial: Trial) -> Iterator[None]:
+        for _ in range(CRASHES):
+            pid = eventually(lambda: trial.service.replicas_alive() and trial.service.replica_pids()[0])
+            os.kill(pid, signal.SIGKILL)
+            trial.until(lambda pid=pid: trial.service.replica_pids()[0] != pid, "it is started again")
+        yield
+        trial.service.children["worker1"].stop()
+        trial.service.start_worker()
+        trial.service.ready()
+
+    @contextlib.contextmanager
+    def worker_killed(self, trial: Trial) -> Iterator[None]:
+        trial.service.children["worker1"].kill()
+        yield
+        trial.service.start_worker()
+        trial.service.ready()
+
+    @contextlib.contextmanager
+    def broker_away(self, trial: Trial) -> Iterator[None]:
+        trial.service.broker.kill()
+        yield
+        trial.service.broker.start()
+
+    @contextlib.contextmanager
+    def locked(self, trial: Trial) -> Iterator[None]:
+        with database.locked(trial.service):
+            yield
+
+    ROUNDS = (
+        (
+            Named("ModelPaused", "quiet is paused since", paused),
+            Named("FailuresUnusual", r"8 jobs of echo failed with engine_error in the last minutes", failing),
+            Named("WebhooksFail", rf"cannot be delivered to {HOST}, \d wait: answered 503", webhooks_refused),
+            Named("QueueGrows", r"jobs of slow wait, the oldest for \d+ s; at \S+ UTC there were \d", too_many),
+            Named("DiskFills", r"The disk of \S+ has \d+ MiB left", filled),
+        ),
+        (
+            Named("WorkerDrained", "worker1@.* is drained, and takes nothing", drained),
+            Named("ModelUnserved", "Nobody serves echo: its worker is drained", drained),
+            Named("ModelsFileRefused", "models.toml", file_refused),
+            Named("BrokerSlow", r"The broker took 0\.\d s to answer nothing", broker_slow),
+        ),
+        (Named("WorkerDegraded", "does not serve all of its models: fragile: told not to load", cannot_load),),
+        (Named("ReplicaCrashes", rf"Replica 0 of worker1@.*, on cpu, ended {CRASHES} times", crashes),),
+        (Named("WorkerGone", "worker1@.* is gone since .* It served echo, quiet, slow", worker_killed),),
+        (Named("BrokerAway", "The broker does not answer", broker_away),),
+        (Named("DatabaseLocked", "The database lets nobody write: database is locked", locked),),
+    )
+
+
+class OfADatabase(OnPostgres, Drill):
+    row, title, ci, full = "50", "the same of a PostgreSQL that is slow, locked, stopped", 1, 5
+    takes_s = 25.0
+    options = {"models": ECHO}
+
+    @contextlib.contextmanager
+    def service(self) -> Iterator[Service]:
+        with Proxy() as self.proxy:
+            service = self.make(environment={"DATABASE_URL": f"postgres://inference@{HOST}:{self.proxy.port}/postgres"})
+            self.proxy.target = database.server(service).folder / ".s.PGSQL.5432"
+            with service:
+                yield service
+
+    @contextlib.contextmanager
+    def slow(self, trial: Trial) -> Iterator[None]:
+        with self.proxy.failing(Mode.SLOW):
+            yield
+
+    @contextlib.contextmanager
+    def locked(self, trial: Trial) -> Iterator[None]:
+        """As by a migration, or VACUUM FULL."""
+        with psycopg.connect(database.server(trial.service).url()) as connection:
+            connection.execute("LOCK TABLE inference_job IN ACCESS EXCLUSIVE MODE")
+            yield
+
+    @contextlib.contextmanager
+    def stopped(self, trial: Trial) -> Iterator[None]:
+        with database.stopped(trial.service):
+            yield
+
+    ROUNDS = (
+        (Named("DatabaseSlow", r"The database took 0\.\d s to answer nothing", slow),),
+        (Named("DatabaseLocked", r"a statement waits for \d+ s for a lock of process \d+", locked),),
+        (Named("DatabaseAway", "The database does not answer: ", stopped),),
+    )
