@@ -49,7 +49,7 @@ def remove_old() -> None:
 
 
 def _some(step: Step) -> int:
-    """How many rows were put together."""
+    """How many rows were put together. None of them where another is quicker: the next round finds them again."""
     with transaction.atomic():
         old = Figure.objects.filter(grain=step.source, start__lt=Now() - step.after).order_by("start", "pk")
         found = list(old.select_for_update(skip_locked=True)[:MOST])
@@ -58,7 +58,9 @@ def _some(step: Step) -> int:
             for figure in found:
                 for key in _targets(step, figure):
                     tallies.add(sums.setdefault(key, {}), figure.tally)
-            _add(sums)
+            if not _add(sums):
+                transaction.set_rollback(True)
+                return 0
             Figure.objects.filter(pk__in=[figure.pk for figure in found]).delete()
     return len(found)
 
@@ -69,9 +71,10 @@ def _targets(step: Step, figure: Figure) -> list[Key]:
     return [*targets, (Grain.EVER, SINCE_EVER, figure.model)] if step.source == Grain.WRITTEN else targets
 
 
-def _add(sums: dict[Key, Tally]) -> None:
-    """Whoever makes a row first, each adds to the row that there is."""
-    new = [Figure(grain=grain, start=start, model=model, tally={}) for grain, start, model in sums]
+def _add(sums: dict[Key, Tally]) -> bool:
+    """Whoever makes a row first, each adds to the row that there is: False where one was there, and was put together
+    with others before it could be locked. All make them in the same order, so that no two wait for each other."""
+    new = [Figure(grain=grain, start=start, model=model, tally={}) for grain, start, model in sorted(sums)]
     Figure.objects.bulk_create(new, ignore_conflicts=True)
     grains, starts, models = (set(each) for each in zip(*sums, strict=True))
     there = Figure.objects.filter(grain__in=grains, start__in=starts, model__in=models).order_by("pk")
@@ -81,3 +84,4 @@ def _add(sums: dict[Key, Tally]) -> None:
             tallies.add(figure.tally, more)
             changed.append(figure)
     Figure.objects.bulk_update(changed, ["tally"])
+    return len(changed) == len(sums)

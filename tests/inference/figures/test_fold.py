@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
+from typing import Any
+from unittest.mock import patch
 
+from django.db.models import QuerySet
 from django.test import TransactionTestCase
 from django.utils import timezone
 
@@ -70,3 +73,19 @@ class TestFold(TransactionTestCase):
         fold.fold()
         self.assertEqual(counted(Grain.TICK, Grain.TEN_MINUTES), {"echo": 290})
         self.assertEqual(counted(Grain.EVER), {"echo": 290})
+
+    def test_nothing_is_added_to_a_row_that_another_put_together_meanwhile(self) -> None:
+        moment = ago(minutes=2)
+        make_row(moment, count=2, grain=Grain.TICK)
+        make_row(moment, count=3)
+        create = QuerySet.bulk_create
+
+        def and_another_is_quicker(rows: Any, new: Any, **options: Any) -> Any:
+            create(rows, new, **options)
+            Figure.objects.filter(grain=Grain.TICK).delete()
+
+        with patch.object(QuerySet, "bulk_create", and_another_is_quicker):
+            fold.fold()
+        self.assertEqual(counted(Grain.WRITTEN), {"echo": 3})  # for the next round
+        fold.fold()
+        self.assertEqual(counted(Grain.TICK), {"echo": 5})
