@@ -32,7 +32,7 @@ class Settlement:
 
     def finished(self, batch: Batch, report: BatchReport) -> None:
         self.backlog.isolation.succeeded(batch)
-        if device := self.backlog.replicas.device_of(batch.pid):
+        if report.engine_s and (device := self.backlog.replicas.device_of(batch.pid)):
             self.backlog.replicas.trust.computed(device)
         queue = self.backlog.queues[batch.spec.name]
         now = self.backlog.specs.get(batch.spec.name)

@@ -82,7 +82,8 @@ class Pool:
     def finish(self, call: SimpleNamespace, errors: dict[UUID, str] | None = None, **report: Any) -> None:
         call.over = True
         codes = dict.fromkeys(call.batch.job_ids, "") | (errors or {})
-        call.callback(BatchReport(errors=codes, engine_s=0.01, size=len(codes), length=10, calls=1, **report))
+        told = {"engine_s": 0.01, "size": len(codes), "length": 10, "calls": 1, **report}
+        call.callback(BatchReport(errors=codes, **told))
 
     def lose(self, call: SimpleNamespace, cause: Exception | None = None) -> None:
         call.over = True

@@ -97,6 +97,14 @@ class TrustTests(DispatcherCase):
             self.ends_on_good()
             self.assertEqual(self.is_withdrawn(BAD), withdrawn, computes)
 
+    def test_only_batches_that_it_computed_make_it_good(self) -> None:
+        for engine_s, counted in ((0.0, False), (0.1, True)):
+            self.add()
+            self.runs_on(0)
+            with patch.object(self.replicas.trust, "computed") as computed:
+                self.pool.finish(self.last, engine_s=engine_s)
+            self.assertEqual(computed.called, counted, engine_s)
+
     def test_a_job_that_breaks_every_device_withdraws_none(self) -> None:
         for _ in range(trust.FAULTS + 1):
             _, request = self.add()
