@@ -11,6 +11,8 @@ from typing import Any
 from inference.catalog.specs import TORCH, ModelSpec
 from inference.engines.stepper import Stepper
 
+BESIDE = {"__init__", "load", "warm_up", "sample"}  # what an answer is not made by
+
 
 class Engine(ABC):
     """One loaded model on one device. Made, loaded and called in one thread of one pool child."""
@@ -43,9 +45,12 @@ class Engine(ABC):
 
     @property
     def is_read_ahead(self) -> bool:
-        """Whether `prepare` is called: not of a class with a `predict` of its own, which nothing may go around."""
-        kind = next(kind for kind in type(self).__mro__ if "predict" in vars(kind))
-        return self.prepares and "predict_prepared" in vars(kind)
+        """Whether `prepare` is called: not of a class that changes anything of how another one answers, which nothing may
+        go around."""
+        kinds = type(self).__mro__
+        place = next(place for place, kind in enumerate(kinds) if "predict_prepared" in vars(kind))
+        own = {name for kind in kinds[:place] for name, value in vars(kind).items() if _is_code(value)}
+        return self.prepares and not (own - BESIDE) & set(dir(kinds[place]))
 
     @abstractmethod
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
@@ -62,3 +67,7 @@ class Engine(ABC):
     def predict_prepared(self, prepared: Any, parameters: dict[str, Any]) -> list[Any] | None:
         """As `predict`, of inputs that `prepare` has read; it reads none itself. None: `predict` is to answer."""
         raise NotImplementedError
+
+
+def _is_code(value: Any) -> bool:
+    return callable(value) or isinstance(value, property | staticmethod | classmethod)
