@@ -37,9 +37,12 @@ def room(terms: Terms, ids: Collection[UUID]) -> Iterator[None]:
         if terms.max_owned is not None and terms.owner is not None:
             shared = max(priority, Priority.NORMAL)  # by high and normal
             _enter(rooms, "owner", terms.owner.pk, shared, ids, terms.max_owned)
-        line = _enter(rooms, "model", model, priority, ids, max_queued(terms.spec, priority))
+        limit, longest_s = max_queued(terms.spec, priority), settings.MAX_ESTIMATED_WAIT_S
+        if terms.yields:
+            limit, longest_s = max(limit // 2, min(len(ids), limit)), longest_s / 2
+        line = _enter(rooms, "model", model, priority, ids, limit)
         if priority < Priority.LOW:
-            _refuse_long_wait(model, line.waiting - len(ids))
+            _refuse_long_wait(model, line.waiting - len(ids), longest_s)
         yield
 
 
@@ -102,9 +105,8 @@ def forget() -> None:
     _lines.clear()
 
 
-def _refuse_long_wait(model: str, ahead: int) -> None:
+def _refuse_long_wait(model: str, ahead: int, limit_s: float) -> None:
     """Raises `Overloaded`."""
-    limit_s = settings.MAX_ESTIMATED_WAIT_S
     wait_s = workers.seconds_for(model, ahead)
     if limit_s and wait_s and wait_s > limit_s:
         raise Overloaded(

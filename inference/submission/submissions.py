@@ -27,6 +27,7 @@ class Terms:
     idempotency_key: str | None = None
     request_id: str = ""
     alone: bool = False  # to be run with nothing beside it, as one whose next loss is its last
+    yields: bool = False  # it leaves half of the queue to others
 
     def job(self, **values: Any) -> Job:
         """A new one, not stored yet."""

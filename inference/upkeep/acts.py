@@ -102,7 +102,7 @@ def _retry(act: Act, ids: list[UUID]) -> tuple[UUID | None, int, Left]:
         one = wholes.get(job_id, job_id)
         try:
             again = jobs.again(jobs.fetch(one), alone=act.kind == ActKind.RETRY_ALONE)
-            jobs.submit(dataclasses.replace(again, idempotency_key=f"act:{act.pk}:{one}"))
+            jobs.submit(dataclasses.replace(again, idempotency_key=f"act:{act.pk}:{one}", yields=True))
             done += 1
         except errors.InferenceError as error:
             if error.retryable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 from unittest.mock import patch
 
@@ -9,10 +10,12 @@ from django.test import TransactionTestCase
 from django.utils import timezone
 
 from inference import errors
+from inference.catalog.lookup import spec_of
 from inference.ids import new_job_id
 from inference.models import Act, ActKind, ActState, Job, Status
 from inference.store import transitions
 from inference.submission import jobs
+from inference.submission.submissions import Submission
 from inference.upkeep import acts
 
 QUEUED = {"status": "queued", "whole__isnull": True}
@@ -140,6 +143,33 @@ class RetryTests(TransactionTestCase):
             )  # others have their turn meanwhile
             Act.objects.filter(pk=act.pk).update(lease_until=None)
             self.assertEqual((after(act).done, act.state), (4, ActState.DONE))
+
+    def test_half_of_the_queue_is_left_to_clients(self) -> None:
+        spec = dataclasses.replace(spec_of("embeddings"), max_queued=6)
+        make_jobs(8, status=Status.FAILED)
+        make_jobs(1)
+        act = make_act(ActKind.RETRY, FAILED)
+        with patch.object(jobs, "spec_of", return_value=spec):
+            self.assertEqual((after(act).done, act.state), (2, ActState.RUNNING))
+            for _ in range(3):
+                jobs.submit(Submission(spec=spec, inputs="x"))
+            self.assertRaises(errors.QueueFull, jobs.submit, Submission(spec=spec, inputs="x"))
+            Job.objects.filter(status=Status.QUEUED).update(status=Status.SUCCEEDED)
+            Act.objects.update(lease_until=None)
+            self.assertEqual(after(act).done, 5)
+
+    def test_a_list_of_more_parts_than_that_runs_again_in_an_empty_queue(self) -> None:
+        spec = dataclasses.replace(spec_of("embeddings"), max_queued=6, max_batch_size=1)
+        [whole] = make_jobs(1, status=Status.FAILED, inputs=[], parts=4)
+        for place in range(4):
+            make_jobs(1, status=Status.FAILED, whole=whole.pk, place=place, inputs=["x"])
+        [other] = make_jobs(1)
+        act = make_act(ActKind.RETRY, {**FAILED, "id": str(whole.pk)})
+        with patch.object(jobs, "spec_of", return_value=spec):
+            self.assertEqual((after(act).done, act.left), (0, {}))
+            Job.objects.filter(pk=other.pk).update(status=Status.SUCCEEDED)
+            Act.objects.update(lease_until=None)
+            self.assertEqual((after(act).done, act.left), (1, {}))
 
     def test_of_parts_the_list_runs_again_once(self) -> None:
         [whole] = make_jobs(1, status=Status.FAILED, inputs=["x", "y"], parts=2)
