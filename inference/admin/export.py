@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import datetime
+import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 import orjson
 from django.db.models import QuerySet
@@ -27,21 +28,53 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")  # what a spreadsheet
 
 Record = dict[str, Any]
 
+logger = logging.getLogger(__name__)
 
-def answer(jobs: QuerySet[Job], form: str) -> StreamingHttpResponse:
+
+class Incomplete(Exception):
+    """What it says is said to the reader."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    content_type: str
+    line: Callable[[Record], str | bytes]
+    end: Callable[[Incomplete], str | bytes]  # of what is incomplete: its last line
+    heading: str = ""
+
+
+def answer(jobs: QuerySet[Job], name: str) -> StreamingHttpResponse:
     """Raises `KeyError` for a form that there is none of."""
-    content_type, lines = FORMS[form]
-    name = f"jobs-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}.{form}"
-    headers = {"Content-Disposition": f'attachment; filename="{name}"', "X-Content-Type-Options": "nosniff"}
-    return StreamingHttpResponse(lines(records(jobs)), content_type=content_type, headers=headers)
+    form = FORMS[name]
+    file = f"jobs-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}.{name}"
+    headers = {"Content-Disposition": f'attachment; filename="{file}"', "X-Content-Type-Options": "nosniff"}
+    return StreamingHttpResponse(_lines(jobs, form), content_type=form.content_type, headers=headers)
+
+
+def _lines(jobs: QuerySet[Job], form: Form) -> Iterator[str | bytes]:
+    """The status was sent long before the end: that it is not all is said by the last line."""
+    told = 0
+    if form.heading:
+        yield form.heading
+    try:
+        for record in records(jobs):
+            yield form.line(record)
+            told += 1
+    except Incomplete as reason:
+        yield form.end(reason)
+    except Exception:
+        logger.exception("an export broke after %d jobs", told)
+        yield form.end(Incomplete(f"it broke after {told} jobs; the log says why. Export again."))
 
 
 def records(jobs: QuerySet[Job]) -> Iterator[Record]:
-    """The newest first, each chunk by a query of its own: no cursor is held while a client reads slowly."""
+    """The newest first, each chunk by a query of its own: no cursor is held while a client reads slowly.
+
+    Raises `Incomplete`."""
     chosen = jobs.order_by("-pk").values(*COLUMNS)
-    last: UUID | None = None
+    left = chosen
     for _ in range(MOST // CHUNK):
-        chunk = list((chosen if last is None else chosen.filter(pk__lt=last))[:CHUNK])
+        chunk = list(left[:CHUNK])
         connections.give_back()  # a client may read it slowly
         for record in chunk:
             if record["published_at"] == NEVER_DUE:  # of a list that runs in parts, which alone have messages
@@ -49,7 +82,9 @@ def records(jobs: QuerySet[Job]) -> Iterator[Record]:
         yield from chunk
         if len(chunk) < CHUNK:
             return
-        last = chunk[-1]["id"]
+        left = chosen.filter(pk__lt=chunk[-1]["id"])
+    if left.exists():
+        raise Incomplete(f"there are more than {MOST} jobs. Choose fewer by the filters.")
 
 
 class _Line:
@@ -59,11 +94,11 @@ class _Line:
         return line
 
 
-def _csv(records: Iterable[Record]) -> Iterator[str]:
-    writer = csv.writer(_Line())
-    yield writer.writerow(COLUMNS)
-    for record in records:
-        yield writer.writerow([_cell(value) for value in record.values()])
+_writer = csv.writer(_Line())
+
+
+def _csv(values: Iterable[Any]) -> str:
+    return str(_writer.writerow([_cell(value) for value in values]))
 
 
 def _cell(value: Any) -> str:
@@ -74,12 +109,16 @@ def _cell(value: Any) -> str:
     return f"'{text}" if text.lstrip(" ").startswith(FORMULA) and isinstance(value, str) else text
 
 
-def _json(records: Iterable[Record]) -> Iterator[bytes]:
-    for record in records:
-        yield orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+def _json(value: dict[str, Any]) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
 
 
-FORMS: dict[str, tuple[str, Callable[[Iterable[Record]], Iterator[str | bytes]]]] = {
-    "csv": ("text/csv; charset=utf-8", _csv),
-    "jsonl": ("application/x-ndjson", _json),
+FORMS = {
+    "csv": Form(
+        "text/csv; charset=utf-8",
+        line=lambda record: _csv(record.values()),
+        end=lambda reason: _csv([f"INCOMPLETE: {reason}"]),
+        heading=_csv(COLUMNS),
+    ),
+    "jsonl": Form("application/x-ndjson", line=_json, end=lambda reason: _json({"incomplete": str(reason)})),
 }

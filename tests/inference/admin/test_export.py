@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from django.contrib.auth.models import User
-from django.db import connection
+from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
@@ -73,10 +73,29 @@ class ExportTests(AdminCase):
         for sql in of_jobs:
             self.assertNotIn('"inference_job"."output"', sql)
 
-    def test_it_has_an_end(self) -> None:
-        Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(7))
+    def test_it_has_an_end_that_says_so(self) -> None:
+        Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(4))
         with patch.object(export, "CHUNK", 2), patch.object(export, "MOST", 4):
             self.assertEqual(len(self.rows()), 4)
+            make_job()
+            *rows, last = self.rows()
+            *lines, end = self.read("jsonl").splitlines()
+        self.assertEqual((len(rows), len(lines)), (4, 4))
+        self.assertRegex(last["id"], "^INCOMPLETE: .* 4 jobs")
+        self.assertEqual(json.loads(end), {"incomplete": last["id"].removeprefix("INCOMPLETE: ")})
+
+    def test_one_that_breaks_says_so_last(self) -> None:
+        Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(4))
+        for form, said in (("csv", "INCOMPLETE: "), ("jsonl", '{"incomplete":"')):
+            with (
+                patch.object(export, "CHUNK", 2),
+                patch.object(export, "connections") as connections,
+                self.assertLogs(export.logger, "ERROR"),
+            ):
+                connections.give_back.side_effect = [None, OperationalError("secret")]
+                last = self.read(form).splitlines()[-1]
+            self.assertTrue(last.startswith(f"{said}it broke after 2 jobs"), last)
+            self.assertNotIn("secret", last)
 
     def test_who_may_not_see_jobs_exports_none(self) -> None:
         self.client.force_login(User.objects.create_user("clerk", is_staff=True))
