@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import contextvars
 import logging
 import re
 
 import uuid_utils
 
+from inference import logs
+
 HEADER = "X-Request-Id"
 _ACCEPTED = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-_current: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 
 
 def begin(offered: str | None) -> str:
     """The id of the request that this thread now serves: `offered`, unless it is unfit for a log line."""
     chosen = offered if offered and _ACCEPTED.fullmatch(offered) else uuid_utils.uuid7().hex
-    _current.set(chosen)
+    logs.begin(request_id=chosen)
     return chosen
 
 
 def end() -> None:
-    _current.set("")
+    logs.begin()
 
 
 def current() -> str:
-    return _current.get()
+    return logs.bound("request_id")
 
 
 def in_log(record: logging.LogRecord) -> bool:

@@ -168,7 +168,7 @@ class Job(models.Model):
     def public_detail(self) -> str:
         """What clients may read of `error_detail`."""
         if settings.ENGINE_ERRORS == "redacted" and self.error_code in EXCEPTIONS:
-            return f"{EXCEPTIONS[self.error_code]} Its operator finds the reason in the log, by the job's id."
+            return f"{EXCEPTIONS[self.error_code]} Its operator finds the reason by the job's id."
         if settings.ENGINE_ERRORS == "redacted" and self.error_code == errors.InvalidInput.code:
             ours, unreadable, _ = self.error_detail.partition(errors.UNREADABLE)
             return ours + unreadable

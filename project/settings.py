@@ -178,6 +178,8 @@ SPECTACULAR_SETTINGS = {
 }
 
 LOG_LEVEL = env.choice("LOG_LEVEL", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), "INFO")
+env.choice("LOG_FORMAT", ("text", "json"), "text")  # refused here, and read by inference.logs
+LOGGING_CONFIG = "inference.logs.configure"
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -186,7 +188,7 @@ LOGGING = {
         # Django's own line for each answer of 400 and above says less than the access line.
         "exceptions": {"()": "django.utils.log.CallbackFilter", "callback": lambda record: bool(record.exc_info)},
     },
-    "formatters": {"line": {"format": "%(asctime)s %(levelname)-7s %(name)s %(message)s%(request_id)s"}},
+    "formatters": {"line": {"()": "inference.logs.formatter"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["request_id"]}},
     "loggers": {"django.request": {"filters": ["exceptions"]}},
     "root": {

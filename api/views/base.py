@@ -19,6 +19,7 @@ from api.errors import ApiError
 from api.requests import bodies
 from api.requests.fields import Body
 from api.waiting import slots
+from inference import logs
 from inference.errors import JobNotFound, UnknownOwner
 from inference.models import Job
 from inference.store import connections
@@ -113,6 +114,7 @@ class ApiView(APIView):
 def visible_job(principal: Principal, job_id: str) -> Job:
     """Raises `JobNotFound`, the same for somebody else's job as for none; `ApiError` for one that was removed."""
     key = _uuid(job_id)
+    logs.note(job=key)
     with contextlib.suppress(JobNotFound):
         job = jobs.fetch(key)
         if principal.may_see(job):

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from inference import logs
 from inference.catalog import lengths
 from inference.catalog.parameters import check
 from inference.engines.base import Engine
@@ -77,7 +78,9 @@ class _Batch:
         problem = self.call(indexes)
         if problem is None or len(indexes) == 1:
             return
-        logger.warning("call of %d items failed, looking for the culprit: %s", len(indexes), problem.message)
+        logger.warning(
+            "call of %d items failed, looking for the culprit: %s", len(indexes), logs.private(problem.message)
+        )
         if isinstance(problem, OutOfMemory):
             self.halve(indexes)
         elif self.searches < MAX_SEARCHES:

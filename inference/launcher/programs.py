@@ -20,8 +20,9 @@ def broker(*, data: Path, socket: Path) -> Program:
 
 def web(*, host: str, port: int, blocking_threads: int = 512) -> Program:
     options = ("--interface", "wsgi", "--host", host, "--port", str(port), "--no-ws", "--log-level", "error")
+    log = ("--log-config", "project/granian.json")
     threads = ("--blocking-threads", str(blocking_threads), "--backlog", "2048", "--workers-kill-timeout", "10")
-    command = _python_module("granian", *options, *threads, "project.wsgi:application")
+    command = _python_module("granian", *options, *log, *threads, "project.wsgi:application")
     return Program(name="web", command=command)
 
 

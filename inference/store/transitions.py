@@ -21,7 +21,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Sum
 from django.db.models.functions import Now
 
-from inference import budget, clock, errors, failpoints
+from inference import budget, clock, errors, failpoints, logs
 from inference.failures import Kind, kind_of
 from inference.figures import ledger, tallies
 from inference.figures.tallies import Tally
@@ -296,7 +296,7 @@ def settle_wholes() -> None:
         except DatabaseError as error:
             if kind_of(error) is not Kind.DATA:
                 raise
-            logger.error("job=%s not put together, the database refuses it: %s", whole, error)
+            logger.error("job=%s not put together, the database refuses it: %s", whole, logs.private(error))
             with transaction.atomic():
                 end = _end_whole(whole, _failure(errors.BadOutput.code, "The database refused to store the answer."))
                 _count(model, end)

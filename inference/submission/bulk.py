@@ -12,7 +12,7 @@ from django.conf import settings
 from django.db import IntegrityError
 from django.db.models import Count
 
-from inference import budget, json_field
+from inference import budget, json_field, logs
 from inference.catalog import lengths, validation, words
 from inference.catalog.specs import ModelSpec, parameters_digest
 from inference.errors import BulkNotFound, InferenceError, InvalidInput, NoneAccepted
@@ -139,6 +139,7 @@ def _new_bulk(submission: BulkSubmission) -> Bulk:
     check_size(len(items))
     _check_parameters(items)
     bulk = Bulk(model=model, total=len(items), owner=owner, request_id=submission.request_id)
+    logs.note(bulk=bulk.id, model=model)
     if submission.idempotency_key is not None:
         bodies = [[item.inputs, item.parameters, item.error is None] for item in items]
         bulk.idempotency_key = idempotency.owned(owner, submission.idempotency_key)

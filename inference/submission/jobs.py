@@ -15,7 +15,7 @@ from uuid import UUID
 from django.db import IntegrityError
 from django.db.models import QuerySet
 
-from inference import budget
+from inference import budget, logs
 from inference.catalog import lengths, validation
 from inference.catalog.lengths import Part
 from inference.catalog.lookup import spec_of
@@ -133,6 +133,7 @@ def _new_job(submission: Submission) -> tuple[Job, list[Part]]:
     job = submission.job(
         inputs=[] if parts else inputs, parameters=parameters, size=size, length=length, parts=len(parts) or None
     )
+    logs.note(job=job.id, model=spec.name)
     if submission.idempotency_key is not None:
         job.idempotency_key = idempotency.owned(submission.owner, submission.idempotency_key)
         job.idempotency_digest = idempotency.digest(

@@ -9,7 +9,7 @@ from typing import cast
 
 from celery.utils.log import current_process_index
 
-from inference import errors
+from inference import errors, logs
 from inference.engines.stepper import Stepper
 from inference.worker.calls import PAST_ITS_LIMIT, Asked, BatchCall, BatchReport, Loaded, Order, Shared
 from inference.worker.devices import Plan
@@ -28,6 +28,7 @@ def start(plan: Plan, order: Order, shared: Shared) -> Loaded:
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     faulthandler.register(PAST_ITS_LIMIT, file=2, all_threads=True, chain=True)
     threading.Thread(target=threading.Event().wait, name="hears-signals", daemon=True).start()
+    logs.of_process(worker=plan.worker)
     index = current_process_index(base=0) or 0
     device = plan.bind(index)
     replica = LoadedModels(
@@ -67,7 +68,8 @@ def stages_of(call: BatchCall) -> Stages | None:
 def steps_of(call: BatchCall) -> BatchReport:
     spec = replica.specs[call.digest]
     stepper = cast("Stepper", replica.engine(spec).stepper)
-    return opened.run(call, spec, stepper, lambda call: claimed(call, replica), lambda: replica.shared.asked)
+    with logs.about(batch=call.batch, model=call.model):
+        return opened.run(call, spec, stepper, lambda call: claimed(call, replica), lambda: replica.shared.asked)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from uuid import UUID
 from django.conf import settings
 from django.db import connection
 
-from inference import errors
+from inference import errors, logs
 from inference.catalog import specs, validation
 from inference.catalog.specs import ModelSpec
 from inference.failures import is_away, patiently
@@ -71,7 +71,8 @@ def record(
     except Exception as error:
         if is_away(error) or (len(outcomes) == 1 and outcomes[0].error_code == errors.BadOutput.code):
             raise
-        logger.error("batch=%s jobs=%d not recorded, the database refuses it: %s", batch, len(outcomes), error)
+        refusal = logs.private(error)
+        logger.error("batch=%s jobs=%d not recorded, the database refuses it: %s", batch, len(outcomes), refusal)
         if len(outcomes) == 1:
             outcomes = [unstorable(outcomes[0])]
         besides = (beside, *[None] * (len(outcomes) - 1))
@@ -92,3 +93,6 @@ def _record_at_once(
     )  # fmt: skip
     if dropped := len(outcomes) - recorded:
         logger.info("batch=%s %d of %d outcomes dropped: cancelled or given back", batch, dropped, len(outcomes))
+    if logger.isEnabledFor(logging.DEBUG):
+        for outcome in outcomes:
+            logger.debug("batch=%s job=%s %s %s", batch, outcome.job_id, outcome.status.value, outcome.error_code)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from inference import errors
+from inference import errors, logs
 from inference.catalog import lengths
 from inference.catalog.specs import ModelSpec
 from inference.engines.faults import shorten
@@ -35,7 +35,8 @@ def outcome_of(spec: ModelSpec, job: Claimed, answers: Sequence[object]) -> Outc
             where = f"inputs[{index}]: " if is_list else ""
             if isinstance(answer, errors.JobError):
                 known_as = job.whole or job.id
-                logger.warning("job=%s model=%s %s: %s%s", known_as, job.model, answer.code, where, answer.message)
+                said = logs.private(answer.message)
+                logger.warning("job=%s model=%s %s: %s%s", known_as, job.model, answer.code, where, said)
             return failed(job, answer, where)
     if (held := size(answers)) > transitions.MOST_ANSWERED:
         return failed(job, errors.BadOutput(transitions.too_much(held)))

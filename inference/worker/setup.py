@@ -4,7 +4,6 @@ Imported with the Celery application, before Django is set up: what needs models
 """
 
 import logging
-import logging.config
 import os
 import signal
 import sys
@@ -14,12 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 import click
+from billiard import util
 from celery import Celery, bootsteps, signals
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.utils.imports import symbol_by_name
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 
+from inference import logs
 from inference.broker.messages import TASK
 from inference.catalog import lookup, specs, tasks
 from inference.catalog.specs import ModelSpec
@@ -96,6 +97,7 @@ def _plan(worker: Any) -> None:
         concurrency=worker.options.get("concurrency") or worker.app.conf.worker_concurrency,
     )  # fmt: skip
     plan = replace(plan, ahead=settings.WORK_AHEAD)
+    logs.of_process(worker=plan.worker)
     devices.set_up_libraries(plan.threads)
     forkserver.prepare(wanted.of(models).values())
     worker.concurrency = plan.replicas
@@ -142,9 +144,19 @@ def refuse_what_breaks_batching(worker: Any) -> None:
 
 def configure_logging(loglevel: int | None = None, **kwargs: Any) -> None:
     """Django's logging serves the worker and its children: one format, one stream."""
-    logging.config.dictConfig(settings.LOGGING)
+    logs.configure(settings.LOGGING)
+    util.get_logger().propagate = True  # it tells which children ended, and of what
+    if logs.IS_JSON:
+        from celery.apps import worker
+
+        worker.safe_say = _say  # type: ignore[attr-defined]
     if loglevel is not None:
         logging.getLogger().setLevel(loglevel)
+
+
+def _say(text: str, file: Any = None) -> None:
+    """What Celery tells of a stop: in a signal handler, past the logging and its locks."""
+    os.write(2, f"{logs.line_of(__name__, text)}\n".encode())
 
 
 def leave(sender: Any, **kwargs: Any) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from inference import errors, failpoints
+from inference import errors, failpoints, logs
 from inference.catalog import lengths
 from inference.catalog.specs import ModelSpec, parameters_digest
 from inference.engines.isolate import RunReport
@@ -87,7 +87,7 @@ class Stages:
                 try:
                     call.prepared = engine.prepare(call.all_items, dict(call.parameters))
                 except Exception as error:
-                    logger.debug("batch=%s not prepared: %r", self.call.batch, error)
+                    logger.debug("not prepared: %r", logs.private(error))
 
     def compute(self) -> None:
         """In the thread of the engines."""
@@ -117,7 +117,8 @@ class Stages:
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
         began = time.monotonic()
-        yield
+        with logs.about(batch=self.call.batch, model=self.call.model):
+            yield
         self.spent_s += time.monotonic() - began
 
     @property

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
 from unittest import TestCase
@@ -28,7 +28,11 @@ class Up:
     """`manage.py up` in a process of its own, with a broker socket of its own, and so is its folder unless given."""
 
     def __init__(
-        self, port: int, models_file: Path = settings.BASE_DIR / "models.toml", data: Path | None = None
+        self,
+        port: int,
+        models_file: Path = settings.BASE_DIR / "models.toml",
+        data: Path | None = None,
+        more: Mapping[str, str] | None = None,  # of the environment
     ) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="up-")
         environment = {name: value for name, value in os.environ.items() if name not in ("REDIS_URL", "BROKER_URL")}
@@ -36,7 +40,7 @@ class Up:
         own = {"DATA_DIR": self.data, "TMPDIR": self.folder.name, "DEVELOPMENT": "1", "PORT": str(port)}
         self.process = subprocess.Popen(
             [sys.executable, "manage.py", "up"],
-            env={**environment, **own, "MODELS_FILE": str(models_file), "OMP_NUM_THREADS": "1"},
+            env={**environment, **own, "MODELS_FILE": str(models_file), "OMP_NUM_THREADS": "1", **(more or {})},
             cwd=settings.BASE_DIR,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -17,6 +17,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
+from inference import logs
 from inference.broker import address, embedded, storage
 from inference.launcher import programs
 from inference.launcher.startup_report import StartupReport
@@ -35,7 +36,7 @@ class Output:
     def __call__(self, name: str, line: str) -> None:
         with self.lock:
             try:
-                print(f"{self.head(name)}{line}", flush=True)
+                print(logs.wrapped(name, line) if logs.IS_JSON else f"{self.head(name)}{line}", flush=True)
             except BrokenPipeError:  # whoever read this is gone
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,131 @@
+"""LOG_FORMAT=json: one JSON object a line, with the ids of what it is about.
+
+They are what is bound here, and what a line's own text names: "batch=%s failed=%d" has a `batch` and a `failed`. So it
+costs nothing where lines are for people to read, and no more than a variable of the context where they are not.
+"""
+
+import contextlib
+import datetime
+import functools
+import json
+import logging
+import logging.config
+import math
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+IS_JSON = os.environ.get("LOG_FORMAT") == "json"
+START = '{"time": '  # of each line
+READABLE = "%(asctime)s %(levelname)-7s %(name)s %(message)s%(request_id)s"
+
+_bound: ContextVar[Mapping[str, Any]] = ContextVar("bound", default={})  # noqa: B039 - never changed, but replaced
+_of_process: dict[str, Any] = {}
+_CONVERSION = re.compile(r"(?:(\w+)=)?%[-#0 +]*[\d.]*([a-zA-Z%])")
+
+
+def begin(**ids: Any) -> None:
+    """What this thread does from now on is about these, and no others."""
+    _bound.set(ids)
+
+
+def note(**ids: Any) -> None:
+    """It is about these, too."""
+    _bound.set({**_bound.get(), **ids})
+
+
+def bound(name: str) -> str:
+    return str(_bound.get().get(name, ""))
+
+
+@contextlib.contextmanager
+def about(**ids: Any) -> Iterator[None]:
+    token = _bound.set({**_bound.get(), **ids})
+    try:
+        yield
+    finally:
+        _bound.reset(token)
+
+
+def of_process(**ids: Any) -> None:
+    """All that this process does is."""
+    _of_process.update(ids)
+
+
+def private(text: object) -> object:
+    """A model's or a database's own words, which may quote an input: the rows have them, JSON lines do not, as many may
+    read where those are sent."""
+    return "…" if IS_JSON else text
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {**_named(record), **_bound.get(), **_of_process}
+        line = {
+            "time": _moment(record.created), "level": record.levelname, "logger": record.name,
+            "message": record.getMessage(),
+        }  # fmt: skip
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps({**line, **{name: _plain(value) for name, value in fields.items() if name not in line}})
+
+
+def formatter() -> logging.Formatter:
+    """As LOG_FORMAT asks, also for the web server's own lines (project/granian.json)."""
+    return JsonFormatter() if IS_JSON else logging.Formatter(READABLE, defaults={"request_id": ""})
+
+
+def configure(config: dict[str, Any]) -> None:
+    logging.config.dictConfig(config)
+    if IS_JSON:
+        for name in ("transformers", "huggingface_hub"):  # which have handlers of their own
+            logging.getLogger(name).handlers.clear()
+            logging.getLogger(name).propagate = True
+        logging.captureWarnings(True)
+        sys.excepthook = lambda *error: logger.critical("the program ends", exc_info=error)
+        threading.excepthook = _thread_ended
+
+
+def line_of(logger: str, text: str) -> str:
+    return json.dumps({"time": _moment(time.time()), "level": "INFO", "logger": logger, "message": text})
+
+
+def wrapped(program: str, text: str) -> str:
+    """A line of one of several programs, also of one that writes no JSON."""
+    if not (text.startswith(START) and text.endswith("}")):
+        text = line_of(program or "up", text)
+    return f'{text[:-1]}, "program": {json.dumps(program or "up")}}}'
+
+
+def _thread_ended(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value and not isinstance(args.exc_value, SystemExit):
+        error = (args.exc_type, args.exc_value, args.exc_traceback)
+        logger.critical("thread=%s ends", args.thread and args.thread.name, exc_info=error)
+
+
+def _moment(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def _named(record: logging.LogRecord) -> dict[str, Any]:
+    if not isinstance(record.args, tuple):
+        return {}
+    names = _names(str(record.msg))
+    return {name: value for name, value in zip(names, record.args, strict=False) if name}
+
+
+@functools.lru_cache(maxsize=1024)
+def _names(text: str) -> list[str]:
+    """Of each of its arguments, in order."""
+    return [name for name, kind in _CONVERSION.findall(text) if kind != "%"]
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)) else str(value)
