@@ -6,6 +6,7 @@ Where they are not, or anything goes wrong on the way, torch computes the model,
 import functools
 import hashlib
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,15 +178,20 @@ def _forward(spec: ModelSpec, model: Any, precision: str, answers: parity.Answer
     folder = Path(model.name_or_path)
     digest = _digest(folder, [VERSION, spec.backend, precision, name, *features, *graph.versions(), *graph.cpu()])
     homes = (folder / HOME, settings.DATA_DIR / HOME)
+    found = None
     try:
-        whole = graph.read(kept.folder(homes, digest, lambda place: graph.save(exported(), place)))
+        found = kept.folder(homes, digest, lambda place: graph.save(exported(), place))
+        whole = graph.read(found.path)
     except OSError as error:
         logger.warning(
             "model=%s is exported anew at each start, as that cannot be kept: %s. Make room in %s, or let this user"
             " write to %s.", spec.name, describe(error), *homes,
         )  # fmt: skip
         whole = exported()
-    return forward.Forward(whole, precision, name, type(output))
+    computes = forward.Forward(whole, precision, name, type(output))
+    if found:
+        weakref.finalize(computes, found.sums.close)
+    return computes
 
 
 def _digest(folder: Path, more: Sequence[object]) -> str:

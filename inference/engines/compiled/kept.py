@@ -1,6 +1,7 @@
 """Files that a machine makes of a model's weights once, and keeps: whole or not at all, made by one process.
 
-They lie beside the weights, or in the service's data folder where the weights' is not to be written to.
+They lie beside the weights, or in the service's data folder where the weights' is not to be written to. What no process
+uses, and none has for long, is removed before something new is made.
 """
 
 import contextlib
@@ -12,37 +13,62 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-SUMS = "sums.json"  # of the other files: what is damaged is made anew
+# Of the other files: what is damaged is made anew. Touched by who loads them, locked while they are in use.
+SUMS = "sums.json"
 WAIT_S = 300.0  # for another process that makes the same
 LOOK_S = 0.1
+IDLE_S = 30 * 86400.0  # what nobody has loaded for so long is removed
 
 Make = Callable[[Path], None]
 
 
-def folder(homes: Sequence[Path], name: str, make: Make) -> Path:
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A folder whose files are whole, and stay until `sums` is closed."""
+
+    path: Path
+    sums: BinaryIO
+
+
+def folder(homes: Sequence[Path], name: str, make: Make) -> Kept:
     """The folder `name` in one of `homes`, which `make` fills with files: in the first that can be written to.
 
     Raises `OSError` when they cannot be kept, of a full disk for example.
     """
     for home in homes:
-        if _is_whole(home / name):
-            return home / name
+        if found := _whole(home / name):
+            return found
     home = _first_writable(homes)
-    with _locked(home / f"{name}.lock"):
-        if not _is_whole(home / name):  # another process may have made it meanwhile
-            _remove_parts(home, name)
-            _fill(home, name, make)
-    return home / name
+    with _locked(home / f"{name}.lock", WAIT_S):
+        if found := _whole(home / name):  # another process has made it meanwhile
+            return found
+        _remove_parts(home, name)
+        _remove_idle(home)
+        _fill(home, name, make)
+        if found := _whole(home / name):
+            return found
+    raise OSError(f"{home / name} was damaged as soon as it was made")
 
 
-def _is_whole(path: Path) -> bool:
-    try:
-        sums = json.loads((path / SUMS).read_text())
-        return all(_sum(path / file) == value for file, value in sums.items())
-    except (OSError, ValueError, AttributeError):
-        return False
+def _whole(path: Path) -> Kept | None:
+    """The folder, marked as used; nothing where it is not there, damaged, or about to be removed."""
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context((path / SUMS).open("rb"))
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            sums = json.load(file)
+            if not all(_sum(path / name) == value for name, value in sums.items()):
+                return None
+        except (OSError, ValueError, AttributeError):
+            return None
+        with contextlib.suppress(OSError):  # another user's
+            os.utime(path / SUMS)
+        stack.pop_all()
+        return Kept(path, file)
 
 
 def _sum(path: Path) -> str:
@@ -61,17 +87,17 @@ def _first_writable(homes: Sequence[Path]) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """The lock is gone with its process, however that ends."""
-    give_up_at = time.monotonic() + WAIT_S
+def _locked(path: Path, wait_s: float) -> Iterator[None]:
+    """The lock is gone with its process, however that ends. Its file stays, for those who wait for it."""
+    give_up_at = time.monotonic() + wait_s
     with path.open("wb") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > give_up_at:
-                    raise TimeoutError(f"another process has been making {path.stem} for {WAIT_S:.0f} s") from None
+                if time.monotonic() >= give_up_at:
+                    raise TimeoutError(f"another process has been making {path.stem} for {wait_s:.0f} s") from None
                 time.sleep(LOOK_S)
         yield
 
@@ -80,6 +106,30 @@ def _remove_parts(home: Path, name: str) -> None:
     """What is damaged, and what a process that was killed has left."""
     for path in (home / name, *home.glob(f"{name}.part-*")):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_idle(home: Path) -> None:
+    """What nobody has loaded for long and no process uses, and what was left of what was not made to its end."""
+    for path in home.iterdir():
+        with contextlib.suppress(OSError):  # it is used, or made, or may not be removed
+            if path.is_dir() and time.time() - _loaded_at_s(path) > IDLE_S:
+                with _locked(home / f"{path.name.partition('.part-')[0]}.lock", 0.0), _unused(path):
+                    shutil.rmtree(path)
+
+
+def _loaded_at_s(path: Path) -> float:
+    with contextlib.suppress(FileNotFoundError):
+        return (path / SUMS).stat().st_mtime
+    return path.stat().st_mtime
+
+
+@contextlib.contextmanager
+def _unused(path: Path) -> Iterator[None]:
+    """Raises `OSError` where a process uses it; none begins to meanwhile."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(FileNotFoundError):
+            fcntl.flock(stack.enter_context((path / SUMS).open("r+b")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
 
 
 def _fill(home: Path, name: str, make: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import shutil
 import tempfile
@@ -15,7 +16,7 @@ from django.test import override_settings
 from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
-from inference.engines.compiled import forward, graph, install
+from inference.engines.compiled import forward, graph, install, kept
 from inference.engines.isolate import run
 from inference.errors import EngineError, ModelUnavailable
 from tests import tiny_models
@@ -214,6 +215,20 @@ class KeptTests(CompiledCase):
         self.loaded()
         with patch.object(graph, "exported", side_effect=AssertionError):
             self.assertTrue(self.computes(self.loaded()))
+
+    def test_it_is_held_for_as_long_as_the_model_is_loaded(self) -> None:
+        model = shutil.copytree(self.folder(CLASSIFICATION), self.data / "model")
+        shutil.rmtree(model / install.HOME, ignore_errors=True)
+        engine = self.loaded(model=str(model))
+        (used,) = (path for path in (model / install.HOME).iterdir() if path.is_dir())
+        with patch.object(kept, "IDLE_S", -1.0):
+            self.loaded(model=str(model), precision="int8")
+            self.assertTrue(used.exists())
+            del engine
+            gc.collect()
+            with patch.object(graph, "cpu", return_value=["another"]):
+                self.loaded(model=str(model))
+        self.assertFalse(used.exists())
 
     def test_another_cpu_weights_or_precision_have_an_export_of_their_own(self) -> None:
         model = shutil.copytree(self.folder(CLASSIFICATION), self.data / "model")
