@@ -45,8 +45,8 @@ class Engine(ABC):
 
     @property
     def is_read_ahead(self) -> bool:
-        """Whether `prepare` is called: not of a class that changes anything of how another answers, which nothing may go
-        around."""
+        """Whether `prepare` is called: not of a class that changes how another one answers: nothing may go
+        around that."""
         kinds = type(self).__mro__
         place = next(place for place, kind in enumerate(kinds) if "predict_prepared" in vars(kind))
         own = {name for kind in kinds[:place] for name, value in vars(kind).items() if _is_code(value)}
