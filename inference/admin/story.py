@@ -92,6 +92,8 @@ def _claimed(job: Job) -> Iterator[Event]:
     if job.parts:
         yield _event(job, "The first of its parts began", job.started_at)
         return
+    if job.published_at:  # who claims a job has fetched its message; when, no row tells
+        yield Event(what="Fetched", detail=format_html("by {}, to be batched there", worker_link(job)))
     where = format_html(" on {}", job.device) if job.device else NOTHING
     attempt = f", the {_ordinal(job.attempts)} attempt" if job.attempts > 1 else ""
     yield _event(

@@ -63,7 +63,8 @@ class StoryTests(AdminCase):
         )  # fmt: skip
         Webhook.objects.create(job=job, url="https://example.org/", state=WebhookState.DELIVERED, attempts=2)
         self.assertEqual(
-            self.story(job), ["Accepted", "Message sent", "Claimed", "Recorded: succeeded", "Webhook delivered"]
+            self.story(job),
+            ["Accepted", "Message sent", "Fetched", "Claimed", "Recorded: succeeded", "Webhook delivered"],
         )
         page = self.text(page_of(job))
         for told in ("by customer", "+480 ms", "+600 ms", "worker@host", "cuda:0", "a batch of 24",
@@ -79,7 +80,7 @@ class StoryTests(AdminCase):
         self.assertEqual(
             self.story(job),
             ["Accepted", "Claimed 3 times before", "Given back: whoever ran it was lost", "Message sent again",
-             "Claimed", "Recorded: failed"],
+             "Fetched", "Claimed", "Recorded: failed"],
         )  # fmt: skip
         page = self.text(page_of(job))
         for told in ("counted 2 times of 3: it runs with nothing beside it", "the 4th attempt", "its process died"):
