@@ -75,9 +75,20 @@ class Browser:
         """Returns once all of the page is loaded."""
         self._expect_load(lambda: self._call("Page.navigate", url=url))
 
-    def click(self, selector: str) -> None:
-        """What is to load another page."""
-        self._expect_load(lambda: self.evaluate(f"document.querySelector({json.dumps(selector)}).click()"))
+    def log_out(self) -> None:
+        """By forgetting all cookies."""
+        self._call("Network.clearBrowserCookies")
+
+    def click(self, selector: str, text: str = "") -> None:
+        """The first that has this text. It is to load another page."""
+        found = f"Array.from(document.querySelectorAll({json.dumps(selector)}))"
+        script = f"{found}.find((element) => element.innerText.includes({json.dumps(text)})).click()"
+        self._expect_load(lambda: self.evaluate(script))
+
+    def fill(self, **values: str) -> None:
+        """The form's fields, by their names."""
+        for name, value in values.items():
+            self.evaluate(f"document.querySelector('[name={name}]').value = {json.dumps(value)}")
 
     def evaluate(self, script: str) -> Any:
         answer = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)

@@ -18,7 +18,7 @@ from django.utils.safestring import SafeString
 from inference.admin import display, drawing
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.batching.costs import CostModel
-from inference.catalog import lookup
+from inference.catalog import lookup, specs
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, PausedModel, Status, Worker
 from inference.status import backlog, catalog, workers
@@ -55,10 +55,9 @@ def lines() -> list[Line]:
 
 def facts(spec: ModelSpec) -> Iterator[tuple[str, Any]]:
     """The entry, as far as it says something."""
-    for field in dataclasses.fields(spec):
-        value = getattr(spec, field.name)
-        if value not in (None, "", (), {}, False):
-            yield field.name, str(value)
+    for name in specs.keys():  # noqa: SIM118 - a function
+        if (value := getattr(spec, name)) not in (None, "", (), {}, False):
+            yield name, str(value)
 
 
 def places(name: str, living: list[Worker]) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,9 @@ from uuid import UUID
 
 from django.contrib import messages
 from django.db.models import Count
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
 
 from inference import errors
 from inference.admin import display
@@ -15,6 +18,7 @@ from inference.models import Job, Status
 from inference.store import transitions
 from inference.submission import jobs
 
+LINKED = 5
 Line = tuple[int, str]  # for the operator: a level of `django.contrib.messages`, and a sentence
 
 
@@ -33,20 +37,24 @@ def cancel(chunks: Iterable[Sequence[UUID]]) -> Iterator[Line]:
 
 
 def retry(ids: Iterable[UUID], *, alone: bool = False) -> Iterator[Line]:
-    accepted, refused = 0, Counter[str]()
+    accepted, refused = list[Job](), Counter[str]()
     for job_id in ids:
         try:
-            jobs.submit(jobs.again(jobs.fetch(job_id), alone=alone))
-            accepted += 1
+            accepted.append(jobs.submit(jobs.again(jobs.fetch(job_id), alone=alone)))
         except errors.InferenceError as error:
             refused[error.message] += 1
-    yield from _counted(
-        messages.SUCCESS,
-        accepted,
-        f"submitted again, as new jobs with ids of their own{', that run alone' if alone else ''}",
-    )
+    what = f"submitted again, as new jobs with ids of their own{', that run alone' if alone else ''}"
+    for level, text in _counted(messages.SUCCESS, len(accepted), what):
+        yield level, format_html("{}: {}", text, _links(accepted))
     for reason, count in refused.items():
         yield from _counted(messages.ERROR, count, f"not accepted. {display.visible(reason)}")
+
+
+def _links(made: Sequence[Job]) -> SafeString:
+    """To the first of them."""
+    pages = [(reverse("admin:inference_job_change", args=[job.pk]), job.pk.hex[-8:]) for job in made[:LINKED]]
+    links = format_html_join(", ", '<a href="{}">…{}</a>', pages)
+    return format_html("{} and more", links) if len(made) > LINKED else links
 
 
 def _counted(level: int, count: int, what: str) -> Iterator[Line]:

@@ -33,6 +33,15 @@ class Fragile(RecordingEcho):
         super().load(device)
 
 
+class Upset(EchoEngine):
+    """Fails on inputs that begin with "bad", while there is a file upset in DATA_DIR."""
+
+    def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        if (Path(os.environ["DATA_DIR"]) / "upset").exists() and any(str(value).startswith("bad") for value in inputs):
+            raise RuntimeError("upset by what it reads")
+        return super().predict(inputs, parameters)
+
+
 class SlowToLoad(RecordingEcho):
     def load(self, device: str) -> None:
         time.sleep(LOADING_S)

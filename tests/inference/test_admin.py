@@ -207,7 +207,10 @@ class TestActions(AdminCase):
 
     def test_retrying_makes_new_jobs_and_leaves_the_old_ones_alone(self) -> None:
         failed = [make_job(status=Status.FAILED, inputs=f"text {n}") for n in range(2)]
-        self.assertEqual(self.act("retry_jobs", *failed), ["2 jobs submitted again, as new jobs with ids of their own"])
+        [message] = self.act("retry_jobs", *failed)
+        self.assertIn("2 jobs submitted again, as new jobs with ids of their own: ", message)
+        for job in Job.objects.filter(status=Status.QUEUED):
+            self.assertIn(f'<a href="{page_of(job)}">…{job.pk.hex[-8:]}</a>', message)
         self.assertEqual(Job.objects.filter(status=Status.FAILED).count(), 2)
         self.assertEqual(
             set(Job.objects.filter(status=Status.QUEUED).values_list("inputs", flat=True)), {"text 0", "text 1"}
