@@ -28,6 +28,8 @@ class Forward:
             "ENABLE_CPU_PINNING": False,  # replicas have cores of their own already
         }
         compiled = openvino.Core().compile_model(graph, "CPU", settings)
+        is_as_asked = compiled.get_property("INFERENCE_PRECISION_HINT").to_string() == HINTS[precision]
+        self.precision = precision if is_as_asked else "float32"  # which a processor takes for what it lacks
         self.names = [parameter.get_friendly_name() for parameter in graph.get_parameters()]
         self.request = compiled.create_infer_request()
         self.output, self.kind = output, kind

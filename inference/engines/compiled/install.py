@@ -19,7 +19,6 @@ from inference.catalog.specs import TORCH, ModelSpec
 from inference.engines import backends, parity, placement, weights
 from inference.engines.accelerate.install import Override, Shortcuts
 from inference.engines.compiled import agreement, kept
-from inference.engines.compiled.agreement import Agreement
 from inference.engines.faults import describe
 from inference.engines.stacks import Together
 from inference.errors import ModelUnavailable
@@ -107,13 +106,13 @@ def install(spec: ModelSpec, model: Any, answers: parity.Answers, inputs: Sequen
         note = f"torch computes it in float32, and not {spec.backend} in {precision}: {reason.rstrip('.')}."
         logger.warning("model=%s %s", spec.name, note)
         return Installed(shortcuts=None, note=note)
-    note = f"{spec.backend} computes it in {precision}: {found}."
-    return Installed(shortcuts=shortcuts, backend=spec.backend, note=note)
+    return Installed(shortcuts=shortcuts, backend=spec.backend, note=f"{spec.backend} computes it {found}.")
 
 
 def _computed(
     spec: ModelSpec, model: Any, precision: str, answers: parity.Answers, inputs: Sequence[Any], shortcuts: Shortcuts
-) -> Agreement:
+) -> str:
+    """In which precision, and how near its answers are."""
     if model.device.type != "cpu":
         raise Unfit(f"that computes on a CPU, and the replica's device is {model.device}")
     expected = answers(inputs, Together.ALONE)
@@ -133,7 +132,8 @@ def _computed(
     if shortcuts.add(spec.backend, lambda: substitute, lambda: True):
         shortcuts.unpadded = True
         substitute.let_weights_go()
-    return found
+    lacking = f", as this processor has no {precision}" if forward.precision != precision else ""
+    return f"in {forward.precision}{lacking}: {found}"
 
 
 def _load(spec: ModelSpec, model: Any) -> Any:
@@ -147,7 +147,7 @@ def _load(spec: ModelSpec, model: Any) -> Any:
     )
 
 
-def _check(found: Agreement, tolerance: float) -> None:
+def _check(found: agreement.Agreement, tolerance: float) -> None:
     if found.difference > tolerance:
         raise Unfit(f"{found}, where {tolerance:g} is allowed: a higher tolerance, or another precision, may do")
     if found.share < LEAST_LABELS:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import openvino
 from django.test import override_settings
 
 from inference.catalog import tasks
@@ -109,6 +110,11 @@ class AnswersTests(CompiledCase):
     def test_the_page_says_how_near_the_answers_are(self) -> None:
         note = self.loaded().note
         self.assertRegex(note, r"openvino computes it in float32: 12 of 12 labels are those of torch .* at most \S+ of")
+
+    def test_the_page_says_where_the_processor_lacks_the_precision(self) -> None:
+        has_it = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        expected = "in bfloat16: 12 of" if has_it else "in float32, as this processor has no bfloat16: 12 of"
+        self.assertIn(f"openvino computes it {expected}", self.loaded(precision="bfloat16").note)
 
     def test_each_item_of_a_batch_costs_its_own(self) -> None:
         self.assertFalse(self.loaded().padded)
