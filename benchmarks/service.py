@@ -21,7 +21,8 @@ CATALOG = """\
 [{name}]
 task = "{task}"
 model = "{folder}"
-dtype = "float32"
+backend = "{backend}"
+precision = "{precision}"
 max_batch_size = {max_batch_size}
 {more}
 """
@@ -33,15 +34,20 @@ def require_environment() -> None:
 
 
 @contextlib.contextmanager
-def running(name: str, setting: Setting, max_batch_size: int, log: Path, more: str = "") -> Iterator[Programs]:
+def running(
+    name: str,
+    setting: Setting,
+    max_batch_size: int,
+    log: Path,
+    more: str = "",
+    backend: str = "torch",
+    precision: str = "float32",
+) -> Iterator[Programs]:
     """`more`: lines of the model's entry."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         catalog = Path(folder) / "models.toml"
-        catalog.write_text(
-            CATALOG.format(
-                name=name, task=setting.task, folder=setting.folder, max_batch_size=max_batch_size, more=more
-            )
-        )
+        entry = {"name": name, "task": setting.task, "folder": setting.folder, "max_batch_size": max_batch_size}
+        catalog.write_text(CATALOG.format(**entry, backend=backend, precision=precision, more=more))
         command = (PYTHON, "manage.py", "up", "--host", "127.0.0.1", "--port", str(setting.port))
         with processes.running([command], environment(folder, catalog, setting.workers), log, ROOT) as programs:
             programs.data = Path(folder)

@@ -50,6 +50,7 @@ class System:
     is_ours = False
     batches = True
     only_if_named = False  # with --only
+    of_labels = False  # answers are compared by their labels alone: the scores are of another precision
 
     @contextlib.contextmanager
     def programs(self, setting: Setting, workload: Workload, log: Path) -> Iterator[Programs]:
@@ -146,12 +147,23 @@ class CeleryBatches(System):
 class Service(System):
     is_ours = True
 
-    def __init__(self, label: str, max_batch_size: int) -> None:
-        self.label, self.max_batch_size, self.batches = label, max_batch_size, max_batch_size > 1
+    def __init__(
+        self, max_batch_size: int = MAX_BATCH_SIZE, backend: str = "torch", precision: str = "float32"
+    ) -> None:
+        self.max_batch_size, self.batches = max_batch_size, max_batch_size > 1
+        self.backend, self.precision = backend, precision
+        self.only_if_named, self.of_labels = backend != "torch", precision != "float32"
+        self.label = "this service"
+        if backend != "torch":
+            self.label += f", {backend} {precision}"
+        if not self.batches:
+            self.label += ", max_batch_size = 1"
 
     @contextlib.contextmanager
     def programs(self, setting: Setting, workload: Workload, log: Path) -> Iterator[Programs]:
-        with service.running(workload.name, setting, self.max_batch_size, log) as programs:
+        with service.running(
+            workload.name, setting, self.max_batch_size, log, backend=self.backend, precision=self.precision
+        ) as programs:
             yield programs
 
     def path(self, workload: Workload) -> str:
@@ -159,8 +171,8 @@ class Service(System):
 
 
 SYSTEMS: dict[str, System] = {
-    "service": Service("this service", MAX_BATCH_SIZE),
-    "service-1": Service("this service, max_batch_size = 1", 1),
+    "service": Service(),
+    "service-1": Service(1),
     "unbatched": Uvicorn("one at a time (Hugging Face's server)", "unbatched", batches=False),
     "starlette": Uvicorn("Hugging Face's server, batching", "starlette", batches=True),
     "litserve": LitServe(),
@@ -170,6 +182,11 @@ SYSTEMS: dict[str, System] = {
     "streamer-naive": InOneServer("service-streamer's naive server", "naive", batches=False),
     "streamer-threads": InOneServer("service-streamer (threads)", "threads", batches=True),
     "streamer-processes": InOneServer("service-streamer (processes)", "processes", batches=True),
+    **{
+        f"openvino-{precision}{suffix}": Service(size, "openvino", precision)
+        for precision in ("float32", "bfloat16", "int8")
+        for suffix, size in (("", MAX_BATCH_SIZE), ("-1", 1))
+    },
 }
 
 
@@ -198,7 +215,9 @@ def serving(name: str, workload: Workload, variant: Variant) -> Iterator[Serving
     requests = [request(setting.port, system.path(workload), {"inputs": text}) for text in texts]
     with system.programs(setting, workload, FOLDER / "logs" / f"{name}-{workload.name}.log") as programs:
         target = Target(
-            port=setting.port, requests=requests, is_right=lambda index, body: is_right(body, answers[index])
+            port=setting.port,
+            requests=requests,
+            is_right=lambda index, body: is_right(body, answers[index], of_label=system.of_labels),
         )
         wait_until_right(programs, target, {"inputs": texts[0]}, system.path(workload))
         processes.settle()

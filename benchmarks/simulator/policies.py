@@ -25,20 +25,22 @@ class Policy(Protocol):
 
     def take(self, now_s: float) -> list[Item]: ...
 
-    def observe(self, batch: Sequence[Item], seconds: float) -> None: ...
+    def observe(self, size: int, length: float, seconds: float, *, padded: bool) -> None: ...
 
 
-def shape(batch: Sequence[Item]) -> tuple[int, int]:
-    """Items, and tokens of the longest."""
-    return len(batch), max(item.length for item in batch)
+def shape(batch: Sequence[Item], *, padded: bool = True) -> tuple[int, float]:
+    """Items, and tokens of the longest, or on average."""
+    lengths = [item.length for item in batch]
+    return len(batch), max(lengths) if padded else sum(lengths) / len(lengths)
 
 
 class Ours(BatchQueue):
     def __init__(self) -> None:
         super().__init__(Limits(max_batch_size=MAX_SIZE, max_batch_tokens=MAX_TOKENS), CostModel())
 
-    def observe(self, batch: Sequence[Item], seconds: float) -> None:
-        self.costs.observe(*shape(batch), seconds)
+    def observe(self, size: int, length: float, seconds: float, *, padded: bool) -> None:
+        self.padded = padded
+        self.costs.observe(size, length, seconds)
 
 
 @dataclass
@@ -64,7 +66,7 @@ class FirstCome:
             batch.append(self.waiting.popleft())
         return batch
 
-    def observe(self, batch: Sequence[Item], seconds: float) -> None:
+    def observe(self, size: int, length: float, seconds: float, *, padded: bool) -> None:
         """It learns nothing."""
 
     def _fit(self, batch: Sequence[Item]) -> bool:

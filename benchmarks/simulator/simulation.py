@@ -39,11 +39,10 @@ class Result:
 class Tally:
     latencies_s: list[float] = field(default_factory=list)
     tokens: int = 0
-    padded_tokens: int = 0
+    padded_tokens: float = 0.0
     calls: int = 0
 
-    def note(self, batch: list[Item], done_at_s: float) -> None:
-        size, length = shape(batch)
+    def note(self, batch: list[Item], size: int, length: float, done_at_s: float) -> None:
         self.latencies_s += [done_at_s - item.arrived_at_s for item in batch]
         self.tokens += sum(item.length for item in batch)
         self.padded_tokens += size * length
@@ -64,7 +63,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, policy: Policy) -> None:
         self.scenario = scenario
         self.policy = policy
-        self.cost = MACHINES[scenario.machine]
+        self.machine = MACHINES[scenario.machine]
         chance = random.Random(scenario.seed)
         self.lengths = iter([LENGTHS[scenario.lengths](chance) for _ in range(scenario.jobs)])
         self.chance = random.Random(scenario.seed + 1)
@@ -112,14 +111,17 @@ class Simulation:
             self.start(self.policy.take(self.now_s))
 
     def start(self, batch: list[Item]) -> None:
-        seconds = self.cost(*shape(batch)) * noise(self.chance)
+        seconds = self.machine.seconds(*self.shape(batch)) * noise(self.chance)
         self.idle -= 1
         self.at(self.now_s + seconds, lambda: self.finish(batch, seconds))
 
+    def shape(self, batch: list[Item]) -> tuple[int, float]:
+        return shape(batch, padded=self.machine.padded)
+
     def finish(self, batch: list[Item], seconds: float) -> None:
         self.idle += 1
-        self.policy.observe(batch, seconds)
-        self.tally.note(batch, self.now_s)
+        self.policy.observe(*self.shape(batch), seconds, padded=self.machine.padded)
+        self.tally.note(batch, *self.shape(batch), self.now_s)
         if self.scenario.items_per_s is None:
             for _ in batch:
                 self.arrive()

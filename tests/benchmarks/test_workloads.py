@@ -43,3 +43,8 @@ class CheckTest(TestCase):
         ):
             with self.subTest(body=body):
                 self.assertFalse(is_right(body, expected))
+
+    def test_of_another_precision_the_label_counts(self) -> None:
+        for label, right in (("LABEL_1", True), ("LABEL_0", False)):
+            body = f'[{{"label": "{label}", "score": 0.6}}]'.encode()
+            self.assertEqual(is_right(body, ("LABEL_1", 0.5), of_label=True), right)
