@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(settings.BASE_DIR)
 SERVICE, DEVELOPMENT = "requirements.txt", "requirements-dev.txt"
-EXTRAS = ("requirements-openvino.txt", "requirements-quantized.txt")  # of models that ask for them
+EXTRAS = ("requirements-openvino.txt", "requirements-quantized.txt", "requirements-otel.txt")  # of who asks for them
 OURS = {"project", "inference", "api", "tests", "benchmarks", "examples"}
 CUDA = re.compile(r"(nvidia|cuda)-|triton$")  # whose versions follow the build of torch
 

@@ -37,7 +37,7 @@ class JobRequest(Request):
     worker_pid: int | None
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        logger.warning("job=%s shares its process with others and is not terminated; cancel the job", self.id)
+        logger.warning("job=%s is cancelled, its process is not ended: it runs others too", self.id)
 
     def received(self) -> None:
         self.send_event(

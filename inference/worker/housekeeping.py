@@ -23,6 +23,7 @@ from inference.worker.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
+MOST_REVOKED = 10_000  # while the database is away
 ROUND_S = settings.WORKER_SILENT_S / 3
 FIGURES = (sample.sample, ledger.flush, fold.fold)
 
@@ -36,8 +37,17 @@ class Housekeeping(threading.Thread):
         self.replicas = replicas
         self.watchdog = Watchdog()
         self.sweeper = retention.Sweeper()
-        self.chores = [self.watch, self._give_back, self._reconcile, self.sweeper.sweep, acts.work, *FIGURES]
+        self.chores = [
+            self.watch,
+            self._give_back,
+            self._cancel,
+            self._reconcile,
+            self.sweeper.sweep,
+            acts.work,
+            *FIGURES,
+        ]
         self._given_up: deque[UUID] = deque()
+        self._revoked: deque[UUID] = deque(maxlen=MOST_REVOKED)
         self._stopping = threading.Event()
         self._woken = threading.Event()
 
@@ -54,6 +64,7 @@ class Housekeeping(threading.Thread):
         while self._woken.wait(max(0.0, until - time.monotonic())) and not self._stopping.is_set():
             self._woken.clear()
             succeeds(self._give_back, self.heartbeat.node)
+            succeeds(self._cancel, self.heartbeat.node)
             succeeds(transitions.expire, self.heartbeat.node)
 
     def stop(self) -> None:
@@ -68,6 +79,16 @@ class Housekeeping(threading.Thread):
         """Soon the rows of these batches are queued again: they are over, and not run again here."""
         self._given_up.extend(batches)
         self._woken.set()
+
+    def cancel(self, jobs: Iterable[UUID]) -> None:
+        """Soon, as an operator wants it by Celery's `revoke`."""
+        self._revoked.extend(jobs)
+        self._woken.set()
+
+    def _cancel(self) -> None:
+        while self._revoked:
+            transitions.cancel_many([self._revoked[0]])
+            self._revoked.popleft()
 
     def _give_back(self) -> None:
         while self._given_up:

@@ -74,6 +74,7 @@ def prepare(sender: Any, **kwargs: Any) -> None:
 def _plan(worker: Any) -> None:
     """Plan the replicas of this worker's models, and register."""
     from inference.ids import new_job_id
+    from inference.worker import control
     from inference.worker.heartbeat import Heartbeat
     from inference.worker.housekeeping import Housekeeping
     from inference.worker.lazy import LazyModels
@@ -112,6 +113,7 @@ def _plan(worker: Any) -> None:
     worker.heartbeat.start()
     worker.housekeeping = Housekeeping(worker.heartbeat, worker.replicas)
     worker.housekeeping.chores.append(worker.served.find_jobless)
+    control.install(worker.housekeeping)
     worker.housekeeping.start()
 
 
@@ -145,7 +147,9 @@ def refuse_what_breaks_batching(worker: Any) -> None:
 def configure_logging(loglevel: int | None = None, **kwargs: Any) -> None:
     """Django's logging serves the worker and its children: one format, one stream."""
     logs.configure(settings.LOGGING)
-    util.get_logger().propagate = True  # it tells which children ended, and of what
+    billiard = util.get_logger()
+    billiard.propagate = True  # it tells which children ended, and of what
+    billiard.setLevel(logging.WARNING)
     if logs.IS_JSON:
         from celery.apps import worker
 

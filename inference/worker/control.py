@@ -1,0 +1,48 @@
+"""Celery's remote control, of a worker that batches: `revoke` cancels the job, whose row is the truth; what would break
+batching, or change nothing, says what takes its place."""
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from celery.worker.control import Panel
+
+from inference.worker.housekeeping import Housekeeping
+
+MOST_IDS = 500  # of one command
+INSTEAD = {
+    "pool_grow": "each replica is bound to a device: start the worker with -c N",
+    "pool_shrink": "each replica is bound to a device: start the worker with -c N",
+    "rate_limit": "a rate limit holds single jobs back from their batch: max_queued in models.toml",
+    "time_limit": "limits are those of a model: time_limit_s in models.toml",
+    "cancel_consumer": "a worker consumes what it serves: pause the model, or drain the worker, in the admin",
+}
+
+Command = Callable[..., dict[str, Any]]
+
+
+def install(housekeeping: Housekeeping) -> None:
+    for name, instead in INSTEAD.items():
+        Panel.data[name] = _refusing(instead)
+    for name in ("revoke", "terminate"):
+        Panel.data[name] = _cancelling(Panel.data[name], housekeeping)
+
+
+def _refusing(instead: str) -> Command:
+    return lambda state, **arguments: {"error": instead}
+
+
+def _cancelling(command: Command, housekeeping: Housekeeping) -> Command:
+    def cancel(state: Any, task_id: Any, **arguments: Any) -> dict[str, Any]:
+        ids = [task_id] if isinstance(task_id, str) else list(task_id or ())[:MOST_IDS]
+        housekeeping.cancel(filter(None, map(_uuid, ids)))
+        return command(state, task_id=ids, **arguments)
+
+    return cancel
+
+
+def _uuid(text: object) -> UUID | None:
+    try:
+        return UUID(str(text))
+    except ValueError:
+        return None
