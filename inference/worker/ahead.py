@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any, NoReturn
@@ -36,6 +36,7 @@ class Taken:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     stages: Stages | None = None
+    is_read: threading.Event = field(default_factory=threading.Event)
     result: Any = None
     failure: ExceptionInfo | None = None
 
@@ -77,7 +78,11 @@ class Line:
         try:
             while True:
                 if request := self._receive():
-                    self._taken.put(self._take(request))
+                    taken = self._take(request)
+                    self._taken.put(taken)
+                    if taken.stages and not taken.failure:
+                        taken.stages.prepare()
+                    taken.is_read.set()
         except SystemExit as end:
             self._taken.put(end)
 
@@ -91,7 +96,6 @@ class Line:
                 taken.stages = child.stages_of(*arguments)
                 if taken.stages:
                     taken.stages.claim()
-                    taken.stages.prepare()
             except Exception:
                 taken.failure = ExceptionInfo()
         return taken
@@ -107,7 +111,7 @@ class Line:
                 if self._device_failed:
                     raise errors.NotYet("the device failed in the process that was to run it.")
                 if taken.stages:
-                    taken.stages.compute()
+                    taken.stages.compute(taken.is_read.wait)
                 else:
                     taken.result = child.steps_of(*taken.arguments)
         except BaseException as error:
@@ -123,7 +127,10 @@ class Line:
                     taken.result = taken.stages.record()
                 except Exception:
                     taken.failure = ExceptionInfo()
-            self._send(READY, *taken.id, (not taken.failure, taken.failure or taken.result), self._inbox)
+            try:
+                self._send(READY, *taken.id, (not taken.failure, taken.failure or taken.result), self._inbox)
+            except Exception:  # as it cannot be pickled
+                self._send(READY, *taken.id, (False, ExceptionInfo()), self._inbox)
 
 
 def _or_end(work: Callable[[], None]) -> None:

@@ -33,6 +33,7 @@ class Shared(ctypes.Structure):
         ("loading", ctypes.c_int),  # the how many-th of its order the child loads, or 0: as the child says
         ("asked", ctypes.c_int),  # an `Asked`, as the main process says
         ("computing", ctypes.c_longlong),  # the number of the call whose engine runs, or ran last: as the child says
+        ("reading", ctypes.c_longlong),  # the number of the call whose inputs are read beside that, or 0: likewise
     ]
 
 

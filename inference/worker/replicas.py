@@ -261,9 +261,8 @@ class Replicas:
         """Whether this child can be given more calls than the one it runs."""
         return self.may_run(pid) and any(r.pid == pid and self.plan.works_ahead(i) for i, r in enumerate(self.replicas))
 
-    def computing(self, pid: int) -> int | None:
-        """The number of the call whose engine this child runs, or ran last."""
-        return next((replica.shared.computing for replica in self.replicas if replica.pid == pid), None)
+    def shared_with(self, pid: int) -> Shared | None:
+        return next((replica.shared for replica in self.replicas if replica.pid == pid), None)
 
     def steps(self, model: str) -> bool:
         """Whether a replica generates with it step by step, so that jobs of any parameters run together."""

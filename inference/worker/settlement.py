@@ -126,7 +126,7 @@ class Settlement:
         elif batch.stuck:
             self.backlog.isolation.was_stuck(batch, cause)
         elif isinstance(cause, (WorkerLostError, Terminated)) and self._is_innocent(batch):
-            logger.error("batch=%s of %d lost: its process ended while it computed another", batch.id, len(batch.jobs))
+            logger.error("batch=%s of %d lost: its process ended, perhaps of another batch", batch.id, len(batch.jobs))
             self.backlog.isolation.again(batch)
         elif isinstance(cause, (WorkerLostError, Terminated)):
             batch.timed_out = f"signal {PAST_ITS_LIMIT:d} " in str(cause)
@@ -137,8 +137,12 @@ class Settlement:
             self.broke(batch, cause)
 
     def _is_innocent(self, batch: Batch) -> bool:
-        """As far as it is known of one of several in a child. Whoever is innocent runs again alone in its child."""
-        return batch.has_company and self.backlog.replicas.computing(batch.pid) != batch.number
+        """As far as it is known of one of several in a child: it was not computed, or it is a single job beside which
+        another batch was read, which may have kept the interpreter. It runs again alone in its child."""
+        shared = self.backlog.replicas.shared_with(batch.pid)
+        if not batch.has_company or shared is None or shared.computing != batch.number:
+            return batch.has_company
+        return len(batch.jobs) == 1 and shared.reading not in (0, batch.number)
 
     def broke(self, batch: Batch, cause: BaseException) -> None:
         for held in batch.jobs:

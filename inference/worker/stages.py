@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -23,6 +23,10 @@ from inference.worker.loaded import LoadedModels
 from inference.worker.outcomes import condemned, failed, outcome_of
 
 logger = logging.getLogger(__name__)
+
+
+def _is_read() -> None:
+    """By the call itself."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,26 +87,30 @@ class Stages:
         if self.spec is None or self.call.again or not (engine := self.replica.engine(self.spec)).is_read_ahead:
             return
         with self._timed(), engine.reading:
+            self.replica.shared.reading = self.call.number
             for call in self.calls:
                 try:
                     call.prepared = engine.prepare(call.all_items, dict(call.parameters))
-                except Exception as error:
+                except BaseException as error:
                     logger.debug("not prepared: %r", logs.private(error))
+            self.replica.shared.reading = 0
 
-    def compute(self) -> None:
-        """In the thread of the engines."""
+    def compute(self, until_read: Callable[[], object] = _is_read) -> None:
+        """In the thread of the engines. What `until_read` still waits for has the limit of this batch, not of the one
+        that computed meanwhile."""
         if self.spec is None or not self.calls:
             return
         engine, shared = self.replica.engine(self.spec), self.replica.shared
         engine.spec = self.spec  # of the entries that share it
-        with self._timed():
-            failpoints.reach("before_run")
-            shared.computing = self.call.number
-            for call in self.calls:
-                with limited(self.spec.time_limit_s):
+        failpoints.reach("before_run")
+        shared.computing = self.call.number
+        for call in self.calls:
+            with limited(self.spec.time_limit_s):
+                until_read()
+                with self._timed():
                     call.report = run_engine(engine, call.all_items, call.parameters, call.prepared)
-            shared.computing = 0
-            failpoints.reach("after_run")
+        shared.computing = 0
+        failpoints.reach("after_run")
 
     def record(self) -> BatchReport:
         if not self.jobs:

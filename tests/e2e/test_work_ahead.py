@@ -8,11 +8,12 @@ import tempfile
 from pathlib import Path
 from uuid import UUID
 
-from inference.models import Status
+from inference.errors import TimedOut
+from inference.models import Job, Status
 from tests import tiny_models
 from tests.conditions import eventually
 from tests.e2e.case import StackCase
-from tests.echo import expected
+from tests.echo import Fail, expected
 from tests.stack import Stack
 
 MODEL = """
@@ -21,6 +22,13 @@ engine = "tests.echo:EchoEngine"
 max_batch_size = 4
 time_limit_s = 20
 options = {{ fixed_ms = 1500 }}
+"""
+READ = """
+[read]
+engine = "tests.faults.engines:ReadsAhead"
+max_batch_size = 1
+time_limit_s = 3
+options = { fixed_ms = 1500 }
 """
 TINY = """
 [tiny]
@@ -33,7 +41,7 @@ NEW = ("killed", "cancelled", "stopped")  # once it is known that its calls are 
 
 class WorkAheadTests(StackCase):
     options = {
-        "models": "".join(MODEL.format(name=name) for name in NEW),
+        "models": "".join(MODEL.format(name=name) for name in NEW) + READ,
         "replicas": 1,
         "environment": {"WORK_AHEAD": "1"},
     }
@@ -52,6 +60,21 @@ class WorkAheadTests(StackCase):
         os.kill(self.stack.replica_pids()[0], signal.SIGKILL)
         jobs = self.stack.finished(*ids)
         self.assertEqual([job.output for job in jobs], [expected(f"text {number}") for number in range(13)])
+
+    def beside_one_that_hangs_as_it_is_read(self, how: Fail) -> Job:
+        """What became of the job that was computed meanwhile."""
+        first = self.stack.submit("text", model="read")
+        eventually(lambda: self.stack.jobs.filter(pk=first, status=Status.RUNNING), "it is computed", every_s=0.01)
+        hangs = self.stack.submit({"text": "b", "fail": how}, model="read")
+        computed, read = self.stack.finished(first, hangs)
+        self.assertEqual((computed.status, read.error_code), (Status.SUCCEEDED, TimedOut.code))
+        return computed
+
+    def test_one_that_hangs_as_it_is_read_fails_and_takes_nothing_of_the_other_s_time(self) -> None:
+        self.assertEqual(self.beside_one_that_hangs_as_it_is_read(Fail.HANG_SLEEP).attempts, 1)
+
+    def test_one_that_holds_the_interpreter_as_it_is_read_fails_and_the_other_succeeds(self) -> None:
+        self.assertEqual(self.beside_one_that_hangs_as_it_is_read(Fail.HANG_GIL).attempts, 2)
 
     def test_one_of_them_is_cancelled(self) -> None:
         ids = self.three_batches("cancelled")

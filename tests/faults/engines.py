@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.errors import ModelUnavailable
-from tests.echo import EchoEngine
+from tests.echo import EchoEngine, misbehave
 
 CALLS = "engine-calls"  # in DATA_DIR: a line an engine call: its process, and the number of its items
 CANNOT_LOAD = "cannot-load"  # in DATA_DIR: while there is such a file, no fragile model can be loaded
@@ -22,6 +22,23 @@ class RecordingEcho(EchoEngine):
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         _note_call(len(inputs))
         return super().predict(inputs, parameters)
+
+
+class ReadsAhead(RecordingEcho):
+    """Misbehaves as it reads, too."""
+
+    prepares = True
+
+    def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        for value in inputs:
+            misbehave(value)
+        return inputs
+
+    def predict_prepared(self, prepared: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        return super().predict(prepared, parameters)
+
+    def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        return super().predict(self.prepare(inputs, parameters), parameters)
 
 
 class Fragile(RecordingEcho):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from inference.worker.ahead import Line
 from inference.worker.calls import READY as IS_READY
 from inference.worker.calls import BatchCall, Loaded
 from inference.worker.dispatch import STUCK_S
+from inference.worker.inflight import HeldJob
 from inference.worker.loaded import LoadedModels
 from tests.conditions import eventually
 from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase
@@ -40,10 +42,15 @@ class Gated(Engine):
         self.begun: SimpleQueue[list[Any]] = SimpleQueue()
         self.turns: SimpleQueue[BaseException | None] = SimpleQueue()
         self.threads: set[threading.Thread] = set()
+        self.may_read = threading.Event()
 
     def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:
         if inputs == ["unreadable"]:
             raise ValueError(inputs)
+        if inputs == ["ends"]:
+            raise SystemExit
+        if inputs == ["slow"]:
+            assert self.may_read.wait(LIMIT_S)
         return [f"{text}, read ahead" for text in inputs]
 
     def predict_prepared(self, prepared: Any, parameters: dict[str, Any]) -> list[Any] | None:
@@ -78,15 +85,23 @@ class LineTests(TestCase):
         self.enterContext(patch.object(claims, "record", self.record))
         self.pipe: SimpleQueue[Any] = SimpleQueue()
         self.sent: list[tuple[int, Any]] = []
+        self.unsendable: set[int] = set()  # calls whose result cannot be pickled
         self.thread = threading.Thread(target=self.run_line)
         self.thread.start()
         self.addCleanup(self.thread.join, LIMIT_S)
         self.addCleanup(self.pipe.put, None)
         self.addCleanup(self.may_record.set)
+        self.addCleanup(self.engine.may_read.set)
 
     def run_line(self) -> None:
         with self.assertRaises(SystemExit):
-            Line(self.receive, self.sent.append, INBOX).run()
+            Line(self.receive, self.send, INBOX).run()
+
+    def send(self, message: Any) -> None:
+        kind, (number, _, (succeeded, _), *_) = message if message[0] == READY else (ACK, (0, 0, (False, None)))
+        if kind == READY and succeeded and number in self.unsendable:
+            raise TypeError("cannot pickle it")
+        self.sent.append(message)
 
     def receive(self) -> Any:
         if (request := self.pipe.get()) is None:
@@ -159,6 +174,43 @@ class LineTests(TestCase):
         self.assertEqual([self.engine.begun.get(timeout=LIMIT_S) for _ in range(2)], [["text"], ["unreadable"]])
         self.assertIsNone(self.failure_of(3))
 
+    def test_what_is_read_for_too_long_runs_into_the_limit_of_its_own_batch(self) -> None:
+        """No alarm comes for the one that computes meanwhile."""
+        self.engine.prepares = True
+        self.inputs[2] = "slow"
+        shared = self.replica.shared
+        self.give(1)
+        self.give(2)
+        eventually(lambda: (shared.computing, shared.reading) == (1, 2), "the second is read beside the first")
+        self.engine.turns.put(None)
+        self.until_answered(1)
+        eventually(lambda: shared.computing == 2, "it is the turn of the second")
+        self.assertEqual(shared.reading, 2)
+        self.assertGreater(signal.getitimer(signal.ITIMER_REAL)[0], 0)
+        self.engine.may_read.set()
+        self.engine.turns.put(None)
+        self.until_answered(1, 2)
+        self.assertEqual((shared.reading, signal.getitimer(signal.ITIMER_REAL)[0]), (0, 0))
+
+    def test_who_ends_the_process_by_reading_is_told_of_in_its_own_turn(self) -> None:
+        self.engine.prepares = True
+        self.inputs[2] = "ends"
+        for number in (1, 2, 3):
+            self.give(number)
+            self.engine.turns.put(None)
+        self.until_answered(1, 2, 3)
+        self.assertEqual([self.failure_of(number) for number in (1, 2, 3)], [None, None, None])
+
+    def test_what_cannot_be_sent_is_told_of_and_ends_nothing(self) -> None:
+        self.give(1)
+        self.give(2)
+        self.unsendable.add(1)
+        self.engine.turns.put(None)
+        self.engine.turns.put(None)
+        self.until_answered(1, 2)
+        self.assertIsInstance(self.failure_of(1), TypeError)
+        self.assertIsNone(self.failure_of(2))
+
     def test_one_that_cannot_be_claimed_is_told_and_the_others_go_on(self) -> None:
         self.give(1)
         self.give(2, takes_over=(uuid4(),))
@@ -215,8 +267,9 @@ class GivenTests(DispatcherCase):
         self.dispatcher.kick()
         return self.pool.calls
 
-    def computing(self, call: SimpleNamespace | None) -> None:
-        self.replicas.replicas[0].shared.computing = call.batch.number if call else 0
+    def computing(self, call: SimpleNamespace | None, *, reading: SimpleNamespace | None = None) -> None:
+        shared = self.replicas.replicas[0].shared
+        shared.computing, shared.reading = (each.batch.number if each else 0 for each in (call, reading))
 
     def accept_all(self) -> None:
         for call in self.pool.calls:
@@ -299,19 +352,51 @@ class GivenTests(DispatcherCase):
         self.assertEqual(self.searched(), [])
         self.assertEqual([held.crashes_alone for held in self.dispatcher.backlog.held.values()], [0] * 16)
 
-    def test_past_the_limit_only_the_batch_that_was_computed_is_at_fault(self) -> None:
-        self.add()
-        self.dispatcher.kick()
-        self.add()
-        self.dispatcher.kick()
-        first, second = self.pool.calls
+    def two_single_jobs(self) -> list[SimpleNamespace]:
+        for _ in range(2):
+            self.add()
+            self.dispatcher.kick()
         self.accept_all()
+        return list(self.pool.calls)
+
+    def held(self, call: SimpleNamespace) -> HeldJob:
+        return self.dispatcher.backlog.held[str(call.batch.job_ids[0])]
+
+    def test_whose_process_ended_while_another_was_read_is_not_known_to_be_at_fault_until_it_has_run_alone(
+        self,
+    ) -> None:
+        for cause in ("signal 14 (SIGALRM)", "signal 11 (SIGSEGV)"):
+            with self.subTest(cause):
+                self.setUp()
+                first, second = self.two_single_jobs()
+                self.computing(first, reading=second)
+                for call in (first, second):
+                    self.pool.lose(call, WorkerLostError(cause))
+                again = self.last
+                self.assertEqual((again.batch.job_ids, again.batch.again), (first.batch.job_ids, True))
+                self.assertEqual(
+                    [(self.held(call).crashes_alone, self.held(call).verdict) for call in (first, second)],
+                    [(0, "")] * 2,
+                )
+                self.accept_all()
+                self.computing(again)
+                self.pool.lose(again, WorkerLostError(cause))
+                self.assertEqual(self.held(first).crashes_alone, 1)
+                is_known = "SIGALRM" in cause
+                self.assertEqual(self.held(first).verdict, errors.TimedOut.code if is_known else "")
+
+    def test_one_that_is_read_itself_as_its_time_ends_is_at_fault(self) -> None:
+        first, _ = self.two_single_jobs()
+        self.computing(first, reading=first)
+        self.pool.lose(first, WorkerLostError("signal 14 (SIGALRM)"))
+        self.assertEqual(self.held(first).verdict, errors.TimedOut.code)
+
+    def test_past_the_limit_only_the_batch_that_was_computed_is_at_fault(self) -> None:
+        first, second = self.two_single_jobs()
         self.computing(first)
         for call in (first, second):
             self.pool.lose(call, WorkerLostError("signal 14 (SIGALRM)"))
-        verdicts = {held.item.id: held.verdict for held in self.dispatcher.backlog.held.values()}
-        self.assertEqual(verdicts[str(first.batch.job_ids[0])], errors.TimedOut.code)
-        self.assertEqual(verdicts[str(second.batch.job_ids[0])], "")
+        self.assertEqual([self.held(call).verdict for call in (first, second)], [errors.TimedOut.code, ""])
 
     def test_only_the_first_in_a_child_can_be_stuck_and_those_behind_it_end_with_it(self) -> None:
         calls = self.give(2)
