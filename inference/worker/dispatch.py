@@ -109,7 +109,8 @@ class Dispatcher:
             verdict=batch.begun[0].verdict,
         )
         self.replicas.ask(batch.pid, Asked.GO_ON if self.turns.may_begin else Asked.TO_THE_END)
-        batch.called_at, batch.has_begun = time.monotonic(), False
+        batch.called_at = batch.accepted_at = time.monotonic()
+        batch.has_begun = False
         batch.result = self.pool.send(
             batch.pid, run_batch, (call,), callback=lambda report: self._guarded(self._reported, batch, report),
             error_callback=lambda info: self._guarded(self._failed, batch, info),
@@ -163,17 +164,16 @@ class Dispatcher:
             if batch.result is None:  # open, and it waits for its turn
                 if not self.pool.has(batch.pid):
                     self._lost_open(batch)
-            elif batch.has_begun:
-                if self.turns.in_hand(batch.pid)[:1] == [batch]:
-                    self._end_if_stuck(batch, now)
-            elif not self.pool.knows(batch.result):
+            elif not batch.has_begun and not self.pool.knows(batch.result):
                 self._abandon(batch)
+            elif self.turns.in_hand(batch.pid)[:1] == [batch]:
+                self._end_if_stuck(batch, now)
         if self.backlog.drop_expired():
             self.on_expired()  # the rows are marked beside the event loop
         self.kick()
 
     def _end_if_stuck(self, batch: Batch, now: float) -> None:
-        """One that is stuck outside its engine, whose own limit it does not reach."""
+        """One that is stuck outside its engine, whose own limit it does not reach, or that its child never begins."""
         stuck_s = min(now - batch.accepted_at - batch.spec.time_limit_s, self.answering_s()) - STUCK_S
         if stuck_s <= 0 or (batch.stuck and stuck_s <= KILL_GRACE_S):
             return
@@ -203,8 +203,8 @@ class Dispatcher:
         self.backlog.ended(batch)
 
     def _abandon(self, batch: Batch) -> None:
-        """Flushed by the pool before a child had it, after a reconnect: its messages come again. An open one goes on
-        with its next call."""
+        """Forgotten by the pool before its child had begun it: the child ended, or after a reconnect, when its messages
+        come again. An open one goes on with its next call."""
         batch.result = None
         forgotten = [held for held in batch.called if not held.requests and not held.takes_over]
         for held in forgotten:

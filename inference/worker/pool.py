@@ -122,8 +122,8 @@ class ReplicaPool(asynpool.AsynPool):
         self._write_to = hub.consolidate_callback  # of those that can be written to, the idle ones get the next calls
 
     def send(self, pid: int, function: Callable[..., Any], arguments: Any, **options: Any) -> Any:
-        """Call it in this child at once, which is idle, or as soon as it has done what it runs. None when the pool is
-        closing."""
+        """Call it in this child at once, which is idle, or as soon as it has done what it runs; in no other. Of a call
+        that it has not begun before it ended the pool `knows` nothing any more. None when the pool is closing."""
         fd = next(process.inqW_fd for process in self._pool if process.pid == pid)
         call = self.apply_async(function, arguments, **options)
         if call is not None:
@@ -132,6 +132,9 @@ class ReplicaPool(asynpool.AsynPool):
             self._all_inqueues.add(fd)
             self._busy_workers.discard(fd)
             self._write_to([fd])
+            if call in self.outbound_buffer:  # nothing can be written to this child now: no other one is meant
+                self.outbound_buffer.remove(call)
+                call.discard()
             self._keep_able()
         return call
 
@@ -145,6 +148,24 @@ class ReplicaPool(asynpool.AsynPool):
         if any(call._write_to and call._write_to.inqW_fd == inqW_fd for key, call in self._cache.items() if key != job):
             self._busy_workers.add(inqW_fd)  # it was given more than one
         self._changed()
+
+    def on_job_process_down(self, job: Any, pid_gone: int) -> None:
+        """Whoever sent what had not begun decides anew where it runs. Celery would write it to any child, among whose
+        batches it may not belong, and which may be busy for ever."""
+        if not self.replicas:
+            super().on_job_process_down(job, pid_gone)
+        elif job._worker_pid is None:
+            self._active_writers.discard(job._writer())  # it would write the rest into the pipe of the next child
+            job.discard()
+
+    def _process_cleanup_queues(self, process: Any) -> None:
+        """What a process that ended has not read, all or half of a message, is for nobody: the next one has pipes of
+        its own."""
+        if not process.dead:
+            self.on_process_down(process)
+            process.dead = True
+            self.destroy_queues(self._find_worker_queues(process), process)
+            self._queues[self.create_process_queues()] = None
 
     def _repopulate_pool(self, exitcodes: Any) -> None:
         """One that could not load what it must waits before it tries again."""
@@ -229,8 +250,6 @@ class ReplicaPool(asynpool.AsynPool):
         super().flush()
         for job in begun:
             job._accepted = job._worker_pid is not None
-            if not job._accepted and not job._write_to._is_alive():
-                job.discard()
 
     @property
     def ready(self) -> int:
@@ -242,9 +261,8 @@ class ReplicaPool(asynpool.AsynPool):
         return len(self._busy_workers)
 
     def idle(self) -> list[int]:
-        """Replicas that would start a call at once, by their processes. What waits to be written goes to the first."""
-        found = [process.pid for process in self._pool if self._is_idle(process) and self._takes_calls(process)]
-        return found[len(self.outbound_buffer) :]
+        """Replicas that would start a call at once, by their processes."""
+        return [process.pid for process in self._pool if self._is_idle(process) and self._takes_calls(process)]
 
     def _takes_calls(self, process: Any) -> bool:
         return process.inqW_fd in self._all_inqueues or self.keeps(process.pid)

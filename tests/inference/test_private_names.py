@@ -27,12 +27,12 @@ TOUCHED = {
     "inference/worker/pool.py": {
         "billiard.pool": (
             "_create_worker_process _repopulate_pool _pool _processes _state _cache _ctx _write_to _scheduled_for"
-            " _accepted _worker_pid wait_for_job workloop"
+            " _accepted _worker_pid wait_for_job workloop on_job_process_down _process_cleanup_queues"
         ),
-        "billiard.process": "_is_alive",
         "celery.concurrency.asynpool": (
-            "_all_inqueues _active_writes _busy_workers _fileno_to_inq _proc_alive_timeout _create_write_handlers"
-            " outbound_buffer consolidate_callback"
+            "_all_inqueues _active_writes _active_writers _busy_workers _fileno_to_inq _proc_alive_timeout _queues"
+            " _create_write_handlers _find_worker_queues _writer outbound_buffer consolidate_callback destroy_queues"
+            " on_process_down create_process_queues"
         ),
     },
     "inference/engines/pipeline/steps.py": {

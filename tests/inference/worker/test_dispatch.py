@@ -413,6 +413,24 @@ class DispatcherTests(DispatcherCase):
         self.dispatcher.kick()
         self.assertEqual(self.last.batch.verdict, "")
 
+    def test_so_is_one_that_never_begins_its_call_which_then_runs_elsewhere(self) -> None:
+        job_id, _ = self.add()
+        self.dispatcher.kick()
+        batch = next(iter(self.dispatcher.batches.values()))
+        with patch("os.kill", Mock()) as kill:
+            self.dispatcher.sweep()
+            kill.assert_not_called()
+            batch.accepted_at -= CATALOG["a"].time_limit_s + STUCK_S + KILL_GRACE_S + 1
+            for _ in range(2):
+                self.dispatcher.sweep()
+            self.assertEqual(
+                [call.args for call in kill.call_args_list], [(PID, signal.SIGUSR2), (PID, signal.SIGKILL)]
+            )
+            self.last.over = True
+            self.pool.held.clear()
+            self.dispatcher.sweep()
+        self.assertEqual((len(self.pool.calls), self.last.batch.job_ids, self.last.batch.verdict), (2, (job_id,), ""))
+
     def test_a_child_that_does_not_end_when_it_is_killed_is_given_up_and_its_jobs_run_elsewhere(self) -> None:
         jobs = self.fill(2)
         batch = next(iter(self.dispatcher.batches.values()))

@@ -1,59 +1,140 @@
-"""The pool's book-keeping; real processes are in tests/e2e and tests/faults."""
+"""The pool's book-keeping; with whole workers it is in tests/e2e and tests/faults."""
 
+import os
+import signal
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest import TestCase
 from unittest.mock import patch
 from uuid import uuid4
 
+from billiard import get_context
+from billiard.exceptions import WorkerLostError
 from billiard.pool import RUN
 from celery.concurrency.asynpool import AsynPool
+from kombu.asynchronous import Hub
 
 from inference.catalog.specs import ModelSpec
 from inference.worker import child
-from inference.worker.calls import READY, Loaded
+from inference.worker.calls import READY, Loaded, Order, Shared
 from inference.worker.devices import Plan
 from inference.worker.pool import ReplicaPool
 from inference.worker.replicas import Replicas
+from tests.conditions import eventually
+
+MORE_THAN_A_PIPE = 300_000  # bytes that it holds
 
 
-class Call(SimpleNamespace):
-    """A call in the pool's cache: written to a child or not, accepted by it or not."""
-
-    def __init__(
-        self, pool: ReplicaPool, name: str, *, child_lives: bool | None = None, pid: int | None = None
-    ) -> None:
-        child = SimpleNamespace(_is_alive=lambda: child_lives) if child_lives is not None else None
-        super().__init__(_write_to=child, _accepted=pid is not None, _worker_pid=pid)
-        self.discard = lambda: pool._cache.pop(name, None)
-        pool._cache[name] = self
+def loads_all(plan: Plan, order: Order, shared: Shared) -> Loaded:
+    return Loaded(pid=os.getpid(), models={spec.digest: READY for spec in order})
 
 
-def forget_what_is_not_accepted(pool: ReplicaPool) -> None:
-    for call in tuple(pool._cache.values()):
-        if not call._accepted:
-            call.discard()
+class Forked(ReplicaPool):
+    """Of this process, which is quicker."""
+
+    def Process(self, **options: Any) -> Any:
+        return AsynPool.Process(self, **options)
 
 
-@patch.object(AsynPool, "flush", forget_what_is_not_accepted)
-class FlushTests(TestCase):
+class EndedChildTests(TestCase):
+    """Real processes; a child that is stopped has not begun what it is sent before it is killed."""
+
     def setUp(self) -> None:
-        self.pool = ReplicaPool.__new__(ReplicaPool)
-        self.pool._cache = {}
+        plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1)
+        self.enterContext(patch.object(Forked, "replicas", Replicas(plan, {"a": ModelSpec(name="a", engine="x:Y")})))
+        self.enterContext(patch.object(child, "start", loads_all))
+        self.pool: Any = Forked(1, threads=False, context=get_context("fork"))
+        self.addCleanup(self.pool.terminate)
+        self.hub = Hub()
+        self.addCleanup(self.hub.close)
+        self.pool.register_with_event_loop(self.hub)
+        self.hub.call_repeatedly(0.02, self.pool.maintain_pool)
+        self.until(self.pool.idle, "it is up")
+        self.answers: list[Any] = []
 
-    def test_a_call_that_a_child_has_is_kept_though_it_was_not_accepted_yet(self) -> None:
-        begun = Call(self.pool, "begun", child_lives=True)
-        Call(self.pool, "waiting")
-        Call(self.pool, "running", child_lives=True, pid=7)
-        self.pool.flush()
-        self.assertEqual(set(self.pool._cache), {"begun", "running"})
-        self.assertFalse(begun._accepted)
+    def until(self, condition: Callable[[], Any], what: str) -> None:
+        def turned() -> Any:
+            self.hub.run_once()
+            return condition()
 
-    def test_a_call_whose_child_died_meanwhile_is_forgotten(self) -> None:
-        Call(self.pool, "begun", child_lives=False)
+        eventually(turned, what)
+
+    @property
+    def pid(self) -> int:
+        return int(self.pool._pool[0].pid)
+
+    def send(self, value: Any) -> Any:
+        return self.pool.send(self.pid, str, (value,), callback=self.answers.append, error_callback=self.answers.append)
+
+    def stop(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def sent_in_vain(self, text: str) -> tuple[Any, int]:
+        """The call, and its child, which is killed."""
+        self.answers.clear()
+        self.stop()
+        call, killed = self.send(text), self.pid
+        self.kill()
+        return call, killed
+
+    def assert_the_next_one_works(self, killed: int) -> None:
+        self.until(lambda: self.pool.idle() not in ([], [killed]), "another one is up")
+        self.send("of the next")
+        self.until(lambda: self.answers, "it answers")
+        self.assertEqual(self.answers, ["of the next"])
+        self.assertEqual(set(self.pool._fileno_to_outq.values()), set(self.pool._pool))
+        self.assertEqual((self.pool._cache, set(self.pool._active_writers)), ({}, set()))
+
+    def test_what_it_had_not_begun_is_forgotten_and_runs_in_no_other(self) -> None:
+        for text in ("short", "x" * MORE_THAN_A_PIPE):
+            with self.subTest(len(text)):
+                call, killed = self.sent_in_vain(text)
+                self.assert_the_next_one_works(killed)
+                self.assertFalse(self.pool.knows(call))
+
+    def test_so_it_is_where_the_connection_ends_at_the_same_time(self) -> None:
+        for text in ("short", "x" * MORE_THAN_A_PIPE):
+            with self.subTest(len(text)):
+                call, killed = self.sent_in_vain(text)
+                self.pool.flush()
+                self.assert_the_next_one_works(killed)
+                self.assertFalse(self.pool.knows(call))
+
+    def test_so_it_is_where_it_ends_after_the_pool_has_looked(self) -> None:
+        for text in ("short", "x" * MORE_THAN_A_PIPE):
+            with self.subTest(len(text)):
+                call, killed = self.sent_in_vain(text)
+                with patch.object(Forked, "maintain_pool"):
+                    eventually(lambda: not self.pool._pool[0]._is_alive())
+                    self.pool.flush()
+                self.assert_the_next_one_works(killed)
+                self.assertFalse(self.pool.knows(call))
+
+    def test_what_it_had_begun_is_lost(self) -> None:
+        killed = self.pid
+        self.pool.send(killed, time.sleep, (60,), error_callback=self.answers.append)
+        self.until(lambda: self.pool._cache and next(iter(self.pool._cache.values())).accepted(), "it has begun")
+        self.kill()
+        self.until(lambda: self.answers, "it is told")
+        self.assertIsInstance(self.answers.pop().exception.exc, WorkerLostError)
+        self.assert_the_next_one_works(killed)
+
+    def test_what_a_living_one_has_is_kept_as_the_connection_ends(self) -> None:
+        self.stop()
+        self.send("text")
         self.pool.flush()
-        self.assertEqual(self.pool._cache, {})
+        os.kill(self.pid, signal.SIGCONT)
+        self.until(lambda: self.answers, "it answers")
+
+    def test_what_cannot_be_written_to_it_goes_to_no_other(self) -> None:
+        self.pool._active_writes.add(self.pool._pool[0].inqW_fd)
+        self.assertFalse(self.pool.knows(self.send("text")))
+        self.assertEqual(list(self.pool.outbound_buffer), [])
 
 
 class GivenMoreTests(TestCase):
