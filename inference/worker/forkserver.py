@@ -7,13 +7,17 @@ connection, and has computed nothing: what does not outlive a fork is not there 
 Imported before Django is set up.
 """
 
+import contextlib
+import errno
 import io
+import logging
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterable
 from multiprocessing import forkserver
+from types import SimpleNamespace
 from typing import Any
 
 from billiard import context, popen_fork, reduction
@@ -21,6 +25,8 @@ from billiard.connection import wait
 from celery import platforms
 
 from inference.catalog.specs import ModelSpec
+
+logger = logging.getLogger(__name__)
 
 IMPORTS = "FORKSERVER_IMPORTS"  # of the environment: modules, with spaces
 HELD = (signal.SIGTERM, signal.SIGHUP)  # of a whole group: the worker lets its batches end first
@@ -35,6 +41,33 @@ def prepare(specs: Iterable[ModelSpec]) -> None:
     os.environ[IMPORTS] = " ".join(sorted(modules))
     forkserver.set_forkserver_preload(["inference.worker.imported"])
     forkserver.ensure_running()
+
+
+def fail_alone() -> None:
+    """In that process: of a request that cannot be served who asked is told the number of the error, in place of a pid.
+    As the standard library has it that process would end, and all replicas with it."""
+    module: Any = forkserver
+    recvfds, received = module.reduction.recvfds, list[int]()
+
+    def receive(*arguments: Any) -> list[int]:
+        try:
+            received[:] = recvfds(*arguments)
+        except (EOFError, RuntimeError) as error:  # who asked has none to send, or is gone
+            raise OSError(errno.ECONNABORTED, repr(error)) from error
+        return list(received)
+
+    def fork() -> int:
+        try:
+            return os.fork()
+        except OSError as error:
+            with contextlib.suppress(BrokenPipeError):
+                forkserver.write_signed(received[1], -(error.errno or errno.EAGAIN))
+            for fd in received:
+                os.close(fd)
+            raise OSError(errno.ECONNABORTED, repr(error)) from error
+
+    module.os = SimpleNamespace(**{**vars(os), "fork": fork})
+    module.reduction = SimpleNamespace(**{**vars(module.reduction), "recvfds": receive})
 
 
 class ForkedProcess(context.SpawnProcess):
@@ -58,12 +91,16 @@ class Inherited:
 class Started:
     """What the standard library's child runs: a process of billiard, in the environment of its starter."""
 
+    parent: int  # the process that forks, as its children have it
+
     def __init__(self, process: Any) -> None:
         self.process = process
         self.environment = dict(os.environ)
 
     def _bootstrap(self, parent_sentinel: int) -> int:
         platforms.set_pdeathsig("SIGKILL")  # type: ignore[attr-defined]
+        if os.getppid() != self.parent:  # it was killed before that, and its starter takes this process for dead
+            return os.EX_SOFTWARE
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
         os.close(parent_sentinel)
         os.environ.update(self.environment)
@@ -95,16 +132,20 @@ class Popen(popen_fork.Popen):
             context.set_spawning_popen(None)  # type: ignore[attr-defined]
         try:
             self._fork(pickled)
-        except (OSError, EOFError):  # it has just ended: once more, by another one
+        except (ConnectionError, EOFError) as error:  # it has just ended: once more, by another one
+            logger.error("the process that replicas are forked from has ended, another one is started: %r", error)
             time.sleep(ENDS_S)
             self._fork(pickled)
 
     def _fork(self, pickled: io.BytesIO) -> None:
+        """Raises the `OSError` that the fork failed with, and `ConnectionError` or `EOFError` where nobody forks."""
         self.sentinel, write_to = forkserver.connect_to_new_process(self._fds)
         try:
-            with open(write_to, "wb") as child:
+            with contextlib.suppress(BrokenPipeError), open(write_to, "wb") as child:
                 child.write(pickled.getbuffer())
             self.pid = forkserver.read_signed(self.sentinel)
+            if self.pid < 0:
+                raise OSError(-self.pid, os.strerror(-self.pid))
         except (OSError, EOFError):
             self.close()
             raise
@@ -113,6 +154,7 @@ class Popen(popen_fork.Popen):
         if self.returncode is None and wait([self.sentinel], 0 if flag == os.WNOHANG else None):
             try:
                 self.returncode = forkserver.read_signed(self.sentinel)
-            except (OSError, EOFError):  # the process that would tell was killed, and its children with it
+            except (OSError, EOFError):
+                logger.error("pid=%d was killed with the process that it was forked from", self.pid)
                 self.returncode = -signal.SIGKILL
         return self.returncode

@@ -16,6 +16,8 @@ from inference.worker import forkserver
 
 platforms.set_pdeathsig("SIGKILL")  # type: ignore[attr-defined] # with the worker's main process
 signal.pthread_sigmask(signal.SIG_BLOCK, forkserver.HELD)
+forkserver.fail_alone()
+forkserver.Started.parent = os.getpid()
 
 django.setup()
 for module in ("celery.app.trace", "inference.worker.child", *os.environ[forkserver.IMPORTS].split()):

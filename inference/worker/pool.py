@@ -87,12 +87,26 @@ class ReplicaPool(asynpool.AsynPool):
     def _create_worker_process(self, index: int) -> Any:
         if not self.replicas:
             return super()._create_worker_process(index)
-        shared = self._ctx.RawValue(Shared)
-        order = self.replicas.first_order(index)
-        self._beginning = self.replicas.plan, order, shared
-        process = super()._create_worker_process(index)
+        try:
+            shared = self._ctx.RawValue(Shared)
+            order = self.replicas.first_order(index)
+            self._beginning = self.replicas.plan, order, shared
+            process = super()._create_worker_process(index)
+        except (OSError, EOFError) as error:  # memory, processes or file descriptors are used up
+            self._forget_start(index)
+            self.replicas.not_started(index, error)
+            return None
         self.replicas.started(index, process.pid, order, shared)
         return process
+
+    def _forget_start(self, index: int) -> None:
+        """Of a child that was not made there is what was made for it; one that was made ends as any that dies."""
+        for process in [process for process in self._pool if process.index == index]:
+            if process.pid is None:
+                self._pool.remove(process)
+                self._queues[self._find_worker_queues(process)] = None
+            else:
+                os.kill(process.pid, signal.SIGKILL)
 
     def on_process_alive(self, pid: int, loaded: Loaded | None = None) -> None:
         super().on_process_alive(pid)

@@ -108,6 +108,21 @@ class Replicas:
         replica.ordered = tuple(spec.digest for spec in order)
         replica.shared = shared or Shared()
 
+    def not_started(self, index: int, error: BaseException) -> None:
+        """No process could be had for it, by no fault of a model."""
+        self._grow(index + 1)
+        replica = self.replicas[index]
+        replica.had, replica.told = frozenset(), True
+        replica.models = dict.fromkeys(
+            (spec.digest for spec in self.specs.values()), f"its process could not be started: {error}"
+        )
+        replica.pause()
+        pause_s = replica.retry_at - time.monotonic()
+        logger.error(
+            "worker=%s replica %d not started, tried again in %.1f s: %r", self.plan.worker, index, pause_s, error
+        )
+        self._choose()
+
     def loaded(self, loaded: Loaded) -> None:
         """A child says what it has, after its start or after an order."""
         for replica in self.replicas:

@@ -1,22 +1,27 @@
 """The process that replicas are forked from, with real processes."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+from pathlib import Path
 from typing import Any
 from unittest import TestCase
+from unittest.mock import Mock, patch
 
 import numpy
 from billiard import get_context
+from celery import platforms
 from django.conf import settings
 
 from inference.catalog import specs
 from inference.catalog.specs import ModelSpec
 from inference.ids import new_job_id
 from inference.worker import forkserver
-from inference.worker.forkserver import ForkedProcess
+from inference.worker.forkserver import ForkedProcess, Started
 from tests.conditions import eventually
 
 IMPORTED_AHEAD = """
@@ -95,6 +100,46 @@ class ForkServerTests(TestCase):
         os.kill(parent, signal.SIGKILL)
         self.assertEqual(self.ended(living), -signal.SIGKILL)
         self.assertNotEqual(self.told()[1], parent)
+
+    def test_a_fork_that_fails_is_told_who_asked_for_it_and_costs_nobody_else(self) -> None:
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        refuses = Path(folder) / "refuses"
+        _, parent, _ = self.told()
+        os.kill(parent, signal.SIGKILL)
+        imports = "tests.inference.worker.refused_forks"
+        with patch.dict(os.environ, {forkserver.IMPORTS: imports, "REFUSES_FORKS": str(refuses)}):
+            _, parent, _ = self.told()
+        self.addCleanup(os.kill, parent, signal.SIGKILL)  # who comes next has one that imports more
+        living = self.start(stay)
+        refuses.touch()
+        of_parent, of_this = self.open_by(parent), self.open_by(os.getpid())
+        for _ in range(3):
+            with self.assertRaises(OSError) as refused:
+                self.start(stay)
+            self.assertEqual(refused.exception.errno, errno.ENOMEM)
+        self.assertEqual(self.open_by(os.getpid()), of_this)
+        self.assertLessEqual(self.open_by(parent), of_parent)  # it may still have had those of one that had ended
+        refuses.unlink()
+        self.assertEqual(self.told()[1], parent)
+        self.assertIsNone(living.exitcode)
+
+    def open_by(self, pid: int) -> int:
+        """How many file descriptors."""
+        return len(os.listdir(f"/proc/{pid}/fd"))
+
+    def test_who_asks_and_has_no_file_descriptors_left_fails_alone(self) -> None:
+        _, parent, _ = self.told()
+        full = OSError(errno.EMFILE, "told so")
+        with patch("multiprocessing.reduction.sendfds", side_effect=full), self.assertRaises(OSError) as refused:
+            self.start(stay)
+        self.assertIs(refused.exception, full)
+        self.assertEqual(self.told()[1], parent)
+
+    def test_one_whose_parent_was_killed_as_it_began_does_not_stay(self) -> None:
+        process = Mock()
+        with patch.object(Started, "parent", os.getpid(), create=True), patch.object(platforms, "set_pdeathsig"):
+            self.assertEqual(Started(process)._bootstrap(parent_sentinel=-1), os.EX_SOFTWARE)
+        process._bootstrap.assert_not_called()
 
     def test_it_only_imports(self) -> None:
         ours = [specs.TRANSFORMERS_ENGINE, "inference.engines.embeddings:SentenceEmbeddings"]

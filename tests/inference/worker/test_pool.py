@@ -1,13 +1,15 @@
 """The pool's book-keeping; with whole workers it is in tests/e2e and tests/faults."""
 
+import errno
 import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 from unittest import TestCase
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 from uuid import uuid4
 
 from billiard import get_context
@@ -38,20 +40,23 @@ class Forked(ReplicaPool):
         return AsynPool.Process(self, **options)
 
 
-class EndedChildTests(TestCase):
-    """Real processes; a child that is stopped has not begun what it is sent before it is killed."""
+class PoolCase(TestCase):
+    """Real processes."""
+
+    count = 1
 
     def setUp(self) -> None:
-        plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1)
-        self.enterContext(patch.object(Forked, "replicas", Replicas(plan, {"a": ModelSpec(name="a", engine="x:Y")})))
+        plan = Plan(worker=uuid4(), devices=("cpu",), replicas=self.count, threads=1)
+        self.replicas = Replicas(plan, {"a": ModelSpec(name="a", engine="x:Y")})
+        self.enterContext(patch.object(Forked, "replicas", self.replicas))
         self.enterContext(patch.object(child, "start", loads_all))
-        self.pool: Any = Forked(1, threads=False, context=get_context("fork"))
+        self.pool: Any = Forked(self.count, threads=False, context=get_context("fork"))
         self.addCleanup(self.pool.terminate)
         self.hub = Hub()
         self.addCleanup(self.hub.close)
         self.pool.register_with_event_loop(self.hub)
         self.hub.call_repeatedly(0.02, self.pool.maintain_pool)
-        self.until(self.pool.idle, "it is up")
+        self.until(lambda: len(self.pool.idle()) == self.count, "all are up")
         self.answers: list[Any] = []
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
@@ -60,6 +65,10 @@ class EndedChildTests(TestCase):
             return condition()
 
         eventually(turned, what)
+
+
+class EndedChildTests(PoolCase):
+    """One that is stopped has not begun what it is sent before it is killed."""
 
     @property
     def pid(self) -> int:
@@ -135,6 +144,51 @@ class EndedChildTests(TestCase):
         self.pool._active_writes.add(self.pool._pool[0].inqW_fd)
         self.assertFalse(self.pool.knows(self.send("text")))
         self.assertEqual(list(self.pool.outbound_buffer), [])
+
+
+class NotStartedTests(PoolCase):
+    """No process is to be had for the first of two replicas."""
+
+    count = 2
+
+    def refuse(self) -> AbstractContextManager[Any]:
+        refused = OSError(errno.ENOMEM, "told so")
+        return patch("billiard.context.ForkProcess._Popen", side_effect=refused)
+
+    def until_tried(self, popen: Mock, times: int) -> None:
+        self.until(lambda: popen.call_count == times, f"try {times}")
+
+    def test_it_fails_alone_and_is_tried_again_after_pauses_that_grow(self) -> None:
+        first, second = self.replicas.replicas
+        (other,) = (process.pid for process in self.pool._pool if process.index == 1)
+        killed = first.pid
+        open_before = len(os.listdir("/proc/self/fd"))
+        with self.refuse() as popen, self.assertLogs("inference.worker.replicas", "ERROR") as logs:
+            os.kill(killed or 0, signal.SIGKILL)
+            for tries in range(1, 5):
+                self.until_tried(popen, tries)
+                pause_until, first.retry_at = first.retry_at, 0.0
+            first.retry_at = pause_until
+            for _ in range(5):
+                self.hub.run_once()
+        self.assertEqual(popen.call_count, 4)
+        self.assertGreater(first.retry_at - time.monotonic(), 4.0)
+        self.assertIn("replica 0 not started", logs.output[0])
+        self.assertEqual(([process.pid for process in self.pool._pool], second.pid), ([other], other))
+        self.assertEqual([owner is None for owner in self.pool._queues.values()].count(True), 1)
+        self.assertLess(len(os.listdir("/proc/self/fd")), open_before)
+        self.pool.send(other, str, ("text",), callback=self.answers.append)
+        self.until(lambda: self.answers, "the other one answers")
+        first.retry_at = 0.0
+        self.until(lambda: len(self.pool.idle()) == 2, "it is back")
+        self.assertEqual(set(first.models.values()), {READY})
+
+    def test_so_it_is_as_the_worker_starts(self) -> None:
+        with self.refuse():
+            pool: Any = Forked(2, threads=False, context=get_context("fork"))
+        self.addCleanup(pool.terminate)
+        self.assertEqual(pool._pool, [])
+        self.assertTrue(self.replicas.have_told)
 
 
 class GivenMoreTests(TestCase):

@@ -1,0 +1,16 @@
+"""Imported by the process that forks, in a test: it can fork nobody while there is the file REFUSES_FORKS."""
+
+import errno
+import os
+from pathlib import Path
+
+_fork = os.fork
+
+
+def fork() -> int:
+    if Path(os.environ["REFUSES_FORKS"]).exists():
+        raise OSError(errno.ENOMEM, "told so")
+    return _fork()
+
+
+os.fork = fork
