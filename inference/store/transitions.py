@@ -165,29 +165,41 @@ def _record_held(
     batch: UUID, outcomes: Sequence[Outcome], batch_size: int, beside: Mapping[str, Any]
 ) -> tuple[int, list[UUID]]:
     with transaction.atomic():
-        _lock({outcome.whole for outcome in outcomes if outcome.whole})
+        locked = _lock(_wholes(outcomes))
         held = Job.objects.filter(pk__in=[each.job_id for each in outcomes], batch=batch, status=Status.RUNNING)
         ids = set(held.order_by("pk").select_for_update().values_list("pk", flat=True))
-        return _record(batch, [outcome for outcome in outcomes if outcome.job_id in ids], batch_size, beside)
+        held_outcomes = [outcome for outcome in outcomes if outcome.job_id in ids]
+        wholes = _wholes(held_outcomes)
+        of_held = {whole: parts for whole, parts in locked.items() if whole in wholes}
+        return _record_locked(batch, held_outcomes, batch_size, beside, of_held)
 
 
 def _record(
     batch: UUID, outcomes: Sequence[Outcome], batch_size: int, beside: Mapping[str, Any]
 ) -> tuple[int, list[UUID]]:
     """How many, and the wholes that ended."""
+    with transaction.atomic():
+        return _record_locked(batch, outcomes, batch_size, beside, _lock(_wholes(outcomes)))
+
+
+def _wholes(outcomes: Iterable[Outcome]) -> set[UUID]:
+    return {outcome.whole for outcome in outcomes if outcome.whole}
+
+
+def _record_locked(
+    batch: UUID, outcomes: Sequence[Outcome], batch_size: int, beside: Mapping[str, Any], wholes: Mapping[UUID, Any]
+) -> tuple[int, list[UUID]]:
+    """`wholes`, in so many parts, of which the outcomes are some, are locked."""
     if not outcomes:
         return 0, []
-    wholes = {outcome.whole for outcome in outcomes if outcome.whole}
     database = connections[DEFAULT_DB_ALIAS]
     is_held = "job.batch = %s AND job.status = 'running'", rows.ids_to_db([batch], database)
-    with transaction.atomic():
-        locked = _lock(wholes)
-        recorded = [_record_row(outcome, batch_size, database) for outcome in outcomes]
-        for statement in rows.statements(recorded):
-            if rows.update(statement, f"finished_at = {now_sql()}", *is_held) < len(statement):
-                raise _NotAll
-        ends = {whole: end for whole, parts in locked.items() if (end := _settle(whole, parts))}
-        ledger.write_on(outcomes[0].model, tallies.add(_counted(outcomes, ends.values()), beside))
+    recorded = [_record_row(outcome, batch_size, database) for outcome in outcomes]
+    for statement in rows.statements(recorded):
+        if rows.update(statement, f"finished_at = {now_sql()}", *is_held) < len(statement):
+            raise _NotAll
+    ends = {whole: end for whole, parts in wholes.items() if (end := _settle(whole, parts))}
+    ledger.write_on(outcomes[0].model, tallies.add(_counted(outcomes, ends.values()), beside))
     return len(outcomes), list(ends)
 
 

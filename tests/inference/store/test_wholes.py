@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,8 +12,10 @@ from unittest.mock import patch
 from uuid import UUID, uuid4
 
 from django.conf import settings
+from django.db import connection
 from django.db.models import Q
 from django.test import TestCase, TransactionTestCase
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from inference import budget
@@ -23,6 +26,7 @@ from tests.conditions import at_once
 
 ROUNDS = 5
 CHUNKS = rows.chunks
+LOCKS = re.compile(r'SELECT "\w+"."id"[^,]*, "\w+"."parts"[^,]* FROM ')  # wholes
 
 
 def make_whole(count: int, **values: Any) -> tuple[Job, list[Job]]:
@@ -153,6 +157,18 @@ class EndTests(WholeCase):
         self.assert_whole(Status.SUCCEEDED)
         other.refresh_from_db()
         self.assertEqual(other.status, Status.FAILED)
+
+    def test_it_is_locked_once_where_some_of_its_parts_are_somebody_else_s_by_now(self) -> None:
+        other, (first, *_) = make_whole(2)
+        batch = claim(*self.parts, first)
+        Job.objects.filter(pk=first.pk).update(batch=uuid4())
+        with CaptureQueriesContext(connection) as queries:
+            self.assertEqual(record(batch, *map(answer, self.parts), answer(first)), 4)
+        locks = [sql for sql in (query["sql"] for query in queries) if LOCKS.match(sql)]
+        self.assertEqual(len(locks), 2)  # in the transaction that was rolled back, and in the next
+        self.assert_whole(Status.SUCCEEDED)
+        other.refresh_from_db()
+        self.assertEqual(other.status, Status.RUNNING)
 
     def test_a_job_without_parts_costs_no_more_statements(self) -> None:
         job = Job.objects.create(model="echo", inputs="x")
