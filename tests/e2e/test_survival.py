@@ -10,7 +10,7 @@ import redis
 from django.conf import settings
 
 from inference.models import Job, Status
-from tests import echo
+from tests import echo, processes
 from tests.conditions import eventually
 from tests.e2e.case import StackCase
 
@@ -44,6 +44,14 @@ class TestSurvival(StackCase):
         eventually(self.running, "a batch runs")
         os.kill(self.stack.replica_pids()[0], signal.SIGKILL)
         self.assert_each_succeeded(ids)
+
+    def test_the_process_that_replicas_are_forked_from_is_killed(self) -> None:
+        """And they with it: another one takes its place."""
+        ids = self.submit()
+        eventually(self.running, "a batch runs")
+        os.kill(processes.parent(self.stack.replica_pids()[0]), signal.SIGKILL)
+        self.assert_each_succeeded(ids)
+        self.assertTrue([line for line in self.stack.log if "killed with the process that it was forked from" in line])
 
     def test_the_whole_worker_is_killed_and_started_again(self) -> None:
         ids = self.submit()
