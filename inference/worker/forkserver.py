@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 IMPORTS = "FORKSERVER_IMPORTS"  # of the environment: modules, with spaces
 HELD = (signal.SIGTERM, signal.SIGHUP)  # of a whole group: the worker lets its batches end first
 ENDS_S = 0.1  # until a process that answers no more counts as ended
+# Of the process that forks: torchao looks for GPUs as it is imported, and no child could use CUDA if that began there.
+NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 def prepare(specs: Iterable[ModelSpec]) -> None:
@@ -103,6 +105,8 @@ class Started:
             return os.EX_SOFTWARE
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
         os.close(parent_sentinel)
+        for name in NO_GPUS:
+            os.environ.pop(name, None)
         os.environ.update(self.environment)
         return int(self.process._bootstrap())
 

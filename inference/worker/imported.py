@@ -18,6 +18,7 @@ platforms.set_pdeathsig("SIGKILL")  # type: ignore[attr-defined] # with the work
 signal.pthread_sigmask(signal.SIG_BLOCK, forkserver.HELD)
 forkserver.fail_alone()
 forkserver.Started.parent = os.getpid()
+os.environ.update(forkserver.NO_GPUS)
 
 django.setup()
 for module in ("celery.app.trace", "inference.worker.child", *os.environ[forkserver.IMPORTS].split()):

@@ -40,11 +40,23 @@ assert all(connection.connection is None for connection in connections.all()), "
 print("nothing else")
 """
 
+LOOKS_FOR_GPUS = """
+import sys
+import torch
+torch._C._cuda_getDeviceCount = lambda: print("CUDA has begun") or 0  # also in a build for CPUs
+import inference.worker.imported
+print(sys.modules["looks"].found)
+"""
+
 
 def tell(pipe: Any) -> None:
     import torch
 
     pipe.send((os.getpid(), os.getppid(), {new_job_id().int % 2**32, numpy.random.random(), float(torch.rand(1))}))
+
+
+def tell_environment(pipe: Any) -> None:
+    pipe.send({name: os.environ.get(name) for name in forkserver.NO_GPUS})
 
 
 def leave(code: int) -> None:
@@ -144,10 +156,29 @@ class ForkServerTests(TestCase):
     def test_it_only_imports(self) -> None:
         ours = [specs.TRANSFORMERS_ENGINE, "inference.engines.embeddings:SentenceEmbeddings"]
         modules = " ".join(engine.partition(":")[0] for engine in ours)
-        code = [sys.executable, "-c", IMPORTED_AHEAD]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", forkserver.IMPORTS: f"{modules} no.such.module"}
+        self.assertEqual(self.printed(IMPORTED_AHEAD, f"{modules} no.such.module"), "nothing else\n")
+
+    def printed(self, code: str, imports: str, **environment: str) -> str:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", forkserver.IMPORTS: imports, **environment}
         done = subprocess.run(
-            code, env=environment, cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=120,
-            check=False,
+            [sys.executable, "-c", code], env=environment, cwd=settings.BASE_DIR, capture_output=True, text=True,
+            timeout=120, check=False,
         )  # fmt: skip
-        self.assertEqual(done.stdout, "nothing else\n", done.stderr)
+        return done.stdout or done.stderr
+
+    def test_a_library_that_looks_for_gpus_as_it_is_imported_begins_nothing(self) -> None:
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        Path(folder, "looks.py").write_text("import torch\nfound = torch.cuda.is_available()\n")
+        found = self.printed(LOOKS_FOR_GPUS, "looks", PYTHONPATH=folder, CUDA_VISIBLE_DEVICES="0")
+        self.assertEqual(found, "False\n")
+
+    def test_children_see_the_gpus_that_their_starter_does(self) -> None:
+        for there in (None, "1,2"):
+            kept = {name: value for name, value in os.environ.items() if name not in forkserver.NO_GPUS}
+            given = {"CUDA_VISIBLE_DEVICES": there} if there else {}
+            with patch.dict(os.environ, {**kept, **given}, clear=True):
+                ours, theirs = get_context("spawn").Pipe()
+                self.start(tell_environment, theirs)
+                self.assertTrue(ours.poll(30))
+            seen = {"CUDA_VISIBLE_DEVICES": there, "PYTORCH_NVML_BASED_CUDA_CHECK": None}
+            self.assertEqual(ours.recv(), seen)
