@@ -40,6 +40,7 @@ class Gpus:
         return Mock(cuda=cuda, ones=self.call, OutOfMemoryError=OutOfMemoryError)
 
     def limit(self, fraction: float, index: int) -> None:
+        self.call()
         self.fractions[index] = fraction
 
 

@@ -138,7 +138,8 @@ def keep_to_share(device: str, sharing: int) -> None:
     import torch
 
     for index, size in enumerate(_gpus()):
-        torch.cuda.set_per_process_memory_fraction(max(0.0, 1 / sharing - CONTEXT / size), index)
+        with contextlib.suppress(RuntimeError):  # of a device in an error state, which loading tells
+            torch.cuda.set_per_process_memory_fraction(max(0.0, 1 / sharing - CONTEXT / size), index)
 
 
 def _limits() -> Iterator[int]:

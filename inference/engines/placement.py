@@ -50,7 +50,8 @@ def _require(*packages: str) -> None:
 
 
 def compute_as_asked(spec: ModelSpec, model: nn.Module) -> None:
-    """In TF32, for the calls of this model and no other's."""
+    """In TF32, for the calls of this model and no other's: convolutions too, where torch would do so unasked."""
+    _allow(is_allowed=False)
     if spec.dtype != TF32:
         return
     model.register_forward_pre_hook(lambda *_: _allow(is_allowed=True))

@@ -104,6 +104,11 @@ class TotalTests(SimpleTestCase):
                 memory.keep_to_share("cuda:0", sharing)
                 self.assertEqual(found.fractions, {0: part - memory.CONTEXT / (80 * GB)} if part else {})
 
+    def test_a_gpu_in_an_error_state_is_left_to_what_loads(self) -> None:
+        with gpus() as found:
+            found.broken = RuntimeError("CUDA error: an illegal memory access was encountered")
+            memory.keep_to_share("cuda:0", 2)
+
     def test_a_cpu_has_no_parts(self) -> None:
         with gpus() as found:
             memory.keep_to_share(CPU, 4)

@@ -59,20 +59,22 @@ class Tf32Tests(TestCase):
 
         class Model(nn.Module):  # type: ignore[misc]
             def forward(self, *, fails: bool = False) -> torch.Tensor:
-                seen.append(torch.backends.cuda.matmul.allow_tf32)
+                seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
                 if fails:
                     raise ValueError("no")
                 return torch.ones(1)
 
         own, other = Model(), Model()
+        torch.backends.cudnn.allow_tf32 = True  # as torch has it of itself
         placement.compute_as_asked(spec(dtype="tf32"), own)
         placement.compute_as_asked(spec(dtype="float32"), other)
+        other()
         own()
         other()
         with self.assertRaises(ValueError):
             own(fails=True)
         other()
-        self.assertEqual(seen, [True, False, True, False])
+        self.assertEqual(seen, [(on, on) for on in (False, True, False, True, False)])
 
     def test_its_weights_are_of_float32_and_its_answers_may_differ_as_those_of_short_types(self) -> None:
         self.assertEqual(spec(dtype="tf32").torch_dtype, "float32")
