@@ -33,13 +33,14 @@ class BestAtOnce(AtOnce):
         if not masked.any(1).all():
             return None
         values, best = self._best(batch, masked, **after)
-        places, answers = masked.nonzero().tolist(), [[] for _ in masked]  # type: list[list[int]], list[list[Any]]
-        for (text, place), scores, ids in zip(places, values, best, strict=True):
-            is_single = int(masked[text].sum()) == 1
+        texts, counts = batch["input_ids"].tolist(), masked.sum(1).tolist()
+        answers: list[list[Any]] = [[] for _ in texts]
+        for (text, place), scores, found in zip(masked.nonzero().tolist(), values, best, strict=True):
+            before, behind = self._own(texts[text][:place]), self._own(texts[text][place + 1 :])
             answers[text].append(
                 [
-                    self._answer(batch["input_ids"][text], place, *one, is_single)
-                    for one in zip(scores, ids, strict=True)
+                    self._answer(score, token, [*before, *self._own([token]), *behind], is_single=counts[text] == 1)
+                    for score, token in zip(scores, found, strict=True)
                 ]
             )
         return [rows[0] if len(rows) == 1 else rows for rows in answers]
@@ -58,12 +59,14 @@ class BestAtOnce(AtOnce):
             best = best if target_ids is None else targets[best]
         return values.tolist(), best.tolist()
 
-    def _answer(self, ids: torch.Tensor, place: int, score: float, token: int, is_single: bool) -> dict[str, Any]:
-        tokenizer = self.pipe.tokenizer
-        filled = ids.clone()
-        filled[place] = token
-        sequence = tokenizer.decode(filled[filled != tokenizer.pad_token_id], skip_special_tokens=is_single)
-        return {"score": score, "token": token, "token_str": tokenizer.decode([token]), "sequence": sequence}
+    def _own(self, ids: list[int]) -> list[int]:
+        """Without padding."""
+        return [token for token in ids if token != self.pipe.tokenizer.pad_token_id]
+
+    def _answer(self, score: float, token: int, filled: list[int], *, is_single: bool) -> dict[str, Any]:
+        decode = self.pipe.tokenizer.decode
+        sequence = decode(filled, skip_special_tokens=is_single)
+        return {"score": score, "token": token, "token_str": decode([token]), "sequence": sequence}
 
 
 def best(engine: Any, pipe: Any) -> Override:
