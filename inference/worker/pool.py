@@ -68,6 +68,7 @@ class ReplicaPool(asynpool.AsynPool):
     replicas: Replicas | None = None  # none in a worker that serves no models
     _beginning: Any = None  # of the child that is made
     _ordered: Any = None  # the call that has a child load or unload something
+    _begins_by = 0.0  # monotonic: it has to have begun
     awaited: int | None = None  # the child that is to, as soon as its open batches have ended
     _awaited_at = 0.0  # monotonic: since when
     on_idle: Callable[[], None] = staticmethod(_nobody)
@@ -195,7 +196,10 @@ class ReplicaPool(asynpool.AsynPool):
                 self._create_worker_process(index)
 
     def look_after(self) -> None:
-        """Restart the children that lack what others run."""
+        """Restart the children that lack what others run. End one that does not even begin what it is to load: until it
+        has no other would."""
+        if self.knows(self._ordered) and not self._ordered.accepted() and time.monotonic() > self._begins_by:
+            self.end(self._ordered._write_to.pid)
         for index in self.replicas.to_restart() if self.replicas else ():
             self._restart(index)
 
@@ -219,6 +223,7 @@ class ReplicaPool(asynpool.AsynPool):
         """What others do without the child counts from `since`."""
         from inference.worker import child
 
+        self._begins_by = time.monotonic() + self._proc_alive_timeout
         self._ordered = self.send(
             pid, child.have, (order,),
             callback=lambda loaded: self._done(loaded, time.monotonic() - since),

@@ -124,6 +124,18 @@ class EndedChildTests(PoolCase):
                 self.assert_the_next_one_works(killed)
                 self.assertFalse(self.pool.knows(call))
 
+    def test_one_that_does_not_begin_what_it_is_to_load_is_ended(self) -> None:
+        self.stop()
+        stopped = self.pid
+        self.replicas.follow({"b": ModelSpec(name="b", engine="x:Y")})
+        self.pool.order()
+        self.pool.look_after()
+        self.assertTrue(self.pool._pool[0]._is_alive())
+        self.pool._begins_by = 0.0
+        self.pool.look_after()
+        self.assert_the_next_one_works(stopped)
+        self.assertIn("b", self.replicas.served)
+
     def test_what_it_had_begun_is_lost(self) -> None:
         killed = self.pid
         self.pool.send(killed, time.sleep, (60,), error_callback=self.answers.append)
