@@ -52,12 +52,17 @@ class PoolCase(TestCase):
         self.enterContext(patch.object(child, "start", loads_all))
         self.pool: Any = Forked(self.count, threads=False, context=get_context("fork"))
         self.addCleanup(self.pool.terminate)
+        self.addCleanup(self.kill_all)  # who is asked to leave takes a second
         self.hub = Hub()
         self.addCleanup(self.hub.close)
         self.pool.register_with_event_loop(self.hub)
         self.hub.call_repeatedly(0.02, self.pool.maintain_pool)
         self.until(lambda: len(self.pool.idle()) == self.count, "all are up")
         self.answers: list[Any] = []
+
+    def kill_all(self) -> None:
+        for process in self.pool._pool:
+            os.kill(process.pid, signal.SIGKILL)
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
         def turned() -> Any:
