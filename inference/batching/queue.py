@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Any
@@ -134,6 +134,16 @@ class BatchQueue:
             return None
         item = self._head()
         return item.priority, item.arrived_at_s
+
+    @property
+    def has_deadlines(self) -> bool:
+        return bool(self._by_deadline)
+
+    def engine_s(self, items: Sequence[Item]) -> float:
+        """How long a call of them is expected to take."""
+        size = sum(item.size for item in items)
+        longest, tokens = max(item.length for item in items), sum(item.size * item.length for item in items)
+        return self.costs.seconds(size, longest if self.padded else tokens / size) - self.costs.overhead_s
 
     def take(self, now_s: float) -> list[Item]:
         """Form the next batch and take it out. Holds the oldest item of the highest priority. [] when empty."""

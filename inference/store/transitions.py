@@ -32,6 +32,8 @@ from inference.store.rows import in_seconds, marks, now_sql
 
 logger = logging.getLogger(__name__)
 
+Sizes = int | Mapping[UUID, int]  # rows that a job was computed with: of all jobs, or of each
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -139,7 +141,7 @@ def keep(batch: UUID, ids: Collection[UUID], *, time_limit_s: float) -> None:
 
 
 def record(
-    batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int, beside: Mapping[str, Any] | None = None
+    batch: UUID, outcomes: Sequence[Outcome], *, batch_size: Sizes, beside: Mapping[str, Any] | None = None
 ) -> int:
     """Record the outcomes that `batch` still owns, in one transaction, and count them. Returns how many rows took
     theirs. `beside`: what else is counted then.
@@ -162,7 +164,7 @@ class _NotAll(Exception):
 
 
 def _record_held(
-    batch: UUID, outcomes: Sequence[Outcome], batch_size: int, beside: Mapping[str, Any]
+    batch: UUID, outcomes: Sequence[Outcome], batch_size: Sizes, beside: Mapping[str, Any]
 ) -> tuple[int, list[UUID]]:
     with transaction.atomic():
         locked = _lock(_wholes(outcomes))
@@ -175,7 +177,7 @@ def _record_held(
 
 
 def _record(
-    batch: UUID, outcomes: Sequence[Outcome], batch_size: int, beside: Mapping[str, Any]
+    batch: UUID, outcomes: Sequence[Outcome], batch_size: Sizes, beside: Mapping[str, Any]
 ) -> tuple[int, list[UUID]]:
     """How many, and the wholes that ended."""
     with transaction.atomic():
@@ -222,7 +224,7 @@ def _end_of(status: str, code: str) -> str:
     return f"{status} {code}" if status == Status.FAILED else str(status)
 
 
-def _record_row(outcome: Outcome, batch_size: int, database: Any) -> rows.Row:
+def _record_row(outcome: Outcome, batch_size: Sizes, database: Any) -> rows.Row:
     (job_id,) = rows.ids_to_db([outcome.job_id], database)
     return rows.row(
         {
@@ -232,7 +234,7 @@ def _record_row(outcome: Outcome, batch_size: int, database: Any) -> rows.Row:
             "output_size": outcome.output_size,
             "error_code": outcome.error_code,
             "error_detail": storable(outcome.error_detail),
-            "batch_size": batch_size,
+            "batch_size": batch_size if isinstance(batch_size, int) else batch_size[outcome.job_id],
         }
     )
 

@@ -21,6 +21,7 @@ from billiard.pool import ACK, READY
 
 from inference import errors
 from inference.worker import child
+from inference.worker.several import SeveralStages
 from inference.worker.stages import Stages
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Taken:
     id: tuple[int, Any]  # the pool's
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    stages: Stages | None = None
+    stages: Stages | SeveralStages | None = None
     is_read: threading.Event = field(default_factory=threading.Event)
     result: Any = None
     failure: ExceptionInfo | None = None

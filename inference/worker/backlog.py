@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 from uuid import UUID
 
@@ -11,9 +11,13 @@ from inference.batching.costs import CostModel
 from inference.batching.queue import BatchQueue, Item, Limits
 from inference.batching.room import Room
 from inference.catalog.specs import Catalog, ModelSpec
+from inference.models import Priority
 from inference.worker.inflight import Batch, HeldJob, Search
 from inference.worker.isolation import Isolation, Part
 from inference.worker.replicas import Replicas
+
+TOGETHER_S, MOST_TOGETHER = 0.05, 256  # engine calls of one call of a child: how long they take, and jobs
+LEARNT = 8  # engine calls, from which on it is known how long one takes
 
 
 class Backlog:
@@ -138,6 +142,49 @@ class Backlog:
             if name not in without and (items := self._take(name, queue, now, idle)):
                 return [self.held[item.id] for item in items], None, False
         return None
+
+    def more(self, first: Sequence[HeldJob], *, able: int) -> list[list[HeldJob]]:
+        """The batches that go with `first` in one call of a child: as long as it is short, for nobody hurries, and no
+        other job would be next. `able` children share what waits."""
+        queue, last = self.queues[first[0].model], list(first)
+        most = min(MOST_TOGETHER, (len(first) + len(queue)) // max(1, able))
+        jobs, took_s, more = 0, 0.0, []
+        while self._may_go_on(queue, last):
+            jobs, last_s = jobs + len(last), queue.engine_s([held.item for held in last])
+            took_s += last_s
+            if jobs + min(len(last), len(queue)) > most or took_s + last_s > TOGETHER_S:
+                break
+            last = [self.held[item.id] for item in queue.take(clock.time_s())]
+            more.append(last)
+        return more
+
+    def _may_go_on(self, queue: BatchQueue, batch: Sequence[HeldJob]) -> bool:
+        """Whether the next of this queue may go with a batch that was taken from it."""
+        if self.isolation.parts or queue.has_deadlines or queue.costs.calls < LEARNT:
+            return False
+        if any(held.item.priority < Priority.LOW or held.item.expires_at_s for held in batch):
+            return False
+        due = self._due_in_turn(clock.time_s())
+        return bool(due) and due[0][1] is queue and (queue.head() or (0,))[0] >= Priority.LOW
+
+    def most_together(self) -> int:
+        """How many jobs of one model may share a call of a child, which waits for more of them."""
+        return max(
+            (
+                min(MOST_TOGETHER, int(queue.costs.items_per_s() * TOGETHER_S))
+                for queue in self.queues.values()
+                if queue.costs.calls >= LEARNT and (queue.head() or (0,))[0] >= Priority.LOW
+            ),
+            default=0,
+        )
+
+    def is_overtaken(self, batch: Batch) -> bool:
+        """Whether somebody is to run before the last of these jobs, were they not in one call."""
+        if self.isolation.parts:
+            return True
+        last = batch.called[-1].item
+        heads = (queue.head() for _, queue in self._due_in_turn(clock.time_s()))
+        return any(head < (last.priority, last.arrived_at_s) for head in heads if head)
 
     def next_ahead(self) -> list[HeldJob] | None:
         """The jobs of a batch for a child that is busy. None where an idle one is waited for: by what is run again, or

@@ -19,10 +19,10 @@ PAST_ITS_LIMIT = signal.SIGALRM  # what a child dies of whose engine ran past th
 
 
 class Asked(enum.IntEnum):
-    """What the main process wants of a child that takes steps."""
+    """What the main process wants of a child that takes steps, or makes several engine calls of one batch."""
 
     GO_ON = 0
-    COME_BACK = 1  # after this step: others wait for their turn, or to join
+    COME_BACK = 1  # after this step or call: others wait for their turn, or to join
     TO_THE_END = 2  # the worker leaves, there will be no other call
 
 
@@ -59,6 +59,7 @@ class BatchCall:
     model: str
     digest: str  # of the model's entry that they run by
     job_ids: tuple[UUID, ...]
+    shares: tuple[int, ...] = ()  # jobs of each engine call, one after the other, where there are several
     time_limit_s: float  # of the engine
     ahead_s: float = 0.0  # the same of all that the child has to run first
     is_last: bool = False  # no newer entry of the model will be run: it could not be loaded
@@ -85,6 +86,8 @@ class BatchReport:
     oom_shape: tuple[int, float] | None = None  # (size, length) that did not fit on the device
     left: frozenset[UUID] = frozenset()  # jobs that go on with the next call of the batch
     put_off: frozenset[UUID] = frozenset()  # jobs that were claimed, and cannot join yet
+    unbegun: frozenset[UUID] = frozenset()  # jobs that were claimed, and others went first
+    each: tuple["BatchReport", ...] = ()  # engine call, where there were several
     room: Room = field(default_factory=Room)  # for those that join next
     capacity: int = 0  # tokens of cache in all; 0 of a model that does not generate step by step
     tokens: int = 0  # generated

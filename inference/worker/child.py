@@ -15,6 +15,7 @@ from inference.worker.calls import PAST_ITS_LIMIT, Asked, BatchCall, BatchReport
 from inference.worker.devices import Plan
 from inference.worker.loaded import LoadedModels
 from inference.worker.opened import OpenBatches
+from inference.worker.several import SeveralStages
 from inference.worker.stages import Stages, claimed
 
 replica: LoadedModels
@@ -53,7 +54,7 @@ def run_batch(call: BatchCall) -> BatchReport:
         return steps_of(call)
 
 
-def stages_of(call: BatchCall) -> Stages | None:
+def stages_of(call: BatchCall) -> Stages | SeveralStages | None:
     """None of a batch whose model generates step by step."""
     spec = replica.specs.get(call.digest)
     if not call.verdict and spec is None:
@@ -62,7 +63,7 @@ def stages_of(call: BatchCall) -> Stages | None:
         raise errors.NotYet(f"batch {call.batch} is not open in the process that was to go on with it.")
     if spec and not call.verdict and replica.engine(spec).stepper is not None:
         return None
-    return Stages(call, spec, replica)
+    return (SeveralStages if call.shares else Stages)(call, spec, replica)
 
 
 def steps_of(call: BatchCall) -> BatchReport:

@@ -13,7 +13,7 @@ from inference.catalog import specs, validation
 from inference.catalog.specs import ModelSpec
 from inference.failures import is_away, patiently
 from inference.store import transitions
-from inference.store.transitions import Claimed, Outcome
+from inference.store.transitions import Claimed, Outcome, Sizes
 from inference.worker.calls import BatchCall
 from inference.worker.outcomes import unstorable
 
@@ -62,7 +62,7 @@ def _is_for_newer(spec: ModelSpec, parameters: dict[str, object]) -> bool:
 
 
 def record(
-    batch: UUID, outcomes: Sequence[Outcome], *, batch_size: int, beside: Mapping[str, Any] | None = None
+    batch: UUID, outcomes: Sequence[Outcome], *, batch_size: Sizes, beside: Mapping[str, Any] | None = None
 ) -> list[Outcome]:
     """All at once; or one by one when the database refuses something: then that one fails alone. Returns them as they
     were recorded. `beside`: what is counted with them, once."""
@@ -85,7 +85,7 @@ def record(
 
 
 def _record_at_once(
-    batch: UUID, outcomes: Sequence[Outcome], batch_size: int, beside: Mapping[str, Any] | None
+    batch: UUID, outcomes: Sequence[Outcome], batch_size: Sizes, beside: Mapping[str, Any] | None
 ) -> None:
     recorded = patiently(
         lambda: transitions.record(batch, outcomes, batch_size=batch_size, beside=beside),

@@ -77,6 +77,14 @@ class Dispatcher:
         running = sum(IN_HAND if plan.works_ahead(index) else 1 for index in range(plan.replicas))
         return (running + plan.replicas) * biggest
 
+    @property
+    def patient(self) -> int:
+        """Messages more, of those for which nobody hurries: of the batches that share a call."""
+        plan = self.replicas.plan
+        if any(map(plan.works_ahead, range(plan.replicas))):
+            return 0
+        return 2 * plan.replicas * self.backlog.most_together()
+
     def forget_messages(self) -> None:
         """The connection is gone."""
         self.connected = False
@@ -98,6 +106,7 @@ class Dispatcher:
             model=batch.spec.name,
             digest=batch.spec.digest,
             job_ids=tuple(UUID(held.item.id) for held in batch.called),
+            shares=batch.shares,
             time_limit_s=batch.spec.time_limit_s,
             ahead_s=sum(other.spec.time_limit_s for other in self.turns.in_hand(batch.pid)),
             is_last=self.replicas.is_last(batch.spec),

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
@@ -60,6 +61,7 @@ class Batch:
     search: Search | None = None  # that this is a step of
     is_closed: bool = False  # nobody may join: it is run again, or alone
     has_company: bool = False  # its child had other batches when it had this one
+    shares: tuple[int, ...] = ()  # jobs of each engine call, where there are several
     begun: list[HeldJob] = field(init=False)  # the jobs that it began with
     called: list[HeldJob] = field(init=False)  # those that the last call brought
     result: Any = None  # of a call that is not over
@@ -80,3 +82,7 @@ class Batch:
     def is_alone(self) -> bool:
         """Whether nothing may run beside it."""
         return self.begun[0].item.alone
+
+    def by_engine_call(self) -> list[list[HeldJob]]:
+        jobs = iter(self.jobs)
+        return [list(islice(jobs, share)) for share in self.shares or [len(self.jobs)]]

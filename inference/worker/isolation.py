@@ -96,7 +96,9 @@ class Isolation:
         return min((part.not_before - now for part in self.parts if part.jobs[0].model in models), default=None)
 
     def again(self, batch: Batch, after_s: float = 0.0) -> None:
-        self._add(batch.jobs, batch.search, after_s)
+        """One of several engine calls in as many parts."""
+        for jobs in batch.by_engine_call():
+            self._add(jobs, batch.search, after_s)
 
     def rejoin(self, jobs: Sequence[HeldJob]) -> None:
         """They were to join an open batch, and its call was forgotten."""
@@ -130,6 +132,9 @@ class Isolation:
 
     def halve(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
         """Run its halves, and what its search has not run yet: perhaps one of its jobs only is at fault."""
+        if batch.shares:
+            self._apart(batch, cause, after_s)
+            return
         if batch.search:
             self._add([held for held in batch.search.suspects if held not in batch.jobs])
             self._add(batch.search.aside)
@@ -141,6 +146,9 @@ class Isolation:
 
     def died(self, batch: Batch, cause: BaseException) -> None:
         """Its process died with it, of one of its jobs."""
+        if batch.shares:
+            self._apart(batch, cause)
+            return
         if search := batch.search:
             search.narrow(batch.jobs, died=True)
         alone = self._died_alone(batch, cause)
@@ -149,6 +157,11 @@ class Isolation:
             self._go_on(search or Search(suspects=batch.jobs))
         elif search:
             self._add(search.aside)
+
+    def _apart(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
+        """What they shared is over: a culprit is searched for among those that the engine had at once."""
+        logger.error("batch=%s of %d lost, running its engine calls apart: %r", batch.id, len(batch.jobs), cause)
+        self.again(batch, after_s)
 
     def _go_on(self, search: Search) -> None:
         if len(search.suspects) > 1:

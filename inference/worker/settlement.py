@@ -9,6 +9,7 @@ from uuid import UUID
 from billiard.exceptions import Terminated, WorkerLostError
 
 from inference import clock, errors, failpoints
+from inference.batching.queue import BatchQueue
 from inference.figures import ledger
 from inference.worker.backlog import Backlog
 from inference.worker.calls import PAST_ITS_LIMIT, BatchReport
@@ -39,18 +40,11 @@ class Settlement:
         is_current = now is not None and now.load_digest == batch.spec.load_digest
         if report.capacity:
             self._observe_steps(batch, report)
-        if report.engine_s and report.calls == 1 and is_current:
-            self._note_cost(batch, report)
-            queue.ran(report.size, report.length, report.engine_s, jobs=len(report.errors))
-            queue.costs.observe_overhead(report.overhead_s)
-            is_long = report.engine_s > LONG * report.overhead_s
-            (self.backlog.long.add if is_long else self.backlog.long.discard)(batch.spec.name)
-            queue.padded = report.padded
-            queue.cut_at = report.cut_at or math.inf
-        if report.oom_shape and is_current:
-            queue.out_of_memory(*report.oom_shape, now_s=clock.time_s())
+        for each in (report.each or (report,)) if is_current else ():
+            self._learn(batch, queue, each, is_one=not report.each)
         failpoints.reach("before_ack")
         self._put_off(batch, report)
+        self._wait_again(batch, report)
         self._release(batch.jobs, report)
         failpoints.reach("after_ack")
         failed = sum(map(bool, report.errors.values()))
@@ -58,6 +52,20 @@ class Settlement:
             logging.INFO if failed else logging.DEBUG, "batch=%s model=%s jobs=%d run=%d failed=%d engine_ms=%.1f",
             batch.id, batch.spec.name, len(batch.jobs), len(report.errors), failed, report.engine_s * 1000,
         )  # fmt: skip
+
+    def _learn(self, batch: Batch, queue: BatchQueue, report: BatchReport, *, is_one: bool) -> None:
+        """Of one engine call. What several take besides is less than what one takes by itself."""
+        if report.engine_s and report.calls == 1:
+            self._note_cost(batch, report)
+            queue.ran(report.size, report.length, report.engine_s, jobs=len(report.errors))
+            queue.padded = report.padded
+            queue.cut_at = report.cut_at or math.inf
+            if is_one:
+                queue.costs.observe_overhead(report.overhead_s)
+                is_long = report.engine_s > LONG * report.overhead_s
+                (self.backlog.long.add if is_long else self.backlog.long.discard)(batch.spec.name)
+        if report.oom_shape:
+            queue.out_of_memory(*report.oom_shape, now_s=clock.time_s())
 
     def _note_cost(self, batch: Batch, report: BatchReport) -> None:
         """How far off it was, before it is learnt from."""
@@ -85,6 +93,16 @@ class Settlement:
         for held in put_off:
             held.takes_over = batch.id
         self.backlog.isolation.put_off(put_off)
+
+    def _wait_again(self, batch: Batch, report: BatchReport) -> None:
+        """Those that others went before, each in its place in the queue."""
+        if not report.unbegun:
+            return
+        unbegun = [held for held in batch.jobs if UUID(held.item.id) in report.unbegun]
+        batch.jobs = batch.jobs[: -len(unbegun)]
+        for held in unbegun:
+            held.takes_over = batch.id
+            self.backlog.queues[held.model].add(held.item)
 
     def _observe_steps(self, batch: Batch, report: BatchReport) -> None:
         """How many jobs are answered in how much time: no batch is formed by what steps cost."""

@@ -69,18 +69,22 @@ class Stages:
 
         Raises `NotYet` for jobs that were accepted by a newer entry of the model."""
         with self._timed():
-            self.jobs = claimed(self.call, self.replica)
-            if self.call.verdict or self.spec is None:
-                self.refused = [condemned(job, self.call.verdict) for job in self.jobs]
-                return
-            for same in _by_parameters(self.jobs):
-                try:
-                    parameters = claims.parameters_of(self.spec, same[0], is_last=self.call.is_last)
-                except errors.InvalidInput as error:
-                    self.refused += [failed(job, error) for job in same]
-                else:
-                    items = [lengths.items(self.spec, job.inputs) for job in same]
-                    self.calls.append(EngineCall(self.spec, same, items, parameters))
+            self.begin(claimed(self.call, self.replica))
+
+    def begin(self, jobs: list[Claimed]) -> None:
+        """With what was claimed."""
+        self.jobs = jobs
+        if self.call.verdict or self.spec is None:
+            self.refused = [condemned(job, self.call.verdict) for job in jobs]
+            return
+        for same in _by_parameters(jobs):
+            try:
+                parameters = claims.parameters_of(self.spec, same[0], is_last=self.call.is_last)
+            except errors.InvalidInput as error:
+                self.refused += [failed(job, error) for job in same]
+            else:
+                items = [lengths.items(self.spec, job.inputs) for job in same]
+                self.calls.append(EngineCall(self.spec, same, items, parameters))
 
     def prepare(self) -> None:
         """Beside another call that computes. Of what cannot be read the call itself finds out what is wrong."""
@@ -116,11 +120,11 @@ class Stages:
         if not self.jobs:
             return BatchReport(errors={})
         with self._timed():
-            outcomes = list(self.refused)
-            for call in self.calls:
-                outcomes += call.outcomes()
-            outcomes = claims.record(self.call.batch, outcomes, batch_size=self._size, beside=self._counted())
-        return self._report(outcomes)
+            outcomes = claims.record(self.call.batch, self.outcomes(), batch_size=self.size, beside=self.counted())
+        return self.report(outcomes)
+
+    def outcomes(self) -> list[Outcome]:
+        return [*self.refused, *(outcome for call in self.calls for outcome in call.outcomes())]
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
@@ -142,7 +146,7 @@ class Stages:
         return all(report.padded for report in self._reports)
 
     @property
-    def _size(self) -> int:
+    def size(self) -> int:
         return sum(job.size for job in self.jobs)
 
     @property
@@ -158,22 +162,22 @@ class Stages:
     def _real(self) -> int:
         return sum(job.size * own for job, own in zip(self.jobs, self._tokens, strict=True))
 
-    def _counted(self) -> Tally:
+    def counted(self) -> Tally:
         """What the figures tell of a batch that ran."""
         tally: Tally = {}
         if self._reports:
-            tallies.observe(tally, "batch", self._size)
-            padded = self._size * max(self._tokens) if self._is_padded else self._real
+            tallies.observe(tally, "batch", self.size)
+            padded = self.size * max(self._tokens) if self._is_padded else self._real
             tally |= {"real": self._real, "padded": padded, "engine_s": self._engine_s}
         return tally
 
-    def _report(self, outcomes: Sequence[Outcome]) -> BatchReport:
+    def report(self, outcomes: Sequence[Outcome]) -> BatchReport:
         return BatchReport(
             errors={outcome.job_id: outcome.error_code for outcome in outcomes},
             engine_s=self._engine_s,
             overhead_s=self.spent_s - self._engine_s,
-            size=self._size,
-            length=max(self._tokens) if self._is_padded else self._real / self._size,
+            size=self.size,
+            length=max(self._tokens) if self._is_padded else self._real / self.size,
             cut_at=self._cut_at,
             padded=self._is_padded,
             calls=sum(report.calls for report in self._reports),

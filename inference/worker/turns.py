@@ -1,5 +1,6 @@
 """What an idle replica runs next: a new batch, or the next steps of one that is open in it, by turns."""
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from uuid import uuid4
 
@@ -59,9 +60,17 @@ class Turns:
         jobs, search, is_closed = following
         spec = self.backlog.specs[jobs[0].model]
         batch = Batch(id=uuid4(), spec=spec, jobs=jobs, search=search, pid=pid, is_closed=is_closed)
+        if not is_closed and not self.replicas.steps(spec.name) and not self.replicas.works_ahead(pid):
+            self._bring_more(batch)
         if self._call(batch):
             self.backlog.started(batch)
         return True
+
+    def _bring_more(self, batch: Batch) -> None:
+        if more := self.backlog.more(batch.jobs, able=self.replicas.able):
+            batch.shares = (len(batch.jobs), *map(len, more))
+            batch.jobs += itertools.chain.from_iterable(more)
+            batch.begun, batch.called = list(batch.jobs), list(batch.jobs)
 
     def in_hand(self, pid: int) -> list[Batch]:
         """Of this child: its calls that are not over, in the order in which it runs them."""
@@ -121,10 +130,15 @@ class Turns:
         return names
 
     def _call_back(self) -> None:
-        """Have those children come back after their step for which there is more than that."""
+        """Have those children come back after their step or engine call for which there is more than that."""
         for batch in self.backlog.batches.values():
-            if batch.is_open and batch.result and (self._has_others(batch) or self._may_grow(batch)):
+            if batch.result and self._is_wanted_back(batch):
                 self.replicas.ask(batch.pid, Asked.COME_BACK)
+
+    def _is_wanted_back(self, batch: Batch) -> bool:
+        if batch.shares:
+            return self.may_begin and self.backlog.is_overtaken(batch)
+        return batch.is_open and (self._has_others(batch) or self._may_grow(batch))
 
     def _has_others(self, batch: Batch) -> bool:
         """Whether other work waits for the child of `batch`."""

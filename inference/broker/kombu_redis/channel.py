@@ -37,6 +37,8 @@ class Channel(stock.Channel):
         self._asked: list[tuple[str, str]] = []  # queues and lists of the fetch under way
         self._arrived: deque[tuple[str, Unacked]] = deque()  # by queue: not handed over yet
         self._fetched_at: float | None = None  # while its answer is under way
+        self._credit: int | None = 0  # jobs that the last fetch might bring
+        self._asked_all = True  # lists, or those of the lowest priority had no room
         self._empty_since = UNKNOWN
         self._misses = 0
         self._session: Any = None  # the socket that tracks keys
@@ -53,7 +55,11 @@ class Channel(stock.Channel):
         """Whether there is something to ask the server for, or to tell it."""
         if self._in_poll:
             return False
-        return bool(self.qos.acked) or (self._may_fetch() and monotonic() - self._empty_since >= RECHECK_S)
+        if self.qos.acked:
+            return True
+        if not self._asked_all and self.qos.can_consume_patient() != 0:
+            return bool(self.active_queues)
+        return self._may_fetch() and monotonic() - self._empty_since >= RECHECK_S
 
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], None], *args: Any, **kwargs: Any
@@ -77,6 +83,10 @@ class Channel(stock.Channel):
     def make_room(self, tag: str) -> None:
         """One of the jobs that this message brought has ended, others have not."""
         self.qos.make_room(tag)
+
+    def allow_patient(self, jobs: int) -> None:
+        """So many of the lowest priority may be held beside the prefetch count."""
+        self.qos.patient = jobs
 
     def take_unread(self) -> list[Unacked]:
         """What was fetched and not handed over."""
@@ -123,7 +133,11 @@ class Channel(stock.Channel):
         connection = self.client.connection
         self._ensure_session(connection)
         queues = self._queue_cycle.consume(len(self.active_queues)) if self._may_fetch() else []
-        self._asked = [(queue, self._q_for_pri(queue, step)) for step in self.priority_steps for queue in queues]
+        self._credit, self._asked_all = self.qos.can_consume_patient(), True
+        steps = self.priority_steps
+        if self._credit == 0 and self.qos.patient:
+            self._credit, self._asked_all, steps = self.qos.can_consume_max_estimate(), False, steps[:-1]
+        self._asked = [(queue, self._q_for_pri(queue, step)) for step in steps for queue in queues]
         if queues:
             self._queue_cycle.rotate(queues[0])
         self._fetched_at = time()
@@ -132,8 +146,7 @@ class Channel(stock.Channel):
 
     def _commands(self, queues: int) -> list[tuple[Any, ...]]:
         qos = self.qos
-        credit = qos.can_consume_max_estimate()
-        most = MOST if credit is None else min(credit, MOST)
+        most = MOST if self._credit is None else min(self._credit, MOST)
         names = [qos.prefixed(key) for _, key in self._asked]
         keys = (*qos.server_keys, *names)
         limits = (self._fetched_at, most if queues else 0, queues or 1, LONGEST_BYTES)

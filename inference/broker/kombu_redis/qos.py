@@ -38,6 +38,7 @@ class QoS(stock.QoS):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.patient = 0  # jobs of the lowest priority that may be held beside the prefetch count
         self.acked: list[str] = []  # to tell the server
         self.telling: list[str] = []  # on their way to it
         self.lost_fetch: float | None = None
@@ -62,8 +63,18 @@ class QoS(stock.QoS):
         return self.can_consume_max_estimate() != 0
 
     def can_consume_max_estimate(self) -> int | None:
-        credit: int | None = super().can_consume_max_estimate()
-        return credit and max(0, credit - sum(self._jobs.values()) + len(self._jobs))
+        """Of all but the lowest priority: beside `patient` jobs they have the count for themselves."""
+        return self._credit(self.patient + self.prefetch_count if self.patient else 0)
+
+    def can_consume_patient(self) -> int | None:
+        """Of any priority."""
+        return self._credit(self.patient)
+
+    def _credit(self, more: int) -> int | None:
+        if not self.prefetch_count:
+            return None
+        held = len(self._delivered) - len(self._dirty) + sum(self._jobs.values()) - len(self._jobs)
+        return max(0, self.prefetch_count + more - held)
 
     def ack(self, tag: str) -> None:
         self.forget(tag)

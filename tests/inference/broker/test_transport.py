@@ -116,6 +116,38 @@ class TransportTests(OnOwnBroker):
             self.send("x")
             self.assertEqual(consumer.get(1), ["x"])
 
+    def test_more_is_held_of_the_lowest_priority_and_all_others_have_the_prefetch_count_for_themselves(self) -> None:
+        with mock.patch.object(channel, "RECHECK_S", 3600):
+            consumer = self.driven(prefetch=4)
+            consumer.channel.allow_patient(6)
+            self.send(*range(20), step=3)
+            consumer.get(10)
+            consumer.turn()
+            self.assertEqual(consumer.bodies, list(range(10)))
+            self.send("a", "b", step=2)
+            consumer.get(12)
+            self.send("c", "d", "e", step=1)
+            consumer.get(14)
+            consumer.turn()
+            self.assertEqual(consumer.bodies[10:], ["a", "b", "c", "d"])
+            before = self.calls("evalsha")
+            consumer.turn(20)
+            self.assertEqual(self.calls("evalsha"), before, "asked while there is no room")
+            consumer.acknowledge(9)
+            consumer.get(10)
+            consumer.turn()
+            self.assertEqual(sorted(map(str, consumer.bodies)), ["10", "11", "12", "13", "9", "a", "b", "c", "d", "e"])
+
+    def test_room_for_the_lowest_priority_is_used_at_once_though_no_word_came(self) -> None:
+        with mock.patch.object(channel, "RECHECK_S", 3600):
+            consumer = self.driven(prefetch=1)
+            consumer.channel.allow_patient(1)
+            self.send(*range(5), step=3)
+            consumer.get(2)
+            consumer.turn()
+            consumer.channel.allow_patient(3)
+            self.assertEqual(consumer.get(4), [0, 1, 2, 3])
+
     def test_many_messages_cost_a_few_commands_and_nothing_is_ever_popped_outside_the_script(self) -> None:
         self.send(*range(500))
         fetches = self.calls("evalsha")

@@ -47,7 +47,7 @@ class ConsumerTests(TestCase):
             app=SimpleNamespace(amqp=SimpleNamespace(queues=self)),
             controller=SimpleNamespace(heartbeat=SimpleNamespace(changed=lambda: None)),
             cancel_task_queue=self.leave, add_task_queue=lambda queue: self.events.append(f"began {queue}"),
-            channel_errors=(), initial_prefetch_count=0, qos=SimpleNamespace(),
+            channel_errors=(), initial_prefetch_count=0, qos=SimpleNamespace(), task_consumer=None,
         )  # fmt: skip
         self.step.subscriptions = Subscriptions(self.consumer)
         self.consumed = {spec.queue for spec in CATALOG.values()}
