@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Any
@@ -247,8 +247,10 @@ class BatchQueue:
         if not shorter and not longer:
             return batch
         blocks = [*reversed(shorter), batch, *longer]
+        shapes = {(item.size, item.length) for block in blocks for item in block}
+        singly_s = {shape: self.costs.seconds(*shape) for shape in shapes}  # of many short texts there are few
         search = WindowSearch(
-            [self._node(block, head, now_s) for block in blocks], len(shorter), self.costs,
+            [_node(block, singly_s, head.arrived_at_s, now_s) for block in blocks], len(shorter), self.costs,
             max_size=self.limits.max_batch_size, max_tokens=self.max_tokens,
         )  # fmt: skip
         return [item for place in search.best() for item in blocks[place]]
@@ -275,12 +277,14 @@ class BatchQueue:
         """One that does not would be in the way of those behind it."""
         return item is not head and head.size + item.size <= self.limits.max_batch_size
 
-    def _node(self, block: list[Item], head: Item, now_s: float) -> Node:
-        oldest_s = now_s - head.arrived_at_s
-        singly = [self.costs.seconds(item.size, item.length) for item in block]
-        aged = [own_s * _share(now_s - item.arrived_at_s, oldest_s) for item, own_s in zip(block, singly, strict=True)]
-        size, length = sum(item.size for item in block), max(item.length for item in block)
-        return Node(size, length, sum(singly), sum(aged))
+
+def _node(block: list[Item], singly_s: Mapping[tuple[int, int], float], oldest_at_s: float, now_s: float) -> Node:
+    """`singly_s`: what an item of a size and length takes by itself."""
+    singly = [singly_s[item.size, item.length] for item in block]
+    oldest_s = now_s - oldest_at_s
+    aged = [own_s * _share(now_s - item.arrived_at_s, oldest_s) for item, own_s in zip(block, singly, strict=True)]
+    size, length = sum(item.size for item in block), max(item.length for item in block)
+    return Node(size, length, sum(singly), sum(aged))
 
 
 def _share(age_s: float, oldest_s: float) -> float:

@@ -16,7 +16,9 @@ from inference.worker.inflight import Batch, HeldJob, Search
 from inference.worker.isolation import Isolation, Part
 from inference.worker.replicas import Replicas
 
-TOGETHER_S, MOST_TOGETHER = 0.05, 256  # engine calls of one call of a child: how long they take, and jobs
+TOGETHER_S, HURRIED_S = 0.05, 0.01  # of the engine calls of one call of a child; the latter where somebody waits
+MOST_TOGETHER = 256  # jobs of one call
+PATIENT = int(Priority.LOW)  # and above: nobody waits for each of them
 LEARNT = 8  # engine calls, from which on it is known how long one takes
 
 
@@ -144,28 +146,36 @@ class Backlog:
         return None
 
     def more(self, first: Sequence[HeldJob], *, able: int) -> list[list[HeldJob]]:
-        """The batches that go with `first` in one call of a child: as long as it is short, for nobody hurries, and no
-        other job would be next. `able` children share what waits."""
+        """The batches that go with `first` in one call of a child, as long as it is short and no other job would be
+        next. `able` children share what waits."""
         queue, last = self.queues[first[0].model], list(first)
+        limit_s = self._together_s(queue, first)
         most = min(MOST_TOGETHER, (len(first) + len(queue)) // max(1, able))
         jobs, took_s, more = 0, 0.0, []
         while self._may_go_on(queue, last):
             jobs, last_s = jobs + len(last), queue.engine_s([held.item for held in last])
             took_s += last_s
-            if jobs + min(len(last), len(queue)) > most or took_s + last_s > TOGETHER_S:
+            if jobs + min(len(last), len(queue)) > most or took_s + last_s > limit_s:
                 break
             last = [self.held[item.id] for item in queue.take(clock.time_s())]
             more.append(last)
         return more
 
+    def _together_s(self, queue: BatchQueue, first: Sequence[HeldJob]) -> float:
+        """How long the engine calls that go together may take. Where somebody waits for each, only such as take less
+        than what is done before and after them: then they are answered sooner, but for the first."""
+        if all(held.item.priority >= PATIENT for held in first):
+            return TOGETHER_S
+        return HURRIED_S if queue.engine_s([held.item for held in first]) <= queue.costs.overhead_s else 0.0
+
     def _may_go_on(self, queue: BatchQueue, batch: Sequence[HeldJob]) -> bool:
         """Whether the next of this queue may go with a batch that was taken from it."""
         if self.isolation.parts or queue.has_deadlines or queue.costs.calls < LEARNT:
             return False
-        if any(held.item.priority < Priority.LOW or held.item.expires_at_s for held in batch):
+        if any(held.item.expires_at_s for held in batch):
             return False
         due = self._due_in_turn(clock.time_s())
-        return bool(due) and due[0][1] is queue and (queue.head() or (0,))[0] >= Priority.LOW
+        return bool(due) and due[0][1] is queue
 
     def most_together(self) -> int:
         """How many jobs of one model may share a call of a child, which waits for more of them."""
@@ -173,7 +183,7 @@ class Backlog:
             (
                 min(MOST_TOGETHER, int(queue.costs.items_per_s() * TOGETHER_S))
                 for queue in self.queues.values()
-                if queue.costs.calls >= LEARNT and (queue.head() or (0,))[0] >= Priority.LOW
+                if queue.costs.calls >= LEARNT and (queue.head() or (0,))[0] >= PATIENT
             ),
             default=0,
         )

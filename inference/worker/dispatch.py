@@ -105,7 +105,7 @@ class Dispatcher:
             number=batch.number,
             model=batch.spec.name,
             digest=batch.spec.digest,
-            job_ids=tuple(UUID(held.item.id) for held in batch.called),
+            job_ids=tuple(held.job_id for held in batch.called),
             shares=batch.shares,
             time_limit_s=batch.spec.time_limit_s,
             ahead_s=sum(other.spec.time_limit_s for other in self.turns.in_hand(batch.pid)),

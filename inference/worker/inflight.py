@@ -26,6 +26,10 @@ class HeldJob:
     verdict: str = ""  # the error code it fails with, instead of being run
     incident: Incident | None = None  # that it was in when a device failed
     failed_on: set[str] = field(default_factory=set)  # devices
+    job_id: UUID = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.job_id = UUID(self.item.id)
 
 
 @dataclass(slots=True, eq=False)

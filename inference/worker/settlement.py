@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
-from uuid import UUID
 
 from billiard.exceptions import Terminated, WorkerLostError
 
@@ -80,7 +79,7 @@ class Settlement:
         self.backlog.queues[batch.spec.name].padded = report.room.longest > 0
         self._observe_steps(batch, report)
         self._put_off(batch, report)
-        left = [held for held in batch.jobs if UUID(held.item.id) in report.left]
+        left = [held for held in batch.jobs if held.job_id in report.left]
         ended, batch.jobs = [held for held in batch.jobs if held not in left], left
         self._release(ended, report)
 
@@ -88,7 +87,7 @@ class Settlement:
         """Those that could not join are tried again by themselves."""
         if not report.put_off:
             return
-        put_off = [held for held in batch.jobs if UUID(held.item.id) in report.put_off]
+        put_off = [held for held in batch.jobs if held.job_id in report.put_off]
         batch.jobs = [held for held in batch.jobs if held not in put_off]
         for held in put_off:
             held.takes_over = batch.id
@@ -98,7 +97,7 @@ class Settlement:
         """Those that others went before, each in its place in the queue."""
         if not report.unbegun:
             return
-        unbegun = [held for held in batch.jobs if UUID(held.item.id) in report.unbegun]
+        unbegun = [held for held in batch.jobs if held.job_id in report.unbegun]
         batch.jobs = batch.jobs[: -len(unbegun)]
         for held in unbegun:
             held.takes_over = batch.id
@@ -120,8 +119,8 @@ class Settlement:
     def _release(self, jobs: Sequence[HeldJob], report: BatchReport) -> None:
         for held in jobs:
             self.jobs_finished += 1
-            error = report.errors.get(UUID(held.item.id), "")
-            if UUID(held.item.id) in report.errors:  # else its row was not to be run any more
+            error = report.errors.get(held.job_id, "")
+            if held.job_id in report.errors:  # else its row was not to be run any more
                 self._judge(held, error)
             self.backlog.release(held, error, report.engine_s)
 

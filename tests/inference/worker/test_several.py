@@ -14,7 +14,7 @@ from inference.engines.base import Engine
 from inference.models import Job, Status
 from inference.store import notices, rows
 from inference.worker import child, several
-from inference.worker.backlog import LEARNT, MOST_TOGETHER, TOGETHER_S
+from inference.worker.backlog import HURRIED_S, LEARNT, MOST_TOGETHER, TOGETHER_S
 from inference.worker.calls import Asked, BatchCall, BatchReport
 from inference.worker.loaded import LoadedModels
 from tests.inference.worker.test_dispatch import DispatcherCase
@@ -70,9 +70,15 @@ class TogetherTests(DispatcherCase):
         with patch.object(type(self.replicas), "able", 2):
             self.assertEqual(self.shares(32), (8, 8))
 
-    def test_not_of_a_priority_for_which_somebody_waits(self) -> None:
-        self.learn()
+    def test_where_somebody_waits_for_each_only_what_is_shorter_than_what_is_done_around_it(self) -> None:
+        self.learn(seconds=HURRIED_S / 2.5)
+        costs = self.dispatcher.backlog.queues["a"].costs
+        costs.observe_overhead(HURRIED_S / 5)
         self.assertEqual(self.shares(priority=NORMAL), ())
+        self.setUp()
+        self.learn(seconds=HURRIED_S / 2.5)
+        self.dispatcher.backlog.queues["a"].costs.observe_overhead(HURRIED_S)
+        self.assertEqual(self.shares(priority=NORMAL), (8, 8))
 
     def test_not_beside_what_has_a_deadline(self) -> None:
         self.learn()
@@ -92,7 +98,7 @@ class TogetherTests(DispatcherCase):
         self.assertEqual(self.shares(), ())
 
     def test_the_child_is_called_back_for_what_goes_first(self) -> None:
-        for model, priority in (("a", NORMAL), ("b", NORMAL)):
+        for model in ("a", "b"):
             with self.subTest(model):
                 self.setUp()
                 self.learn()
@@ -101,7 +107,7 @@ class TogetherTests(DispatcherCase):
                 self.wait(3)
                 self.dispatcher.kick()
                 self.assertEqual(self.asked, Asked.GO_ON)
-                self.add(model, priority=priority)
+                self.add(model, priority=NORMAL)
                 self.dispatcher.kick()
                 self.assertEqual(self.asked, Asked.COME_BACK)
 
