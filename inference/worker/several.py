@@ -1,17 +1,20 @@
-"""Several short engine calls behind one claim, one record and one notice: of low priority, and waiting together."""
+"""Several short engine calls behind one claim, one record and one notice, of jobs that waited together."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain, islice
+from uuid import UUID
 
+from inference import logs
 from inference.catalog.specs import ModelSpec
 from inference.figures import tallies
 from inference.store.transitions import Claimed
 from inference.worker import claims
 from inference.worker.calls import Asked, BatchCall, BatchReport
 from inference.worker.loaded import LoadedModels
-from inference.worker.stages import Stages, claimed
+from inference.worker.stages import Stages, claimed, is_read
 
 LONGEST_S = 0.2  # since the first call began: no other is begun, though it was expected to be over by then
 
@@ -28,7 +31,13 @@ class SeveralStages:
     unbegun: list[Claimed] = field(default_factory=list)
 
     def claim(self) -> None:
-        jobs = {job.id: job for job in claimed(self.call, self.replica)}
+        with self._about():
+            self._begin({job.id: job for job in claimed(self.call, self.replica)})
+
+    def _about(self) -> AbstractContextManager[None]:
+        return logs.about(batch=self.call.batch, model=self.call.model)
+
+    def _begin(self, jobs: Mapping[UUID, Claimed]) -> None:
         ends = list(accumulate(self.call.shares))
         for begin, end in zip([0, *ends], ends, strict=False):
             if share := [jobs[job_id] for job_id in self.call.job_ids[begin:end] if job_id in jobs]:
@@ -40,14 +49,14 @@ class SeveralStages:
         for stages in self.each:
             stages.prepare()
 
-    def compute(self) -> None:
+    def compute(self, until_read: Callable[[], object] = is_read) -> None:
         began = time.monotonic()
         for place, stages in enumerate(self.each):
             if place and (self._is_called_back() or time.monotonic() - began > LONGEST_S):
                 self.unbegun = [job for others in self.each[place:] for job in others.jobs]
                 del self.each[place:]
                 return
-            stages.compute()
+            stages.compute(until_read)
 
     def _is_called_back(self) -> bool:
         return bool(self.replica.shared.asked == Asked.COME_BACK)
@@ -58,17 +67,10 @@ class SeveralStages:
         outcomes = [stages.outcomes() for stages in self.each]
         sizes = {outcome.job_id: stages.size for stages, of in zip(self.each, outcomes, strict=True) for outcome in of}
         counted = tallies.sum_of(stages.counted() for stages in self.each)
-        recorded = {
-            outcome.job_id: outcome
-            for outcome in claims.record(
-                self.call.batch, [outcome for of in outcomes for outcome in of], batch_size=sizes, beside=counted
-            )
-        }
-        reports = [
-            stages.report([recorded[outcome.job_id] for outcome in of])
-            for stages, of in zip(self.each, outcomes, strict=True)
-        ]
-        return self._report(reports)
+        with self._about():
+            recorded = iter(claims.record(self.call.batch, list(chain(*outcomes)), batch_size=sizes, beside=counted))
+        each = [stages.report(list(islice(recorded, len(of)))) for stages, of in zip(self.each, outcomes, strict=True)]
+        return self._report(each)
 
     def _report(self, each: Sequence[BatchReport]) -> BatchReport:
         return BatchReport(

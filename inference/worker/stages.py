@@ -25,7 +25,7 @@ from inference.worker.outcomes import condemned, failed, outcome_of
 logger = logging.getLogger(__name__)
 
 
-def _is_read() -> None:
+def is_read() -> None:
     """By the call itself."""
 
 
@@ -99,7 +99,7 @@ class Stages:
                     logger.debug("not prepared: %r", logs.private(error))
             self.replica.shared.reading = 0
 
-    def compute(self, until_read: Callable[[], object] = _is_read) -> None:
+    def compute(self, until_read: Callable[[], object] = is_read) -> None:
         """In the thread of the engines. What `until_read` still waits for has the limit of this batch, not of the one
         that computed meanwhile."""
         if self.spec is None or not self.calls:
