@@ -189,7 +189,7 @@ def _wholes(outcomes: Iterable[Outcome]) -> set[UUID]:
 
 
 def _record_locked(
-    batch: UUID, outcomes: Sequence[Outcome], batch_size: int, beside: Mapping[str, Any], wholes: Mapping[UUID, Any]
+    batch: UUID, outcomes: Sequence[Outcome], batch_size: Sizes, beside: Mapping[str, Any], wholes: Mapping[UUID, Any]
 ) -> tuple[int, list[UUID]]:
     """`wholes`, in so many parts, of which the outcomes are some, are locked."""
     if not outcomes:

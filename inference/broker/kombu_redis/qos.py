@@ -73,8 +73,9 @@ class QoS(stock.QoS):
     def _credit(self, more: int) -> int | None:
         if not self.prefetch_count:
             return None
-        held = len(self._delivered) - len(self._dirty) + sum(self._jobs.values()) - len(self._jobs)
-        return max(0, self.prefetch_count + more - held)
+        held: int = len(self._delivered) - len(self._dirty) + sum(self._jobs.values()) - len(self._jobs)
+        credit: int = self.prefetch_count + more - held
+        return max(0, credit)
 
     def ack(self, tag: str) -> None:
         self.forget(tag)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID, uuid4
@@ -12,7 +13,7 @@ from inference import errors
 from inference.catalog.specs import ModelSpec
 from inference.engines.base import Engine
 from inference.models import Job, Status
-from inference.store import notices, rows
+from inference.store import notices, rows, transitions
 from inference.worker import child, several
 from inference.worker.backlog import HURRIED_S, LEARNT, MOST_TOGETHER, TOGETHER_S
 from inference.worker.calls import Asked, BatchCall, BatchReport
@@ -193,7 +194,7 @@ class Counting(Engine):
     def __init__(self) -> None:
         super().__init__(ModelSpec(name="m", engine="x:Y"))
         self.calls: list[list[Any]] = []
-        self.after = lambda: None
+        self.after: Callable[[], None] = lambda: None
 
     def load(self, device: str) -> None:
         """It has no weights."""
@@ -244,7 +245,7 @@ class SeveralStagesTests(TransactionTestCase):
 
     def test_one_claim_one_transaction_and_one_notice(self) -> None:
         self.run_jobs(["a"])  # writes the row of the figures
-        with patch("inference.store.transitions.claim", wraps=several.claims.transitions.claim) as claim:
+        with patch("inference.store.transitions.claim", wraps=transitions.claim) as claim:
             _, jobs = self.run_jobs(["a", "b"], ["c"], ["d"])
         self.assertEqual(claim.call_count, 1)
         self.assertEqual(set(self.told.call_args.args[0]), {job.pk for job in jobs})
