@@ -65,7 +65,9 @@ class SeveralStages:
         if not self.each:
             return BatchReport(errors={})
         outcomes = [stages.outcomes() for stages in self.each]
-        sizes = {outcome.job_id: stages.size for stages, of in zip(self.each, outcomes, strict=True) for outcome in of}
+        sizes: dict[UUID, int] = {}
+        for stages, of in zip(self.each, outcomes, strict=True):
+            sizes |= dict.fromkeys((outcome.job_id for outcome in of), stages.size)
         counted = tallies.sum_of(stages.counted() for stages in self.each)
         with self._about():
             recorded = iter(claims.record(self.call.batch, list(chain(*outcomes)), batch_size=sizes, beside=counted))

@@ -153,31 +153,30 @@ class Stages:
     def _cut_at(self) -> int | None:
         return next((report.cut_at for report in self._reports), None)
 
-    @property
-    def _tokens(self) -> list[int]:
-        """Of each job's longest item, as far as the model reads it."""
-        return [min(job.length, self._cut_at or job.length) for job in self.jobs]
-
-    @property
-    def _real(self) -> int:
-        return sum(job.size * own for job, own in zip(self.jobs, self._tokens, strict=True))
+    def _tokens(self) -> tuple[int, int]:
+        """Of the longest item and of all, as far as the model reads them."""
+        cut_at = self._cut_at
+        tokens = [min(job.length, cut_at or job.length) for job in self.jobs]
+        return max(tokens), sum(job.size * own for job, own in zip(self.jobs, tokens, strict=True))
 
     def counted(self) -> Tally:
         """What the figures tell of a batch that ran."""
         tally: Tally = {}
         if self._reports:
-            tallies.observe(tally, "batch", self.size)
-            padded = self.size * max(self._tokens) if self._is_padded else self._real
-            tally |= {"real": self._real, "padded": padded, "engine_s": self._engine_s}
+            size, (longest, real) = self.size, self._tokens()
+            tallies.observe(tally, "batch", size)
+            padded = size * longest if self._is_padded else real
+            tally |= {"real": real, "padded": padded, "engine_s": self._engine_s}
         return tally
 
     def report(self, outcomes: Sequence[Outcome]) -> BatchReport:
+        size, (longest, real) = self.size, self._tokens()
         return BatchReport(
             errors={outcome.job_id: outcome.error_code for outcome in outcomes},
             engine_s=self._engine_s,
             overhead_s=self.spent_s - self._engine_s,
-            size=self.size,
-            length=max(self._tokens) if self._is_padded else self._real / self.size,
+            size=size,
+            length=longest if self._is_padded else real / size,
             cut_at=self._cut_at,
             padded=self._is_padded,
             calls=sum(report.calls for report in self._reports),
