@@ -17,6 +17,7 @@ from benchmarks.systems import SYSTEMS
 from benchmarks.workloads import WORKLOADS
 
 BEGIN, END = "<!-- figures: make bench -- --publish -->", "<!-- end of figures -->"
+BEGIN_OURS, END_OURS = "<!-- backends: make bench -- --publish without peers -->", "<!-- end of backends -->"
 SUMMARY_LOAD = "32 clients"
 HEAD = (
     "system", "workers x threads", "req/s", "of the best peer", "of offline", "p50 ms", "p99 ms", "CPU ms/req",
@@ -91,14 +92,19 @@ def summary(results: Results) -> str:
         if best[1]:
             shown[1] += f" ({SYSTEMS[best[1].system].label})"
         lines.append([WORKLOADS[workload].title, *shown])
+    head = (f"requests a second, {SUMMARY_LOAD}", "this service", "best batching server", "one at a time")
+    return "\n".join([*markdown_table(head, lines), "", measured(results)])
+
+
+def measured(results: Results) -> str:
+    """How, and where."""
     where = ", ".join(f"{name} {value}" for name, value in results.machine.items())
     rounds = f"Medians of {results.rounds} rounds" if results.rounds > 1 else "One round"
-    head = (f"requests a second, {SUMMARY_LOAD}", "this service", "best batching server", "one at a time")
-    return "\n".join([*markdown_table(head, lines), "", f"{rounds}, windows of {results.seconds:g} s; {where}."])
+    return f"{rounds}, windows of {results.seconds:g} s; {where}."
 
 
-def as_markdown(results: Results) -> str:
-    parts = [summary(results)]
+def as_markdown(results: Results, first: str) -> str:
+    parts = [first]
     parts += ["", *markdown_table(["", "measured", "aim", ""], [claim.cells() for claim in claims(results)])]
     for title, lines in tables(results):
         parts += ["", f"### {title}", "", *markdown_table(HEAD, lines)]
@@ -111,9 +117,13 @@ def markdown_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[
 
 
 def publish(results: Results, docs: Path) -> None:
-    """Put the figures between the marks of docs/benchmarks.md and README.md, the plot and the JSON into docs/."""
+    """Put the figures between the marks of docs/benchmarks.md and README.md, the plot and the JSON into docs/. Of this
+    service alone they have marks of their own."""
+    if all(SYSTEMS[measurement.system].is_ours for measurement in results.measurements):
+        between_marks(docs / "benchmarks.md", as_markdown(results, measured(results)), BEGIN_OURS, END_OURS)
+        return
     for page, figures in (
-        (docs / "benchmarks.md", as_markdown(results)),
+        (docs / "benchmarks.md", as_markdown(results, summary(results))),
         (docs.parent / "README.md", summary(results)),
     ):
         between_marks(page, figures, BEGIN, END)

@@ -63,6 +63,9 @@ class System:
     def path(self, workload: Workload) -> str:
         return "/"
 
+    def require_as_named(self, port: int, workload: Workload) -> None:
+        """Raises `StartFailed` where it computes in another way than its name says."""
+
 
 class Uvicorn(System):
     def __init__(self, label: str, module: str, batches: bool) -> None:
@@ -169,6 +172,12 @@ class Service(System):
     def path(self, workload: Workload) -> str:
         return f"/v1/models/{workload.name}?timeout=60"
 
+    def require_as_named(self, port: int, workload: Workload) -> None:
+        _, body = ask(port, f"/v1/models/{workload.name}")
+        note = json.loads(body)["served"]["note"]
+        if self.backend != "torch" and not note.startswith(f"{self.backend} computes it in {self.precision}:"):
+            raise processes.StartFailed(note)
+
 
 SYSTEMS: dict[str, System] = {
     "service": Service(),
@@ -220,6 +229,7 @@ def serving(name: str, workload: Workload, variant: Variant) -> Iterator[Serving
             is_right=lambda index, body: is_right(body, answers[index], of_label=system.of_labels),
         )
         wait_until_right(programs, target, {"inputs": texts[0]}, system.path(workload))
+        system.require_as_named(setting.port, workload)
         processes.settle()
         yield Serving(target=target, data=programs.data)
 
@@ -243,11 +253,14 @@ def wait_until_right(programs: Programs, target: Target, content: Mapping[str, A
     raise programs.failure(f"No right answer within {START_LIMIT_S:.0f} s, but {body[:300]!r}")
 
 
-def ask(port: int, path: str, content: Mapping[str, Any]) -> tuple[int, bytes]:
-    """Status and body; status 0 when nobody answers yet."""
+def ask(port: int, path: str, content: Mapping[str, Any] | None = None) -> tuple[int, bytes]:
+    """Status and body of a POST, or a GET without content; status 0 when nobody answers yet."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        connection.request("POST", path, json.dumps(content), {"Content-Type": "application/json"})
+        if content is None:
+            connection.request("GET", path)
+        else:
+            connection.request("POST", path, json.dumps(content), {"Content-Type": "application/json"})
         response = connection.getresponse()
         return response.status, response.read()
     except (OSError, http.client.HTTPException) as error:
