@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
-import os
-import platform
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import plot
@@ -14,6 +10,7 @@ from benchmarks.claims import OURS, best_peer, claims, engine_ms, matching
 from benchmarks.offline import Offline
 from benchmarks.results import Results, Row
 from benchmarks.systems import SYSTEMS
+from benchmarks.tables import aligned, between_marks, markdown_table
 from benchmarks.workloads import WORKLOADS
 
 BEGIN, END = "<!-- figures: make bench -- --publish -->", "<!-- end of figures -->"
@@ -23,20 +20,6 @@ HEAD = (
     "system", "workers x threads", "req/s", "of the best peer", "of offline", "p50 ms", "p99 ms", "CPU ms/req",
     "beyond the engine", "MiB", "wrong",
 )  # fmt: skip
-
-
-def machine() -> dict[str, str]:
-    cores = len(os.sched_getaffinity(0))
-    names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-             if line.startswith("model name")]  # fmt: skip
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "processor": f"{cores} cores of {names[0] if names else platform.processor()}",
-        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
-        "python": platform.python_version(),
-        "commit": commit.stdout.strip(),
-    }
 
 
 def cells(row: Row, rows: dict[str, Row], results: Results, workload: str) -> list[str]:
@@ -73,15 +56,6 @@ def as_text(results: Results) -> str:
     return "\n".join(parts)
 
 
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) if index else cell.ljust(width)
-                  for index, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
-        for line in lines
-    )  # fmt: skip
-
-
 def summary(results: Results) -> str:
     """Requests a second with 32 clients, and where they are from: what README shows."""
     lines = []
@@ -111,11 +85,6 @@ def as_markdown(results: Results, first: str) -> str:
     return "\n".join(parts)
 
 
-def markdown_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    rule = ["---", *("---:" for _ in head[1:])]
-    return [f"| {' | '.join(line)} |" for line in (head, rule, *lines)]
-
-
 def publish(results: Results, docs: Path) -> None:
     """Put the figures between the marks of docs/benchmarks.md and README.md, the plot and the JSON into docs/. Of this
     service alone they have marks of their own."""
@@ -129,8 +98,3 @@ def publish(results: Results, docs: Path) -> None:
         between_marks(page, figures, BEGIN, END)
     plot.write(results, docs / "benchmarks.svg")
     results.write(docs / "benchmarks.json")
-
-
-def between_marks(page: Path, figures: str, begin: str, end: str) -> None:
-    before, _, rest = page.read_text().partition(begin)
-    page.write_text(f"{before}{begin}\n{figures}\n{end}{rest.partition(end)[2]}")

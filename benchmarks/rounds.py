@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
-from benchmarks import offline, processes, report, service, workloads
+from benchmarks import offline, processes, service, tables, workloads
 from benchmarks.load import Target, closed_loop, poisson
 from benchmarks.results import Load, Measurement, Results
 from benchmarks.samples import Sample
@@ -44,7 +44,7 @@ class Bench:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.results = Results(machine=report.machine(), seconds=plan.seconds, rounds=plan.rounds)
+        self.results = Results(machine=tables.machine(), seconds=plan.seconds, rounds=plan.rounds)
         self.chosen: dict[tuple[str, str], Variant] = {}
         self.capacity: dict[tuple[str, str], float] = {}
         self.bar = tqdm(total=plan.steps, unit="run", smoothing=0.1, dynamic_ncols=True)

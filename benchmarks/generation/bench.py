@@ -11,7 +11,7 @@ from benchmarks.generation import asked, report, rounds
 from benchmarks.generation.asked import NAME
 from benchmarks.generation.rounds import Plan
 from benchmarks.generation.systems import SYSTEMS
-from benchmarks.report import machine
+from benchmarks.tables import machine
 from benchmarks.workloads import FOLDER
 
 __all__ = ("NAME", "SYSTEMS", "make_plan", "run")

@@ -12,8 +12,8 @@ from benchmarks.claims import Claim
 from benchmarks.generation.asked import TITLE
 from benchmarks.generation.rounds import Generated
 from benchmarks.generation.systems import SYSTEMS
-from benchmarks.report import aligned, between_marks, markdown_table
 from benchmarks.samples import quantile
+from benchmarks.tables import aligned, between_marks, markdown_table
 
 BEGIN, END = "<!-- generation: make bench -- --workload generation --publish -->", "<!-- end of generation -->"
 CLAIMED_AT = 16  # clients
