@@ -1,0 +1,124 @@
+"""Fills, asks, and tells what each answer took of the database."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import Client
+from django.test.utils import setup_databases, setup_test_environment, teardown_databases
+from tqdm import tqdm
+
+from api.models import ApiKey
+from benchmarks.admin.asks import Ask, Asks
+from benchmarks.admin.fill import CATALOG, Month
+from benchmarks.admin.stopwatch import watching
+from benchmarks.tables import aligned, between_marks, machine, markdown_table
+from inference.status import backlog, metrics
+
+__all__ = ["CATALOG", "run"]
+
+DOCS = Path(__file__).parents[2] / "docs"
+BEGIN, END = "<!-- admin: python -m benchmarks.admin --publish -->", "<!-- end of admin -->"
+LIMIT_MS, FIRST_PAGE, FIRST_PAGE_MS = 300, "first page", 100
+TIMES = 3  # the median counts
+LONGEST_SQL = 2000
+
+Measured = dict[str, Any]
+
+
+def run(jobs: int, waiting: int, *, publish: bool) -> None:
+    setup_test_environment()
+    databases = setup_databases(verbosity=0, interactive=False)
+    try:
+        month = Month(jobs, waiting)
+        hurry()
+        month.fill()
+        settle()
+        operator = User.objects.create_superuser("operator")
+        _, key = ApiKey.objects.issue(owner=operator)
+        client = Client(headers={"Authorization": f"Bearer {key}"})  # for /metrics
+        client.force_login(operator)
+        asked = [measured(ask) for ask in tqdm(list(Asks(client, month)), unit="page", dynamic_ncols=True)]
+    finally:
+        teardown_databases(databases, verbosity=0)
+    print(aligned([("", "pages", "queries", "ms"), *table(asked)]))
+    for ask in over(asked):
+        print(f"over the limit: {ask['ms']:.0f} ms, {ask['name']}\n  {ask['slowest_ms']:.0f} ms: {ask['slowest']}")
+    if publish:
+        write({"database": connection.vendor, "jobs": jobs, "waiting": waiting, "machine": machine(), "asked": asked})
+
+
+def hurry() -> None:
+    """Until this connection is closed."""
+    if connection.vendor == "sqlite":
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA synchronous=OFF")
+            cursor.execute("PRAGMA cache_size=-500000")
+
+
+def settle() -> None:
+    """As the server does by itself, soon after so many rows came."""
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("VACUUM ANALYZE")
+    connection.close()
+
+
+def measured(ask: Ask) -> Measured:
+    """The median of some times, each of a process that remembers nothing."""
+    watches = []
+    for _ in range(TIMES):
+        for forget in (metrics.forget, backlog.forget):
+            forget()
+        with watching() as watch:
+            ask.do()
+        watches.append(watch)
+    took_s, sql = sorted(watch.slowest for watch in watches)[TIMES // 2]
+    return {
+        "group": ask.group, "name": ask.name, "queries": len(watches[-1].statements),
+        "ms": round(1000 * statistics.median(watch.total_s for watch in watches), 1),
+        "slowest_ms": round(1000 * took_s, 1), "slowest": re.sub("SELECT .*? FROM", "SELECT … FROM", sql)[:LONGEST_SQL],
+    }  # fmt: skip
+
+
+def over(asked: Sequence[Measured]) -> Iterator[Measured]:
+    for ask in sorted(asked, key=lambda ask: -ask["ms"]):
+        if ask["ms"] > (FIRST_PAGE_MS if ask["group"] == FIRST_PAGE else LIMIT_MS):
+            yield ask
+
+
+def table(asked: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
+    """Of each group the most."""
+    for group in dict.fromkeys(ask["group"] for ask in asked):
+        same = [ask for ask in asked if ask["group"] == group]
+        most = max(same, key=lambda ask: ask["ms"])
+        yield group, str(len(same)), str(max(ask["queries"] for ask in same)), f"{most['ms']:.1f}"
+
+
+def write(found: Mapping[str, Any]) -> None:
+    """Into docs/, beside what was measured on the other database."""
+    file = DOCS / "benchmarks-admin.json"
+    known = json.loads(file.read_text()) if file.exists() else {}
+    known[found["database"]] = found
+    file.write_text(json.dumps(known, indent=1) + "\n")
+    between_marks(DOCS / "benchmarks.md", "\n".join(as_markdown(known)), BEGIN, END)
+
+
+def as_markdown(known: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    names = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
+    there = [name for name in names if name in known]
+    tables = {name: {line[0]: line for line in table(known[name]["asked"])} for name in there}
+    lines = [[*line[:3], *(tables[name][group][3] if group in tables[name] else "" for name in there)]
+             for group, line in tables[there[0]].items()]  # fmt: skip
+    yield from markdown_table(["", "pages", "queries, at most", *(f"{names[name]}, ms" for name in there)], lines)
+    yield ""
+    for name in there:
+        where = ", ".join(f"{what} {value}" for what, value in known[name]["machine"].items())
+        yield f"{names[name]}: {known[name]['jobs']:,} finished jobs, {known[name]['waiting']:,} that wait; {where}."
