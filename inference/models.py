@@ -149,6 +149,8 @@ class Job(models.Model):
             models.Index(fields=["bulk", "status"], name="job_by_bulk", condition=Q(bulk__isnull=False)),
             models.Index(fields=["request_id"], name="job_by_request"),
             models.Index(fields=["error_code", "-id"], name="job_by_error", condition=Q(error_code__gt="")),
+            models.Index(fields=["worker", "-id"], name="job_by_worker", condition=Q(worker__isnull=False)),
+            models.Index(fields=["priority", "-id"], name="job_by_priority", condition=~Q(priority=Priority.NORMAL)),
             models.Index(fields=["batch"], name="job_by_batch", condition=Q(batch__isnull=False)),
             models.Index(fields=["whole", "status", "place"], name="job_by_whole", condition=Q(whole__isnull=False)),
             models.Index(fields=["status"], name="job_in_parts", condition=Q(parts__isnull=False)),

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
@@ -19,21 +20,40 @@ from inference import errors
 from inference.admin.selection import MINUTES
 from inference.catalog.lookup import models
 from inference.ids import first_id_at
-from inference.models import ENDED, Job, Worker
+from inference.models import ENDED, Job, Priority, Worker
 
 COUNT_LIMIT = 10_000
 FOLDED_AFTER = datetime.timedelta(hours=1)
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # it takes none when it runs
-    """Counts to COUNT_LIMIT only."""
+    """Counts to COUNT_LIMIT only, and not at all what fits in one page: to find few of many rows is the work."""
 
     most = COUNT_LIMIT
 
     @functools.cached_property
+    def first(self) -> list[Any]:
+        """The keys of the first page, and of one more."""
+        return list(self._rows.values_list("pk", flat=True)[: self.per_page + 1])
+
+    @functools.cached_property
     def count(self) -> int:
-        rows = cast("QuerySet[Any]", self.object_list)
-        return rows.order_by().values("pk")[:COUNT_LIMIT].count()
+        if len(self.first) <= self.per_page:
+            return len(self.first)
+        return self._rows.order_by().values("pk")[:COUNT_LIMIT].count()
+
+    @property
+    def _rows(self) -> QuerySet[Any]:
+        return cast("QuerySet[Any]", self.object_list)
+
+
+class BoundedList(ChangeList):
+    def get_results(self, request: HttpRequest) -> None:
+        """What fits in one page was found already."""
+        super().get_results(request)
+        if not self.multi_page:
+            found = self.root_queryset.filter(pk__in=self.paginator.first)
+            self.result_list = found.order_by(*self.queryset.query.order_by)
 
 
 class JobFilter(admin.SimpleListFilter):
@@ -46,7 +66,10 @@ class JobFilter(admin.SimpleListFilter):
         return True
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        return queryset.filter(**{self.parameter_name: self.value()}) if self.value() else queryset
+        try:
+            return queryset.filter(**{self.parameter_name: self.value()}) if self.value() else queryset
+        except (ValidationError, ValueError) as error:  # no UUID, no number
+            raise IncorrectLookupParameters from error
 
 
 class ModelFilter(JobFilter):
@@ -62,11 +85,18 @@ class WorkerFilter(JobFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [(str(worker.pk), str(worker)) for worker in Worker.objects.all()[:10]]
 
+
+class PriorityFilter(JobFilter):
+    title, parameter_name = "priority", "priority__exact"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(str(priority.value), str(priority.label)) for priority in Priority]
+
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        try:
-            return super().queryset(request, queryset)
-        except ValidationError as error:  # no UUID
-            raise IncorrectLookupParameters from error
+        """Most jobs are normal, and in no index. That one is not is said, as of errors."""
+        found = super().queryset(request, queryset)
+        is_indexed = self.value() not in (None, str(Priority.NORMAL.value))
+        return found.exclude(priority=Priority.NORMAL) if is_indexed else found
 
 
 class EndedFilter(admin.SimpleListFilter):

@@ -62,6 +62,10 @@ class IndexTests(TestCase):
         self.assert_uses("job_by_request", Job.objects.filter(request_id="r1").order_by("-id")[:20])
         failed = Job.objects.filter(error_code="crashed", error_code__gt="")
         self.assert_uses("job_by_error", failed.order_by("-id")[:20])
+        self.assert_uses("job_by_worker", Job.objects.filter(worker=uuid4()).order_by("-id")[:20])
+        others = Job.objects.exclude(priority=Priority.NORMAL)
+        for priority in (Priority.HIGH, Priority.LOW):
+            self.assert_uses("job_by_priority", others.filter(priority=priority).order_by("-id")[:20])
         self.assert_uses("job_by_batch", Job.objects.filter(batch=uuid4()).order_by("-id")[:20])
 
     def test_lists_read_one_page_from_its_index(self) -> None:
