@@ -20,11 +20,15 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
+from inference.visible import visible
+
 logger = logging.getLogger(__name__)
 
 IS_JSON = os.environ.get("LOG_FORMAT") == "json"
 START = '{"time": '  # of each line
 READABLE = "%(asctime)s %(levelname)-7s %(name)s %(message)s%(request_id)s"
+
+GOES_ON = "\n    "
 
 _bound: ContextVar[Mapping[str, Any]] = ContextVar("bound", default={})  # noqa: B039 - never changed, but replaced
 _of_process: dict[str, Any] = {}
@@ -77,9 +81,16 @@ class JsonFormatter(logging.Formatter):
         return json.dumps({**line, **{name: _plain(value) for name, value in fields.items() if name not in line}})
 
 
+class ReadableFormatter(logging.Formatter):
+    """No text that a line quotes looks like another line, or acts on a terminal: what goes on is indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record)).replace("\n", GOES_ON)
+
+
 def formatter() -> logging.Formatter:
     """As LOG_FORMAT asks, also for the web server's own lines (project/granian.json)."""
-    return JsonFormatter() if IS_JSON else logging.Formatter(READABLE, defaults={"request_id": ""})
+    return JsonFormatter() if IS_JSON else ReadableFormatter(READABLE, defaults={"request_id": ""})
 
 
 def configure(config: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import unicodedata
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,8 @@ from django.contrib import admin
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+
+from inference.visible import visible as visible  # noqa: PLC0414 - of this module, too
 
 LONGEST_TEXT = 20_000  # characters of one input or output that a page shows
 LONGEST_NUMBERS = 8  # of a list of numbers
@@ -27,16 +28,6 @@ def fact(description: str, attribute: str, show: Callable[[Any], Any] = str) -> 
         return NONE if value is None else show(value) or NONE
 
     return admin.display(shown, description=description)
-
-
-def visible(text: str) -> str:
-    """Control, formatting, separating and surrogate characters as \\uXXXX: none may act on the reader's screen."""
-    return "".join(c if _is_harmless(c) else f"\\u{ord(c):04x}" for c in text)
-
-
-def _is_harmless(character: str) -> bool:
-    category = unicodedata.category(character)
-    return character in "\n\t" or not (category.startswith("C") or category in ("Zl", "Zp"))
 
 
 def badge(state: str) -> SafeString:

@@ -1,4 +1,5 @@
-"""What a browser may load on the operator's pages: what this service serves, and nothing that stands in the page."""
+"""What a browser may load on the operator's pages: what this service serves, and nothing that stands in the page; and
+that no page hides a part of what it shows."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from collections.abc import Callable
 
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
+
+from inference import visible
 
 POLICY = "; ".join((
     "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'", "media-src 'self'",
@@ -24,4 +27,6 @@ class ContentPolicy:
         response = self.get_response(request)
         if request.path_info.startswith(self.root):
             response.headers.setdefault("Content-Security-Policy", POLICY)
+            if not response.streaming and response.headers["Content-Type"].startswith("text/html"):
+                response.content = visible.page(response.content.decode())
         return response

@@ -1,5 +1,6 @@
 """Template tags of the operator's pages."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from django import template
@@ -25,3 +26,8 @@ def age(moment: Any) -> str:
 @register.simple_tag
 def dashboard_now() -> dict[str, Any]:
     return {**dashboard.now(), "names": list(models())}
+
+
+@register.filter
+def listed(names: Iterable[str]) -> str:
+    return display.visible(", ".join(names))

@@ -85,7 +85,11 @@ def take_due(at_most: int, busy: Counter[str] | None = None, *, of_one_host: int
 
 
 def host_of(url: str) -> str:
-    return urlsplit(url).hostname or ""
+    """Nothing of what is no address: rows can be written by anybody."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 def deliver(webhook: Webhook) -> None:

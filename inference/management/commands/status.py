@@ -17,6 +17,7 @@ from inference.catalog.lookup import models
 from inference.figures import sample
 from inference.management.told import told
 from inference.status import attention, workers
+from inference.visible import line
 
 CLEAR = "\x1b[H\x1b[2J"
 Facts = dict[str, Any]
@@ -52,7 +53,7 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(found))
             self.stdout.flush()  # who reads the lines of --watch is not at a terminal
             return
-        lines = [f"! {item['text']}\n  {item['todo']}" for item in found["attention"]] or ["All is well."]
+        lines = [f"! {line(item['text'])}\n  {item['todo']}" for item in found["attention"]] or ["All is well."]
         lines += ["", *_table(found["models"]), "", *(_table(found["workers"]) or ["No worker runs."])]
         self.stdout.write(before + "\n".join(lines))
 
@@ -89,6 +90,6 @@ def facts() -> Facts:
 def _table(rows: list[Facts]) -> list[str]:
     if not rows:
         return []
-    lines = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    lines = [list(rows[0]), *(list(map(line, row.values())) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in lines]

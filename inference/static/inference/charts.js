@@ -189,6 +189,7 @@
       old.replaceChildren(...document.importNode(fresh, true).childNodes);
       if (focused) old.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
     }
+    document.dispatchEvent(new Event("renewed"));
   };
 
   /* Again and again, but while nobody looks, and never two at once. */

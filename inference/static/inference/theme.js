@@ -1,12 +1,16 @@
 /* What the sheet cannot do alone: cells that say what they are on a phone, and lists that close again. */
 "use strict";
 {
-  for (const table of document.querySelectorAll("#result_list, table.cards")) {
-    const names = Array.from(table.querySelectorAll("thead th"), (head) => head.textContent.trim());
-    for (const row of table.querySelectorAll("tbody tr")) {
-      Array.from(row.cells).forEach((cell, place) => { cell.dataset.label = names[place] || ""; });
+  const label = () => {
+    for (const table of document.querySelectorAll("#result_list, table.cards")) {
+      const names = Array.from(table.querySelectorAll("thead th"), (head) => head.textContent.trim());
+      for (const row of table.querySelectorAll("tbody tr")) {
+        Array.from(row.cells).forEach((cell, place) => { cell.dataset.label = cell.colSpan === 1 && names[place] || ""; });
+      }
     }
-  }
+  };
+  label();
+  document.addEventListener("renewed", label);
 
   const closeOthers = (kept) => {
     for (const details of document.querySelectorAll("details.filter[open]")) {

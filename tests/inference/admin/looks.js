@@ -31,7 +31,7 @@ var faint = () => {
 };
 
 // Things that reach beyond the screen, but for those that are scrolled in their own place.
-var tooWide = () => seen("main *, header *", ".scroll, table.wide, #places, pre, .breadcrumbs, .visually-hidden, svg")
+var tooWide = () => seen("main *, header *", ".scroll, #places, pre, .breadcrumbs, .visually-hidden, svg")
   .filter((element) => element.getBoundingClientRect().right > innerWidth + 1)
   .map((element) => `${element.tagName}.${element.className}`);
 
