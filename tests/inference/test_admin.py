@@ -155,6 +155,12 @@ class TestJobPages(AdminCase):
                 self.assertNotIn('"inference_job"."output"', sql)
             self.assertEqual(len(of_jobs), times, jobs)
 
+    def test_the_end_of_an_id_finds_it_however_many_digits(self) -> None:
+        job, _ = make_job(), make_job()
+        for digits in range(8, 13):
+            self.assertEqual([found.pk for found in self.listed(q=f"…{job.pk.hex[-digits:]}")], [job.pk], digits)
+            self.assertEqual(self.listed(q="0" * digits), [])
+
     def test_pages_follow_one_another(self) -> None:
         made = [make_job() for _ in range(113)]
         newest = [job.pk for job in reversed(made)]
