@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from typing import Any
+from unittest import skipUnless
 from uuid import uuid4
 
 from django.contrib.auth.models import User
@@ -11,9 +12,11 @@ from django.db import connection
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.test import TestCase
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from inference.models import Job, Priority, Status
+from inference.status.attention import load
 
 NUMBER = 300
 QUEUED = Job.objects.filter(status=Status.QUEUED)
@@ -76,3 +79,13 @@ class IndexTests(TestCase):
         ):
             with self.subTest(index):
                 self.assert_uses(index, jobs.order_by("-id")[:20])
+
+    @skipUnless(connection.vendor == "sqlite", "which keeps no statistics")
+    def test_late_notices_are_looked_for_among_those_that_are_pending(self) -> None:
+        with CaptureQueriesContext(connection) as queries:
+            list(load.webhooks())
+        [late] = [query["sql"] for query in queries if "finished_at" in query["sql"]]
+        with connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN QUERY PLAN {late}")
+            first, *_ = [line for *_, line in cursor.fetchall() if "inference" in line or "U0" in line]
+        self.assertIn("webhook", first)
