@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inference.catalog import lengths, tasks, units
-from inference.catalog.specs import BACKENDS, PRECISIONS, TORCH, TRANSFORMERS_ENGINE, ModelSpec
+from inference.catalog.specs import BACKENDS, PRECISIONS, TF32, TORCH, TRANSFORMERS_ENGINE, ModelSpec
 from inference.engines import backends
 from inference.engines.json_values import pairs
 from inference.tuning.replica import (
@@ -37,6 +37,9 @@ PROMPTS = (32, 256)  # tokens
 TYPICAL = 32  # tokens: for what is compared at one length only
 SENTENCES = "inference.engines.embeddings:"
 SLOWEST_S = 5.0  # a shape that is expected to take longer is left out
+MOST_ITEMS = 4096  # that models.toml may say
+GAIN = 1.03  # of twice as many items, for which still more are tried
+HALVINGS = 2
 
 Progress = Callable[[str], None]
 
@@ -64,6 +67,7 @@ class Grid:
 
     seconds: dict[tuple[int, int], float] = field(default_factory=dict)
     too_large: list[tuple[int, int]] = field(default_factory=list)
+    mixed: dict[int, float] = field(default_factory=dict)  # seconds by items, of all lengths together
 
     @property
     def sizes(self) -> list[int]:
@@ -143,11 +147,18 @@ def roomy(setup: Setup) -> Setup:
 
 
 def grid(
-    replica: Replica, unit: Unit, sizes: Sequence[int], all_lengths: Sequence[int], budget_s: float, step: Progress
+    replica: Replica,
+    unit: Unit,
+    sizes: Sequence[int],
+    all_lengths: Sequence[int],
+    budget_s: float,
+    step: Progress,
+    *,
+    on_gpu: bool = False,
 ) -> Grid:
     found = Grid()
     for length in all_lengths:
-        for size in sizes:
+        for size in _sizes(found, sizes, length) if on_gpu and unit is ITEMS else sizes:
             step(f"{size} items of {length}")
             if _is_hopeless(found, size, length):
                 continue
@@ -158,7 +169,43 @@ def grid(
                 found.too_large.append((size, length))
             else:
                 raise CannotMeasure(f"Not even one item of {length} tokens fits in memory: lower max_length.")
+    if on_gpu and unit is ITEMS and len(all_lengths) > 1:
+        _mix(found, replica, all_lengths, budget_s, step)
     return found
+
+
+def _sizes(found: Grid, sizes: Sequence[int], length: int) -> Iterator[int]:
+    """Those, then twice as many each time while they bring more a second; and where one did not fit, halfway between
+    that and the largest that did, twice at most. Looks at what was found of each before it tells the next."""
+    yield from sizes
+    size = sizes[-1]
+    while 2 * size <= MOST_ITEMS and _gains(found, size, length):
+        size *= 2
+        yield size
+    for _ in range(HALVINGS):
+        fits = max((size for size, own in found.seconds if own == length), default=0)
+        large = min((size for size, own in found.too_large if own == length), default=0)
+        if not fits or large - fits <= max(1, fits // 4):
+            return
+        yield (fits + large) // 2
+
+
+def _gains(found: Grid, size: int, length: int) -> bool:
+    """Whether so many bring more a second than half as many."""
+    rate, half = found.items_per_s(size, length), found.items_per_s(size // 2, length)
+    return rate is not None and half is not None and rate >= GAIN * half
+
+
+def _mix(found: Grid, replica: Replica, all_lengths: Sequence[int], budget_s: float, step: Progress) -> None:
+    """All lengths in one batch, padded to the longest of them where the model pads."""
+    for size in found.sizes:
+        step(f"{size} items of mixed lengths")
+        if size < len(all_lengths) or _is_hopeless(found, size, all_lengths[-1]):
+            continue
+        took_s = replica.ask(seconds, size, tuple(all_lengths), budget_s)
+        if took_s is None:
+            return
+        found.mixed[size] = took_s
 
 
 def _is_hopeless(found: Grid, size: int, length: int) -> bool:
@@ -181,7 +228,8 @@ def choices(setup: Setup) -> list[Choice]:
     """Those that this task, device and installation have; torch in float32 first, which the others are compared with.
     The precision of an engine of one's own is its own."""
     spec = setup.spec
-    found = [Choice(backend=TORCH, precision=precision) for precision in ("float32", "bfloat16")]
+    precisions = ("float32", "bfloat16") if setup.is_on_cpu else ("float32", TF32, "bfloat16")
+    found = [Choice(backend=TORCH, precision=precision) for precision in precisions]
     ours = spec.engine == TRANSFORMERS_ENGINE or spec.engine.startswith(SENTENCES)
     if not setup.is_on_cpu or not ours or (spec.engine == TRANSFORMERS_ENGINE and not tasks.of(spec.task).compiles):
         return found
@@ -205,13 +253,19 @@ def trial(
     found, memory = expected or [], 0
     for arrangement in all_arrangements:
         step(f"{choice.backend} in {choice.precision}, {arrangement.replicas} x {arrangement.threads} threads")
-        with _replicas(setup, arrangement) as replicas:
-            first = replicas[0]
-            if first.ask(backend) != choice.backend:
-                return Trial(problem=first.ask(note)), found
-            if not memory:
-                memory, found = first.ask(memory_bytes), first.ask(answers, lengths_for(setup.spec, setup.own_inputs))
-            rates[arrangement] = throughput(setup, unit, replicas, sizes, budget_s)
+        try:
+            with _replicas(setup, arrangement) as replicas:
+                first = replicas[0]
+                if first.ask(backend) != choice.backend:
+                    return Trial(problem=first.ask(note)), found
+                if not memory:
+                    memory = first.ask(memory_bytes)
+                    found = first.ask(answers, lengths_for(setup.spec, setup.own_inputs))
+                rates[arrangement] = throughput(setup, unit, replicas, sizes, budget_s)
+        except CannotMeasure:
+            if setup.is_on_cpu or not rates:
+                raise
+            break  # fewer fit into the memory of the GPU
     changes = [list(differences(*both)) for both in zip(expected or found, found, strict=True)]
     return Trial(
         memory=memory,

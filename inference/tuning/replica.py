@@ -24,6 +24,7 @@ ANSWER = 128  # tokens that a row generates before another one takes its place
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Length = int | tuple[int, ...]  # tokens; of several the items have one after the other
 
 
 class CannotMeasure(Exception):
@@ -100,7 +101,7 @@ def _load(setup: Setup) -> None:
         raise CannotMeasure(f"{setup.spec.name}: {error.message}") from error
 
 
-def seconds(size: int, length: int, budget_s: float) -> float | None:
+def seconds(size: int, length: Length, budget_s: float) -> float | None:
     """Of a call of `size` items of `length` tokens: the fastest of several, as what disturbs a call only slows it.
     None when it does not fit in memory."""
     items = _items(size, length)
@@ -168,12 +169,16 @@ def tokens_per_s(size: int, length: int, budget_s: float) -> float:
 
 
 def items_per_s(size: int, length: int, budget_s: float) -> float:
+    """0.0 when they do not fit in memory."""
     items, done = _items(size, length), 0
-    _run(items)
-    started = time.perf_counter()
-    while time.perf_counter() - started < budget_s:
+    try:
         _run(items)
-        done += size
+        started = time.perf_counter()
+        while time.perf_counter() - started < budget_s:
+            _run(items)
+            done += size
+    except OutOfMemory:
+        return 0.0
     return done / (time.perf_counter() - started)
 
 
@@ -183,8 +188,10 @@ def answers(lengths: Sequence[int]) -> list[Any]:
     return [_run(items)[0] for items in own or [_items(1, length) for length in lengths]]
 
 
-def _items(size: int, length: int) -> list[Any]:
-    return [samples.sample(_setup.spec, _engine, length, _setup.own_inputs)] * size
+def _items(size: int, length: Length) -> list[Any]:
+    lengths = (length,) if isinstance(length, int) else length
+    found = [samples.sample(_setup.spec, _engine, length, _setup.own_inputs) for length in lengths]
+    return [found[place % len(found)] for place in range(size)]
 
 
 def _join(stepper: Stepper, key: Hashable, value: Any) -> None:

@@ -30,6 +30,9 @@ def table(grid: Grid, unit: str = "items") -> Iterator[str]:
             for size, rate in zip(grid.sizes, rates, strict=True)
         ]
         yield f"{f'{length} tokens':<10}" + "".join(cells) + f"{1000 * grid.seconds[1, length]:12.1f}"
+    if grid.mixed:
+        rates = [size / grid.mixed[size] if size in grid.mixed else None for size in grid.sizes]
+        yield f"{'mixed':<10}" + "".join(f"{rate:10.1f}" if rate else f"{'-':>10}" for rate in rates)
 
 
 def steps(grid: Grid) -> Iterator[str]:

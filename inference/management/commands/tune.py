@@ -32,7 +32,7 @@ class Progress:
         self.done = 0
 
     def __call__(self, label: str) -> None:
-        filled = self.WIDTH * self.done // self.total
+        filled = min(self.WIDTH, self.WIDTH * self.done // self.total)  # more may be tried than was known at first
         self.done += 1
         self._draw(f"[{'#' * filled}{'.' * (self.WIDTH - filled)}] {label}")
 
@@ -72,7 +72,8 @@ class Command(BaseCommand):
         with Replica(setup) as replica:
             replica.wait_until_loaded()
             unit = measure.unit_of(replica)
-            grid = measure.grid(replica, unit, sizes, all_lengths, seconds, step)
+            on_gpu = not setup.is_on_cpu
+            grid = measure.grid(replica, unit, sizes, all_lengths, seconds, step, on_gpu=on_gpu)
         size = report.knee(grid, measure.typical_length(setup))
         together = [devices.cores(), max(devices.cores(), size)] if unit is measure.TOKENS else [1, size]
         trials: dict[Choice, Trial] = {}

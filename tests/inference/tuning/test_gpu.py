@@ -1,0 +1,88 @@
+"""What is measured where there is a GPU, whose memory and speed are made up."""
+
+from collections.abc import Callable
+from typing import Any, cast
+from unittest import TestCase
+from unittest.mock import patch
+
+from inference.catalog.specs import ModelSpec
+from inference.tuning import measure, report
+from inference.tuning.measure import Arrangement, Choice, Grid
+from inference.tuning.replica import CannotMeasure, Replica, Setup
+from inference.worker.devices import Device
+
+Length = int | tuple[int, ...]
+
+
+class Gpu:
+    """A replica on one that is idle below `knee` tokens and has room for so many in a call."""
+
+    def __init__(self, *, room: int, knee: int = 1000) -> None:
+        self.room, self.knee = room, knee
+
+    def ask(self, _: Callable[..., Any], size: int, length: Length, budget_s: float) -> float | None:
+        tokens = size * (length if isinstance(length, int) else max(length))
+        return None if tokens > self.room else 1e-3 * max(1.0, tokens / self.knee)
+
+    def grid(self, *lengths: int, on_gpu: bool = True) -> Grid:
+        replica = cast("Replica", self)
+        return measure.grid(replica, measure.ITEMS, [1, 2, 4], lengths, 0.0, lambda _: None, on_gpu=on_gpu)
+
+
+class GridTests(TestCase):
+    def test_larger_batches_are_tried_while_they_bring_more(self) -> None:
+        self.assertEqual(Gpu(room=10**9).grid(10).sizes, [1, 2, 4, 8, 16, 32, 64, 128, 256])
+        self.assertEqual(Gpu(room=10**9).grid(10, on_gpu=False).sizes, [1, 2, 4])
+
+    def test_none_is_tried_that_models_toml_cannot_say(self) -> None:
+        self.assertEqual(Gpu(room=10**9, knee=10**9).grid(10).sizes[-1], measure.MOST_ITEMS)
+
+    def test_where_one_does_not_fit_it_is_halved_towards_the_largest_that_does(self) -> None:
+        found = Gpu(room=450, knee=10**9).grid(10)
+        self.assertEqual((found.sizes, found.too_large), ([1, 2, 4, 8, 16, 32, 40], [(64, 10), (48, 10)]))
+        spec = ModelSpec(name="m", task="text-classification")
+        self.assertIn("max_batch_tokens = 400", report.catalog_lines(spec, found))
+
+    def test_lengths_are_mixed_as_far_as_the_longest_fit(self) -> None:
+        found = Gpu(room=700, knee=10**9).grid(10, 20)
+        self.assertEqual(sorted(found.mixed), [2, 4, 8, 16, 32])
+        self.assertRegex("\n".join(report.table(found)), r"mixed +- +2000.0 +4000.0")
+
+
+class TrialTests(TestCase):
+    def setUp(self) -> None:
+        spec = ModelSpec(name="m", task="text-classification")
+        self.setup = Setup(spec=spec, device=Device(name="cuda:0", visible="GPU-1"), threads=1)
+
+    def test_tf32_is_tried(self) -> None:
+        precisions = [choice.precision for choice in measure.choices(self.setup)]
+        self.assertEqual(precisions, ["float32", "tf32", "bfloat16"])
+
+    def test_replicas_that_do_not_fit_beside_each_other_are_left_out(self) -> None:
+        one, two = Arrangement(replicas=1, threads=2), Arrangement(replicas=2, threads=1)
+
+        def throughput(setup: Any, unit: Any, replicas: list[Any], *_: Any) -> dict[int, float]:
+            if len(replicas) > room:
+                raise CannotMeasure("out of memory")
+            return {1: 10.0}
+
+        class Loaded:
+            def __init__(self, setup: Setup) -> None: ...
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *_: object) -> None: ...
+            def wait_until_loaded(self) -> None: ...
+            def ask(self, what: Any, *_: Any) -> Any:
+                return {measure.backend: "torch", measure.memory_bytes: 1, measure.answers: [0.5]}[what]
+
+        def tried() -> measure.Trial:
+            choice = Choice(backend="torch", precision="float32")
+            return measure.trial(self.setup, measure.ITEMS, choice, None, [one, two], [1], 0.0, lambda _: None)[0]
+
+        with patch.object(measure, "throughput", throughput), patch.object(measure, "Replica", Loaded):
+            room = 1
+            self.assertEqual(list(tried().rates), [one])
+            room = 0
+            with self.assertRaises(CannotMeasure):
+                tried()
