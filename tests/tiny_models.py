@@ -20,6 +20,7 @@ from typing import Any
 
 SEED = 20261
 WIDTH = 32  # of every hidden state
+POSITIONS = 64
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = (
     "the",
@@ -46,7 +47,7 @@ ENCODER = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 2 * WIDTH,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": POSITIONS,
     "initializer_range": 0.5,
 }
 SOUND = {
@@ -67,7 +68,8 @@ SOUND = {
 def build(name: str, folder: Path) -> Path:
     """Save a model for the task `name` in `folder`, which is made, and return the folder.
 
-    "whisper" and "gpt2-features" are second architectures, of speech recognition and feature extraction.
+    "whisper" and "gpt2-features" are second architectures, of speech recognition and feature extraction. "bert-base" is
+    not small.
     """
     import torch
     from transformers.utils import logging
@@ -100,13 +102,14 @@ def wav(hertz: float = 440.0, seconds: float = 0.2, rate: int = 16_000) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _word_tokenizer() -> Any:
-    """WordPiece over a few words and all letters, as BERT's."""
+def _word_tokenizer(more: int = 0, longest: int = POSITIONS) -> Any:
+    """WordPiece over a few words and all letters, as BERT's, and so many tokens more."""
     from transformers import BertTokenizerFast
 
     vocabulary = [*SPECIAL, *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS), *".,!?0123456789"]
+    vocabulary += [f"[unused{number}]" for number in range(more)]
     unique = {token: index for index, token in enumerate(dict.fromkeys(vocabulary))}
-    return BertTokenizerFast(vocab=unique, model_max_length=ENCODER["max_position_embeddings"])
+    return BertTokenizerFast(vocab=unique, model_max_length=longest)
 
 
 def byte_tokenizer(*special: str, kind: Any = None) -> Any:
@@ -132,6 +135,14 @@ def _encoder(model: str, **config: Any) -> list[Any]:
     tokenizer = _word_tokenizer()
     made = transformers.BertConfig(vocab_size=len(tokenizer), **{**ENCODER, **config})
     return [getattr(transformers, model)(made).eval(), tokenizer]
+
+
+def _bert_base() -> list[Any]:
+    """Of the size of BERT-base, for what is measured: 440 MB."""
+    import transformers
+
+    tokenizer = _word_tokenizer(more=30_000, longest=512)
+    return [transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=len(tokenizer))).eval(), tokenizer]
 
 
 def _labels(*names: str) -> dict[str, Any]:
@@ -224,6 +235,7 @@ def _speech_by_windows() -> list[Any]:
 
 BUILDERS: dict[str, Callable[[Path], list[Any]]] = {
     "fill-mask": lambda _: _encoder("BertForMaskedLM"),
+    "bert-base": lambda _: _bert_base(),
     "text-classification": lambda _: _encoder("BertForSequenceClassification", **_labels("negative", "positive")),
     "token-classification": lambda _: _encoder("BertForTokenClassification", **_labels("O", "B-LOC", "I-LOC")),
     "zero-shot-classification": lambda _: _encoder(

@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from inference.worker import devices
 from tests.gpu import answers, costs, failing, finding, service
 from tests.gpu.machine import Failed, Machine, StandIn
 
@@ -53,6 +54,8 @@ CASES = (
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     chosen = [case for case in CASES if not options.only or case.name in options.only]
+    if not options.stand_in:
+        devices.set_up_libraries(devices.cores())  # as replicas have it, whose processes read it as they start
     results = []
     for case in chosen:
         broken = case.name in options.broken

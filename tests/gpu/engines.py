@@ -1,0 +1,67 @@
+"""Engines of the cases of the whole service. Each replica imports this: nothing here takes long to import."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from inference.catalog.specs import ModelSpec
+from inference.engines.base import Engine
+from tests.conditions import eventually
+
+CALL_S = 0.1
+
+
+class Blocked(Engine):
+    """Needs so many bytes of the device, which another process may have: there are the files "short", from the moment
+    that it is to, and "taken", once it has. On a CPU that is all. A call takes as long as there is the file "gate".
+    What could not be loaded ends its process in a call, if it is believed to be there."""
+
+    lacks = False
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self.folder = Path(spec.options["folder"])
+
+    def load(self, device: str) -> None:
+        try:
+            if (self.folder / "short").exists():
+                eventually((self.folder / "taken").exists, "another process has the memory", limit_s=60)
+                if device == "cpu":
+                    raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
+            if device != "cpu":
+                import torch
+
+                self.held = torch.empty(self.spec.options["bytes"], dtype=torch.uint8, device=device)
+        except RuntimeError:
+            with (self.folder / "tries").open("a") as tries:
+                tries.write(".")
+            self.lacks = True
+            if not self.spec.options["believed"]:
+                raise
+
+    def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        if self.lacks:
+            os.kill(os.getpid(), signal.SIGKILL)
+        eventually(lambda: not (self.folder / "gate").exists(), "the gate is open", limit_s=25)
+        return inputs
+
+
+class Sleeps(Engine):
+    """In the place of a kernel: the CPU is idle meanwhile. With a lock, one replica computes at a time."""
+
+    def load(self, device: str) -> None:
+        """Nothing to do."""
+
+    def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        if not (lock := self.spec.options["lock"]):
+            time.sleep(CALL_S)
+            return inputs
+        with Path(lock).open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            time.sleep(CALL_S)
+        return inputs
