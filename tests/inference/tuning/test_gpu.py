@@ -6,7 +6,7 @@ from unittest import TestCase
 from unittest.mock import patch
 
 from inference.catalog.specs import ModelSpec
-from inference.tuning import measure, report
+from inference.tuning import measure, replica, report
 from inference.tuning.measure import Arrangement, Choice, Grid
 from inference.tuning.replica import CannotMeasure, Replica, Setup
 from inference.worker.devices import Device
@@ -25,8 +25,8 @@ class Gpu:
         return None if tokens > self.room else 1e-3 * max(1.0, tokens / self.knee)
 
     def grid(self, *lengths: int, on_gpu: bool = True) -> Grid:
-        replica = cast("Replica", self)
-        return measure.grid(replica, measure.ITEMS, [1, 2, 4], lengths, 0.0, lambda _: None, on_gpu=on_gpu)
+        gpu = cast("Replica", self)
+        return measure.grid(gpu, measure.ITEMS, [1, 2, 4], lengths, 0.0, lambda _: None, on_gpu=on_gpu)
 
 
 class GridTests(TestCase):
@@ -74,7 +74,7 @@ class TrialTests(TestCase):
             def __exit__(self, *_: object) -> None: ...
             def wait_until_loaded(self) -> None: ...
             def ask(self, what: Any, *_: Any) -> Any:
-                return {measure.backend: "torch", measure.memory_bytes: 1, measure.answers: [0.5]}[what]
+                return {replica.backend: "torch", replica.memory_bytes: 1, replica.answers: [0.5]}[what]
 
         def tried() -> measure.Trial:
             choice = Choice(backend="torch", precision="float32")
