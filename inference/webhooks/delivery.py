@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import orjson
 from django.conf import settings
+from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -70,7 +71,8 @@ def take_due(at_most: int, busy: Counter[str] | None = None, *, of_one_host: int
     """Notices to be sent now, with their jobs, leased to the caller for `LEASE_S`. `busy` counts those under way, by
     host: one that does not answer holds `of_one_host` of the caller's threads, and not those of the others."""
     pending = Webhook.objects.filter(state=WebhookState.PENDING, due_at__lte=Now())
-    due = pending.filter(job__status__in=TERMINAL).order_by("due_at")
+    ended = Job.objects.filter(pk=OuterRef("job"), status__in=TERMINAL)
+    due = pending.filter(Exists(ended)).order_by("due_at")  # joined, SQLite would read all ended jobs first
     hosts = Counter(busy or ())
     for host in (host for host, count in hosts.items() if count >= of_one_host):
         due = due.exclude(url__iregex=rf"^https?://{re.escape(host)}([:/?#]|$)")
