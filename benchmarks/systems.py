@@ -173,10 +173,14 @@ class Service(System):
         return f"/v1/models/{workload.name}?timeout=60"
 
     def require_as_named(self, port: int, workload: Workload) -> None:
-        _, body = ask(port, f"/v1/models/{workload.name}")
-        note = json.loads(body)["served"]["note"]
-        if self.backend != "torch" and not note.startswith(f"{self.backend} computes it in {self.precision}:"):
-            raise processes.StartFailed(note)
+        if self.backend == "torch":
+            return
+        deadline, note = time.monotonic() + START_LIMIT_S, ""
+        while not note and time.monotonic() < deadline:  # a heartbeat brings it
+            time.sleep(0.1)
+            note = json.loads(ask(port, f"/v1/models/{workload.name}")[1])["served"]["note"] or ""
+        if not note.startswith(f"{self.backend} computes it in {self.precision}:"):
+            raise processes.StartFailed(note or "Nothing says how it is computed.")
 
 
 SYSTEMS: dict[str, System] = {
