@@ -134,6 +134,13 @@ def _claim_sql(ids: int, takes_over: int, lease: str) -> str:
     )
 
 
+def take_back(batch: UUID, ids: Collection[UUID]) -> None:
+    """As if `batch` had not claimed these: it did not come to them."""
+    held = Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING)
+    unclaimed = {name: value for name, value in _QUEUED_AGAIN.items() if name != "published_at"}
+    held.update(**unclaimed, attempts=F("attempts") - 1)
+
+
 def keep(batch: UUID, ids: Collection[UUID], *, time_limit_s: float) -> None:
     """Who still runs these has as long again: it was held up by what is not theirs."""
     lease: Any = Now() + datetime.timedelta(seconds=time_limit_s + LEASE_MARGIN_S)

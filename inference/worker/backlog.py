@@ -189,12 +189,13 @@ class Backlog:
         )
 
     def is_overtaken(self, batch: Batch) -> bool:
-        """Whether somebody is to run before the last of these jobs, were they not in one call."""
+        """Whether somebody is to run before the last of these engine calls, were they not in one call."""
         if self.isolation.parts:
             return True
-        last = batch.called[-1].item
+        last = (held.item for held in batch.called[-batch.shares[-1] :])
+        turn = min((item.priority, item.arrived_at_s) for item in last)  # younger ones of near lengths are in it, too
         heads = (queue.head() for _, queue in self._due_in_turn(clock.time_s()))
-        return any(head < (last.priority, last.arrived_at_s) for head in heads if head)
+        return any(head < turn for head in heads if head)
 
     def next_ahead(self) -> list[HeldJob] | None:
         """The jobs of a batch for a child that is busy. None where an idle one is waited for: by what is run again, or

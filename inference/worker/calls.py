@@ -86,7 +86,7 @@ class BatchReport:
     oom_shape: tuple[int, float] | None = None  # (size, length) that did not fit on the device
     left: frozenset[UUID] = frozenset()  # jobs that go on with the next call of the batch
     put_off: frozenset[UUID] = frozenset()  # jobs that were claimed, and cannot join yet
-    unbegun: frozenset[UUID] = frozenset()  # jobs that were claimed, and others went first
+    unbegun: frozenset[UUID] = frozenset()  # jobs that others went before: their claim was taken back
     each: tuple["BatchReport", ...] = ()  # engine call, where there were several
     room: Room = field(default_factory=Room)  # for those that join next
     capacity: int = 0  # tokens of cache in all; 0 of a model that does not generate step by step

@@ -1,7 +1,7 @@
 """A batch and its rows: claimed before it runs, recorded as it ends."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -59,6 +59,12 @@ def _is_for_newer(spec: ModelSpec, parameters: dict[str, object]) -> bool:
     except (specs.CatalogError, errors.InvalidInput):
         return False
     return newer.digest != spec.digest
+
+
+def take_back(batch: UUID, ids: Collection[UUID]) -> None:
+    """The claim of what was not begun. Its turn may be long after the lease is over."""
+    if ids:
+        patiently(lambda: transitions.take_back(batch, ids), limit_s=RECORD_PATIENCE_S, reconnect=connection.close)
 
 
 def record(

@@ -98,9 +98,8 @@ class Settlement:
         if not report.unbegun:
             return
         unbegun = [held for held in batch.jobs if held.job_id in report.unbegun]
-        batch.jobs = batch.jobs[: -len(unbegun)]
+        batch.jobs = [held for held in batch.jobs if held.job_id not in report.unbegun]
         for held in unbegun:
-            held.takes_over = batch.id
             self.backlog.queues[held.model].add(held.item)
 
     def _observe_steps(self, batch: Batch, report: BatchReport) -> None:

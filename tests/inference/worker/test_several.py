@@ -112,6 +112,15 @@ class TogetherTests(DispatcherCase):
                 self.dispatcher.kick()
                 self.assertEqual(self.asked, Asked.COME_BACK)
 
+    def test_nor_for_older_ones_of_another_length(self) -> None:
+        self.learn()
+        for place in range(60):
+            self.wait(1, length=10 + 40 * (place % 3))
+        self.dispatcher.kick()
+        self.assertGreater(len(self.last.batch.shares), 1)
+        self.assertLess(sum(self.last.batch.shares), 60)
+        self.assertEqual(self.asked, Asked.GO_ON)
+
     def test_what_had_not_begun_waits_again_in_its_place(self) -> None:
         self.learn()
         ids = self.wait(30)
@@ -120,11 +129,18 @@ class TogetherTests(DispatcherCase):
         done, unbegun = first.batch.job_ids[:8], first.batch.job_ids[8:]
         self.pool.finish(first, unbegun=frozenset(unbegun))
         self.assertEqual(self.last.batch.job_ids[0], urgent)
-        self.assertEqual(self.last.batch.takes_over, (first.batch.batch,))
         ran = {*done, *self.last.batch.job_ids}
         self.pool.finish(self.last)
         self.assertEqual(set(self.last.batch.job_ids), set(ids) - ran)
-        self.assertEqual(self.last.batch.takes_over, (first.batch.batch,))
+
+    def test_of_what_had_not_begun_only_what_was_claimed_waits_again(self) -> None:
+        self.learn()
+        ids = self.wait(16)
+        self.dispatcher.kick()
+        done, (unbegun, *cancelled) = ids[:8], ids[8:]
+        self.pool.finish(self.last, dict.fromkeys(done, ""), unbegun=frozenset({unbegun}))
+        self.assertEqual(self.last.batch.job_ids, (unbegun,))
+        self.assertEqual(set(self.dispatcher.backlog.held), {str(unbegun)})
 
     def test_of_a_child_that_died_the_engine_calls_run_apart(self) -> None:
         self.learn()
@@ -269,7 +285,8 @@ class SeveralStagesTests(TransactionTestCase):
         report, jobs = self.run_jobs(["a", "b"], ["c"], ["d"])
         self.assertEqual(report.unbegun, {jobs[2].pk, jobs[3].pk})
         self.assertEqual(report.errors, {job.pk: "" for job in jobs[:2]})
-        self.assertEqual([job.status for job in jobs], [Status.SUCCEEDED] * 2 + [Status.RUNNING] * 2)
+        self.assertEqual([job.status for job in jobs], [Status.SUCCEEDED] * 2 + [Status.QUEUED] * 2)
+        self.assertEqual([(job.attempts, job.batch, job.worker) for job in jobs[2:]], [(0, None, None)] * 2)
 
     def test_it_comes_back_by_itself_when_it_takes_long(self) -> None:
         with patch.object(several, "LONGEST_S", 0.0):
