@@ -137,7 +137,7 @@ class TogetherTests(DispatcherCase):
         self.learn()
         ids = self.wait(16)
         self.dispatcher.kick()
-        done, (unbegun, *cancelled) = ids[:8], ids[8:]
+        done, unbegun = ids[:8], ids[8]
         self.pool.finish(self.last, dict.fromkeys(done, ""), unbegun=frozenset({unbegun}))
         self.assertEqual(self.last.batch.job_ids, (unbegun,))
         self.assertEqual(set(self.dispatcher.backlog.held), {str(unbegun)})
