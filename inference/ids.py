@@ -27,7 +27,13 @@ def first_id_at(moment: datetime.datetime) -> UUID:
 
 @UUIDField.register_lookup
 class EndsWith(UUIDEndsWith):
-    """By hexadecimal digits. PostgreSQL would make a text of every id of a table: its bytes cost half of that."""
+    """By hexadecimal digits. PostgreSQL would make a text of every id of a table: its bytes cost half of that. SQLite
+    has texts, and would look for the end at every place of them."""
+
+    def as_sqlite(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
+        digits = str(self.rhs).replace("-", "")
+        column, given = compiler.compile(self.lhs)
+        return f"substr({column}, {-len(digits)}) = %s", [*given, digits]
 
     def as_postgresql(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
         digits = str(self.rhs)

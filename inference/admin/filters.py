@@ -20,7 +20,7 @@ from inference import errors
 from inference.admin.selection import MINUTES
 from inference.catalog.lookup import models
 from inference.ids import first_id_at
-from inference.models import ENDED, Job, Priority, Worker
+from inference.models import ENDED, Job, Priority, Status, Worker
 
 COUNT_LIMIT = 10_000
 FOLDED_AFTER = datetime.timedelta(hours=1)
@@ -72,6 +72,19 @@ class JobFilter(admin.SimpleListFilter):
             raise IncorrectLookupParameters from error
 
 
+class StatusFilter(JobFilter):
+    title, parameter_name = "status", "status__exact"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(status.value, str(status.label)) for status in Status]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        """Nearly all jobs have succeeded. SQLite does not know, and would look among them for those of a model."""
+        if self.value() == Status.SUCCEEDED and "model" in request.GET:
+            return queryset.exclude(status__in=set(Status) - {Status.SUCCEEDED})
+        return super().queryset(request, queryset)
+
+
 class ModelFilter(JobFilter):
     title = parameter_name = "model"
 
@@ -93,9 +106,11 @@ class PriorityFilter(JobFilter):
         return [(str(priority.value), str(priority.label)) for priority in Priority]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        """Most jobs are normal, and in no index. That one is not is said, as of errors."""
+        """Most jobs are normal, and in no index. That one is not is said, as of errors; but of many low ones not to
+        SQLite, where it knows a way to fewer."""
         found = super().queryset(request, queryset)
-        is_indexed = self.value() not in (None, str(Priority.NORMAL.value))
+        is_many = self.value() == str(Priority.LOW.value) and {"model", "worker"} & request.GET.keys()
+        is_indexed = self.value() not in (None, str(Priority.NORMAL.value)) and not is_many
         return found.exclude(priority=Priority.NORMAL) if is_indexed else found
 
 

@@ -20,7 +20,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from inference.admin import batches, data, display, export, media, selection, steering, story
-from inference.admin.filters import AcceptedFilter, ErrorFilter, ModelFilter, PriorityFilter, WorkerFilter
+from inference.admin.filters import AcceptedFilter, ErrorFilter, ModelFilter, PriorityFilter, StatusFilter, WorkerFilter
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.ids import new_job_id
 from inference.models import Act, ActKind, Job, Status, Webhook, Worker
@@ -38,7 +38,7 @@ class JobAdmin(ReadOnlyAdmin):
         "short_id", "model", "state", "code", "accepted", "wait", "run", "batched", "size", "priority", "attempts",
         "ran_on",
     )  # fmt: skip
-    list_filter = ("status", ModelFilter, AcceptedFilter, PriorityFilter, WorkerFilter, ErrorFilter)
+    list_filter = (StatusFilter, ModelFilter, AcceptedFilter, PriorityFilter, WorkerFilter, ErrorFilter)
     list_per_page = list_max_show_all = 50
     search_fields = ("id",)  # shows the box; get_search_results does the work
     search_help_text = "A job's id or its end, as the list shows it, or a request's id (X-Request-Id) in full"

@@ -161,6 +161,25 @@ class TestJobPages(AdminCase):
             self.assertEqual([found.pk for found in self.listed(q=f"…{job.pk.hex[-digits:]}")], [job.pk], digits)
             self.assertEqual(self.listed(q="0" * digits), [])
 
+    def test_of_two_filters_the_one_that_finds_fewer_is_looked_at_first(self) -> None:
+        worker = make_worker().pk
+        for status in Status:
+            make_job(status=status, priority=Priority.LOW, worker=worker)
+        make_job(status=Status.SUCCEEDED, priority=Priority.LOW, model="other")
+        for index, query in (
+            ("job_by_model", {"status__exact": "succeeded", "model": "embeddings"}),
+            ("job_by_worker", {"priority__exact": "3", "worker": str(worker), "status__exact": "succeeded"}),
+            ("job_by_priority", {"priority__exact": "1", "worker": str(worker)}),
+        ):
+            with CaptureQueriesContext(connection) as queries:
+                found = self.listed(**query)
+            self.assertEqual(len(found), 0 if "1" in query.values() else 1, query)
+            [look] = [query["sql"] for query in queries if "LIMIT 51" in query["sql"]]
+            if connection.vendor == "sqlite":  # others know how many there are of each
+                with connection.cursor() as cursor:
+                    cursor.execute(f"EXPLAIN QUERY PLAN {look}")
+                    self.assertIn(index, str(cursor.fetchall()), query)
+
     def test_pages_follow_one_another(self) -> None:
         made = [make_job() for _ in range(113)]
         newest = [job.pk for job in reversed(made)]
