@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -42,6 +43,11 @@ class Batch:
         return max((job.batch_size or 0 for job in self.jobs), default=0) or sum(job.size for job in self.jobs)
 
     @property
+    def calls(self) -> int:
+        """Of the engine: short ones share a claim and a record."""
+        return math.ceil(sum(job.size for job in self.jobs) / self.rows)
+
+    @property
     def failed(self) -> int:
         return sum(job.status == Status.FAILED for job in self.jobs)
 
@@ -54,8 +60,10 @@ class Batch:
         return max(job.length for job in self.jobs)
 
     @property
-    def padding(self) -> int:
-        """Per cent of what is computed, if all are padded to the longest."""
+    def padding(self) -> int | None:
+        """Per cent of what is computed, if all are padded to the longest. Of several calls it is not known."""
+        if self.calls > 1:
+            return None
         sizes = sum(job.size for job in self.jobs)
         return round(100 * (1 - sum(job.length * job.size for job in self.jobs) / (sizes * self.longest)))
 
@@ -69,7 +77,7 @@ class Batch:
 
     @property
     def learnt_s(self) -> float | None:
-        return self.cost.seconds(self.rows, self.longest) if self.cost else None
+        return self.calls * self.cost.seconds(self.rows, self.longest) if self.cost else None
 
     @property
     def lengths(self) -> SafeString:

@@ -176,6 +176,13 @@ class BatchTests(FleetCase):
         self.assertEqual(page.count("badge-succeeded"), 3)
         self.assertEqual(self.client.get(reverse("admin:inference_job_batch", args=[uuid.uuid4()])).status_code, 404)
 
+    def test_a_batch_of_several_engine_calls_says_so(self) -> None:
+        batch = self.run_together(10, 20, 30, 40, 50, batch_size=2)
+        page = self.text(reverse("admin:inference_job_batch", args=[batch]))
+        self.assertIn("5 jobs in 3 engine calls of at most 2 rows", page)
+        self.assertNotIn("would be padding", page)
+        self.text(BATCHES)
+
     def test_a_worker_that_is_gone_or_tells_no_costs_leaves_them_out(self) -> None:
         for worker in (uuid.uuid4(), make_worker(costs=None).pk, None):
             batch = self.run_together(5, worker=worker, finished_at=None, status=Status.RUNNING)
