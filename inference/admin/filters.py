@@ -109,7 +109,7 @@ class PriorityFilter(JobFilter):
         """Most jobs are normal, and in no index. That one is not is said, as of errors; but of many low ones not to
         SQLite, where it knows a way to fewer."""
         found = super().queryset(request, queryset)
-        is_many = self.value() == str(Priority.LOW.value) and {"model", "worker"} & request.GET.keys()
+        is_many = self.value() == str(Priority.LOW.value) and {"model", "worker", "error_code"} & request.GET.keys()
         is_indexed = self.value() not in (None, str(Priority.NORMAL.value)) and not is_many
         return found.exclude(priority=Priority.NORMAL) if is_indexed else found
 
