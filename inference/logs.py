@@ -71,7 +71,7 @@ def private(text: object) -> object:
 
 class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        fields = {**_named(record), **_bound.get(), **_of_process}
+        fields = {**_bound.get(), **_named(record), **_of_process}
         line = {
             "time": _moment(record.created), "level": record.levelname, "logger": record.name,
             "message": record.getMessage(),

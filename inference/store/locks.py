@@ -11,7 +11,8 @@ from inference import budget
 PATIENCE_S = 2.0
 _WAITING = """
 SELECT extract(epoch FROM clock_timestamp() - query_start), pg_blocking_pids(pid) FROM pg_stat_activity
-WHERE wait_event_type = 'Lock' AND datname = current_database() ORDER BY query_start LIMIT 1
+JOIN pg_locks USING (pid) WHERE NOT granted AND locktype = 'relation' AND datname = current_database()
+ORDER BY query_start LIMIT 1
 """
 
 

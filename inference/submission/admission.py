@@ -39,7 +39,7 @@ def room(terms: Terms, ids: Collection[UUID]) -> Iterator[None]:
             _enter(rooms, "owner", terms.owner.pk, shared, ids, terms.max_owned)
         limit, longest_s = max_queued(terms.spec, priority), settings.MAX_ESTIMATED_WAIT_S
         if terms.yields:
-            limit, longest_s = max(limit // 2, min(len(ids), limit)), longest_s / 2
+            limit, longest_s = limit // 2 if len(ids) <= limit // 2 else limit, longest_s / 2
         line = _enter(rooms, "model", model, priority, ids, limit)
         if priority < Priority.LOW:
             _refuse_long_wait(model, line.waiting - len(ids), longest_s)

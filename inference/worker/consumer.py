@@ -91,9 +91,10 @@ def strategy(task: Any, app: Celery, consumer: Any) -> Callable[..., None]:
 
     def on_message(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **kwargs: Any) -> None:
         request = request_of(message, on_ack=ack, on_reject=reject, **common)
-        if (request.expires or request.id in state.revoked) and request.revoked():
-            return
         items, model = items_of(request, dispatcher)
+        is_revoked = request.id in state.revoked and len(items) == 1  # of several the rows tell
+        if (request.expires or is_revoked) and request.revoked():
+            return
         request.jobs_left = len(items)
         signals.task_received.send(sender=consumer, request=request)
         request.received()

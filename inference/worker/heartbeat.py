@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection
 from django.db.models.functions import Now
 
-from inference import clock
+from inference import clock, logs
 from inference.errors import BrokerUnavailable
 from inference.failures import Pauses, is_away
 from inference.figures import marks
@@ -49,7 +49,8 @@ class Facts:
 def succeeds(chore: Callable[[], object], node: str) -> bool:
     """Whether it did: what failed has its turn again in the next round."""
     try:
-        chore()
+        with logs.about():  # what it notes is over with it
+            chore()
     except Exception as error:
         connection.close()
         if isinstance(error, BrokerUnavailable) or is_away(error):

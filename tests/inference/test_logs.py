@@ -14,6 +14,7 @@ from unittest.mock import patch
 from django.conf import settings
 
 from inference import logs
+from inference.worker import heartbeat
 
 
 def line(text: str, *arguments: Any, **more: Any) -> dict[str, Any]:
@@ -43,6 +44,14 @@ class LineTests(TestCase):
         other.join()
         self.assertNotIn("job", seen[0])
         logs.begin(request_id="s")
+        self.assertNotIn("job", line("x"))
+
+    def test_what_the_line_names_goes_before_what_is_bound(self) -> None:
+        with logs.about(job="bound"):
+            self.assertEqual(line("job=%s", "named")["job"], "named")
+
+    def test_what_a_chore_notes_is_over_with_it(self) -> None:
+        self.assertTrue(heartbeat.succeeds(lambda: logs.note(job="j"), "node"))
         self.assertNotIn("job", line("x"))
 
     def test_it_is_json_whatever_it_says(self) -> None:

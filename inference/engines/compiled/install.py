@@ -55,18 +55,21 @@ class Recorder:
 
 @dataclass(slots=True)
 class Substitute:
-    """A shortcut: `forward` in place of the model's own, whose weights may be let go until it is off."""
+    """A shortcut: `forward` in place of the model's own, whose weights may be let go for as long as it is on."""
 
     model: Any
     forward: Any
     load: Callable[[], Any]  # the same model, anew
+    needs_weights: bool = True
     has_weights: bool = True
 
     def on(self) -> None:
         self.model.forward = self.forward
+        if not self.needs_weights:
+            self.let_weights_go()
 
     def let_weights_go(self) -> None:
-        self.has_weights = False
+        self.needs_weights = self.has_weights = False
         for parameter in self.model.parameters():
             parameter.data = parameter.data.new_empty(0)
 

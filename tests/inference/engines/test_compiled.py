@@ -205,6 +205,16 @@ class WeightsTests(CompiledCase):
                 self.assertGreater(self.held(engine), 0)
                 self.assert_equal(self.asked(engine, task), expected)
 
+    def test_they_go_again_where_the_input_was_at_fault(self) -> None:
+        engine = self.loaded()
+        with self.assertRaises(TypeError):
+            engine.shortcuts.guard(self._refuse)
+        self.assertTrue(self.computes(engine))
+        self.assertEqual(self.held(engine), 0)
+
+    def _refuse(self) -> list[Any]:
+        raise TypeError("bad input")
+
     def test_where_they_cannot_be_loaded_again_the_call_fails_and_the_next_is_answered(self) -> None:
         model = shutil.copytree(self.folder(CLASSIFICATION), self.data / "model")
         engine, expected = self.loaded(model=str(model)), self.torch_answers()

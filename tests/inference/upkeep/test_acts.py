@@ -158,16 +158,16 @@ class RetryTests(TransactionTestCase):
             Act.objects.update(lease_until=None)
             self.assertEqual(after(act).done, 5)
 
-    def test_a_list_of_more_parts_than_that_runs_again_in_an_empty_queue(self) -> None:
+    def test_a_list_of_more_parts_than_that_runs_again_beside_others(self) -> None:
         spec = dataclasses.replace(spec_of("embeddings"), max_queued=6, max_batch_size=1)
         [whole] = make_jobs(1, status=Status.FAILED, inputs=[], parts=4)
         for place in range(4):
             make_jobs(1, status=Status.FAILED, whole=whole.pk, place=place, inputs=["x"])
-        [other] = make_jobs(1)
+        _, *others = make_jobs(3)
         act = make_act(ActKind.RETRY, {**FAILED, "id": str(whole.pk)})
         with patch.object(jobs, "spec_of", return_value=spec):
             self.assertEqual((after(act).done, act.left), (0, {}))
-            Job.objects.filter(pk=other.pk).update(status=Status.SUCCEEDED)
+            Job.objects.filter(pk__in=[other.pk for other in others]).update(status=Status.SUCCEEDED)
             Act.objects.update(lease_until=None)
             self.assertEqual((after(act).done, act.left), (1, {}))
 

@@ -12,6 +12,7 @@ from uuid import uuid4
 import kombu
 import kombu.utils.functional
 from celery.exceptions import InvalidTaskError
+from celery.worker import state
 from kombu.message import Message
 
 from inference.broker import messages
@@ -129,6 +130,12 @@ class ConsumerTests(TestCase):
         self.assertEqual(self.events, ["given back", "given back"])
         backlog.release(held, "", 0.1)
         self.assertEqual((self.events, backlog.held), (["given back", "given back"], {}))
+
+    def test_what_is_revoked_of_them_takes_no_other_with_it(self) -> None:
+        first = str(uuid4())
+        with patch.object(state, "revoked", {first}):
+            self.receive(args=[first], headers={"id": first}, others=[[str(uuid4()), 1, 7]])
+        self.assertEqual(len(self.dispatcher.backlog.held), 2)
 
     def test_a_double_of_one_of_them_is_acknowledged_with_it(self) -> None:
         first, *_ = self.receive_pack()
