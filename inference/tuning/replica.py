@@ -91,7 +91,7 @@ _bytes: int
 
 def _load(setup: Setup) -> None:
     global _setup, _engine, _bytes
-    devices.set_up_libraries(setup.threads)
+    devices.set_up_libraries(setup.threads, is_cpu=setup.is_on_cpu)
     device = devices.bind(setup.device.visible)
     try:
         with memory.measured(setup.spec, device) as taken:

@@ -16,6 +16,7 @@ CPU = "cpu"
 ALLOCATION = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}  # today's name, and the one before
 NAME = re.compile(r"cpu|cuda:\d+(\+cuda:\d+)*")
 LONGEST_NAME = 20  # characters, on a job's row
+AMPLE, READERS = 8, 4  # cores of a replica, from which on its tokenizer reads in so many threads
 MOST_REPLICAS = 4  # a GPU: the gaps of one are hidden by the next three
 CONTEXT = 2**30  # bytes that a process takes of a GPU before it has loaded anything, and for kernels
 
@@ -76,9 +77,15 @@ def bind(visible: str) -> str:
     return "cuda:0" if visible else CPU
 
 
-def set_up_libraries(threads: int) -> None:
-    """Of a replica, which read it as they are imported: in this process, or in one that it starts."""
-    os.environ.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), TOKENIZERS_PARALLELISM="false")
+def set_up_libraries(threads: int, *, is_cpu: bool = True) -> None:
+    """Of a replica, which read it as they are imported: in this process, or in one that it starts.
+
+    A tokenizer reads a batch in several threads beside a GPU, where a replica has so many cores that some are idle: the
+    work is not less, and where none is idle a batch waits for all of them."""
+    os.environ.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
+    readers = READERS if not is_cpu and threads >= AMPLE else 1
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if readers > 1 else "false")
+    os.environ.setdefault("RAYON_NUM_THREADS", str(readers))
     if not ALLOCATION & os.environ.keys():
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # else shapes that vary leave holes on a GPU
 

@@ -99,7 +99,7 @@ def _plan(worker: Any) -> None:
     )  # fmt: skip
     plan = replace(plan, ahead=settings.WORK_AHEAD)
     logs.of_process(worker=plan.worker)
-    devices.set_up_libraries(plan.threads)
+    devices.set_up_libraries(plan.threads, is_cpu=choice.is_cpu)
     forkserver.prepare(wanted.of(models).values())
     worker.concurrency = plan.replicas
     worker.replicas = ReplicaPool.replicas = Replicas(plan, wanted.of(models))

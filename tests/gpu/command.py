@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     chosen = [case for case in CASES if not options.only or case.name in options.only]
     if not options.stand_in:
-        devices.set_up_libraries(devices.cores())  # as replicas have it, whose processes read it as they start
+        devices.set_up_libraries(devices.cores(), is_cpu=False)  # which the processes of the cases read as they start
     results = []
     for case in chosen:
         broken = case.name in options.broken

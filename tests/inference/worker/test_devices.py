@@ -128,6 +128,20 @@ class PlanTests(TestCase):
                 devices.set_up_libraries(1)
                 self.assertEqual(os.environ.get("PYTORCH_ALLOC_CONF"), expected)
 
+    def test_a_tokenizer_reads_in_several_threads_beside_a_gpu_with_cores_to_spare(self) -> None:
+        for threads, is_cpu, given, expected in (
+            (8, False, {}, ("true", "4")),
+            (4, False, {}, ("false", "1")),
+            (16, True, {}, ("false", "1")),
+            (16, False, {"TOKENIZERS_PARALLELISM": "false"}, ("false", "4")),
+        ):
+            with self.subTest(threads=threads, is_cpu=is_cpu, given=given), patch.dict(os.environ):
+                for name in ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS"):
+                    os.environ.pop(name, None)
+                os.environ.update(given)
+                devices.set_up_libraries(threads, is_cpu=is_cpu)
+                self.assertEqual((os.environ["TOKENIZERS_PARALLELISM"], os.environ["RAYON_NUM_THREADS"]), expected)
+
     def test_the_cpu_is_the_device_of_a_plan_that_names_none(self) -> None:
         with patch.dict(os.environ):
             self.assertEqual(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1).bind(0), "cpu")

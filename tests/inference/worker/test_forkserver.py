@@ -59,6 +59,15 @@ def tell_environment(pipe: Any) -> None:
     pipe.send({name: os.environ.get(name) for name in forkserver.NO_GPUS})
 
 
+def read_in_threads(pipe: Any) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    found = tokenizer.encode_batch(["a b b"] * 1000)
+    pipe.send((len(os.listdir("/proc/self/task")) > 2, {tuple(text.ids) for text in found}))
+
+
 def leave(code: int) -> None:
     sys.exit(code)
 
@@ -171,6 +180,15 @@ class ForkServerTests(TestCase):
         Path(folder, "looks.py").write_text("import torch\nfound = torch.cuda.is_available()\n")
         found = self.printed(LOOKS_FOR_GPUS, "looks", PYTHONPATH=folder, CUDA_VISIBLE_DEVICES="0")
         self.assertEqual(found, "False\n")
+
+    def test_children_may_read_in_threads(self) -> None:
+        for _ in range(2):
+            with patch.dict(os.environ, TOKENIZERS_PARALLELISM="true", RAYON_NUM_THREADS="3"):
+                ours, theirs = get_context("spawn").Pipe()
+                process = self.start(read_in_threads, theirs)
+                self.assertTrue(ours.poll(30))
+            self.assertEqual(ours.recv(), (True, {(0, 1, 1)}))
+            self.assertEqual(self.ended(process), 0)
 
     def test_children_see_the_gpus_that_their_starter_does(self) -> None:
         for there in (None, "1,2"):
