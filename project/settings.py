@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from api import request_id
+from inference import tracing
 from inference.broker import address, queues
 from inference.catalog import specs
 from project import environment as env
@@ -33,6 +34,7 @@ INSTALLED_APPS = [
     "api",
 ]
 MIDDLEWARE = [
+    *(["api.tracing.Traces"] if tracing.on else []),
     "api.middleware.RequestIds",
     "api.middleware.Api",
     # For the admin's pages, and the files that they name.

@@ -14,6 +14,7 @@ from django.db.models.base import ModelState
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
+from inference import tracing
 from inference.ids import new_job_id
 from inference.models import TERMINAL, Bulk, Job, Status
 
@@ -24,6 +25,7 @@ T = TypeVar("T")
 Changes = dict[str, Any]  # what happened to a job since it was inserted, by attribute
 
 _FIELDS: Sequence[Any] = Job._meta.concrete_fields
+_UNUSED = () if tracing.on else ("traceparent",)
 _CHANGING = (
     "id", "status", "output", "error_code", "error_detail", "batch", "batch_size", "attempts", "recoveries", "worker",
     "device", "published_at", "started_at", "finished_at",
@@ -35,7 +37,7 @@ def _is_stored_as_it_is(field: Any) -> bool:
 
 
 PREPARED: dict[str, Any] = {  # by column: the field that prepares a value for the database, if it needs to be
-    field.attname: None if _is_stored_as_it_is(field) else field for field in _FIELDS
+    field.attname: None if _is_stored_as_it_is(field) else field for field in _FIELDS if field.attname not in _UNUSED
 }
 _OWN = ("id", "created_at", "parameters")  # each job has its own
 _DEFAULTS = {field.attname: field.get_default() for field in _FIELDS if field.attname not in _OWN}

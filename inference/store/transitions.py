@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Sum
 from django.db.models.functions import Now
 
-from inference import budget, clock, errors, failpoints, logs
+from inference import budget, clock, errors, failpoints, logs, tracing
 from inference.failures import Kind, kind_of
 from inference.figures import ledger, tallies
 from inference.figures.tallies import Tally
@@ -29,6 +30,9 @@ from inference.json_field import storable
 from inference.models import WAITING, Job, Status
 from inference.store import notices, rows
 from inference.store.rows import in_seconds, marks, now_sql
+
+if tracing.on:
+    from inference.store import spans
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +52,7 @@ class Outcome:
     whole: UUID | None = None  # that the job is a part of
     created_at: datetime.datetime | None = None
     started_at: datetime.datetime | None = None
+    traceparent: str | None = None
 
     @property
     def status(self) -> Status:
@@ -68,6 +73,7 @@ class Claimed:
     started_at: datetime.datetime
     whole: UUID | None
     place: int | None
+    traceparent: str | None = None
 
 
 MOST_ANSWERED = 2_000_000  # numbers of one job: what a process that shows them takes 150 MB for
@@ -75,7 +81,7 @@ LEASE_MARGIN_S = 20.0  # past the model's time limit, which the worker itself en
 _BROKEN = (Status.FAILED, Status.EXPIRED, Status.CANCELLED)
 _QUEUED_AGAIN = {"status": Status.QUEUED, "batch": None, "worker": None, "started_at": None, "published_at": None}
 
-_CLAIMED = tuple(field.name for field in fields(Claimed))
+_CLAIMED = tuple(field.name for field in fields(Claimed) if tracing.on or field.name != "traceparent")
 
 
 def claim(
@@ -209,6 +215,8 @@ def _record_locked(
             raise _NotAll
     ends = {whole: end for whole, parts in wholes.items() if (end := _settle(whole, parts))}
     ledger.write_on(outcomes[0].model, tallies.add(_counted(outcomes, ends.values()), beside))
+    if tracing.on:
+        transaction.on_commit(partial(spans.recorded, batch, outcomes, batch_size), robust=True)
     return len(outcomes), list(ends)
 
 
@@ -402,6 +410,9 @@ def _end_locked(held: Sequence[tuple[UUID, str, UUID | None]], status: Status, *
     """(id, model, whole) of each: nobody else changes them now. A part is no job of its own where outcomes are
     counted."""
     Job.objects.filter(pk__in=[job_id for job_id, _, _ in held]).update(status=status, finished_at=Now(), **values)
-    end = _end_of(status, values.get("error_code", ""))
+    code = values.get("error_code", "")
+    if tracing.on:
+        transaction.on_commit(partial(spans.ended, [job_id for job_id, _, _ in held], status, code), robust=True)
+    end = _end_of(status, code)
     for model, count in Counter(model for _, model, whole in held if not whole).items():
         ledger.write(model, {"ended": {end: count}})

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.conf import settings
 
-from inference import clock
+from inference import clock, tracing
 from inference.catalog.specs import ModelSpec
 from inference.errors import InferenceError
 from inference.models import Job, Priority
@@ -33,10 +33,11 @@ class Terms:
         """A new one, not stored yet."""
         now = clock.now()
         expires_at = None if self.expires_in_s is None else now + datetime.timedelta(seconds=self.expires_in_s)
+        traced: dict[str, Any] = {"traceparent": tracing.traceparent()} if tracing.on else {}
         return rows.new_job(
             model=self.spec.name, priority=self.priority, owner=self.owner, request_id=self.request_id,
             created_at=now, published_at=now, expires_at=expires_at,
-            recoveries=settings.MAX_RECOVERIES - 1 if self.alone else 0, **values,
+            recoveries=settings.MAX_RECOVERIES - 1 if self.alone else 0, **traced, **values,
         )  # fmt: skip
 
 

@@ -66,5 +66,11 @@ def unstorable(refused: Outcome) -> Outcome:
 
 def _of(job: Claimed, **values: Any) -> Outcome:
     return Outcome(
-        job_id=job.id, model=job.model, whole=job.whole, created_at=job.created_at, started_at=job.started_at, **values
+        job_id=job.id,
+        model=job.model,
+        whole=job.whole,
+        created_at=job.created_at,
+        started_at=job.started_at,
+        traceparent=job.traceparent,
+        **values,
     )

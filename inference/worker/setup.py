@@ -20,7 +20,7 @@ from celery.utils.imports import symbol_by_name
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 
-from inference import logs
+from inference import logs, tracing
 from inference.broker.messages import TASK
 from inference.catalog import lookup, specs, tasks
 from inference.catalog.specs import ModelSpec
@@ -55,6 +55,8 @@ def install(app: Celery) -> None:
     signals.setup_logging.connect(configure_logging, weak=False)
     signals.worker_init.connect(prepare, weak=False)
     signals.worker_shutdown.connect(leave, weak=False)
+    if tracing.on:
+        signals.worker_process_shutdown.connect(lambda **_: tracing.flush(), weak=False)
 
 
 def prepare(sender: Any, **kwargs: Any) -> None:

@@ -1,0 +1,37 @@
+"""The span of a request, in the client's trace where it told one. In use where traces are on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django.http import HttpRequest, HttpResponse
+from opentelemetry.trace import SpanKind, StatusCode
+
+from api import request_id
+from inference import tracing
+
+METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+
+
+class Traces:
+    """Outermost. Of a stream: until its first piece."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        method = request.method if request.method in METHODS else "_OTHER"
+        with tracing.tracer().start_as_current_span(
+            str(method), tracing.context_of(request.META.get("HTTP_TRACEPARENT")), SpanKind.SERVER,
+            {"http.request.method": str(method)}, record_exception=False,
+        ) as span:  # fmt: skip
+            response = self.get_response(request)
+            if request.resolver_match:
+                route = f"/{request.resolver_match.route}"
+                span.update_name(f"{method} {route}")
+                span.set_attribute("http.route", route)
+            span.set_attribute("http.response.status_code", response.status_code)
+            span.set_attribute("inference.request_id", response.headers.get(request_id.HEADER, ""))
+            if response.status_code >= 500:
+                span.set_status(StatusCode.ERROR)
+            return response

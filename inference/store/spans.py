@@ -1,0 +1,87 @@
+"""The spans of jobs that have ended and of their batches: made as they are recorded, with the times of the rows, and
+nothing of an input."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, StatusCode
+
+from inference import clock, tracing
+from inference.catalog import lookup, tasks
+from inference.models import Job, Status
+
+EMBEDDINGS = ("feature-extraction", "sentence-similarity")
+
+
+def recorded(batch: UUID, outcomes: Sequence[Any], batch_size: int | Mapping[UUID, int]) -> None:
+    """Of a batch, or of those of an open one that end now: it has a trace of its own, with a link to each job's."""
+    size = batch_size if isinstance(batch_size, int) else max(batch_size.values())
+    common = {**_common(outcomes[0].model), "inference.batch.id": str(batch), "inference.batch.size": size}
+    end_ns = _ns(clock.now())
+    spans = [
+        _job(
+            {**common, **_usage(each.output)}, each.whole or each.job_id, each.traceparent, each.created_at,
+            each.started_at, each.status, each.error_code, end_ns,
+        )
+        for each in outcomes
+    ]  # fmt: skip
+    if links := [Link(span.get_span_context()) for span in spans if span.is_recording()]:
+        began_ns = min((_ns(each.started_at) for each in outcomes if each.started_at), default=end_ns)
+        name = f"batch {outcomes[0].model}"
+        batch_span = tracing.tracer().start_span(name, Context(), attributes=common, links=links, start_time=began_ns)
+        batch_span.end(end_ns)
+    for span in spans:
+        span.end(end_ns)
+
+
+def ended(ids: Iterable[UUID], status: Status, code: str) -> None:
+    """Otherwise than by a batch."""
+    columns = "model", "pk", "traceparent", "created_at", "started_at"
+    end_ns = _ns(clock.now())
+    held = Job.objects.filter(pk__in=list(ids), whole=None).values_list(*columns)
+    for model, job, told, created_at, started_at in held:
+        _job(_common(model), job, told, created_at, started_at, status, code, end_ns).end(end_ns)
+
+
+def _job(
+    attributes: dict[str, Any], job: UUID, told: str | None, created_at: datetime, started_at: datetime | None,
+    status: str, code: str, end_ns: int,
+) -> Span:  # fmt: skip
+    """From its submission on; the caller ends it."""
+    own: dict[str, Any] = {"inference.job.id": str(job), "inference.job.status": str(status)}
+    if started_at:
+        began_ns = _ns(started_at)
+        own["inference.job.queue_s"] = max(0, began_ns - _ns(created_at)) / 1e9
+        own["inference.job.run_s"] = max(0, end_ns - began_ns) / 1e9
+    name = f"{attributes['gen_ai.operation.name']} {attributes['gen_ai.request.model']}"
+    span = tracing.tracer().start_span(
+        name, tracing.context_of(told), attributes={**attributes, **own}, start_time=_ns(created_at)
+    )
+    if code:
+        span.set_attribute("error.type", code)
+        span.set_status(StatusCode.ERROR)
+    return span
+
+
+def _common(model: str) -> dict[str, Any]:
+    spec = lookup.models().get(model)
+    task = spec.task if spec else ""
+    operation = "text_completion" if tasks.of(task).generates else "embeddings" if task in EMBEDDINGS else task
+    return {
+        "gen_ai.operation.name": operation or "inference", "gen_ai.provider.name": "inference",
+        "gen_ai.request.model": model,
+    }  # fmt: skip
+
+
+def _usage(output: Any) -> dict[str, int]:
+    match output:
+        case [{"details": {"prompt_tokens": int(prompt), "generated_tokens": int(generated)}}]:
+            return {"gen_ai.usage.input_tokens": prompt, "gen_ai.usage.output_tokens": generated}
+    return {}
+
+
+def _ns(moment: datetime) -> int:
+    return int(moment.timestamp() * 1e9)

@@ -1,0 +1,82 @@
+"""Traces by OpenTelemetry: on where its packages are installed (requirements-otel.txt) and its variables say who takes
+them.
+
+A job's row has the context that it came with, a W3C `traceparent`: messages are hints, and may be lost or sent again.
+Where traces are off, nothing here is called, and no statement names that column.
+"""
+
+import multiprocessing.util
+import os
+import threading
+import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Tracer
+
+LONGEST = 55  # characters: version 00 has no other length
+LAST_SPANS_MS = 2000  # for which the end of a process waits
+
+
+def _is_wanted() -> bool:
+    if not (os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")):
+        return False
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return False
+    try:
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter
+        import opentelemetry.sdk.trace  # noqa: F401
+    except ImportError:
+        warnings.warn("OTEL_* names who takes traces: pip install -r requirements-otel.txt for them.", stacklevel=2)
+        return False
+    return True
+
+
+on = _is_wanted()
+_provider: "TracerProvider | None" = None
+_lock = threading.Lock()
+
+
+def tracer() -> "Tracer":
+    """Its thread starts with the first span of a process: none may run in the one that others are forked from."""
+    global _provider  # noqa: PLW0603 - of this process
+    with _lock:
+        _provider = _provider or _new_provider()
+    return _provider.get_tracer("inference")
+
+
+def _new_provider() -> "TracerProvider":
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=Resource({"service.name": "inference"}).merge(OTELResourceDetector().detect()))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    multiprocessing.util.Finalize(None, flush, exitpriority=0)  # a web process ends without `atexit`
+    return provider
+
+
+def flush() -> None:
+    if _provider:
+        _provider.force_flush(LAST_SPANS_MS)
+
+
+def traceparent() -> str | None:
+    """Of what this thread does, to be stored."""
+    from opentelemetry import trace
+
+    at = trace.get_current_span().get_span_context()
+    return f"00-{at.trace_id:032x}-{at.span_id:016x}-{at.trace_flags:02x}" if at.is_valid else None
+
+
+def context_of(told: str | None) -> "Context":
+    """What comes in is believed if it is well-formed; with another, or none, a trace of its own begins."""
+    from opentelemetry.context import Context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    if not told or len(told) > LONGEST:
+        return Context()
+    return TraceContextTextMapPropagator().extract({"traceparent": told}, Context())

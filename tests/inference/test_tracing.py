@@ -1,0 +1,93 @@
+"""Traces are off unless they are wanted, believe no malformed context, and tell what generation used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from unittest import TestCase
+from unittest.mock import patch
+from uuid import uuid4
+
+from django.conf import settings
+from django.utils import timezone
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from inference import tracing
+from inference.store import spans
+from inference.store.transitions import Outcome
+
+WANTED = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+TOLD = f"00-{7:032x}-{9:016x}-01"
+
+
+class OnTests(TestCase):
+    def run_with(self, script: str, environment: dict[str, str]) -> str:
+        own = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+        run = subprocess.run(
+            [sys.executable, "-c", script], env={**own, **environment}, cwd=settings.BASE_DIR, capture_output=True,
+            text=True, check=True,
+        )  # fmt: skip
+        return run.stdout + run.stderr
+
+    def test_where_they_are_off_nothing_is_imported_and_no_statement_names_the_column(self) -> None:
+        script = (
+            "import sys, django; django.setup()\n"
+            "import project.urls, inference.worker.child; from inference.store import rows, transitions\n"
+            "names = 'traceparent' in rows.PREPARED, 'traceparent' in transitions._CLAIMED\n"
+            "print(*names, 'opentelemetry.exporter' in sys.modules)"
+        )
+        for off in ({}, {**WANTED, "OTEL_SDK_DISABLED": "true"}, {**WANTED, "OTEL_TRACES_EXPORTER": "none"}):
+            self.assertEqual(self.run_with(script, off), "False False False\n")
+        self.assertEqual(self.run_with(script, WANTED), "True True True\n")
+
+    def test_where_the_packages_are_missing_it_says_so_and_goes_on(self) -> None:
+        script = "import sys; sys.modules['opentelemetry'] = None; from inference import tracing; print(tracing.on)"
+        said = self.run_with(script, WANTED)
+        self.assertIn("False\n", said)
+        self.assertIn("pip install -r requirements-otel.txt", said)
+
+
+class SpanTests(TestCase):
+    def setUp(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.enterContext(patch.object(tracing, "_provider", provider))
+
+    def test_a_context_goes_through_a_row(self) -> None:
+        with tracing.tracer().start_as_current_span("request", tracing.context_of(TOLD)):
+            stored = tracing.traceparent()
+        self.assertRegex(str(stored), f"^00-{7:032x}-[0-9a-f]{{16}}-01$")
+        self.assertIsNone(tracing.traceparent())
+        [request] = self.exporter.get_finished_spans()
+        found = trace.get_current_span(tracing.context_of(stored)).get_span_context()
+        self.assertEqual(found.span_id, request.context.span_id if request.context else None)
+
+    def test_a_malformed_context_is_none(self) -> None:
+        for told in (None, "", "x", TOLD[:-1], TOLD + "-x", "ff" + TOLD[2:], f"00-{0:032x}-{9:016x}-01", "é" * 55):
+            found = trace.get_current_span(tracing.context_of(told)).get_span_context()
+            self.assertFalse(found.is_valid, told)
+
+    def test_what_generation_used_is_told_and_nothing_of_the_text(self) -> None:
+        details = {"finish_reason": "stop", "prompt_tokens": 3, "generated_tokens": 5}
+        now = timezone.now()
+        outcomes = [
+            Outcome(
+                job_id=uuid4(), model="m", output=output, error_code=code, error_detail="marked", traceparent=TOLD,
+                created_at=now - timedelta(seconds=2), started_at=now - timedelta(seconds=1),
+            )
+            for output, code in (([{"generated_text": "marked", "details": details}], ""), (None, "crashed"))
+        ]  # fmt: skip
+        spans.recorded(uuid4(), outcomes, 2)
+        batch, good, bad = self.exporter.get_finished_spans()
+        told = dict(good.attributes or {})
+        self.assertEqual((told["gen_ai.usage.input_tokens"], told["gen_ai.usage.output_tokens"]), (3, 5))
+        self.assertAlmostEqual(float(str(told["inference.job.queue_s"])), 1.0, places=2)
+        self.assertEqual((bad.attributes or {})["error.type"], "crashed")
+        self.assertEqual([link.context for link in batch.links], [good.context, bad.context])
+        self.assertNotIn("marked", "".join(span.to_json() for span in (batch, good, bad)))
