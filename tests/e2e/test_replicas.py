@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -187,3 +189,21 @@ class ConnectionTests(ReplicaCase):
         self.assertIn("good: its worker is not connected to the broker.", self.stack.get("/readyz").json["reasons"])
         self.stack.start_broker()
         eventually(lambda: self.stack.get("/readyz").status == 200, "it is ready again", limit_s=60)
+
+
+class ForkTests(ReplicaCase):
+    def test_one_whose_process_cannot_be_forked_is_tried_again_while_the_other_goes_on(self) -> None:
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        refuses = folder / "refuses"
+        shutil.copy(Path(__file__).parent.parent / "inference/worker/refused_forks.py", folder / "sitecustomize.py")
+        environment = {**QUICK, "PYTHONPATH": str(folder), "REFUSES_FORKS": str(refuses)}
+        self.stack = self.enterContext(Stack(models=MODELS, environment=environment, replicas=2))
+        killed, other = self.stack.replica_pids()
+        refuses.touch()
+        os.kill(killed, signal.SIGKILL)
+        eventually(lambda: [line for line in self.stack.log if "replica 0 not started" in line], "it is told")
+        self.assert_succeeded(self.submit(20, "good"))
+        eventually(lambda: self.serves("good", "late", ready=1), "the row says so")
+        self.assertEqual(self.stack.replica_pids()[1], other)
+        refuses.unlink()
+        eventually(lambda: self.serves("good", "late", ready=2), "it is back", limit_s=60)
