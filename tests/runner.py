@@ -100,8 +100,12 @@ class Runner(runner.DiscoverRunner):
                 process.terminate()
 
     def setup_databases(self, **kwargs: Any) -> Any:
-        """SQLite's copies for the processes of a parallel run are copies of a file, which must hold everything."""
+        """SQLite's copies for the processes of a parallel run are copies of a file, which must hold everything. What a
+        run that was killed left in their logs would be played into them."""
         creation = connection.creation
+        if connection.vendor == "sqlite":
+            for log in Path(settings.DATA_DIR).glob("test*.sqlite3-*"):
+                log.unlink()
         clone = creation.clone_test_db
 
         def clone_all(*arguments: Any, **options: Any) -> None:
