@@ -177,16 +177,13 @@ class Backlog:
         due = self._due_in_turn(clock.time_s())
         return bool(due) and due[0][1] is queue
 
-    def most_together(self) -> int:
-        """How many jobs of one model may share a call of a child, which waits for more of them."""
-        return max(
-            (
-                min(MOST_TOGETHER, int(queue.costs.items_per_s() * TOGETHER_S))
-                for queue in self.queues.values()
-                if queue.costs.calls >= LEARNT and (queue.head() or (0,))[0] >= PATIENT
-            ),
-            default=0,
-        )
+    def together(self) -> dict[str, int]:
+        """How many jobs may share a call of a child, by model of which such wait."""
+        return {
+            name: min(MOST_TOGETHER, int(queue.costs.items_per_s() * TOGETHER_S))
+            for name, queue in self.queues.items()
+            if queue.costs.calls >= LEARNT and (queue.head() or (0,))[0] >= PATIENT
+        }
 
     def is_overtaken(self, batch: Batch) -> bool:
         """Whether somebody is to run before the last of these engine calls, were they not in one call."""

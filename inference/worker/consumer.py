@@ -255,7 +255,7 @@ class BatchingStep(bootsteps.StartStopStep):
         if c.initial_prefetch_count != c.dispatcher.prefetch:
             c.initial_prefetch_count = c.qos.value = c.dispatcher.prefetch
         if allow := getattr(getattr(c.task_consumer, "channel", None), "allow_patient", None):
-            allow(c.dispatcher.patient)
+            allow(*c.dispatcher.patient)
 
     def _dispatch_soon(self, c: Any) -> None:
         """Once per turn of the loop: messages that arrive together are batched together."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID
 
+from inference.broker.address import queue_of
 from inference.catalog.specs import Catalog
 from inference.models import WorkerState
 from inference.worker import reports
@@ -78,12 +79,13 @@ class Dispatcher:
         return (running + plan.replicas) * biggest
 
     @property
-    def patient(self) -> int:
-        """Messages more, of those for which nobody hurries: of the batches that share a call."""
+    def patient(self) -> tuple[int, list[str]]:
+        """Jobs more, of those for which nobody hurries, and their queues: of models whose batches share a call."""
         plan = self.replicas.plan
         if any(map(plan.works_ahead, range(plan.replicas))):
-            return 0
-        return 2 * plan.replicas * self.backlog.most_together()
+            return 0, []
+        together = {name: jobs for name, jobs in self.backlog.together().items() if jobs > 1}
+        return 2 * plan.replicas * min(together.values(), default=0), [queue_of(name) for name in together]
 
     def forget_messages(self) -> None:
         """The connection is gone."""

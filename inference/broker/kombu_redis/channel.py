@@ -5,9 +5,12 @@ script call, pipelined with EXISTS on the same lists. The connection tracks keys
 empty, the server sends one word as soon as any of them changes, whoever publishes, and nothing is popped meanwhile.
 """
 
+import enum
+import functools
 import logging
+import operator
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
 from queue import Empty
 from time import monotonic, time
 from typing import Any
@@ -28,6 +31,15 @@ UNKNOWN = float("-inf")  # since when the lists are empty
 MISSES = 3  # fetches in a row that found nothing though a list exists: others were faster, or it is no list
 
 
+class Kinds(enum.IntFlag):
+    """Of lists."""
+
+    HURRIED = 1  # all but the lowest priority
+    PATIENT = 2  # the lowest priority of queues whose jobs may be held beside the prefetch count
+    OTHERS = 4  # the lowest priority of the others
+    ALL = HURRIED | PATIENT | OTHERS
+
+
 class Channel(stock.Channel):
     QoS = QoS
     from_transport_options = (*stock.Channel.from_transport_options, "keyprefix_binding_deadlines")
@@ -37,8 +49,9 @@ class Channel(stock.Channel):
         self._asked: list[tuple[str, str]] = []  # queues and lists of the fetch under way
         self._arrived: deque[tuple[str, Unacked]] = deque()  # by queue: not handed over yet
         self._fetched_at: float | None = None  # while its answer is under way
+        self._patient: frozenset[str] = frozenset()  # queues of whose lowest priority more may be held
         self._credit: int | None = 0  # jobs that the last fetch might bring
-        self._asked_all = True  # lists, or those of the lowest priority had no room
+        self._kinds = Kinds.ALL  # of lists that it asked
         self._empty_since = UNKNOWN
         self._misses = 0
         self._session: Any = None  # the socket that tracks keys
@@ -57,9 +70,9 @@ class Channel(stock.Channel):
             return False
         if self.qos.acked:
             return True
-        if not self._asked_all and self.qos.can_consume_patient() != 0:
-            return bool(self.active_queues)
-        return self._may_fetch() and monotonic() - self._empty_since >= RECHECK_S
+        if not self.active_queues or not (kinds := self._room()[1]):
+            return False
+        return bool(kinds & ~self._kinds) or monotonic() - self._empty_since >= RECHECK_S
 
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], None], *args: Any, **kwargs: Any
@@ -84,9 +97,9 @@ class Channel(stock.Channel):
         """One of the jobs that this message brought has ended, others have not."""
         self.qos.make_room(tag)
 
-    def allow_patient(self, jobs: int) -> None:
-        """So many of the lowest priority may be held beside the prefetch count."""
-        self.qos.patient = jobs
+    def allow_patient(self, jobs: int, queues: Collection[str]) -> None:
+        """So many of the lowest priority of these may be held beside the prefetch count."""
+        self.qos.patient, self._patient = jobs, frozenset(queues)
 
     def take_unread(self) -> list[Unacked]:
         """What was fetched and not handed over."""
@@ -94,8 +107,24 @@ class Channel(stock.Channel):
         self._arrived.clear()
         return unread
 
-    def _may_fetch(self) -> bool:
-        return bool(self.active_queues) and self.qos.can_consume()
+    def _room(self) -> tuple[int | None, Kinds]:
+        """For how many jobs, and of which lists."""
+        if (low := self.qos.can_consume_low()) != 0:
+            return low, Kinds.ALL
+        rooms = {Kinds.HURRIED: self.qos.can_consume_max_estimate() or 0}
+        if self._patient:
+            rooms[Kinds.PATIENT] = self.qos.can_consume_patient() or 0
+        kinds = functools.reduce(operator.or_, (kind for kind, room in rooms.items() if room), Kinds(0))
+        return min(filter(None, rooms.values()), default=0), kinds
+
+    def _lists(self, queues: Sequence[str], kinds: Kinds) -> Iterator[tuple[str, str]]:
+        """(queue, list), the highest priority first."""
+        *hurried, lowest = self.priority_steps
+        if kinds & Kinds.HURRIED:
+            yield from ((queue, self._q_for_pri(queue, step)) for step in hurried for queue in queues)
+        if kinds & Kinds.PATIENT:
+            low = queues if kinds & Kinds.OTHERS else [queue for queue in queues if queue in self._patient]
+            yield from ((queue, self._q_for_pri(queue, lowest)) for queue in low)
 
     def _update_queue_cycle(self) -> None:
         """The queues have changed: what is known and tracked is about the old ones."""
@@ -132,12 +161,9 @@ class Channel(stock.Channel):
         """Send a fetch; the event loop tells when the answer is there. (kombu's name for it.)"""
         connection = self.client.connection
         self._ensure_session(connection)
-        queues = self._queue_cycle.consume(len(self.active_queues)) if self._may_fetch() else []
-        self._credit, self._asked_all = self.qos.can_consume_patient(), True
-        steps = self.priority_steps
-        if self._credit == 0 and self.qos.patient:
-            self._credit, self._asked_all, steps = self.qos.can_consume_max_estimate(), False, steps[:-1]
-        self._asked = [(queue, self._q_for_pri(queue, step)) for step in steps for queue in queues]
+        self._credit, self._kinds = self._room() if self.active_queues else (0, Kinds.ALL)
+        queues = self._queue_cycle.consume(len(self.active_queues)) if self._credit != 0 else []
+        self._asked = list(self._lists(queues, self._kinds))
         if queues:
             self._queue_cycle.rotate(queues[0])
         self._fetched_at = time()
@@ -190,8 +216,8 @@ class Channel(stock.Channel):
             else:
                 logger.error("not a message, dropped from %s: %.200r", queue, text)
         self._misses = 0 if fetched else self._misses + 1
-        if self._asked and (not existing or self._misses >= MISSES):
-            self._empty_since = monotonic()
+        if self._asked:
+            self._empty_since = monotonic() if not existing or self._misses >= MISSES else UNKNOWN
 
     def _hand_over(self, queue: str, arrived: Unacked) -> None:
         """A message that its consumer cannot stand is dropped: it would end this worker, and then the next one."""
@@ -209,7 +235,7 @@ class Channel(stock.Channel):
         if no_ack:
             self.qos.forget(tag)
         else:
-            self.qos.keep(message, tag, key)
+            self.qos.keep(message, tag, key, is_low=key == self._q_for_pri(queue, self.priority_steps[-1]))
         try:
             callback(message)
         except redis.RedisError:

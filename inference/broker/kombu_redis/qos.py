@@ -39,6 +39,8 @@ class QoS(stock.QoS):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.patient = 0  # jobs of the lowest priority that may be held beside the prefetch count
+        self._low: set[str] = set()  # tags of that priority
+        self._low_jobs = 0
         self.acked: list[str] = []  # to tell the server
         self.telling: list[str] = []  # on their way to it
         self.lost_fetch: float | None = None
@@ -46,44 +48,58 @@ class QoS(stock.QoS):
         self._jobs: dict[str, int] = {}  # by tag, that have not ended, where a message has several
         self._is_over = False
 
-    def keep(self, message: Any, tag: str, key: str) -> None:
+    def keep(self, message: Any, tag: str, key: str, *, is_low: bool) -> None:
         """Like `append`, for what the fetch has recorded already."""
         self._keys[tag] = key
         if (jobs := message.headers.get("jobs", 1)) > 1:
             self._jobs[tag] = min(jobs, MOST_PACKED)
+        if is_low:
+            self._low.add(tag)
+            self._low_jobs += self._jobs.get(tag, 1)
         virtual.QoS.append(self, message, tag)
+
+    def _drop(self, tag: str) -> None:
+        self._keys.pop(tag, None)
+        jobs = self._jobs.pop(tag, 1)
+        if tag in self._low:
+            self._low.remove(tag)
+            self._low_jobs -= jobs
 
     def make_room(self, tag: str) -> None:
         """One job of this message has ended."""
         if self._jobs.get(tag, 1) > 1:
             self._jobs[tag] -= 1
+            self._low_jobs -= tag in self._low
 
     def can_consume(self) -> bool:
         """The prefetch count is one of jobs."""
         return self.can_consume_max_estimate() != 0
 
     def can_consume_max_estimate(self) -> int | None:
-        """Of all but the lowest priority: beside `patient` jobs they have the count for themselves."""
-        return self._credit(self.patient + self.prefetch_count if self.patient else 0)
+        """Of all but the lowest priority: they have the count for themselves, however much is held of that."""
+        return self._credit(self._held - self._low_jobs)
+
+    def can_consume_low(self) -> int | None:
+        """Of the lowest priority too."""
+        return self._credit(self._held)
 
     def can_consume_patient(self) -> int | None:
-        """Of any priority."""
-        return self._credit(self.patient)
+        """Of the lowest priority, where nobody waits longer for it."""
+        return self._credit(self._held - self.patient)
 
-    def _credit(self, more: int) -> int | None:
-        if not self.prefetch_count:
-            return None
-        held: int = len(self._delivered) - len(self._dirty) + sum(self._jobs.values()) - len(self._jobs)
-        credit: int = self.prefetch_count + more - held
-        return max(0, credit)
+    def _credit(self, held: int) -> int | None:
+        return max(0, self.prefetch_count - held) if self.prefetch_count else None
+
+    @property
+    def _held(self) -> int:
+        return len(self._delivered) - len(self._dirty) + sum(self._jobs.values()) - len(self._jobs)
 
     def ack(self, tag: str) -> None:
         self.forget(tag)
         virtual.QoS.ack(self, tag)
 
     def forget(self, tag: str) -> None:
-        self._keys.pop(tag, None)
-        self._jobs.pop(tag, None)
+        self._drop(tag)
         self.acked.append(tag)
         if not self.channel.is_driven:
             self._acknowledge(self.tell())
@@ -94,8 +110,7 @@ class QoS(stock.QoS):
             self.ack(tag)
         elif tag in self._keys:
             self.put_back([self._unacked(tag)])
-            del self._keys[tag]
-            self._jobs.pop(tag, None)
+            self._drop(tag)
             virtual.QoS.ack(self, tag)
         else:
             super().reject(tag, requeue)
@@ -191,6 +206,8 @@ class QoS(stock.QoS):
         self._delivered.clear()
         self._keys.clear()
         self._jobs.clear()
+        self._low.clear()
+        self._low_jobs = 0
         return messages, tags
 
     def _unacked(self, tag: str) -> Unacked:

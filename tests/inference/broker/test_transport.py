@@ -119,7 +119,7 @@ class TransportTests(OnOwnBroker):
     def test_more_is_held_of_the_lowest_priority_and_all_others_have_the_prefetch_count_for_themselves(self) -> None:
         with mock.patch.object(channel, "RECHECK_S", 3600):
             consumer = self.driven(prefetch=4)
-            consumer.channel.allow_patient(6)
+            consumer.channel.allow_patient(6, [A])
             self.send(*range(20), step=3)
             consumer.get(10)
             consumer.turn()
@@ -134,18 +134,32 @@ class TransportTests(OnOwnBroker):
             consumer.turn(20)
             self.assertEqual(self.calls("evalsha"), before, "asked while there is no room")
             consumer.acknowledge(9)
-            consumer.get(10)
-            consumer.turn()
-            self.assertEqual(sorted(map(str, consumer.bodies)), ["10", "11", "12", "13", "9", "a", "b", "c", "d", "e"])
+            self.assertEqual(consumer.get(10), [9, "a", "b", "c", "d", *range(10, 15)])
+            consumer.acknowledge(2)
+            self.assertIn("e", consumer.get(10))
+
+    def test_that_is_held_of_no_other_queue_and_keeps_nobody_out_once_it_is_not_allowed_any_more(self) -> None:
+        with mock.patch.object(channel, "RECHECK_S", 3600):
+            consumer = self.driven(A, B, prefetch=4)
+            self.send(*range(10), queue=B, step=3)
+            consumer.get(4)
+            consumer.channel.allow_patient(6, [A])
+            self.send(*range(20, 30), step=3)
+            self.assertEqual(consumer.get(10)[4:], list(range(20, 26)))
+            consumer.channel.allow_patient(0, [])
+            self.send("a", "b", "c", "d", "e", queue=B, step=1)
+            self.assertEqual(consumer.get(14)[10:], ["a", "b", "c", "d"])
+            consumer.acknowledge(13)
+            self.assertEqual(consumer.get(2)[:2], ["d", "e"])
 
     def test_room_for_the_lowest_priority_is_used_at_once_though_no_word_came(self) -> None:
         with mock.patch.object(channel, "RECHECK_S", 3600):
             consumer = self.driven(prefetch=1)
-            consumer.channel.allow_patient(1)
+            consumer.channel.allow_patient(1, [A])
             self.send(*range(5), step=3)
             consumer.get(2)
             consumer.turn()
-            consumer.channel.allow_patient(3)
+            consumer.channel.allow_patient(3, [A])
             self.assertEqual(consumer.get(4), [0, 1, 2, 3])
 
     def test_many_messages_cost_a_few_commands_and_nothing_is_ever_popped_outside_the_script(self) -> None:

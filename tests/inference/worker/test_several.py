@@ -192,11 +192,16 @@ class TogetherTests(DispatcherCase):
 
     def test_more_is_held_of_what_shares_calls_only(self) -> None:
         self.learn()
-        self.assertEqual(self.dispatcher.patient, 0)
+        self.assertEqual(self.dispatcher.patient, (0, []))
         self.wait(1)
-        self.assertGreater(self.dispatcher.patient, 0)
+        jobs, queues = self.dispatcher.patient
+        self.assertGreater(jobs, 0)
+        self.assertEqual(queues, ["inference.a"])
+        self.learn("b", seconds=10 * TOGETHER_S)
+        self.wait(1, model="b")
+        self.assertEqual(self.dispatcher.patient, (jobs, queues))
         self.add(priority=NORMAL)
-        self.assertEqual(self.dispatcher.patient, 0)
+        self.assertEqual(self.dispatcher.patient, (0, []))
 
 
 def _split(call: BatchCall) -> list[tuple[UUID, ...]]:
