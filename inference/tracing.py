@@ -5,19 +5,22 @@ A job's row has the context that it came with, a W3C `traceparent`: messages are
 Where traces are off, nothing here is called, and no statement names that column.
 """
 
+import logging
 import multiprocessing.util
 import os
 import threading
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Tracer
+    from opentelemetry.trace import Tracer, TracerProvider
+
+logger = logging.getLogger(__name__)
 
 LONGEST = 55  # characters: version 00 has no other length
-LAST_SPANS_MS = 2000  # for which the end of a process waits
+LAST_SPANS_S = 2.0  # for which the end of a process waits
 
 
 def _is_wanted() -> bool:
@@ -31,11 +34,15 @@ def _is_wanted() -> bool:
     except ImportError:
         warnings.warn("OTEL_* names who takes traces: pip install -r requirements-otel.txt for them.", stacklevel=2)
         return False
+    except Exception as error:
+        warnings.warn(f"OTEL_* is not understood, there are no traces: {error!r}", stacklevel=2)
+        return False
     return True
 
 
 on = _is_wanted()
 _provider: "TracerProvider | None" = None
+_flush: Callable[[], object] = bool
 _lock = threading.Lock()
 
 
@@ -48,20 +55,32 @@ def tracer() -> "Tracer":
 
 
 def _new_provider() -> "TracerProvider":
+    global _flush  # noqa: PLW0603 - of this process
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.trace import NoOpTracerProvider
 
-    provider = TracerProvider(resource=Resource({"service.name": "inference"}).merge(OTELResourceDetector().detect()))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    logging.getLogger("opentelemetry.util.re").setLevel(logging.ERROR)  # its warning quotes headers, with their secrets
+    try:
+        processor = BatchSpanProcessor(OTLPSpanExporter())
+        resource = Resource({"service.name": "inference"}).merge(OTELResourceDetector().detect())
+        provider = TracerProvider(resource=resource)
+    except Exception as error:
+        logger.warning("OTEL_* is refused, there are no traces: %s", error)
+        return NoOpTracerProvider()
+    provider.add_span_processor(processor)
+    _flush = provider.force_flush
     multiprocessing.util.Finalize(None, flush, exitpriority=0)  # a web process ends without `atexit`
     return provider
 
 
 def flush() -> None:
-    if _provider:
-        _provider.force_flush(LAST_SPANS_MS)
+    """The SDK heeds no time limit: a collector that is away would hold up the end of a process."""
+    last = threading.Thread(target=_flush, name="last spans", daemon=True)
+    last.start()
+    last.join(LAST_SPANS_S)
 
 
 def traceparent() -> str | None:

@@ -52,7 +52,7 @@ class BoundedList(ChangeList):
         """What fits in one page was found already."""
         super().get_results(request)
         if not self.multi_page:
-            found = self.root_queryset.filter(pk__in=self.paginator.first)
+            found = self.apply_select_related(self.root_queryset.filter(pk__in=self.paginator.first))
             self.result_list = found.order_by(*self.queryset.query.order_by)
 
 

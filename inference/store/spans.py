@@ -1,7 +1,8 @@
 """The spans of jobs that have ended and of their batches: made as they are recorded, with the times of the rows, and
 nothing of an input."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -11,9 +12,20 @@ from opentelemetry.trace import Link, Span, StatusCode
 
 from inference import clock, tracing
 from inference.catalog import lookup, tasks
+from inference.catalog.specs import CatalogError
 from inference.models import Job, Status
 
+logger = logging.getLogger(__name__)
+
 EMBEDDINGS = ("feature-extraction", "sentence-similarity")
+
+
+def tell(make: Callable[..., None], *of: Any) -> None:
+    """After the commit: nothing of what is recorded fails with it."""
+    try:
+        make(*of)
+    except Exception:
+        logger.exception("no span of what was recorded")
 
 
 def recorded(batch: UUID, outcomes: Sequence[Any], batch_size: int | Mapping[UUID, int]) -> None:
@@ -67,7 +79,10 @@ def _job(
 
 
 def _common(model: str) -> dict[str, Any]:
-    spec = lookup.models().get(model)
+    try:
+        spec = lookup.models().get(model)
+    except CatalogError:  # a file that is refused changes nothing
+        spec = None
     task = spec.task if spec else ""
     operation = "text_completion" if tasks.of(task).generates else "embeddings" if task in EMBEDDINGS else task
     return {

@@ -13,7 +13,6 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -140,10 +139,10 @@ def _claim_sql(ids: int, takes_over: int, lease: str) -> str:
     )
 
 
-def take_back(batch: UUID, ids: Collection[UUID]) -> None:
+def take_back(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool) -> None:
     """As if `batch` had not claimed these: it did not come to them."""
     held = Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING)
-    unclaimed = {name: value for name, value in _QUEUED_AGAIN.items() if name != "published_at"}
+    unclaimed = {name: value for name, value in _QUEUED_AGAIN.items() if name != "published_at" or not keeps_messages}
     held.update(**unclaimed, attempts=F("attempts") - 1)
 
 
@@ -216,7 +215,7 @@ def _record_locked(
     ends = {whole: end for whole, parts in wholes.items() if (end := _settle(whole, parts))}
     ledger.write_on(outcomes[0].model, tallies.add(_counted(outcomes, ends.values()), beside))
     if tracing.on:
-        transaction.on_commit(partial(spans.recorded, batch, outcomes, batch_size), robust=True)
+        transaction.on_commit(lambda: spans.tell(spans.recorded, batch, outcomes, batch_size))
     return len(outcomes), list(ends)
 
 
@@ -412,7 +411,7 @@ def _end_locked(held: Sequence[tuple[UUID, str, UUID | None]], status: Status, *
     Job.objects.filter(pk__in=[job_id for job_id, _, _ in held]).update(status=status, finished_at=Now(), **values)
     code = values.get("error_code", "")
     if tracing.on:
-        transaction.on_commit(partial(spans.ended, [job_id for job_id, _, _ in held], status, code), robust=True)
+        transaction.on_commit(lambda: spans.tell(spans.ended, [job_id for job_id, _, _ in held], status, code))
     end = _end_of(status, code)
     for model, count in Counter(model for _, model, whole in held if not whole).items():
         ledger.write(model, {"ended": {end: count}})

@@ -61,10 +61,13 @@ def _is_for_newer(spec: ModelSpec, parameters: dict[str, object]) -> bool:
     return newer.digest != spec.digest
 
 
-def take_back(batch: UUID, ids: Collection[UUID]) -> None:
+def take_back(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool) -> None:
     """The claim of what was not begun. Its turn may be long after the lease is over."""
     if ids:
-        patiently(lambda: transitions.take_back(batch, ids), limit_s=RECORD_PATIENCE_S, reconnect=connection.close)
+        patiently(
+            lambda: transitions.take_back(batch, ids, keeps_messages=keeps_messages),
+            limit_s=RECORD_PATIENCE_S, reconnect=connection.close,
+        )  # fmt: skip
 
 
 def record(

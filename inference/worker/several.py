@@ -71,7 +71,10 @@ class SeveralStages:
         counted = tallies.sum_of(stages.counted() for stages in self.each)
         with self._about():
             recorded = iter(claims.record(self.call.batch, list(chain(*outcomes)), batch_size=sizes, beside=counted))
-            claims.take_back(self.call.batch, [job.id for job in self.unbegun])
+            claims.take_back(
+                self.call.batch, [job.id for job in self.unbegun],
+                keeps_messages=self.replica.shared.asked != Asked.TO_THE_END,  # else they are given back
+            )  # fmt: skip
         each = [stages.report(list(islice(recorded, len(of)))) for stages, of in zip(self.each, outcomes, strict=True)]
         return self._report(each)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from datetime import timedelta
 from unittest import TestCase
 from unittest.mock import patch
@@ -18,6 +19,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from inference import tracing
+from inference.catalog import lookup
+from inference.catalog.specs import CatalogError
 from inference.store import spans
 from inference.store.transitions import Outcome
 
@@ -51,6 +54,33 @@ class OnTests(TestCase):
         self.assertIn("False\n", said)
         self.assertIn("pip install -r requirements-otel.txt", said)
 
+    def test_what_the_sdk_refuses_leaves_no_traces_and_no_request_fails(self) -> None:
+        for wrong in ({"OTEL_BSP_MAX_QUEUE_SIZE": "100"}, {"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "x"}):
+            script = (
+                "from inference import tracing\n"
+                "if tracing.on:\n"
+                "  with tracing.tracer().start_as_current_span('request'): print('served')\n"
+                "else: print('off')"
+            )
+            said = self.run_with(script, {**WANTED, **wrong})
+            self.assertRegex(said, "(served|off)\n")
+            self.assertIn("there are no traces", said)
+
+    def test_a_header_that_is_not_understood_is_not_in_the_log(self) -> None:
+        said = self.run_with(
+            "from inference import tracing; tracing.tracer(); print('served')",
+            {**WANTED, "OTEL_EXPORTER_OTLP_HEADERS": "Authorization: Bearer SECRET123"},
+        )
+        self.assertIn("served", said)
+        self.assertNotIn("SECRET123", said)
+
+    def test_a_collector_that_hangs_holds_no_process_up(self) -> None:
+        hangs = threading.Event()
+        self.addCleanup(hangs.set)
+        with patch.object(tracing, "_flush", hangs.wait), patch.object(tracing, "LAST_SPANS_S", 0.01):
+            tracing.flush()
+        self.assertFalse(hangs.is_set())
+
 
 class SpanTests(TestCase):
     def setUp(self) -> None:
@@ -67,6 +97,15 @@ class SpanTests(TestCase):
         [request] = self.exporter.get_finished_spans()
         found = trace.get_current_span(tracing.context_of(stored)).get_span_context()
         self.assertEqual(found.span_id, request.context.span_id if request.context else None)
+
+    def test_a_file_that_is_refused_changes_nothing(self) -> None:
+        with patch.object(lookup, "models", side_effect=CatalogError("line 3")):
+            spans.recorded(uuid4(), [Outcome(job_id=uuid4(), model="m", created_at=timezone.now())], 1)
+        self.assertEqual(len(self.exporter.get_finished_spans()), 2)
+
+    def test_whatever_fails_is_logged_and_nothing_else(self) -> None:
+        with self.assertLogs(spans.logger, "ERROR"):
+            spans.tell(lambda: self.fail("a bug"))
 
     def test_a_malformed_context_is_none(self) -> None:
         for told in (None, "", "x", TOLD[:-1], TOLD + "-x", "ff" + TOLD[2:], f"00-{0:032x}-{9:016x}-01", "é" * 55):

@@ -293,6 +293,12 @@ class SeveralStagesTests(TransactionTestCase):
         self.assertEqual([job.status for job in jobs], [Status.SUCCEEDED] * 2 + [Status.QUEUED] * 2)
         self.assertEqual([(job.attempts, job.batch, job.worker) for job in jobs[2:]], [(0, None, None)] * 2)
 
+    def test_a_worker_that_leaves_has_given_the_messages_of_the_rest_back(self) -> None:
+        self.engine.after = lambda: setattr(self.replica.shared, "asked", Asked.TO_THE_END)
+        with patch.object(several, "LONGEST_S", 0.0):
+            _, jobs = self.run_jobs(["a"], ["b"])
+        self.assertEqual((jobs[1].status, jobs[1].published_at), (Status.QUEUED, None))
+
     def test_it_comes_back_by_itself_when_it_takes_long(self) -> None:
         with patch.object(several, "LONGEST_S", 0.0):
             report, jobs = self.run_jobs(["a"], ["b"])
