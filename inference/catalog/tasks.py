@@ -86,6 +86,8 @@ OF_ENGINES: Mapping[str, Mapping[str, ParameterSpec]] = {
     },
 }
 
+EMBEDDINGS = ("feature-extraction", "sentence-similarity")  # as traces call them
+
 _text = partial(Task, check=inputs.text, example={"inputs": _TEXT})
 _image = partial(Task, check=inputs.file, unit=units.patches)
 _sound = partial(Task, check=inputs.file, unit=units.frames)

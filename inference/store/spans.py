@@ -17,8 +17,6 @@ from inference.models import Job, Status
 
 logger = logging.getLogger(__name__)
 
-EMBEDDINGS = ("feature-extraction", "sentence-similarity")
-
 
 def tell(make: Callable[..., None], *of: Any) -> None:
     """After the commit: nothing of what is recorded fails with it."""
@@ -84,7 +82,7 @@ def _common(model: str) -> dict[str, Any]:
     except CatalogError:  # a file that is refused changes nothing
         spec = None
     task = spec.task if spec else ""
-    operation = "text_completion" if tasks.of(task).generates else "embeddings" if task in EMBEDDINGS else task
+    operation = "text_completion" if tasks.of(task).generates else "embeddings" if task in tasks.EMBEDDINGS else task
     return {
         "gen_ai.operation.name": operation or "inference", "gen_ai.provider.name": "inference",
         "gen_ai.request.model": model,

@@ -48,9 +48,9 @@ class TestPage(BrowserCase):
         self.log_in()
         self.browser.show(WIDE)
 
-    def ended(self, **counts: int) -> None:
+    def ended(self, ago_s: int = 15, **counts: int) -> None:
         ends = {end.replace("_", " ", 1): count for end, count in counts.items()}
-        start = at(tick_of(timezone.now().timestamp()) - 15)
+        start = at(tick_of(timezone.now().timestamp()) - ago_s)
         Figure.objects.create(grain=Grain.WRITTEN, start=start, model="embeddings", tally={"ended": ends})
 
     def drawn(self, at_least: int = 1) -> None:
@@ -65,9 +65,10 @@ class TestPage(BrowserCase):
 
     def test_what_happens_is_drawn_without_loading_the_page_again(self) -> None:
         self.ended(succeeded=30)
+        self.ended(ago_s=0, succeeded=30)  # what is the last whole tick when this one ends meanwhile
         self.open("/admin/")
         self.drawn()
-        self.assertEqual(self.outcomes(), "30 succeeded")
+        self.assertEqual(self.outcomes(), "60 succeeded")
         self.assertIn("succeeded 2", self.value("document.querySelector('#charts .legend').innerText"))
         self.assertGreater(len(self.value("document.querySelector('#charts .line').getAttribute('d')")), 300)
         self.value("window.isTheSame = true")
