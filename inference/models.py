@@ -18,6 +18,7 @@ from django.utils import timezone
 
 from inference import errors
 from inference.ids import new_job_id
+from inference.indexes import IndexWithoutParts
 from inference.json_field import JSONField
 
 FORMER_USER = "former-user"
@@ -143,7 +144,7 @@ class Job(models.Model):
             models.Index(fields=["model", "priority", "id"], name="job_queued", condition=Q(status="queued")),
             models.Index(fields=["status", "expires_at"], name="job_expiring", condition=Q(expires_at__isnull=False)),
             models.Index(fields=["status", "-id"], name="job_by_status"),
-            models.Index(fields=["model", "-id"], name="job_by_model"),
+            IndexWithoutParts(fields=["model", "-id"], name="job_of_model", condition=Q(whole__isnull=True)),
             models.Index(fields=["owner", "-id"], name="job_by_owner"),
             models.Index(
                 fields=["owner", "priority"],

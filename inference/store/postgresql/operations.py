@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from django.contrib.postgres.operations import AddIndexConcurrently
+from django.contrib.postgres.operations import AddIndexConcurrently, RemoveIndexConcurrently
 from django.db import migrations
 
 
@@ -22,3 +22,15 @@ class AddIndexBesideWriters(AddIndexConcurrently):
 
     def _operation(self, schema_editor: Any) -> type[migrations.AddIndex]:
         return AddIndexConcurrently if schema_editor.connection.vendor == "postgresql" else migrations.AddIndex
+
+
+class RemoveIndexBesideWriters(RemoveIndexConcurrently):
+    """The same: else it would wait for who reads, and all others for it."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        is_concurrent = schema_editor.connection.vendor == "postgresql"
+        operation = RemoveIndexConcurrently if is_concurrent else migrations.RemoveIndex
+        operation.database_forwards(self, app_label, schema_editor, from_state, to_state)
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        migrations.RemoveIndex.database_backwards(self, app_label, schema_editor, from_state, to_state)

@@ -76,7 +76,7 @@ class IndexTests(TestCase):
         for index, jobs in (
             ("job_by_owner", Job.objects.filter(owner=self.owner)),
             ("job_by_status", Job.objects.filter(status=Status.FAILED)),
-            ("job_by_model", Job.objects.filter(model="b")),
+            ("job_of_model", Job.objects.filter(model="b", whole=None)),
         ):
             with self.subTest(index):
                 self.assert_uses(index, jobs.order_by("-id")[:20])
