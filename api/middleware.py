@@ -21,6 +21,7 @@ from inference.waiting.compute_slots import compute_slots
 logger = logging.getLogger("api.access")
 
 PROBES = ("/healthz", "/readyz")  # load balancers ask by address
+KEPT = 256  # characters of an address or of a name that is remembered: anybody may send long ones
 PAGES = ("/admin/", "/static/")  # answered in HTML, with sessions; everything else is the API
 
 Answer = Callable[[HttpRequest], HttpResponse]
@@ -87,8 +88,12 @@ def is_page(path: str) -> bool:
     return path.startswith(PAGES) or path == "/admin"
 
 
-@functools.lru_cache(maxsize=1024)
 def resolve(path: str) -> ResolverMatch:
+    return resolved(path) if len(path) <= KEPT else resolved.__wrapped__(path)
+
+
+@functools.lru_cache(maxsize=1024)
+def resolved(path: str) -> ResolverMatch:
     """The same few addresses are asked again and again."""
     return get_resolver("api.urls").resolve(path)
 
@@ -113,7 +118,8 @@ def refusal(request: HttpRequest) -> HttpResponse | None:
     if not request.path_info.startswith("/"):
         return errors.problem("bad_request", "The address must be a path, such as /v1/models.")
     try:
-        _ = request.path_info in PROBES or request.get_host()
+        if request.path_info not in PROBES:
+            require_own_name(request)
     except DisallowedHost:
         return errors.problem("bad_request", "The Host header is not one of this service's names (ALLOWED_HOSTS).")
     length = request.META.get("CONTENT_LENGTH") or "0"
@@ -125,6 +131,23 @@ def refusal(request: HttpRequest) -> HttpResponse | None:
     if request.META.get("HTTP_CONTENT_ENCODING", "identity") != "identity":
         return errors.problem("unsupported_media_type", "Send the body as it is, without Content-Encoding.")
     return None
+
+
+def require_own_name(request: HttpRequest) -> None:
+    """Raises `DisallowedHost`."""
+    host = request.META.get("HTTP_HOST", "")
+    if 0 < len(host) <= KEPT:
+        require_name(host, tuple(settings.ALLOWED_HOSTS))
+    else:
+        request.get_host()
+
+
+@functools.lru_cache(maxsize=1024)
+def require_name(host: str, names: tuple[str, ...]) -> None:
+    """Where it is none of `names`. The same few are looked at again and again."""
+    request = HttpRequest()
+    request.META["HTTP_HOST"] = host
+    request.get_host()
 
 
 def _log(request: HttpRequest, response: HttpResponse, started: float) -> None:

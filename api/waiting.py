@@ -6,10 +6,8 @@ Where no keys are required there are no principals to keep apart, and who comes 
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 from django.conf import settings
@@ -20,21 +18,36 @@ class Slots:
         self._lock = threading.Lock()
         self._held: Counter[Any] = Counter()  # by principal
 
-    @contextlib.contextmanager
-    def take(self, principal: Any, timeout_s: float) -> Iterator[float]:
+    def take(self, principal: Any, timeout_s: float) -> Slot:
         """How long this request may wait: `timeout_s`, or 0 when too many wait already."""
+        return Slot(self, principal, timeout_s)
+
+    def granted(self, principal: Any) -> bool:
         with self._lock:
             free = settings.MAX_WAITING_REQUESTS - self._held.total()
-            has_share = not settings.API_KEY_REQUIRED or self._held[principal] < free
-            granted = timeout_s > 0 and free > 0 and has_share
-            self._held[principal] += granted
-        try:
-            yield timeout_s if granted else 0.0
-        finally:
-            with self._lock:
-                self._held[principal] -= granted
-                if not self._held[principal]:
-                    del self._held[principal]
+            granted = free > 0 and (not settings.API_KEY_REQUIRED or self._held[principal] < free)
+            if granted:
+                self._held[principal] += 1
+            return granted
+
+    def give_back(self, principal: Any) -> None:
+        with self._lock:
+            self._held[principal] -= 1
+            if not self._held[principal]:
+                del self._held[principal]
+
+
+class Slot:  # a class: half of what a generator costs
+    def __init__(self, slots: Slots, principal: Any, timeout_s: float) -> None:
+        self._slots, self._principal, self._timeout_s = slots, principal, timeout_s
+
+    def __enter__(self) -> float:
+        self._is_held = self._timeout_s > 0 and self._slots.granted(self._principal)
+        return self._timeout_s if self._is_held else 0.0
+
+    def __exit__(self, *error: object) -> None:
+        if self._is_held:
+            self._slots.give_back(self._principal)
 
 
 slots = Slots()

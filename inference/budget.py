@@ -29,14 +29,14 @@ def answer_limit_s() -> float:
     return float(os.environ.get("DATABASE_ANSWER_S", "0"))
 
 
-@contextlib.contextmanager
-def of_a_request() -> Iterator[None]:
+class of_a_request:  # a class, as `spent`
     """All waits of this thread together may take what a single statement may."""
-    limit_s = answer_limit_s()
-    _own.left_s = limit_s + GRACE_S if limit_s else math.inf
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        limit_s = answer_limit_s()
+        _own.left_s = limit_s + GRACE_S if limit_s else math.inf
+
+    def __exit__(self, *error: object) -> None:
         _own.left_s = math.inf
 
 

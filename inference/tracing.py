@@ -5,13 +5,16 @@ A job's row has the context that it came with, a W3C `traceparent`: messages are
 Where traces are off, nothing here is called, and no statement names that column.
 """
 
+import contextlib
 import logging
 import multiprocessing.util
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -44,6 +47,7 @@ on = _is_wanted()
 _provider: "TracerProvider | None" = None
 _flush: Callable[[], object] = bool
 _lock = threading.Lock()
+_next_id: ContextVar[int] = ContextVar("next_id", default=0)  # of a span; 0: any
 
 
 def tracer() -> "Tracer":
@@ -54,19 +58,43 @@ def tracer() -> "Tracer":
     return _provider.get_tracer("inference")
 
 
+def within(told: str | None, whole: UUID) -> str | None:
+    """The context of the parts of a list: its own span, which is made when it ends."""
+    return told and f"{told[:36]}{_span_id(whole):016x}{told[52:]}"
+
+
+@contextlib.contextmanager
+def known_as(whole: UUID) -> Iterator[None]:
+    """The span that begins now is that of this list."""
+    token = _next_id.set(_span_id(whole))
+    try:
+        yield
+    finally:
+        _next_id.reset(token)
+
+
+def _span_id(whole: UUID) -> int:
+    return whole.int & 2**64 - 1
+
+
 def _new_provider() -> "TracerProvider":
     global _flush  # noqa: PLW0603 - of this process
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
     from opentelemetry.trace import NoOpTracerProvider
+
+    class Ids(RandomIdGenerator):
+        def generate_span_id(self) -> int:
+            return _next_id.get() or super().generate_span_id()
 
     logging.getLogger("opentelemetry.util.re").setLevel(logging.ERROR)  # its warning quotes headers, with their secrets
     try:
         processor = BatchSpanProcessor(OTLPSpanExporter())
         resource = Resource({"service.name": "inference"}).merge(OTELResourceDetector().detect())
-        provider = TracerProvider(resource=resource)
+        provider = TracerProvider(resource=resource, id_generator=Ids())
     except Exception as error:
         logger.warning("OTEL_* is refused, there are no traces: %s", error)
         return NoOpTracerProvider()

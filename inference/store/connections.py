@@ -1,11 +1,12 @@
 """Who waits keeps no database connection that others could use, and who serves all others queues up for none."""
 
-from django.db import connection
+from django.db import DEFAULT_DB_ALIAS, connection
+from django.db import connections as databases
 
 
 def give_back() -> None:
     """Before a wait: a connection of the pool goes back to it. Without a pool it is the thread's own, and kept."""
-    if connection.settings_dict["OPTIONS"].get("pool") and not connection.in_atomic_block:
+    if databases.settings[DEFAULT_DB_ALIAS]["OPTIONS"].get("pool") and not connection.in_atomic_block:
         connection.close()
 
 

@@ -10,6 +10,7 @@ from django.conf import settings
 from inference.broker import redis_client
 from inference.errors import BrokerUnavailable
 from inference.store import connections
+from inference.uuids import id_of_hex
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ def publish(ids: Collection[UUID]) -> None:
 def ids(data: bytes) -> list[UUID]:
     """What a notice says."""
     try:
-        return [UUID(part) for part in data.decode().split(",")]
+        return [id_of_hex(part) for part in data.split(b",")]
     except ValueError:
         logger.warning("not a notice, dropped: %.80r", data)
         return []

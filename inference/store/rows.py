@@ -17,8 +17,10 @@ from django.db.models.functions import Now
 from inference import tracing
 from inference.ids import new_job_id
 from inference.models import TERMINAL, Bulk, Job, Status
+from inference.uuids import id_of_hex
 
 MOST = 500  # rows of one statement: SQLite takes 32,766 values
+SHAPES = 128  # of statements that are kept: to make one takes as long as to run it
 MOST_BYTES = 8 * 1024 * 1024  # of their documents; the database holds a statement several times
 
 T = TypeVar("T")
@@ -26,10 +28,11 @@ Changes = dict[str, Any]  # what happened to a job since it was inserted, by att
 
 _FIELDS: Sequence[Any] = Job._meta.concrete_fields
 _UNUSED = () if tracing.on else ("traceparent",)
-_CHANGING = (
-    "id", "status", "output", "error_code", "error_detail", "batch", "batch_size", "attempts", "recoveries", "worker",
-    "device", "published_at", "started_at", "finished_at",
+_TOLD = (  # to who waits for a job
+    "id", "status", "output", "error_code", "error_detail", "batch_size", "attempts", "started_at", "finished_at",
+    "recoveries",  # who sends the job may still look at it
 )  # fmt: skip
+_UNTOLD = ("batch", "worker", "device", "published_at", "lease_until")  # of what changes too
 
 
 def _is_stored_as_it_is(field: Any) -> bool:
@@ -66,7 +69,20 @@ def new_job(*, owner: Any, bulk: Bulk | None = None, **values: Any) -> Job:
 def prepare(job: Job) -> Row:
     database: Any = connections[DEFAULT_DB_ALIAS]
     values = vars(job)
-    return row({name: to_db(name, values[name], database) for name in PREPARED})
+    return row(
+        {
+            name: stored if values[name] is default else to_db(name, values[name], database)
+            for name, default, stored in _defaults(database.alias)
+        }
+    )
+
+
+@functools.cache
+def _defaults(alias: str) -> list[tuple[str, Any, Any]]:
+    """Of each column, as Python and the database have it: most of a new job's are what they are in every new job."""
+    database: Any = connections[alias]
+    stored = {name: to_db(name, value, database) for name, value in _DEFAULTS.items() if name in PREPARED}
+    return [(name, _DEFAULTS.get(name, stored), stored.get(name)) for name in PREPARED]
 
 
 def like(other: Row, **own: Any) -> Row:
@@ -122,12 +138,17 @@ def insert(rows: Sequence[Row]) -> None:
     """
     database: Any = connections[DEFAULT_DB_ALIAS]
     own, common = _columns(rows)
-    names = ", ".join(map(database.ops.quote_name, (*own, *common)))
-    selected = ", ".join(["own.*", *["%s"] * len(common)])
-    values = ", ".join([f"({marks(len(own))})"] * len(rows))
-    query = f"INSERT INTO {Job._meta.db_table} ({names}) SELECT {selected} FROM (VALUES {values}) AS own"  # noqa: S608 - own names
+    query = _insert_sql(tuple(own), tuple(common), len(rows))
     with transaction.atomic() if database.in_atomic_block else nullcontext(), database.cursor() as cursor:
         cursor.execute(query, [*common.values(), *itertools.chain.from_iterable(zip(*own.values(), strict=True))])
+
+
+@functools.lru_cache(maxsize=SHAPES)
+def _insert_sql(own: Sequence[str], common: Sequence[str], count: int) -> str:
+    names = ", ".join(map(connections[DEFAULT_DB_ALIAS].ops.quote_name, (*own, *common)))
+    selected = ", ".join(["own.*", *["%s"] * len(common)])
+    values = ", ".join([f"({marks(len(own))})"] * count)
+    return f"INSERT INTO {Job._meta.db_table} ({names}) SELECT {selected} FROM (VALUES {values}) AS own"  # noqa: S608 - own names
 
 
 def update(rows: Sequence[Row], also: str, where: str, values: Sequence[Any]) -> int:
@@ -139,19 +160,24 @@ def update(rows: Sequence[Row], also: str, where: str, values: Sequence[Any]) ->
     """
     database: Any = connections[DEFAULT_DB_ALIAS]
     own, common = _columns(rows)
+    query = _update_sql(tuple(own), tuple(common), len(rows), also, where)
+    of_where = values if database.features.has_select_for_update else ()
+    given = itertools.chain.from_iterable(zip(*own.values(), strict=True))
+    with database.cursor() as cursor:
+        cursor.execute(query, [*common.values(), *given, *of_where, *values])
+        return int(cursor.rowcount)
+
+
+@functools.lru_cache(maxsize=SHAPES)
+def _update_sql(own: Sequence[str], common: Sequence[str], count: int, also: str, where: str) -> str:
     assigned = [f"{name} = %s" for name in common]
     assigned += [f"{name} = own.column{number}" for number, name in enumerate(own, 1) if name != "id"]
-    of_own = f"(VALUES {', '.join([f'({marks(len(own))})'] * len(rows))}) AS own"
-    given = [*itertools.chain.from_iterable(zip(*own.values(), strict=True))]
-    table, is_own = Job._meta.db_table, f"job.id = own.column{1 + list(own).index('id')} AND {where}"
-    if database.features.has_select_for_update:
+    of_own = f"(VALUES {', '.join([f'({marks(len(own))})'] * count)}) AS own"
+    table, is_own = Job._meta.db_table, f"job.id = own.column{1 + own.index('id')} AND {where}"
+    if connections[DEFAULT_DB_ALIAS].features.has_select_for_update:
         in_order = f"JOIN {table} AS job ON {is_own} ORDER BY job.id FOR UPDATE OF job"
         of_own = f"(SELECT own.* FROM {of_own} {in_order}) AS own"  # noqa: S608 - own names
-        given += values
-    query = f"UPDATE {table} AS job SET {', '.join([*assigned, also])} FROM {of_own} WHERE {is_own}"  # noqa: S608 - own names
-    with database.cursor() as cursor:
-        cursor.execute(query, [*common.values(), *given, *values])
-        return int(cursor.rowcount)
+    return f"UPDATE {table} AS job SET {', '.join([*assigned, also])} FROM {of_own} WHERE {is_own}"  # noqa: S608 - own names
 
 
 def _columns(rows: Sequence[Row]) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
@@ -175,17 +201,26 @@ def ids_to_db(ids: Iterable[UUID], database: Any) -> list[Any]:
 
 
 def finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
-    """What became of those of these jobs that are finished."""
+    """What is told of those of these jobs that are finished."""
     database: Any = connections[DEFAULT_DB_ALIAS]
-    columns = ", ".join(_CHANGING)
-    where = f"id IN ({marks(len(ids))}) AND status IN ({marks(len(TERMINAL))})"
     with database.cursor() as cursor:
-        cursor.execute(
-            f"SELECT {columns} FROM {Job._meta.db_table} WHERE {where}",  # noqa: S608 - own names
-            [*ids_to_db(ids, database), *TERMINAL],
-        )
+        cursor.execute(_finished_sql(len(ids)), [*ids_to_db(ids, database), *TERMINAL])
         rows = cursor.fetchall()
-    return {changes["id"]: changes for changes in from_db(rows, _CHANGING, database)}
+    return {changes["id"]: changes for changes in from_db(rows, _TOLD, database)}
+
+
+@functools.lru_cache(maxsize=SHAPES)
+def _finished_sql(count: int) -> str:
+    where = f"id IN ({marks(count)}) AND status IN ({marks(len(TERMINAL))})"
+    return f"SELECT {', '.join(_TOLD)} FROM {Job._meta.db_table} WHERE {where}"  # noqa: S608 - own names
+
+
+def change(job: Job, changes: Changes) -> None:
+    """What was not told is read when it is asked for."""
+    values = vars(job)
+    values.update(changes)
+    for name in _UNTOLD:
+        values.pop(name, None)
 
 
 def held(batch: UUID, ids: Collection[UUID]) -> set[UUID]:
@@ -221,10 +256,10 @@ def from_db(rows: Iterable[Sequence[Any]], names: tuple[str, ...], database: Any
     moments: dict[Any, Any] = {}  # as many rows share theirs, and to read one takes as long as all else
     for row in rows:
         values = dict(zip(names, row, strict=True))
-        for name, column, convert in converters:
+        for name, column, convert, is_moment in converters:
             if (stored := values[name]) is None:
                 continue
-            if not isinstance(column.target, models.DateTimeField):
+            if not is_moment:
                 values[name] = convert(stored, column, database)
             elif stored in moments:
                 values[name] = moments[stored]
@@ -234,16 +269,22 @@ def from_db(rows: Iterable[Sequence[Any]], names: tuple[str, ...], database: Any
 
 
 @functools.cache
-def _converters(alias: str, names: tuple[str, ...]) -> list[tuple[str, Any, Callable[..., Any]]]:
+def _converters(alias: str, names: tuple[str, ...]) -> list[tuple[str, Any, Callable[..., Any], bool]]:
     """Of the columns that are read as something else than what is stored. Nothing is read as nothing."""
     database = connections[alias]
     fields: Sequence[Any] = [Job._meta.get_field(name) for name in names]
     columns = [(field.name, field.get_col(Job._meta.db_table)) for field in fields]
     return [
-        (name, column, convert)
+        (name, column, convert, isinstance(column.target, models.DateTimeField))
         for name, column in columns
-        for convert in (*database.ops.get_db_converters(column), *column.get_db_converters(database))
+        for convert in _convert(column, database)
     ]
+
+
+def _convert(column: Any, database: Any) -> list[Callable[..., Any]]:
+    if isinstance(column.target, models.UUIDField) and not database.features.has_native_uuid_field:
+        return [lambda stored, *_: id_of_hex(stored)]
+    return [*database.ops.get_db_converters(column), *column.get_db_converters(database)]
 
 
 def marks(count: int) -> str:

@@ -3,6 +3,7 @@ nothing of an input."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -48,12 +49,13 @@ def recorded(batch: UUID, outcomes: Sequence[Any], batch_size: int | Mapping[UUI
 
 
 def ended(ids: Iterable[UUID], status: Status, code: str) -> None:
-    """Otherwise than by a batch."""
-    columns = "model", "pk", "traceparent", "created_at", "started_at"
+    """Otherwise than by a batch. Of a list in parts: the span that theirs are within."""
+    columns = "model", "pk", "traceparent", "created_at", "started_at", "parts"
     end_ns = _ns(clock.now())
     held = Job.objects.filter(pk__in=list(ids), whole=None).values_list(*columns)
-    for model, job, told, created_at, started_at in held:
-        _job(_common(model), job, told, created_at, started_at, status, code, end_ns).end(end_ns)
+    for model, job, told, created_at, started_at, parts in held:
+        with tracing.known_as(job) if parts else nullcontext():
+            _job(_common(model), job, told, created_at, started_at, status, code, end_ns).end(end_ns)
 
 
 def _job(

@@ -8,6 +8,7 @@ in its list that did not succeed, as soon as all before that have.
 """
 
 import datetime
+import functools
 import logging
 import sys
 from collections import Counter
@@ -126,6 +127,7 @@ def claim(
     return sorted(claimed, key=lambda job: (job.created_at, job.id))
 
 
+@functools.lru_cache(maxsize=rows.SHAPES)
 def _claim_sql(ids: int, takes_over: int, lease: str) -> str:
     """One statement that changes the rows and returns them: nothing can come in between."""
     now = now_sql()
@@ -293,7 +295,10 @@ def _failure(code: str, detail: str) -> dict[str, Any]:
 
 def _end_whole(whole: UUID, end: dict[str, Any]) -> str:
     if Job.objects.filter(pk=whole, status__in=WAITING).update(**end, finished_at=Now()):
-        return _end_of(end["status"], end.get("error_code", ""))
+        code = end.get("error_code", "")
+        if tracing.on:
+            transaction.on_commit(lambda: spans.tell(spans.ended, [whole], end["status"], code))
+        return _end_of(end["status"], code)
     return ""
 
 
@@ -324,7 +329,7 @@ def settle_wholes() -> None:
         except DatabaseError as error:
             if kind_of(error) is not Kind.DATA:
                 raise
-            logger.error("job=%s not put together, the database refuses it: %s", whole, logs.private(error))
+            logger.error("job=%s not put together, the database refuses it: %s", whole, logs.said(error))
             with transaction.atomic():
                 end = _end_whole(whole, _failure(errors.BadOutput.code, "The database refused to store the answer."))
                 _count(model, end)

@@ -44,7 +44,7 @@ def _events(job: Job, prompt: Prompt, tale: Tale) -> Iterator[Event]:
     if changes is None:
         yield Cut()
         return
-    vars(job).update(changes)
+    rows.change(job, changes)
     yield from _end(job, generated(job.output, prompt) if job.status == Status.SUCCEEDED else None, tale)
 
 

@@ -22,6 +22,7 @@ from inference.submission.lines import Line
 from inference.submission.submissions import Terms
 
 RETRY_AFTER_S = (1.0, 60.0)
+_AND_BELOW: dict[int, list[Priority]] = {each: [other for other in Priority if other >= each] for each in Priority}
 
 _lines: dict[tuple[str, Any, int], Line] = {}  # by what they are of, its key, and priority
 
@@ -51,7 +52,7 @@ def _enter(rooms: contextlib.ExitStack, kind: str, key: Any, priority: int, ids:
     if len(ids) > limit:
         what = f"the queue of {key!r}" if kind == "model" else "your share of the queue"
         raise InvalidInput(f"inputs: at most {limit} jobs fit in {what} at this priority; send {len(ids)} in parts.")
-    own, *others = lines = [_line(kind, key, each) for each in Priority if each >= priority]
+    own, *others = lines = [_line(kind, key, each) for each in _AND_BELOW[priority]]
     if not own.enter(ids, limit):
         raise _full(kind, key, own.waiting, len(ids), limit)
     for line in others:

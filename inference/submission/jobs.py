@@ -180,7 +180,7 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
 
 
 def _changed(job: Job, changes: Changes) -> Job:
-    vars(job).update(changes)
+    rows.change(job, changes)
     return job
 
 

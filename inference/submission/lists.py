@@ -9,6 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.db import transaction
 
+from inference import tracing
 from inference.catalog import lengths, validation
 from inference.catalog.lengths import Part
 from inference.catalog.specs import ModelSpec
@@ -43,8 +44,9 @@ def accept(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
     """
     sent_at, whole.published_at = whole.published_at, NEVER_DUE
     row = rows.prepare(whole)
+    traced = {"traceparent": tracing.within(whole.traceparent, whole.id)} if tracing.on else {}
     of_all = rows.like(
-        row, whole=whole.id, parts=None, published_at=sent_at, idempotency_key=None, idempotency_digest=""
+        row, whole=whole.id, parts=None, published_at=sent_at, idempotency_key=None, idempotency_digest="", **traced
     )
     common = together.Common(of_all, writer.message_of(whole))
     new = [common.job(part.size, part.length, inputs=part.inputs, place=part.place) for part in parts]

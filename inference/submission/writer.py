@@ -32,7 +32,7 @@ CUT_OFF = ("08", "57P")  # SQLSTATE: the connection, or the server, ended
 
 
 class PendingWrite:
-    """One job on its way into the database."""
+    """One job on its way into the database. Most who wait for it wait for the job's end instead."""
 
     def __init__(self, job: Job, refused: Callable[[Exception], None] | None = None) -> None:
         self.job = job
@@ -40,16 +40,24 @@ class PendingWrite:
         self.size = self.row.size
         self.refused = refused  # told at once, by the writer's thread
         self.error: Exception | None = None
-        self.written = threading.Event()
+        self.is_settled = False
+        self._open = threading.Lock()  # taken until it is settled, which costs a third of an event
+        self._open.acquire()
 
     def settle(self, error: Exception | None) -> None:
-        if self.written.is_set():
+        if self.is_settled:
             return
         self.error = error
         self.job._state.adding = error is not None
-        self.written.set()
+        self.is_settled = True
+        self._open.release()
         if error and self.refused:
             self.refused(error)
+
+    def wait(self, limit_s: float) -> None:
+        """For one thread."""
+        if not self.is_settled:
+            self._open.acquire(timeout=limit_s)
 
 
 class Writer:
@@ -81,10 +89,10 @@ class Writer:
     def confirm(self, pending: PendingWrite, patience_s: float = PATIENCE_S) -> None:
         """Returns when the row is committed. Raises `IntegrityError` for a key that is taken, `StoreUnavailable`."""
         with lending(patience_s) as left_s:
-            written = pending.written.wait(left_s)
-        if not written and self._withdraw(pending):
+            pending.wait(left_s)
+        if not pending.is_settled and self._withdraw(pending):
             raise _nothing_stored()
-        if not pending.written.is_set():
+        if not pending.is_settled:
             raise _perhaps_stored(pending.job)
         if pending.error:
             raise pending.error

@@ -61,7 +61,7 @@ def _ago(seconds: float) -> Now:
 
 
 def _mark_silent() -> None:
-    silent = Worker.objects.filter(state__in=workers.PRESENT, heartbeat_at__lt=workers.silent_since())
+    silent = workers.silent()
     idle = {"replicas_ready": 0, "replicas_busy": 0, "held": 0}
     silent.filter(state=WorkerState.STOPPING).update(state=WorkerState.STOPPED, **idle)
     for worker, name in list(silent.values_list("pk", "name")):

@@ -5,12 +5,11 @@ query, and wakes them. Who waits for any of many jobs is told their ids, and rea
 notice is a hint: a slow poll of the waiting ids finds what it missed. A waiting request holds no database connection.
 """
 
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator
-from typing import TypeVar
+from collections.abc import Collection
+from typing import Generic, TypeVar
 from uuid import UUID
 
 import redis
@@ -43,7 +42,8 @@ class Waiter:
 
     def wait(self, timeout_s: float) -> Changes | None:
         """What became of the finished job, or None after `timeout_s`. Raises what `fail` was told."""
-        connection.close()
+        if connection.connection is not None:
+            connection.close()
         if self._changes is None and self._error is None:
             with compute_slots.lent():
                 self._closed.acquire(timeout=timeout_s)
@@ -95,35 +95,27 @@ class Listener:
         self.hinted: dict[UUID, list[Hints]] = {}
         self._thread: threading.Thread | None = None
 
-    @contextlib.contextmanager
-    def expect(self, job_id: UUID, waiter: Waiter | None = None) -> Iterator[Waiter]:
+    def expect(self, job_id: UUID, waiter: Waiter | None = None) -> "Registered[Waiter]":
         """Register before the job can finish, then `wait()`: no notice falls in between. A `waiter` of its own kind
         may wait for more than that."""
-        waiter = waiter or Waiter()
-        with self._among(self.waiters, [job_id], waiter):
-            yield waiter
+        return Registered(self, self.waiters, [job_id], waiter or Waiter())
 
-    @contextlib.contextmanager
-    def hints(self, ids: Collection[UUID]) -> Iterator[Hints]:
+    def hints(self, ids: Collection[UUID]) -> "Registered[Hints]":
         """As `expect`, for any of many jobs."""
-        hints = Hints()
-        with self._among(self.hinted, ids, hints):
-            yield hints
+        return Registered(self, self.hinted, ids, Hints())
 
-    @contextlib.contextmanager
-    def _among(self, registered: dict[UUID, list[W]], ids: Collection[UUID], waiting: W) -> Iterator[None]:
+    def register(self, registered: dict[UUID, list[W]], ids: Collection[UUID], waiting: W) -> None:
         with self._lock:
             for job_id in ids:
                 registered.setdefault(job_id, []).append(waiting)
             self._ensure_thread()
-        try:
-            yield
-        finally:
-            with self._lock:
-                for job_id in ids:
-                    registered[job_id].remove(waiting)
-                    if not registered[job_id]:
-                        del registered[job_id]
+
+    def forget(self, registered: dict[UUID, list[W]], ids: Collection[UUID], waiting: W) -> None:
+        with self._lock:
+            for job_id in ids:
+                registered[job_id].remove(waiting)
+                if not registered[job_id]:
+                    del registered[job_id]
 
     def __len__(self) -> int:
         """Requests waiting now, each for one job."""
@@ -196,6 +188,22 @@ class Listener:
             for job_id in ids:
                 for hints in self.hinted.get(job_id, ()):
                     hints.tell(job_id)
+
+
+class Registered(Generic[W]):  # a class: half of what a generator costs
+    """Who waits for one of these jobs."""
+
+    def __init__(self, listener: Listener, registered: dict[UUID, list[W]], ids: Collection[UUID], waiting: W) -> None:
+        self._listener, self._ids = listener, ids
+        self._registered: dict[UUID, list[W]] = registered
+        self._waiting: W = waiting
+
+    def __enter__(self) -> W:
+        self._listener.register(self._registered, self._ids, self._waiting)
+        return self._waiting
+
+    def __exit__(self, *error: object) -> None:
+        self._listener.forget(self._registered, self._ids, self._waiting)
 
 
 listener = Listener()

@@ -10,6 +10,7 @@ from uuid import UUID
 from inference.batching.queue import Item
 from inference.batching.room import Room
 from inference.catalog.specs import ModelSpec
+from inference.uuids import id_of_hex
 from inference.worker.trust import Incident
 
 
@@ -29,7 +30,7 @@ class HeldJob:
     job_id: UUID = field(init=False)
 
     def __post_init__(self) -> None:
-        self.job_id = UUID(self.item.id)
+        self.job_id = id_of_hex(self.item.id.replace("-", ""))
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.test import Client, SimpleTestCase, TestCase
+from django.test import Client, SimpleTestCase, TestCase, override_settings
+
+from api import middleware
 
 README = settings.BASE_DIR / "README.md"
 SHOW = """
@@ -130,3 +132,22 @@ class PageTests(TestCase):
     def test_the_admin_s_pages_have_an_id_and_may_not_be_framed(self) -> None:
         answer = self.client.get("/admin/login/", headers={"X-Request-Id": "page-1"})
         self.assertEqual((answer["X-Request-Id"], answer["X-Frame-Options"]), ("page-1", "DENY"))
+
+
+class RememberedTests(TestCase):
+    """Names and addresses are remembered, and anybody may send them: no key is asked for yet."""
+
+    def test_long_ones_are_answered_and_not_kept(self) -> None:
+        for host, path, status in (
+            (f"localhost:{'0' * 300}80", "/v1/models", 401),
+            (f"{'a' * 300}.example", "/v1/models", 400),
+            ("localhost", f"/v1/models/{'a' * 300}", 401),
+        ):
+            with self.subTest(host, path=path), override_settings(ALLOWED_HOSTS=["localhost"]):
+                self.client.get("/v1/models", headers={"Host": "localhost"})
+                before = self.kept()
+                self.assertEqual(self.client.get(path, headers={"Host": host}).status_code, status)
+                self.assertEqual(self.kept(), before)
+
+    def kept(self) -> list[int]:
+        return [cached.cache_info().currsize for cached in (middleware.resolved, middleware.require_name)]

@@ -101,7 +101,20 @@ class TestTraces(ShowingLog):
             for job in forged:
                 self.assertNotEqual(self.job_span(collector, str(job)).trace_id, bytes(16))
             eventually(lambda: len(of_trace(collector, 5)) == 2, "the blocking request and its job are told")
+            self.a_list_has_one_span_and_its_parts_are_within(collector)
         self.assertNotIn(MARK.encode(), b"".join(collector.bodies))
+
+    def a_list_has_one_span_and_its_parts_are_within(self, collector: Collector) -> None:
+        job = str(self.submit([f"{MARK} {number}" for number in range(40)], 6))
+        told = eventually(
+            lambda: len(found := of_trace(collector, 6)) == 5 and found, "the list and its parts are told"
+        )
+        [request] = [each for each in told if each.name == "POST /v1/jobs"]
+        parts = [each for each in told if "inference_batch_id" in attributes(each)]
+        [whole] = [each for each in told if each not in (request, *parts)]
+        self.assertEqual([each.parent_span_id for each in parts], [whole.span_id] * 3)
+        self.assertEqual((whole.parent_span_id, whole.name), (request.span_id, parts[0].name))
+        self.assertEqual({attributes(each)["inference_job_id"] for each in (whole, *parts)}, {job})
 
     def submit(self, inputs: Any, number: int = 0, *, told: str = "") -> UUID:
         answer = self.stack.post("/v1/jobs", {"model": "echo", "inputs": inputs}, headers=self.headers(number, told))

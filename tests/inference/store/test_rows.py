@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from inference.models import Bulk, Job, Priority, Status
 from inference.store import rows
+from inference.submission import writer
 
 CHANGED_LATER = {
     "status": Status.SUCCEEDED, "output": {"score": 0.5}, "error_code": "x", "error_detail": "y", "batch": uuid.uuid4(),
@@ -67,13 +68,15 @@ class RowsTests(TransactionTestCase):
             groups = list(rows.statements([small, large, *[small] * 7], most=5))
         self.assertEqual([len(group) for group in groups], [1, 1, 5, 2])
 
-    def test_all_that_changes_is_read_as_the_orm_reads_it(self) -> None:
+    def test_all_that_changes_is_read_as_the_orm_reads_it_or_when_it_is_asked_for(self) -> None:
         job, unfinished = Job(model="echo", inputs="text"), Job(model="echo", inputs="text")
         rows.insert([rows.prepare(job), rows.prepare(unfinished)])
         Job.objects.filter(pk=job.pk).update(**CHANGED_LATER)
         found = rows.finished([job.pk, unfinished.pk, uuid.uuid4()])
         self.assertEqual(list(found), [job.pk])
-        vars(job).update(found[job.pk])
+        rows.change(job, found[job.pk])
+        with self.assertNumQueries(0):  # in the thread that sends it
+            writer.message_of(job)
         stored = Job.objects.get(pk=job.pk)
         for field in Job._meta.concrete_fields:
             self.assertEqual(getattr(job, field.attname), getattr(stored, field.attname), field.name)
