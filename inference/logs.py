@@ -20,11 +20,15 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
+from django.conf import settings
+
+from inference import raised
 from inference.visible import visible
 
 logger = logging.getLogger(__name__)
 
 IS_JSON = os.environ.get("LOG_FORMAT") == "json"
+quotes = False  # what may be an input: for who develops a model, once the settings are read
 START = '{"time": '  # of each line
 READABLE = "%(asctime)s %(levelname)-7s %(name)s %(message)s%(request_id)s"
 
@@ -64,12 +68,22 @@ def of_process(**ids: Any) -> None:
 
 
 def private(text: object) -> object:
-    """A model's or a database's own words, which may quote an input: the rows have them, JSON lines do not, as many may
-    read where those are sent."""
-    return "…" if IS_JSON else text
+    """A model's own words, which may quote an input: the rows have them, lines do not, as many may read where those are
+    sent."""
+    return text if quotes else "…"
 
 
-class JsonFormatter(logging.Formatter):
+def said(error: BaseException) -> str:
+    """In a line about what it did."""
+    return repr(error) if quotes else raised.said(error)
+
+
+class _Formatter(logging.Formatter):
+    def formatException(self, ei: Any) -> str:
+        return super().formatException(ei) if quotes else raised.told(*ei[1:])
+
+
+class JsonFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = {**_bound.get(), **_named(record), **_of_process}
         line = {
@@ -81,7 +95,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps({**line, **{name: _plain(value) for name, value in fields.items() if name not in line}})
 
 
-class ReadableFormatter(logging.Formatter):
+class ReadableFormatter(_Formatter):
     """No text that a line quotes looks like another line, or acts on a terminal: what goes on is indented."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -94,6 +108,8 @@ def formatter() -> logging.Formatter:
 
 
 def configure(config: dict[str, Any]) -> None:
+    global quotes  # noqa: PLW0603 - of this process
+    quotes = settings.DEVELOPMENT and not IS_JSON
     logging.config.dictConfig(config)
     if IS_JSON:
         for name in ("transformers", "huggingface_hub"):  # which have handlers of their own
@@ -101,6 +117,7 @@ def configure(config: dict[str, Any]) -> None:
             logging.getLogger(name).propagate = True
         logging.captureWarnings(True)
         sys.excepthook = lambda *error: logger.critical("the program ends", exc_info=error)
+    if not quotes:
         threading.excepthook = _thread_ended
 
 

@@ -80,8 +80,9 @@ def record(
     except Exception as error:
         if is_away(error) or (len(outcomes) == 1 and outcomes[0].error_code == errors.BadOutput.code):
             raise
-        refusal = logs.private(error)
-        logger.error("batch=%s jobs=%d not recorded, the database refuses it: %s", batch, len(outcomes), refusal)
+        logger.error(
+            "batch=%s jobs=%d not recorded, the database refuses it: %s", batch, len(outcomes), logs.said(error)
+        )
         if len(outcomes) == 1:
             outcomes = [unstorable(outcomes[0])]
         besides = (beside, *[None] * (len(outcomes) - 1))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from billiard.exceptions import Terminated, WorkerLostError
 
-from inference import errors
+from inference import errors, logs
 from inference.failures import Pauses
 from inference.worker.inflight import Batch, HeldJob, Search
 
@@ -118,7 +118,7 @@ class Isolation:
     def retry(self, batch: Batch, cause: BaseException) -> None:
         """Nothing of it has begun, and later it may."""
         after_s = self.pauses.next_s()
-        logger.error("batch=%s not begun, tried again in %.1f s: %s", batch.id, after_s, cause)
+        logger.error("batch=%s not begun, tried again in %.1f s: %s", batch.id, after_s, logs.said(cause))
         self.again(batch, after_s)
 
     def was_stuck(self, batch: Batch, cause: BaseException) -> None:
@@ -127,7 +127,7 @@ class Isolation:
         for held in batch.jobs:
             held.times_stuck += 1
         after_s = min(STUCK_S * max(held.times_stuck for held in batch.jobs), LONGEST_STUCK_S)
-        logger.error("batch=%s killed, tried again in %.0f s: %r", batch.id, after_s, cause)
+        logger.error("batch=%s killed, tried again in %.0f s: %s", batch.id, after_s, logs.said(cause))
         self.again(batch, after_s)
 
     def halve(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
@@ -139,7 +139,8 @@ class Isolation:
             self._add([held for held in batch.search.suspects if held not in batch.jobs])
             self._add(batch.search.aside)
         if not self._died_alone(batch, cause, after_s):
-            logger.error("batch=%s of %d lost, running its halves apart: %r", batch.id, len(batch.jobs), cause)
+            why = logs.said(cause)
+            logger.error("batch=%s of %d lost, running its halves apart: %s", batch.id, len(batch.jobs), why)
             middle = len(batch.jobs) // 2
             self._add(batch.jobs[:middle], after_s=after_s)
             self._add(batch.jobs[middle:], after_s=after_s)
@@ -153,14 +154,16 @@ class Isolation:
             search.narrow(batch.jobs, died=True)
         alone = self._died_alone(batch, cause)
         if not alone:
-            logger.error("batch=%s of %d lost, looking for the culprit: %s", batch.id, len(batch.jobs), cause)
+            why = logs.said(cause)
+            logger.error("batch=%s of %d lost, looking for the culprit: %s", batch.id, len(batch.jobs), why)
             self._go_on(search or Search(suspects=batch.jobs))
         elif search:
             self._add(search.aside)
 
     def _apart(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
         """What they shared is over: a culprit is searched for among those that the engine had at once."""
-        logger.error("batch=%s of %d lost, running its engine calls apart: %r", batch.id, len(batch.jobs), cause)
+        why = logs.said(cause)
+        logger.error("batch=%s of %d lost, running its engine calls apart: %s", batch.id, len(batch.jobs), why)
         self.again(batch, after_s)
 
     def _go_on(self, search: Search) -> None:
@@ -182,7 +185,7 @@ class Isolation:
         held.crashes_alone += 1
         held.verdict = _verdict(batch, held, cause, devices=self.devices)
         fate = f"fails as {held.verdict}" if held.verdict else "tried once more"
-        logger.error("batch=%s job=%s lost alone, %s: %r", batch.id, held.item.id, fate, cause)
+        logger.error("batch=%s job=%s lost alone, %s: %s", batch.id, held.item.id, fate, logs.said(cause))
         self._add([held], after_s=after_s)
         return True
 

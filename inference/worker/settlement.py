@@ -7,7 +7,7 @@ from typing import Any
 
 from billiard.exceptions import Terminated, WorkerLostError
 
-from inference import clock, errors, failpoints
+from inference import clock, errors, failpoints, logs
 from inference.batching.queue import BatchQueue
 from inference.figures import ledger
 from inference.worker.backlog import Backlog
@@ -59,9 +59,10 @@ class Settlement:
             queue.ran(report.size, report.length, report.engine_s, jobs=len(report.errors))
             queue.padded = report.padded
             queue.cut_at = report.cut_at or math.inf
+            queue.costs.observe_reading(report.read_s)
             if is_one:
                 queue.costs.observe_overhead(report.overhead_s)
-                is_long = report.engine_s > LONG * report.overhead_s
+                is_long = report.engine_s > LONG * (report.overhead_s + report.read_s)
                 (self.backlog.long.add if is_long else self.backlog.long.discard)(batch.spec.name)
         if report.oom_shape:
             queue.out_of_memory(*report.oom_shape, now_s=clock.time_s())
@@ -150,6 +151,8 @@ class Settlement:
         elif isinstance(cause, errors.InferenceError) and cause.retryable:
             self.backlog.isolation.retry(batch, cause)
         else:
+            cause.__cause__ = None  # the same trace, as a text
+            logger.error("batch=%s its call raised", batch.id, exc_info=(type(cause), cause, info.tb))
             self.broke(batch, cause)
 
     def _is_innocent(self, batch: Batch) -> bool:
@@ -166,7 +169,8 @@ class Settlement:
         if not batch.begun[0].verdict:
             self.backlog.isolation.halve(batch, cause, after_s=RETRY_S)
             return
-        logger.error("batch=%s its verdict was not recorded, its row is left to the reconciler: %r", batch.id, cause)
+        why = logs.said(cause)
+        logger.error("batch=%s its verdict was not recorded, its row is left to the reconciler: %s", batch.id, why)
         self._release(batch.jobs, BatchReport(errors={}))
 
     def _device_failed(self, batch: Batch, cause: BaseException) -> None:

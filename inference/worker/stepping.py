@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import UUID
 
-from inference import clock, errors
+from inference import clock, errors, logs
 from inference.batching.room import Room
 from inference.catalog import lengths
 from inference.catalog.specs import ModelSpec
@@ -229,7 +229,7 @@ class OpenBatch:
         try:
             self._keep(limit_s)
         except Exception as error:  # what waits holds up nobody
-            logger.warning("batch=%s its jobs may be given back while it waits: %r", self.id, error)
+            logger.warning("batch=%s its jobs may be given back while it waits: %s", self.id, logs.said(error))
 
     def _keep(self, beside_s: float = 0.0) -> None:
         """Its jobs, from being given back; also while its child does something else for `beside_s`."""

@@ -1,4 +1,5 @@
-"""LOG_FORMAT=json: every line of every program is one object, a job's id leads through them, and no input is in any."""
+"""Row 23 of the faults in the logs of the running programs: no input, secret or key is in any line, whatever fails. In
+JSON each line is one object, and a job's id leads through them."""
 
 from __future__ import annotations
 
@@ -11,46 +12,133 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 from unittest import TestCase
+from urllib.parse import urlencode
 
+from django.contrib.auth import get_user_model
+
+from api.models import ApiKey
+from tests import databases
 from tests.conditions import eventually
+from tests.e2e.buggy import BUGS, IN_WEB, IN_WEBHOOKS, IN_WORKER
 from tests.e2e.test_up import Up
 from tests.ports import HOST, free_port
 
 MARK = "marked-input"
 SECRETS = {"SECRET_KEY": "marked-secret-" + "k" * 40, "WEBHOOK_SECRET": "whsec_" + "bWFya2Vk" * 5}
+OPTIONS = {
+    "DJANGO_SETTINGS_MODULE": "tests.e2e.buggy", "LOG_LEVEL": "DEBUG", "WEBHOOK_HOSTS": HOST,
+    "WEBHOOK_ALLOW_PRIVATE": "1", "API_KEY_REQUIRED": "0",
+}  # fmt: skip
+MODELS = """[echo]
+engine = "tests.echo:EchoEngine"
+max_batch_size = 4
+
+[failing]
+engine = "tests.echo:EchoEngine"
+"""
+FAILURES = ("exception", "nul", "crash", "invalid")
+HEADERS = {
+    "Authorization": f"Bearer {MARK}", "Idempotency-Key": f"{MARK} {MARK}", "X-Request-Id": f"{MARK} {MARK}",
+    "traceparent": MARK, "Cookie": f"sessionid={MARK}", "Content-Encoding": MARK,
+}  # fmt: skip
 
 
-class TestJsonLines(TestCase):
-    def test_each_line_of_each_program_is_json_with_its_ids_and_without_inputs(self) -> None:
+class Client:
+    """Of one service, to which it does all that fails."""
+
+    def __init__(self, up: Up, port: int, database: str) -> None:
+        self.up, self.port, self.database = up, port, database
+
+    def play(self) -> None:
+        self.up.shows("Ready on")
+        self.failing = {how: self.submit({"text": MARK, "fail": how}) for how in FAILURES}
+        self.good = self.submit(MARK, webhook=f"http://{HOST}:{free_port()}/hook?token={MARK}")
+        self.bugs = [
+            self.submit(f"{MARK} {IN_WORKER}", model="failing"),
+            self.submit(f"{MARK} {IN_WEBHOOKS}", webhook=f"http://{HOST}:{free_port()}/hook"),
+        ]
+        self.ask("POST", "/v1/jobs", {"model": "echo", "inputs": f"{MARK} {IN_WEB}"})
+        self.refused()
+        self.with_secrets()
+
+    def refused(self) -> None:
+        self.ask("POST", "/v1/jobs", {"model": "echo", "inputs": MARK, "wrong": MARK})
+        self.ask("POST", "/v1/jobs", {"model": "echo", "inputs": MARK, "webhook": f"http://elsewhere/{MARK}"})
+        self.ask("POST", "/v1/jobs/bulk", {"model": "echo", "inputs": [MARK, None]})
+        self.ask("POST", "/v1/jobs", f'{{"model": "echo", "inputs": "{MARK}"'.encode())
+        self.ask("POST", "/v1/models/echo/v1/chat/completions", {"messages": [{"role": "user", "content": MARK}]})
+        self.ask("POST", "/v1/models/echo", {"inputs": MARK})
+
+    def with_secrets(self) -> None:
+        """In headers, in a query, in a form, and a key that is one."""
+        for name, value in HEADERS.items():
+            self.ask("GET", f"/v1/jobs?key={MARK}", headers={name: value})
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        self.ask("POST", "/admin/login/", urlencode({"username": MARK, "password": MARK}).encode(), headers=form)
+        alias = f"logs-{self.port}"
+        databases.attach(alias, self.database)
+        owner, _ = get_user_model().objects.using(alias).get_or_create(username="owner")
+        self.key = ApiKey.objects.db_manager(alias).issue(owner=owner)[1]
+        databases.drop(alias)
+        self.ask("POST", "/v1/jobs", {"model": "echo", "inputs": MARK}, headers={"Authorization": f"Bearer {self.key}"})
+
+    def end(self, case: TestCase) -> None:
+        for job in (*self.failing.values(), self.good, *self.bugs):
+            eventually(lambda job=job: self.is_finished(job), "the job ends", limit_s=60)  # type: ignore[misc]
+        self.up.shows(f"job={self.good} not delivered")
+        eventually(lambda: self.up.output.count("KeyError: ") >= len(BUGS), "each bug is told of", limit_s=60)
+        self.up.process.send_signal(signal.SIGINT)
+        case.assertEqual(self.up.process.wait(60), 0)
+        for secret in (MARK, self.key, *SECRETS.values()):
+            case.assertNotIn(secret, self.up.output)
+        for place in ("validate", "outcome_of", "_post"):
+            case.assertRegex(self.up.output, rf"line \d+, in {place}\b")
+
+    def submit(self, inputs: Any, **fields: Any) -> str:
+        return str(self.ask("POST", "/v1/jobs", {"model": "echo", "inputs": inputs, **fields})["id"])
+
+    def is_finished(self, job: str) -> bool:
+        return self.ask("GET", f"/v1/jobs/{job}")["status"] in ("succeeded", "failed")
+
+    def ask(self, method: str, path: str, body: Any = None, *, headers: dict[str, str] | None = None) -> Any:
+        """What is answered, where that is JSON."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body)
+        own = {"Content-Type": "application/json", "X-Request-Id": "request-echo", **(headers or {})}
+        with contextlib.closing(http.client.HTTPConnection(HOST, self.port, timeout=60)) as connection:
+            connection.request(method, path, data, own)
+            answer = connection.getresponse().read()
+        with contextlib.suppress(ValueError):
+            return json.loads(answer)
+
+
+class TestLines(TestCase):
+    def test_no_line_of_any_program_has_an_input_a_secret_or_a_key(self) -> None:
+        """In both formats, of two services beside each other."""
         file = Path(self.enterContext(tempfile.TemporaryDirectory()), "models.toml")
-        file.write_text('[echo]\nengine = "tests.echo:EchoEngine"\nmax_batch_size = 4\n')
-        self.port = free_port()
-        options = {"LOG_FORMAT": "json", "LOG_LEVEL": "DEBUG", "WEBHOOK_HOSTS": HOST, "WEBHOOK_ALLOW_PRIVATE": "1"}
-        with Up(self.port, file, more={**options, **SECRETS}) as up:
-            up.shows("Ready on")
-            failing = {how: self.submit(how) for how in ("exception", "nul", "crash", "invalid")}
-            good = self.submit("", webhook=f"http://{HOST}:{free_port()}/hook")
-            self.ask("POST", "/v1/jobs", {"model": "echo", "inputs": MARK, "wrong": MARK})
-            self.ask("POST", "/v1/models/echo", {"inputs": MARK})
-            self.ask("GET", "/v1/jobs", key=MARK)
-            for job in (*failing.values(), good):
-                eventually(lambda job=job: self.is_finished(job), "the job ends", limit_s=60)  # type: ignore[misc]
-            up.shows(f"job={good} not delivered")
-            up.process.send_signal(signal.SIGINT)
-            self.assertEqual(up.process.wait(60), 0)
-        for secret in (MARK, *SECRETS.values()):
-            self.assertNotIn(secret, up.output)
-        lines = [json.loads(line) for line in up.output.splitlines()]
+        file.write_text(MODELS)
+        clients = []
+        for options in ({"LOG_FORMAT": "json"}, {"DEVELOPMENT": "0"}):
+            own = {"DATABASE_URL": f"sqlite:///{file.parent}/{(port := free_port())}.sqlite3"}
+            up = self.enterContext(Up(port, file, more={**OPTIONS, **options, **SECRETS, **own}))
+            clients.append(Client(up, port, own["DATABASE_URL"]))
+        for client in clients:
+            client.play()
+        for client in clients:
+            client.end(self)
+        self.each_is_json(clients[0])
+
+    def each_is_json(self, client: Client) -> None:
+        lines = [json.loads(line) for line in client.up.output.splitlines()]
         for line in lines:
             self.assertIsNotNone(datetime.fromisoformat(line["time"]).tzinfo)
             self.assertLessEqual({"level", "logger", "message"}, line.keys())
         self.assertEqual({line["program"] for line in lines}, {"up", "broker", "web", "worker", "webhooks"})
         as_text = [line for line in lines if line["logger"] == line["program"]]  # what was no JSON, and the launcher's
         self.assertLessEqual({line["program"] for line in as_text}, {"up", "broker"}, as_text)
-        for how, job in (*failing.items(), ("", good)):
+        for how, job in (*client.failing.items(), ("", client.good)):
             with self.subTest(how):
                 self.leads(job, lines)
-        [told] = [line for line in lines if line["program"] == "webhooks" and line.get("job") == good]
+        [told] = [line for line in lines if line["program"] == "webhooks" and line.get("job") == client.good]
         self.assertIn("webhook", told)
 
     def leads(self, job: str, lines: list[dict[str, Any]]) -> None:
@@ -63,18 +151,3 @@ class TestJsonLines(TestCase):
         of_batch = [line for line in lines if line.get("batch") == recorded["batch"]]
         self.assertEqual({line["worker"] for line in of_batch}, {recorded["worker"]})
         self.assertIn("inference.worker.settlement", [line["logger"] for line in of_batch])
-
-    def submit(self, how: str, **fields: Any) -> str:
-        body = {"model": "echo", "inputs": {"text": MARK, "fail": how}, **fields}
-        return str(self.ask("POST", "/v1/jobs", body)["id"])
-
-    def is_finished(self, job: str) -> bool:
-        return self.ask("GET", f"/v1/jobs/{job}")["status"] in ("succeeded", "failed")
-
-    def ask(self, method: str, path: str, body: Any = None, *, key: str = "") -> Any:
-        headers = {"Content-Type": "application/json", "X-Request-Id": "request-echo"}
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
-        with contextlib.closing(http.client.HTTPConnection(HOST, self.port, timeout=60)) as connection:
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            return json.loads(connection.getresponse().read())

@@ -11,9 +11,13 @@ from typing import Any
 from unittest import TestCase
 from unittest.mock import patch
 
+from billiard.exceptions import WorkerLostError
 from django.conf import settings
+from django.db import DataError, OperationalError
 
-from inference import logs
+from inference import logs, raised
+from inference.catalog.specs import CatalogError
+from inference.errors import EngineError, InvalidInput, ModelUnavailable, StoreUnavailable
 from inference.worker import heartbeat
 
 
@@ -60,21 +64,62 @@ class LineTests(TestCase):
         self.assertEqual(line("time=%s level=%s", "never", "high")["level"], "INFO")
         self.assertEqual(line("%(a)s", {"a": 1})["message"], "1")
 
-    def test_an_exception_is_in_its_line(self) -> None:
-        try:
-            raise ValueError("no")
-        except ValueError:
-            found = line("failed", exc_info=sys.exc_info())
-        self.assertIn("ValueError: no", found["exception"])
+    def test_of_an_exception_it_has_the_places_and_no_data(self) -> None:
+        found = raised_line()["exception"]
+        self.assertNotIn("marked-input", found)
+        for told in ("in raised_line", "KeyError: …\n", "\nValueError: …"):
+            self.assertIn(told, found)
+        with patch.object(logs, "quotes", True):
+            self.assertIn("ValueError: marked-input", raised_line()["exception"])
+
+    def test_words_are_told_that_quote_no_data(self) -> None:
+        for error in (
+            ValueError("m"),
+            UnicodeError("m"),
+            InvalidInput("m"),
+            EngineError("m"),
+            DataError("m"),
+            Lied("m"),
+        ):
+            self.assertEqual(raised.said(error).partition(": ")[2], "…")
+        known: tuple[Exception, ...] = (
+            StoreUnavailable("m"), ModelUnavailable("m"), CatalogError("m"), WorkerLostError("m"), TimeoutError("m"),
+            OperationalError("m"), OSError(2, "m", "a/file"),
+        )  # fmt: skip
+        for plain in known:
+            self.assertEqual(raised.said(plain).partition(": ")[2], "m")
+        self.assertEqual(raised.said(EOFError()), "EOFError: …")
+
+    def test_what_came_of_itself_is_told_once(self) -> None:
+        error, other = ValueError(), KeyError()
+        error.__cause__, other.__context__ = other, error
+        self.assertEqual(raised.told(error, None), "KeyError: …\nValueError: …")
 
     def test_what_is_no_json_is_wrapped(self) -> None:
         for text in ("", "plain", '{"time": "cut of', logs.line_of("a", "b")):
             self.assertEqual(json.loads(logs.wrapped("web", text))["program"], "web")
 
-    def test_texts_that_may_quote_an_input_are_left_out_of_json_only(self) -> None:
-        self.assertEqual(logs.private("input"), "input")
-        with patch.object(logs, "IS_JSON", True):
-            self.assertNotIn("input", str(logs.private("input")))
+    def test_texts_that_may_quote_an_input_are_left_out_but_for_who_develops(self) -> None:
+        self.assertNotIn("input", f"{logs.private('input')} {logs.said(ValueError('input'))}")
+        with patch.object(logs, "quotes", True):
+            self.assertEqual((logs.private("input"), logs.said(KeyError("input"))), ("input", "KeyError('input')"))
+
+
+class Lied(Exception):
+    """Of a library."""
+
+    __module__ = "billiard.einfo"
+
+
+def raised_line() -> dict[str, Any]:
+    data = "-".join(("marked", "input"))  # the line that raised is quoted
+    try:
+        try:
+            raise KeyError(data)
+        except KeyError:
+            raise ValueError(data)  # noqa: B904 - while another is handled
+    except ValueError:
+        return line("failed", exc_info=sys.exc_info())
 
 
 SCRIPT = """
@@ -90,11 +135,19 @@ logging.getLogger("transformers").warning("a library's")
 
 class ProgramTests(TestCase):
     def test_warnings_and_what_ends_a_thread_or_a_program_are_lines_too(self) -> None:
+        found = [json.loads(line) for line in self.run_with("json").splitlines()]
+        self.assertEqual([line["logger"] for line in found].count("py.warnings"), 1)
+        self.assertEqual(sum("ZeroDivisionError: …" in line.get("exception", "") for line in found), 2)
+        self.assertIn("a library's", [line["message"] for line in found])
+
+    def test_in_plain_text_what_ends_a_thread_has_no_data_either(self) -> None:
+        """What ends a command is read by who has typed it."""
+        said = self.run_with("text")
+        self.assertEqual((said.count("ZeroDivisionError: …"), said.count("division by zero")), (1, 1))
+
+    def run_with(self, form: str) -> str:
         run = subprocess.run(
             [sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=settings.BASE_DIR, check=False,
-            env={"LOG_FORMAT": "json", "DJANGO_SETTINGS_MODULE": "project.settings", "SECRET_KEY": "k"},
+            env={"LOG_FORMAT": form, "DJANGO_SETTINGS_MODULE": "project.settings", "SECRET_KEY": "k"},
         )  # fmt: skip
-        found = [json.loads(line) for line in run.stderr.splitlines()]
-        self.assertEqual([line["logger"] for line in found].count("py.warnings"), 1)
-        self.assertEqual(sum("ZeroDivisionError" in line.get("exception", "") for line in found), 2)
-        self.assertIn("a library's", [line["message"] for line in found])
+        return run.stderr

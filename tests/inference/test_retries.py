@@ -43,6 +43,7 @@ LISTED = {
     "inference/launcher/startup_report.py StartupReport.wait_for": "growing pauses, until the operator stops it",
     "inference/worker/ahead.py Line._settle_all": "each round has another call, and what failed is told",
     "inference/waiting/told.py Teller._tell_forever": "once a tick",
+    "inference/worker/stages.py Stages.compute": "waits for what reads, within the batch's limit",
     "inference/worker/heartbeat.py Heartbeat.run": "growing pauses up to the heartbeat's own",
     "inference/worker/housekeeping.py Housekeeping._rest": "a round every ROUND_S: what failed has its next turn then",
     "inference/worker/lookout.py Lookout.run": "growing pauses while the database is away",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from inference import logs
 from inference.engines.faults import describe, is_device_failure, is_out_of_memory
 from inference.engines.parity import Trial, Verdict
 from inference.engines.stacks import Together
@@ -87,7 +88,7 @@ class Shortcuts:
         except Exception as error:
             if not self._may_be_at_fault(error):
                 raise
-            problem = describe(error)
+            problem = logs.said(error)
         answers: list[Any] = []
         try:
             self._turn(on=False)
