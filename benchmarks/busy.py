@@ -66,7 +66,7 @@ def fill(stack: Stack, count: int, texts: int) -> None:
     waiting = ["waiting"] * texts if texts > 1 else "waiting"
     for first in range(0, count, BULK // texts):
         inputs = [waiting] * min(BULK // texts, count - first)
-        answer = stack.post("/v1/jobs/bulk", {"model": "busy", "inputs": inputs, "priority": "normal"})
+        answer = stack.post("/v1/jobs/bulk", {"model": "busy", "inputs": inputs})
         if answer.status != 202:
             raise SystemExit(f"not accepted: {answer.status} {answer.body!r:.300}")
 

@@ -73,7 +73,7 @@ class CostModel:
         self.weights = _guess(GUESS_TOKEN_S)
         self._cells: dict[tuple[int, int], _Cell] = {}
         self._fit_at = 1
-        self._ran_jobs = self._ran_s = 0.0  # of about the last fifty calls
+        self._ran_jobs = self._ran_s = self._read_s = 0.0  # of about the last fifty calls
 
     def seconds(self, size: int, length: float) -> float:
         """Predicted duration of a call of `size` items of `length` tokens: padded to that, or on average."""
@@ -108,6 +108,16 @@ class CostModel:
         """A call took `seconds` besides the engine. Of the last ones, a fast one speaks for all."""
         self._overheads.append(seconds)
         self.overhead_s = sorted(self._overheads)[(len(self._overheads) - 1) // 3]
+
+    def observe_reading(self, seconds: float) -> None:
+        """The inputs of that call were read in `seconds`, beside another one."""
+        self._read_s = self._read_s * RATE_MEMORY + seconds
+
+    @property
+    def pace(self) -> float:
+        """How many times as long as the engine takes calls that follow each other take: that of reading, if it is
+        longer."""
+        return max(1.0, self._read_s / self._ran_s) if self._ran_s else 1.0
 
     def items_per_s(self) -> float:
         """Measured speed of the engine while it runs; 0.0 before the first call."""

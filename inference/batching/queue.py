@@ -139,11 +139,13 @@ class BatchQueue:
     def has_deadlines(self) -> bool:
         return bool(self._by_deadline)
 
-    def engine_s(self, items: Sequence[Item]) -> float:
-        """How long a call of them is expected to take."""
+    def following_s(self, items: Sequence[Item]) -> float:
+        """How long a call of them is expected to take, after others: what is read beside one that computes may take
+        longer than that."""
         size = sum(item.size for item in items)
         longest, tokens = max(item.length for item in items), sum(item.size * item.length for item in items)
-        return self.costs.seconds(size, longest if self.padded else tokens / size) - self.costs.overhead_s
+        engine_s = self.costs.seconds(size, longest if self.padded else tokens / size) - self.costs.overhead_s
+        return engine_s * self.costs.pace
 
     def take(self, now_s: float) -> list[Item]:
         """Form the next batch and take it out. Holds the oldest item of the highest priority. [] when empty."""

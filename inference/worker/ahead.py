@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any, NoReturn
@@ -37,7 +37,6 @@ class Taken:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     stages: Stages | SeveralStages | None = None
-    is_read: threading.Event = field(default_factory=threading.Event)
     result: Any = None
     failure: ExceptionInfo | None = None
 
@@ -83,7 +82,6 @@ class Line:
                     self._taken.put(taken)
                     if taken.stages and not taken.failure:
                         taken.stages.prepare()
-                    taken.is_read.set()
         except SystemExit as end:
             self._taken.put(end)
 
@@ -112,7 +110,7 @@ class Line:
                 if self._device_failed:
                     raise errors.NotYet("the device failed in the process that was to run it.")
                 if taken.stages:
-                    taken.stages.compute(taken.is_read.wait)
+                    taken.stages.compute(is_prepared=True)
                 else:
                     taken.result = child.steps_of(*taken.arguments)
         except BaseException as error:

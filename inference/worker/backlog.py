@@ -153,7 +153,7 @@ class Backlog:
         most = min(MOST_TOGETHER, (len(first) + len(queue)) // max(1, able))
         jobs, took_s, more = 0, 0.0, []
         while self._may_go_on(queue, last):
-            jobs, last_s = jobs + len(last), queue.engine_s([held.item for held in last])
+            jobs, last_s = jobs + len(last), queue.following_s([held.item for held in last])
             took_s += last_s
             if jobs + min(len(last), len(queue)) > most or took_s + last_s > limit_s:
                 break
@@ -166,7 +166,7 @@ class Backlog:
         than what is done before and after them: then they are answered sooner, but for the first."""
         if all(held.item.priority >= PATIENT for held in first):
             return TOGETHER_S
-        return HURRIED_S if queue.engine_s([held.item for held in first]) <= queue.costs.overhead_s else 0.0
+        return HURRIED_S if queue.following_s([held.item for held in first]) <= queue.costs.overhead_s else 0.0
 
     def _may_go_on(self, queue: BatchQueue, batch: Sequence[HeldJob]) -> bool:
         """Whether the next of this queue may go with a batch that was taken from it."""
@@ -180,19 +180,22 @@ class Backlog:
     def together(self) -> dict[str, int]:
         """How many jobs may share a call of a child, by model of which such wait."""
         return {
-            name: min(MOST_TOGETHER, int(queue.costs.items_per_s() * TOGETHER_S))
+            name: min(MOST_TOGETHER, int(queue.costs.items_per_s() / queue.costs.pace * TOGETHER_S))
             for name, queue in self.queues.items()
             if queue.costs.calls >= LEARNT and (queue.head() or (0,))[0] >= PATIENT
         }
 
     def is_overtaken(self, batch: Batch) -> bool:
-        """Whether somebody is to run before the last of these engine calls, were they not in one call."""
+        """Whether somebody of another model or of a higher priority is to run before the last of these engine calls,
+        were they not in one call: who waits, or was given to the same child since. Those of one model and priority come
+        from several processes, nearly in their order."""
         if self.isolation.parts:
             return True
-        last = (held.item for held in batch.called[-batch.shares[-1] :])
-        turn = min((item.priority, item.arrived_at_s) for item in last)  # younger ones of near lengths are in it, too
-        heads = (queue.head() for _, queue in self._due_in_turn(clock.time_s()))
-        return any(head < turn for head in heads if head)
+        turn = _turn(batch.called[-batch.shares[-1]])
+        turns = [(name, queue.head()) for name, queue in self._due_in_turn(clock.time_s())]
+        behind = (other for other in self.batches.values() if other.pid == batch.pid and other.number > batch.number)
+        turns += ((other.spec.name, _turn(other.called[0])) for other in behind)
+        return any(other and (other[0] < turn[0] if name == batch.spec.name else other < turn) for name, other in turns)
 
     def next_ahead(self) -> list[HeldJob] | None:
         """The jobs of a batch for a child that is busy. None where an idle one is waited for: by what is run again, or
@@ -281,6 +284,11 @@ class Backlog:
         del self.held[held.item.id]
         self.isolation.forget(held)
         self.queues[held.model].remove(held.item.id)
+
+
+def _turn(first: HeldJob) -> tuple[int, float]:
+    """Of a batch: `first` is its oldest, those of near lengths beside it are younger."""
+    return first.item.priority, first.item.arrived_at_s
 
 
 def _limits(spec: ModelSpec) -> Limits:

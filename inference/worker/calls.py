@@ -4,11 +4,13 @@ import ctypes
 import enum
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 from uuid import UUID
 
 from inference.batching.room import Room
 from inference.catalog.specs import ModelSpec
+from inference.uuids import packed, unpacked
 
 Order = tuple[ModelSpec, ...]  # what a child is to have loaded, and nothing else
 
@@ -16,13 +18,14 @@ READY = "ready"  # the state of a model that a replica has loaded
 ENDED_BY_IT = "a process ended while it loaded this model."
 NEVER_ENDS = "its process is stuck in the driver of its device and cannot be ended: the host needs a restart."
 PAST_ITS_LIMIT = signal.SIGALRM  # what a child dies of whose engine ran past the model's limit
+IN_HAND = 3  # calls of a child that works ahead: one is claimed, one computed and one recorded
 
 
 class Asked(enum.IntEnum):
-    """What the main process wants of a child that takes steps, or makes several engine calls of one batch."""
+    """What the main process wants of a child."""
 
     GO_ON = 0
-    COME_BACK = 1  # after this step or call: others wait for their turn, or to join
+    COME_BACK = 1  # after this step: others wait for their turn, or to join
     TO_THE_END = 2  # the worker leaves, there will be no other call
 
 
@@ -32,6 +35,7 @@ class Shared(ctypes.Structure):
     _fields_ = [
         ("loading", ctypes.c_int),  # the how many-th of its order the child loads, or 0: as the child says
         ("asked", ctypes.c_int),  # an `Asked`, as the main process says
+        ("called_back", ctypes.c_longlong * IN_HAND),  # numbers of those that begin no other engine call: likewise
         ("computing", ctypes.c_longlong),  # the number of the call whose engine runs, or ran last: as the child says
         ("reading", ctypes.c_longlong),  # the number of the call whose inputs are read beside that, or 0: likewise
     ]
@@ -70,6 +74,9 @@ class BatchCall:
     waiting: tuple[UUID, ...] = ()  # batches that are open in this child, and wait for their turn
     verdict: str = ""  # do not run: fail the jobs with this error code
 
+    def __reduce__(self) -> Any:
+        return _call, (packed(self.job_ids), *(getattr(self, name) for name in _OF_CALL))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
@@ -77,7 +84,8 @@ class BatchReport:
 
     errors: dict[UUID, str]  # code by job, of those that were claimed; "" for a success
     engine_s: float = 0.0
-    overhead_s: float = 0.0  # of the replica, besides the engine
+    overhead_s: float = 0.0  # of the replica, besides the engine and what is read ahead
+    read_s: float = 0.0  # ahead, beside another call
     size: int = 0  # rows of the engine call
     length: float = 0.0  # tokens of each: of the longest where items are padded, else of all on average
     cut_at: int | None = None  # tokens of a text, that the model reads
@@ -93,3 +101,22 @@ class BatchReport:
     tokens: int = 0  # generated
     firsts_s: tuple[float, ...] = ()  # of the jobs whose first token came: since they were made
     answers: tuple[int, ...] = ()  # tokens of each job that ended
+
+    def __reduce__(self) -> Any:
+        errors = self.errors
+        return _report, (packed(errors), [*errors.values()], *(getattr(self, name) for name in _OF_REPORT))
+
+
+# What a pipe takes for them: ids are most of it.
+
+_OF_CALL = [field.name for field in fields(BatchCall) if field.name != "job_ids"]
+_OF_REPORT = [field.name for field in fields(BatchReport) if field.name != "errors"]
+
+
+def _call(job_ids: bytes, *others: Any) -> BatchCall:
+    return BatchCall(job_ids=tuple(unpacked(job_ids)), **dict(zip(_OF_CALL, others, strict=True)))
+
+
+def _report(job_ids: bytes, codes: list[str], *others: Any) -> BatchReport:
+    errors = dict(zip(unpacked(job_ids), codes, strict=True))
+    return BatchReport(errors=errors, **dict(zip(_OF_REPORT, others, strict=True)))

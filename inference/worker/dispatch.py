@@ -18,7 +18,7 @@ from inference.catalog.specs import Catalog
 from inference.models import WorkerState
 from inference.worker import reports
 from inference.worker.backlog import Backlog
-from inference.worker.calls import Asked, BatchCall, BatchReport
+from inference.worker.calls import IN_HAND, Asked, BatchCall, BatchReport
 from inference.worker.child import run_batch
 from inference.worker.heartbeat import Facts
 from inference.worker.inflight import Batch
@@ -26,7 +26,7 @@ from inference.worker.lazy import LazyReport
 from inference.worker.pool import ReplicaPool
 from inference.worker.replicas import Replicas
 from inference.worker.settlement import Settlement
-from inference.worker.turns import IN_HAND, Turns
+from inference.worker.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -72,20 +72,19 @@ class Dispatcher:
 
     @property
     def prefetch(self) -> int:
-        """Messages: of the batches that a replica has, and of one to choose the next from."""
-        biggest = max((spec.max_batch_size for spec in self.specs.values()), default=1)
+        """Messages: of the calls that a replica has in hand, and of one to choose the next from."""
+        return self._calls * max((spec.max_batch_size for spec in self.specs.values()), default=1)
+
+    @property
+    def _calls(self) -> int:
         plan = self.replicas.plan
-        running = sum(IN_HAND if plan.works_ahead(index) else 1 for index in range(plan.replicas))
-        return (running + plan.replicas) * biggest
+        return sum(1 + (IN_HAND if plan.works_ahead(index) else 1) for index in range(plan.replicas))
 
     @property
     def patient(self) -> tuple[int, list[str]]:
         """Jobs more, of those for which nobody hurries, and their queues: of models whose batches share a call."""
-        plan = self.replicas.plan
-        if any(map(plan.works_ahead, range(plan.replicas))):
-            return 0, []
         together = {name: jobs for name, jobs in self.backlog.together().items() if jobs > 1}
-        return 2 * plan.replicas * min(together.values(), default=0), [queue_of(name) for name in together]
+        return self._calls * min(together.values(), default=0), [queue_of(name) for name in together]
 
     def forget_messages(self) -> None:
         """The connection is gone."""

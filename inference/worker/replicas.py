@@ -290,6 +290,12 @@ class Replicas:
             if replica.pid == pid:
                 replica.shared.asked = asked
 
+    def call_back(self, pid: int, number: int) -> None:
+        """One call of this child, and none of the others that it has in hand."""
+        shared = self.shared_with(pid)
+        if shared and number not in shared.called_back:
+            shared.called_back[:] = [number, *shared.called_back[:-1]]
+
     @property
     def able(self) -> int:
         """How many children can be given any call."""

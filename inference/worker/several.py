@@ -1,7 +1,7 @@
 """Several short engine calls behind one claim, one record and one notice, of jobs that waited together."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, islice
@@ -14,7 +14,7 @@ from inference.store.transitions import Claimed
 from inference.worker import claims
 from inference.worker.calls import Asked, BatchCall, BatchReport
 from inference.worker.loaded import LoadedModels
-from inference.worker.stages import Stages, claimed, is_read
+from inference.worker.stages import Stages, claimed
 
 LONGEST_S = 0.2  # since the first call began: no other is begun, though it was expected to be over by then
 
@@ -49,17 +49,17 @@ class SeveralStages:
         for stages in self.each:
             stages.prepare()
 
-    def compute(self, until_read: Callable[[], object] = is_read) -> None:
+    def compute(self, *, is_prepared: bool = False) -> None:
         began = time.monotonic()
         for place, stages in enumerate(self.each):
             if place and (self._is_called_back() or time.monotonic() - began > LONGEST_S):
                 self.unbegun = [job for others in self.each[place:] for job in others.jobs]
                 del self.each[place:]
                 return
-            stages.compute(until_read)
+            stages.compute(is_prepared=is_prepared)
 
     def _is_called_back(self) -> bool:
-        return bool(self.replica.shared.asked == Asked.COME_BACK)
+        return self.call.number in self.replica.shared.called_back
 
     def record(self) -> BatchReport:
         if not self.each:

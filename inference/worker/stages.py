@@ -2,8 +2,9 @@
 
 import contextlib
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from inference import errors, failpoints, logs
 from inference.catalog import lengths
 from inference.catalog.specs import ModelSpec, parameters_digest
+from inference.engines.base import Engine
 from inference.engines.isolate import RunReport
 from inference.engines.isolate import run as run_engine
 from inference.figures import tallies
@@ -23,10 +25,6 @@ from inference.worker.loaded import LoadedModels
 from inference.worker.outcomes import condemned, failed, outcome_of
 
 logger = logging.getLogger(__name__)
-
-
-def is_read() -> None:
-    """By the call itself."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +60,8 @@ class Stages:
     calls: list[EngineCall] = field(default_factory=list)
     refused: list[Outcome] = field(default_factory=list)
     spent_s: float = 0.0
+    read_s: float = 0.0
+    is_read: threading.Event = field(default_factory=threading.Event)  # where it is prepared
 
     def claim(self) -> None:
         """And all else that can be done before the engine is free. One call a set of parameters; the messages already
@@ -88,20 +88,25 @@ class Stages:
 
     def prepare(self) -> None:
         """Beside another call that computes. Of what cannot be read the call itself finds out what is wrong."""
-        if self.spec is None or self.call.again or not (engine := self.replica.engine(self.spec)).is_read_ahead:
-            return
-        with self._timed(), engine.reading:
+        if self.spec and not self.call.again and (engine := self.replica.engine(self.spec)).is_read_ahead:
+            self._read(engine)
+        self.is_read.set()
+
+    def _read(self, engine: Engine) -> None:
+        with engine.reading, self._timed():
+            began = time.monotonic()
             self.replica.shared.reading = self.call.number
             for call in self.calls:
                 try:
                     call.prepared = engine.prepare(call.all_items, dict(call.parameters))
                 except BaseException as error:
-                    logger.debug("not prepared: %r", logs.private(error))
+                    logger.debug("not prepared: %s", logs.said(error))
             self.replica.shared.reading = 0
+            self.read_s = time.monotonic() - began
 
-    def compute(self, until_read: Callable[[], object] = is_read) -> None:
-        """In the thread of the engines. What `until_read` still waits for has the limit of this batch, not of the one
-        that computed meanwhile."""
+    def compute(self, *, is_prepared: bool = False) -> None:
+        """In the thread of the engines. What another still prepares is waited for within the limit of this batch, not
+        of the one that computed meanwhile."""
         if self.spec is None or not self.calls:
             return
         engine, shared = self.replica.engine(self.spec), self.replica.shared
@@ -110,7 +115,8 @@ class Stages:
         shared.computing = self.call.number
         for call in self.calls:
             with limited(self.spec.time_limit_s):
-                until_read()
+                if is_prepared:
+                    self.is_read.wait()
                 with self._timed():
                     call.report = run_engine(engine, call.all_items, call.parameters, call.prepared)
         shared.computing = 0
@@ -174,7 +180,8 @@ class Stages:
         return BatchReport(
             errors={outcome.job_id: outcome.error_code for outcome in outcomes},
             engine_s=self._engine_s,
-            overhead_s=self.spent_s - self._engine_s,
+            overhead_s=self.spent_s - self._engine_s - self.read_s,
+            read_s=self.read_s,
             size=size,
             length=longest if self._is_padded else real / size,
             cut_at=self._cut_at,

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 ANSWER_S = 4.0  # then the worker connects again
+DELETED_S = 10.0  # the same, once it has a queue deleted of which little is left: RabbitMQ takes its time
 BREAKS = 2  # then it is the queue, and not the broker, that cannot be used
 
 
@@ -64,9 +65,10 @@ class Subscriptions:
         if time.monotonic() < refusal.retry_at:
             return
         try:
-            with self._in_time():
+            is_broken = refusal.breaks >= BREAKS
+            with self._in_time(DELETED_S if is_broken else ANSWER_S):
                 if self.is_amqp:
-                    self._declare(queue, anew=refusal.breaks >= BREAKS)
+                    self._declare(queue, anew=is_broken)
                 self.c.add_task_queue(queue)
         except self.c.channel_errors as error:
             self._refuse(queue, _told(queue, error))
@@ -115,9 +117,9 @@ class Subscriptions:
         if self._deleted:
             raise ConnectionError(f"deleted without notice: {', '.join(sorted(self._deleted))}")
 
-    def _in_time(self) -> AbstractContextManager[object]:
+    def _in_time(self, limit_s: float) -> AbstractContextManager[object]:
         """py-amqp waits for an answer without end."""
-        return self.c.connection.connection.transport.having_timeout(ANSWER_S) if self.is_amqp else nullcontext()
+        return self.c.connection.connection.transport.having_timeout(limit_s) if self.is_amqp else nullcontext()
 
     def _declare(self, name: str, *, anew: bool) -> None:
         """On a channel of its own, which a refusal closes."""

@@ -6,11 +6,10 @@ from uuid import uuid4
 
 from inference import clock
 from inference.worker.backlog import Backlog
-from inference.worker.calls import Asked
+from inference.worker.calls import IN_HAND, Asked
 from inference.worker.inflight import Batch
 from inference.worker.pool import ReplicaPool
 
-IN_HAND = 3  # batches of a child that works ahead: one is claimed, one computed and one recorded
 LONG = 2.0  # times as long as its claim and record: a call of which two do, so that the next is chosen later
 
 
@@ -60,7 +59,7 @@ class Turns:
         jobs, search, is_closed = following
         spec = self.backlog.specs[jobs[0].model]
         batch = Batch(id=uuid4(), spec=spec, jobs=jobs, search=search, pid=pid, is_closed=is_closed)
-        if not is_closed and not self.replicas.steps(spec.name) and not self.replicas.works_ahead(pid):
+        if not is_closed and not self.replicas.steps(spec.name):
             self._bring_more(batch)
         if self._call(batch):
             self.backlog.started(batch)
@@ -99,6 +98,7 @@ class Turns:
         if not (jobs := self.backlog.next_ahead()):
             return False
         batch = Batch(id=uuid4(), spec=self.backlog.specs[jobs[0].model], jobs=jobs, pid=pid)
+        self._bring_more(batch)
         if not self._call(batch):
             return False
         self.backlog.started(batch)
@@ -130,10 +130,13 @@ class Turns:
         return names
 
     def _call_back(self) -> None:
-        """Have those children come back after their step or engine call for which there is more than that."""
+        """After their step or engine call, where there is more than that to do."""
         for batch in self.backlog.batches.values():
             if batch.result and self._is_wanted_back(batch):
-                self.replicas.ask(batch.pid, Asked.COME_BACK)
+                if batch.shares:
+                    self.replicas.call_back(batch.pid, batch.number)
+                else:
+                    self.replicas.ask(batch.pid, Asked.COME_BACK)
 
     def _is_wanted_back(self, batch: Batch) -> bool:
         if batch.shares:

@@ -52,3 +52,9 @@ class SharedCallsTests(StackCase):
         jobs = self.stack.finished(*self.bulk([*TEXTS[:600], crash, *TEXTS[600:]]))
         self.assertEqual(jobs.pop(600).error_code, Crashed.code)
         self.assert_answered(jobs)
+
+
+class AheadTests(SharedCallsTests):
+    """The same of children that have several calls in hand."""
+
+    options = {"models": MODEL, "environment": {"WORK_AHEAD": "1"}}

@@ -119,6 +119,14 @@ class PredictionTests(TestCase):
             costs.observe(4, 10, 0.01)
         self.assertAlmostEqual(costs.items_per_s(), 400, delta=20)
 
+    def test_calls_follow_each_other_at_the_pace_of_what_is_slower(self) -> None:
+        costs = CostModel()
+        self.assertEqual(costs.pace, 1.0)
+        for read_s, pace in ((0.01, 1.0), (0.19, 5.0)):
+            costs.observe(8, 10, 0.02)
+            costs.observe_reading(read_s)
+            self.assertAlmostEqual(costs.pace, pace, delta=0.2)
+
     def test_a_call_that_cannot_be_is_refused(self) -> None:
         for wrong in ((0, 1, 1.0), (1, 0, 1.0), (1, 1, -1.0), (1, 1, float("nan")), (1, 1, float("inf"))):
             with self.subTest(wrong), self.assertRaisesRegex(ValueError, "a call has items"):

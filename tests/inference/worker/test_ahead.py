@@ -23,6 +23,7 @@ from inference.engines.base import Engine
 from inference.store.transitions import Claimed, Outcome
 from inference.worker import child, claims
 from inference.worker.ahead import Line
+from inference.worker.backlog import LEARNT, TOGETHER_S
 from inference.worker.calls import READY as IS_READY
 from inference.worker.calls import BatchCall, Loaded
 from inference.worker.dispatch import STUCK_S
@@ -33,6 +34,7 @@ from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase
 
 LIMIT_S = 10.0  # of a wait that ends
 INBOX = 3
+NORMAL, LOW = 2, 3
 
 
 class Gated(Engine):
@@ -78,11 +80,13 @@ class LineTests(TestCase):
         self.enterContext(patch("sys.setswitchinterval"))
         self.claimed: SimpleQueue[str] = SimpleQueue()
         self.recorded: SimpleQueue[str] = SimpleQueue()
-        self.inputs: dict[int, str] = {}  # of a call, where they are others
+        self.inputs: dict[int, list[str]] = {}  # of a call, where they are others
+        self.taken_back: SimpleQueue[list[UUID]] = SimpleQueue()
         self.may_record = threading.Event()
         self.may_record.set()
         self.enterContext(patch.object(claims, "claim", self.claim))
         self.enterContext(patch.object(claims, "record", self.record))
+        self.enterContext(patch.object(claims, "take_back", lambda _, ids, **__: self.taken_back.put(ids)))
         self.pipe: SimpleQueue[Any] = SimpleQueue()
         self.sent: list[tuple[int, Any]] = []
         self.unsendable: set[int] = set()  # calls whose result cannot be pickled
@@ -114,10 +118,10 @@ class LineTests(TestCase):
             raise errors.StoreUnavailable("away")
         return [
             Claimed(
-                id=job_id, model="m", inputs=self.inputs.get(call.number, "text"), parameters={}, size=1, length=1,
-                created_at=now(), started_at=now(), whole=None, place=None,
+                id=job_id, model="m", inputs=text, parameters={}, size=1, length=1, created_at=now(), started_at=now(),
+                whole=None, place=None,
             )
-            for job_id in call.job_ids
+            for job_id, text in zip(call.job_ids, self.inputs.get(call.number, ["text"]), strict=True)
         ]  # fmt: skip
 
     def record(self, batch: UUID, outcomes: list[Outcome], **_: Any) -> list[Outcome]:
@@ -125,12 +129,13 @@ class LineTests(TestCase):
         self.recorded.put("m")
         return outcomes
 
-    def give(self, number: int, **fields: Any) -> None:
+    def give(self, number: int, **fields: Any) -> BatchCall:
         call = BatchCall(
-            batch=uuid4(), number=number, model="m", digest=self.engine.spec.digest, job_ids=(uuid4(),),
-            time_limit_s=60, **fields,
+            batch=uuid4(), number=number, model="m", digest=self.engine.spec.digest, time_limit_s=60,
+            job_ids=tuple(uuid4() for _ in self.inputs.get(number, [""])), **fields,
         )  # fmt: skip
         self.pipe.put((0, (number, 0, child.run_batch, (call,), {})))
+        return call
 
     def answers(self, kind: int) -> list[int]:
         return [values[0] for sent, values in self.sent if sent == kind]
@@ -163,7 +168,7 @@ class LineTests(TestCase):
 
     def test_inputs_are_read_ahead_but_of_what_is_looked_into_and_what_cannot_be_read(self) -> None:
         self.engine.prepares = True
-        self.inputs[3] = "unreadable"
+        self.inputs[3] = ["unreadable"]
         self.give(1)
         self.assertEqual(self.engine.begun.get(timeout=LIMIT_S), ["text, read ahead"])
         self.give(2, again=True)
@@ -177,7 +182,7 @@ class LineTests(TestCase):
     def test_what_is_read_for_too_long_runs_into_the_limit_of_its_own_batch(self) -> None:
         """No alarm comes for the one that computes meanwhile."""
         self.engine.prepares = True
-        self.inputs[2] = "slow"
+        self.inputs[2] = ["slow"]
         shared = self.replica.shared
         self.give(1)
         self.give(2)
@@ -192,9 +197,32 @@ class LineTests(TestCase):
         self.until_answered(1, 2)
         self.assertEqual((shared.reading, signal.getitimer(signal.ITIMER_REAL)[0]), (0, 0))
 
+    def test_each_of_several_engine_calls_begins_as_soon_as_it_is_read(self) -> None:
+        self.engine.prepares = True
+        self.inputs[1] = ["text", "slow"]
+        self.give(1, shares=(1, 1))
+        self.assertEqual(self.engine.begun.get(timeout=LIMIT_S), ["text, read ahead"])
+        self.engine.may_read.set()
+        self.engine.turns.put(None)
+        self.engine.turns.put(None)
+        self.until_answered(1)
+        self.assertEqual(self.recorded.qsize(), 1)
+
+    def test_it_comes_back_from_the_calls_that_are_called_back_and_from_no_other(self) -> None:
+        for number in (1, 2, 3):
+            self.inputs[number] = ["a", "b"]
+        first, _, third = [self.give(number, shares=(1, 1)) for number in (1, 2, 3)]
+        self.engine.begun.get(timeout=LIMIT_S)
+        self.replica.shared.called_back[:] = [3, 1, 0]
+        for _ in range(4):
+            self.engine.turns.put(None)
+        self.until_answered(1, 2, 3)
+        taken_back = [self.taken_back.get(timeout=LIMIT_S) for _ in range(3)]
+        self.assertEqual(taken_back, [[first.job_ids[1]], [], [third.job_ids[1]]])
+
     def test_who_ends_the_process_by_reading_is_told_of_in_its_own_turn(self) -> None:
         self.engine.prepares = True
-        self.inputs[2] = "ends"
+        self.inputs[2] = ["ends"]
         for number in (1, 2, 3):
             self.give(number)
             self.engine.turns.put(None)
@@ -287,6 +315,62 @@ class GivenTests(DispatcherCase):
         for call in calls[:2]:
             self.pool.finish(call, overhead_s=0.001)
         self.assertEqual([call.over for call in calls], [True, True, False, False])
+
+    def learn(self) -> None:
+        for _ in range(LEARNT):
+            self.dispatcher.backlog.queues["a"].costs.observe(8, 10, TOGETHER_S / 5)
+
+    @property
+    def called_back(self) -> set[int]:
+        return {*self.replicas.replicas[0].shared.called_back} - {0}
+
+    def test_short_batches_share_each_of_its_calls(self) -> None:
+        self.learn()
+        ids = [self.add(priority=LOW)[0] for _ in range(200)]
+        self.dispatcher.kick()
+        calls = [call.batch for call in self.pool.calls]
+        self.assertEqual(len(calls), 3)
+        self.assertTrue(all(len(call.shares) > 1 for call in calls), [call.shares for call in calls])
+        self.assertEqual(
+            [job_id for call in calls for job_id in call.job_ids], ids[: sum(sum(call.shares) for call in calls)]
+        )
+
+    def test_it_is_called_back_for_what_goes_first_though_it_has_that_in_hand(self) -> None:
+        self.learn()
+        for _ in range(16):
+            self.add(priority=LOW)
+        self.dispatcher.kick()
+        first = self.last.batch
+        self.assertEqual((len(first.shares), self.called_back), (2, set()))
+        urgent, _ = self.add()
+        self.dispatcher.kick()
+        self.assertEqual((self.last.batch.job_ids, self.called_back), ((urgent,), {first.number}))
+
+    def test_what_it_is_called_back_for_is_not_called_back_with_what_follows(self) -> None:
+        self.learn()
+        for priority in (LOW, NORMAL, LOW):
+            for _ in range(16):
+                self.add(priority=priority)
+            self.dispatcher.kick()
+        low, normal, *_ = [call.batch.number for call in self.pool.calls]
+        self.assertIn(low, self.called_back)
+        self.assertNotIn(normal, self.called_back)
+
+    def test_it_is_not_for_what_follows(self) -> None:
+        self.learn()
+        for _ in range(2):
+            for _ in range(16):
+                self.add(priority=LOW)
+            self.dispatcher.kick()
+        self.assertGreater(len(self.pool.calls), 1)
+        self.assertEqual(self.called_back, set())
+
+    def test_it_has_messages_for_all_that_share_what_it_may_be_given(self) -> None:
+        self.learn()
+        self.add(priority=LOW)
+        jobs, _ = self.dispatcher.patient
+        self.replicas.plan = replace(self.replicas.plan, ahead=False)
+        self.assertEqual(self.dispatcher.patient[0], jobs / 2)
 
     def test_a_child_on_a_cpu_is_given_one(self) -> None:
         self.replicas.plan = replace(self.replicas.plan, ahead=None)

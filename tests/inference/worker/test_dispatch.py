@@ -87,7 +87,7 @@ class Pool:
 
     def lose(self, call: SimpleNamespace, cause: Exception | None = None) -> None:
         call.over = True
-        call.error_callback(SimpleNamespace(exception=cause or WorkerLostError("signal 9")))
+        call.error_callback(SimpleNamespace(exception=cause or WorkerLostError("signal 9"), tb=None))
 
 
 class Request:

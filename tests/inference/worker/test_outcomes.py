@@ -40,7 +40,7 @@ class OutcomeTests(TestCase):
         job = part("a", "b")
         with self.assertLogs("inference.worker.outcomes", "WARNING") as logged:
             outcome_of(SPEC, job, ["good", errors.EngineError("no")])
-        self.assertIn(f"job={job.whole} model=m engine_error: inputs[33]: no", logged.output[0])
+        self.assertIn(f"job={job.whole} model=m engine_error: inputs[33]: …", logged.output[0])
 
     def test_a_condemned_part_says_where_it_lies(self) -> None:
         self.assertRegex(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -41,8 +42,8 @@ class TogetherTests(DispatcherCase):
         return shares
 
     @property
-    def asked(self) -> Asked:
-        return Asked(self.replicas.replicas[0].shared.asked)
+    def is_called_back(self) -> bool:
+        return self.last.batch.number in self.replicas.replicas[0].shared.called_back
 
     def test_short_batches_of_what_waits_together_share_a_call(self) -> None:
         self.learn()
@@ -53,6 +54,13 @@ class TogetherTests(DispatcherCase):
 
     def test_not_before_it_is_known_how_long_they_take(self) -> None:
         self.assertEqual(self.shares(), ())
+
+    def test_fewer_where_reading_takes_longer_than_the_engine(self) -> None:
+        self.learn()
+        most = len(self.shares())
+        self.pool.finish(self.last)
+        self.dispatcher.backlog.queues["a"].costs.observe_reading(10 * SHORT_S * LEARNT)
+        self.assertLess(len(self.shares()), most)
 
     def test_not_what_takes_long(self) -> None:
         self.learn(seconds=TOGETHER_S)
@@ -104,13 +112,20 @@ class TogetherTests(DispatcherCase):
                 self.setUp()
                 self.learn()
                 self.shares()
-                self.assertEqual(self.asked, Asked.GO_ON)
+                self.assertFalse(self.is_called_back)
                 self.wait(3)
                 self.dispatcher.kick()
-                self.assertEqual(self.asked, Asked.GO_ON)
+                self.assertFalse(self.is_called_back)
                 self.add(model, priority=NORMAL)
                 self.dispatcher.kick()
-                self.assertEqual(self.asked, Asked.COME_BACK)
+                self.assertTrue(self.is_called_back)
+
+    def test_nor_for_older_ones_of_the_same_that_came_late(self) -> None:
+        self.learn()
+        self.shares()
+        self.wait(1, arrived_at_s=self.clock - 1.0)
+        self.dispatcher.kick()
+        self.assertFalse(self.is_called_back)
 
     def test_nor_for_older_ones_of_another_length(self) -> None:
         self.learn()
@@ -119,7 +134,7 @@ class TogetherTests(DispatcherCase):
         self.dispatcher.kick()
         self.assertGreater(len(self.last.batch.shares), 1)
         self.assertLess(sum(self.last.batch.shares), 60)
-        self.assertEqual(self.asked, Asked.GO_ON)
+        self.assertFalse(self.is_called_back)
 
     def test_what_had_not_begun_waits_again_in_its_place(self) -> None:
         self.learn()
@@ -246,7 +261,7 @@ class SeveralStagesTests(TransactionTestCase):
             rows.insert(list(map(rows.prepare, stored)))
         spec = self.engine.spec
         call = BatchCall(
-            batch=uuid4(), model="m", digest=spec.digest, job_ids=tuple(job.pk for job in jobs),
+            batch=uuid4(), number=1, model="m", digest=spec.digest, job_ids=tuple(job.pk for job in jobs),
             shares=tuple(map(len, shares)), time_limit_s=60,
         )  # fmt: skip
         report = child.run_batch(call)
@@ -286,7 +301,7 @@ class SeveralStagesTests(TransactionTestCase):
         self.assertEqual(self.run_jobs(["gone"], ["gone"], missing=2)[0].errors, {})
 
     def test_called_back_it_records_what_it_has_and_leaves_the_rest(self) -> None:
-        self.engine.after = lambda: setattr(self.replica.shared, "asked", Asked.COME_BACK)
+        self.engine.after = lambda: operator.setitem(self.replica.shared.called_back, 0, 1)
         report, jobs = self.run_jobs(["a", "b"], ["c"], ["d"])
         self.assertEqual(report.unbegun, {jobs[2].pk, jobs[3].pk})
         self.assertEqual(report.errors, {job.pk: "" for job in jobs[:2]})
