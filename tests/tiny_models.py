@@ -113,12 +113,13 @@ def _word_tokenizer(more: int = 0, longest: int = POSITIONS) -> Any:
 
 
 def byte_tokenizer(*special: str, kind: Any = None) -> Any:
-    """Byte-level BPE without merges, as GPT-2's: an end token, and no padding token."""
+    """Byte-level BPE without merges, as GPT-2's: an end token, and no padding token. None for NUL, which no answer may
+    have: who samples from random weights would meet it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     kind = kind or PreTrainedTokenizerFast
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    alphabet = ["aa" if byte == "Ā" else byte for byte in sorted(pre_tokenizers.ByteLevel.alphabet())]
     vocabulary = {token: index for index, token in enumerate([*alphabet, "<|endoftext|>", *special])}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -4,6 +4,7 @@ A call of its own costs a text next to nothing here, padding costs what text cos
 near lengths.
 """
 
+import platform
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from transformers.utils import ModelOutput
 
 CALL_COST = 16  # tokens of padding that cost as much as one more call
+CACHE = 100  # primitives kept for shapes seen before, each of which has several: by default 5,000, which take a GiB
 GROUP = 64  # values that share a scale, of what is multiplied with weights of int8
 HINTS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
 
@@ -20,13 +22,15 @@ class Forward:
     """Of one model, in one thread; answers `output` alone, in the kind of output that the model has."""
 
     def __init__(self, graph: Any, precision: str, output: str, kind: type[ModelOutput]) -> None:
-        settings = {
+        settings: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": HINTS[precision],
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP if precision == "int8" else 0,
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             "NUM_STREAMS": 1,
             "ENABLE_CPU_PINNING": False,  # replicas have cores of their own already
         }
+        if platform.machine() == "x86_64":  # on others OpenVINO keeps none, as primitives of ARM's library may mix
+            settings["CPU_RUNTIME_CACHE_CAPACITY"] = CACHE
         compiled = openvino.Core().compile_model(graph, "CPU", settings)
         is_as_asked = compiled.get_property("INFERENCE_PRECISION_HINT").to_string() == HINTS[precision]
         self.precision = precision if is_as_asked else "float32"  # which a processor takes for what it lacks

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import torch
 import transformers
+from django.test import tag
 
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading, weights
@@ -46,6 +47,7 @@ def engine(kind: str, task: str) -> Any:
         return loading.ready(ModelSpec(name=kind, task=task, model="m"), "cpu")
 
 
+@tag("heavy")
 class BatchTests(TestCase):
     def setUp(self) -> None:
         self.addCleanup(torch.set_num_threads, torch.get_num_threads())

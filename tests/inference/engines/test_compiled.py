@@ -38,6 +38,7 @@ INPUTS = {
 }
 PARAMETERS: dict[str, Any] = {"zero-shot-classification": {"candidate_labels": ["red", "a good house"]}}
 CLASSIFICATION = "text-classification"
+WIDE = 0.2  # a tolerance: processors with bfloat16 round the wide weights of the small models in their own ways
 
 
 @cache
@@ -114,7 +115,7 @@ class AnswersTests(CompiledCase):
     def test_the_page_says_where_the_processor_lacks_the_precision(self) -> None:
         has_it = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         expected = "in bfloat16: 12 of" if has_it else "in float32, as this processor has no bfloat16: 12 of"
-        self.assertIn(f"openvino computes it {expected}", self.loaded(precision="bfloat16").note)
+        self.assertIn(f"openvino computes it {expected}", self.loaded(precision="bfloat16", tolerance=WIDE).note)
 
     def test_each_item_of_a_batch_costs_its_own(self) -> None:
         self.assertFalse(self.loaded().padded)
@@ -177,7 +178,7 @@ class WeightsTests(CompiledCase):
     def test_they_are_let_go_where_another_backend_computes(self) -> None:
         for task, values in (
             (CLASSIFICATION, {}),
-            ("fill-mask", {"precision": "bfloat16"}),
+            ("fill-mask", {"precision": "bfloat16", "tolerance": WIDE}),
             ("image-classification", {}),
             ("feature-extraction", {"engine": "inference.engines.embeddings:SentenceEmbeddings"}),
         ):
@@ -248,6 +249,7 @@ class KeptTests(CompiledCase):
 
     def test_another_cpu_weights_or_precision_have_an_export_of_their_own(self) -> None:
         model = shutil.copytree(self.folder(CLASSIFICATION), self.data / "model")
+        shutil.rmtree(model / install.HOME, ignore_errors=True)
         exports: set[str] = set()
 
         def new() -> int:
