@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django.contrib import admin, messages
@@ -19,12 +20,14 @@ from inference.admin import display, drawing
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.batching.costs import CostModel
 from inference.catalog import lookup, specs
+from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, PausedModel, Status, Worker
 from inference.status import backlog, catalog, workers
 from inference.store import wishes
 
 MIB = 2**20
+NOTHING: tuple[Any, ...] = (None, "", (), {}, False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +59,19 @@ def lines() -> list[Line]:
 def facts(spec: ModelSpec) -> Iterator[tuple[str, Any]]:
     """The entry, as far as it says something."""
     for name in specs.keys():  # noqa: SIM118 - a function
-        if (value := getattr(spec, name)) not in (None, "", (), {}, False):
-            yield name, str(value)
+        value = getattr(spec, name)
+        several = value.items() if isinstance(value, Mapping) else [("", value)]
+        for key, one in several:
+            if one not in NOTHING:
+                yield f"{name}.{key}".rstrip("."), _in_words(one)
+
+
+def _in_words(value: Any) -> str:
+    """As in the file."""
+    if not isinstance(value, ParameterSpec):
+        return str(value)
+    fields = dataclasses.asdict(value).items()
+    return ", ".join(f"{field} = {json.dumps(bound)}" for field, bound in fields if bound not in NOTHING)
 
 
 def places(name: str, living: list[Worker]) -> Iterator[dict[str, Any]]:

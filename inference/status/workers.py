@@ -29,13 +29,17 @@ PATIENCE_S = 5.0  # with whoever reads
 T = TypeVar("T")
 
 
-def silent_since() -> Now:
-    """The moment before which a heartbeat is too old, as an expression of the database."""
-    return Now() - datetime.timedelta(seconds=settings.WORKER_SILENT_S)  # type: ignore[return-value]
-
-
 def living() -> QuerySet[Worker]:
-    return Worker.objects.filter(state__in=PRESENT, heartbeat_at__gte=silent_since())
+    return Worker.objects.filter(state__in=PRESENT, heartbeat_at__gte=_silent_since())
+
+
+def silent() -> QuerySet[Worker]:
+    """Those whose rows say that they are there, and whose heartbeats are too old."""
+    return Worker.objects.filter(state__in=PRESENT, heartbeat_at__lt=_silent_since())
+
+
+def _silent_since() -> Now:
+    return Now() - datetime.timedelta(seconds=settings.WORKER_SILENT_S)  # type: ignore[return-value]
 
 
 class Remembered(Generic[T]):

@@ -167,7 +167,8 @@ class TestJobPages(AdminCase):
             make_job(status=status, priority=Priority.LOW, worker=worker)
         make_job(status=Status.SUCCEEDED, priority=Priority.LOW, model="other")
         for index, query in (
-            ("job_by_model", {"status__exact": "succeeded", "model": "embeddings"}),
+            ("job_of_model", {"status__exact": "succeeded", "model": "embeddings"}),
+            ("job_by_status", {"status__exact": "failed", "model": "embeddings"}),
             ("job_by_worker", {"priority__exact": "3", "worker": str(worker), "status__exact": "succeeded"}),
             ("job_by_priority", {"priority__exact": "1", "worker": str(worker)}),
         ):

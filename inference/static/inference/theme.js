@@ -1,4 +1,4 @@
-/* What the sheet cannot do alone: cells that say what they are on a phone, and lists that close again. */
+/* What the sheet cannot do alone: cells that say what they are on a phone, where one is, and lists that close again. */
 "use strict";
 {
   const label = () => {
@@ -11,6 +11,7 @@
   };
   label();
   document.addEventListener("renewed", label);
+  document.querySelector("#places [aria-current]")?.scrollIntoView({block: "nearest", inline: "center"});
 
   const closeOthers = (kept) => {
     for (const details of document.querySelectorAll("details.filter[open]")) {

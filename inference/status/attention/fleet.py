@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from django.conf import settings
 from django.utils import timezone
 
 from inference.catalog import lookup
@@ -46,22 +45,16 @@ def paused() -> Iterator[Item]:
 
 def gone(living: Sequence[Worker]) -> Iterator[Item]:
     """Until one of its name is back, or for an hour."""
-    now = timezone.now()
     there = {worker.name for worker in living}
-    recent = Worker.objects.filter(heartbeat_at__gte=now - GONE_SHOWN).order_by("-heartbeat_at")
-    lost = [worker for worker in recent if worker.state == WorkerState.GONE or _is_silent(worker, now)]
-    for worker in {worker.name: worker for worker in reversed(lost) if worker.name not in there}.values():
+    lost = workers.silent() | Worker.objects.filter(state=WorkerState.GONE)
+    recent = lost.filter(heartbeat_at__gte=timezone.now() - GONE_SHOWN).order_by("heartbeat_at")
+    for worker in {worker.name: worker for worker in recent if worker.name not in there}.values():
         served = ", ".join(worker.model_names) or "nothing"
         yield Item(
             code="WorkerGone", about=("worker", str(worker.pk)),
             text=f"{worker.name} is gone since {worker.heartbeat_at:%H:%M:%S} UTC. It served {served}.",
             todo="Look into its journal (journalctl -u inference-worker), and start it again.",
         )  # fmt: skip
-
-
-def _is_silent(worker: Worker, now: datetime.datetime) -> bool:
-    silent = now - worker.heartbeat_at > datetime.timedelta(seconds=settings.WORKER_SILENT_S)
-    return worker.state in workers.PRESENT and silent
 
 
 def unwell(living: Iterable[Worker]) -> Iterator[Item]:

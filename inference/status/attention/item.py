@@ -10,6 +10,5 @@ class Item:
     code: str
     text: str
     todo: str
-    about: tuple[
-        str, ...
-    ] = ()  # of ("model" or "paused", name), ("worker", id), ("failed", model, code), ("webhooks",)
+    # ("model" or "paused", name), ("worker", id), ("failed", model, code), ("webhooks",)
+    about: tuple[str, ...] = ()

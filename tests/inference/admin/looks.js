@@ -22,10 +22,11 @@ var faint = () => {
   };
   const bad = [];
   for (const element of seen("body *", "script, option, .skip-to-content-link, svg")) {
-    if (!Array.from(element.childNodes).some((node) => node.nodeType === 3 && node.data.trim())) continue;
+    const says = Array.from(element.childNodes).some((node) => node.nodeType === 3 && node.data.trim());
+    if (!says && element.type !== "submit") continue;
     const [a, b] = [light(parts(getComputedStyle(element).color)), light(behind(element))];
     const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (ratio < 4.5) bad.push(`${ratio.toFixed(1)} ${element.className} ${element.textContent.trim().slice(0, 40)}`);
+    if (ratio < 4.5) bad.push(`${ratio.toFixed(1)} ${element.className} ${(element.textContent.trim() || element.value).slice(0, 40)}`);
   }
   return bad;
 };

@@ -75,7 +75,7 @@ class ModelTests(FleetCase):
         make_job(created_at=timezone.now() - datetime.timedelta(minutes=5))
         page = self.text(model_page("embeddings"))
         for shown in ("90 MiB", "openvino, agrees to 1e-4", "no weights &lt;there&gt;", "max_batch_tokens", "8192",
-                      "the first for 5 min"):  # fmt: skip
+                      "the first for 5 min", "parameters.normalize", "type = &quot;boolean&quot;"):  # fmt: skip
             self.assertIn(shown, page)
         self.assertEqual(page.count("<circle"), 6)
         self.assertIn("16 of 64 tokens: 11 ms", page)

@@ -16,6 +16,7 @@ from typing import Any
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth.models import User
 from django.core.management import call_command
+from django.test import tag
 from django.urls import reverse
 from django.utils import timezone
 
@@ -79,6 +80,7 @@ def named(text: str) -> str:
     return re.sub("[\r\n]", " ", text)[:100]
 
 
+@tag("heavy")
 class HostileTests(AdminCase):
     def setUp(self) -> None:
         super().setUp()
