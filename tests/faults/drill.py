@@ -4,6 +4,7 @@ once it is mended."""
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import re
@@ -51,7 +52,13 @@ options = {{ fixed_ms = 300 }}
 
 [quiet]
 engine = "tests.echo:EchoEngine"
+
+[shaky]
+engine = "tests.faults.engines:Shaky"
+max_batch_size = 1
 """
+DEVICES = "cuda:0,cuda:1"  # which nobody looks for
+AGED = datetime.timedelta(seconds=40)  # that a row is made older: half a minute is waited for before anything is said
 STATUS = Program(name="status", command=(sys.executable, "manage.py", "status", "--json", "--watch", LOOK_S))
 Cause = Callable[[Any, Trial], contextlib.AbstractContextManager[None]]
 
@@ -121,11 +128,12 @@ class Drill(Fault):
 class OfAService(Drill):
     row, title, ci, full = "50", "an operator's drill: each is named within 30 s, and no more once mended", 1, 5
     takes_s = 40.0
-    databases, brokers = (SQLITE,), (REDIS,)
+    databases = (SQLITE,)
+    LONG = frozenset({"DeviceWithdrawn", "WorkerCutOff"})  # which a quick run leaves out
 
     @contextlib.contextmanager
     def service(self) -> Iterator[Service]:
-        with Proxy() as self.proxy, contextlib.ExitStack() as mounted:
+        with Proxy() as self.proxy, Proxy() as self.workers_own, contextlib.ExitStack() as mounted:
             self.has_disk = not not_mountable()
             if self.has_disk:
                 folder = mounted.enter_context(tempfile.TemporaryDirectory(prefix="drill-", dir=short_root()))
@@ -135,14 +143,19 @@ class OfAService(Drill):
                 "REDIS_URL": f"redis://{HOST}:{self.proxy.port}/0", "WEBHOOK_HOSTS": HOST, "WEBHOOK_SECRET": SECRET,
                 "WEBHOOK_ALLOW_PRIVATE": "1",
             }  # fmt: skip
-            service = self.make(models=MODELS, environment=environment)
-            self.proxy.target = service.socket
+            service = self.make(models=MODELS, environment=environment, devices=DEVICES)
+            self.proxy.target = self.workers_own.target = service.socket
             with service:
                 service.start(programs.webhooks())
                 yield service
 
     def can_be(self, named: Named) -> bool:
-        return self.has_disk or named.code != "DiskFills"
+        left_out = self.LONG if self.quick else set()
+        if not self.has_disk:
+            left_out |= {"DiskFills"}
+        if self.backends.broker != REDIS:
+            left_out |= {"WorkerCutOff"}  # by the proxy that it has to Redis
+        return named.code not in left_out
 
     def prepare(self, trial: Trial) -> None:
         super().prepare(trial)
@@ -157,6 +170,20 @@ class OfAService(Drill):
         trial.submit_some(3, model="quiet")
         yield
         pause.delete()
+
+    @contextlib.contextmanager
+    def device_fails(self, trial: Trial) -> Iterator[None]:
+        file = trial.service.folder / "shaky-1"
+        file.touch()
+        trial.until(lambda: self.is_withdrawn(trial), "the device is withdrawn")
+        yield
+        file.unlink()
+
+    def is_withdrawn(self, trial: Trial) -> bool:
+        """After two more jobs, of which it may have failed with one."""
+        jobs = trial.submit_some(2, model="shaky")
+        trial.until(lambda: not trial.service.unfinished(jobs), "the other device has run them")
+        return any(replica.get("withdrawn_s") for replica in trial.service.worker_row().replicas.values())
 
     @contextlib.contextmanager
     def failing(self, trial: Trial) -> Iterator[None]:
@@ -211,6 +238,27 @@ class OfAService(Drill):
         with self.proxy.failing(Mode.SLOW):
             yield
 
+    @contextlib.contextmanager
+    def not_sent(self, trial: Trial) -> Iterator[None]:
+        trial.service.children["webhooks"].stop()
+        with receiving(204) as url:
+            job = trial.submit(trial.text(), webhook=url)
+            hook = Webhook.objects.using(trial.service.alias).filter(job=job)
+            trial.until(lambda: not trial.service.unfinished([job]), "the job ends")
+            trial.service.jobs.filter(pk=job).update(finished_at=Now() - AGED)
+            hook.update(due_at=Now() - AGED)
+            yield
+            trial.service.start(programs.webhooks())
+            trial.until(hook.filter(state=WebhookState.DELIVERED).exists, "the notice is delivered")
+
+    @contextlib.contextmanager
+    def message_lost(self, trial: Trial) -> Iterator[None]:
+        """And not sent again before it is mended."""
+        job = trial.service.jobs.filter(pk=trial.store("quiet"))
+        job.update(created_at=Now() - AGED, published_at=Now() + AGED)
+        yield
+        job.update(published_at=None)
+
     # One after the other
 
     @contextlib.contextmanager
@@ -237,8 +285,13 @@ class OfAService(Drill):
     def worker_killed(self, trial: Trial) -> Iterator[None]:
         trial.service.children["worker1"].kill()
         yield
-        trial.service.start_worker()
+        trial.service.start_worker(REDIS_URL=f"redis://{HOST}:{self.workers_own.port}/0")
         trial.service.ready()
+
+    @contextlib.contextmanager
+    def cut_off(self, trial: Trial) -> Iterator[None]:
+        with self.workers_own.failing(Mode.CUT):
+            yield
 
     @contextlib.contextmanager
     def broker_away(self, trial: Trial) -> Iterator[None]:
@@ -253,6 +306,7 @@ class OfAService(Drill):
 
     ROUNDS = (
         (
+            Named("DeviceWithdrawn", r"cuda:1 of worker1@\S+ is given no work for \d+ s", device_fails),
             Named("ModelPaused", "quiet is paused since", paused),
             Named("FailuresUnusual", r"8 jobs of echo failed with engine_error in the last minutes", failing),
             Named("WebhooksFail", rf"cannot be delivered to {HOST}, \d wait: answered 503", webhooks_refused),
@@ -265,9 +319,14 @@ class OfAService(Drill):
             Named("ModelsFileRefused", "models.toml", file_refused),
             Named("BrokerSlow", r"The broker took 0\.\d s to answer nothing", broker_slow),
         ),
-        (Named("WorkerDegraded", "does not serve all of its models: fragile: told not to load", cannot_load),),
-        (Named("ReplicaCrashes", rf"Replica 0 of worker1@.*, on cpu, ended {CRASHES} times", crashes),),
-        (Named("WorkerGone", "worker1@.* is gone since .* It served echo, quiet, slow", worker_killed),),
+        (
+            Named("WorkerDegraded", "does not serve all of its models: fragile: told not to load", cannot_load),
+            Named("WebhooksWait", "due and nobody sends them: 1 wait", not_sent),
+            Named("QueueStuck", r"1 jobs of quiet wait, the oldest for 4\d s, and no replica is busy", message_lost),
+        ),
+        (Named("ReplicaCrashes", rf"Replica 0 of worker1@.*, on cuda:0, ended {CRASHES} times", crashes),),
+        (Named("WorkerGone", "worker1@.* is gone since .* It served echo, quiet, shaky, slow", worker_killed),),
+        (Named("WorkerCutOff", r"worker1@\S+ is not connected to the broker", cut_off),),
         (Named("BrokerAway", "The broker does not answer", broker_away),),
         (Named("DatabaseLocked", "The database lets nobody write: database is locked", locked),),
     )

@@ -59,6 +59,15 @@ class Upset(EchoEngine):
         return super().predict(inputs, parameters)
 
 
+class Shaky(EchoEngine):
+    """Its GPU is in an error state, while there is shaky-NUMBER in DATA_DIR."""
+
+    def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        if (Path(os.environ["DATA_DIR"]) / f"shaky-{os.environ['CUDA_VISIBLE_DEVICES']}").exists():
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        return super().predict(inputs, parameters)
+
+
 class SlowToLoad(RecordingEcho):
     def load(self, device: str) -> None:
         time.sleep(LOADING_S)

@@ -92,6 +92,9 @@ ELSEWHERE = {  # rows of HTTP and of the engines, by number: what they are, and 
     "20": ("malformed HTTP", "tests/api/test_wire.py and tests/api/fuzz.py"),
     "21": ("slow and oversized bodies", "tests/api/test_wire.py"),
     "22": ("who may do what", "tests/api/test_who_may_what.py"),
-    "23": ("scripts and formulas in text fields", "tests/inference/admin/test_hostile.py"),
+    "23": (
+        "scripts and formulas in text fields, inputs and secrets in logs",
+        "tests/inference/admin/test_hostile.py and tests/e2e/test_logs.py",
+    ),
     "24": ("unsafe weights", "tests/inference/engines/test_loading.py"),
 }

@@ -33,7 +33,7 @@ CREATE TRIGGER fault_claim AFTER UPDATE OF attempts ON inference_job WHEN NEW.at
 CREATE TRIGGER fault_end AFTER UPDATE OF status ON inference_job WHEN NEW.status IN ({_ENDED})
     BEGIN INSERT INTO fault_event (job_id, kind) VALUES (NEW.id, 'end'); END;
 CREATE TRIGGER fault_change AFTER UPDATE ON inference_job WHEN OLD.status IN ({_ENDED}) AND (NEW.status <> OLD.status
-    OR NEW.output IS NOT OLD.output OR NEW.error_code <> OLD.error_code OR NEW.finished_at <> OLD.finished_at)
+    OR NEW.output IS NOT OLD.output OR NEW.error_code <> OLD.error_code)
     BEGIN INSERT INTO fault_event (job_id, kind) VALUES (NEW.id, 'change'); END;
 """
 _POSTGRESQL = f"""

@@ -108,7 +108,7 @@ class Service(Stack):
         return self.start(replace(program, environment=environment))
 
     def start_worker(self, name: str = "worker1", **environment: str) -> Child:
-        program = programs.worker(name=name, devices="cpu", options=self.worker_options)
+        program = programs.worker(name=name, devices=self.devices, options=self.worker_options)
         command = tuple(self.worker_module if part == "celery" else part for part in program.command)
         return self.start(replace(program, command=command, environment=environment))
 
