@@ -22,7 +22,7 @@ ALLOWED_HOSTS = env.texts("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 
 INSTALLED_APPS = [
     "inference",  # before the admin, some of whose templates it replaces
-    "django.contrib.admin",
+    "django.contrib.admin.apps.SimpleAdminConfig",  # project/urls.py finds its pages: only web processes show them
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",

@@ -4,6 +4,8 @@ from django.views.generic import RedirectView
 
 from inference.admin import charts
 
+admin.autodiscover()
+
 urlpatterns: list[URLPattern | URLResolver] = [
     path("admin", RedirectView.as_view(url="/admin/")),
     path("admin/", include((charts.urls, "charts"))),

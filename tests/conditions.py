@@ -13,14 +13,16 @@ def eventually(
     what: str = "",
     *,
     limit_s: float = 20.0,
-    every_s: float = 0.02,
+    every_s: float | None = None,
 ) -> T:
-    """The first true value of `condition`. Fails after `limit_s`, with `what` was expected and the last value."""
-    deadline = time.monotonic() + limit_s
+    """The first true value of `condition`. Fails after `limit_s`, with `what` was expected and the last value. Looks
+    every `every_s`; else the more rarely the longer it has waited, as what is asked has work to do meanwhile."""
+    started = time.monotonic()
     while not (value := condition()):
-        if time.monotonic() > deadline:
+        waited_s = time.monotonic() - started
+        if waited_s > limit_s:
             raise AssertionError(f"{what or condition}: not within {limit_s:g} s; last seen: {value!r}")
-        time.sleep(every_s)
+        time.sleep(every_s or min(0.1, max(0.01, waited_s / 20)))
     return value
 
 

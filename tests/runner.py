@@ -4,6 +4,7 @@ Processes of a parallel run share the server, each in a database of its own.
 """
 
 import atexit
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import unittest
 import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -72,8 +74,37 @@ def init_worker(counter: Any, *arguments: Any) -> None:
     use_broker(f"{os.environ['REDIS_URL']}?db={runner._worker_id}")  # type: ignore[attr-defined]  # noqa: SLF001
 
 
+def run_subsuite(arguments: Any) -> Any:
+    with contextlib.nullcontext() if _is_measured(arguments[2]) else unmeasured():
+        return runner._run_subsuite(arguments)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _is_measured(tests: Iterable[unittest.TestCase]) -> bool:
+    """Of what the services of the others do, little is done in this process; and to measure takes as much CPU time as
+    the tests do."""
+    return all(
+        type(test).__module__.startswith(("tests.api.", "tests.inference."))
+        and "heavy" not in getattr(test, "tags", ())
+        for test in tests
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def unmeasured() -> Iterator[None]:
+    """Without the cost of measuring coverage, where it is."""
+    package = sys.modules.get("coverage")
+    measures = package and package.Coverage.current()
+    if measures:
+        measures.switch_context("")  # saves what there is; to start anew forgets it
+        measures.stop()
+    yield
+    if measures:
+        measures.start()
+
+
 class ParallelTestSuite(runner.ParallelTestSuite):
     init_worker = init_worker
+    run_subsuite = run_subsuite
 
 
 class Runner(runner.DiscoverRunner):

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(settings.BASE_DIR)
-SERVICE, DEVELOPMENT = "requirements.txt", "requirements-dev.txt"
+SERVICE, DEVELOPMENT, FLOWER = "requirements.txt", "requirements-dev.txt", "requirements-flower.txt"
 EXTRAS = ("requirements-openvino.txt", "requirements-quantized.txt", "requirements-otel.txt")  # of who asks for them
 OURS = {"project", "inference", "api", "tests", "benchmarks", "examples"}
 CUDA = re.compile(r"(nvidia|cuda)-|triton$")  # whose versions follow the build of torch
@@ -75,7 +75,7 @@ class TestRequirements(SimpleTestCase):
         self.assertEqual(imported("tests") - pinned, set())
 
     def test_every_requirement_is_exact(self) -> None:
-        for file in (SERVICE, DEVELOPMENT, *EXTRAS):
+        for file in (SERVICE, DEVELOPMENT, FLOWER, *EXTRAS):
             self.assertEqual(len(requirements(file)), len(pins(file)), file)
 
 

@@ -87,7 +87,8 @@ class TestFlower(TestCase):
     def test_it_sees_the_worker_and_its_tasks(self) -> None:
         with Stack(replicas=1, worker_options=("-E",)) as stack:
             port = free_port()
-            environment = {**os.environ, **stack.environment, "BROKER_URL": f"redis+socket://{stack.socket}"}
+            own = {"BROKER_URL": f"redis+socket://{stack.socket}", "PYTHONPATH": f"{sys.prefix}/flower"}
+            environment = {**os.environ, **stack.environment, **own}
             flower = subprocess.Popen(
                 [sys.executable, "-m", "celery", "-A", "project", "flower", "--address=127.0.0.1", f"--port={port}"],
                 env={**environment, "FLOWER_UNAUTHENTICATED_API": "1"}, cwd=settings.BASE_DIR,
