@@ -92,6 +92,10 @@ class TestJobPages(AdminCase):
         for end in (job.pk.hex[-8:], f"…{job.pk.hex[-8:]}", job.pk.hex[-12:].upper()):
             self.assertEqual(self.listed(q=end), [job])
         self.assertEqual(self.listed(q="0" * 8), [])
+        with CaptureQueriesContext(connection) as asked:
+            self.listed(q=job.pk.hex[-8:])
+        compared = [query for query in asked if f"= '{job.pk.hex[-8:]}'" in query["sql"]]
+        self.assertEqual(len(compared), 1, "all ids are looked through once")
         self.assertEqual(self.listed(q="req-1"), [job])
         self.assertEqual(self.listed(q="req"), [])
 
