@@ -23,6 +23,8 @@ logger = logging.getLogger("api.access")
 PROBES = ("/healthz", "/readyz")  # load balancers ask by address
 KEPT = 256  # characters of an address or of a name that is remembered: anybody may send long ones
 PAGES = ("/admin/", "/static/")  # answered in HTML, with sessions; everything else is the API
+SPLIT = ("PATH_INFO", "QUERY_STRING", "HTTP_HOST", "HTTP_ORIGIN", "HTTP_REFERER")  # of pages: Python remembers 128 each
+LONGEST = 8192  # characters of one of these
 
 Answer = Callable[[HttpRequest], HttpResponse]
 
@@ -58,18 +60,21 @@ class Api:
     def __call__(self, request: HttpRequest) -> HttpResponse:
         try:
             if is_page(request.path_info):
-                return self._page(request)
+                refused = refusal_of_page(request)
+                return self._secured(request, refused) if refused else self._page(request)
             if request.path_info.endswith("/"):
                 request.path_info = request.path = request.path_info.rstrip("/") or "/"
             answer = refusal(request) or self._view(request)
             reshaped = openai_errors.reshaped if openai_errors.speaks(request) else errors.typed
-            answer = reshaped(request, answer)
-            for name, value in self.secured[request.scheme or "http"].items():
-                answer.headers.setdefault(name, value)
-            return answer
+            return self._secured(request, reshaped(request, answer))
         finally:
             compute_slots.give_back()
             connections.give_back()  # before what is left of the body is read: a client may send it slowly
+
+    def _secured(self, request: HttpRequest, answer: HttpResponse) -> HttpResponse:
+        for name, value in self.secured[request.scheme or "http"].items():
+            answer.headers.setdefault(name, value)
+        return answer
 
     def _page(self, request: HttpRequest) -> HttpResponse:
         """Its user, session and messages refer to the request: the body does not wait for the garbage collector."""
@@ -122,14 +127,27 @@ def refusal(request: HttpRequest) -> HttpResponse | None:
             require_own_name(request)
     except DisallowedHost:
         return errors.problem("bad_request", "The Host header is not one of this service's names (ALLOWED_HOSTS).")
+    if refused := refusal_of_length(request):
+        return refused
+    if request.META.get("HTTP_CONTENT_ENCODING", "identity") != "identity":
+        return errors.problem("unsupported_media_type", "Send the body as it is, without Content-Encoding.")
+    return None
+
+
+def refusal_of_page(request: HttpRequest) -> HttpResponse | None:
+    """Before Django looks for a token in the body, whose files it would store whatever their length."""
+    if any(len(request.META.get(name, "")) > LONGEST for name in SPLIT):
+        return errors.problem("bad_request", f"The address, or a header, is longer than {LONGEST} characters.")
+    return refusal_of_length(request)
+
+
+def refusal_of_length(request: HttpRequest) -> HttpResponse | None:
     length = request.META.get("CONTENT_LENGTH") or "0"
     limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
     if not length.isascii() or not length.isdigit():
         return errors.problem("bad_request", "Content-Length must be a whole number.")
     if int(length) > limit:
         return errors.problem("body_too_large", f"The body is larger than the {limit} bytes that are taken.")
-    if request.META.get("HTTP_CONTENT_ENCODING", "identity") != "identity":
-        return errors.problem("unsupported_media_type", "Send the body as it is, without Content-Encoding.")
     return None
 
 

@@ -8,8 +8,11 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from django.conf import settings
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.core.files.uploadhandler import TemporaryFileUploadHandler
 from django.test import Client, SimpleTestCase, TestCase, override_settings
 
 from api import middleware
@@ -148,6 +151,24 @@ class RememberedTests(TestCase):
                 before = self.kept()
                 self.assertEqual(self.client.get(path, headers={"Host": host}).status_code, status)
                 self.assertEqual(self.kept(), before)
+
+    def test_what_a_page_is_sent_is_bounded_before_it_is_stored_split_or_logged(self) -> None:
+        anybody = Client(enforce_csrf_checks=True)
+        anybody.get("/admin/login/")
+        long, file = "a" * 9000, SimpleUploadedFile("a", b"x" * (settings.DATA_UPLOAD_MAX_MEMORY_SIZE + 1))
+        with self.assertNoLogs("django.security"), patch.object(TemporaryFileUploadHandler, "new_file") as stored:
+            for status, sent in (
+                (413, {"data": {"file": file}}),
+                (400, {"headers": {"Origin": f"http://{long}"}}),
+                (400, {"headers": {"Referer": f"https://{long}"}}),
+                (400, {"headers": {"Host": long}}),
+                (400, {"query_params": {"next": long}}),
+            ):
+                with self.subTest(status=status, sent=[*sent]):
+                    answer = anybody.post("/admin/login/", **sent)
+                    self.assertEqual((answer.status_code, answer["X-Content-Type-Options"]), (status, "nosniff"))
+            self.assertEqual(anybody.get(f"/admin/{long}").status_code, 400)
+        stored.assert_not_called()
 
     def kept(self) -> list[int]:
         return [cached.cache_info().currsize for cached in (middleware.resolved, middleware.require_name)]
