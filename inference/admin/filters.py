@@ -110,7 +110,7 @@ class PriorityFilter(JobFilter):
         SQLite, where it knows a way to fewer."""
         found = super().queryset(request, queryset)
         is_many = self.value() == str(Priority.LOW.value) and {"model", "worker", "error_code"} & request.GET.keys()
-        is_indexed = self.value() not in (None, str(Priority.NORMAL.value)) and not is_many
+        is_indexed = self.value() not in (None, "", str(Priority.NORMAL.value)) and not is_many
         return found.exclude(priority=Priority.NORMAL) if is_indexed else found
 
 

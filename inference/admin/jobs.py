@@ -29,7 +29,6 @@ from inference.upkeep import acts
 logger = logging.getLogger(__name__)
 
 SALT = "inference.act"
-SAME_END = 200  # jobs at most whose ids end alike: of a billion two may
 CONFIRMED_WITHIN = datetime.timedelta(minutes=15)
 
 
@@ -61,11 +60,7 @@ class JobAdmin(ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
-        found = selection.search(search_term, set(request.GET))
-        if "id__endswith" in found:  # looks through all ids: once, and not for the count and for the rows
-            ids = Job.objects.filter(**found).order_by().values_list("pk", flat=True)
-            found = {"pk__in": list(ids[:SAME_END])}
-        return queryset.filter(**found), False
+        return queryset.filter(**selection.search(search_term, set(request.GET))), False
 
     # Columns and facts
 

@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from api import request_id
 from inference.admin import display, filters
 from inference.ids import first_id_at
 from inference.models import Bulk, Figure, Grain, Job, Priority, Status, Webhook, WebhookState, Worker, WorkerState
@@ -98,6 +99,17 @@ class TestJobPages(AdminCase):
         self.assertEqual(len(compared), 1, "all ids are looked through once")
         self.assertEqual(self.listed(q="req-1"), [job])
         self.assertEqual(self.listed(q="req"), [])
+
+    def test_a_request_s_id_that_looks_like_a_job_s_is_found_too(self) -> None:
+        """Those that the service makes do."""
+        job = make_job()
+        for request in (request_id.begin(None), str(uuid.uuid4()), "deadbeef", "0123456789"):
+            asked = make_job(request_id=request)
+            self.assertEqual(self.listed(q=request), [asked])
+        request_id.end()
+        for end in (str(job.pk), job.pk.hex, job.pk.hex[-8:]):
+            make_job(request_id=end)
+            self.assertEqual(self.listed(q=end), [job], "no client hides a job")
 
     def test_a_list_in_parts_is_one_job_whose_page_leads_to_them(self) -> None:
         batch = uuid.uuid4()

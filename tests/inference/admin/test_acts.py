@@ -60,13 +60,15 @@ class ActOnAllTests(AdminCase):
             status=Status.FAILED, error_code="crashed", priority=Priority.HIGH, worker=worker.pk, batch=batch,
             bulk=bulk, request_id="req-1",
         )  # fmt: skip
-        make_job(model="other")
+        make_job(model="other", request_id="0" * 32)
+        make_job(request_id="1" * 8)
         queries: list[dict[str, str]] = [
             {}, {"status__exact": "failed"}, {"model": "embeddings"}, {"priority__exact": "1"},
             {"worker": str(worker.pk)}, {"error_code": "crashed"}, {"accepted": "1h"}, {"batch": str(batch)},
             {"whole": str(whole.pk)}, {"bulk": str(bulk.pk)}, {"q": "req-1"}, {"q": str(part.pk)},
             {"q": job.pk.hex[-8:]}, {"q": "…" + job.pk.hex[-12:]},
-            {"status__exact": "queued", "model": "other", "p": "1"},
+            {"status__exact": "queued", "model": "other", "p": "1"}, {"q": "0" * 32}, {"q": "1" * 8},
+            {"worker": ""}, {"priority__exact": ""}, {"model": "", "error_code": ""}, {"status__exact": ""},
         ]  # fmt: skip
         for query in queries:
             with self.subTest(query):
