@@ -11,18 +11,13 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
-import django
 from tqdm import tqdm
 
 from benchmarks import processes
-
-if TYPE_CHECKING:
-    from tests.stack import Stack
+from benchmarks.whole import Whole
 
 MODELS = """
 [echo]
@@ -38,7 +33,7 @@ POLL_S = 1.0
 
 
 class Backlog:
-    def __init__(self, stack: Stack, jobs: int, sample: int) -> None:
+    def __init__(self, stack: Whole, jobs: int, sample: int) -> None:
         self.stack, self.jobs, self.sample = stack, jobs, sample
         self.bar = tqdm(total=2 * jobs, unit="job", dynamic_ncols=True)
 
@@ -52,7 +47,7 @@ class Backlog:
         self.stack.start_worker()
         self.stack.ready()
         self.bar.write(f"draining; memory: {self.memory()}")
-        while left := self.unfinished():
+        while left := self.stack.unfinished.count():
             self.bar.n = 2 * self.jobs - left
             self.bar.refresh()
             time.sleep(POLL_S)
@@ -99,17 +94,10 @@ class Backlog:
 
     def fill(self, count: int) -> None:
         while count > 0:
-            inputs = ["waiting"] * min(count, BULK)
-            answer = self.stack.post("/v1/jobs/bulk", {"model": "echo", "inputs": inputs, "priority": "normal"})
-            if answer.status != 202:
-                raise SystemExit(f"not accepted: {answer.status} {answer.body!r:.300}")
-            count -= len(inputs)
-            self.bar.update(len(inputs))
-
-    def unfinished(self) -> int:
-        from inference.models import WAITING  # needs Django
-
-        return self.stack.jobs.filter(status__in=WAITING).count()
+            size = min(count, BULK)
+            self.stack.submit_bulk(["waiting"] * size, model="echo", priority="normal")
+            count -= size
+            self.bar.update(size)
 
     def memory(self) -> str:
         running = {name: child.pid for name, child in self.stack.children.items() if child.exit_code is None}
@@ -122,11 +110,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=100_000, help="that wait")
     parser.add_argument("--sample", type=int, default=2000, help="jobs that a rate is measured over")
     options = parser.parse_args()
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
-    django.setup()
-    from tests.stack import Stack  # needs Django
-
-    with Stack(models=MODELS, environment={"MAX_ESTIMATED_WAIT_S": "0", "LOG_LEVEL": "WARNING"}) as stack:
+    with Whole(MODELS) as stack:
         Backlog(stack, options.jobs, options.sample).run()
 
 

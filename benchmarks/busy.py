@@ -12,18 +12,12 @@ import argparse
 import asyncio
 import itertools
 import json
-import os
 import statistics
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING
-
-import django
 
 from benchmarks.busy_engine import CALL, CALLS
-
-if TYPE_CHECKING:
-    from tests.stack import Stack
+from benchmarks.whole import Whole
 
 MODELS = """
 [busy]
@@ -62,23 +56,13 @@ async def clients(port: int, count: int, texts: int, seconds: float) -> int:
     return sum(await asyncio.gather(*(client(port, number, texts, until) for number in range(count))))
 
 
-def fill(stack: Stack, count: int, texts: int) -> None:
+def fill(stack: Whole, count: int, texts: int) -> None:
     waiting = ["waiting"] * texts if texts > 1 else "waiting"
     for first in range(0, count, BULK // texts):
-        inputs = [waiting] * min(BULK // texts, count - first)
-        answer = stack.post("/v1/jobs/bulk", {"model": "busy", "inputs": inputs})
-        if answer.status != 202:
-            raise SystemExit(f"not accepted: {answer.status} {answer.body!r:.300}")
+        stack.submit_bulk([waiting] * min(BULK // texts, count - first), model="busy")
 
 
-def drain(stack: Stack) -> None:
-    from inference.models import WAITING  # needs Django
-
-    while stack.jobs.filter(status__in=WAITING).exists():
-        time.sleep(0.2)
-
-
-def report(stack: Stack, since: float, until: float, answers: int) -> None:
+def report(stack: Whole, since: float, until: float, answers: int) -> None:
     calls = defaultdict(list)
     for pid, began, ended in CALL.iter_unpack((stack.folder / CALLS).read_bytes()):
         if since <= began and ended <= until:
@@ -106,19 +90,14 @@ def main() -> None:
     parser.add_argument("--backlog", type=int, default=0, help="jobs that wait, instead of clients")
     parser.add_argument("--ahead", choices=("0", "1"), default="1", help="whether replicas work ahead (%(default)s)")
     options = parser.parse_args()
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
-    django.setup()
-    from tests.stack import Stack  # needs Django
-
-    environment = {
-        "MAX_ESTIMATED_WAIT_S": "0", "LOG_LEVEL": "WARNING", "GRANIAN_WORKERS": "2", "WORK_AHEAD": options.ahead,
-    }  # fmt: skip
-    with Stack(models=MODELS.format(call_ms=options.call_ms), environment=environment) as stack:
+    models = MODELS.format(call_ms=options.call_ms)
+    with Whole(models, GRANIAN_WORKERS="2", WORK_AHEAD=options.ahead) as stack:
         if options.backlog:
             stack.children["worker1"].stop()
             fill(stack, options.backlog, options.texts)
             stack.start_worker()
-            drain(stack)
+            while stack.unfinished.exists():
+                time.sleep(0.2)
             report(stack, 0.0, time.monotonic(), options.backlog)
             return
         asyncio.run(clients(stack.port, options.clients, options.texts, WARM_UP_S))

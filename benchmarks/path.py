@@ -11,20 +11,15 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
-import django
 from tqdm import tqdm
 
 from benchmarks import processes
-
-if TYPE_CHECKING:
-    from tests.stack import Stack
+from benchmarks.whole import Whole
 
 MODELS = """
 [echo]
@@ -43,7 +38,7 @@ Costs = Mapping[str, float]  # CPU seconds, by part
 
 
 class Path:
-    def __init__(self, stack: Stack, options: argparse.Namespace) -> None:
+    def __init__(self, stack: Whole, options: argparse.Namespace) -> None:
         self.stack, self.clients = stack, options.clients
         self.cases: Mapping[str, tuple[Callable[[int], None], int]] = {
             "bulk": (self.bulk, options.bulk),
@@ -69,11 +64,8 @@ class Path:
         }
 
     def bulk(self, items: int) -> None:
-        answer = self.stack.post("/v1/jobs/bulk", {"model": "echo", "inputs": [TEXT.format(i) for i in range(items)]})
-        if answer.status != 202:
-            raise SystemExit(f"not accepted: {answer.status} {answer.body!r:.300}")
-        waiting = self.stack.jobs.filter(bulk=answer.json["id"], status__in=("queued", "running"))
-        while waiting.exists():
+        bulk = self.stack.submit_bulk([TEXT.format(i) for i in range(items)], model="echo")
+        while self.stack.unfinished.filter(bulk=bulk).exists():
             time.sleep(POLL_S)
         time.sleep(POLL_S)
 
@@ -118,12 +110,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="bulk,lists,singles", help="of bulk, lists and singles, with commas")
     options = parser.parse_args()
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
-    django.setup()
-    from tests.stack import Stack  # needs Django
-
-    environment = {"MAX_ESTIMATED_WAIT_S": "0", "LOG_LEVEL": "WARNING", "MAX_BULK_INPUTS": str(options.bulk)}
-    with Stack(models=MODELS.format(batch=options.batch), environment=environment) as stack:
+    with Whole(MODELS.format(batch=options.batch), MAX_BULK_INPUTS=str(options.bulk)) as stack:
         path = Path(stack, options)
         rounds: dict[str, list[Costs]] = {case: [] for case in options.only.split(",")}
         for case in rounds:
