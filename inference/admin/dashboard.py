@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
 
-from django.db.models import Count, Min, Q, QuerySet
+from django.db.models import Count, Min
 from django.urls import reverse
 from django.utils import timezone
 
@@ -21,20 +21,19 @@ from inference.catalog.lookup import models
 from inference.figures import series, tallies
 from inference.figures.tallies import Tally
 from inference.ids import first_id_at
-from inference.models import ENDED, TERMINAL, Job, Status, Worker
+from inference.models import TERMINAL, Job, Status, Worker
 from inference.status import attention, catalog, workers
 
 RECENT = datetime.timedelta(minutes=15)  # of which batch sizes and times are told
 SIZES = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33+")  # items of a batch
-STOPPED_SHOWN = datetime.timedelta(hours=1)
 
 
 def now() -> dict[str, Any]:
-    hour = series.ends_since(hour_ago())
+    hour = series.ends_since(timezone.now() - datetime.timedelta(hours=1))
     return {
         "attention": [(item, _place_of(item.about)) for item in attention.items()],
         "models": model_rows(),
-        "workers": worker_rows(),
+        "workers": workers.shown(Worker.objects.all())[:50],
         "failures": failure_rows(hour),
         "finished": finished_in_last_hour(hour),
     }
@@ -55,10 +54,6 @@ def _place_of(about: tuple[str, ...]) -> str:
         case ("failed", model, code):
             return f"{jobs}?{urlencode({'status__exact': Status.FAILED.value, 'model': model, 'error_code': code})}"
     return ""
-
-
-def hour_ago() -> datetime.datetime:
-    return timezone.now() - datetime.timedelta(hours=1)
 
 
 def model_rows() -> list[dict[str, Any]]:
@@ -108,11 +103,6 @@ def _bars(batches: Mapping[int, int]) -> list[dict[str, Any]]:
         {"label": label, "batches": count, "percent": 100 * count / max(counts)}
         for label, count in zip(SIZES, counts, strict=True)
     ]
-
-
-def worker_rows() -> QuerySet[Worker]:
-    since = timezone.now() - STOPPED_SHOWN
-    return Worker.objects.filter(~Q(state__in=ENDED) | Q(heartbeat_at__gte=since))[:50]
 
 
 def failure_rows(ended: Mapping[str, Counter[str]]) -> list[dict[str, Any]]:

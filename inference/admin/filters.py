@@ -20,10 +20,10 @@ from inference import errors
 from inference.admin.selection import MINUTES
 from inference.catalog.lookup import models
 from inference.ids import first_id_at
-from inference.models import ENDED, Job, Priority, Status, Worker
+from inference.models import Job, Priority, Status, Worker
+from inference.status import workers
 
 COUNT_LIMIT = 10_000
-FOLDED_AFTER = datetime.timedelta(hours=1)
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # it takes none when it runs
@@ -130,8 +130,7 @@ class EndedFilter(admin.SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Worker]) -> QuerySet[Worker]:
         if self.value() or "state__exact" in request.GET:
             return queryset
-        since = timezone.now() - FOLDED_AFTER
-        return queryset.exclude(state__in=ENDED, heartbeat_at__lt=since)
+        return workers.shown(queryset)
 
 
 class ErrorFilter(JobFilter):

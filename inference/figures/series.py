@@ -18,7 +18,6 @@ from inference.figures.tallies import Tally
 from inference.models import Figure, Grain, Mark, Status
 
 MARKS = 200  # the latest ones, of a range
-Values = list[float | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,17 @@ from django.conf import settings
 from django.db import OperationalError
 from django.db.models import QuerySet
 from django.db.models.functions import Now
+from django.utils import timezone
 
 from inference import budget
 from inference.catalog import lookup
-from inference.models import Worker, WorkerState
+from inference.models import ENDED, Worker, WorkerState
 from inference.waiting.compute_slots import lending
 
 RESTING = (WorkerState.DRAINING, WorkerState.DRAINED)
 PRESENT = (WorkerState.STARTING, WorkerState.READY, WorkerState.DEGRADED, WorkerState.STOPPING, *RESTING)
 SERVING = (WorkerState.READY, WorkerState.DEGRADED)
+ENDED_SHOWN = datetime.timedelta(hours=1)
 REMEMBERED_S = 1.0
 PATIENCE_S = 5.0  # with whoever reads
 T = TypeVar("T")
@@ -40,6 +42,11 @@ def silent() -> QuerySet[Worker]:
 
 def _silent_since() -> Now:
     return Now() - datetime.timedelta(seconds=settings.WORKER_SILENT_S)  # type: ignore[return-value]
+
+
+def shown(rows: QuerySet[Worker]) -> QuerySet[Worker]:
+    """But those that ended long ago."""
+    return rows.exclude(state__in=ENDED, heartbeat_at__lt=timezone.now() - ENDED_SHOWN)
 
 
 class Remembered(Generic[T]):

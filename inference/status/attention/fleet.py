@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from django.utils import timezone
@@ -12,7 +11,6 @@ from inference.models import PausedModel, Worker, WorkerState
 from inference.status import workers
 from inference.status.attention.item import Item
 
-GONE_SHOWN = datetime.timedelta(hours=1)
 OFTEN = 5  # ends of one replica within the minutes that its worker counts; a single poisonous job costs fewer
 
 
@@ -47,7 +45,7 @@ def gone(living: Sequence[Worker]) -> Iterator[Item]:
     """Until one of its name is back, or for an hour."""
     there = {worker.name for worker in living}
     lost = workers.silent() | Worker.objects.filter(state=WorkerState.GONE)
-    recent = lost.filter(heartbeat_at__gte=timezone.now() - GONE_SHOWN).order_by("heartbeat_at")
+    recent = lost.filter(heartbeat_at__gte=timezone.now() - workers.ENDED_SHOWN).order_by("heartbeat_at")
     for worker in {worker.name: worker for worker in recent if worker.name not in there}.values():
         served = ", ".join(worker.model_names) or "nothing"
         yield Item(
