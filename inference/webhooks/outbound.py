@@ -42,7 +42,7 @@ def post(url: str, body: bytes, headers: Mapping[str, str], *, limit_s: float, p
     """
     parts, deadline = urlsplit(url), Deadline(limit_s)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    path = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
+    path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
     try:
         addresses = _resolve(host, port, deadline)
         if not private and (inside := [address for address in addresses if not is_public(address)]):

@@ -2,6 +2,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 from unittest.mock import patch
 
 from django.test import SimpleTestCase
@@ -70,6 +71,13 @@ class PostTests(SimpleTestCase):
 
         with server(endless) as url:
             self.assertEqual(post(url), 204)
+
+    def test_what_is_asked_for_is_a_path_also_of_an_address_without_one(self) -> None:
+        for own, wanted in (("?token=a", "/?token=a"), ("", "/"), ("//a;b?c#d", "//a;b?c"), ("/hook", "/hook")):
+            asked = patch.object(HTTPConnection, "putrequest", autospec=True, side_effect=HTTPConnection.putrequest)
+            with server(answering(b"HTTP/1.1 200 OK\r\n\r\n")) as url, asked as put:
+                post(url.removesuffix("/hook") + own)
+            self.assertEqual(put.call_args.args[2], wanted)
 
     def test_a_drip_of_bytes_ends_at_the_deadline(self) -> None:
         def drip(connected: socket.socket, over: threading.Event) -> None:
