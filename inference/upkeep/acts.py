@@ -129,4 +129,5 @@ def _note(act: Act, cursor: UUID, done: int, left: Left) -> bool:
 def _finish(act: Act) -> None:
     over = {"state": ActState.DONE, "finished_at": Now(), "lease_until": None}
     if Act.objects.filter(pk=act.pk, state=ActState.RUNNING, cursor=act.cursor).update(**over):
-        logger.info("act=%s is over: %s, %d done, left: %s", act.pk, act.kind, act.done, act.left or "none")
+        left = sum(act.left.values())  # its page says why, in words that may quote an input
+        logger.info("act=%s is over: %s, %d done, %d left", act.pk, act.kind, act.done, left)

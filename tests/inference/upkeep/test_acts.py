@@ -125,6 +125,13 @@ class RetryTests(TransactionTestCase):
         self.assertEqual((act.state, act.done, sum(act.left.values())), (ActState.DONE, 0, 2))
         self.assertIn("There is no model 'gone'", next(iter(act.left)))
 
+    def test_no_line_of_the_log_quotes_what_was_sent(self) -> None:
+        make_jobs(1, status=Status.FAILED, parameters={"normalize": "marked"})
+        with self.assertLogs("inference.upkeep") as logged:
+            act = after(make_act(ActKind.RETRY, FAILED))
+        self.assertIn("marked", str(act.left))
+        self.assertNotIn("marked", str(logged.output))
+
     def test_a_full_queue_is_waited_for(self) -> None:
         make_jobs(4, status=Status.FAILED)
         act = make_act(ActKind.RETRY, FAILED)
