@@ -6,7 +6,6 @@ import functools
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
-from drf_spectacular.generators import SchemaGenerator
 
 from api import auth, codec, errors
 from api.answers.advice import WHAT_TO_DO
@@ -24,6 +23,8 @@ def document() -> bytes:
 
 @functools.lru_cache(maxsize=1)
 def _document(names: tuple[str, ...]) -> bytes:
+    from drf_spectacular.generators import SchemaGenerator  # imports Django's tests, and is not always asked for
+
     return codec.dumps(SchemaGenerator().get_schema(request=None, public=True))
 
 

@@ -8,11 +8,13 @@ import os
 import signal
 import sys
 
-import django
-import uuid_utils
-from celery import platforms
+gc.disable()  # what is imported stays: to look for garbage in it takes longer than to load a small model
 
-from inference.worker import forkserver
+import django  # noqa: E402
+import uuid_utils  # noqa: E402
+from celery import platforms  # noqa: E402
+
+from inference.worker import forkserver  # noqa: E402
 
 platforms.set_pdeathsig("SIGKILL")  # type: ignore[attr-defined] # with the worker's main process
 signal.pthread_sigmask(signal.SIG_BLOCK, forkserver.HELD)
@@ -28,5 +30,5 @@ os.register_at_fork(after_in_child=uuid_utils.reseed_rng)  # Python's own genera
 if torch := sys.modules.get("torch"):
     os.register_at_fork(after_in_child=torch.default_generator.seed)
     os.register_at_fork(after_in_child=sys.modules["numpy"].random.seed)
-gc.collect()
-gc.freeze()  # what is imported stays: to look for garbage in it takes longer than to load a small model
+gc.freeze()
+gc.enable()

@@ -35,6 +35,17 @@ class TestImports(unittest.TestCase):
         self.assertIn("celery", loaded)
         self.assertFalse(loaded & HEAVY)
 
+    def test_programs_do_not_look_for_garbage_in_what_they_import(self) -> None:
+        for program in ("project", "project.wsgi", "inference.worker.imported"):
+            with self.subTest(program):
+                modules_after(
+                    f"import gc, os; os.environ['FORKSERVER_IMPORTS'] = 'tests.echo'; import {program}\n"
+                    "assert gc.isenabled() and gc.get_freeze_count() and not gc.get_stats()[2]['collections']"
+                )
+
+    def test_what_makes_the_openapi_document_is_imported_once_it_is_asked_for(self) -> None:
+        modules_after("import project.wsgi; assert 'drf_spectacular.generators' not in sys.modules")
+
     def test_the_batching_policy_needs_the_standard_library_and_sorted_containers_only(self) -> None:
         ours = modules_after("import inference.batching.queue")
         self.assertLessEqual(
