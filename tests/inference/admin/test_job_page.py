@@ -252,7 +252,7 @@ class MediaTests(AdminCase):
         job = make_job(inputs={"a": [png()]})
         url = reverse("admin:inference_job_media", args=[job.pk])
         for address in ("", "x", "[]", '["inputs"]', '["inputs","b"]', '["inputs","a",-1]', '["inputs","a",7]',
-                        '["inputs","a",true]', '["inputs",0]', '["parameters"]', "[" * 9000, '{"a":1}',
+                        '["inputs","a",true]', '["inputs",0]', '["parameters"]', "[" * 2000, '{"a":1}',
                         '["inputs","a",0,0]', '["inputs","a",1e9]'):  # fmt: skip
             self.assertEqual(self.client.get(url, {"at": address}).status_code, 404, address)
 
