@@ -3,9 +3,9 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from sortedcontainers import SortedList
 
@@ -24,8 +24,7 @@ Key = tuple[Any, ...]  # what orders an item, a number that no other has, the it
 Line = SortedList[Key]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class Item(NamedTuple):
     """One waiting job, as the policy sees it."""
 
     id: str
@@ -37,13 +36,17 @@ class Item:
     expires_at_s: float | None = None
     alone: bool = False  # nothing may run beside it
 
-    def __post_init__(self) -> None:
-        if not (1 <= self.size <= LARGEST and 1 <= self.length <= LARGEST):
-            raise ValueError(f"size and length must be from 1 to {LARGEST}, not {self.size} and {self.length}")
-        if abs(self.priority) > LARGEST:
-            raise ValueError(f"priority must be a small number, not {self.priority:.6g}")
-        if not (math.isfinite(self.arrived_at_s) and math.isfinite(self.expires_at_s or 0.0)):
-            raise ValueError(f"times must be finite, not {self.arrived_at_s} and {self.expires_at_s}")
+
+def check(items: Sequence[Item]) -> None:
+    """Of one message: they differ in id, size and length. Raises `ValueError`."""
+    for item in items:
+        if not (1 <= item.size <= LARGEST and 1 <= item.length <= LARGEST):
+            raise ValueError(f"size and length must be from 1 to {LARGEST}, not {item.size} and {item.length}")
+    first = items[0]
+    if abs(first.priority) > LARGEST:
+        raise ValueError(f"priority must be a small number, not {first.priority:.6g}")
+    if not (math.isfinite(first.arrived_at_s) and math.isfinite(first.expires_at_s or 0.0)):
+        raise ValueError(f"times must be finite, not {first.arrived_at_s} and {first.expires_at_s}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +96,7 @@ class BatchQueue:
         if item.id in self._numbers or item.id in self._expired:
             return False
         if item.length > self.cut_at:
-            item = replace(item, length=int(self.cut_at))
+            item = item._replace(length=int(self.cut_at))
         number = next(self._number)
         self._numbers[item.id] = item, number
         self._by_arrival[item.priority].add(_arrival_key(item, number))
@@ -282,15 +285,13 @@ class BatchQueue:
 
 def _node(block: list[Item], singly_s: Mapping[tuple[int, int], float], oldest_at_s: float, now_s: float) -> Node:
     """`singly_s`: what an item of a size and length takes by itself."""
-    singly = [singly_s[item.size, item.length] for item in block]
+    size, length, alone_s, aged_s = 0, 0, 0.0, 0.0
     oldest_s = now_s - oldest_at_s
-    aged = [own_s * _share(now_s - item.arrived_at_s, oldest_s) for item, own_s in zip(block, singly, strict=True)]
-    size, length = sum(item.size for item in block), max(item.length for item in block)
-    return Node(size, length, sum(singly), sum(aged))
-
-
-def _share(age_s: float, oldest_s: float) -> float:
-    return min(1.0, max(0.0, age_s / oldest_s)) if oldest_s > 0.0 else 1.0
+    for item in block:
+        own_s, age_s = singly_s[item.size, item.length], now_s - item.arrived_at_s
+        size, length, alone_s = size + item.size, max(length, item.length), alone_s + own_s
+        aged_s += own_s if age_s >= oldest_s or oldest_s <= 0.0 else own_s * max(0.0, age_s / oldest_s)
+    return Node(size, length, alone_s, aged_s)
 
 
 def _downwards(line: Line, length: int) -> Iterator[Item]:

@@ -5,10 +5,10 @@ import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
+import orjson
 from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
 from django.db.models.base import ModelState
 from django.db.models.expressions import RawSQL
@@ -16,6 +16,7 @@ from django.db.models.functions import Now
 
 from inference import tracing
 from inference.ids import new_job_id
+from inference.json_field import JSONField
 from inference.models import TERMINAL, Bulk, Job, Status
 from inference.uuids import id_of_hex
 
@@ -47,8 +48,7 @@ _DEFAULTS = {field.attname: field.get_default() for field in _FIELDS if field.at
 _DOCUMENTS = [field.attname for field in _FIELDS if isinstance(field, models.JSONField)]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A new job, or what becomes of one, as the database takes it."""
 
     values: Mapping[str, Any]  # by column, in the order of the table
@@ -92,7 +92,11 @@ def like(other: Row, **own: Any) -> Row:
 
 
 def row(values: Mapping[str, Any]) -> Row:
-    return Row(values, sum(_bytes(values.get(name)) for name in _DOCUMENTS))
+    size = 0
+    for name in _DOCUMENTS:
+        if (document := values.get(name)) is not None:
+            size += _bytes(document)
+    return Row(values, size)
 
 
 def _bytes(value: Any) -> int:
@@ -197,7 +201,7 @@ def to_db(name: str, value: Any, database: Any) -> Any:
 
 def ids_to_db(ids: Iterable[UUID], database: Any) -> list[Any]:
     """As `to_db`, at a tenth of its cost."""
-    return list(ids) if database.features.has_native_uuid_field else [each.hex for each in ids]
+    return list(ids) if database.features.has_native_uuid_field else [f"{each.int:032x}" for each in ids]
 
 
 def finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
@@ -206,7 +210,7 @@ def finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
     with database.cursor() as cursor:
         cursor.execute(_finished_sql(len(ids)), [*ids_to_db(ids, database), *TERMINAL])
         rows = cursor.fetchall()
-    return {changes["id"]: changes for changes in from_db(rows, _TOLD, database)}
+    return {told[0]: dict(zip(_TOLD, told, strict=True)) for told in from_db(rows, _TOLD, database)}
 
 
 @functools.lru_cache(maxsize=SHAPES)
@@ -250,41 +254,41 @@ _OUTPUTS = {
 }
 
 
-def from_db(rows: Iterable[Sequence[Any]], names: tuple[str, ...], database: Any) -> Iterator[dict[str, Any]]:
-    """Each row's values by name, as the ORM would convert them. `names` are columns."""
-    converters = _converters(database.alias, names)
-    moments: dict[Any, Any] = {}  # as many rows share theirs, and to read one takes as long as all else
-    for row in rows:
-        values = dict(zip(names, row, strict=True))
-        for name, column, convert, is_moment in converters:
-            if (stored := values[name]) is None:
-                continue
-            if not is_moment:
-                values[name] = convert(stored, column, database)
-            elif stored in moments:
-                values[name] = moments[stored]
-            else:
-                values[name] = moments[stored] = convert(stored, column, database)
-        yield values
+def from_db(rows: Sequence[Sequence[Any]], names: tuple[str, ...], database: Any) -> Iterator[Sequence[Any]]:
+    """Each row's values as the ORM would convert them. `names` are columns, which are converted one after the other:
+    that costs half of what it does row by row."""
+    columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
+    for place, convert in _converters(database.alias, names) if columns else ():
+        columns[place] = convert(columns[place], database)
+    return zip(*columns, strict=True)
+
+
+Convert = Callable[[Sequence[Any], Any], Sequence[Any]]  # of a column, from this database
 
 
 @functools.cache
-def _converters(alias: str, names: tuple[str, ...]) -> list[tuple[str, Any, Callable[..., Any], bool]]:
-    """Of the columns that are read as something else than what is stored. Nothing is read as nothing."""
+def _converters(alias: str, names: tuple[str, ...]) -> list[tuple[int, Convert]]:
+    """Of the columns that are read as something else than what is stored, by their place. Nothing is read as
+    nothing."""
     database = connections[alias]
     fields: Sequence[Any] = [Job._meta.get_field(name) for name in names]
-    columns = [(field.name, field.get_col(Job._meta.db_table)) for field in fields]
-    return [
-        (name, column, convert, isinstance(column.target, models.DateTimeField))
-        for name, column in columns
-        for convert in _convert(column, database)
-    ]
+    columns = [field.get_col(Job._meta.db_table) for field in fields]
+    return [(place, convert) for place, column in enumerate(columns) for convert in _convert(column, database)]
 
 
-def _convert(column: Any, database: Any) -> list[Callable[..., Any]]:
+def _convert(column: Any, database: Any) -> list[Convert]:
     if isinstance(column.target, models.UUIDField) and not database.features.has_native_uuid_field:
-        return [lambda stored, *_: id_of_hex(stored)]
-    return [*database.ops.get_db_converters(column), *column.get_db_converters(database)]
+        return [lambda values, _: [None if value is None else id_of_hex(value) for value in values]]
+    if isinstance(column.target, JSONField):
+        return [lambda values, _: [None if value is None else orjson.loads(value) for value in values]]
+    converters = [*database.ops.get_db_converters(column), *column.get_db_converters(database)]
+    return [functools.partial(_by_value, column, converter) for converter in converters]
+
+
+def _by_value(column: Any, convert: Callable[..., Any], values: Sequence[Any], database: Any) -> Sequence[Any]:
+    """Each once: of moments, which take as long as all else, many rows share theirs."""
+    known = {value: None if value is None else convert(value, column, database) for value in set(values)}
+    return [known[value] for value in values]
 
 
 def marks(count: int) -> str:

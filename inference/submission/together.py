@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.conf import settings
@@ -26,8 +26,7 @@ from inference.submission import writer
 PACKED, PACKED_AMQP = 32, 8  # jobs of one message; RabbitMQ lets a worker hold so many messages, not so many jobs
 
 
-@dataclass(frozen=True, slots=True)
-class NewJob:
+class NewJob(NamedTuple):
     """What is stored and sent of it."""
 
     id: UUID

@@ -86,7 +86,8 @@ class BatchReport:
     engine_s: float = 0.0
     overhead_s: float = 0.0  # of the replica, besides the engine and what is read ahead
     read_s: float = 0.0  # ahead, beside another call
-    size: int = 0  # rows of the engine call
+    jobs: int = 0  # of the engine call
+    size: int = 0  # its rows
     length: float = 0.0  # tokens of each: of the longest where items are padded, else of all on average
     cut_at: int | None = None  # tokens of a text, that the model reads
     padded: bool = True
@@ -95,7 +96,7 @@ class BatchReport:
     left: frozenset[UUID] = frozenset()  # jobs that go on with the next call of the batch
     put_off: frozenset[UUID] = frozenset()  # jobs that were claimed, and cannot join yet
     unbegun: frozenset[UUID] = frozenset()  # jobs that others went before: their claim was taken back
-    each: tuple["BatchReport", ...] = ()  # engine call, where there were several
+    each: tuple["BatchReport", ...] = ()  # engine call, where there were several: these name no jobs
     room: Room = field(default_factory=Room)  # for those that join next
     capacity: int = 0  # tokens of cache in all; 0 of a model that does not generate step by step
     tokens: int = 0  # generated

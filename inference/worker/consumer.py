@@ -17,7 +17,7 @@ from kombu.common import ignore_errors
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from inference import clock
-from inference.batching.queue import Item
+from inference.batching.queue import Item, check
 from inference.broker import address, json_types
 from inference.broker.messages import MOST_PACKED
 from inference.worker.dispatch import Dispatcher
@@ -144,19 +144,20 @@ def items_of(request: Request, dispatcher: Dispatcher) -> tuple[list[Item], str]
         if not _is_ours(model, request, dispatcher):  # such as one of a forged message
             raise ValueError(f"no model {model!r} is served here")
         expires_at = hints.get("expires_at")
-        item = functools.partial(
-            Item,
-            group=str(hints.get("group", "")),
-            priority=int(hints.get("priority", 2)),
-            arrived_at_s=min(float(hints.get("created_at") or clock.time_s()), clock.time_s()),
-            expires_at_s=float(expires_at) if expires_at is not None else None,
-            alone=hints.get("alone") is True,
+        group = str(hints.get("group", ""))
+        common = (
+            int(hints.get("priority", 2)),
+            min(float(hints.get("created_at") or clock.time_s()), clock.time_s()),
+            float(expires_at) if expires_at is not None else None,
+            hints.get("alone") is True,
         )
         jobs = [(request.args[0], hints.get("size", 1), hints.get("length", 1)), *others]
-        return [
-            item(id=_canonical(job_id), size=max(1, int(size)), length=max(1, int(length)))
+        items = [
+            Item(_canonical(job_id), group, max(1, int(size)), max(1, int(length)), *common)
             for job_id, size, length in jobs
-        ], model
+        ]
+        check(items)
+        return items, model
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidTaskError(f"not a job message: {error!r}") from error
 

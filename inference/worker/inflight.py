@@ -26,7 +26,7 @@ class HeldJob:
     times_stuck: int = 0  # that its process was killed for what no engine did
     verdict: str = ""  # the error code it fails with, instead of being run
     incident: Incident | None = None  # that it was in when a device failed
-    failed_on: set[str] = field(default_factory=set)  # devices
+    failed_on: frozenset[str] = frozenset()  # devices
     job_id: UUID = field(init=False)
 
     def __post_init__(self) -> None:

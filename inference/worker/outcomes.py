@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from inference import errors, logs
@@ -61,7 +60,7 @@ def failed(job: Claimed, error: errors.InferenceError, where: str = "") -> Outco
 
 def unstorable(refused: Outcome) -> Outcome:
     detail = "The database refused to store the answer."
-    return replace(refused, output=None, output_size=None, error_code=errors.BadOutput.code, error_detail=detail)
+    return refused._replace(output=None, output_size=None, error_code=errors.BadOutput.code, error_detail=detail)
 
 
 def _of(job: Claimed, **values: Any) -> Outcome:

@@ -56,7 +56,7 @@ class Settlement:
         """Of one engine call. What several take besides is less than what one takes by itself."""
         if report.engine_s and report.calls == 1:
             self._note_cost(batch, report)
-            queue.ran(report.size, report.length, report.engine_s, jobs=len(report.errors))
+            queue.ran(report.size, report.length, report.engine_s, jobs=report.jobs)
             queue.padded = report.padded
             queue.cut_at = report.cut_at or math.inf
             queue.costs.observe_reading(report.read_s)
@@ -180,6 +180,6 @@ class Settlement:
         incident = Incident(device=device, jobs=len(batch.jobs))
         for held in batch.jobs:
             held.incident = incident
-            held.failed_on.add(device)
+            held.failed_on |= {device}
         self._end(batch.pid)
         self.backlog.isolation.halve(batch, cause)

@@ -3,6 +3,7 @@
 Imported with the Celery application, before Django is set up: what needs models is imported by the handlers.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -54,6 +55,7 @@ def install(app: Celery) -> None:
     app.user_options["worker"].add(click.Option(("--devices",), default="auto", show_default=True, help=DEVICES_HELP))
     signals.setup_logging.connect(configure_logging, weak=False)
     signals.worker_init.connect(prepare, weak=False)
+    signals.worker_ready.connect(collect_less_garbage, weak=False)
     signals.worker_shutdown.connect(leave, weak=False)
     if tracing.on:
         signals.worker_process_shutdown.connect(lambda **_: tracing.flush(), weak=False)
@@ -117,6 +119,14 @@ def _plan(worker: Any) -> None:
     worker.housekeeping.chores.append(worker.served.find_jobless)
     control.install(worker.housekeeping)
     worker.housekeeping.start()
+
+
+def collect_less_garbage(**kwargs: Any) -> None:
+    """Of this process. Jobs make no cycles, and ten thousand that wait would be looked through again and again: a tenth
+    of its CPU."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def _loads(specs: Collection[ModelSpec]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Several short engine calls behind one claim, one record and one notice, of jobs that waited together."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain
 from uuid import UUID
 
 from inference import logs
@@ -70,18 +70,15 @@ class SeveralStages:
             sizes |= dict.fromkeys((outcome.job_id for outcome in of), stages.size)
         counted = tallies.sum_of(stages.counted() for stages in self.each)
         with self._about():
-            recorded = iter(claims.record(self.call.batch, list(chain(*outcomes)), batch_size=sizes, beside=counted))
+            recorded = claims.record(self.call.batch, list(chain(*outcomes)), batch_size=sizes, beside=counted)
             claims.take_back(
                 self.call.batch, [job.id for job in self.unbegun],
                 keeps_messages=self.replica.shared.asked != Asked.TO_THE_END,  # else they are given back
             )  # fmt: skip
-        each = [stages.report(list(islice(recorded, len(of)))) for stages, of in zip(self.each, outcomes, strict=True)]
-        return self._report(each)
-
-    def _report(self, each: Sequence[BatchReport]) -> BatchReport:
+        each = tuple(stages.report(()) for stages in self.each)
         return BatchReport(
-            errors={job_id: code for report in each for job_id, code in report.errors.items()},
+            errors={outcome.job_id: outcome.error_code for outcome in recorded},
             engine_s=sum(report.engine_s for report in each),
-            each=tuple(each),
+            each=each,
             unbegun=frozenset(job.id for job in self.unbegun),
         )

@@ -182,6 +182,7 @@ class Stages:
             engine_s=self._engine_s,
             overhead_s=self.spent_s - self._engine_s - self.read_s,
             read_s=self.read_s,
+            jobs=len(self.jobs),
             size=size,
             length=longest if self._is_padded else real / size,
             cut_at=self._cut_at,

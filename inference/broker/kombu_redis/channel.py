@@ -6,9 +6,7 @@ empty, the server sends one word as soon as any of them changes, whoever publish
 """
 
 import enum
-import functools
 import logging
-import operator
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from queue import Empty
@@ -38,6 +36,13 @@ class Kinds(enum.IntFlag):
     PATIENT = 2  # the lowest priority of queues whose jobs may be held beside the prefetch count
     OTHERS = 4  # the lowest priority of the others
     ALL = HURRIED | PATIENT | OTHERS
+
+
+KINDS = {  # for which there is room, by whether there is for the hurried and for the patient
+    (hurried, patient): Kinds(hurried * Kinds.HURRIED + patient * Kinds.PATIENT)
+    for hurried in (False, True)
+    for patient in (False, True)
+}
 
 
 class Channel(stock.Channel):
@@ -111,11 +116,9 @@ class Channel(stock.Channel):
         """For how many jobs, and of which lists."""
         if (low := self.qos.can_consume_low()) != 0:
             return low, Kinds.ALL
-        rooms = {Kinds.HURRIED: self.qos.can_consume_max_estimate() or 0}
-        if self._patient:
-            rooms[Kinds.PATIENT] = self.qos.can_consume_patient() or 0
-        kinds = functools.reduce(operator.or_, (kind for kind, room in rooms.items() if room), Kinds(0))
-        return min(filter(None, rooms.values()), default=0), kinds
+        hurried = self.qos.can_consume_max_estimate() or 0
+        patient = (self.qos.can_consume_patient() or 0) if self._patient else 0
+        return min(filter(None, (hurried, patient)), default=0), KINDS[bool(hurried), bool(patient)]
 
     def _lists(self, queues: Sequence[str], kinds: Kinds) -> Iterator[tuple[str, str]]:
         """(queue, list), the highest priority first."""

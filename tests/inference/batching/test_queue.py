@@ -16,7 +16,7 @@ from sortedcontainers import SortedList
 
 from benchmarks.simulator.workloads import cpu
 from inference.batching.costs import CostModel
-from inference.batching.queue import AT_ONCE, MEMORY_S, BatchQueue, Item, Limits
+from inference.batching.queue import AT_ONCE, MEMORY_S, BatchQueue, Item, Limits, check
 from inference.catalog.lengths import measure
 from inference.catalog.specs import ModelSpec
 from tests.properties import QUICK
@@ -172,7 +172,7 @@ class BatchTests(TestCase):
     def test_a_job_of_impossible_numbers_is_refused(self) -> None:
         for wrong in ({"size": 0}, {"length": 10**40}, {"arrived_at_s": float("nan")}, {"expires_at_s": float("inf")}):
             with self.subTest(wrong), self.assertRaises(ValueError):
-                item("x", **wrong)
+                check([item("x", **wrong)])
 
 
 def _alike(one: Item, other: Item) -> bool:

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import TestCase
@@ -297,7 +296,7 @@ class DispatcherTests(DispatcherCase):
         self.add()
         self.dispatcher.kick()
         job_id, _ = self.add()
-        self.dispatcher.backlog.add(replace(self.dispatcher.backlog.held[str(job_id)].item, alone=True), "a", Request())
+        self.dispatcher.backlog.add(self.dispatcher.backlog.held[str(job_id)].item._replace(alone=True), "a", Request())
         self.pool.finish(self.last)
         self.assertEqual((self.last.batch.job_ids, self.last.batch.alone), ((job_id,), True))
 
