@@ -123,7 +123,7 @@ class Backlog:
         self._give_back(leaving)
         if gone := self.queues.keys() - self.specs.keys() - {held.model for held in self.held.values()}:
             self.queues = {name: queue for name, queue in self.queues.items() if name not in gone}
-        return frozenset(held.takes_over for held in leaving if held.takes_over)
+        return frozenset(over for held in leaving for over in held.takes_over)
 
     def drop_expired(self) -> bool:
         """Of what waits: its messages are done with. Returns whether there was any, whose row is to say so."""

@@ -113,7 +113,7 @@ class Dispatcher:
             is_last=self.replicas.is_last(batch.spec),
             again=batch.is_closed,
             alone=batch.is_alone,
-            takes_over=tuple({held.takes_over for held in batch.called if held.takes_over}),
+            takes_over=tuple({over for held in batch.called for over in held.takes_over}),
             goes_on=batch.is_open,
             waiting=tuple(other.id for other in self.turns.open_in(batch.pid) if other is not batch),
             verdict=batch.begun[0].verdict,

@@ -14,6 +14,9 @@ from inference.uuids import id_of_hex
 from inference.worker.trust import Incident
 
 
+MOST_OVER = 100  # ids that a claim names of a job; whoever fails more often has no lease any more
+
+
 @dataclass(slots=True, eq=False)
 class HeldJob:
     """One job in this process: its item, its messages, and what has happened to it here."""
@@ -21,7 +24,7 @@ class HeldJob:
     item: Item
     model: str
     requests: list[Any]
-    takes_over: UUID | None = None  # the batch of its last run, which is known to be over
+    takes_over: tuple[UUID, ...] = ()  # the batches of its runs, known to be over: the last may not have claimed it
     crashes_alone: int = 0  # of its process
     times_stuck: int = 0  # that its process was killed for what no engine did
     verdict: str = ""  # the error code it fails with, instead of being run
@@ -31,6 +34,9 @@ class HeldJob:
 
     def __post_init__(self) -> None:
         self.job_id = id_of_hex(self.item.id.replace("-", ""))
+
+    def is_over(self, batch: UUID) -> None:
+        self.takes_over = (*(over for over in self.takes_over if over != batch), batch)[-MOST_OVER:]
 
 
 @dataclass(slots=True, eq=False)

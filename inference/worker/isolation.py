@@ -39,7 +39,7 @@ class Part:
     def turn(self) -> tuple[bool, int, float]:
         """In which order they run alone: first what this worker has claimed, whose lease runs out."""
         held = self.jobs[0]
-        return held.takes_over is None, held.item.priority, held.item.arrived_at_s
+        return not held.takes_over, held.item.priority, held.item.arrived_at_s
 
 
 class Isolation:

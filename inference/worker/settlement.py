@@ -91,7 +91,7 @@ class Settlement:
         put_off = [held for held in batch.jobs if held.job_id in report.put_off]
         batch.jobs = [held for held in batch.jobs if held not in put_off]
         for held in put_off:
-            held.takes_over = batch.id
+            held.is_over(batch.id)
         self.backlog.isolation.put_off(put_off)
 
     def _wait_again(self, batch: Batch, report: BatchReport) -> None:
@@ -113,7 +113,7 @@ class Settlement:
     def lost(self, batch: Batch) -> None:
         """By no fault of its jobs."""
         for held in batch.jobs:
-            held.takes_over = batch.id
+            held.is_over(batch.id)
         self.backlog.isolation.again(batch)
 
     def _release(self, jobs: Sequence[HeldJob], report: BatchReport) -> None:
@@ -137,7 +137,7 @@ class Settlement:
             self.backlog.isolation.retry(batch, cause)
             return
         for held in batch.jobs:
-            held.takes_over = batch.id
+            held.is_over(batch.id)
         if isinstance(cause, errors.DeviceFailed):
             self._device_failed(batch, cause)
         elif batch.stuck:
@@ -165,7 +165,7 @@ class Settlement:
 
     def broke(self, batch: Batch, cause: BaseException) -> None:
         for held in batch.jobs:
-            held.takes_over = batch.id
+            held.is_over(batch.id)
         if not batch.begun[0].verdict:
             self.backlog.isolation.halve(batch, cause, after_s=RETRY_S)
             return

@@ -20,6 +20,7 @@ from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
 from inference.worker.calls import READY, BatchReport, Loaded
 from inference.worker.devices import Plan
 from inference.worker.dispatch import GIVE_UP_S, KILL_GRACE_S, STUCK_S, Dispatcher
+from inference.worker.inflight import MOST_OVER
 from inference.worker.isolation import LONGEST_RETRY_S, LONGEST_STUCK_S
 from inference.worker.pool import ReplicaPool
 from inference.worker.replicas import Replicas
@@ -316,6 +317,26 @@ class DispatcherTests(DispatcherCase):
         self.pool.lose(lost)
         half = self.last
         self.assertEqual((len(half.batch.job_ids), half.batch.takes_over), (4, (lost.batch.batch,)))
+
+    def test_what_a_run_did_not_come_to_claim_is_taken_over_from_the_one_before(self) -> None:
+        self.fill(1)
+        over = [self.last.batch.batch]
+        self.pool.lose(self.last)
+        for cause in (StoreUnavailable("database away"), WorkerLostError("signal 9, before its claim")):
+            self.assertEqual(set(self.last.batch.takes_over), set(over))
+            over.append(self.last.batch.batch)
+            self.pool.lose(self.last, cause)
+            self.now()
+            self.dispatcher.kick()
+        self.assertEqual(set(self.last.batch.takes_over), set(over))
+
+    def test_what_a_claim_names_has_a_bound(self) -> None:
+        self.fill(1)
+        for _ in range(2 * MOST_OVER):
+            self.pool.lose(self.last, StoreUnavailable("database away"))
+            self.now()
+            self.dispatcher.kick()
+        self.assertEqual(len(self.last.batch.takes_over), MOST_OVER)
 
     def settle(self, poison: UUID) -> int:
         """Run until nothing is left; `poison` kills its process. How many calls ran an engine."""
@@ -676,7 +697,7 @@ class DispatcherTests(DispatcherCase):
         self.dispatcher.kick()
         self.pool.lose(self.last, ModelUnavailable("a is not loaded"))
         held = self.dispatcher.backlog.held[str(job_id)]
-        self.assertEqual((held.takes_over, held.crashes_alone, request.events), (None, 0, []))
+        self.assertEqual((held.takes_over, held.crashes_alone, request.events), ((), 0, []))
 
     def test_a_job_that_died_alone_once_and_among_others_twice_is_tried_once_more(self) -> None:
         jobs = self.fill(4)
