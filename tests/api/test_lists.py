@@ -2,11 +2,16 @@ import datetime
 from typing import Any
 from uuid import UUID
 
+from django.contrib.auth.models import User
+from django.db import connection
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from api.auth import Principal
+from api.requests import listing
 from inference.ids import first_id_at, new_job_id
-from inference.models import Job, Priority, Status, Worker
+from inference.models import Bulk, Job, Priority, Status, Worker
 from inference.status.workers import speeds
 from inference.upkeep import retention
 from tests.api.base import ApiTestCase
@@ -47,6 +52,22 @@ class PageTests(ApiTestCase):
             with self.subTest(name):
                 answer = self.client.get("/v1/jobs", {name: middle})
                 self.assertEqual([job["id"] for job in answer.json()["items"]], [str(wanted.id)])
+
+    def test_those_of_a_bulk_are_found_by_it_and_shown_to_its_owner(self) -> None:
+        ada, bob = (Principal(user=User.objects.create_user(name)) for name in ("ada", "bob"))
+        bulk = Bulk.objects.create(model="echo", total=2, owner=ada.user)
+        wanted = make(2, bulk=bulk, owner=ada.user)
+        make(3, owner=ada.user)
+        for query in ({}, {"cursor": str(new_job_id())}, {"status": "queued"}):
+            asked = {"bulk": str(bulk.id), **query}
+            with CaptureQueriesContext(connection) as queries:
+                self.assertEqual(listing.page(ada, asked)[0], wanted[::-1])
+            self.assertEqual(listing.page(bob, asked)[0], [])
+            self.assertEqual(listing.page(Principal(), asked)[0], [])
+            if connection.vendor == "sqlite":  # it keeps no statistics
+                with connection.cursor() as cursor:
+                    cursor.execute(f"EXPLAIN QUERY PLAN {queries[-1]['sql']}")
+                    self.assertIn("job_by_bulk", str(cursor.fetchall()))
 
     def test_outputs_are_left_out_of_lists(self) -> None:
         make(output=["long"], status=Status.SUCCEEDED)
