@@ -6,9 +6,8 @@ from typing import Any
 from uuid import UUID
 
 from django.contrib import admin, messages
-from django.core.exceptions import PermissionDenied
 from django.db.models.functions import Now
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import URLPattern, path
 
@@ -47,15 +46,10 @@ class ActAdmin(ReadOnlyAdmin):
         return super().change_view(request, object_id, form_url, {**told, **(extra_context or {})})
 
     def get_urls(self) -> list[URLPattern]:
-        stop = self.admin_site.admin_view(self.stop)
-        return [path("<uuid:pk>/stop/", stop, name="inference_act_stop"), *super().get_urls()]
+        return [path("<uuid:pk>/stop/", self.button(self.stop), name="inference_act_stop"), *super().get_urls()]
 
     def stop(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         """After the chunk that a worker is at."""
-        if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
-        if not request.user.has_perm("inference.change_job"):
-            raise PermissionDenied
         act = get_object_or_404(Act, pk=pk)
         if Act.objects.filter(pk=pk, state__in=ACTING).update(state=ActState.STOPPED, finished_at=Now()):
             self.log_change(request, act, "Stopped.")

@@ -12,7 +12,7 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.core import signing
 from django.core.exceptions import PermissionDenied
 from django.db.models import OuterRef, QuerySet, Subquery
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import URLPattern, path, reverse
@@ -127,9 +127,6 @@ class JobAdmin(ReadOnlyAdmin):
 
     # Steering
 
-    def has_steer_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("inference.change_job")
-
     @admin.action(description="Cancel the selected jobs", permissions=["steer"])
     def cancel_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         return self.act(request, queryset, ActKind.CANCEL)
@@ -176,10 +173,6 @@ class JobAdmin(ReadOnlyAdmin):
 
     def begin(self, request: HttpRequest) -> HttpResponse:
         """What was confirmed is left to the workers: once, however often the button is pressed."""
-        if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
-        if not self.has_steer_permission(request):
-            raise PermissionDenied
         try:
             plan = signing.loads(request.POST.get("plan", ""), salt=SALT, max_age=CONFIRMED_WITHIN)
         except signing.BadSignature:
@@ -197,11 +190,12 @@ class JobAdmin(ReadOnlyAdmin):
             self.message_user(request, text, level)
 
     def get_urls(self) -> list[URLPattern]:
-        own = {"steer": self.steer_one, "media": self.media_of, "now": self.now}
         view = self.admin_site.admin_view
-        urls = [path(f"<uuid:pk>/{name}/", view(act), name=f"inference_job_{name}") for name, act in own.items()]
-        urls += [
-            path("act/", view(self.begin), name="inference_job_act"),
+        urls = [
+            path("<uuid:pk>/steer/", self.button(self.steer_one), name="inference_job_steer"),
+            path("<uuid:pk>/media/", view(self.media_of), name="inference_job_media"),
+            path("<uuid:pk>/now/", view(self.now), name="inference_job_now"),
+            path("act/", self.button(self.begin), name="inference_job_act"),
             path("export/<slug:form>/", view(self.export), name="inference_job_export"),
             path("batches/", view(self.batches), name="inference_job_batches"),
             path("batches/<uuid:pk>/", view(self.batch), name="inference_job_batch"),
@@ -269,10 +263,6 @@ class JobAdmin(ReadOnlyAdmin):
 
     def steer_one(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         """The buttons of one job's page."""
-        if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
-        if not self.has_steer_permission(request):
-            raise PermissionDenied
         actions = {"cancel": self.cancel_jobs, "retry": self.retry_jobs, "retry_alone": self.retry_jobs_alone}
         action = actions.get(request.POST.get("action", ""))
         if action:

@@ -11,7 +11,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
@@ -108,6 +108,8 @@ def plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, SafeString,
 class ModelsAdmin(ReadOnlyAdmin):
     """Of every model, paused or not."""
 
+    steered_by = "inference.change_pausedmodel"
+
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         return self.page(request, "inference/models.html", title="Models", lines=lines)
 
@@ -127,18 +129,13 @@ class ModelsAdmin(ReadOnlyAdmin):
             facts=list(facts(spec)) if spec else [], places=where, plots=list(plots(name, living)),
             queued=backlog.queued(spec) if spec else None,
             oldest=queued.order_by("priority", "pk").only("created_at").first(),
-            may_act=request.user.has_perm("inference.change_pausedmodel"),
         )  # fmt: skip
 
     def get_urls(self) -> list[URLPattern]:
-        steer = self.admin_site.admin_view(self.steer)
+        steer = self.button(self.steer)
         return [path("<path:name>/steer/", steer, name="inference_pausedmodel_steer"), *super().get_urls()]
 
     def steer(self, request: HttpRequest, name: str) -> HttpResponse:
-        if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
-        if not request.user.has_perm("inference.change_pausedmodel"):
-            raise PermissionDenied
         act = request.POST.get("action", "")
         if act == "pause" and (name in lookup.models() or catalog.runs().get(name)):
             self.tell(request, name, "Paused.", wishes.pause(name, request.user))

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
 from django.template.response import TemplateResponse
 from django.utils.text import capfirst
 
@@ -17,6 +18,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes non
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     sortable_by = ()
+    steered_by = "inference.change_job"  # the permission that its buttons ask for
     paginator = BoundedPaginator
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
@@ -33,6 +35,21 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes non
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return super().has_view_permission(request, obj) or super().has_change_permission(request, obj)
+
+    def has_steer_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(self.steered_by)
+
+    def button(self, act: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+        """The view that a button posts to."""
+
+        def view(request: HttpRequest, **place: Any) -> HttpResponse:
+            if request.method != "POST":
+                return HttpResponseNotAllowed(["POST"])
+            if not self.has_steer_permission(request):
+                raise PermissionDenied
+            return act(request, **place)
+
+        return self.admin_site.admin_view(view)
 
     def page(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
         """One of our own, for those who may see these rows. Raises `PermissionDenied`."""

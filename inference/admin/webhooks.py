@@ -32,9 +32,6 @@ class WebhookAdmin(ReadOnlyAdmin):
         url = reverse("admin:inference_job_change", args=[webhook.job_id])
         return format_html('<a href="{}">…{}</a>', url, webhook.job_id.hex[-8:])
 
-    def has_steer_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("inference.change_job")
-
     @admin.action(description="Send the selected notices now", permissions=["steer"])
     def send_now(self, request: HttpRequest, queryset: QuerySet[Webhook]) -> None:
         """What was given up too, with all of its tries before it."""

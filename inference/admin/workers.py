@@ -7,8 +7,7 @@ from uuid import UUID
 
 from django.conf import settings
 from django.contrib import admin, messages
-from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import URLPattern, path
 from django.utils import timezone
@@ -54,6 +53,7 @@ class WorkerAdmin(ReadOnlyAdmin):
         "started",
     )  # fmt: skip
     list_filter = (EndedFilter, "state")
+    steered_by = "inference.change_worker"
     change_form_template = "inference/worker.html"
     fieldsets = (
         ("Worker", {"fields": ("id", "name", "pid", "state_now", "heartbeat", "started")}),
@@ -97,14 +97,9 @@ class WorkerAdmin(ReadOnlyAdmin):
         return super().change_view(request, object_id, form_url, {**told, **(extra_context or {})})
 
     def get_urls(self) -> list[URLPattern]:
-        steer = self.admin_site.admin_view(self.steer)
-        return [path("<uuid:pk>/steer/", steer, name="inference_worker_steer"), *super().get_urls()]
+        return [path("<uuid:pk>/steer/", self.button(self.steer), name="inference_worker_steer"), *super().get_urls()]
 
     def steer(self, request: HttpRequest, pk: UUID) -> HttpResponse:
-        if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
-        if not request.user.has_perm("inference.change_worker"):
-            raise PermissionDenied
         worker = get_object_or_404(Worker, pk=pk)
         acts = {"drain": (wishes.drain, "Drained."), "resume": (wishes.undrain, "Resumed.")}
         act, told = acts.get(request.POST.get("action", ""), (None, ""))
