@@ -36,7 +36,7 @@ def _by_id(term: str) -> dict[str, Any]:
     if end := END_OF_ID.fullmatch(term):
         digits = {"id__endswith": end[1].lower()}
         found = [str(pk) for pk in jobs.filter(**digits).values_list("pk", flat=True)[:2]]
-        return digits if len(found) > 1 else {"id": pk for pk in found}
+        return {"id": found[0]} if len(found) == 1 else digits if found else {}
     try:
         job = UUID(term)
     except ValueError:
