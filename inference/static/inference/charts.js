@@ -166,12 +166,13 @@
   };
 
   const chosen = () => ({ range: form.elements.range.value, model: form.elements.model.value });
+  /* Chosen anew meanwhile, it is asked again: the next turn may be minutes away. */
   const showCharts = async () => {
     const asked = chosen();
     const answer = await fetch(`${form.dataset.figures}?${new URLSearchParams(asked)}`, { credentials: "same-origin" });
     if (!answer.ok) throw new Error(`figures: ${answer.status}`);
     const data = await answer.json();
-    if (asked.range !== chosen().range || asked.model !== chosen().model) return;
+    if (asked.range !== chosen().range || asked.model !== chosen().model) return showCharts();
     charts.forEach((chart) => chart.draw(data));
     outcomes(data);
     form.dataset.drawn = Number(form.dataset.drawn || 0) + 1;

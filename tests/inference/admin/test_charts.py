@@ -90,6 +90,13 @@ class TestPage(BrowserCase):
         self.open("/admin/#month/embeddings")
         self.browser.wait_for("document.querySelector('#charts-of select').value === 'embeddings'")
 
+    def test_what_is_chosen_while_an_answer_is_on_its_way_is_drawn_at_once(self) -> None:
+        self.open("/admin/")
+        self.drawn()
+        self.value("asked = []; own = fetch; window.fetch = (at, more) => (asked.push(at), own(at, more)); 1")
+        self.value("for (const range of ['day', 'month']) document.querySelector(`[value=${range}]`).click()")
+        self.browser.wait_for("asked.some((address) => address.includes('range=month'))")
+
     def test_nothing_is_asked_for_while_nobody_looks(self) -> None:
         self.open("/admin/")
         self.drawn()
