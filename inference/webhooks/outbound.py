@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 LONGEST_STATUS_LINE = 1024  # bytes
+INSIDE = (ipaddress.ip_network("192.0.0.0/24"), ipaddress.ip_network("fec0::/10"))  # public to Python 3.11
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
 
 _resolvers = ThreadPoolExecutor(32, thread_name_prefix="resolver")  # a look-up has no timeout of its own
@@ -68,7 +69,10 @@ def is_public(address: str) -> bool:
         judged = [ipaddress.IPv4Address(int(found) & 0xFFFF_FFFF)]
     elif isinstance(found, ipaddress.IPv6Address) and found.sixtofour:
         judged.append(found.sixtofour)
-    return all(each.is_global and not (each.is_multicast or each.is_reserved) for each in judged)
+    return all(
+        each.is_global and not (each.is_multicast or each.is_reserved or any(each in known for known in INSIDE))
+        for each in judged
+    )
 
 
 def _resolve(host: str, port: int, deadline: Deadline) -> list[str]:
