@@ -37,7 +37,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether the call did not fit: a smaller one may. Told by name and message, so that torch need not be here."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    text = str(error).lower()
+    text = _text(error).lower()
     return isinstance(error, RuntimeError) and any(sign in text for sign in _OUT_OF_MEMORY)
 
 
@@ -48,7 +48,7 @@ def is_device_failure(error: BaseException) -> bool:
         return device_problem() is not None
     if is_out_of_memory(error) or not isinstance(error, RuntimeError):
         return False
-    text = str(error).lower()
+    text = _text(error).lower()
     return type(error).__name__ == "AcceleratorError" or any(sign in text for sign in _DEVICE_FAILURES)
 
 
@@ -72,7 +72,7 @@ def device_problem() -> Exception | None:
 
 def describe(error: BaseException) -> str:
     """The type and message of an exception, for the model's author: one that may be shown, so no paths or secrets."""
-    message = str(error).strip()
+    message = _text(error).strip()
     if "Traceback (most recent call last)" in message:  # transformers quotes whole tracebacks: the last line says it
         message = message.splitlines()[-1].strip()
     for pattern, shown in _SECRETS:
@@ -80,6 +80,14 @@ def describe(error: BaseException) -> str:
     message = _PATH.sub("", message)
     name = type(error).__name__
     return shorten(f"{name}: {message}" if message else name)
+
+
+def _text(error: BaseException) -> str:
+    """Its message is of the engine's own code, which may raise."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
 
 
 def shorten(text: str) -> str:

@@ -130,7 +130,9 @@ class _Batch:
         started = time.perf_counter()
         try:
             answers = self._predict(indexes)
-        except Exception as error:
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # as a panic of Rust is one
             return failure(error)
         finally:
             self.engine_s += time.perf_counter() - started

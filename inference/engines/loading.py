@@ -60,9 +60,9 @@ def ready(spec: ModelSpec, device: str) -> Engine:
             _warm_up_at_its_largest(engine)
         if spec.backend != engine.backend and not engine.note:
             engine.note = f'backend = "{spec.backend}" is nothing to {spec.engine}, which computes in its own way.'
-    except ModelUnavailable:
+    except (ModelUnavailable, SystemExit, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # as a panic of Rust is one
         raise ModelUnavailable(f"could not be loaded on {device}: {describe(error)}") from error
     return engine
 

@@ -92,9 +92,10 @@ class Line:
         taken = Taken((job, part), function, arguments)
         if function is child.run_batch:
             try:
-                taken.stages = child.stages_of(*arguments)
-                if taken.stages:
-                    taken.stages.claim()
+                with child.readable():
+                    taken.stages = child.stages_of(*arguments)
+                    if taken.stages:
+                        taken.stages.claim()
             except Exception:
                 taken.failure = ExceptionInfo()
         return taken
@@ -104,7 +105,7 @@ class Line:
             if taken.function is not child.run_batch:
                 taken.result = taken.function(*taken.arguments)
                 return
-            with child.beside_open(*taken.arguments):
+            with child.readable(), child.beside_open(*taken.arguments):
                 if taken.failure:
                     return
                 if self._device_failed:
@@ -123,7 +124,8 @@ class Line:
         while taken := self._computed.get():
             if taken.stages and not taken.failure:
                 try:
-                    taken.result = taken.stages.record()
+                    with child.readable():
+                        taken.result = taken.stages.record()
                 except Exception:
                     taken.failure = ExceptionInfo()
             try:

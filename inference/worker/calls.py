@@ -21,6 +21,10 @@ PAST_ITS_LIMIT = signal.SIGALRM  # what a child dies of whose engine ran past th
 IN_HAND = 3  # calls of a child that works ahead: one is claimed, one computed and one recorded
 
 
+class Raised(Exception):
+    """By a call of a child, in words: what it was the main process may not know, or not be able to make."""
+
+
 class Asked(enum.IntEnum):
     """What the main process wants of a child."""
 

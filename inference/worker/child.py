@@ -11,7 +11,7 @@ from celery.utils.log import current_process_index
 
 from inference import errors, logs
 from inference.engines.stepper import Stepper
-from inference.worker.calls import PAST_ITS_LIMIT, Asked, BatchCall, BatchReport, Loaded, Order, Shared
+from inference.worker.calls import PAST_ITS_LIMIT, Asked, BatchCall, BatchReport, Loaded, Order, Raised, Shared
 from inference.worker.devices import Plan
 from inference.worker.loaded import LoadedModels
 from inference.worker.opened import OpenBatches
@@ -20,6 +20,26 @@ from inference.worker.stages import Stages, claimed
 
 replica: LoadedModels
 opened = OpenBatches()
+
+
+@contextlib.contextmanager
+def readable() -> Iterator[None]:
+    """What is raised crosses the pipe: an exception that cannot be made anew there would end the main process."""
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        if type(error).__module__ == errors.__name__:
+            raise
+        raise Raised(_said(error)).with_traceback(error.__traceback__) from None
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return logs.said(error)
+    except Exception:  # its own code
+        return type(error).__name__
 
 
 def start(plan: Plan, order: Order, shared: Shared) -> Loaded:
@@ -38,12 +58,14 @@ def start(plan: Plan, order: Order, shared: Shared) -> Loaded:
     return have(order)
 
 
+@readable()
 def have(order: Order) -> Loaded:
     """Unload what is not in the order, then load what is new in it. No batch is open: what is left of one is let go."""
     opened.close()
     return replica.have(order)
 
 
+@readable()
 def run_batch(call: BatchCall) -> BatchReport:
     """Run one batch from claim to notice; of a model that generates step by step, some steps of it."""
     with beside_open(call):

@@ -13,7 +13,6 @@ from inference.catalog.specs import ModelSpec
 from inference.uuids import id_of_hex
 from inference.worker.trust import Incident
 
-
 MOST_OVER = 100  # ids that a claim names of a job; whoever fails more often has no lease any more
 
 

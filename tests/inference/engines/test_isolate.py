@@ -46,6 +46,18 @@ class FunctionOf(Engine):
         return self.answer(inputs)
 
 
+class NeedsMore(BaseException):
+    """As a panic of Rust is none of Python's exceptions; and what is pickled of it makes no other."""
+
+    def __init__(self, why: str, where: str) -> None:
+        super().__init__(f"{why} {where}")
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise NotImplementedError
+
+
 class OneBadInputTests(TestCase):
     def assert_only_fails(
         self, report: RunReport, items: list[Any], culprits: set[int], error: type[Exception]
@@ -98,6 +110,25 @@ class OneBadInputTests(TestCase):
         report = echo(items)
         self.assert_only_fails(report, items, {1}, InvalidInput)
         self.assertEqual(report.calls, 1)
+
+    def test_whatever_is_raised_fails_alone(self) -> None:
+        for error in (NeedsMore("it", "panicked"), Unspeakable("x"), GeneratorExit()):
+
+            def predict(items: list[Any], error: BaseException = error) -> list[Any]:
+                if "bad" in items:
+                    raise error
+                return items
+
+            with self.subTest(type(error).__name__):
+                report = run(FunctionOf(predict), ["a", "bad", "c"], {})
+                self.assertEqual(report.outcomes[::2], ["a", "c"])
+                self.assertIsInstance(report.outcomes[1], EngineError)
+                self.assertIn(type(error).__name__, report.outcomes[1].message)
+
+    def test_what_ends_the_process_does(self) -> None:
+        for error in (SystemExit, KeyboardInterrupt):
+            with self.assertRaises(error):
+                run(FunctionOf(Mock(side_effect=error)), ["a"], {})
 
     def test_an_answer_of_none_counts_as_an_answer(self) -> None:
         report = run(FunctionOf(lambda items: [None for _ in items]), ["a", "b"], {})

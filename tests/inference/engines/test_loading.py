@@ -110,6 +110,17 @@ class MakeTests(TestCase):
             loading.ready(spec(engine=f"{FailsToLoad.__module__}:FailsToLoad"), "cpu")
         self.assertEqual(caught.exception.message, "could not be loaded on cpu: OSError: disk full")
 
+    def test_a_panic_while_loading_is_told_and_does_not_end_the_process(self) -> None:
+        class Panic(BaseException):
+            """As of a tokenizer that is written in Rust."""
+
+        with (
+            patch.object(FailsToLoad, "load", side_effect=Panic("no entry found")),
+            self.assertRaises(ModelUnavailable) as caught,
+        ):
+            loading.ready(spec(engine=f"{FailsToLoad.__module__}:FailsToLoad"), "cpu")
+        self.assertEqual(caught.exception.message, "could not be loaded on cpu: Panic: no entry found")
+
     def test_an_error_while_it_is_made_is_told(self) -> None:
         with self.assertRaises(ModelUnavailable) as caught:
             loading.ready(spec(engine=f"{__name__}:FailsToBeMade"), "cpu")

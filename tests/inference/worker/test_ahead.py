@@ -25,10 +25,11 @@ from inference.worker import child, claims
 from inference.worker.ahead import Line
 from inference.worker.backlog import LEARNT, TOGETHER_S
 from inference.worker.calls import READY as IS_READY
-from inference.worker.calls import BatchCall, Loaded
+from inference.worker.calls import BatchCall, Loaded, Raised
 from inference.worker.dispatch import STUCK_S
 from inference.worker.inflight import HeldJob
 from inference.worker.loaded import LoadedModels
+from inference.worker.stages import Stages
 from tests.conditions import eventually
 from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase
 
@@ -248,6 +249,15 @@ class LineTests(TestCase):
         self.until_answered(1, 2, 3)
         self.assertIsInstance(self.failure_of(2), errors.StoreUnavailable)
         self.assertIsNone(self.failure_of(3))
+
+    def test_what_a_claim_or_a_record_raises_can_be_read_elsewhere(self) -> None:
+        for number, stage in enumerate(("claim", "record"), 1):
+            with self.subTest(stage), patch.object(Stages, stage, side_effect=KeyError(object())):
+                self.give(number)
+                if stage == "record":
+                    self.engine.turns.put(None)
+                self.until_answered(*range(1, number + 1))
+                self.assertIsInstance(self.failure_of(number), Raised)
 
     def test_on_a_device_that_failed_nothing_else_is_computed(self) -> None:
         self.give(1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import tempfile
+import traceback
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +14,7 @@ from unittest import TestCase
 from unittest.mock import patch
 from uuid import uuid4
 
+from billiard.einfo import ExceptionInfo
 from django.test import TransactionTestCase
 
 from api import codec
@@ -22,9 +25,10 @@ from inference.engines.base import Engine
 from inference.models import Job, Status
 from inference.store import rows
 from inference.worker import child
-from inference.worker.calls import READY, BatchCall, BatchReport
+from inference.worker.calls import READY, BatchCall, BatchReport, Raised
 from inference.worker.loaded import LoadedModels
 from tests import tiny_models
+from tests.inference.engines.test_isolate import NeedsMore, Unspeakable
 
 
 class Answers(Engine):
@@ -173,6 +177,36 @@ class OrderTests(TestCase):
         with patch("inference.engines.loading.ready", side_effect=SystemExit(1)), self.assertRaises(SystemExit):
             child.have((good, bad))
         self.assertEqual(self.replica.shared.loading, 2)
+
+
+class RaisedTests(TestCase):
+    """Whatever a call raises, the main process can read it: it would end of what it cannot."""
+
+    def raised(self, error: BaseException) -> Any:
+        with (
+            patch.object(child, "replica", LoadedModels(worker=uuid4(), device="cpu"), create=True),
+            patch.object(child, "stages_of", side_effect=error),
+        ):
+            try:
+                child.run_batch(BatchCall(batch=uuid4(), model="m", digest="", job_ids=(), time_limit_s=60))
+            except BaseException:
+                info = pickle.loads(pickle.dumps(ExceptionInfo()))
+                return info, getattr(info.exception, "exc", info.exception)
+
+    def test_what_makes_no_other_by_its_pickle_is_told_in_words(self) -> None:
+        for error in (NeedsMore("it", "panicked"), Unspeakable("x"), KeyError(NeedsMore("a", "b"))):
+            with self.subTest(type(error).__name__):
+                info, raised = self.raised(error)
+                self.assertIs(type(raised), Raised)
+                self.assertIn(type(error).__name__, str(raised))
+                self.assertIn("run_batch", "".join(traceback.format_tb(info.tb)))
+
+    def test_an_input_that_it_quotes_is_not_told(self) -> None:
+        self.assertNotIn("marked", str(self.raised(KeyError("marked"))[1]))
+
+    def test_what_the_main_process_judges_stays_what_it_is(self) -> None:
+        for error in (errors.NotYet("later"), errors.StoreUnavailable("away"), errors.DeviceFailed("x"), SystemExit(3)):
+            self.assertIs(type(self.raised(error)[1]), type(error))
 
 
 class RecordTests(TransactionTestCase):

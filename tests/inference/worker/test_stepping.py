@@ -20,7 +20,7 @@ from inference.streams import history
 from inference.streams.positions import BEGINNING
 from inference.streams.tale import Tale
 from inference.worker import child, claims, stepping, telling
-from inference.worker.calls import Asked, BatchCall, BatchReport
+from inference.worker.calls import Asked, BatchCall, BatchReport, Raised
 from inference.worker.loaded import LoadedModels
 from inference.worker.opened import OpenBatches
 from tests import words
@@ -111,7 +111,7 @@ class OpenBatchTests(SteppingCase):
     def test_what_breaks_a_batch_leaves_nothing_in_the_model(self) -> None:
         one, late = self.job(9), self.job(9)
         self.call(one)
-        with patch.object(claims, "claim", side_effect=RuntimeError("a bug")), self.assertRaises(RuntimeError):
+        with patch.object(claims, "claim", side_effect=RuntimeError("a bug")), self.assertRaises(Raised):
             self.call(late, goes_on=True)
         self.assertEqual((self.opened.batches, len(self.engine.stepper or ())), ({}, 0))
 
