@@ -1,5 +1,6 @@
 """The queue of one model's waiting jobs, and how the next batch is formed of them."""
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ AT_ONCE = -math.inf
 LARGEST = 1_000_000_000  # items or tokens: what a message may claim
 LOOK_AHEAD = 8  # batches' worth of items that are looked through for those of one group
 MEMORY_S = 600.0  # for so long batches stay small after one did not fit: its memory may have been somebody else's
+ALIKE = 8  # of one length: as NEIGHBOURS
 NEIGHBOURS = 24  # on either side, that are weighed: the work of forming a batch has a bound
 
 
@@ -232,11 +234,12 @@ class BatchQueue:
         head, found = batch[0], list(batch)
         size, tokens, singly_s = 0, 0, 0.0
         most, best = 0.0, len(batch)
+        seconds_of = functools.cache(self.costs.seconds)  # of many short texts there are few shapes
         line = islice(self._by_arrival[priority], LOOK_AHEAD * self.limits.max_batch_size)
         found += (key[-1] for key in line if key[-1].group == head.group and self._fits_beside(head, key[-1]))
         for last, item in enumerate(found, 1):
             size, tokens = size + item.size, tokens + item.size * item.length
-            singly_s += self.costs.seconds(item.size, item.length)
+            singly_s += seconds_of(item.size, item.length)
             if last < len(batch):
                 continue
             if last > 1 and (size > self.limits.max_batch_size or tokens > self.max_tokens):
@@ -275,7 +278,8 @@ class BatchQueue:
         most = self.limits.max_batch_size
         looked_at = islice(line, LOOK_AHEAD * most)
         items = list(islice((item for item in looked_at if self._fits_beside(head, item)), most))
-        step = math.ceil(len(items) / NEIGHBOURS) or 1
+        most = NEIGHBOURS if items and items[0].length != items[-1].length else ALIKE
+        step = math.ceil(len(items) / most) or 1
         return [items[at : at + step] for at in range(0, len(items), step)]
 
     def _fits_beside(self, head: Item, item: Item) -> bool:

@@ -85,10 +85,17 @@ def _defaults(alias: str) -> list[tuple[str, Any, Any]]:
     return [(name, _DEFAULTS.get(name, stored), stored.get(name)) for name in PREPARED]
 
 
-def like(other: Row, **own: Any) -> Row:
-    """A row that differs in these columns, at a tenth of what a `Job` and its row cost."""
+def likes(other: Row) -> Callable[..., Row]:
+    """Makes rows that differ in the columns that it is given, at a tenth of what a `Job` and its row cost."""
     database: Any = connections[DEFAULT_DB_ALIAS]
-    return row({**other.values, **{name: to_db(name, value, database) for name, value in own.items()}})
+
+    def like(**own: Any) -> Row:
+        stored = {
+            name: value if PREPARED[name] is None else to_db(name, value, database) for name, value in own.items()
+        }
+        return row({**other.values, **stored})
+
+    return like
 
 
 def row(values: Mapping[str, Any]) -> Row:
@@ -196,7 +203,7 @@ def to_db(name: str, value: Any, database: Any) -> Any:
     field = PREPARED[name]
     if field is None or value is None:
         return value
-    return ids_to_db([value], database)[0] if type(value) is UUID else field.get_db_prep_save(value, database)
+    return ids_to_db([value], database)[0] if type(value) is UUID else field.get_db_prep_value(value, database)
 
 
 def ids_to_db(ids: Iterable[UUID], database: Any) -> list[Any]:

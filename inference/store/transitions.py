@@ -211,7 +211,8 @@ def _record_locked(
         return 0, []
     database = connections[DEFAULT_DB_ALIAS]
     is_held = "job.batch = %s AND job.status = 'running'", rows.ids_to_db([batch], database)
-    recorded = [_record_row(outcome, batch_size, database) for outcome in outcomes]
+    ids = rows.ids_to_db([outcome.job_id for outcome in outcomes], database)
+    recorded = [_record_row(*each, batch_size, database) for each in zip(ids, outcomes, strict=True)]
     for statement in rows.statements(recorded):
         if rows.update(statement, f"finished_at = {now_sql()}", *is_held) < len(statement):
             raise _NotAll
@@ -242,8 +243,7 @@ def _end_of(status: str, code: str) -> str:
     return f"{status} {code}" if status == Status.FAILED else str(status)
 
 
-def _record_row(outcome: Outcome, batch_size: Sizes, database: Any) -> rows.Row:
-    (job_id,) = rows.ids_to_db([outcome.job_id], database)
+def _record_row(job_id: Any, outcome: Outcome, batch_size: Sizes, database: Any) -> rows.Row:
     return rows.row(
         {
             "id": job_id,
@@ -251,7 +251,7 @@ def _record_row(outcome: Outcome, batch_size: Sizes, database: Any) -> rows.Row:
             "output": rows.to_db("output", outcome.output, database),
             "output_size": outcome.output_size,
             "error_code": outcome.error_code,
-            "error_detail": storable(outcome.error_detail),
+            "error_detail": outcome.error_detail and storable(outcome.error_detail),
             "batch_size": batch_size if isinstance(batch_size, int) else batch_size[outcome.job_id],
         }
     )

@@ -181,7 +181,7 @@ class _Kinds:
 
     def __init__(self, spec: ModelSpec, common: Job) -> None:
         self._spec = spec
-        self._row, self._message = rows.prepare(common), writer.message_of(common)
+        self._like, self._message = rows.likes(rows.prepare(common)), writer.message_of(common)
         self._known: dict[str, _Kind] = {}
 
     def of(self, given: dict[str, Any]) -> _Kind:
@@ -192,8 +192,8 @@ class _Kinds:
         return self._known[spelt]
 
     def _new(self, parameters: dict[str, Any]) -> _Kind:
-        row = rows.like(self._row, parameters=parameters)
-        return _Kind(parameters, Common(row, replace(self._message, group=parameters_digest(parameters))))
+        like = rows.likes(self._like(parameters=parameters))
+        return _Kind(parameters, Common(like, replace(self._message, group=parameters_digest(parameters))))
 
 
 def _store(bulk: Bulk, new: Sequence[NewJob]) -> None:

@@ -45,10 +45,10 @@ def accept(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
     sent_at, whole.published_at = whole.published_at, NEVER_DUE
     row = rows.prepare(whole)
     traced = {"traceparent": tracing.within(whole.traceparent, whole.id)} if tracing.on else {}
-    of_all = rows.like(
-        row, whole=whole.id, parts=None, published_at=sent_at, idempotency_key=None, idempotency_digest="", **traced
+    of_all = rows.likes(row)(
+        whole=whole.id, parts=None, published_at=sent_at, idempotency_key=None, idempotency_digest="", **traced
     )
-    common = together.Common(of_all, writer.message_of(whole))
+    common = together.Common(rows.likes(of_all), writer.message_of(whole))
     new = [common.job(part.size, part.length, inputs=part.inputs, place=part.place) for part in parts]
     statements = list(rows.statements([row, *(job.row for job in new)]))
     with admission.room(terms, [whole.id, *(job.id for job in new)]), together.committing(whole):

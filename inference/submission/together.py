@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -45,13 +45,13 @@ class NewJob(NamedTuple):
 class Common:
     """What jobs with the same parameters have in common."""
 
-    row: rows.Row
+    like: Callable[..., rows.Row]
     message: JobMessage
 
     def job(self, size: int, length: int, **own: Any) -> NewJob:
         """One of them, with its `own` columns."""
         job_id = new_job_id()
-        row = rows.like(self.row, id=job_id, size=size, length=length, **own)
+        row = self.like(id=job_id, size=size, length=length, **own)
         return NewJob(job_id, row, self.message, size, length)
 
 

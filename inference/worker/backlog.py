@@ -81,9 +81,9 @@ class Backlog:
     def has_joined(self, batch: Batch) -> None:
         """Those that its last call brings."""
         reached = self.reached[batch.spec.name]
-        for held in batch.called:
-            key = str(held.item.priority)
-            reached[key] = max(reached.get(key, 0.0), held.item.arrived_at_s)
+        for priority, arrived_at_s in {(held.item.priority, held.item.arrived_at_s) for held in batch.called}:
+            key = str(priority)
+            reached[key] = max(reached.get(key, 0.0), arrived_at_s)
 
     def ended(self, batch: Batch) -> None:
         self.batches.pop(batch.id, None)

@@ -40,7 +40,7 @@ class SeveralStages:
     def _begin(self, jobs: Mapping[UUID, Claimed]) -> None:
         ends = list(accumulate(self.call.shares))
         for begin, end in zip([0, *ends], ends, strict=False):
-            if share := [jobs[job_id] for job_id in self.call.job_ids[begin:end] if job_id in jobs]:
+            if share := list(filter(None, map(jobs.get, self.call.job_ids[begin:end]))):
                 stages = Stages(self.call, self.spec, self.replica)
                 stages.begin(share)
                 self.each.append(stages)

@@ -45,7 +45,7 @@ class RowsTests(TransactionTestCase):
 
     def test_a_row_like_another_is_that_of_the_job_it_stands_for(self) -> None:
         full = self.full()
-        like = rows.like(rows.prepare(Job(model="echo")), **{name: vars(full)[name] for name in rows.PREPARED})
+        like = rows.likes(rows.prepare(Job(model="echo")))(**{name: vars(full)[name] for name in rows.PREPARED})
         self.assertEqual(like.size, rows.prepare(full).size)
         rows.insert([like])
         self.assert_stored(full)
