@@ -43,8 +43,8 @@ def page(principal: Principal, query: Mapping[str, str]) -> tuple[list[Job], str
 
 
 def _visible(principal: Principal, query: Mapping[str, str]) -> QuerySet[Job]:
-    """In order. A bulk's are its owner's: SQLite, which keeps no statistics, would look for them among all of that owner,
-    or of a status, as those are in order in an index."""
+    """In order. A bulk's are its owner's: SQLite, which keeps no statistics, would look for them among all of that
+    owner, or of a status, as those are in order in an index."""
     if "bulk" not in query:
         return principal.jobs.order_by("-pk")
     bulk = Bulk.objects.only("owner").filter(pk=_uuid("bulk", query["bulk"])).first()
