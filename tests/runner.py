@@ -5,6 +5,7 @@ Processes of a parallel run share the server, each in a database of its own.
 
 import atexit
 import contextlib
+import gc
 import logging
 import multiprocessing
 import os
@@ -120,6 +121,7 @@ class Runner(runner.DiscoverRunner):
         self.broker = TestBroker()
         self.broker.start()
         use_broker(self.broker.server.url)
+        gc.set_threshold(50_000, 20, 20)  # to look through all that is imported again and again is a tenth of the work
         settings.WHITENOISE_AUTOREFRESH = True  # each test's client would look up all files of the packages
 
     def run_suite(self, suite: Any, **kwargs: Any) -> Any:
