@@ -105,6 +105,12 @@ class StoreUnavailable(InferenceError):
         self.bulk_id = bulk_id
 
 
+def nothing_stored() -> StoreUnavailable:
+    return StoreUnavailable(
+        "The database did not answer in time; nothing was stored by this request. Try again later.", retry_after_s=5
+    )
+
+
 class JobError(InferenceError):
     code = "failed"  # recorded on the row of a job that failed
 

@@ -102,9 +102,9 @@ def json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+        raise argparse.ArgumentTypeError(f"""not JSON: {error}. Write it as '{{"top_k": 3}}'""") from None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError('must be an object, such as {"top_k": 3}')
+        raise argparse.ArgumentTypeError(f"""must be an object, such as '{{"top_k": 3}}', not {text}""")
     return value
 
 

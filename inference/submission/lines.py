@@ -11,7 +11,7 @@ from uuid import UUID
 from django.db.models import QuerySet
 
 from inference import budget
-from inference.errors import StoreUnavailable
+from inference.errors import nothing_stored
 from inference.models import Job
 from inference.waiting.compute_slots import lending
 
@@ -83,10 +83,10 @@ class Line:
             with lending(PATIENCE_S) as patience_s:
                 is_alone = self._counting.acquire(timeout=patience_s)
             if not is_alone:
-                raise _away()
+                raise nothing_stored()
         try:
             if self._failed_at > came_at:
-                raise _away()
+                raise nothing_stored()
             yield
         finally:
             self._counting.release()
@@ -109,9 +109,3 @@ class Line:
             self._begun_at, self._counted_to = begun_at, counted_to
             self._fresh_until = begun_at + min(max(RECOUNT_S, took_s / COUNTING_SHARE), LONGEST_FRESH_S)
             self._refuses_until = begun_at + took_s + RECOUNT_S
-
-
-def _away() -> StoreUnavailable:
-    return StoreUnavailable(
-        "The database did not answer in time; nothing was stored by this request. Try again later.", retry_after_s=5
-    )

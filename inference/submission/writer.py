@@ -18,7 +18,7 @@ from inference.broker import address, publish
 from inference.broker.anybroker import Refused
 from inference.broker.breaker import Resting
 from inference.catalog import specs
-from inference.errors import BrokerUnavailable, StoreUnavailable
+from inference.errors import BrokerUnavailable, StoreUnavailable, nothing_stored
 from inference.failures import is_away
 from inference.models import Bulk, Job
 from inference.store import connections, rows
@@ -91,7 +91,7 @@ class Writer:
         with lending(patience_s) as left_s:
             pending.wait(left_s)
         if not pending.is_settled and self._withdraw(pending):
-            raise _nothing_stored()
+            raise nothing_stored()
         if not pending.is_settled:
             raise _perhaps_stored(pending.job)
         if pending.error:
@@ -159,9 +159,9 @@ class Writer:
             waiting, self.pending = self.pending, []
         logger.warning("%d jobs refused, the database is away: %s", len(group) + len(waiting), error)
         for pending in group:
-            pending.settle(_nothing_stored() if is_certain else _perhaps_stored(pending.job))
+            pending.settle(nothing_stored() if is_certain else _perhaps_stored(pending.job))
         for pending in waiting:
-            pending.settle(_nothing_stored())
+            pending.settle(nothing_stored())
 
 
 def _connect() -> None:
@@ -237,12 +237,6 @@ def telling(row: Job | Bulk) -> Iterator[None]:
         if is_away(error):
             raise _perhaps_stored(row) from error
         raise
-
-
-def _nothing_stored() -> StoreUnavailable:
-    return StoreUnavailable(
-        "The database did not answer in time; nothing was stored by this request. Try again later.", retry_after_s=5
-    )
 
 
 def _perhaps_stored(row: Job | Bulk) -> StoreUnavailable:

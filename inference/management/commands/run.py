@@ -9,6 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from inference.catalog.lookup import spec_of
+from inference.client.command import json_object
 from inference.management.told import told
 from inference.models import Job, Status
 from inference.submission import jobs
@@ -40,16 +41,6 @@ def output_of(job: Job, waited_s: float) -> Any:
     if not job.is_finished:
         raise CommandError(f"Not finished within {waited_s:g} s. The job goes on: /v1/jobs/{job.id}")
     raise CommandError(f"The job {job.id} {job.status}: {': '.join(filter(None, (job.error_code, job.error_detail)))}")
-
-
-def json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ArgumentTypeError(f"""not JSON: {error}. Write it as '{{"top_k": 3}}'""") from None
-    if not isinstance(value, dict):
-        raise ArgumentTypeError(f"""must be an object, such as '{{"top_k": 3}}', not {text}""")
-    return value
 
 
 def seconds(text: str) -> float:
