@@ -88,12 +88,16 @@ def prepare(workloads: Iterable[Workload]) -> None:
         subprocess.run([sys.executable, "-m", "benchmarks.prepare", *missing], check=True, env={**os.environ, **quiet})
 
 
-def weights_folder() -> Path:
-    """The MiniLM of the weights' package, which is not imported: it would bring what it does not need here."""
-    spec = importlib.util.find_spec(WEIGHTS)
+def package_folder(name: str) -> Path:
+    """Of a package of weights, which is not imported: it would bring what it does not need here."""
+    spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
-        raise SystemExit(f"The package {WEIGHTS} is missing: run `make bench`, which installs what is needed.")
-    return Path(spec.origin).parent / "model"
+        raise SystemExit(f"The package {name} is missing: run `make bench`, which installs what is needed.")
+    return Path(spec.origin).parent
+
+
+def weights_folder() -> Path:
+    return package_folder(WEIGHTS) / "model"
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import random
@@ -11,7 +10,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.workloads import FOLDER
+from benchmarks.workloads import FOLDER, package_folder
 
 NAME, TASK = "generation", "text-generation"
 TITLE = "SmolLM2-135M-Instruct, float32, prompts of 5 to 20 words, answers of 8 to 128 tokens"
@@ -69,8 +68,4 @@ def prepare() -> None:
 
 
 def weights_file() -> Path:
-    """Of the weights' package, which is not imported: it would bring what it does not need here."""
-    spec = importlib.util.find_spec(WEIGHTS)
-    if spec is None or spec.origin is None:
-        raise SystemExit(f"The package {WEIGHTS} is missing: run `make bench`, which installs what is needed.")
-    return next(Path(spec.origin).parent.glob("*.gguf"))
+    return next(package_folder(WEIGHTS).glob("*.gguf"))
