@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -10,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -108,11 +106,6 @@ class Browser:
         text = {"text": "\r"} if name == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
             self._call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code, **text)
-
-    def screenshot(self, file: Path) -> None:
-        """Of the whole page."""
-        shot = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        file.write_bytes(base64.b64decode(shot["data"]))
 
     def _expect_load(self, act: Any) -> None:
         before = self._loaded

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +15,7 @@ from tests.conditions import eventually
 from tests.e2e.case import ShowingLog
 from tests.ports import HOST, free_port
 from tests.stack import Stack
+from tests.streaming import is_open
 
 MODELS = """
 [words]
@@ -28,19 +27,13 @@ COUNT = 60  # words: some seconds
 ANSWER = words.expected("hello", COUNT)[0]["generated_text"]
 
 
-def listens(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
-        return True
-    return False
-
-
 class WebServerGone(ShowingLog):
     def setUp(self) -> None:
         self.stack = self.enterContext(Stack(models=MODELS, replicas=1))
         port = free_port()
         self.stack.start(replace(programs.web(host=HOST, port=port), name="web2"))
         self.addresses = [f"http://{HOST}:{each}" for each in (self.stack.port, port)]
-        eventually(lambda: listens(port), "the other server listens")
+        eventually(lambda: is_open(port), "the other server listens")
 
     def kill(self) -> None:
         self.stack.children["web"].kill()

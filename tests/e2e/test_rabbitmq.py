@@ -28,8 +28,8 @@ class RabbitMQTests(StackCase):
         cls.options = {"models": models, "environment": {"BROKER_URL": cls.server.url}}
         super().setUpClass()
 
-    def assert_served(self, count: int = 20, *, model: str = "echo") -> None:
-        ids = [self.stack.submit(f"text {number}", model=model) for number in range(count)]
+    def assert_served(self, count: int = 20) -> None:
+        ids = [self.stack.submit(f"text {number}") for number in range(count)]
         self.assertEqual({job.status for job in self.stack.finished(*ids)}, {Status.SUCCEEDED})
 
     def make_anew(self, queue: str, arguments: dict[str, str]) -> None:

@@ -50,8 +50,8 @@ class ReplicaCase(ShowingLog):
     def submit(self, count: int, model: str) -> list[UUID]:
         return [self.stack.submit(f"text {number}", model=model) for number in range(count)]
 
-    def kill_replica(self, index: int = 0) -> None:
-        os.kill(self.stack.replica_pids()[index], signal.SIGKILL)
+    def kill_replica(self) -> None:
+        os.kill(self.stack.replica_pids()[0], signal.SIGKILL)
 
     def assert_untouched(self, ids: list[UUID]) -> None:
         found = self.stack.jobs.filter(pk__in=ids).values_list("status", "attempts", "recoveries")
