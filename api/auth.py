@@ -48,6 +48,10 @@ class Principal:
     def may_see(self, row: Job | Bulk) -> bool:
         return self.is_staff or row.owner_id == self.user_id
 
+    def may_steer(self, row: Job | Bulk) -> bool:
+        """Whether it may cancel it or run it again. Of the staff some may only look, here as in the admin."""
+        return row.owner_id == self.user_id or (self.user is not None and self.user.has_perm("inference.change_job"))
+
     @property
     def jobs(self) -> QuerySet[Job]:
         """Those that it may see. A part of one is none."""
@@ -96,6 +100,12 @@ def require_staff(principal: Principal) -> None:
     """Raises `ApiError`. Where no key is needed there is nobody to keep out."""
     if settings.API_KEY_REQUIRED and not principal.is_staff:
         raise ApiError("Only a key of a staff user may do that.", "forbidden")
+
+
+def require_steering(principal: Principal, row: Job | Bulk) -> None:
+    """Of a row that it may see. Raises `ApiError`."""
+    if not principal.may_steer(row):
+        raise ApiError("This key sees the jobs of others, and may neither cancel them nor run them again.", "forbidden")
 
 
 class Keyring:

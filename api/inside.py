@@ -27,8 +27,8 @@ from api.auth import Principal
 from api.requests import bodies
 from api.requests import bulk as bulk_body
 from api.views import streaming
-from api.views.base import visible_job
-from api.views.bulk import visible_bulk
+from api.views.base import own_job, visible_job
+from api.views.bulk import own_bulk, visible_bulk
 from api.views.jobs import JOB_BODY, finished
 from inference.catalog.lookup import models
 from inference.client import BaseClient, ClientError
@@ -108,7 +108,7 @@ class Inside(Service):
 
     def cancel(self, job_id: str) -> Document:
         with _asking():
-            job = jobs.cancel(visible_job(self._principal, job_id).id)
+            job = jobs.cancel(own_job(self._principal, job_id).id)
             was_running = job.status == Status.CANCELLED and job.started_at is not None
             return _document({**resources.job(job, plain=True), "was_running": was_running})
 
@@ -125,7 +125,7 @@ class Inside(Service):
 
     def cancel_bulk(self, bulk_id: str) -> Document:
         with _asking():
-            found = visible_bulk(self._principal, bulk_id)
+            found = own_bulk(self._principal, bulk_id)
             bulk.cancel(found)
             return _document(resources.bulk(found))
 

@@ -4,7 +4,7 @@ WHAT_TO_DO = {
     "bad_request": "Mend the request: the detail names what is wrong and what would be right.",
     "invalid_json": "Mend the body: JSON in UTF-8, without NaN, U+0000 and lone surrogates.",
     "unauthorized": "Send Authorization: Bearer KEY with a valid key. Whoever runs this service makes keys.",
-    "forbidden": "Send the key of a staff user.",
+    "forbidden": "Send the key of a staff user, and to cancel a job of others or run it again, of one who may do so.",
     "not_found": "GET /v1/docs shows which addresses there are.",
     "unknown_model": "GET /v1/models lists the models.",
     "job_not_found": "Look at the id, and send the key that the job was submitted with.",

@@ -66,7 +66,7 @@ _TIME = {"type": "string", "format": "date-time"}
 _EXPIRES_IN = dict(zip(("type", "minimum", "maximum"), ("number", *bodies.EXPIRES_IN_S), strict=True))
 _JOB_ID = OpenApiParameter("job_id", _UUID, OpenApiParameter.PATH)
 _BULK_ID = OpenApiParameter("bulk_id", _UUID, OpenApiParameter.PATH)
-_EMPTY_BODY = ("body_too_large",)
+_STEERED = ("body_too_large", "forbidden")  # without a body
 
 not_described = extend_schema(exclude=True)
 submit_job = operation(
@@ -126,7 +126,7 @@ stream_job = operation(
     "jobs_stream",
     "The text of a job as it is generated, as server-sent events",
     answers={(200, "text/event-stream"): shapes.ANY},
-    problems=(*JOB, "overloaded"),
+    problems=(*JOB, "overloaded", "forbidden"),
     parameters=[_JOB_ID, LAST_EVENT_ID, query("last_event_id", {"type": "string"}, "The same."), ON_DISCONNECT, PLAIN],
     headers={"Retry-After": [429, 503]},
 )
@@ -134,14 +134,14 @@ cancel_job = operation(
     "jobs_cancel",
     "Cancel a job; a finished one stays as it is",
     answers={200: shapes.JobShown},
-    problems=(*JOB, *_EMPTY_BODY),
+    problems=(*JOB, *_STEERED),
     parameters=[_JOB_ID, PLAIN],
 )
 retry_job = operation(
     "jobs_retry",
     "Run a job again, as a new job with the same inputs, parameters and priority",
     answers={202: shapes.JobShown},
-    problems=(*JOB, *_EMPTY_BODY, *ADMISSION, "invalid_input"),
+    problems=(*JOB, *_STEERED, *ADMISSION, "invalid_input"),
     parameters=[_JOB_ID, IDEMPOTENCY_KEY],
     headers={"Location": [202], "Retry-After": [202, 429, 503]},
 )
@@ -171,7 +171,7 @@ cancel_bulk = operation(
     "bulk_cancel",
     "Cancel the jobs of a bulk that are not finished",
     answers={200: shapes.BulkShown},
-    problems=("bulk_not_found", *_EMPTY_BODY),
+    problems=("bulk_not_found", *_STEERED),
     parameters=[_BULK_ID],
 )
 list_models = operation("models_list", "What is served", answers={200: shapes.ModelsShown})

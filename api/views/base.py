@@ -125,6 +125,13 @@ def visible_job(principal: Principal, job_id: str) -> Job:
     raise JobNotFound(f"There is no job {key}.")
 
 
+def own_job(principal: Principal, job_id: str) -> Job:
+    """To cancel it, or to run it again. As `visible_job`, and `ApiError` where that is for others to do."""
+    job = visible_job(principal, job_id)
+    auth.require_steering(principal, job)
+    return job
+
+
 def body_of(request: HttpRequest) -> bytes:
     """Once it is here, the request takes its slot. Raises `ApiError` for a body that ended before its announced length:
     its end is missing."""

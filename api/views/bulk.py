@@ -8,7 +8,7 @@ from django.http import HttpRequest, HttpResponse
 
 from api import codec
 from api.answers import resources
-from api.auth import Principal
+from api.auth import Principal, require_steering
 from api.openapi import operations
 from api.requests import bodies
 from api.requests import bulk as bulk_body
@@ -55,7 +55,7 @@ class BulkView(ApiView):
 class CancelBulkView(ApiView):
     @operations.cancel_bulk
     def post(self, request: HttpRequest, bulk_id: str) -> HttpResponse:
-        found = visible_bulk(self.principal, bulk_id)
+        found = own_bulk(self.principal, bulk_id)
         bulk.cancel(found)
         return codec.answer(resources.bulk(found))
 
@@ -68,4 +68,11 @@ def visible_bulk(principal: Principal, bulk_id: str) -> Bulk:
         raise BulkNotFound(f"There is no bulk {bulk_id[:100]!r}: ids are UUIDs.") from None
     if not principal.may_see(found):
         raise BulkNotFound(f"There is no bulk {found.id}.")
+    return found
+
+
+def own_bulk(principal: Principal, bulk_id: str) -> Bulk:
+    """To cancel it. As `visible_bulk`, and `ApiError` where that is for others to do."""
+    found = visible_bulk(principal, bulk_id)
+    require_steering(principal, found)
     return found

@@ -17,7 +17,7 @@ from api.auth import Principal
 from api.openapi import operations
 from api.requests import bodies, listing
 from api.views import streaming
-from api.views.base import ApiView, visible_job, with_etag
+from api.views.base import ApiView, own_job, visible_job, with_etag
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status
 from inference.store import outputs
@@ -100,7 +100,7 @@ class StreamView(ApiView):
 class CancelView(ApiView):
     @operations.cancel_job
     def post(self, request: HttpRequest, job_id: str) -> HttpResponse:
-        job = jobs.cancel(visible_job(self.principal, job_id).id)
+        job = jobs.cancel(own_job(self.principal, job_id).id)
         was_running = job.status == Status.CANCELLED and job.started_at is not None
         return codec.answer({**resources.job(job, plain=self.is_plain(request)), "was_running": was_running})
 
@@ -109,7 +109,7 @@ class RetryView(ApiView):
     @operations.retry_job
     def post(self, request: HttpRequest, job_id: str) -> HttpResponse:
         """The new job has the owner of the old one, whoever runs it again."""
-        old = visible_job(self.principal, job_id)
+        old = own_job(self.principal, job_id)
         again = self.attributed(request, jobs.again(old))
         job = jobs.submit(dataclasses.replace(again, owner=old.owner))
         return accepted(job, plain=self.is_plain(request))

@@ -13,6 +13,7 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
 from api.answers import completions, events
+from api.auth import require_steering
 from api.errors import ApiError
 from api.requests import bodies
 from api.views.base import ApiView
@@ -79,6 +80,8 @@ def answer(
         if not held.enter_context(slots.take(view.principal.user_id, reader.LONGEST_S)):
             raise ApiError(NO_ROOM, "overloaded", retry_after_s=1)
         row = job()
+        if cancels:
+            require_steering(view.principal, row)
         pieces, left = written(row, reader.read(row, after=after)), None
         if cancels:
             pieces, left = _cancelling(row.id, pieces)

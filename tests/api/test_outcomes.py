@@ -99,7 +99,7 @@ class RetryTests(ApiTestCase):
         ada = users.create_user("ada")
         old = ended("lost")
         Job.objects.filter(pk=old.pk).update(owner=ada)
-        for user, status in ((users.create_user("eve"), 404), (users.create_user("staff", is_staff=True), 202)):
+        for user, status in ((users.create_user("eve"), 404), (users.create_superuser("staff"), 202)):
             with self.subTest(user):
                 key = ApiKey.objects.issue(owner=user)[1]
                 answer = self.post(f"/v1/jobs/{old.id}/retry", headers={"Authorization": f"Bearer {key}"})

@@ -344,3 +344,5 @@ class WhoTests(StreamCase):
         self.assert_problem(self.stream(job), 401, "unauthorized")
         for headers in (own, staff):
             self.assertEqual(len(self.events(self.stream(job, **headers))), 1)
+        leaving = f"/v1/jobs/{job.pk}/stream?on_disconnect=cancel"
+        self.assert_problem(self.client.get(leaving, headers=staff), 403, "forbidden")

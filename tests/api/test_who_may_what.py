@@ -5,7 +5,7 @@ from typing import Any
 from uuid import uuid4
 
 from django.contrib.auth import get_user_model
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, Permission, User
 from django.test import override_settings
 from django.utils import timezone
 
@@ -14,11 +14,12 @@ from api.models import ApiKey
 from inference.models import Bulk, Job
 from tests.api.base import ApiTestCase, Response
 
-# Columns: nobody, owner, other, staff, revoked, expired, inactive.
-IDENTITIES = ("nobody", "owner", "other", "staff", "revoked", "expired", "inactive")
+# Columns: nobody, owner, other, staff, operator (staff who may act), revoked, expired, inactive.
+IDENTITIES = ("nobody", "owner", "other", "staff", "operator", "revoked", "expired", "inactive")
 CLOSED = {"nobody": 401, "revoked": 401, "expired": 401, "inactive": 401}
-ALL_KEYS = {**CLOSED, "owner": 200, "other": 200, "staff": 200}
-OWN = {**CLOSED, "owner": 200, "other": 404, "staff": 200}
+ALL_KEYS = {**CLOSED, "owner": 200, "other": 200, "staff": 200, "operator": 200}
+OWN = {**CLOSED, "owner": 200, "other": 404, "staff": 200, "operator": 200}
+STEERED = {**OWN, "staff": 403}  # the jobs of others are for those who may act on them in the admin, too
 OPEN = dict.fromkeys(IDENTITIES, 200)
 TABLE = {
     ("GET", "/healthz"): OPEN,
@@ -29,16 +30,16 @@ TABLE = {
     ("GET", "/v1/models/echo"): ALL_KEYS,
     ("GET", "/v1/jobs"): ALL_KEYS,
     ("GET", "/v1/jobs/{job}"): OWN,
-    ("GET", "/v1/jobs/{job}/output"): {**OWN, "owner": 504, "staff": 504},
-    ("POST", "/v1/jobs/{job}/cancel"): OWN,
-    ("POST", "/v1/jobs/{job}/retry"): {**OWN, "owner": 202, "staff": 202},
+    ("GET", "/v1/jobs/{job}/output"): {**OWN, "owner": 504, "staff": 504, "operator": 504},
+    ("POST", "/v1/jobs/{job}/cancel"): STEERED,
+    ("POST", "/v1/jobs/{job}/retry"): {**STEERED, "owner": 202, "operator": 202},
     ("GET", "/v1/jobs/bulk/{bulk}"): OWN,
-    ("POST", "/v1/jobs/bulk/{bulk}/cancel"): OWN,
+    ("POST", "/v1/jobs/bulk/{bulk}/cancel"): STEERED,
     ("POST", "/v1/jobs/wait"): ALL_KEYS,
-    ("POST", "/v1/jobs"): {**ALL_KEYS, "owner": 202, "other": 202, "staff": 202},
-    ("POST", "/v1/jobs/bulk"): {**ALL_KEYS, "owner": 202, "other": 202, "staff": 202},
-    ("POST", "/v1/models/echo"): {**ALL_KEYS, "owner": 503, "other": 503, "staff": 503},
-    ("GET", "/metrics"): {**CLOSED, "owner": 403, "other": 403, "staff": 200},
+    ("POST", "/v1/jobs"): {**ALL_KEYS, "owner": 202, "other": 202, "staff": 202, "operator": 202},
+    ("POST", "/v1/jobs/bulk"): {**ALL_KEYS, "owner": 202, "other": 202, "staff": 202, "operator": 202},
+    ("POST", "/v1/models/echo"): {**ALL_KEYS, "owner": 503, "other": 503, "staff": 503, "operator": 503},
+    ("GET", "/metrics"): {**CLOSED, "owner": 403, "other": 403, "staff": 200, "operator": 200},
 }
 BODIES = {
     "/v1/jobs": {"model": "echo", "inputs": "x"},
@@ -55,10 +56,14 @@ class IdentityTests(ApiTestCase):
         keyring.forget()
         users = get_user_model().objects
         self.owner = users.create_user("owner")
+        operator = users.create_user("operator", is_staff=True)
+        operator.groups.add(Group.objects.get_or_create(name="may act")[0])
+        operator.groups.get().permissions.add(Permission.objects.get(codename="change_job"))
         self.keys = {
             "owner": self.issue(self.owner),
             "other": self.issue(users.create_user("other")),
             "staff": self.issue(users.create_user("staff", is_staff=True)),
+            "operator": self.issue(operator),
             "revoked": self.issue(self.owner, revoked_at=timezone.now()),
             "expired": self.issue(self.owner, expires_at=timezone.now() - datetime.timedelta(days=1)),
             "inactive": self.issue(users.create_user("inactive", is_active=False)),
