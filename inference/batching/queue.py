@@ -152,14 +152,17 @@ class BatchQueue:
         engine_s = self.costs.seconds(size, longest if self.padded else tokens / size) - self.costs.overhead_s
         return engine_s * self.costs.pace
 
-    def take(self, now_s: float) -> list[Item]:
-        """Form the next batch and take it out. Holds the oldest item of the highest priority. [] when empty."""
+    def take(self, now_s: float, *, most_s: float = math.inf) -> list[Item]:
+        """Form the next batch and take it out. Holds the oldest item of the highest priority. [] when empty, and where
+        it is expected to take longer than `most_s`, after others."""
         self._move_expired(now_s)
         if now_s >= self._lowered_until_s:
             self.max_tokens, self._lowered_until_s = self.limits.max_batch_tokens, math.inf
         if not self._numbers:
             return []
         batch = sorted(self._form(self._head(), now_s), key=self._turn)
+        if most_s < math.inf and self.following_s(batch) > most_s:
+            return []
         for item in batch:
             self.remove(item.id)
         return batch

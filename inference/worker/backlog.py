@@ -149,7 +149,7 @@ class Backlog:
         """The batches that go with `first` in one call of a child, as long as it is short and no other job would be
         next. `able` children share what waits."""
         queue, last = self.queues[first[0].model], list(first)
-        limit_s = self._together_s(queue, first)
+        limit_s, each_s = self._together_s(queue, first)
         most = min(MOST_TOGETHER, (len(first) + len(queue)) // max(1, able))
         jobs, took_s, more = 0, 0.0, []
         while self._may_go_on(queue, last):
@@ -157,16 +157,21 @@ class Backlog:
             took_s += last_s
             if jobs + min(len(last), len(queue)) > most or took_s + last_s > limit_s:
                 break
-            last = [self.held[item.id] for item in queue.take(clock.time_s())]
+            items = queue.take(clock.time_s(), most_s=min(each_s, limit_s - took_s))
+            if not items:
+                break
+            last = [self.held[item.id] for item in items]
             more.append(last)
         return more
 
-    def _together_s(self, queue: BatchQueue, first: Sequence[HeldJob]) -> float:
-        """How long the engine calls that go together may take. Where somebody waits for each, only such as take less
-        than what is done before and after them: then they are answered sooner, but for the first."""
+    def _together_s(self, queue: BatchQueue, first: Sequence[HeldJob]) -> tuple[float, float]:
+        """How long the engine calls that go together may take, and each that follows. Where somebody waits for each,
+        only such as take less than what is done before and after them: then they are answered sooner, but for the
+        first."""
         if all(held.item.priority >= PATIENT for held in first):
-            return TOGETHER_S
-        return HURRIED_S if queue.following_s([held.item for held in first]) <= queue.costs.overhead_s else 0.0
+            return TOGETHER_S, TOGETHER_S
+        each_s = queue.costs.overhead_s
+        return HURRIED_S if queue.following_s([held.item for held in first]) <= each_s else 0.0, each_s
 
     def _may_go_on(self, queue: BatchQueue, batch: Sequence[HeldJob]) -> bool:
         """Whether the next of this queue may go with a batch that was taken from it."""

@@ -89,6 +89,32 @@ class TogetherTests(DispatcherCase):
         self.dispatcher.backlog.queues["a"].costs.observe_overhead(HURRIED_S)
         self.assertEqual(self.shares(priority=NORMAL), (8, 8))
 
+    def test_what_follows_is_as_short_itself(self) -> None:
+        """Those before it are answered with it."""
+        for priority, limit_s in ((LOW, TOGETHER_S), (NORMAL, HURRIED_S)):
+            with self.subTest(priority):
+                self.setUp()
+                costs = self.dispatcher.backlog.queues["a"].costs
+                for _ in range(LEARNT):
+                    costs.observe(8, 10, limit_s / 20)
+                    costs.observe(8, 1000, limit_s * 2)
+                costs.observe_overhead(HURRIED_S / 2)
+                self.wait(16, priority=priority)
+                self.wait(8, priority=priority, length=1000)
+                self.dispatcher.kick()
+                self.assertEqual(self.last.batch.shares, (8, 8))
+
+    def test_where_somebody_waits_so_is_what_follows(self) -> None:
+        costs = self.dispatcher.backlog.queues["a"].costs
+        for _ in range(LEARNT):
+            costs.observe(8, 10, HURRIED_S / 10)
+            costs.observe(8, 1000, HURRIED_S / 2)
+        costs.observe_overhead(HURRIED_S / 5)
+        self.wait(8, priority=NORMAL)
+        self.wait(8, priority=NORMAL, length=1000)
+        self.dispatcher.kick()
+        self.assertEqual(self.last.batch.shares, ())
+
     def test_not_beside_what_has_a_deadline(self) -> None:
         self.learn()
         self.assertEqual(self.shares(expires_at_s=self.clock + 1e6), ())
