@@ -19,6 +19,7 @@ from inference.worker.replicas import Replicas
 TOGETHER_S, HURRIED_S = 0.05, 0.01  # of the engine calls of one call of a child; the latter where somebody waits
 MOST_TOGETHER = 256  # jobs of one call
 PATIENT = int(Priority.LOW)  # and above: nobody waits for each of them
+SET_BACK_S = 1.0  # by more than that a clock is, whose jobs seem to come yet
 LEARNT = 8  # engine calls, from which on it is known how long one takes
 
 
@@ -258,14 +259,14 @@ class Backlog:
     def due_in_s(self) -> float | None:
         """Seconds until the next batch may go, when it waits for company only."""
         now = clock.time_s()
-        due = [at - now for queue in self._able_queues() if (at := queue.due_at_s()) is not None]
+        due = [wait_s for queue in self._able_queues() if (wait_s := _waits_s(queue, now)) is not None]
         if (again := self.isolation.due_in_s(self.replicas.runnable)) is not None:
             due.append(again)
         return max(0.0, min(due)) if due else None
 
     def _due_in_turn(self, now: float) -> list[tuple[str, BatchQueue]]:
         able = {name: queue for name, queue in self.queues.items() if name in self.replicas.serving}
-        due = [(name, queue) for name, queue in able.items() if (at := queue.due_at_s()) is not None and at <= now]
+        due = [entry for entry in able.items() if (wait_s := _waits_s(entry[1], now)) is not None and wait_s <= 0.0]
         return sorted(due, key=lambda entry: entry[1].head() or (0, 0.0))
 
     def _able_queues(self) -> list[BatchQueue]:
@@ -289,6 +290,13 @@ class Backlog:
         del self.held[held.item.id]
         self.isolation.forget(held)
         self.queues[held.model].remove(held.item.id)
+
+
+def _waits_s(queue: BatchQueue, now: float) -> float | None:
+    """Seconds until its next batch may go. That of a clock that was set back goes: none waits for longer."""
+    if (at := queue.due_at_s()) is None:
+        return None
+    return at - now if at - now < queue.limits.max_wait_s + SET_BACK_S else 0.0
 
 
 def _turn(first: HeldJob) -> tuple[int, float]:

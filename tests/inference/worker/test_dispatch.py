@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import TestCase
@@ -222,6 +223,18 @@ class DispatcherTests(DispatcherCase):
         self.assertEqual((self.last.batch.job_ids, self.last.batch.alone), ((job_id,), True))
         self.dispatcher.kick()
         self.assertEqual(len(self.pool.calls), 3)
+
+    def test_a_clock_that_is_set_back_holds_up_nothing_that_waits_for_company(self) -> None:
+        queue = self.dispatcher.backlog.queues["a"]
+        queue.limit(replace(queue.limits, max_wait_s=0.5))
+        self.add(arrived_at_s=clock.time_s())
+        self.dispatcher.kick()
+        self.assertEqual(self.pool.calls, [])
+        self.assertLessEqual(self.due_in_s(), 0.5)
+        with patch.object(clock, "_off_s", -3600.0):
+            self.assertLessEqual(self.due_in_s(), 0.5)
+            self.dispatcher.kick()
+        self.assertEqual(len(self.pool.calls), 1)
 
     def test_a_clock_that_is_set_back_holds_up_nothing_that_is_to_run_again(self) -> None:
         self.add()
