@@ -95,7 +95,7 @@ class TestJobPages(AdminCase):
         self.assertEqual(self.listed(q="0" * 8), [])
         with CaptureQueriesContext(connection) as asked:
             self.listed(q=job.pk.hex[-8:])
-        compared = [query for query in asked if f"= '{job.pk.hex[-8:]}'" in query["sql"]]
+        compared = [query for query in asked if re.search(r"\bsubstr(ing)?\(", query["sql"])]
         self.assertEqual(len(compared), 1, "all ids are looked through once")
         self.assertEqual(self.listed(q="req-1"), [job])
         self.assertEqual(self.listed(q="req"), [])
