@@ -46,7 +46,7 @@ def check(url: str) -> None:
         _ = parts.port
     except ValueError:
         raise _invalid("must be an address such as https://example.com/hook") from None
-    if parts.scheme not in _schemes() or not parts.hostname or parts.username:
+    if parts.scheme not in _schemes() or not parts.hostname or "@" in parts.netloc:
         schemes = " or ".join(f"{scheme}://" for scheme in _schemes())
         raise _invalid(
             f"must be an address of at most 500 characters that begins with {schemes}, without user:password@"

@@ -178,6 +178,8 @@ NOT_TAKEN = (
     "https://evil.example/",
     "https://hooks.example@evil.example/",
     "https://user:pw@hooks.example/",
+    "https://:pw@hooks.example/",
+    "https://@hooks.example/",
     "https://hooks.example:99999/",
     "ftp://hooks.example/",
     "hooks.example",
