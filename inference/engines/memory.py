@@ -80,10 +80,11 @@ class Taken:
 def measured(spec: ModelSpec, device: str) -> Iterator[Taken]:
     """On a CPU by how much the process grew, and at least its weights, of which a mapped file's pages come later."""
     if spec.is_built_in and "transformers.pipelines" not in sys.modules:  # what all of them share is none's
+        gc.disable()  # what is imported stays
         with contextlib.suppress(ImportError):  # loading will say so
             import transformers.pipelines  # noqa: F401
-        gc.collect()
         gc.freeze()
+        gc.enable()
     free()
     before, taken = _used(device), Taken()
     yield taken

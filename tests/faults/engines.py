@@ -14,6 +14,7 @@ from tests.echo import EchoEngine, misbehave
 CALLS = "engine-calls"  # in DATA_DIR: a line an engine call: its process, and the number of its items
 CANNOT_LOAD = "cannot-load"  # in DATA_DIR: while there is such a file, no fragile model can be loaded
 LOADING_S = 3.0
+POISON = "poison"  # a word that crashes the process of a transformers model
 
 
 class RecordingEcho(EchoEngine):

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from inference.engines import parity
 from tests import architectures
 
 CATALOG = """
@@ -35,6 +34,8 @@ GIVEN = os.environ.get("GREEDY_MODEL", "")
 
 def prompts() -> list[str]:
     """Of words that the small model knows, and any other too."""
+    from inference.engines import parity  # imports torch, which most of the faults do without
+
     rng = random.Random("prompts")
     words = " ".join(parity.TEXTS).split()
     return [" ".join(rng.choices(words, k=rng.randint(*WORDS_OF_A_PROMPT))) for _ in range(PROMPTS)]

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tests import tiny_models
+from tests.faults.engines import POISON
 from tests.faults.fault import Fault
-from tests.faults.poisoned import POISON
 from tests.faults.service import Service
 from tests.faults.trial import Trial
 

@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 from inference.engines.pipeline.engine import PipelineEngine
+from tests.faults.engines import POISON
 
-POISON = "poison"
 CALL_S = 0.2  # a small model is too quick to be killed in the middle
 
 

@@ -46,6 +46,10 @@ class TestImports(unittest.TestCase):
     def test_what_makes_the_openapi_document_is_imported_once_it_is_asked_for(self) -> None:
         modules_after("import project.wsgi; assert 'drf_spectacular.generators' not in sys.modules")
 
+    def test_who_plays_faults_loads_torch_only_for_those_of_a_model(self) -> None:
+        loaded = modules_after("import django; django.setup(); import tests.faults.command")
+        self.assertFalse(loaded & HEAVY)
+
     def test_the_batching_policy_needs_the_standard_library_and_sorted_containers_only(self) -> None:
         ours = modules_after("import inference.batching.queue")
         self.assertLessEqual(
