@@ -17,7 +17,7 @@ from inference.worker.isolation import Isolation, Part
 from inference.worker.replicas import Replicas
 
 TOGETHER_S, HURRIED_S = 0.05, 0.01  # of the engine calls of one call of a child; the latter where somebody waits
-MOST_TOGETHER = 256  # jobs of one call
+MOST_TOGETHER = 480  # jobs of one call: a statement takes 500
 PATIENT = int(Priority.LOW)  # and above: nobody waits for each of them
 SET_BACK_S = 1.0  # by more than that a clock is, whose jobs seem to come yet
 LEARNT = 8  # engine calls, from which on it is known how long one takes
