@@ -7,7 +7,7 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,13 +18,6 @@ from tests.gpu.machine import Failed, Machine, StandIn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    name: str
-    fails_if: str
-    run: Callable[[Machine], str]  # what was seen; raises `Failed`
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     name: str
     passed: bool
@@ -32,35 +25,32 @@ class Result:
     took_s: float
 
 
-CASES = (
-    Case(name="environment", fails_if="not cuda:0", run=finding.environment),
-    Case(name="discovery", fails_if="the CPU without a word, another GPU", run=finding.discovery),
-    Case(name="small models", fails_if="another answer than a CPU's", run=answers.small_models),
-    Case(name="vectors", fails_if="a cosine below that of its dtype", run=answers.vectors),
-    Case(name="timing", fails_if="under 95 % is seen, or the device is busy afterwards", run=costs.timing),
-    Case(name="cost curve", fails_if="the learnt cost is off by more than 15 %", run=costs.cost_curve),
-    Case(name="memory", fails_if="an item that fits fails, memory is not given back", run=failing.memory),
-    Case(name="device assert", fails_if="not device_failed, a neighbour fails", run=failing.device_assert),
-    Case(name="blocked reload", fails_if="more than 3 attempts, ready meanwhile", run=service.blocked_reload),
-    Case(name="past its limit", fails_if="memory is free later than 5 s", run=failing.past_its_limit),
-    Case(name="random shapes", fails_if="memory grows in the second half", run=costs.shapes),
-    Case(name="generation", fails_if="another text than alone", run=answers.generation),
-    Case(
-        name="service", fails_if="wrong answers, four replicas do under 1.5 times the work", run=service.whole_service
-    ),
-)
+CASES: Mapping[str, Callable[[Machine], str]] = {  # what was seen; they raise `Failed`
+    "environment": finding.environment,
+    "discovery": finding.discovery,
+    "small models": answers.small_models,
+    "vectors": answers.vectors,
+    "timing": costs.timing,
+    "cost curve": costs.cost_curve,
+    "memory": failing.memory,
+    "device assert": failing.device_assert,
+    "blocked reload": service.blocked_reload,
+    "past its limit": failing.past_its_limit,
+    "random shapes": costs.shapes,
+    "generation": answers.generation,
+    "service": service.whole_service,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    chosen = [case for case in CASES if not options.only or case.name in options.only]
     if not options.stand_in:
         devices.set_up_libraries(devices.cores(), is_cpu=False)  # which the processes of the cases read as they start
     results = []
-    for case in chosen:
-        broken = case.name in options.broken
+    for name in [name for name in CASES if not options.only or name in options.only]:
+        broken = name in options.broken
         machine = StandIn(broken=broken) if options.stand_in else Machine(broken=broken)
-        results.append(play(case.name, machine) if options.stand_in else _apart(case.name, machine))
+        results.append(play(name, machine) if options.stand_in else _apart(name, machine))
         _say(_line(results[-1]))
     if options.json:
         options.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
@@ -73,20 +63,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    names = [case.name for case in CASES]
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description="Check the service on this host's GPU.")
-    parser.add_argument("--only", action="append", choices=names, default=[], help="this case; may be given again")
+    parser.add_argument("--only", action="append", choices=CASES, default=[], help="this case; may be given again")
     parser.add_argument("--stand-in", action="store_true", help="a CPU in the place of the GPU: shows the cases only")
-    parser.add_argument("--broken", action="append", choices=names, default=[], help="with its fault: it must fail")
+    parser.add_argument("--broken", action="append", choices=CASES, default=[], help="with its fault: it must fail")
     parser.add_argument("--json", type=Path, help="where the results go")
     return parser.parse_args(arguments)
 
 
 def play(name: str, machine: Machine) -> Result:
-    (case,) = (case for case in CASES if case.name == name)
     started = time.monotonic()
     try:
-        passed, seen = True, case.run(machine)
+        passed, seen = True, CASES[name](machine)
     except Failed as problem:
         passed, seen = False, str(problem)
     except Exception as error:

@@ -22,17 +22,17 @@ def tearDownModule() -> None:
 
 class CasesTests(TestCase):
     def test_each_case_holds(self) -> None:
-        for case in command.CASES:
-            with self.subTest(case.name):
-                result = command.play(case.name, StandIn())
+        for name in command.CASES:
+            with self.subTest(name):
+                result = command.play(name, StandIn())
                 self.assertTrue(result.passed, result.seen)
 
 
 class FaultsTests(TestCase):
     def test_each_case_fails_once_its_fault_is_put_in(self) -> None:
-        for case in command.CASES:
-            with self.subTest(case.name):
-                result = command.play(case.name, StandIn(broken=True))
+        for name in command.CASES:
+            with self.subTest(name):
+                result = command.play(name, StandIn(broken=True))
                 self.assertFalse(result.passed, result.seen)
                 self.assertNotIn("raised", result.seen)
 
