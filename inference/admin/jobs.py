@@ -29,6 +29,11 @@ from inference.upkeep import acts
 logger = logging.getLogger(__name__)
 
 SALT = "inference.act"
+ASKED = {  # what came of it, its row and the new job's say: it may have ended before, or not be taken
+    ActKind.CANCEL: "Asked to cancel it.",
+    ActKind.RETRY: "Asked to run it again, as a new job.",
+    ActKind.RETRY_ALONE: "Asked to run it again, as a new job that runs alone.",
+}
 CONFIRMED_WITHIN = datetime.timedelta(minutes=15)
 
 
@@ -145,9 +150,7 @@ class JobAdmin(ReadOnlyAdmin):
         if request.POST.get("select_across", "0") != "0":
             return self.confirm(request, queryset, kind)
         chosen = list(queryset.order_by("pk").only("pk", "model")[: self.list_per_page])
-        note = {ActKind.CANCEL: "Cancelled.", ActKind.RETRY: "Submitted again as a new job."}
-        message = note.get(kind, "Submitted again as a new job, that runs alone.")
-        LogEntry.objects.log_actions(str(request.user.pk), chosen, CHANGE, message)
+        LogEntry.objects.log_actions(str(request.user.pk), chosen, CHANGE, ASKED[kind])
         ids = [job.pk for job in chosen]
         self.tell(request, steering.cancel([ids]) if kind == ActKind.CANCEL else
                   steering.retry(ids, alone=kind == ActKind.RETRY_ALONE))  # fmt: skip

@@ -272,8 +272,12 @@ class TestActions(AdminCase):
         )
 
     def test_a_retry_that_is_refused_says_why(self) -> None:
-        [message] = self.act("retry_jobs", make_job(status=Status.FAILED, model="gone"))
+        job = make_job(status=Status.FAILED, model="gone")
+        [message] = self.act("retry_jobs", job)
         self.assertIn("1 job not accepted. There is no model 'gone'", message)
+        self.act("cancel_jobs", job)
+        told = self.text(reverse("admin:inference_job_history", args=[job.pk]))
+        self.assertNotRegex(told, "Submitted|Cancelled", "of what did not happen")
 
     def test_a_job_is_steered_from_its_own_page(self) -> None:
         job = make_job()
@@ -282,7 +286,7 @@ class TestActions(AdminCase):
         job.refresh_from_db()
         self.assertEqual(job.status, Status.CANCELLED)
         self.assertNotIn("Cancel this job", self.text(page_of(job)))
-        self.assertIn("Cancelled.", self.text(reverse("admin:inference_job_history", args=[job.pk])))
+        self.assertIn("Asked to cancel it.", self.text(reverse("admin:inference_job_history", args=[job.pk])))
 
     def test_who_may_only_look_cannot_steer(self) -> None:
         job, viewer = make_job(), User.objects.create_user("viewer", is_staff=True)
