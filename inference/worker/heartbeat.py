@@ -115,12 +115,14 @@ class Heartbeat(threading.Thread):
         """What is served is not what the row says: it is written at once."""
         self._changed.set()
 
-    def stop(self) -> None:
+    def stop(self, *, of_an_error: bool = False) -> None:
+        """What ends its worker may end the next: jobs of one that was stopped run again as often as that is."""
         self._stopping.set()
         self._changed.set()
+        state, mark = (WorkerState.GONE, marks.GONE) if of_an_error else (WorkerState.STOPPED, marks.STOPPED)
         try:
-            Worker.objects.filter(pk=self.plan.worker).update(state=WorkerState.STOPPED, heartbeat_at=Now())
-            marks.mark(marks.STOPPED, self.node)
+            Worker.objects.filter(pk=self.plan.worker).update(state=state, heartbeat_at=Now())
+            marks.mark(mark, self.node)
         except (DatabaseError, InterfaceError) as error:
             logger.warning("worker=%s leaves without a word, the database is away: %s", self.plan.worker, error)
 

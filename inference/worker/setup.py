@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 from billiard import util
-from celery import Celery, bootsteps, signals
+from celery import Celery, bootsteps, platforms, signals
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.utils.imports import symbol_by_name
 from django.conf import settings
@@ -179,4 +179,4 @@ def leave(sender: Any, **kwargs: Any) -> None:
     if heartbeat := getattr(sender, "heartbeat", None):
         sender.housekeeping.stop()
         sender.lazy.lookout.stop()
-        heartbeat.stop()
+        heartbeat.stop(of_an_error=sender.exitcode == platforms.EX_FAILURE and not heartbeat.leaving)

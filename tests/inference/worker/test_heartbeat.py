@@ -3,9 +3,10 @@
 import threading
 import time
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 from uuid import uuid4
 
+from celery.platforms import EX_FAILURE
 from django.test import TransactionTestCase, override_settings
 from django.utils import timezone
 
@@ -16,6 +17,7 @@ from inference.errors import BrokerUnavailable
 from inference.models import Job, Status, Worker, WorkerState
 from inference.upkeep import reconcile
 from inference.worker import housekeeping as upkeep_module
+from inference.worker import setup
 from inference.worker.devices import Plan
 from inference.worker.heartbeat import LATE_S, Facts, Heartbeat
 from inference.worker.housekeeping import Housekeeping
@@ -85,6 +87,25 @@ class HeartbeatTests(TransactionTestCase):
         heartbeat.leave()
         self.start(heartbeat)
         eventually(lambda: Worker.objects.filter(pk=heartbeat.plan.worker, state=WorkerState.STOPPING).exists())
+
+    def test_a_worker_that_ends_of_an_error_has_its_jobs_counted_as_lost_as_one_that_is_killed(self) -> None:
+        for exit_code, told, expected in (
+            (EX_FAILURE, False, WorkerState.GONE),
+            (EX_FAILURE, True, WorkerState.STOPPED),
+            (None, False, WorkerState.STOPPED),
+            ("shutdown", False, WorkerState.STOPPED),
+        ):
+            with self.subTest(exit_code, told=told):
+                Worker.objects.all().delete()
+                heartbeat = make_heartbeat()
+                heartbeat.leaving = told
+                setup.leave(Mock(exitcode=exit_code, heartbeat=heartbeat))
+                self.assertEqual(Worker.objects.get().state, expected)
+                values = {"status": Status.RUNNING, "worker": heartbeat.plan.worker, "batch": uuid4()}
+                job = Job.objects.create(model="m", inputs="x", **values)
+                reconcile.reconcile()
+                job.refresh_from_db()
+                self.assertEqual((job.status, job.recoveries), (Status.QUEUED, int(expected == WorkerState.GONE)))
 
     def test_a_worker_whose_row_is_lost_registers_again_unless_it_leaves(self) -> None:
         heartbeat = make_heartbeat()
