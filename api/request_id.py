@@ -7,7 +7,7 @@ import re
 
 import uuid_utils
 
-from inference import logs
+from inference.telemetry import logs
 
 HEADER = "X-Request-Id"
 _ACCEPTED = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")

@@ -8,7 +8,7 @@ from django.http import HttpRequest, HttpResponse
 from opentelemetry.trace import SpanKind, StatusCode
 
 from api import request_id
-from inference import tracing
+from inference.telemetry import tracing
 
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 

@@ -17,9 +17,9 @@ from django.dispatch import receiver
 from django.utils import timezone
 
 from inference import errors
-from inference.ids import new_job_id
-from inference.indexes import IndexWithoutParts
-from inference.json_field import JSONField
+from inference.fields.ids import new_job_id
+from inference.fields.indexes import IndexWithoutParts
+from inference.fields.json_field import JSONField
 
 FORMER_USER = "former-user"
 

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 from api import request_id
-from inference import tracing
 from inference.broker import address, queues
 from inference.catalog import specs
+from inference.telemetry import tracing
 from project import environment as env
 from project import release
 
@@ -180,8 +180,8 @@ SPECTACULAR_SETTINGS = {
 }
 
 LOG_LEVEL = env.choice("LOG_LEVEL", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), "INFO")
-env.choice("LOG_FORMAT", ("text", "json"), "text")  # refused here, and read by inference.logs
-LOGGING_CONFIG = "inference.logs.configure"
+env.choice("LOG_FORMAT", ("text", "json"), "text")  # refused here, and read by inference.telemetry.logs
+LOGGING_CONFIG = "inference.telemetry.logs.configure"
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -190,7 +190,7 @@ LOGGING = {
         # Django's own line for each answer of 400 and above says less than the access line.
         "exceptions": {"()": "django.utils.log.CallbackFilter", "callback": lambda record: bool(record.exc_info)},
     },
-    "formatters": {"line": {"()": "inference.logs.formatter"}},
+    "formatters": {"line": {"()": "inference.telemetry.logs.formatter"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["request_id"]}},
     "loggers": {"django.request": {"filters": ["exceptions"]}},
     "root": {

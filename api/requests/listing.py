@@ -15,7 +15,7 @@ from django.utils.dateparse import parse_datetime
 from api.auth import Principal
 from api.errors import ApiError
 from inference.catalog.specs import NAME
-from inference.ids import first_id_at
+from inference.fields.ids import first_id_at
 from inference.models import Bulk, Job, Status
 from inference.store import outputs
 

@@ -19,12 +19,12 @@ from api.errors import ApiError
 from api.requests import bodies
 from api.requests.fields import Body
 from api.waiting import slots
-from inference import logs
 from inference.errors import JobNotFound, UnknownOwner
 from inference.models import Job
 from inference.store import connections
 from inference.submission import jobs
 from inference.submission.submissions import Terms
+from inference.telemetry import logs
 from inference.upkeep import retention
 from inference.waiting.compute_slots import compute_slots
 

@@ -15,9 +15,9 @@ from django.utils import timezone
 from tqdm import tqdm
 
 from api.models import ApiKey, KeyUse
+from inference.fields.ids import first_id_at, new_job_id
 from inference.figures import fold, tallies
 from inference.figures.sample import SERVICE
-from inference.ids import first_id_at, new_job_id
 from inference.models import (
     Act,
     ActKind,

@@ -18,9 +18,9 @@ from django.utils import timezone
 
 from inference.admin import display
 from inference.catalog.lookup import models
+from inference.fields.ids import first_id_at
 from inference.figures import series, tallies
 from inference.figures.tallies import Tally
-from inference.ids import first_id_at
 from inference.models import TERMINAL, Job, Status, Worker
 from inference.status import attention, catalog, workers
 

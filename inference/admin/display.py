@@ -12,7 +12,7 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from inference.visible import visible as visible  # noqa: PLC0414 - of this module, too
+from inference.telemetry.visible import visible as visible  # noqa: PLC0414 - of this module, too
 
 LONGEST_TEXT = 20_000  # characters of one input or output that a page shows
 LONGEST_NUMBERS = 8  # of a list of numbers

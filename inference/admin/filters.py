@@ -19,7 +19,7 @@ from django.utils import timezone
 from inference import errors
 from inference.admin.selection import MINUTES
 from inference.catalog.lookup import models
-from inference.ids import first_id_at
+from inference.fields.ids import first_id_at
 from inference.models import Job, Priority, Status, Worker
 from inference.status import workers
 

@@ -22,7 +22,7 @@ from django.utils.safestring import SafeString
 from inference.admin import batches, data, display, export, media, selection, steering, story
 from inference.admin.filters import AcceptedFilter, ErrorFilter, ModelFilter, PriorityFilter, StatusFilter, WorkerFilter
 from inference.admin.readonly import ReadOnlyAdmin
-from inference.ids import new_job_id
+from inference.fields.ids import new_job_id
 from inference.models import Act, ActKind, Job, Status, Webhook, Worker
 from inference.upkeep import acts
 

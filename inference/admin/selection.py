@@ -10,7 +10,7 @@ from uuid import UUID
 from django.http import QueryDict
 from django.utils import timezone
 
-from inference.ids import first_id_at
+from inference.fields.ids import first_id_at
 from inference.models import Job
 
 END_OF_ID = re.compile(r"…?([0-9A-Fa-f]{8,12})")

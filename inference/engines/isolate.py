@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inference import logs
 from inference.catalog import lengths
 from inference.catalog.parameters import check
 from inference.engines.base import Engine
 from inference.engines.faults import describe, is_device_failure, is_in_use, is_out_of_memory
 from inference.engines.json_values import plain
 from inference.errors import BadOutput, DeviceFailed, EngineError, InferenceError, InvalidInput, OutOfMemory
+from inference.telemetry import logs
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 from django.db import migrations, models
 
-from inference.indexes import IndexWithoutParts
+from inference.fields.indexes import IndexWithoutParts
 from inference.store.postgresql.operations import AddIndexBesideWriters, RemoveIndexBesideWriters
 
 

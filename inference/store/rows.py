@@ -14,11 +14,11 @@ from django.db.models.base import ModelState
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
-from inference import tracing
-from inference.ids import new_job_id
-from inference.json_field import JSONField
+from inference.fields.ids import new_job_id
+from inference.fields.json_field import JSONField
+from inference.fields.uuids import id_of_hex
 from inference.models import TERMINAL, Bulk, Job, Status
-from inference.uuids import id_of_hex
+from inference.telemetry import tracing
 
 MOST = 500  # rows of one statement: SQLite takes 32,766 values
 SHAPES = 128  # of statements that are kept: to make one takes as long as to run it

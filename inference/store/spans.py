@@ -11,10 +11,11 @@ from uuid import UUID
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, StatusCode
 
-from inference import clock, tracing
+from inference import clock
 from inference.catalog import lookup, tasks
 from inference.catalog.specs import CatalogError
 from inference.models import Job, Status
+from inference.telemetry import tracing
 
 logger = logging.getLogger(__name__)
 

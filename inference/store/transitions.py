@@ -21,14 +21,15 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Sum
 from django.db.models.functions import Now
 
-from inference import budget, clock, errors, failpoints, logs, tracing
+from inference import budget, clock, errors, failpoints
 from inference.failures import Kind, kind_of
+from inference.fields.json_field import storable
 from inference.figures import ledger, tallies
 from inference.figures.tallies import Tally
-from inference.json_field import storable
 from inference.models import WAITING, Job, Status
 from inference.store import notices, rows
 from inference.store.rows import in_seconds, marks, now_sql
+from inference.telemetry import logs, tracing
 
 if tracing.on:
     from inference.store import spans

@@ -12,16 +12,18 @@ from django.conf import settings
 from django.db import IntegrityError
 from django.db.models import Count
 
-from inference import budget, json_field, logs
+from inference import budget
 from inference.catalog import lengths, validation, words
 from inference.catalog.specs import ModelSpec, parameters_digest
 from inference.errors import BulkNotFound, InferenceError, InvalidInput, NoneAccepted
+from inference.fields import json_field
 from inference.models import TERMINAL, WAITING, Bulk, Job, Status
 from inference.store import rows
 from inference.store.transitions import cancel_many
 from inference.submission import admission, idempotency, jobs, together, writer
 from inference.submission.submissions import BulkSubmission, Item
 from inference.submission.together import Common, NewJob
+from inference.telemetry import logs
 
 SHOWN_ERRORS = 100
 SHORT_DETAIL = 60  # characters of the others: an answer may not be longer than what it repeats

@@ -15,7 +15,7 @@ from uuid import UUID
 from django.db import IntegrityError
 from django.db.models import QuerySet
 
-from inference import budget, logs
+from inference import budget
 from inference.catalog import lengths, validation
 from inference.catalog.lengths import Part
 from inference.catalog.lookup import spec_of
@@ -28,6 +28,7 @@ from inference.store.rows import Changes
 from inference.submission import admission, idempotency, lists
 from inference.submission.submissions import Submission
 from inference.submission.writer import PATIENCE_S, telling, writer
+from inference.telemetry import logs
 from inference.waiting import finished
 from inference.waiting.compute_slots import compute_slots
 from inference.webhooks import delivery

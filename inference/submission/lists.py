@@ -9,7 +9,6 @@ from typing import Any
 from django.conf import settings
 from django.db import transaction
 
-from inference import tracing
 from inference.catalog import lengths, validation
 from inference.catalog.lengths import Part
 from inference.catalog.specs import ModelSpec
@@ -17,6 +16,7 @@ from inference.models import Job
 from inference.store import rows
 from inference.submission import admission, together, writer
 from inference.submission.submissions import Terms
+from inference.telemetry import tracing
 
 NEVER_DUE = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC)  # for a message to be sent again
 

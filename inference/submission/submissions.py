@@ -7,11 +7,12 @@ from typing import Any
 
 from django.conf import settings
 
-from inference import clock, tracing
+from inference import clock
 from inference.catalog.specs import ModelSpec
 from inference.errors import InferenceError
 from inference.models import Job, Priority
 from inference.store import rows
+from inference.telemetry import tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

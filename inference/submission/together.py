@@ -13,12 +13,13 @@ from uuid import UUID
 from django.conf import settings
 from django.db import transaction
 
-from inference import budget, json_field
+from inference import budget
 from inference.broker import publish
 from inference.broker.messages import JobMessage, packed
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
-from inference.ids import new_job_id
+from inference.fields import json_field
+from inference.fields.ids import new_job_id
 from inference.models import Bulk, Job
 from inference.store import rows
 from inference.submission import writer

@@ -25,8 +25,8 @@ from inference.broker import publish
 from inference.broker.address import queue_of
 from inference.broker.messages import JobMessage
 from inference.catalog.lookup import models
+from inference.fields.ids import first_id_at
 from inference.figures import marks
-from inference.ids import first_id_at
 from inference.models import Job, Status, Worker, WorkerState
 from inference.status import workers
 from inference.store import rows, transitions

@@ -16,8 +16,8 @@ from django.db.models import Exists, Model, OuterRef, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from inference.fields.ids import first_id_at
 from inference.figures import fold
-from inference.ids import first_id_at
 from inference.models import ENDED, TERMINAL, WAITING, Bulk, Job, Webhook, Worker
 from inference.status.backlog import milliseconds
 from inference.upkeep import acts

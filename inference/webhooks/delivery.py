@@ -23,7 +23,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from inference.errors import InvalidInput
-from inference.json_field import storable
+from inference.fields.json_field import storable
 from inference.models import TERMINAL, Job, Webhook, WebhookState
 from inference.webhooks import outbound
 

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from inference.batching.room import Room
 from inference.catalog.specs import ModelSpec
-from inference.uuids import packed, unpacked
+from inference.fields.uuids import packed, unpacked
 
 Order = tuple[ModelSpec, ...]  # what a child is to have loaded, and nothing else
 

@@ -9,8 +9,9 @@ from typing import cast
 
 from celery.utils.log import current_process_index
 
-from inference import errors, logs
+from inference import errors
 from inference.engines.stepper import Stepper
+from inference.telemetry import logs
 from inference.worker.calls import PAST_ITS_LIMIT, Asked, BatchCall, BatchReport, Loaded, Order, Raised, Shared
 from inference.worker.devices import Plan
 from inference.worker.loaded import LoadedModels

@@ -8,12 +8,13 @@ from uuid import UUID
 from django.conf import settings
 from django.db import connection
 
-from inference import errors, logs
+from inference import errors
 from inference.catalog import specs, validation
 from inference.catalog.specs import ModelSpec
 from inference.failures import is_away, patiently
 from inference.store import transitions
 from inference.store.transitions import Claimed, Outcome, Sizes
+from inference.telemetry import logs
 from inference.worker.calls import BatchCall
 from inference.worker.outcomes import unstorable
 

@@ -11,12 +11,13 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, connection
 from django.db.models.functions import Now
 
-from inference import clock, logs
+from inference import clock
 from inference.errors import BrokerUnavailable
 from inference.failures import Pauses, is_away
 from inference.figures import marks
 from inference.models import Worker, WorkerState
 from inference.store import wishes
+from inference.telemetry import logs
 from inference.worker.devices import Plan
 from inference.worker.wishes import Wishes
 

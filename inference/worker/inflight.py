@@ -10,7 +10,7 @@ from uuid import UUID
 from inference.batching.queue import Item
 from inference.batching.room import Room
 from inference.catalog.specs import ModelSpec
-from inference.uuids import id_of_hex
+from inference.fields.uuids import id_of_hex
 from inference.worker.trust import Incident
 
 MOST_OVER = 100  # ids that a claim names of a job; whoever fails more often has no lease any more

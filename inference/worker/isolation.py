@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from billiard.exceptions import Terminated, WorkerLostError
 
-from inference import errors, logs
+from inference import errors
 from inference.failures import Pauses
+from inference.telemetry import logs
 from inference.worker.inflight import Batch, HeldJob, Search
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from inference import errors
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading, memory
 from inference.engines.base import Engine
-from inference.json_field import storable
+from inference.fields.json_field import storable
 from inference.worker.calls import READY, Loaded, Order, Shared
 
 logger = logging.getLogger(__name__)

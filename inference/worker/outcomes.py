@@ -4,14 +4,15 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from inference import errors, logs
+from inference import errors
 from inference.catalog import lengths
 from inference.catalog.specs import ModelSpec
 from inference.engines.faults import shorten
 from inference.engines.json_values import size
-from inference.json_field import storable
+from inference.fields.json_field import storable
 from inference.store import transitions
 from inference.store.transitions import Claimed, Outcome
+from inference.telemetry import logs
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from billiard.exceptions import Terminated, WorkerLostError
 
-from inference import clock, errors, failpoints, logs
+from inference import clock, errors, failpoints
 from inference.batching.queue import BatchQueue
 from inference.figures import ledger
+from inference.telemetry import logs
 from inference.worker.backlog import Backlog
 from inference.worker.calls import PAST_ITS_LIMIT, BatchReport
 from inference.worker.generated import Generated

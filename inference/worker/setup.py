@@ -21,10 +21,10 @@ from celery.utils.imports import symbol_by_name
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 
-from inference import logs, tracing
 from inference.broker.messages import TASK
 from inference.catalog import lookup, specs, tasks
 from inference.catalog.specs import ModelSpec
+from inference.telemetry import logs, tracing
 from inference.worker import asked, devices, forkserver
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def prepare(sender: Any, **kwargs: Any) -> None:
 
 def _plan(worker: Any) -> None:
     """Plan the replicas of this worker's models, and register."""
-    from inference.ids import new_job_id
+    from inference.fields.ids import new_job_id
     from inference.worker import control
     from inference.worker.heartbeat import Heartbeat
     from inference.worker.housekeeping import Housekeeping

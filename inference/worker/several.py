@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from uuid import UUID
 
-from inference import logs
 from inference.catalog.specs import ModelSpec
 from inference.figures import tallies
 from inference.store.transitions import Claimed
+from inference.telemetry import logs
 from inference.worker import claims
 from inference.worker.calls import Asked, BatchCall, BatchReport
 from inference.worker.loaded import LoadedModels

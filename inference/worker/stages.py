@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from inference import errors, failpoints, logs
+from inference import errors, failpoints
 from inference.catalog import lengths
 from inference.catalog.specs import ModelSpec, parameters_digest
 from inference.engines.base import Engine
@@ -18,6 +18,7 @@ from inference.engines.isolate import run as run_engine
 from inference.figures import tallies
 from inference.figures.tallies import Tally
 from inference.store.transitions import Claimed, Outcome
+from inference.telemetry import logs
 from inference.worker import claims
 from inference.worker.calls import BatchCall, BatchReport
 from inference.worker.deadline import limited

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import UUID
 
-from inference import clock, errors, logs
+from inference import clock, errors
 from inference.batching.room import Room
 from inference.catalog import lengths
 from inference.catalog.specs import ModelSpec
@@ -23,6 +23,7 @@ from inference.figures import tallies
 from inference.figures.tallies import Tally
 from inference.store import rows, transitions
 from inference.store.transitions import Claimed, Outcome
+from inference.telemetry import logs
 from inference.worker import claims
 from inference.worker.calls import Asked, BatchReport
 from inference.worker.deadline import limited

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from api.auth import Principal
 from api.requests import listing
-from inference.ids import first_id_at, new_job_id
+from inference.fields.ids import first_id_at, new_job_id
 from inference.models import Bulk, Job, Priority, Status, Worker
 from inference.status.workers import speeds
 from inference.upkeep import retention

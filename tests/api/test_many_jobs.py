@@ -19,7 +19,7 @@ from api.auth import keyring
 from api.models import ApiKey
 from api.waiting import slots
 from inference.errors import InvalidInput
-from inference.ids import first_id_at
+from inference.fields.ids import first_id_at
 from inference.models import Job, Status
 from inference.store import outputs
 from inference.waiting import finished

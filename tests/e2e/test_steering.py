@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from inference.ids import new_job_id
+from inference.fields.ids import new_job_id
 from inference.models import Act, ActKind, ActState, Job, PausedModel, Status, Worker, WorkerState
 from inference.status.catalog import entries
 from tests.conditions import eventually

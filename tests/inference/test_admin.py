@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from api import request_id
 from inference.admin import display, filters
-from inference.ids import first_id_at
+from inference.fields.ids import first_id_at
 from inference.models import Bulk, Figure, Grain, Job, Priority, Status, Webhook, WebhookState, Worker, WorkerState
 
 JOBS = reverse("admin:inference_job_changelist")

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from inference import clock
 from inference.catalog.lookup import spec_of
-from inference.ids import first_id_at
+from inference.fields.ids import first_id_at
 from inference.models import Job
 from inference.submission import admission, jobs
 from inference.submission.submissions import Submission

@@ -15,9 +15,9 @@ from billiard.exceptions import WorkerLostError
 from django.conf import settings
 from django.db import DataError, OperationalError
 
-from inference import logs, raised
 from inference.catalog.specs import CatalogError
 from inference.errors import EngineError, InvalidInput, ModelUnavailable, StoreUnavailable
+from inference.telemetry import logs, raised
 from inference.worker import heartbeat
 
 

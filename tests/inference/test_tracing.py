@@ -18,11 +18,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from inference import tracing
 from inference.catalog import lookup
 from inference.catalog.specs import CatalogError
 from inference.store import spans
 from inference.store.transitions import Outcome
+from inference.telemetry import tracing
 
 WANTED = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
 TOLD = f"00-{7:032x}-{9:016x}-01"
@@ -49,7 +49,8 @@ class OnTests(TestCase):
         self.assertEqual(self.run_with(script, WANTED), "True True True\n")
 
     def test_where_the_packages_are_missing_it_says_so_and_goes_on(self) -> None:
-        script = "import sys; sys.modules['opentelemetry'] = None; from inference import tracing; print(tracing.on)"
+        told = "import inference.telemetry.tracing as it; print(it.on)"
+        script = f"import sys; sys.modules['opentelemetry'] = None; {told}"
         said = self.run_with(script, WANTED)
         self.assertIn("False\n", said)
         self.assertIn("pip install -r requirements-otel.txt", said)
@@ -57,7 +58,7 @@ class OnTests(TestCase):
     def test_what_the_sdk_refuses_leaves_no_traces_and_no_request_fails(self) -> None:
         for wrong in ({"OTEL_BSP_MAX_QUEUE_SIZE": "100"}, {"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "x"}):
             script = (
-                "from inference import tracing\n"
+                "from inference.telemetry import tracing\n"
                 "if tracing.on:\n"
                 "  with tracing.tracer().start_as_current_span('request'): print('served')\n"
                 "else: print('off')"
@@ -68,7 +69,7 @@ class OnTests(TestCase):
 
     def test_a_header_that_is_not_understood_is_not_in_the_log(self) -> None:
         said = self.run_with(
-            "from inference import tracing; tracing.tracer(); print('served')",
+            "from inference.telemetry import tracing; tracing.tracer(); print('served')",
             {**WANTED, "OTEL_EXPORTER_OTLP_HEADERS": "Authorization: Bearer SECRET123"},
         )
         self.assertIn("served", said)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from unittest import TestCase
 from uuid import UUID, uuid4
 
-from inference import uuids
+from inference.fields import uuids
 from inference.worker.calls import BatchCall, BatchReport
 
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from inference import logs
 from inference.engines.faults import describe, is_device_failure, is_out_of_memory
 from inference.engines.parity import Trial, Verdict
 from inference.engines.stacks import Together
 from inference.errors import InferenceError
+from inference.telemetry import logs
 
 logger = logging.getLogger(__name__)
 

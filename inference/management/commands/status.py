@@ -17,7 +17,7 @@ from inference.catalog.lookup import models
 from inference.figures import sample
 from inference.management.told import told
 from inference.status import attention, workers
-from inference.visible import line
+from inference.telemetry.visible import line
 
 CLEAR = "\x1b[H\x1b[2J"
 Facts = dict[str, Any]

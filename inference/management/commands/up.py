@@ -17,11 +17,11 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
-from inference import logs
 from inference.broker import address, embedded, storage
 from inference.launcher import programs
 from inference.launcher.startup_report import StartupReport
 from inference.launcher.supervisor import Program, Supervisor, raise_open_files_limit
+from inference.telemetry import logs
 
 COLOURS = {"up": 36, "broker": 35, "web": 34, "worker": 32}
 

@@ -14,7 +14,7 @@ from django.http import QueryDict
 from django.urls import reverse
 
 from inference.admin import selection
-from inference.ids import new_job_id
+from inference.fields.ids import new_job_id
 from inference.models import Act, ActKind, ActState, Bulk, Job, Priority, Status
 from inference.upkeep import acts
 from tests.inference.test_admin import JOBS, MARKUP, AdminCase, make_job, make_worker

@@ -21,9 +21,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from api.models import ApiKey
-from inference import logs
 from inference.admin.export import FORMULA
-from inference.ids import new_job_id
+from inference.fields.ids import new_job_id
 from inference.models import (
     Act,
     ActKind,
@@ -39,6 +38,7 @@ from inference.models import (
     WorkerState,
 )
 from inference.status import attention, backlog, catalog, metrics, workers
+from inference.telemetry import logs
 from tests.inference.admin.test_fleet import entry, learnt
 from tests.inference.test_admin import FORMULAS, INVISIBLE, JOBS, MARKUP, UNSEEN, AdminCase, make_job
 

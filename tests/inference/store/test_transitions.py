@@ -12,7 +12,7 @@ from django.test import TestCase, TransactionTestCase, skipUnlessDBFeature
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from inference.ids import new_job_id
+from inference.fields.ids import new_job_id
 from inference.models import Job, Status
 from inference.store import notices, rows, transitions
 from inference.store.transitions import Outcome

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from inference import errors
 from inference.catalog.lookup import spec_of
-from inference.ids import new_job_id
+from inference.fields.ids import new_job_id
 from inference.models import Act, ActKind, ActState, Job, Status
 from inference.store import transitions
 from inference.submission import jobs

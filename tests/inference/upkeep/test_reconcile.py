@@ -15,7 +15,7 @@ from inference import errors
 from inference.broker import address, publish, redis_client
 from inference.broker.messages import JobMessage
 from inference.catalog.lookup import models
-from inference.ids import first_id_at
+from inference.fields.ids import first_id_at
 from inference.models import Job, Status, Worker, WorkerState
 from inference.submission import writer
 from inference.submission.writer import message_of

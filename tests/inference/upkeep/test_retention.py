@@ -8,7 +8,7 @@ from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from inference.ids import first_id_at
+from inference.fields.ids import first_id_at
 from inference.models import Bulk, Job, Status, Webhook, Worker, WorkerState
 from inference.upkeep import retention
 

@@ -19,7 +19,7 @@ from django.conf import settings
 
 from inference.catalog import specs
 from inference.catalog.specs import ModelSpec
-from inference.ids import new_job_id
+from inference.fields.ids import new_job_id
 from inference.worker import forkserver
 from inference.worker.forkserver import ForkedProcess, Started
 from tests.conditions import eventually

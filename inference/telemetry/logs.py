@@ -22,8 +22,8 @@ from typing import Any
 
 from django.conf import settings
 
-from inference import raised
-from inference.visible import visible
+from inference.telemetry import raised
+from inference.telemetry.visible import visible
 
 logger = logging.getLogger(__name__)
 
