@@ -35,6 +35,9 @@ class TestPage(SimpleTestCase):
             self.assertEqual(set(ours), packages(container))
             self.assertEqual(ours, sorted(ours, key=layers(container).__getitem__))
 
+    def test_the_first_floor_has_few_modules(self) -> None:
+        self.assertLessEqual(len(list((ROOT / "inference").glob("*.py"))), 10)
+
     def test_it_draws_the_states_of_a_job(self) -> None:
         diagram = PAGE[PAGE.index("stateDiagram") : PAGE.index("| change |")]
         self.assertEqual(set(re.findall(r"--> (\w+)", diagram)), set(Status.values))
