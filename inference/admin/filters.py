@@ -12,6 +12,7 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
+from django.db import DataError
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
@@ -49,8 +50,12 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # it takes none wh
 
 class BoundedList(ChangeList):
     def get_results(self, request: HttpRequest) -> None:
-        """What fits in one page was found already."""
-        super().get_results(request)
+        """What fits in one page was found already. What the database refuses to compare with, such as NUL or a number
+        of 24 digits, was typed by hand."""
+        try:
+            super().get_results(request)
+        except (DataError, OverflowError, ValueError) as error:
+            raise IncorrectLookupParameters from error
         if not self.multi_page:
             found = self.apply_select_related(self.root_queryset.filter(pk__in=self.paginator.first))
             self.result_list = found.order_by(*self.queryset.query.order_by)

@@ -174,6 +174,14 @@ class HostileTests(AdminCase):
             answer = self.client.post(f"{JOBS}?model={asked[:50]}", act, follow=True)
             self.assert_does_not_act(answer.content.decode(), text, "confirm")
 
+    def test_a_filter_that_was_typed_by_hand_is_answered(self) -> None:
+        typed = ("model=%00", "error_code=%00", "status__exact=%00", "request_id=%00", "q=%00", "worker=%00",
+                 f"owner={'9' * 24}", "created_at__year=99999", "size=x", "p=99999999999999999999")  # fmt: skip
+        for query in typed:
+            for path in (JOBS, reverse("admin:inference_job_export", args=["csv"])):
+                with self.subTest(query, path=path):
+                    self.assertLess(self.client.get(f"{path}?{query}").status_code, 500)
+
     def test_the_figures_of_the_charts_are_json_and_no_page(self) -> None:
         for text, _job in self.each():
             answer = self.client.get(reverse("charts:figures"), {"model": text[:100]})
