@@ -49,7 +49,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--broker", choices=BROKERS, default=REDIS, help="of the messages; default: redis")
     parser.add_argument("--ahead", action="store_true", help="the workers work ahead, as they do on a GPU")
     parser.add_argument("--seed", type=int, default=1, help="decides every random moment; default: 1")
-    parser.add_argument("--parallel", type=int, default=4, help="services side by side; default: 4")
+    parser.add_argument("--parallel", type=int, default=5, help="services side by side; default: 5")
     parser.add_argument("--logs", type=Path, help="where the logs of failed trials go; default: a new folder")
     return parser.parse_args(arguments)
 
