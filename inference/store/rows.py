@@ -90,10 +90,7 @@ def likes(other: Row) -> Callable[..., Row]:
     database: Any = connections[DEFAULT_DB_ALIAS]
 
     def like(**own: Any) -> Row:
-        stored = {
-            name: value if PREPARED[name] is None else to_db(name, value, database) for name, value in own.items()
-        }
-        return row({**other.values, **stored})
+        return row({**other.values, **{name: to_db(name, value, database) for name, value in own.items()}})
 
     return like
 
