@@ -75,7 +75,10 @@ def private(text: object) -> object:
 
 def said(error: BaseException) -> str:
     """In a line about what it did."""
-    return repr(error) if quotes else raised.said(error)
+    try:
+        return repr(error) if quotes else raised.said(error)
+    except Exception:  # of its own code, which makes the words
+        return type(error).__name__
 
 
 class _Formatter(logging.Formatter):

@@ -33,14 +33,7 @@ def readable() -> Iterator[None]:
     except BaseException as error:
         if type(error).__module__ == errors.__name__:
             raise
-        raise Raised(_said(error)).with_traceback(error.__traceback__) from None
-
-
-def _said(error: BaseException) -> str:
-    try:
-        return logs.said(error)
-    except Exception:  # its own code
-        return type(error).__name__
+        raise Raised(logs.said(error)).with_traceback(error.__traceback__) from None
 
 
 def start(plan: Plan, order: Order, shared: Shared) -> Loaded:
