@@ -133,11 +133,15 @@ class Service(Stack):
 
     def serves(self, model: str) -> bool:
         """Whether a client with a key has an answer to a call that it may repeat."""
+        return self.ask(model) == 200
+
+    def ask(self, model: str) -> int | None:
+        """The status that such a call is answered with, None without an answer."""
         headers = {**self.key("prober"), "Idempotency-Key": str(uuid4())}
         with contextlib.suppress(OSError, http.client.HTTPException):
             body = {"inputs": "does it serve?"}
-            return self.post(f"/v1/models/{model}?timeout=5", body, headers=headers, timeout_s=10).status == 200
-        return False
+            return self.post(f"/v1/models/{model}?timeout=5", body, headers=headers, timeout_s=10).status
+        return None
 
     def key(self, owner: str) -> dict[str, str]:
         """The header of a client with a key of this owner."""
