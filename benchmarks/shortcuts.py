@@ -32,7 +32,7 @@ from inference.engines.pipeline.engine import PipelineEngine
 SIZES = (1, 8, 32)  # texts a batch, in the order in which they came
 ROUND_S = 0.5  # of CPU time, at least a batch
 CORE = "tokens by the tokenizer's core"  # a part of "texts at once"
-NAMES = ("no padding", "first tokens only", "masks only", "texts at once", CORE)
+NAMES = ("packed weights", "no padding", "first tokens only", "masks only", "texts at once", CORE)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ TOUCHED = {
     "inference/engines/accelerate/encoders.py": {"transformers.modeling_utils": "_attn_implementation"},
     "inference/engines/accelerate/packed.py": {
         "torch._inductor.fx_passes.mkldnn_fusion": "_reorder_linear_weight _linear_pointwise",
+        "torch._inductor.utils": "_is_mkldnn_bf16_supported",
     },
     "inference/engines/accelerate/tokens.py": {"transformers.tokenization_utils_tokenizers": "_encode_plus"},
     "inference/upkeep/retention.py": {"django.db.models.query": "_raw_delete"},

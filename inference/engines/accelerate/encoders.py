@@ -105,8 +105,8 @@ class Layer:
 
 
 def _product(linear: Any, rows: torch.Tensor) -> torch.Tensor:
-    """As the module does, without what torch puts around a module's call."""
-    return functional.linear(rows, linear.weight, linear.bias)
+    """As the module does, packed or not, without what torch puts around a module's call."""
+    return linear.forward(rows)
 
 
 def _normal(norm: Any, rows: torch.Tensor) -> torch.Tensor:

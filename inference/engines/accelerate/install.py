@@ -117,6 +117,7 @@ def install(model: Any, tokenizer: Any, task: str, trial: Trial) -> Shortcuts:
     def holds() -> bool:
         return trial.holds(Together.ALONE) and trial.holds(shortcuts.verdict.together)
 
+    shortcuts.add("packed weights", lambda: _packed(model), holds)
     unpadded = shortcuts.add("no padding", lambda: _no_padding(model), lambda: holds() and trial.holds(Together.PADDED))
     shortcuts.unpadded = unpadded is not None
     if unpadded and task in ("text-classification", "zero-shot-classification"):
@@ -143,7 +144,7 @@ def _no_padding(model: Any) -> Override | None:
     return encoders.no_padding(model)
 
 
-def packed(model: Any) -> Shortcut | None:
+def _packed(model: Any) -> Shortcut | None:
     from inference.engines.accelerate import packed
 
     return packed.packed(model)

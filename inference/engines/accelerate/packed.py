@@ -1,6 +1,8 @@
-"""Weights in the order in which oneDNN reads them, on a CPU: a step that generates does little but read weights.
+"""Weights in the order in which oneDNN reads them, on a CPU, instead of a new order in each call.
 
-For 16 rows of SmolLM2-135M a layer's products take 0.6 of the time, those of the vocabulary 0.45.
+A step that generates does little but read weights: for 16 rows of SmolLM2-135M a layer's products take 0.6 of the time,
+those of the vocabulary 0.45. And float32 goes to oneDNN so, and not to MKL, which makes less than half of an AMD EPYC:
+112 thousand million operations a second on one core, where oneDNN makes 260.
 """
 
 from collections import Counter
@@ -9,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-ROWS = 16  # that the order is best for
+ROWS = 16  # that the order is best for; as good for thousands
 LEAST = 2**16  # weights, below which there is nothing to win
 
 
@@ -58,8 +60,8 @@ class Packed:
 
 
 def packed(model: Any) -> Packed | None:
-    """None for a model that is on another device, or of short numbers, which other code computes."""
-    if model.device.type != "cpu" or model.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+    """None for a model that is on another device, or of numbers for which oneDNN is of no use here."""
+    if model.device.type != "cpu" or not _is_served(model.dtype):
         return None
     uses = Counter(id(weights) for _, weights in model.named_parameters(remove_duplicate=False))
     layers = [
@@ -68,3 +70,9 @@ def packed(model: Any) -> Packed | None:
         if type(layer) is nn.Linear and layer.weight.numel() >= LEAST
     ]
     return Packed(layers) if layers else None
+
+
+def _is_served(dtype: torch.dtype) -> bool:
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32 and bool(torch.backends.mkldnn.is_available())

@@ -99,12 +99,6 @@ class PipelineEngine(Engine):
             self._generate_by_the_step(self.steps, trial)
 
     def _generate_by_the_step(self, steps: Steps, trial: parity.Trial) -> None:
-        together = self.shortcuts.verdict.together
-        self.shortcuts.add(
-            "packed weights",
-            lambda: accelerate.packed(self.pipe.model),
-            lambda: trial.holds(Together.ALONE) and trial.holds(together),
-        )
         self.stepper, problem = by_the_step.stepper(self.spec, self.pipe, self.feed, steps, trial)
         if problem:
             self.note = f"{self.note} Answers wait for the longest of their batch: {problem}.".lstrip()

@@ -9,7 +9,7 @@ from unittest.mock import Mock, patch
 
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading, parity
-from inference.engines.accelerate import at_once, encoders, install, outputs, tokens
+from inference.engines.accelerate import at_once, encoders, install, outputs, packed, tokens
 from inference.engines.accelerate.install import Shortcuts
 from inference.engines.stacks import Together
 from inference.errors import InvalidInput
@@ -86,6 +86,7 @@ class EngineTests(EqualTestCase):
     def test_what_fails_at_load_leaves_the_plain_pipeline(self) -> None:
         expected = self.loaded().predict(TEXTS, {})
         gone: list[contextlib.AbstractContextManager[Any]] = [
+            patch.object(install, "_packed", side_effect=AttributeError("no attribute '_linear_pointwise'")),
             patch.object(install, "_no_padding", side_effect=ImportError("cannot import name 'BaseModelOutput'")),
             patch.object(install, "at_once", side_effect=ImportError("cannot import name 'TokenizersBackend'")),
             patch.dict(encoders.KINDS, {"bert": fail}),
@@ -97,6 +98,17 @@ class EngineTests(EqualTestCase):
             with self.subTest(number), change, self.assertLogs("inference.engines", "WARNING") as logs:
                 self.assert_equal(self.loaded().predict(TEXTS, {}), expected)
             self.assertEqual(len(logs.output), 1)
+
+    def test_packed_weights_answer_the_same_beside_the_other_shortcuts(self) -> None:
+        for task in ("text-classification", "fill-mask", "feature-extraction"):
+            texts = [f"{text} [MASK]" for text in TEXTS] if task == "fill-mask" else TEXTS
+            plain = self.loaded(task)
+            expected = [plain.predict([text], {})[0] for text in texts]
+            with self.subTest(task), patch.object(packed, "LEAST", 1):
+                engine = self.loaded(task)
+                self.assert_equal(engine.predict(texts, {}), expected)
+                self.assert_equal(engine.predict(texts[:1], {}), expected[:1])
+                self.assertLess(*(sum(part.numel() for part in of.pipe.model.parameters()) for of in (engine, plain)))
 
     def test_what_fails_in_a_later_call_does_so_once(self) -> None:
         broken = {

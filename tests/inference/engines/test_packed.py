@@ -1,6 +1,7 @@
 """Packed weights change no score, take the place of the others, and can be put back."""
 
 from unittest import TestCase
+from unittest.mock import patch
 
 import torch
 
@@ -39,9 +40,23 @@ class PackedTests(TestCase):
         shortcut.on()
         self.assertEqual(model.lm_head.weight.numel(), model.get_input_embeddings().weight.numel())
 
-    def test_short_numbers_and_small_layers_are_left_alone(self) -> None:
+    def test_small_layers_and_numbers_that_the_processor_has_not_are_left_alone(self) -> None:
         self.assertIsNone(packed.packed(decoders.model("Llama")))
-        self.assertIsNone(packed.packed(decoders.model("Llama", hidden_size=512).bfloat16()))
+        self.assertIsNone(packed.packed(decoders.model("Llama", hidden_size=512).half()))
+        with patch.object(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", return_value=False):
+            self.assertIsNone(packed.packed(decoders.model("Llama", hidden_size=512).bfloat16()))
+
+    def test_short_numbers_are_packed_where_the_processor_has_them(self) -> None:
+        model = decoders.model("Llama", hidden_size=512).bfloat16()
+        ids = torch.tensor([[5, 3, 7, 8]])
+        expected = scores_of(model, ids)
+        shortcut = packed.packed(model)
+        if shortcut is None:
+            self.skipTest("a processor without bfloat16")
+        shortcut.on()
+        torch.testing.assert_close(scores_of(model, ids), expected, rtol=0.02, atol=0.02)
+        shortcut.off()
+        self.assertTrue(torch.equal(scores_of(model, ids), expected))
 
 
 def _numbers(model: torch.nn.Module) -> int:
