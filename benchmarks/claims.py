@@ -11,6 +11,7 @@ from benchmarks.results import Results, Row
 from benchmarks.systems import SYSTEMS
 
 OURS = "service"
+OURS_IN = {"float32": OURS, "bfloat16": "bfloat16"}  # by precision, computed by torch
 UNBATCHED = "-1"  # ends the name of ours without batches
 OURS_UNBATCHED = f"{OURS}{UNBATCHED}"
 
@@ -55,7 +56,8 @@ def claims_of(results: Results, workload: str, load: str, ours: Row, rows: dict[
     where = f"{workload}, {load}"
     if load == "1 client":
         bare_ms = matching(results, workload, ours.variant).bare_ms
-        yield Claim(what=f"{where}: over the bare pipeline", measured=ours.p50_ms - bare_ms, aim=6, unit="ms",
+        aim = 0 if workload == "short" else 6
+        yield Claim(what=f"{where}: over the bare pipeline", measured=ours.p50_ms - bare_ms, aim=aim, unit="ms",
                     at_most=True)  # fmt: skip
     if load == "32 clients":
         yield from claims_at_32(results, workload, where, ours, rows)
@@ -71,17 +73,32 @@ def claims_at_32(results: Results, workload: str, where: str, ours: Row, rows: d
                 label = SYSTEMS[other.system].label
                 yield Claim(what=f"{where}: {label}", measured=ours.rate / other.rate, aim=aim)
                 yield Claim(what=f"{where}: p99 of {label}", measured=ours.p99_ms / other.p99_ms, aim=1, at_most=True)
-    elif peer := best_peer(rows):
-        aim = {"short": 0.9, "fill": 0.97, "tiny": 1.0}[workload]
-        behind = ("litserve", "service-streamer", "celery-batches") if workload == "tiny" else (peer.system,)
-        for name in behind:
-            if other := rows.get(name):
-                label = SYSTEMS[name].label
-                yield Claim(what=f"{where}: {label}", measured=ours.rate / other.rate, aim=aim)
+    else:
+        aims = {"short": 1.0, "fill": 0.97, "tiny": 0.6}
+        compared = {peer.system: aims[workload]} if peer else {}
+        if workload == "tiny":
+            compared |= {name: 1.0 for name in ("litserve", "service-streamer", "celery-batches") if name in rows}
+        for name, aim in compared.items():
+            label = SYSTEMS[name].label
+            yield Claim(what=f"{where}: {label}", measured=ours.rate / rows[name].rate, aim=aim)
+    if short := rows.get(OURS_IN["bfloat16"]):
+        yield from claims_of_bfloat16(workload, where, short, ours, rows)
     if workload == "tiny":
         engine = engine_ms(matching(results, workload, ours.variant), ours.mean_batch)
         yield Claim(what=f"{where}: CPU outside the engine", measured=ours.cpu_ms - engine, aim=1.2, unit="ms",
                     at_most=True)  # fmt: skip
+
+
+def claims_of_bfloat16(workload: str, where: str, short: Row, ours: Row, rows: dict[str, Row]) -> Iterator[Claim]:
+    same = best_peer(rows, batching=True, precision="bfloat16")
+    if workload == "mixed":
+        compared = [(ours, 2.2), (best_peer(rows, batching=True), 6.0), (same, 2.5)]
+    else:
+        compared = [(same, 1.0)] if workload == "short" else []
+    for other, aim in compared:
+        if other:
+            label = SYSTEMS[other.system].label
+            yield Claim(what=f"{where}, bfloat16: {label}", measured=short.rate / other.rate, aim=aim)
 
 
 def engine_ms(offline: Offline, batch: float | None) -> float:
@@ -100,8 +117,8 @@ def matching(results: Results, workload: str, variant: str) -> Offline:
     return next(offline for offline in results.offline[workload] if offline.variant == variant)
 
 
-def best_peer(rows: dict[str, Row], *, batching: bool | None = None) -> Row | None:
-    peers = [row for name, row in rows.items() if not SYSTEMS[name].is_ours]
+def best_peer(rows: dict[str, Row], *, batching: bool | None = None, precision: str = "float32") -> Row | None:
+    peers = [row for name, row in rows.items() if not SYSTEMS[name].is_ours and SYSTEMS[name].precision == precision]
     if batching is not None:
         peers = [row for row in peers if SYSTEMS[row.system].batches == batching]
     return max(peers, key=lambda row: row.rate, default=None)

@@ -21,6 +21,7 @@ class Setting:
     max_batch_size: int
     port: int  # of HTTP
     broker_port: int
+    precision: str = "float32"
 
     def to_environment(self) -> dict[str, str]:
         values = {PREFIX + name.upper(): str(value) for name, value in asdict(self).items()}
@@ -33,6 +34,7 @@ class Setting:
         return cls(
             task=os.environ[PREFIX + "TASK"],
             folder=os.environ[PREFIX + "FOLDER"],
+            precision=os.environ[PREFIX + "PRECISION"],
             **{name: int(os.environ[PREFIX + name.upper()]) for name in numbers},
         )
 
@@ -46,7 +48,9 @@ class Pipeline:
 
         torch.set_num_threads(setting.threads)
         self.task = setting.task
-        self.pipe: Any = pipeline(setting.task, model=setting.folder, dtype=torch.float32, device="cpu")
+        self.pipe: Any = pipeline(
+            setting.task, model=setting.folder, dtype=getattr(torch, setting.precision), device="cpu"
+        )
 
     def __call__(self, texts: list[Any]) -> list[Any]:
         if self.task == "text-generation":

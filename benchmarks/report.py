@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import plot
-from benchmarks.claims import OURS, best_peer, claims, engine_ms, matching
+from benchmarks.claims import OURS_IN, best_peer, claims, engine_ms, matching
 from benchmarks.offline import Offline
 from benchmarks.results import Results, Row
 from benchmarks.systems import SYSTEMS
@@ -23,7 +23,9 @@ HEAD = (
 
 
 def cells(row: Row, rows: dict[str, Row], results: Results, workload: str) -> list[str]:
-    peer, ceiling = best_peer(rows), results.ceiling(workload)
+    """Beside a peer of the same precision; the pipeline alone is in float32."""
+    peer = best_peer(rows, precision=SYSTEMS[row.system].precision)
+    ceiling = results.ceiling(workload)
     beyond_ms = row.cpu_ms - engine_ms(matching(results, workload, row.variant), row.mean_batch)
     return [
         SYSTEMS[row.system].label, row.variant, f"{row.rate:.1f}", f"{row.rate / peer.rate:.2f}" if peer else "",
@@ -61,13 +63,20 @@ def summary(results: Results) -> str:
     lines = []
     for workload in results.workloads():
         rows = results.rows(workload, SUMMARY_LOAD)
-        best = (rows.get(OURS), best_peer(rows, batching=True), best_peer(rows, batching=False))
-        shown = [f"{row.rate:.0f}, p99 {row.p99_ms:.0f} ms" if row else "" for row in best]
-        if best[1]:
-            shown[1] += f" ({SYSTEMS[best[1].system].label})"
-        lines.append([WORKLOADS[workload].title, *shown])
+        for precision, ours in OURS_IN.items():
+            if ours in rows:
+                title = WORKLOADS[workload].title if precision == "float32" else f"the same in {precision}"
+                lines.append([title, *_best(rows, rows[ours], precision)])
     head = (f"requests a second, {SUMMARY_LOAD}", "this service", "best batching server", "one at a time")
     return "\n".join([*markdown_table(head, lines), "", measured(results)])
+
+
+def _best(rows: dict[str, Row], ours: Row, precision: str) -> list[str]:
+    batching, unbatched = (best_peer(rows, batching=does, precision=precision) for does in (True, False))
+    shown = [f"{row.rate:.0f}, p99 {row.p99_ms:.0f} ms" if row else "" for row in (ours, batching, unbatched)]
+    if batching:
+        shown[1] += f" ({SYSTEMS[batching.system].label.removesuffix(f', {precision}')})"
+    return shown
 
 
 def measured(results: Results) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import http.client
 import json
 import os
@@ -50,7 +51,12 @@ class System:
     is_ours = False
     batches = True
     only_if_named = False  # with --only
-    of_labels = False  # answers are compared by their labels alone: the scores are of another precision
+    precision = "float32"
+
+    @property
+    def of_labels(self) -> bool:
+        """Whether answers are compared by their labels alone: the scores are of another precision."""
+        return self.precision != "float32"
 
     @contextlib.contextmanager
     def programs(self, setting: Setting, workload: Workload, log: Path) -> Iterator[Programs]:
@@ -155,10 +161,10 @@ class Service(System):
     ) -> None:
         self.max_batch_size, self.batches = max_batch_size, max_batch_size > 1
         self.backend, self.precision = backend, precision
-        self.only_if_named, self.of_labels = backend != "torch", precision != "float32"
+        self.only_if_named = backend != "torch" or self.of_labels
         self.label = "this service"
-        if backend != "torch":
-            self.label += f", {backend} {precision}"
+        if self.only_if_named:
+            self.label += f", {precision}" if backend == "torch" else f", {backend} {precision}"
         if not self.batches:
             self.label += ", max_batch_size = 1"
 
@@ -183,15 +189,27 @@ class Service(System):
             raise processes.StartFailed(note or "Nothing says how it is computed.")
 
 
-SYSTEMS: dict[str, System] = {
-    "service": Service(),
-    "service-1": Service(1),
+PEERS: dict[str, System] = {
     "unbatched": Uvicorn("one at a time (Hugging Face's server)", "unbatched", batches=False),
     "starlette": Uvicorn("Hugging Face's server, batching", "starlette", batches=True),
     "litserve": LitServe(),
     "mosec": Mosec(),
     "service-streamer": ServiceStreamer(),
     "celery-batches": CeleryBatches(),
+}
+
+
+def in_bfloat16(system: System) -> System:
+    """A peer whose pipeline computes so."""
+    other = copy.copy(system)
+    other.precision, other.label, other.only_if_named = "bfloat16", f"{system.label}, bfloat16", True
+    return other
+
+
+SYSTEMS: dict[str, System] = {
+    "service": Service(),
+    "service-1": Service(1),
+    **PEERS,
     "streamer-naive": InOneServer("service-streamer's naive server", "naive", batches=False),
     "streamer-threads": InOneServer("service-streamer (threads)", "threads", batches=True),
     "streamer-processes": InOneServer("service-streamer (processes)", "processes", batches=True),
@@ -200,6 +218,9 @@ SYSTEMS: dict[str, System] = {
         for precision in ("float32", "bfloat16", "int8")
         for suffix, size in (("", MAX_BATCH_SIZE), ("-1", 1))
     },
+    "bfloat16": Service(precision="bfloat16"),
+    "bfloat16-1": Service(1, precision="bfloat16"),
+    **{f"{name}-bfloat16": in_bfloat16(peer) for name, peer in PEERS.items()},
 }
 
 
@@ -223,6 +244,7 @@ def serving(name: str, workload: Workload, variant: Variant) -> Iterator[Serving
     setting = Setting(
         task=workload.task, folder=str(workload.model_folder), workers=variant.workers, threads=variant.threads,
         max_batch_size=MAX_BATCH_SIZE, port=processes.free_port(), broker_port=processes.free_port(),
+        precision=system.precision,
     )  # fmt: skip
     answers, texts = workload.answers(), workload.texts()
     requests = [request(setting.port, system.path(workload), {"inputs": text}) for text in texts]
