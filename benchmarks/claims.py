@@ -74,13 +74,14 @@ def claims_at_32(results: Results, workload: str, where: str, ours: Row, rows: d
                 yield Claim(what=f"{where}: {label}", measured=ours.rate / other.rate, aim=aim)
                 yield Claim(what=f"{where}: p99 of {label}", measured=ours.p99_ms / other.p99_ms, aim=1, at_most=True)
     else:
-        aims = {"short": 1.0, "fill": 0.97, "tiny": 0.6}
-        compared = {peer.system: aims[workload]} if peer else {}
         if workload == "tiny":
-            compared |= {name: 1.0 for name in ("litserve", "service-streamer", "celery-batches") if name in rows}
+            compared = {"starlette": 0.6, "litserve": 1.0, "service-streamer": 1.0, "celery-batches": 1.0}
+        else:
+            compared = {peer.system: {"short": 1.0, "fill": 0.97}[workload]} if peer else {}
         for name, aim in compared.items():
-            label = SYSTEMS[name].label
-            yield Claim(what=f"{where}: {label}", measured=ours.rate / rows[name].rate, aim=aim)
+            if name in rows:
+                label = SYSTEMS[name].label
+                yield Claim(what=f"{where}: {label}", measured=ours.rate / rows[name].rate, aim=aim)
     if short := rows.get(OURS_IN["bfloat16"]):
         yield from claims_of_bfloat16(workload, where, short, ours, rows)
     if workload == "tiny":
