@@ -5,7 +5,7 @@ from pathlib import Path
 
 from api import request_id
 from inference.broker import address, queues
-from inference.catalog import specs
+from inference.catalog import reader, specs
 from inference.telemetry import tracing
 from project import environment as env
 from project import release
@@ -145,7 +145,7 @@ WEBHOOK_SECRET = os.environ.get("WEBHOOK_SECRET", "")  # whsec_ and base64 of 24
 WEBHOOK_ALLOW_PRIVATE = env.flag("WEBHOOK_ALLOW_PRIVATE")  # also http, and addresses that are not public
 
 try:
-    _models = list(specs.load(MODELS_FILE))
+    _models = list(reader.load(MODELS_FILE))
 except specs.CatalogError:
     _models = []  # `manage.py check` says what is wrong with the file
 CELERY_TASK_QUEUES = [

@@ -10,7 +10,7 @@ from django.test import SimpleTestCase
 from django.urls import resolve
 
 from api.errors import not_found
-from inference.catalog import specs
+from inference.catalog import reader
 
 ROOT = Path(settings.BASE_DIR)
 README = (ROOT / "README.md").read_text()
@@ -61,7 +61,7 @@ class TestReadme(SimpleTestCase):
 
     def test_its_table_for_models_toml_is_a_model(self) -> None:
         (table,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
-        self.assertEqual([spec.task for spec in specs.parse(table).values()], ["text-classification"])
+        self.assertEqual([spec.task for spec in reader.parse(table).values()], ["text-classification"])
 
     def test_the_first_screen_has_the_two_commands_and_a_curl(self) -> None:
         first_screen = "\n".join(README.splitlines()[:35])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from inference.catalog import changes, specs, words
+from inference.catalog import changes, reader, words
 from inference.catalog.specs import Catalog, CatalogError, ModelSpec
 from inference.errors import UnknownModel
 
@@ -60,8 +60,8 @@ class ModelsFile:
         self._taken: str | None = None
 
     def first(self) -> Catalog:
-        text = specs.read(self.path)
-        catalog = specs.parse(text, str(self.path))
+        text = reader.read(self.path)
+        catalog = reader.parse(text, str(self.path))
         self._seen = self._taken = text
         return self._use(catalog)
 
@@ -73,7 +73,7 @@ class ModelsFile:
         """What two looks in a row have found is taken over: editors write in steps, and half a file may be a good one,
         with fewer models. Returns whether they did."""
         try:
-            text, problem = specs.read(self.path), ""
+            text, problem = reader.read(self.path), ""
         except CatalogError as error:
             text, problem = "", str(error)
         seen, self._seen = self._seen, text + problem
@@ -86,7 +86,7 @@ class ModelsFile:
         try:
             if problem:
                 raise CatalogError(problem)
-            after = specs.parse(text, str(self.path))
+            after = reader.parse(text, str(self.path))
         except CatalogError as error:
             self.problem = str(error)
             logger.error("%s Nothing changes before that is put right.", error)

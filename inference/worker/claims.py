@@ -9,7 +9,7 @@ from django.conf import settings
 from django.db import connection
 
 from inference import errors
-from inference.catalog import specs, validation
+from inference.catalog import reader, specs, validation
 from inference.catalog.specs import ModelSpec
 from inference.failures import is_away, patiently
 from inference.store import transitions
@@ -55,7 +55,7 @@ def parameters_of(spec: ModelSpec, job: Claimed, *, is_last: bool) -> dict[str, 
 def _is_for_newer(spec: ModelSpec, parameters: dict[str, object]) -> bool:
     """A web process may know the file before this worker does."""
     try:
-        newer = specs.load(settings.MODELS_FILE).get(spec.name, spec)
+        newer = reader.load(settings.MODELS_FILE).get(spec.name, spec)
         validation.validate_parameters(newer, parameters)
     except (specs.CatalogError, errors.InvalidInput):
         return False

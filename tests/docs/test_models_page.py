@@ -12,7 +12,7 @@ from unittest.mock import patch
 from django.conf import settings
 from django.test import SimpleTestCase, override_settings
 
-from inference.catalog import specs
+from inference.catalog import reader
 from inference.engines import weights
 from inference.engines.pipeline.feeds import FEEDS
 from tests import tiny_models
@@ -52,7 +52,7 @@ class ModelsPageTests(SimpleTestCase):
         self.assertGreater(runner.tries, 5)
 
     def test_the_catalogs_are_valid_and_the_hub_model_is_pinned(self) -> None:
-        models = specs.load(settings.MODELS_FILE)
+        models = reader.load(settings.MODELS_FILE)
         self.assertEqual(set(models), {"sentiment", "reviews", "vectors", "topics", "shout"})
         self.assertIsNone(weights.local(models["sentiment"]))
         self.assertTrue(models["sentiment"].revision)

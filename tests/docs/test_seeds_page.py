@@ -5,7 +5,7 @@ import re
 from django.conf import settings
 from django.test import SimpleTestCase
 
-from inference.catalog import specs
+from inference.catalog import reader
 
 DOCS = settings.BASE_DIR / "docs"
 PAGE = (DOCS / "from-the-seeds.md").read_text(encoding="utf-8")
@@ -30,7 +30,7 @@ class SeedsPageTests(SimpleTestCase):
 
     def test_its_model_is_one(self) -> None:
         (table,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-        spec = specs.parse(table)["fill"]
+        spec = reader.parse(table)["fill"]
         self.assertEqual((spec.task, spec.parameters["top_k"].default), ("fill-mask", 1))
 
     def test_the_rows_of_service_streamer_s_own_table_can_be_measured(self) -> None:

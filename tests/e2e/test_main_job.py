@@ -21,7 +21,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.db.models import Avg
 
-from inference.catalog import specs
+from inference.catalog import reader
 from inference.engines import weights
 from inference.models import Status
 from tests import processes
@@ -47,7 +47,7 @@ def bare_answers(texts: list[str]) -> list[list[float]]:
     """What the model says without the service: the library's pipeline, one text at a time, mean and length one."""
     from transformers import pipeline
 
-    spec = specs.load(settings.BASE_DIR / "models.toml")["embeddings"]
+    spec = reader.load(settings.BASE_DIR / "models.toml")["embeddings"]
     extract = pipeline("feature-extraction", model=str(weights.folder(spec)), device="cpu")
     return [normal(extract(text)[0]) for text in texts]
 

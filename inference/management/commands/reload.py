@@ -9,7 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from inference.catalog import lookup, specs
+from inference.catalog import lookup, reader
 from inference.catalog.specs import Catalog, CatalogError
 from inference.models import Worker
 from inference.status import catalog, workers
@@ -27,7 +27,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, timeout: float, **options: Any) -> None:
         try:
-            wanted = specs.load(settings.MODELS_FILE)
+            wanted = reader.load(settings.MODELS_FILE)
         except CatalogError as error:
             raise CommandError(f"Nothing changes. {error}") from error
         living = list(workers.living())

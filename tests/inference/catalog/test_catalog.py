@@ -7,8 +7,9 @@ from pathlib import Path
 from django.conf import settings
 from django.test import SimpleTestCase
 
-from inference.catalog import specs
-from inference.catalog.specs import CatalogError, parse
+from inference.catalog import reader, specs
+from inference.catalog.reader import parse
+from inference.catalog.specs import CatalogError
 
 GOOD = """
 [sentiment]
@@ -118,7 +119,7 @@ class TestGoodFiles(SimpleTestCase):
         self.assertEqual((lazy.is_lazy, lazy.idle_unload_s), (True, 500))
 
     def test_the_file_that_ships_is_good(self) -> None:
-        self.assertIn("embeddings", specs.load(settings.BASE_DIR / "models.toml"))
+        self.assertIn("embeddings", reader.load(settings.BASE_DIR / "models.toml"))
 
     def test_what_the_shipped_file_has_commented_out_is_good_once_uncommented(self) -> None:
         text = (settings.BASE_DIR / "models.toml").read_text()
@@ -140,7 +141,7 @@ class TestBadFiles(SimpleTestCase):
 
     def test_a_missing_file_is_named_with_the_variable_that_sets_it(self) -> None:
         with tempfile.TemporaryDirectory() as folder, self.assertRaises(CatalogError) as caught:
-            specs.load(Path(folder) / "none.toml")
+            reader.load(Path(folder) / "none.toml")
         self.assertIn("none.toml", str(caught.exception))
         self.assertIn("MODELS_FILE", str(caught.exception))
 

@@ -4,7 +4,8 @@ from typing import Any
 
 from django.test import SimpleTestCase, override_settings
 
-from inference.catalog.specs import CatalogError, ModelSpec, parse
+from inference.catalog.reader import parse
+from inference.catalog.specs import CatalogError, ModelSpec
 from inference.catalog.validation import validate
 from inference.engines.isolate import run
 from inference.engines.loading import FunctionEngine

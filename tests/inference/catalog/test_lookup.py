@@ -6,7 +6,7 @@ from pathlib import Path
 
 from django.test import SimpleTestCase, override_settings
 
-from inference.catalog import changes, lookup, specs
+from inference.catalog import changes, lookup, reader, specs
 from inference.catalog.lookup import ModelsFile
 from inference.errors import UnknownModel
 from tests.conditions import eventually
@@ -69,7 +69,7 @@ class FollowTests(FileCase):
             "not valid TOML": f"max_batch_size = {'9' * 5000}\n",
             "too large": f"[a.parameters]\nk = {{ type = 'integer', max = inf, default = {'9' * 400} }}\n",
             "too deep": f"options.{'.'.join('a' * 5000)} = 1\n",
-            "more than": "#" * specs.MAX_BYTES,
+            "more than": "#" * reader.MAX_BYTES,
         }
         for why, text in bad.items():
             self.path.write_text(A + text)
@@ -120,14 +120,14 @@ class ProcessTests(FileCase):
 
 class ChangesTests(SimpleTestCase):
     def test_what_is_added_changed_and_removed_is_named(self) -> None:
-        found = changes.between(specs.parse(A + B), specs.parse(A + 'revision = "2"\n' + B.replace("[b]", "[c]")))
+        found = changes.between(reader.parse(A + B), reader.parse(A + 'revision = "2"\n' + B.replace("[b]", "[c]")))
         self.assertEqual(str(found), "added: c; changed: a; removed: b")
-        self.assertEqual(str(changes.between(specs.parse(A), specs.parse(A))), "nothing changes")
+        self.assertEqual(str(changes.between(reader.parse(A), reader.parse(A))), "nothing changes")
 
 
 class DigestTests(SimpleTestCase):
     def digests(self, text: str) -> tuple[str, str]:
-        spec = specs.parse(A + text)["a"]
+        spec = reader.parse(A + text)["a"]
         return spec.digest, spec.load_digest
 
     def test_every_change_of_an_entry_is_another_digest(self) -> None:
@@ -142,5 +142,5 @@ class DigestTests(SimpleTestCase):
         self.assertEqual(len({self.digests(text)[1] for text in (*other, "")}), 5)
 
     def test_equal_catalogs_have_the_same_whatever_their_order(self) -> None:
-        self.assertEqual(specs.digest_of(specs.parse(A + B)), specs.digest_of(specs.parse(f"# new\n{B}{A}")))
-        self.assertNotEqual(specs.digest_of(specs.parse(A)), specs.digest_of(specs.parse(A + B)))
+        self.assertEqual(specs.digest_of(reader.parse(A + B)), specs.digest_of(reader.parse(f"# new\n{B}{A}")))
+        self.assertNotEqual(specs.digest_of(reader.parse(A)), specs.digest_of(reader.parse(A + B)))

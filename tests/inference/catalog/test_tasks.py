@@ -11,7 +11,7 @@ from django.test import SimpleTestCase
 
 from api.answers import huggingface
 from inference import checks
-from inference.catalog import inputs, lengths, specs, tasks, units
+from inference.catalog import inputs, lengths, reader, specs, tasks, units
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.tasks import Shape, Task
 from inference.catalog.validation import validate
@@ -47,7 +47,7 @@ class MadeUpTaskTests(SimpleTestCase):
         change = patch.dict(tasks.TASKS, tasks.table([READING]))
         change.start()
         self.addCleanup(change.stop)
-        self.specs = specs.parse('[a]\ntask = "lip-reading"\nmodel = "m"\n[b]\ntask = "watching"\nmodel = "m"\n')
+        self.specs = reader.parse('[a]\ntask = "lip-reading"\nmodel = "m"\n[b]\ntask = "watching"\nmodel = "m"\n')
 
     def test_inputs_and_parameters_are_checked(self) -> None:
         for spec in self.specs.values():

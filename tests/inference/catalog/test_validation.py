@@ -6,7 +6,8 @@ from typing import Any
 
 from django.test import SimpleTestCase
 
-from inference.catalog.specs import ModelSpec, parse
+from inference.catalog.reader import parse
+from inference.catalog.specs import ModelSpec
 from inference.catalog.validation import check_rows, validate, validate_inputs, validate_parameters
 from inference.errors import InvalidInput
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import torch
 
-from inference.catalog import specs
+from inference.catalog import reader
 from inference.catalog.parameters import validate
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading, weights
@@ -90,7 +90,7 @@ class SentenceEmbeddingsTests(TestCase):
         self.assertEqual((type(bad), good), (BadOutput, base64.b64encode(struct.pack("<2f", 1, 0)).decode()))
 
     def test_its_entry_allows_to_ask_for_it(self) -> None:
-        entry = specs.parse('[m]\nengine = "inference.engines.embeddings:SentenceEmbeddings"\nmodel = "x"\n')["m"]
+        entry = reader.parse('[m]\nengine = "inference.engines.embeddings:SentenceEmbeddings"\nmodel = "x"\n')["m"]
         self.assertEqual(validate(entry.parameters, {"encoding_format": "base64"}), {"encoding_format": "base64"})
         with self.assertRaisesRegex(InvalidInput, "must be one of"):
             validate(entry.parameters, {"encoding_format": "hex"})

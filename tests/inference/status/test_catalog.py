@@ -3,11 +3,11 @@
 from typing import Any
 from unittest import TestCase
 
-from inference.catalog import specs
+from inference.catalog import reader, specs
 from inference.models import Worker
 from inference.status import catalog
 
-WANTED = specs.parse('[a]\nengine = "x:Y"\nrevision = "2"\n[b]\nengine = "x:Y"\n')
+WANTED = reader.parse('[a]\nengine = "x:Y"\nrevision = "2"\n[b]\nengine = "x:Y"\n')
 
 
 def entry(name: str, *, state: str = "ready", why: str = "", **values: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from inference import errors
 from inference.broker import publish, redis_client
 from inference.broker.address import queue_of
 from inference.catalog.lookup import spec_of
-from inference.catalog.specs import parse
+from inference.catalog.reader import parse
 from inference.models import Job, Priority
 from inference.submission import admission, bulk, together
 from inference.submission.submissions import BulkSubmission, Item

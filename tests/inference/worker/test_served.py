@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from django.test import TestCase
 
-from inference.catalog import lookup, specs
+from inference.catalog import lookup, reader, specs
 from inference.models import Job, Status
 from inference.worker import reports, served
 from inference.worker.asked import Asked
@@ -36,7 +36,7 @@ class ServedModelsTests(TestCase):
 
     def write(self, text: str) -> None:
         self.path.write_text(text)
-        catalog = specs.load(self.path)
+        catalog = reader.load(self.path)
         self.enterContext(patch.object(lookup, "models", lambda: catalog))
         self.follow()
 
@@ -83,7 +83,7 @@ class ServedModelsTests(TestCase):
         self.assertEqual(self.replicas.serving, {"one", "two"})
 
     def test_what_the_row_says_is_of_the_file_that_is_followed(self) -> None:
-        before, after = specs.load(self.path), specs.parse(ONE)
+        before, after = reader.load(self.path), reader.parse(ONE)
         with patch.object(lookup, "models", lambda: after):
             self.assertEqual(self.row()["digest"], specs.digest_of(before))
             self.follow()

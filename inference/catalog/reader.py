@@ -1,0 +1,205 @@
+"""models.toml, read and checked.
+
+A bad file is refused with a `CatalogError` that names the file, the line and what would be right.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, NoReturn
+
+from inference.catalog import parameters, tasks
+from inference.catalog.parameters import ParameterSpec, is_of_type
+from inference.catalog.specs import (
+    BACKENDS,
+    NAME,
+    ON_GPU,
+    PRECISIONS,
+    TF32,
+    TORCH,
+    TRANSFORMERS_ENGINE,
+    Catalog,
+    CatalogError,
+    ModelSpec,
+    keys,
+)
+
+ENGINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+DTYPES = ("auto", "float32", TF32, "bfloat16", "float16")
+LOADS = ("eager", "lazy")
+MAX_BYTES = 2**24
+PARSED = ("input", "parameters")  # the keys that have a grammar of their own
+
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "max_batch_size": (1, 4096),
+    "max_batch_tokens": (1, 10_000_000),
+    "max_length": (0, 10_000_000),
+    "max_wait_ms": (0, 60_000),
+    "time_limit_s": (0.1, 86_400),
+    "max_queued": (1, 10_000_000),
+    "tolerance": (0, 1),
+    "idle_unload_s": (1, 604_800),
+}
+_FRACTIONS = ("max_wait_ms", "time_limit_s", "idle_unload_s", "tolerance")
+_CHOICES = {"backend": BACKENDS, "precision": PRECISIONS, "dtype": DTYPES, "load": LOADS}
+
+
+def load(path: Path) -> Catalog:
+    """Read and validate the file at `path`. Raises `CatalogError`."""
+    return parse(read(path), str(path))
+
+
+def read(path: Path) -> str:
+    """Raises `CatalogError`."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise CatalogError(
+            f"{path}: {error.strerror}. Set MODELS_FILE to a file that lists models, such as models.toml."
+        ) from error
+    if len(content) > MAX_BYTES:
+        raise CatalogError(f"{path}: more than {MAX_BYTES} bytes. Set MODELS_FILE to a file that lists models.")
+    try:
+        return content.decode("utf-8-sig")  # some editors begin a file with a mark
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise CatalogError(f"{path}, line {line}: not UTF-8: save the file as UTF-8.") from error
+
+
+def parse(text: str, file: str = "models.toml") -> Catalog:
+    try:
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also of a number of too many digits
+        raise CatalogError(f"{file}: not valid TOML: {error}.") from error
+    reader = _Reader(text, file)
+    if not tables:
+        raise CatalogError(f"{file}: no models. Add a table such as [sentiment] with task and model.")
+    try:
+        return {name: reader.model(name, table) for name, table in tables.items()}
+    except (OverflowError, RecursionError) as error:
+        raise CatalogError(f"{file}: a number is too large, or a table too deep: {error}.") from error
+
+
+class _Reader:
+    """Turns tables into specs; knows the text, so that an error can name a line."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self.lines = text.splitlines()
+        self.file = file
+
+    def model(self, name: str, table: Any) -> ModelSpec:
+        if not isinstance(table, dict):
+            self.fail(f"{name} is not in a table; put it below one such as [sentiment]", "", name)
+        if not NAME.fullmatch(name):
+            self.fail(f"the name {name!r} must match {NAME.pattern}, since it is part of URLs", name)
+        self.known_keys(name, table)
+        values = {key: self.value(name, key, value) for key, value in table.items() if key not in PARSED}
+        if "input" in table:
+            values["input"] = self.input(name, table["input"])
+        own = self.parameters(name, table.get("parameters", {}))
+        common = {**tasks.of(values.get("task", "")).parameters, **tasks.OF_ENGINES.get(values.get("engine", ""), {})}
+        known = {**common, **own}
+        spec = ModelSpec(name=name, parameters=known, stated=frozenset(ON_GPU.keys() & table.keys()), **values)
+        self.consistent(spec, table)
+        self.computable(spec, table)
+        return spec
+
+    def known_keys(self, name: str, table: dict[str, Any]) -> None:
+        known = keys()
+        for key in table:
+            if key not in known:
+                close = difflib.get_close_matches(key, known, 1)
+                hint = f"did you mean {close[0]}?" if close else f"known keys are {', '.join(known)}"
+                self.fail(f"unknown key {key!r}; {hint}", name, key)
+
+    def value(self, name: str, key: str, value: Any) -> Any:
+        if key in _BOUNDS:
+            low, high = _BOUNDS[key]
+            whole = key not in _FRACTIONS
+            if not is_of_type(value, "integer" if whole else "number") or not low <= value <= high:
+                kind = "a whole number" if whole else "a number"
+                self.fail(f"{key} must be {kind} from {low:g} to {high:g}, not {value!r}", name, key)
+        elif key == "options":
+            if not isinstance(value, dict):
+                self.fail("options must be a table", name, key)
+        elif not isinstance(value, str) or not value:
+            self.fail(f"{key} must be a string in quotes, not {value!r}", name, key)
+        if key in _CHOICES and value not in _CHOICES[key]:
+            self.fail(f"{key} must be one of {', '.join(_CHOICES[key])}, not {value!r}", name, key)
+        if key == "engine" and not ENGINE.fullmatch(value):
+            self.fail(f'engine must look like "package.module:Class", not {value!r}', name, key)
+        return value
+
+    def consistent(self, spec: ModelSpec, table: dict[str, Any]) -> None:
+        if "engine" not in table and not spec.task:
+            self.fail('a model needs task = "…" (a transformers task) or engine = "package.module:Class"', spec.name)
+        if spec.engine == TRANSFORMERS_ENGINE and not spec.model:
+            self.fail('a transformers task needs model = "…": a hub id, a folder or "package:NAME/FOLDER"', spec.name)
+        if spec.max_length > spec.max_batch_tokens:
+            self.fail(
+                f"max_length ({spec.max_length}) must not be above max_batch_tokens ({spec.max_batch_tokens}),"
+                " or the longest item fits no batch", spec.name, "max_length",
+            )  # fmt: skip
+        if "idle_unload_s" in table and not spec.is_lazy:
+            problem = 'idle_unload_s is of models with load = "lazy": add that, or leave it out'
+            self.fail(problem, spec.name, "idle_unload_s")
+
+    def computable(self, spec: ModelSpec, table: dict[str, Any]) -> None:
+        """Whether backend, precision, dtype and task go together."""
+        if spec.backend == TORCH:
+            if spec.precision == "int8":
+                problem = 'torch computes in float32 and bfloat16: for int8 add backend = "openvino"'
+                self.fail(problem, spec.name, "precision")
+            if spec.precision and "dtype" in table:
+                self.fail("precision and dtype say the same of torch: leave one of them out", spec.name, "dtype")
+            if "tolerance" in table:
+                problem = 'tolerance is of a backend that is compared with torch: add backend = "openvino"'
+                self.fail(problem, spec.name, "tolerance")
+        else:
+            if "dtype" in table:
+                problem = f'dtype is of torch: with backend = "{spec.backend}" say precision = "…"'
+                self.fail(problem, spec.name, "dtype")
+            if spec.engine == TRANSFORMERS_ENGINE and spec.task not in (known := tasks.compiled()):
+                problem = f'backend = "{spec.backend}" computes {", ".join(known)}: leave it out for {spec.task}'
+                self.fail(problem, spec.name, "backend")
+
+    def parameters(self, name: str, table: Any) -> dict[str, ParameterSpec]:
+        if not isinstance(table, dict):
+            self.fail('parameters must be a table of tables, such as top_k = { type = "integer" }', name, "parameters")
+        return {key: self.parameter(name, key, value) for key, value in table.items()}
+
+    def input(self, name: str, table: Any) -> ParameterSpec:
+        try:
+            spec = parameters.parse("input", table)
+        except ValueError as error:
+            self.fail(str(error).removeprefix("parameter "), name, "input")
+        if spec.required or spec.default is not None:
+            self.fail("an input is always required and has no default", name, "input")
+        return spec
+
+    def parameter(self, name: str, key: str, table: Any) -> ParameterSpec:
+        try:
+            return parameters.parse(key, table)
+        except ValueError as error:
+            self.fail(str(error), f"{name}.parameters", key)
+
+    def fail(self, message: str, section: str = "", key: str = "") -> NoReturn:
+        raise CatalogError(f"{self.file}, line {self.line(section, key)}: {message}.")
+
+    def line(self, section: str, key: str) -> int:
+        """The line of `key` in table `section`, or of the table's header."""
+        header, here, start = section.partition(".")[0], "", 1
+        for number, line in enumerate(self.lines, 1):
+            if match := re.match(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?$", line):
+                here = match[1].replace('"', "").replace("'", "").replace(" ", "")
+                if here == section or (here == header and section != header):
+                    start = number
+                if here == f"{section}.{key}":
+                    return number
+            elif here == section and re.match(rf"""\s*["']?{re.escape(key)}["']?\s*[=.]""", line) and key:
+                return number
+        return start
