@@ -74,8 +74,8 @@ def mean(distribution: Mapping[str, Any] | None) -> float | None:
     return distribution["sum"] / count if distribution and count else None
 
 
-def quantile(distribution: Mapping[str, Any] | None, share: float, *, unit: float = UNIT_S) -> float | None:
-    """Within a bucket's width: 19 %. None where there is nothing."""
+def quantile(distribution: Mapping[str, Any] | None, share: float) -> float | None:
+    """Seconds, within a bucket's width: 19 %. None where there is nothing."""
     if not (count := count_of(distribution)) or distribution is None:
         return None
     rank, seen = max(1, math.ceil(share * count)), 0
@@ -83,4 +83,4 @@ def quantile(distribution: Mapping[str, Any] | None, share: float, *, unit: floa
         seen += distribution["in"][str(bucket)]
         if seen >= rank:
             break
-    return end_of(bucket) * unit
+    return end_of(bucket) * UNIT_S

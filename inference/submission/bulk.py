@@ -113,13 +113,14 @@ def _accepted_now(bulk: Bulk, new: Sequence[NewJob]) -> Accepted:
     return Accepted(bulk=bulk, progress=_progress({Status.QUEUED: len(new)}, bulk.rejected), jobs=accepted)
 
 
-def cancel(bulk: Bulk) -> int:
-    """Cancel what is not finished. Returns how many jobs."""
+def cancel(bulk: Bulk) -> None:
+    """What of it is not finished."""
     waiting = bulk.job_set.filter(status__in=WAITING).order_by()
     chunks = rows.chunks(waiting.values_list("pk", flat=True))
-    cancelled = cancel_many(next(chunks, [])).total()
+    cancel_many(next(chunks, []))
     with budget.uncounted():
-        return cancelled + sum(cancel_many(ids).total() for ids in chunks)
+        for ids in chunks:
+            cancel_many(ids)
 
 
 def check_size(inputs: int) -> None:

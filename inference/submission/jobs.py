@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Sequence
-from typing import Any
 from uuid import UUID
 
 from django.db import IntegrityError
@@ -59,23 +58,21 @@ def run(submission: Submission, *, timeout_s: float) -> Job:
         return wait_for(idempotency.explain(job, error), timeout_s=timeout_s)
 
 
-def fetch(job_id: UUID, *, owner: Any = None) -> Job:
-    """Raises `JobNotFound`, also for another owner's job. `owner=None` sees all."""
-    jobs = Job.objects.filter(pk=job_id, whole=None)
-    jobs = jobs if owner is None else jobs.filter(owner=owner)
-    if job := jobs.order_by().defer("inputs").first():
+def fetch(job_id: UUID) -> Job:
+    """Raises `JobNotFound`."""
+    if job := Job.objects.filter(pk=job_id, whole=None).order_by().defer("inputs").first():
         return job
     raise JobNotFound(f"There is no job {job_id}.")
 
 
-def wait(job_id: UUID, *, timeout_s: float, owner: Any = None) -> Job:
+def wait(job_id: UUID, *, timeout_s: float) -> Job:
     """The job once it is finished, or as it is after `timeout_s`. Holds no database connection meanwhile."""
     with finished.listener.expect(job_id) as waiter:
-        job = fetch(job_id, owner=owner)
+        job = fetch(job_id)
         if job.is_finished or timeout_s <= 0:
             return job
         changes = waiter.wait(timeout_s)
-    return _changed(job, changes) if changes else fetch(job_id, owner=owner)
+    return _changed(job, changes) if changes else fetch(job_id)
 
 
 def wait_for_any(ids: Collection[UUID], among: QuerySet[Job], *, timeout_s: float) -> tuple[list[UUID], list[UUID]]:
@@ -102,10 +99,9 @@ def wait_for(job: Job, *, timeout_s: float) -> Job:
         return job
 
 
-def cancel(job_id: UUID, *, owner: Any = None) -> Job:
+def cancel(job_id: UUID) -> Job:
     """Cancel a queued or running job; a finished one is left as it is. A running job's outcome is dropped."""
-    job = fetch(job_id, owner=owner)
-    if job.parts:
+    if fetch(job_id).parts:
         transitions.cancel_many([job_id])
     else:
         transitions.cancel(job_id)

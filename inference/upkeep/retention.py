@@ -37,15 +37,15 @@ def is_past(job_id: UUID) -> bool:
     return milliseconds(job_id) / 1000 < time.time() - settings.JOB_RETENTION_DAYS * 86_400
 
 
-def remove_old(at_most: int = CHUNK) -> int:
-    """Remove finished jobs that are past the retention time, and bulks without jobs. Returns how many jobs."""
+def remove_old() -> int:
+    """Remove a chunk of finished jobs past the retention time, and bulks without jobs. Returns how many jobs."""
     if not settings.JOB_RETENTION_DAYS:
         return 0
     limit_s = max(0.0, timezone.now().timestamp() - settings.JOB_RETENTION_DAYS * 86_400)  # no id is from before 1970
     limit = first_id_at(datetime.datetime.fromtimestamp(limit_s, datetime.UTC))
     needed = Exists(Job.objects.filter(pk=OuterRef("whole"), status__in=WAITING))  # by the job that it is a part of
     old = Job.objects.filter(~needed, status__in=TERMINAL, pk__lt=limit).order_by("pk").values_list("pk", flat=True)
-    ids = list(old[:at_most])
+    ids = list(old[:CHUNK])
     for start in range(0, len(ids), STATEMENT):
         _remove_jobs(ids[start : start + STATEMENT])
     _delete(Bulk.objects.filter(pk__lt=limit, job=None))
