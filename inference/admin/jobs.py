@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
@@ -152,8 +151,10 @@ class JobAdmin(ReadOnlyAdmin):
         chosen = list(queryset.order_by("pk").only("pk", "model")[: self.list_per_page])
         LogEntry.objects.log_actions(str(request.user.pk), chosen, CHANGE, ASKED[kind])
         ids = [job.pk for job in chosen]
-        self.tell(request, steering.cancel([ids]) if kind == ActKind.CANCEL else
-                  steering.retry(ids, alone=kind == ActKind.RETRY_ALONE))  # fmt: skip
+        alone = kind == ActKind.RETRY_ALONE
+        report = steering.cancel(ids) if kind == ActKind.CANCEL else steering.retry(ids, alone=alone)
+        for level, text in report:
+            self.message_user(request, text, level)
         return None
 
     def confirm(self, request: HttpRequest, queryset: QuerySet[Job], kind: ActKind) -> HttpResponse | None:
@@ -188,10 +189,6 @@ class JobAdmin(ReadOnlyAdmin):
             self.log_addition(request, act, f"Began to {act.kind} {act.counted:,} jobs: {act.selection}")
         return redirect("admin:inference_act_change", act.pk)
 
-    def tell(self, request: HttpRequest, report: Iterable[steering.Line]) -> None:
-        for level, text in report:
-            self.message_user(request, text, level)
-
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
         urls = [
@@ -215,11 +212,8 @@ class JobAdmin(ReadOnlyAdmin):
             listed = self.get_changelist_instance(request).get_queryset(request)
         except IncorrectLookupParameters:
             return redirect("admin:inference_job_changelist")
-        self.log_export(request, form)
-        return export.answer(listed, form)
-
-    def log_export(self, request: HttpRequest, form: str) -> None:
         logger.info("user=%s exports jobs as %s: %.500s", request.user.pk, form, request.GET.urlencode())
+        return export.answer(listed, form)
 
     def batches(self, request: HttpRequest) -> HttpResponse:
         return self.page(request, "inference/batches.html", title="Batches", batches=batches.recent())

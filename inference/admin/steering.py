@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from uuid import UUID
 
 from django.contrib import messages
-from django.db.models import Count
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -15,25 +14,19 @@ from django.utils.safestring import SafeString
 from inference import errors
 from inference.admin import display
 from inference.models import Job, Status
-from inference.store import transitions
 from inference.submission import jobs
+from inference.upkeep import acts
 
 LINKED = 5
 Line = tuple[int, str]  # for the operator: a level of `django.contrib.messages`, and a sentence
 
 
-def cancel(chunks: Iterable[Sequence[UUID]]) -> Iterator[Line]:
-    """Each chunk at once: a selection may be a whole queue."""
-    cancelled, left = Counter[str](), Counter[str]()
-    for ids in chunks:
-        now = transitions.cancel_many(ids)
-        cancelled += now
-        states = Job.objects.filter(pk__in=ids).order_by().values_list("status").annotate(Count("pk"))
-        left += Counter(dict(states)) - Counter({Status.CANCELLED: now.total()})
+def cancel(ids: Sequence[UUID]) -> Iterator[Line]:
+    cancelled, left = acts.cancel(ids)
     yield from _counted(messages.SUCCESS, cancelled[Status.QUEUED], "cancelled before a run")
     yield from _counted(messages.SUCCESS, cancelled[Status.RUNNING], "cancelled while running, with the output dropped")
-    for status, count in left.items():
-        yield from _counted(messages.WARNING, count, f"left as found: {status} already")
+    for reason, count in left.items():
+        yield from _counted(messages.WARNING, count, f"left as found: {reason}")
 
 
 def retry(ids: Iterable[UUID], *, alone: bool = False) -> Iterator[Line]:

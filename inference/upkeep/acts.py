@@ -11,7 +11,7 @@ import datetime
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -80,17 +80,19 @@ def _step(act: Act) -> bool:
     if not ids:
         _finish(act)
         return False
-    cursor, done, left = _cancel(ids) if act.kind == ActKind.CANCEL else _retry(act, ids)
+    if act.kind == ActKind.CANCEL:
+        cancelled, left = cancel(ids)
+        return _note(act, ids[-1], cancelled.total(), left)
+    cursor, done, left = _retry(act, ids)
     return cursor is not None and _note(act, cursor, done, left) and cursor == ids[-1]
 
 
-def _cancel(ids: list[UUID]) -> tuple[UUID, int, Left]:
-    cancelled = transitions.cancel_many(ids).total()
-    states = Job.objects.filter(pk__in=ids).order_by().values_list("status").annotate(Count("pk"))
-    left = Counter({f"{status} already": count for status, count in states if status != Status.CANCELLED})
-    if before := len(ids) - cancelled - left.total():
-        left[f"{Status.CANCELLED} already"] = before
-    return ids[-1], cancelled, left
+def cancel(ids: Sequence[UUID]) -> tuple[Counter[str], Left]:
+    """How many were cancelled, by their status before, and how many were left as they were, by reason."""
+    cancelled = transitions.cancel_many(ids)
+    states = Counter(dict(Job.objects.filter(pk__in=ids).order_by().values_list("status").annotate(Count("pk"))))
+    left = states - Counter({Status.CANCELLED: cancelled.total()})
+    return cancelled, Counter({f"{status} already": count for status, count in left.items()})
 
 
 def _retry(act: Act, ids: list[UUID]) -> tuple[UUID | None, int, Left]:
