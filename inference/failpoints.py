@@ -4,8 +4,6 @@ FAILPOINTS names a folder and the file `after_claim` in it can be deleted. The n
 import os
 from pathlib import Path
 
-_STEPS = ("insert", "publish", "claim", "run", "record", "notify", "ack")
-STEPS = tuple(f"{when}_{step}" for step in _STEPS for when in ("before", "after"))
 _folder = os.environ.get("FAILPOINTS", "")
 
 

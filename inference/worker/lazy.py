@@ -17,7 +17,6 @@ from inference.catalog.specs import Catalog, ModelSpec
 from inference.engines.memory import CPU
 from inference.residency.residents import MIB, Residents
 from inference.worker.backlog import Backlog
-from inference.worker.calls import READY
 from inference.worker.lookout import Lookout
 from inference.worker.replica import Replica
 from inference.worker.replicas import Replicas
@@ -95,15 +94,12 @@ class LazyModels:
         """Whether the change that was begun is over; and what the replicas have lost since."""
         residents, loading = self.residents, self.residents.loading
         for name in residents.inside - self.replicas.served:
-            residents.failed(name, now_s, self._failure(name) or "its process ended, and has not loaded it again.")
-        if loading in self.specs and (why := self._failure(loading)):
+            why = self.replicas.why_not(self.specs[name]) or "its process ended, and has not loaded it again."
+            residents.failed(name, now_s, why)
+        if loading in self.specs and (why := self.replicas.why_not(self.specs[loading])):
             residents.failed(loading, now_s, why)
         elif residents.change and self._is_made(loading):
             residents.done(now_s, memory=self._memory(loading))
-
-    def _failure(self, name: str) -> str:
-        states = (replica.models.get(self.specs[name].digest, READY) for replica in self.replicas.replicas)
-        return next((state for state in states if state != READY), "")
 
     def _is_made(self, loading: str | None) -> bool:
         """What was to come is run, or else nothing is left of what was to go: that goes first."""

@@ -259,8 +259,13 @@ class Replicas:
 
     def is_last(self, spec: ModelSpec) -> bool:
         """Whether there is a newer entry, which some replica could not load."""
-        newer = self.catalog.get(spec.name, spec).digest
-        return newer != spec.digest and any(r.models.get(newer, READY) != READY for r in self.replicas)
+        newer = self.catalog.get(spec.name, spec)
+        return newer.digest != spec.digest and self.why_not(newer) != ""
+
+    def why_not(self, spec: ModelSpec) -> str:
+        """Why a replica could not load it."""
+        states = (replica.models.get(spec.digest, READY) for replica in self.replicas)
+        return next((state for state in states if state != READY), "")
 
     def may_run(self, pid: int) -> bool:
         """Whether this child can be given any call."""

@@ -36,7 +36,7 @@ def why_not(replicas: Replicas) -> dict[str, str]:
     return {
         spec.name: why if _is_current(replicas, spec) else OLD_GOES_ON + why
         for spec in replicas.goal.values()
-        if (why := _why_not(replicas, spec))
+        if (why := replicas.why_not(spec))
     }
 
 
@@ -50,7 +50,7 @@ def catalog(replicas: Replicas, lazy: LazyReport) -> dict[str, Any]:
 
 
 def _entry(replicas: Replicas, spec: ModelSpec, lazy: LazyReport) -> dict[str, Any]:
-    why = _why_not(replicas, spec) or lazy.why_not.get(spec.name, "")
+    why = replicas.why_not(spec) or lazy.why_not.get(spec.name, "")
     runs = spec.name in replicas.served and _is_current(replicas, spec)
     if spec.name in replicas.parked:
         is_known = spec.name in lazy.figures
@@ -69,11 +69,6 @@ def _entry(replicas: Replicas, spec: ModelSpec, lazy: LazyReport) -> dict[str, A
 def _memory(replicas: Replicas, spec: ModelSpec) -> int | None:
     """Bytes, measured."""
     return max((replica.memory.get(spec.digest, 0) for replica in replicas.replicas), default=0) or None
-
-
-def _why_not(replicas: Replicas, spec: ModelSpec) -> str:
-    states = (replica.models.get(spec.digest, READY) for replica in replicas.replicas)
-    return next((state for state in states if state != READY), "")
 
 
 def _is_current(replicas: Replicas, spec: ModelSpec) -> bool:

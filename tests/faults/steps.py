@@ -7,18 +7,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from inference import failpoints
 from tests.faults.fault import Fault
 from tests.faults.service import Service
 from tests.faults.trial import Trial
 
+_REACHED = ("insert", "publish", "claim", "run", "record", "notify", "ack")
+STEPS = tuple(f"{when}_{step}" for step in _REACHED for when in ("before", "after"))
 NOBODY = 0  # the status of a request that was not answered: its process is gone
 
 
 class Step(Fault):
-    row, title, ci, full = "16", "exit at each named step", 3 * len(failpoints.STEPS), 14 * len(failpoints.STEPS)
+    row, title, ci, full = "16", "exit at each named step", 3 * len(STEPS), 14 * len(STEPS)
     takes_s = 4.0
-    chunk = len(failpoints.STEPS)
+    chunk = len(STEPS)
 
     @contextlib.contextmanager
     def service(self) -> Iterator[Service]:
@@ -30,7 +31,7 @@ class Step(Fault):
             yield service
 
     def trial(self, trial: Trial) -> None:
-        step = failpoints.STEPS[trial.number % len(failpoints.STEPS)]
+        step = STEPS[trial.number % len(STEPS)]
         with trial.load(per_s=60, count=120) as load:
             trial.pause(0.05, 0.5)
             armed = self.folder / step
