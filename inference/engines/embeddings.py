@@ -11,8 +11,8 @@ from transformers.utils import logging
 
 from inference.engines import parity, placement, pooling, weights
 from inference.engines.accelerate import install as accelerate
-from inference.engines.accelerate.tokens import beginning
 from inference.engines.base import Engine
+from inference.engines.beginnings import beginning
 from inference.engines.compiled import agreement
 from inference.engines.compiled import install as backend
 from inference.engines.pipeline import loader

@@ -10,6 +10,7 @@ import torch
 
 from inference.engines.accelerate import outputs, tokens
 from inference.engines.accelerate.install import Override
+from inference.engines.beginnings import beginning
 
 
 class AtOnce:
@@ -22,7 +23,7 @@ class AtOnce:
 
     def tokens(self, texts: list[str], before: dict[str, Any]) -> Mapping[str, torch.Tensor] | None:
         """With the parameters of the pipeline's step before the model. None: item by item, with these."""
-        return self._tokens([tokens.beginning(self.pipe.tokenizer, text) for text in texts], before)
+        return self._tokens([beginning(self.pipe.tokenizer, text) for text in texts], before)
 
     def answers(self, batch: Mapping[str, torch.Tensor], run: Any, after: dict[str, Any]) -> list[Any] | None:
         """To those tokens. None where going item by item finds what is wrong."""

@@ -5,10 +5,6 @@ from typing import Any
 
 import torch
 
-CHARACTERS = 8  # of a token, more than most have
-MOST_CHARACTERS = 200  # of a token, on average: blanks and what no vocabulary has give none, and cost as much
-MARGIN = 128  # tokens that cutting within a word may change
-
 _PARTS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
 
 Encode = Callable[[list[str]], dict[str, torch.Tensor]]
@@ -42,23 +38,3 @@ def encoder(tokenizer: Any) -> Encode | None:
         return {name: torch.tensor([getattr(text, part) for text in found]) for name, part in parts.items()}
 
     return encode
-
-
-def beginning(tokenizer: Any, text: str, limit: int | None = None) -> str:
-    """A part of `text` whose first `limit` tokens are those of the whole; by default the tokenizer's own limit.
-
-    Tokenizing all, to cut it then, takes a second a megabyte. Of a text that has fewer tokens in MOST_CHARACTERS times
-    as many characters, the rest is not read. A tokenizer that cuts at the left reads the end.
-    """
-    wanted = MARGIN + (limit or tokenizer.model_max_length)
-    size, most = CHARACTERS * wanted, MOST_CHARACTERS * wanted
-    while size < min(len(text), most):
-        part = _part(tokenizer, text, size)
-        if len(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]) >= wanted:
-            return part
-        size *= 4
-    return _part(tokenizer, text, most)
-
-
-def _part(tokenizer: Any, text: str, size: int) -> str:
-    return text[-size:] if tokenizer.truncation_side == "left" else text[:size]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from inference.engines import media
-from inference.engines.accelerate import tokens
+from inference.engines.beginnings import beginning
 from inference.errors import InvalidInput
 
 MAX_STRIDES = 64
@@ -25,17 +25,17 @@ def string(value: Any) -> str:
 
 def text(value: Any, pipe: Any) -> str:
     """As much of it as the model can read."""
-    return tokens.beginning(pipe.tokenizer, string(value))
+    return beginning(pipe.tokenizer, string(value))
 
 
 def long_text(value: Any, pipe: Any) -> str:
     """Of a text that may be read in strides, as much as MAX_STRIDES of them."""
-    return tokens.beginning(pipe.tokenizer, string(value), MAX_STRIDES * pipe.tokenizer.model_max_length)
+    return beginning(pipe.tokenizer, string(value), MAX_STRIDES * pipe.tokenizer.model_max_length)
 
 
 def whole_text(value: Any, pipe: Any) -> str:
     """One that must not be cut: to answer a part of it is to answer something else."""
-    if pipe.tokenizer and len(tokens.beginning(pipe.tokenizer, string(value))) < len(value):
+    if pipe.tokenizer and len(beginning(pipe.tokenizer, string(value))) < len(value):
         raise InvalidInput(f"The text is longer than the {pipe.tokenizer.model_max_length} tokens that can be read.")
     return string(value)
 

@@ -8,7 +8,8 @@ from unittest import TestCase
 import torch
 from transformers import AutoTokenizer
 
-from inference.engines.accelerate.tokens import MARGIN, MOST_CHARACTERS, beginning, encoder
+from inference.engines.accelerate.tokens import encoder
+from inference.engines.beginnings import MARGIN, MOST_CHARACTERS, beginning
 from tests import tiny_models
 
 TEXTS = ["a cat", "a [SEP] cat", "", "the dog runs in paris " * 40, "a"]
