@@ -1,1 +1,1 @@
-"""Thin and alike: read the request, make one call of `inference.submission.jobs`, answer."""
+"""Thin and alike: read the request, have `inference` do what it asks for, answer."""

@@ -1,4 +1,4 @@
-"""What may be imported where: torch in pool children only, the policy pure, the core without HTTP."""
+"""What may be imported where: torch in pool children only, the policy pure, each layer what is below it."""
 
 import shutil
 import subprocess
