@@ -2,7 +2,7 @@
 
 What kombu does with BRPOP, one message at a time and with a moment in which a kill loses it, is done here with one
 script call, pipelined with EXISTS on the same lists. The connection tracks keys (CLIENT TRACKING): when all lists are
-empty, the server sends one word as soon as any of them changes, whoever publishes, and nothing is popped meanwhile.
+empty, the server sends one notice as soon as any of them changes, whoever publishes, and nothing is popped meanwhile.
 """
 
 import enum
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 MOST = 256  # messages a fetch, so that the loop keeps turning
 LONGEST_BYTES = 1024 * 1024  # of a message: ours are about 1,300
-RECHECK_S = 1.0  # ask again though no word came; also how a dead connection is noticed
+RECHECK_S = 1.0  # ask again though no notice came; also how a dead connection is noticed
 UNKNOWN = float("-inf")  # since when the lists are empty
 MISSES = 3  # fetches in a row that found nothing though a list exists: others were faster, or it is no list
 
@@ -135,7 +135,7 @@ class Channel(stock.Channel):
         self._empty_since = UNKNOWN
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
-        """The server's words come in protocol 3 only."""
+        """The server's notices come in protocol 3 only."""
         return {**super()._connparams(asynchronous), "protocol": 3}
 
     def _on_connection_disconnect(self, connection: Any) -> None:
@@ -146,7 +146,7 @@ class Channel(stock.Channel):
         """Waits for the answers, as connecting does."""
         if self._session is connection._sock:
             return
-        connection._parser.set_invalidation_push_handler(self._on_word)
+        connection._parser.set_invalidation_push_handler(self._on_invalidation)
         # Not of our own changes: a fetch would wake us up.
         connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP")
         connection.read_response()
@@ -154,10 +154,10 @@ class Channel(stock.Channel):
         self._fetch_sha = connection.read_response()
         self._session, self._empty_since = connection._sock, UNKNOWN
         if self._fetched_at is not None:
-            self.qos.owe_fetch(self._fetched_at)
-        self.qos.pay_debts()
+            self.qos.note_lost_fetch(self._fetched_at)
+        self.qos.settle_earlier()
 
-    def _on_word(self, word: Any) -> None:
+    def _on_invalidation(self, notice: Any) -> None:
         self._empty_since = UNKNOWN
 
     def _brpop_start(self, timeout: float | None = None) -> None:
@@ -179,11 +179,11 @@ class Channel(stock.Channel):
         names = [qos.prefixed(key) for _, key in self._asked]
         keys = (*qos.server_keys, *names)
         limits = (self._fetched_at, most if queues else 0, queues or 1, LONGEST_BYTES)
-        fetch = ("EVALSHA", self._fetch_sha, len(keys), *keys, *limits, *qos.tell())
+        fetch = ("EVALSHA", self._fetch_sha, len(keys), *keys, *limits, *qos.acks_to_send())
         return [fetch, ("EXISTS", *names)] if names else [fetch]
 
     def _brpop_read(self, **options: Any) -> bool:
-        """Take the answer and hand over its messages; or it was only a word that something changed."""
+        """Take the answer and hand over its messages; or it was only a notice that something changed."""
         self._read_answer()
         found = bool(self._arrived)
         while self._arrived:
@@ -210,7 +210,7 @@ class Channel(stock.Channel):
         self._flush_brpop_reauth()
 
     def _note(self, fetched: list[Any], existing: int) -> None:
-        self.qos.told()
+        self.qos.acks_sent()
         self._fetched_at = None
         for number, tag, text in zip(*[iter(fetched)] * 3, strict=True):
             queue, key = self._asked[number]

@@ -24,7 +24,7 @@ class Unacked(NamedTuple):
     text: str | bytes
 
 
-class Debt(NamedTuple):
+class Unsettled(NamedTuple):
     """What the server is to be told once a channel is over."""
 
     acked: list[str]
@@ -42,7 +42,7 @@ class QoS(stock.QoS):
         self._low: set[str] = set()  # tags of that priority
         self._low_jobs = 0
         self.acked: list[str] = []  # to tell the server
-        self.telling: list[str] = []  # on their way to it
+        self.sending: list[str] = []  # on their way to it
         self.lost_fetch: float | None = None
         self._keys: dict[str, str] = {}  # by tag, the list that a message came from
         self._jobs: dict[str, int] = {}  # by tag, that have not ended, where a message has several
@@ -102,8 +102,8 @@ class QoS(stock.QoS):
         self._drop(tag)
         self.acked.append(tag)
         if not self.channel.is_driven:
-            self._acknowledge(self.tell())
-            self.told()
+            self._acknowledge(self.acks_to_send())
+            self.acks_sent()
 
     def reject(self, tag: str, requeue: bool = False) -> None:
         if not requeue:
@@ -115,13 +115,13 @@ class QoS(stock.QoS):
         else:
             super().reject(tag, requeue)
 
-    def tell(self) -> list[str]:
-        self.telling += self.acked
+    def acks_to_send(self) -> list[str]:
+        self.sending += self.acked
         self.acked = []
-        return self.telling
+        return self.sending
 
-    def told(self) -> None:
-        self.telling = []
+    def acks_sent(self) -> None:
+        self.sending = []
 
     def prefixed(self, key: str) -> str:
         return f"{self.channel.global_keyprefix}{key}"
@@ -157,30 +157,30 @@ class QoS(stock.QoS):
             return
         self._is_over = True
         messages, tags = self._take_all() if self.restore_at_shutdown else ([], [])
-        debt = Debt(self.tell(), messages + self.channel.take_unread(), tags, self.lost_fetch)
+        left = Unsettled(self.acks_to_send(), messages + self.channel.take_unread(), tags, self.lost_fetch)
         try:
-            self._pay(debt)
+            self._settle(left)
         except (redis.RedisError, OSError) as error:
-            logger.warning("%d messages are put back when the broker answers again: %s", len(debt.messages), error)
-            owed[self.channel.server].append(debt)
+            logger.warning("%d messages are put back when the broker answers again: %s", len(left.messages), error)
+            unsettled[self.channel.server].append(left)
 
-    def pay_debts(self) -> None:
+    def settle_earlier(self) -> None:
         """What earlier channels to this server could not tell it."""
-        debts = owed[self.channel.server]
-        while debts:
-            self._pay(debts[0])
-            debts.pop(0)
+        earlier = unsettled[self.channel.server]
+        while earlier:
+            self._settle(earlier[0])
+            earlier.pop(0)
 
-    def owe_fetch(self, fetched_at: float) -> None:
-        owed[self.channel.server].append(Debt([], [], [], fetched_at))
+    def note_lost_fetch(self, fetched_at: float) -> None:
+        unsettled[self.channel.server].append(Unsettled([], [], [], fetched_at))
 
-    def _pay(self, debt: Debt) -> None:
-        self._acknowledge(debt.acked)
-        self.put_back(debt.messages)
-        for tag in debt.tags + (self._tags_of_fetch(debt.lost_fetch) if debt.lost_fetch else []):
+    def _settle(self, left: Unsettled) -> None:
+        self._acknowledge(left.acked)
+        self.put_back(left.messages)
+        for tag in left.tags + (self._tags_of_fetch(left.lost_fetch) if left.lost_fetch else []):
             self.restore_by_tag(tag)
-        if debt.messages:
-            logger.info("%d unacknowledged messages are back in their queues", len(debt.messages))
+        if left.messages:
+            logger.info("%d unacknowledged messages are back in their queues", len(left.messages))
 
     def _acknowledge(self, tags: Sequence[str]) -> None:
         """At once; usually the next fetch does it."""
@@ -216,4 +216,4 @@ class QoS(stock.QoS):
         return Unacked(tag, self._keys[tag], dumps(raw))
 
 
-owed: dict[str, list[Debt]] = defaultdict(list)  # by server: channels come and go
+unsettled: dict[str, list[Unsettled]] = defaultdict(list)  # by server: channels come and go

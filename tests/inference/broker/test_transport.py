@@ -112,7 +112,7 @@ class TransportTests(OnOwnBroker):
     def test_a_missed_word_is_made_up_for(self) -> None:
         consumer = self.driven()
         consumer.turn()
-        with mock.patch.object(consumer.channel, "_on_word"):
+        with mock.patch.object(consumer.channel, "_on_invalidation"):
             self.send("x")
             self.assertEqual(consumer.get(1), ["x"])
 
@@ -321,7 +321,7 @@ class TransportTests(OnOwnBroker):
         self.assertEqual(self.client.hlen("unacked"), 4)
         self.assertEqual(self.driven().get(3), [1, 2, 3])
         self.assertEqual(self.client.hlen("unacked"), 3)
-        self.assertEqual(qos.owed[consumer.channel.server], [])
+        self.assertEqual(qos.unsettled[consumer.channel.server], [])
 
     def test_messages_that_another_has_restored_meanwhile_are_not_doubled(self) -> None:
         self.send("x")
