@@ -27,7 +27,6 @@ class Residents:
     def __init__(self) -> None:
         self.room = 0  # bytes for lazy models
         self.models: dict[str, Model] = {}
-        self.memory: dict[str, int] = {}  # measured
         self.change: Change | None = None  # that is being made
         self.failures: dict[str, str] = {}  # why the last load failed
         self._guessed: set[str] = set()
@@ -49,7 +48,7 @@ class Residents:
         """The catalog has it no more, or another one of its name."""
         del self.models[name]
         self._guessed.discard(name)
-        for known in (self.memory, self.failures, self._pauses, self._left_at_s):
+        for known in (self.failures, self._pauses, self._left_at_s):
             known.pop(name, None)
 
     @property
@@ -101,7 +100,8 @@ class Residents:
             self.failures.pop(name, None)
             self._pauses.pop(name, None)
             if memory:
-                self._measured(name, memory)
+                self._guessed.discard(name)
+                self._set(name, memory=memory)
 
     def failed(self, name: str, now_s: float, why: str) -> None:
         """It could not be loaded, now or when its process had to start again: that was its turn."""
@@ -136,11 +136,6 @@ class Residents:
             f"it needs {math.ceil(model.memory / MIB)} MiB, and lazy models have {self.room // MIB} MiB in a replica:"
             " set REPLICA_MEMORY_MB higher, or load fewer models eagerly."
         )
-
-    def _measured(self, name: str, memory: int) -> None:
-        self._guessed.discard(name)
-        self.memory[name] = memory
-        self._set(name, memory=memory)
 
     def _bounded(self, model: Model) -> Model:
         """What is only guessed keeps no model from its first load."""

@@ -291,9 +291,8 @@ class Replicas:
 
     def ask(self, pid: int, asked: Asked) -> None:
         """A child that takes steps."""
-        for replica in self.replicas:
-            if replica.pid == pid:
-                replica.shared.asked = asked
+        if shared := self.shared_with(pid):
+            shared.asked = asked
 
     def call_back(self, pid: int, number: int) -> None:
         """One call of this child, and none of the others that it has in hand."""

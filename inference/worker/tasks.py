@@ -10,10 +10,7 @@ from inference.broker.messages import TASK
 class BatchedTask(Task[..., None]):
     """Consumed in batches: see `inference.worker.consumer`."""
 
-    abstract = True
     typing = False
-    acks_late = True
-    ignore_result = True
     Strategy = "inference.worker.consumer:strategy"
     Request = "inference.worker.consumer:JobRequest"
 

@@ -32,7 +32,7 @@ class ResidentsTests(TestCase):
     def test_it_learns_how_long_a_load_takes_and_what_memory(self) -> None:
         self.load("a", 0.0, memory=70 * MIB)
         model = self.residents.models["a"]
-        self.assertEqual((model.load_s, model.memory, self.residents.memory), (2.0, 70 * MIB, {"a": 70 * MIB}))
+        self.assertEqual((model.load_s, model.memory), (2.0, 70 * MIB))
 
     def test_who_has_had_a_turn_stands_at_the_end_of_the_line(self) -> None:
         """Also when its jobs are the oldest: else two with old jobs would have all turns."""
