@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from inference import clock
 from inference.catalog.specs import Catalog
@@ -11,7 +10,7 @@ from inference.engines import memory
 from inference.failures import Pauses
 from inference.residency.residents import Residents, Waiting
 from inference.residency.shares import is_ours
-from inference.status import backlog, workers
+from inference.status import backlog, catalog, workers
 from inference.worker.devices import Plan
 from inference.worker.heartbeat import succeeds
 
@@ -76,12 +75,8 @@ class Lookout(threading.Thread):
 
     def _others(self) -> dict[str, dict[str, bool]]:
         """By worker and model: whether it has it in memory, or soon."""
-        rows = workers.living().filter(connected=True, state__in=workers.SERVING).exclude(pk=self.worker)
+        others = workers.living().filter(connected=True, state__in=workers.SERVING).exclude(pk=self.worker)
         return {
-            str(worker): {entry["name"]: entry["state"] in INSIDE for entry in _entries(catalog)}
-            for worker, catalog in rows.values_list("pk", "catalog")
+            str(worker.pk): {entry["name"]: entry["state"] in INSIDE for entry in catalog.entries(worker)}
+            for worker in others.only("catalog")
         }
-
-
-def _entries(catalog: Any) -> Any:
-    return (catalog or {}).get("models", ())
