@@ -176,11 +176,28 @@ class HostileTests(AdminCase):
 
     def test_a_filter_that_was_typed_by_hand_is_answered(self) -> None:
         typed = ("model=%00", "error_code=%00", "status__exact=%00", "request_id=%00", "q=%00", "worker=%00",
-                 f"owner={'9' * 24}", "created_at__year=99999", "size=x", "p=99999999999999999999")  # fmt: skip
+                 f"owner={'9' * 24}", "created_at__year=99999", "size=x", "p=99999999999999999999",
+                 "inputs__contains=a", "output=a", "parameters__gt=1", "error_detail__regex=(")  # fmt: skip
         for query in typed:
             for path in (JOBS, reverse("admin:inference_job_export", args=["csv"])):
                 with self.subTest(query, path=path):
                     self.assertLess(self.client.get(f"{path}?{query}").status_code, 500)
+
+    def test_no_filter_reads_documents_or_looks_for_patterns(self) -> None:
+        job, worker = make_job(size=3), Worker.objects.create(name="w", pid=1)
+        for name, queries in (
+            ("job", ("inputs=x", "output__a=1", "error_detail__contains=a", "owner__password__startswith=a")),
+            ("worker", ("name__regex=(", "replicas__0__pid=1", "error__icontains=a")),
+            ("act", ("selection__model=a", "by__password__startswith=a")),
+        ):
+            for query in queries:
+                with self.subTest(name, query=query):
+                    path = reverse(f"admin:inference_{name}_changelist")
+                    self.assertEqual(self.client.get(f"{path}?{query}").status_code, 400)
+        for query in ("size=3", "size__gte=3", f"pk__in={job.pk},{worker.pk}", "created_at__gte=2026-01-01T00:00Z",
+                      "owner__isnull=1"):  # fmt: skip
+            with self.subTest(query):
+                self.assertIn(str(job.pk), self.text(f"{JOBS}?{query}"))
 
     def test_the_figures_of_the_charts_are_json_and_no_page(self) -> None:
         for text, _job in self.each():
