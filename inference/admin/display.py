@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from django.contrib import admin
 from django.utils import timezone
@@ -18,6 +18,7 @@ LONGEST_TEXT = 20_000  # characters of one input or output that a page shows
 LONGEST_NUMBERS = 8  # of a list of numbers
 LARGEST = 1e300  # beyond it a whole number may be no float
 NONE = "-"
+T = TypeVar("T")
 
 
 def fact(description: str, attribute: str, show: Callable[[Any], Any] = str) -> Any:
@@ -63,9 +64,11 @@ def _relative(moment: datetime.datetime) -> str:
 
 
 def pretty_json(value: Any) -> SafeString:
-    text = visible(json.dumps(_folded(value), indent=2, ensure_ascii=False))
-    if len(text) > LONGEST_TEXT:
-        text = f"{text[:LONGEST_TEXT]}\n... {len(text) - LONGEST_TEXT:,} more characters"
+    """As much of it as a page shows: the rest is not even looked at, and may be megabytes."""
+    budget = _Budget(LONGEST_TEXT)
+    text = visible(json.dumps(budget.take(value), indent=2, ensure_ascii=False))
+    if budget.left < 0 or len(text) > LONGEST_TEXT:
+        text = f"{text[:LONGEST_TEXT]}\n... and more, that the API tells"
     return format_html('<pre class="data">{}</pre>', text)
 
 
@@ -74,13 +77,34 @@ def block(text: str) -> SafeString | str:
     return format_html('<pre class="data">{}</pre>', visible(text[:LONGEST_TEXT])) if text else ""
 
 
-def _folded(value: Any) -> Any:
-    """Long lists of numbers as one line of their head: an embedding is not read number by number."""
-    if isinstance(value, dict):
-        return {key: _folded(item) for key, item in value.items()}
-    if not isinstance(value, list):
-        return value
-    if len(value) > LONGEST_NUMBERS and all(isinstance(item, int | float) for item in value):
-        head = ", ".join(f"{item:.6g}" if abs(item) < LARGEST else f"{item!s:.20}" for item in value[:LONGEST_NUMBERS])
-        return f"[{head}, ... {len(value)} numbers]"
-    return [_folded(item) for item in value]
+class _Budget:
+    """Takes of a value what fits in so many characters, or a little more."""
+
+    def __init__(self, characters: int) -> None:
+        self.left = characters
+
+    def take(self, value: Any) -> Any:
+        """Long lists of numbers as one line of their head: an embedding is not read number by number."""
+        if isinstance(value, list) and len(value) > LONGEST_NUMBERS and all(isinstance(n, int | float) for n in value):
+            value = _head(value)
+        if isinstance(value, dict):
+            return {self._cut(key): self.take(item) for key, item in self._while_any(value.items())}
+        if isinstance(value, list):
+            return [self.take(item) for item in self._while_any(value)]
+        return self._cut(value) if isinstance(value, str) else value
+
+    def _while_any(self, items: Iterable[T]) -> Iterator[T]:
+        for item in items:
+            self.left -= 1  # its line
+            if self.left < 0:
+                return
+            yield item
+
+    def _cut(self, text: str) -> str:
+        most, self.left = max(self.left, 0), self.left - len(text)
+        return text[:most]
+
+
+def _head(numbers: list[Any]) -> str:
+    head = ", ".join(f"{item:.6g}" if abs(item) < LARGEST else f"{item!s:.20}" for item in numbers[:LONGEST_NUMBERS])
+    return f"[{head}, ... {len(numbers)} numbers]"

@@ -107,7 +107,7 @@ def _dict(value: Mapping[str, Any], link: Link, path: media.Path) -> SafeString:
         or _is_vector(entry) or (isinstance(entry, list) and _is_chat(entry))
     }  # fmt: skip
     rest = {name: entry for name, entry in value.items() if name not in apart}
-    rows = ((visible(name), shown(entry, link, (*path, name))) for name, entry in apart.items())
+    rows = ((visible(name[:200]), shown(entry, link, (*path, name))) for name, entry in apart.items())
     parts = format_html_join("", "<dt>{}</dt><dd>{}</dd>", rows)
     return (
         format_html('<dl class="parts">{}</dl>{}', parts, pretty_json(rest) if rest else "")
@@ -142,7 +142,7 @@ def _is_chat(value: list[Any]) -> bool:
 def _chat(messages: list[Any]) -> SafeString:
     rows = (
         (
-            visible(str(message["role"]))[:40],
+            visible(str(message["role"])[:40]),
             text(said) if isinstance(said := message["content"], str) else pretty_json(said),
         )
         for message in messages[-MOST_ITEMS:]
@@ -160,8 +160,8 @@ def _named(entry: Any) -> str | None:
 
 def _bars(entries: list[Any]) -> SafeString:
     rows = (
-        (visible(str(_named(entry)))[:200], min(max(entry["score"], 0.0), 1.0), f"{entry['score']:.4g}",
-         format_html("<code>{}</code>", visible(str(entry["box"]))[:200]) if "box" in entry else "")
+        (visible(str(_named(entry))[:200]), min(max(entry["score"], 0.0), 1.0), f"{entry['score']:.4g}",
+         format_html("<code>{}</code>", visible(str(entry["box"])[:200])) if "box" in entry else "")
         for entry in entries
     )  # fmt: skip
     row = '<tr><th>{}</th><td><meter max="1" value="{}"></meter></td><td class="number">{}</td><td>{}</td></tr>'
@@ -185,7 +185,7 @@ def _marked(of: str, spans: list[Any]) -> SafeString:
     for span in sorted(spans, key=lambda span: (span["start"], -span["end"])):
         if span["start"] >= at and span["end"] <= LONGEST_TEXT:
             score = f" {span['score']:.4g}" if _is_number(span.get("score")) else ""
-            name = visible(_kind_of_span(span))[:100]
+            name = visible(_kind_of_span(span)[:100])
             pieces.append(
                 (visible(of[at : span["start"]]), f"{name}{score}", visible(of[span["start"] : span["end"]]), name)
             )

@@ -11,7 +11,7 @@ import uuid
 import wave
 import zlib
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -26,6 +26,7 @@ from inference.streams import history
 from inference.streams.chunks import Chunk
 from inference.submission.lists import NEVER_DUE
 from inference.submission.writer import message_of
+from inference.telemetry.visible import visible
 from tests.inference.admin.pages import BrowserCase
 from tests.inference.test_admin import INVISIBLE, MARKUP, UNSEEN, AdminCase, make_job, make_worker, page_of
 
@@ -206,6 +207,23 @@ class ValueTests(AdminCase):
         for output in shapes:
             self.shown("a text", output)
             self.shown(output, output)
+
+    def test_of_megabytes_no_more_is_looked_at_than_a_page_shows(self) -> None:
+        for evil in ("\u202e", '<b "\n'):
+            many = [f"{number}{evil}" for number in range(200_000)]
+            for value in (
+                many, dict.fromkeys(many, 1.5), {"deep": [[many]] * 99}, {evil * 1_000_000: {evil * 1_000_000: "x"}},
+                [{"label": evil * 1_000_000, "score": 1.0, "box": many}] * 2,
+                [{"role": evil * 1_000_000, "content": many}],
+            ):  # fmt: skip
+                looked = Mock(side_effect=visible)
+                with patch.object(display, "visible", looked), patch.object(values, "visible", looked):
+                    shown = self.shown("a", value)
+                told = sum(len(call.args[0]) for call in looked.call_args_list)
+                self.assertLess(told, 10 * display.LONGEST_TEXT)
+                self.assertLess(len(shown), 30 * display.LONGEST_TEXT)
+        self.assertIn("and more", str(display.pretty_json(many)))
+        self.assertNotIn("and more", str(display.pretty_json({"few": ["a", {"b": None}]})))
 
     def test_what_is_too_much_for_a_page_is_not_read(self) -> None:
         job = make_job(inputs="x" * 500, output=["y"], status=Status.SUCCEEDED)
