@@ -66,6 +66,14 @@ class TestMonitoring(TestCase):
         places = [tuple(panel["gridPos"].values()) for panel in board["panels"]]
         self.assertEqual(len(set(places)), len(places))
 
+    def test_what_several_web_servers_tell_is_added_up_once(self) -> None:
+        """Each tells all: only shares of sums stay right where they are counted twice."""
+        board = json.loads((DEPLOY / "grafana" / "board.json").read_text())
+        queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+        sums = [query for query in queries if re.match(r"sum\b", query) and " / " not in query]
+        self.assertGreater(len(sums), 2)
+        self.assertEqual([query for query in sums if "(max without (instance) (" not in query], [])
+
     @needed
     def test_promtool_takes_the_rules_and_the_names(self) -> None:
         subprocess.run([str(PROMTOOL), "check", "rules", str(RULES)], check=True, capture_output=True)

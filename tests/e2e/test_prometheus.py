@@ -1,0 +1,92 @@
+"""A real Prometheus that asks two web servers of one service: it takes the rules, and the board counts all once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+from unittest import skipUnless
+
+from django.conf import settings
+
+from inference.models import PausedModel
+from inference.status import attention
+from tests.conditions import eventually
+from tests.e2e.case import StackCase
+from tests.ports import HOST, free_port
+
+DEPLOY = Path(settings.BASE_DIR) / "deploy"
+PROMETHEUS = shutil.which("prometheus")
+REPLICAS, WAITING = 2, 3
+CONFIG = """
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+rule_files: [{rules}]
+scrape_configs:
+  - job_name: inference
+    static_configs: [{{targets: ["{host}:{port}", "localhost:{port}"]}}]
+"""
+
+
+@skipUnless(PROMETHEUS or os.environ.get("CI"), "Prometheus is not installed: Debian's package prometheus")
+class TestPrometheus(StackCase):
+    options = {"replicas": REPLICAS, "environment": {"WORKER_HEARTBEAT_S": "0.5", "WORKER_SILENT_S": "3"}}
+
+    def setUp(self) -> None:
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        rules = DEPLOY / "prometheus" / "rules.yml"
+        config = folder / "prometheus.yml"
+        config.write_text(CONFIG.format(rules=rules, host=HOST, port=self.stack.port))
+        self.port = free_port()
+        server = subprocess.Popen(
+            [str(PROMETHEUS), f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
+             f"--web.listen-address={HOST}:{self.port}"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        self.addCleanup(server.wait)
+        self.addCleanup(server.kill)
+
+    def ask(self, what: str, **query: str) -> Any:
+        url = f"http://{HOST}:{self.port}/api/v1/{what}?{urllib.parse.urlencode(query)}"
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                return json.load(answer)["data"]
+        except OSError:
+            return None
+
+    def values(self, query: str) -> list[float]:
+        return [float(found["value"][1]) for found in self.ask("query", query=query)["result"]]
+
+    def alerts(self) -> dict[str, str]:
+        return {alert["labels"]["alertname"]: alert["state"] for alert in self.ask("alerts")["alerts"]}
+
+    def test_it_takes_the_rules_counts_once_and_tells_of_a_worker_that_is_gone(self) -> None:
+        PausedModel.objects.using(self.stack.alias).create(model="echo")
+        eventually(lambda: (self.stack.workers.get().catalog or {})["models"][0].get("held_back"), "it is heeded")
+        for number in range(WAITING):
+            self.stack.submit(f"text {number}")
+        eventually(lambda: self.ask("query", query="1") and self.values("up") == [1, 1], "both are asked", limit_s=30)
+        eventually(lambda: self.alerts().get("ModelPaused") == "pending", "it is paused", limit_s=30)
+        [group] = self.ask("rules")["groups"]
+        self.assertEqual([rule["name"] for rule in group["rules"]], list(attention.CODES))
+        self.assertEqual({(rule["health"], rule.get("lastError", "")) for rule in group["rules"]}, {("ok", "")})
+        self.board()
+        self.stack.children["worker1"].kill()
+        eventually(lambda: self.alerts().get("WorkerGone") == "firing", "it is told of", limit_s=30)
+        self.stack.start_worker()
+        eventually(lambda: "WorkerGone" not in self.alerts(), "it is back", limit_s=60)
+
+    def board(self) -> None:
+        panels = json.loads((DEPLOY / "grafana" / "board.json").read_text())["panels"]
+        shown: dict[str, list[float]] = {}
+        for panel in panels:
+            for target in panel["targets"]:
+                query = target["expr"].replace("$__rate_interval", "1m").replace("$model", ".*")
+                shown.setdefault(panel["title"], []).extend(self.values(query))
+        self.assertEqual(shown["Jobs that wait and run"], [WAITING])
+        self.assertEqual(shown["Replicas"], [REPLICAS, 0])
