@@ -23,7 +23,7 @@ def sample() -> None:
 def taken() -> Tally:
     """By model, but for replicas: `now` adds up and is divided by its samples, of `most` the largest stays."""
     queued, ages = queues()
-    now = {"samples": 1, "queued": queued, "running": _running(), "oldest_s": ages, **_of_workers()}
+    now = {"samples": 1, "queued": queued, "running": running(), "oldest_s": ages, **_of_workers()}
     return {"now": now, "most": {"queued": queued, "oldest_s": ages}}
 
 
@@ -36,7 +36,7 @@ def queues() -> tuple[dict[str, int], dict[str, float]]:
     return queued, ages
 
 
-def _running() -> dict[str, int]:
+def running() -> dict[str, int]:
     """By itself: only one status at a time is its own index used."""
     jobs = Job.objects.filter(parts=None, status=Status.RUNNING).order_by().values_list("model")
     return dict(jobs.annotate(Count("pk")))

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import os
 import sys
 import time
 from argparse import ArgumentParser
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.management.base import BaseCommand
 from django.db import DatabaseError, InterfaceError, connection
+from django.utils import timezone
 
 from inference.catalog.lookup import models
-from inference.figures import sample
+from inference.figures import sample, series, tallies
+from inference.figures.tallies import Tally
 from inference.management.told import told
+from inference.models import TERMINAL, Status
 from inference.status import attention, workers
 from inference.telemetry.visible import line
 
 CLEAR = "\x1b[H\x1b[2J"
+RECENT, HOUR = datetime.timedelta(minutes=15), datetime.timedelta(hours=1)  # of times and batches; of outcomes
 Facts = dict[str, Any]
 
 
@@ -54,16 +61,24 @@ class Command(BaseCommand):
             self.stdout.flush()  # who reads the lines of --watch is not at a terminal
             return
         lines = [f"! {line(item['text'])}\n  {item['todo']}" for item in found["attention"]] or ["All is well."]
-        lines += ["", *_table(found["models"]), "", *(_table(found["workers"]) or ["No worker runs."])]
+        ended = ", ".join(f"{count:,} {status}" for status, count in found["ended"].items())
+        for rows, nothing in (
+            (found["models"], ""), (found["workers"], "No worker runs."),
+            ([{"jobs in the last hour": ended}] if ended else [], ""), (found["failures"], ""),
+        ):  # fmt: skip
+            lines += ["", *(_table(rows) or [nothing])] if rows or nothing else []
         self.stdout.write(before + "\n".join(lines))
 
 
 def facts() -> Facts:
     """Without a database what needs attention is that it is away."""
-    found: Facts = {"attention": [dataclasses.asdict(item) for item in attention.items()], "models": [], "workers": []}
+    needed = [dataclasses.asdict(item) for item in attention.items()]
+    found: Facts = {"attention": needed, "models": [], "workers": [], "ended": {}, "failures": []}
     try:
         living = list(workers.living())
         queued, ages = sample.queues()
+        running, recent = sample.running(), series.since(timezone.now() - RECENT)
+        ended = series.ends_since(timezone.now() - HOUR)
         serving = workers.count_served(living)
     except (DatabaseError, InterfaceError):
         connection.close()
@@ -73,7 +88,9 @@ def facts() -> Facts:
             "model": name,
             "waiting": queued.get(name, 0),
             "oldest_s": round(ages.get(name, 0.0), 1),
+            "running": running.get(name, 0),
             "workers": serving[name],
+            **_medians(recent.get(name, {})),
         }
         for name in (*models(), *sorted(queued.keys() - models().keys()))
     ]
@@ -84,12 +101,34 @@ def facts() -> Facts:
         }
         for worker in living
     ]  # fmt: skip
-    return found
+    return found | _outcomes(ended)
+
+
+def _outcomes(ended: Mapping[str, Counter[str]]) -> Facts:
+    counts: Counter[str] = Counter(dict.fromkeys(map(str, TERMINAL), 0))
+    failures: list[Facts] = []
+    for model, ends in ended.items():
+        for end, count in ends.items():
+            status, _, code = end.partition(" ")
+            counts[status] += count
+            if status == Status.FAILED:
+                failures.append({"model": model, "error": code, "jobs": count})
+    return {"ended": dict(counts), "failures": sorted(failures, key=lambda row: -row["jobs"])}
+
+
+def _medians(tally: Tally) -> Facts:
+    times = {f"{name}_s": tallies.quantile(tally.get(name), 0.5) for name in ("wait", "run")}
+    known = {**times, "batch": tallies.mean(tally.get("batch"))}
+    return {name: None if value is None else round(value, 3) for name, value in known.items()}
 
 
 def _table(rows: list[Facts]) -> list[str]:
     if not rows:
         return []
-    lines = [list(rows[0]), *(list(map(line, row.values())) for row in rows)]
+    lines = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in lines]
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else line(value)

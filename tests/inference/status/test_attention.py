@@ -255,6 +255,21 @@ class TestCommand(AttentionCase):
         for fact in ("All is well.", "embeddings", "first@host", "ready"):
             self.assertIn(fact, text)
 
+    def test_it_has_what_the_first_page_has_of_the_last_hour(self) -> None:
+        Job.objects.create(model="embeddings", inputs="x", status=Status.RUNNING)
+        figure(60, ended={"succeeded": 1200, "failed crashed": 2}, wait={"sum": 2.0, "in": {"40": 2}})
+        figure(60, model="gone", ended={"failed lost": 7, "cancelled": 1})
+        figure(7200, ended={"succeeded": 5})
+        found = json.loads(self.told(json=True)[0])
+        self.assertEqual(found["ended"], {"succeeded": 1200, "failed": 9, "cancelled": 1, "expired": 0})
+        failed = [(row["model"], row["error"], row["jobs"]) for row in found["failures"]]
+        self.assertEqual(failed, [("gone", "lost", 7), ("embeddings", "crashed", 2)])
+        model = found["models"][0]
+        self.assertEqual((model["running"], model["wait_s"], model["run_s"]), (1, 1.024, None))
+        text, _ = self.told()
+        for fact in ("1,200 succeeded, 9 failed, 1 cancelled, 0 expired", "crashed", "1.024"):
+            self.assertIn(fact, text)
+
     def test_its_exit_status_tells_that_something_is_wrong(self) -> None:
         Worker.objects.all().delete()
         text, code = self.told()
