@@ -11,6 +11,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import URLPattern, path
@@ -27,6 +28,7 @@ from inference.status import backlog, catalog, workers
 from inference.store import wishes
 
 MIB = 2**20
+ACTS = 10  # that a page shows
 NOTHING: tuple[Any, ...] = (None, "", (), {}, False)
 
 
@@ -104,6 +106,15 @@ def plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, SafeString,
             yield worker, drawing.against(points), beside
 
 
+def acts(name: str) -> QuerySet[LogEntry]:
+    """The last ones. Of Django's own history there is none while a model is not paused."""
+    return LogEntry.objects.filter(content_type=_kind(), object_id=name).select_related("user")[:ACTS]
+
+
+def _kind() -> ContentType:
+    return ContentType.objects.get_for_model(PausedModel)
+
+
 @admin.register(PausedModel)
 class ModelsAdmin(ReadOnlyAdmin):
     """Of every model, paused or not."""
@@ -127,7 +138,7 @@ class ModelsAdmin(ReadOnlyAdmin):
         return self.page(
             request, "inference/model.html", title=display.visible(name), name=name, spec=spec, pause=pause,
             facts=list(facts(spec)) if spec else [], places=where, plots=list(plots(name, living)),
-            queued=backlog.queued(spec) if spec else None,
+            queued=backlog.queued(spec) if spec else None, acts=acts(name),
             oldest=queued.order_by("priority", "pk").only("created_at").first(),
         )  # fmt: skip
 
@@ -145,9 +156,8 @@ class ModelsAdmin(ReadOnlyAdmin):
 
     def tell(self, request: HttpRequest, name: str, what: str, happened: bool) -> None:
         if happened:
-            kind = ContentType.objects.get_for_model(PausedModel)
             LogEntry.objects.create(
-                user_id=request.user.pk or 0, content_type=kind, object_id=name, object_repr=name[:200],
+                user_id=request.user.pk or 0, content_type=_kind(), object_id=name, object_repr=name[:200],
                 action_flag=CHANGE, change_message=what,
             )  # fmt: skip
             self.message_user(request, f"{name}: {what} Workers heed it within seconds.", messages.SUCCESS)

@@ -98,6 +98,7 @@ class ModelTests(FleetCase):
             sorted(LogEntry.objects.values_list("object_id", "change_message")),
             [("embeddings", "Paused."), ("embeddings", "Resumed.")],
         )
+        self.assertRegex(self.text(model_page("embeddings")), r"(?s)by operator: Resumed\..*by operator: Paused\.")
 
     def test_who_may_only_look_neither_pauses_nor_drains(self) -> None:
         worker, viewer = make_worker(), User.objects.create_user("viewer", is_staff=True)
