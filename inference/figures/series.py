@@ -18,6 +18,8 @@ from inference.figures.tallies import Tally
 from inference.models import Figure, Grain, Mark, Status
 
 MARKS = 200  # the latest ones, of a range
+FAILED = f"{Status.FAILED} "  # what such an outcome begins with, before its code
+CODES = 5  # of errors: the most frequent ones, of a range
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +50,14 @@ def series(name: str, model: str = "") -> dict[str, Any]:
             tallies.add(service[point], tally)
         elif point in points and model in ("", of):
             tallies.add(points[point], tally)
-    found = [_told(points[start], service[start], model, _lasted_s(start, span.step_s)) for start in starts]
+    lasted = {start: _lasted_s(start, span.step_s) for start in starts}
+    found = [_told(points[start], service[start], model, lasted[start]) for start in starts]
+    ended = _by_end(points.values())
     return {
         "range": name, "model": model, "step_s": span.step_s, "times": list(starts),
         "series": {key: [point[key] for point in found] for key in found[0]},
-        "ended": _by_end(points.values()),
+        "errors": {code: [_a_minute(points[at_s], code, lasted[at_s]) for at_s in starts] for code in _frequent(ended)},
+        "ended": ended,
         "marks": _marks(at(starts[0])),
     }  # fmt: skip
 
@@ -103,6 +108,16 @@ def _of(values: Mapping[str, float], model: str, together: Any) -> float:
 def _by_end(points: Iterable[Tally]) -> dict[str, int]:
     """Outcomes of the whole range."""
     return dict(tallies.sum_of({"ended": point.get("ended", {})} for point in points)["ended"])
+
+
+def _frequent(ended: Mapping[str, int]) -> list[str]:
+    """The codes of most failures."""
+    failed = Counter({end: count for end, count in ended.items() if end.startswith(FAILED)})
+    return [end.removeprefix(FAILED) for end, _ in failed.most_common(CODES)]
+
+
+def _a_minute(tally: Tally, code: str, lasted_s: float) -> float:
+    return float(60 * tally.get("ended", {}).get(FAILED + code, 0) / lasted_s)
 
 
 def _marks(since: datetime.datetime) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@
 
   const CHARTS = [
     { title: "Throughput, jobs a second", show: number, lines: { succeeded: "succeeded", failed: "failed", others: "cancelled or expired" } },
+    { title: "Failures a minute, by error", show: number },  // its lines are those there are
     { title: "Jobs that wait and run", show: number, lines: { queued: "waiting", running: "running" } },
     { title: "Oldest waiting job", show: seconds, lines: { oldest_s: "age" } },
     { title: "Wait before the run", show: seconds, lines: { wait_p50: "half within", wait_p95: "95 % within" } },
@@ -78,7 +79,7 @@
     draw(data) {
       this.data = data;
       this.width = Math.max(160, this.svg.clientWidth);
-      const values = Object.keys(this.spec.lines).map((key) => data.series[key]);
+      const values = this.lines().map(([, line]) => line);
       const known = values.flat().filter((value) => value !== null);
       this.top = ceiling(Math.max(0, ...known));
       this.svg.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
@@ -88,6 +89,12 @@
       this.element.classList.toggle("empty", !known.some((value) => value > 0));
       this.tell(pointed);
       this.svg.setAttribute("aria-label", `${this.spec.title}: ${this.legend.textContent}`);
+    }
+
+    /* Each with its name. */
+    lines() {
+      const { series, errors } = this.data;
+      return this.spec.lines ? Object.entries(this.spec.lines).map(([key, name]) => [name, series[key]]) : Object.entries(errors);
     }
 
     axes() {
@@ -114,24 +121,25 @@
     }
 
     line(values, place) {
-      let path = "", pen = "M";
+      let path = "", dots = "", pen = "M";
       values.forEach((value, index) => {
         if (value === null) { pen = "M"; return; }
         const [x, y] = [this.x(index).toFixed(1), this.y(value).toFixed(1)];
         path += `${pen}${x} ${y}`;
         const alone = pen === "M" && (index + 1 === values.length || values[index + 1] === null);
-        if (alone) path += "h0.1";
+        if (alone) dots += `M${x} ${y}h0.1`;
         pen = "L";
       });
-      return make("path", { class: `line line-${place}`, d: path });
+      const drawn = make("path", { class: `line line-${place}`, d: path });
+      return dots ? make("g", {}, drawn, make("path", { class: `line dots line-${place}`, d: dots })) : drawn;
     }
 
     /* What the lines are at a point, or at the last one that is over. */
     tell(place) {
       if (!this.data) return;
       const here = place ?? Math.max(0, this.data.times.length - 2);
-      this.legend.replaceChildren(...Object.entries(this.spec.lines).map(([key, name], index) => {
-        const value = this.data.series[key][here];
+      this.legend.replaceChildren(...this.lines().map(([name, line], index) => {
+        const value = line[here];
         return html("span", `key key-${index}`, `${name} `, html("b", "", value === null ? "–" : this.spec.show(value)));
       }));
       this.cursor.setAttribute("visibility", place === null ? "hidden" : "visible");

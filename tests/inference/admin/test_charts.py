@@ -79,6 +79,21 @@ class TestPage(BrowserCase):
         link = self.value("document.querySelector('#charts-ended .badge-failed').getAttribute('href')")
         self.assertEqual(link, "/admin/inference/job/?status__exact=failed&error_code=out_of_memory")
 
+    def test_when_which_error_began_is_seen_and_a_moment_of_one_run_too(self) -> None:
+        self.ended(ago_s=300, failed_out_of_memory=7, failed_crashed=2)
+        start = at(tick_of(timezone.now().timestamp()) - 600)
+        Figure.objects.create(
+            grain=Grain.WRITTEN, start=start, model="embeddings", tally={"run": {"sum": 1.0, "in": {"40": 1}}}
+        )
+        self.open("/admin/")
+        self.drawn()
+        of = "Array.from(document.querySelectorAll('#charts .chart')).find((chart) => chart.innerText.startsWith('{}'))"
+        failures, run = of.format("Failures a minute"), of.format("Run")
+        self.assertIn("out_of_memory", self.value(f"{failures}.querySelector('.legend').innerText"))
+        self.assertEqual(self.value(f"{failures}.querySelectorAll('.line').length"), 2)
+        self.assertFalse(self.value(f"{failures}.classList.contains('empty')"))
+        self.assertEqual(self.value(f"{run}.querySelectorAll('.dots').length"), 2)
+
     def test_a_range_and_a_model_are_chosen_and_kept_in_the_address(self) -> None:
         self.ended(succeeded=30)
         self.open("/admin/")

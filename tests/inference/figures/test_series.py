@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from inference import clock
 from inference.figures import marks, sample, series
-from inference.figures.ledger import at, tick_of
+from inference.figures.ledger import TICK_S, at, tick_of
 from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
 from tests.inference.figures.test_fold import ago
 
@@ -62,6 +62,17 @@ class TestSeries(TestCase):
         make_row(at(moment), ended={"succeeded": 60})
         with patch.object(clock, "time_s", return_value=moment + 30.0):
             self.assertEqual(series.series("day")["series"]["succeeded"][-1], 2.0)
+
+    def test_errors_are_told_by_code_over_time_the_most_frequent_ones(self) -> None:
+        moment = tick_of(timezone.now().timestamp())
+        failed = {f"failed code{number}": 10 * number + 1 for number in range(series.CODES + 1)}
+        make_row(at(moment - 150), ended={**failed, "succeeded": 99, "expired": 99})
+        make_row(at(moment - 150), model="other", ended={"failed odd one": 30})
+        with patch.object(clock, "time_s", return_value=moment + 1.0):
+            told, other = series.series("15m"), series.series("15m", "other")
+        self.assertEqual(list(told["errors"]), ["code5", "code4", "code3", "odd one", "code2"])
+        self.assertEqual(told["errors"]["code5"][-11:-8], [51 * 60 / TICK_S, 0, 0])
+        self.assertEqual(list(other["errors"]), ["odd one"])
 
     def test_starts_ends_and_deployments_are_marked(self) -> None:
         with self.settings(RELEASE="one"):
