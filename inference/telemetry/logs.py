@@ -130,9 +130,17 @@ def line_of(logger: str, text: str) -> str:
 
 def wrapped(program: str, text: str) -> str:
     """A line of one of several programs, also of one that writes no JSON."""
-    if not (text.startswith(START) and text.endswith("}")):
+    if not _is_object(text):
         text = line_of(program or "up", text)
     return f'{text[:-1]}, "program": {json.dumps(program or "up")}}}'
+
+
+def _is_object(text: str) -> bool:
+    """What a model prints may look like one."""
+    try:
+        return text.startswith(START) and text.endswith("}") and bool(json.loads(text))
+    except ValueError:
+        return False
 
 
 def _thread_ended(args: threading.ExceptHookArgs) -> None:

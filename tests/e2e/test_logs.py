@@ -6,13 +6,14 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import signal
 import tempfile
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 from unittest import TestCase
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from django.contrib.auth import get_user_model
 
@@ -21,6 +22,7 @@ from tests import databases
 from tests.conditions import eventually
 from tests.e2e.buggy import BUGS, IN_WEB, IN_WEBHOOKS, IN_WORKER
 from tests.e2e.test_up import Up
+from tests.inference.test_admin import INVISIBLE, UNSEEN
 from tests.ports import HOST, free_port
 
 MARK = "marked-input"
@@ -37,6 +39,12 @@ max_batch_size = 4
 engine = "tests.echo:EchoEngine"
 """
 FAILURES = ("exception", "nul", "crash", "invalid")
+STAMP = "2026-11-23 12:00:00,000 INFO    api.access"
+FORGED = re.compile(rf"(\w+ *\| )*{STAMP}")
+HOSTILE = (
+    f"late\n{STAMP} forged", f"late\r{STAMP} forged", f"late\r\nweb    | {STAMP} forged", f"late\u2028{STAMP} forged",
+    "\x1b[2J\x1b]0;owned\x07", "".join(INVISIBLE),
+)  # fmt: skip
 HEADERS = {
     "Authorization": f"Bearer {MARK}", "Idempotency-Key": f"{MARK} {MARK}", "X-Request-Id": f"{MARK} {MARK}",
     "traceparent": MARK, "Cookie": f"sessionid={MARK}", "Content-Encoding": MARK,
@@ -151,3 +159,39 @@ class TestLines(TestCase):
         of_batch = [line for line in lines if line.get("batch") == recorded["batch"]]
         self.assertEqual({line["worker"] for line in of_batch}, {recorded["worker"]})
         self.assertIn("inference.worker.settlement", [line["logger"] for line in of_batch])
+
+
+class TestHostileTexts(TestCase):
+    """With `DEVELOPMENT=1`, where lines quote what a model said."""
+
+    def test_no_line_of_any_program_is_forged_or_acts_on_a_terminal(self) -> None:
+        file = Path(self.enterContext(tempfile.TemporaryDirectory()), "models.toml")
+        file.write_text(MODELS)
+        database = f"sqlite:///{file.parent}/{(port := free_port())}.sqlite3"
+        options = {"DATABASE_URL": database, "LOG_LEVEL": "DEBUG", "WEBHOOK_HOSTS": HOST, "WEBHOOK_ALLOW_PRIVATE": "1"}
+        up = self.enterContext(Up(port, file, more={**options, **SECRETS}))
+        client = Client(up, port, database)
+        up.shows("Ready on")
+        jobs = [job for text in HOSTILE for job in self.play(client, text)]
+        for job in jobs:
+            eventually(lambda job=job: client.is_finished(job), "the job ends", limit_s=60)  # type: ignore[misc]
+            up.shows(f"job={job} not delivered")
+        file.write_text(f"{MODELS}\n[{json.dumps(HOSTILE[0])}]\nengine = {json.dumps(HOSTILE[1])}\n")
+        up.shows("Nothing changes before that is put right")
+        up.process.send_signal(signal.SIGINT)
+        self.assertEqual(up.process.wait(60), 0)
+        self.assertIn("told to fail: late", up.output)
+        self.assertIsNone(UNSEEN.search(up.output))
+        self.assertEqual([line for line in up.output.splitlines() if FORGED.match(line)], [])
+
+    def play(self, client: Client, text: str) -> list[str]:
+        """In all that a line may quote: the jobs that come of it."""
+        quoted = quote(text)
+        for path in (f"/v1/jobs/{quoted}", f"/v1/models/{quoted}?{quoted}", f"/admin/{quoted}/", f"/{quoted}"):
+            client.ask(
+                "GET", path, headers={"traceparent": quoted, "X-Request-Id": text.encode("unicode_escape").decode()}
+            )
+        client.ask("POST", "/v1/jobs", {"model": text, "inputs": text})
+        client.ask("POST", "/v1/jobs", {"model": "echo", "inputs": text, text: text})
+        hook = f"http://{HOST}:{free_port()}/{quoted}"
+        return [client.submit({"text": text, "fail": fail}, webhook=hook) for fail in ("exception", text)]

@@ -99,6 +99,11 @@ class LineTests(TestCase):
         for text in ("", "plain", '{"time": "cut of', logs.line_of("a", "b")):
             self.assertEqual(json.loads(logs.wrapped("web", text))["program"], "web")
 
+    def test_what_only_looks_like_a_line_of_json_is_wrapped_too(self) -> None:
+        for text in ('{"time": soon}', '{"time": 1} {"time": 2}', '{"time": "\\x1b[2J"}'):
+            self.assertEqual(json.loads(logs.wrapped("worker", text))["message"], text)
+        self.assertEqual(json.loads(logs.wrapped("web", '{"time": 1, "message": "a"}'))["message"], "a")
+
     def test_texts_that_may_quote_an_input_are_left_out_but_for_who_develops(self) -> None:
         self.assertNotIn("input", f"{logs.private('input')} {logs.said(ValueError('input'))}")
         with patch.object(logs, "quotes", True):

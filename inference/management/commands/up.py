@@ -22,6 +22,7 @@ from inference.launcher import programs
 from inference.launcher.startup_report import StartupReport
 from inference.launcher.supervisor import Program, Supervisor, raise_open_files_limit
 from inference.telemetry import logs
+from inference.telemetry.visible import visible
 
 COLOURS = {"up": 36, "broker": 35, "web": 34, "worker": 32}
 
@@ -36,7 +37,7 @@ class Output:
     def __call__(self, name: str, line: str) -> None:
         with self.lock:
             try:
-                print(logs.wrapped(name, line) if logs.IS_JSON else f"{self.head(name)}{line}", flush=True)
+                print(logs.wrapped(name, line) if logs.IS_JSON else f"{self.head(name)}{visible(line)}", flush=True)
             except BrokenPipeError:  # whoever read this is gone
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 os.kill(os.getpid(), signal.SIGTERM)

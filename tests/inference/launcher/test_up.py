@@ -81,3 +81,10 @@ class HangupTests(SimpleTestCase):
         self.assertEqual(self.heard(had_terminal=True, has_terminal=False), "stop")
         self.assertEqual(self.heard(had_terminal=True, has_terminal=True), "hang_up")
         self.assertEqual(self.heard(had_terminal=False, has_terminal=False), "hang_up")
+
+
+class OutputTests(SimpleTestCase):
+    def test_what_programs_write_past_their_logs_does_not_act_on_a_terminal(self) -> None:
+        with patch("sys.stdout", io.StringIO()) as shown:
+            up.Output()("worker", "printed \x1b[2J\u202e by a model")
+        self.assertEqual(shown.getvalue(), "worker | printed \\u001b[2J\\u202e by a model\n")
