@@ -23,7 +23,6 @@ class Browser:
     def __init__(self) -> None:
         self.complaints: list[str] = []
         self.requests: list[str] = []
-        self._loaded = 0
         self._number = 0
         self._read = b""
         self._session = ""
@@ -108,12 +107,19 @@ class Browser:
             self._call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code, **text)
 
     def _expect_load(self, act: Any) -> None:
-        before = self._loaded
+        """Until another document is there as a whole: that this one has loaded may be told of only now."""
+        self.evaluate("window.isLeft = true")
         act()
         give_up_at = time.monotonic() + ANSWER_S
-        while self._loaded == before:
+        while not self._has_come():
             assert time.monotonic() < give_up_at, "the page does not load"
-            self._listen(0.1)
+            self._listen(0.05)
+
+    def _has_come(self) -> bool:
+        try:
+            return bool(self.evaluate("!window.isLeft && document.readyState === 'complete'"))
+        except AssertionError:  # between two documents
+            return False
 
     def _call(self, method: str, **params: Any) -> Any:
         self._number += 1
@@ -145,8 +151,6 @@ class Browser:
 
     def _note(self, event: str, params: dict[str, Any]) -> None:
         match event:
-            case "Page.loadEventFired":
-                self._loaded += 1
             case "Network.requestWillBeSent":
                 self.requests.append(params["request"]["url"])
             case "Log.entryAdded" if params["entry"]["level"] in ("error", "warning"):
