@@ -2,7 +2,7 @@
 "use strict";
 {
   const SVG = "http://www.w3.org/2000/svg";
-  const HEIGHT = 132, LEFT = 44, BOTTOM = 18, TOP = 8, RIGHT = 6;
+  const HEIGHT = 132, LEFT = 52, BOTTOM = 18, TOP = 8, RIGHT = 6;
   const EVERY_MS = { "15m": 5000, day: 30000, month: 120000 };
   const NOW_MS = 10000;
 
@@ -11,6 +11,7 @@
   const number = (value) => value >= 10000 ? `${(value / 1000).toFixed(0)}k` : value >= 100 || value === Math.round(value)
     ? String(Math.round(value)) : value >= 1 ? value.toFixed(1) : value.toFixed(2);
   const bytes = (value) => value >= 2 ** 30 ? `${(value / 2 ** 30).toFixed(1)} GiB` : `${Math.round(value / 2 ** 20)} MiB`;
+  const doubling = (value) => 2 ** Math.ceil(Math.log2(Math.max(value, 2 ** 20)));
   const share = (value) => `${Math.round(value * 100)} %`;
 
   const CHARTS = [
@@ -25,7 +26,7 @@
     { title: "Generated tokens a second", show: number, lines: { tokens: "tokens" } },
     { title: "First token after", show: seconds, lines: { first_p50: "half within", first_p95: "95 % within" } },
     { title: "Replicas", show: number, lines: { ready: "ready", busy: "busy" } },
-    { title: "Memory of models on devices", show: bytes, lines: { memory: "taken" } },
+    { title: "Memory of models on devices", show: bytes, ceiling: doubling, lines: { memory: "taken" } },
   ];
 
   const make = (name, attributes, ...children) => {
@@ -81,7 +82,7 @@
       this.width = Math.max(160, this.svg.clientWidth);
       const values = this.lines().map(([, line]) => line);
       const known = values.flat().filter((value) => value !== null);
-      this.top = ceiling(Math.max(0, ...known));
+      this.top = (this.spec.ceiling ?? ceiling)(Math.max(0, ...known));
       this.svg.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
       this.svg.replaceChildren(...this.axes(), ...this.marks(), ...values.map((line, place) => this.line(line, place)));
       this.cursor = make("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });

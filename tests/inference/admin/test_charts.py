@@ -94,6 +94,18 @@ class TestPage(BrowserCase):
         self.assertFalse(self.value(f"{failures}.classList.contains('empty')"))
         self.assertEqual(self.value(f"{run}.querySelectorAll('.dots').length"), 2)
 
+    def test_each_number_at_an_axis_is_read_in_full(self) -> None:
+        now = {"samples": 1, "memory": {"embeddings": 200 * 2**20}, "replicas": {"ready": 12_345, "busy": 0}}
+        Figure.objects.create(
+            grain=Grain.TICK, start=at(tick_of(timezone.now().timestamp())), model="", tally={"now": now}
+        )
+        self.open("/admin/")
+        self.drawn()
+        texts = "Array.from(document.querySelectorAll('#charts svg text'))"
+        self.assertGreaterEqual(self.value(f"Math.min(...{texts}.map((text) => text.getBBox().x))"), 0)
+        shown = self.value(f"{texts}.map((text) => text.textContent)")
+        self.assertLessEqual({"128 MiB", "256 MiB"}, set(shown))
+
     def test_a_range_and_a_model_are_chosen_and_kept_in_the_address(self) -> None:
         self.ended(succeeded=30)
         self.open("/admin/")
