@@ -26,6 +26,7 @@ from inference.status import attention, workers
 from inference.telemetry.visible import line
 
 CLEAR = "\x1b[H\x1b[2J"
+SHORTEST_S, LONGEST_S = 0.2, 86_400.0  # from one look to the next
 RECENT, HOUR = datetime.timedelta(minutes=15), datetime.timedelta(hours=1)  # of times and batches; of outcomes
 Facts = dict[str, Any]
 
@@ -43,15 +44,18 @@ class Command(BaseCommand):
         super().run_from_argv(argv)
 
     def handle(self, *args: Any, watch: float | None, **options: Any) -> None:
-        with told():
-            try:
+        try:
+            with told():
                 while watch:
                     self._show(facts(), before=CLEAR, **options)
-                    time.sleep(max(0.2, watch))
-            except KeyboardInterrupt:
-                return
-            found = facts()
-            self._show(found, **options)
+                    time.sleep(min(max(SHORTEST_S, watch), LONGEST_S))
+                found = facts()
+                self._show(found, **options)
+        except KeyboardInterrupt:
+            return
+        except BrokenPipeError:  # whoever read this has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return
         if found["attention"]:
             sys.exit(1)
 
@@ -63,7 +67,7 @@ class Command(BaseCommand):
         lines = [f"! {line(item['text'])}\n  {item['todo']}" for item in found["attention"]] or ["All is well."]
         ended = ", ".join(f"{count:,} {status}" for status, count in found["ended"].items())
         for rows, nothing in (
-            (found["models"], ""), (found["workers"], "No worker runs."),
+            (found["models"], ""), (found["workers"], "No worker runs." if ended else ""),
             ([{"jobs in the last hour": ended}] if ended else [], ""), (found["failures"], ""),
         ):  # fmt: skip
             lines += ["", *(_table(rows) or [nothing])] if rows or nothing else []

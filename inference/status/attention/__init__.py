@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, InterfaceError, ProgrammingError
 
 from inference.status import health, workers
 from inference.status.attention import fleet, load, servers
@@ -28,11 +28,14 @@ def items() -> list[Item]:
         slow, locked = list(servers.slow_database()), list(servers.locked_database())
         return [*slow, *locked, *found, *(() if locked else _of_rows())]  # what rows say is of before, then
     except (DatabaseError, InterfaceError) as error:
-        away = Item(
-            code="DatabaseAway", text=f"The database does not answer: {error}".strip(),
-            todo="Start it, or look at the network between; everything resumes by itself.",
-        )  # fmt: skip
-        return [away, *found]
+        text = f"The database does not answer: {error}".strip()
+        return [Item(code="DatabaseAway", text=text, todo=_todo_of(error)), *found]
+
+
+def _todo_of(error: Exception) -> str:
+    if isinstance(error, ProgrammingError) or str(error).startswith("no such "):
+        return "Run manage.py migrate: its tables are not those of this version."
+    return "Start it, or look at the network between; everything resumes by itself."
 
 
 def _of_rows() -> Iterator[Item]:

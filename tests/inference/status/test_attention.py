@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import io
-import json
 import shutil
 import threading
 from types import SimpleNamespace
@@ -13,7 +11,6 @@ from unittest import skipUnless
 from unittest.mock import patch
 
 from django.contrib.auth.models import User
-from django.core.management import call_command
 from django.db import OperationalError, connection
 from django.test import TestCase, TransactionTestCase
 from django.utils import timezone
@@ -238,49 +235,3 @@ class TestLocks(TransactionTestCase):
             other.rollback()
             waiting.join()
             self.assertEqual(locks.problem(), "")
-
-
-class TestCommand(AttentionCase):
-    def told(self, **options: Any) -> tuple[str, int]:
-        out = io.StringIO()
-        try:
-            call_command("status", stdout=out, **options)
-        except SystemExit as end:
-            return out.getvalue(), int(end.code or 0)
-        return out.getvalue(), 0
-
-    def test_it_shows_models_and_workers_when_all_is_well(self) -> None:
-        text, code = self.told()
-        self.assertEqual(code, 0)
-        for fact in ("All is well.", "embeddings", "first@host", "ready"):
-            self.assertIn(fact, text)
-
-    def test_it_has_what_the_first_page_has_of_the_last_hour(self) -> None:
-        Job.objects.create(model="embeddings", inputs="x", status=Status.RUNNING)
-        figure(60, ended={"succeeded": 1200, "failed crashed": 2}, wait={"sum": 2.0, "in": {"40": 2}})
-        figure(60, model="gone", ended={"failed lost": 7, "cancelled": 1})
-        figure(7200, ended={"succeeded": 5})
-        found = json.loads(self.told(json=True)[0])
-        self.assertEqual(found["ended"], {"succeeded": 1200, "failed": 9, "cancelled": 1, "expired": 0})
-        failed = [(row["model"], row["error"], row["jobs"]) for row in found["failures"]]
-        self.assertEqual(failed, [("gone", "lost", 7), ("embeddings", "crashed", 2)])
-        model = found["models"][0]
-        self.assertEqual((model["running"], model["wait_s"], model["run_s"]), (1, 1.024, None))
-        text, _ = self.told()
-        for fact in ("1,200 succeeded, 9 failed, 1 cancelled, 0 expired", "crashed", "1.024"):
-            self.assertIn(fact, text)
-
-    def test_its_exit_status_tells_that_something_is_wrong(self) -> None:
-        Worker.objects.all().delete()
-        text, code = self.told()
-        self.assertEqual(code, 1)
-        self.assertIn("! Nobody serves embeddings", text)
-
-    def test_programs_read_the_same(self) -> None:
-        Job.objects.create(model="gone", inputs="x", status=Status.QUEUED)
-        found = json.loads(self.told(json=True)[0])
-        self.assertEqual([row["model"] for row in found["models"]], ["embeddings", "gone"])
-        self.assertEqual(found["attention"], [])
-        with patch.object(connection, "cursor", side_effect=OperationalError("connection refused")):
-            found = json.loads(self.told(json=True)[0])
-        self.assertEqual([item["code"] for item in found["attention"]], ["DatabaseAway"])
