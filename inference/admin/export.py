@@ -24,7 +24,8 @@ COLUMNS = (
     "attempts", "recoveries", "worker", "device", "created_at", "published_at", "started_at", "finished_at",
     "expires_at", "owner", "request_id", "bulk", "bulk_index",
 )  # fmt: skip
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")  # what a spreadsheet may compute begins with
+# What a spreadsheet may compute begins with; the wide ones are computed where East Asian text is typed.
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 Record = dict[str, Any]
 
@@ -106,7 +107,8 @@ def _cell(value: Any) -> str:
     if isinstance(value, datetime.datetime):
         return value.isoformat()
     text = "" if value is None else str(value).replace("\0", "\\0")
-    return f"'{text}" if text.lstrip(" ").startswith(FORMULA) and isinstance(value, str) else text
+    is_formula = text.lstrip(" ").startswith(FORMULA) or text.lstrip().startswith(FORMULA)
+    return f"'{text}" if is_formula and isinstance(value, str) else text
 
 
 def _json(value: dict[str, Any]) -> bytes:

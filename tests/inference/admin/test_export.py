@@ -53,6 +53,10 @@ class ExportTests(AdminCase):
             "  =1",
             '"=1',
             "=cmd|' /C calc'!A0",
+            "\uff1d1+1",
+            "\uff20SUM(A1)",
+            "\u3000=1",
+            "\xa0=1",
             *INVISIBLE,
         ]
         for text in evil:
@@ -61,7 +65,10 @@ class ExportTests(AdminCase):
         self.assertEqual(len(rows), len(evil))
         for row in rows:
             for name, cell in row.items():
-                self.assertFalse(cell.lstrip(" ").startswith(("=", "+", "-", "@", "\t", "\r")), (name, cell))
+                for begun in (cell.lstrip(" "), cell.lstrip()):
+                    self.assertFalse(
+                        begun.startswith(("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff20")), (name, cell)
+                    )
 
     def test_it_is_read_in_chunks_without_inputs_and_outputs(self) -> None:
         Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(7))
