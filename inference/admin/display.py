@@ -66,9 +66,10 @@ def _relative(moment: datetime.datetime) -> str:
 def pretty_json(value: Any) -> SafeString:
     """As much of it as a page shows: the rest is not even looked at, and may be megabytes."""
     budget = _Budget(LONGEST_TEXT)
-    text = visible(json.dumps(budget.take(value), indent=2, ensure_ascii=False))
-    if budget.left < 0 or len(text) > LONGEST_TEXT:
-        text = f"{text[:LONGEST_TEXT]}\n... and more, that the API tells"
+    whole = json.dumps(budget.take(value), indent=2, ensure_ascii=False)
+    text = visible(whole[:LONGEST_TEXT])
+    if budget.left < 0 or len(whole) > LONGEST_TEXT:
+        text += "\n... and more, that the API tells"
     return format_html('<pre class="data">{}</pre>', text)
 
 

@@ -211,10 +211,13 @@ class ValueTests(AdminCase):
     def test_of_megabytes_no_more_is_looked_at_than_a_page_shows(self) -> None:
         for evil in ("\u202e", '<b "\n'):
             many = [f"{number}{evil}" for number in range(200_000)]
+            deep: list[Any] = ["\n"] * 200_000
+            for _ in range(60):  # as deep as they may be: each line begins with 120 spaces
+                deep = [[], deep]
             for value in (
                 many, dict.fromkeys(many, 1.5), {"deep": [[many]] * 99}, {evil * 1_000_000: {evil * 1_000_000: "x"}},
                 [{"label": evil * 1_000_000, "score": 1.0, "box": many}] * 2,
-                [{"role": evil * 1_000_000, "content": many}],
+                [{"role": evil * 1_000_000, "content": many}], deep,
             ):  # fmt: skip
                 looked = Mock(side_effect=visible)
                 with patch.object(display, "visible", looked), patch.object(values, "visible", looked):
