@@ -98,7 +98,7 @@ class HostileTests(AdminCase):
             replicas={"0": {"pid": 1, "device": name, "chosen": text, "models": {name: text}, "notes": {name: text},
                             "memory": {name: 1}, "ended": 9, "withdrawn_s": 9}},
         )  # fmt: skip
-        silent = Worker.objects.create(name=text[:255] + "2", pid=8, model_names=[name], state=WorkerState.GONE)
+        silent = Worker.objects.create(name=text[:254] + "2", pid=8, model_names=[name], state=WorkerState.GONE)
         bulk = Bulk.objects.create(model=name, total=1, rejected=[[0, text, text]], request_id=text[:128])
         ran = {"worker": worker.pk, "batch": uuid.uuid4(), "batch_size": 1, "device": text[:20], "started_at": now}
         job = make_job(
