@@ -84,6 +84,21 @@ class LookTests(BrowserCase):
                         self.assertEqual(self.value(f"{LOOKS}\ntooWide()"), [])
                         self.assertEqual(self.value(f"{LOOKS}\noverlapping()"), [])
 
+    def test_of_several_pages_the_one_that_is_shown_stands_out(self) -> None:
+        for _ in range(60):
+            make_job()
+        behind = "getComputedStyle(document.querySelector('.paginator {}')).backgroundColor"
+        for scheme in ("light", "dark"):
+            self.browser.show(WIDE, scheme)
+            self.open(reverse("admin:inference_job_changelist"))
+            self.assertEqual(self.value(f"{LOOKS}\nfaint()"), [])
+            here, other = (self.value(behind.format(one)) for one in (".this-page", "a"))
+            self.value(
+                "{ const made = document.createElement('input'); made.type = 'submit'; document.body.append(made); }"
+            )
+            button = self.value("getComputedStyle(document.body.lastChild).backgroundColor")
+            self.assertEqual((here == button, other == button), (True, False))
+
     def test_the_log_in_page(self) -> None:
         self.client.logout()
         self.browser.log_in(self.live_server_url, "nobody")
