@@ -6,7 +6,8 @@ from django.db import DEFAULT_DB_ALIAS
 from django.db.models import QuerySet
 
 from inference.figures import series
-from inference.models import TERMINAL, Job, Status
+from inference.figures.ledger import TICK_S, tick_of
+from inference.models import TERMINAL, Figure, Grain, Job, Status
 
 
 def of_rows(jobs: QuerySet[Job]) -> Counter[tuple[str, str]]:
@@ -20,3 +21,25 @@ def of_figures(database: str = DEFAULT_DB_ALIAS) -> Counter[tuple[str, str]]:
     for model, tally in series.totals(database).items():
         counted.update({(model, end): count for end, count in tally.get("ended", {}).items()})
     return counted
+
+
+def misplaced(database: str = DEFAULT_DB_ALIAS) -> dict[int, tuple[int, int, int]]:
+    """By tick: how many ends are counted until then, and how many rows had ended a tick before and after it, where the
+    first is not between the others. Of the last half of an hour: what is older is put together."""
+    counted, ended = Counter[int](), Counter[int]()
+    rows = Figure.objects.using(database).filter(grain__in=(Grain.WRITTEN, Grain.TICK))
+    for start, tally in rows.values_list("start", "tally"):
+        counted[int(start.timestamp())] += sum(tally.get("ended", {}).values())
+    jobs = Job.objects.using(database).filter(whole=None, status__in=TERMINAL).order_by()
+    for finished_at in jobs.values_list("finished_at", flat=True):
+        ended[tick_of(finished_at.timestamp()) if finished_at else 0] += 1
+    found = {}
+    for tick in sorted(counted | ended):
+        told, before, after = until(counted, tick), until(ended, tick - TICK_S), until(ended, tick + TICK_S)
+        if not before <= told <= after:
+            found[tick] = (told, before, after)
+    return found
+
+
+def until(counts: Counter[int], tick: int) -> int:
+    return sum(count for at, count in counts.items() if at <= tick)
