@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -13,7 +14,9 @@ from importlib import metadata
 MIB, GB = 2**20, 10**9
 DEVICE_FILES = "/dev/nvidia[0-9]*"
 LISTING_S = 30.0  # the driver may have to wake all GPUs
+ENDED_S = 1.0  # until what was killed has ended; what is stuck in the driver does not
 VARIABLE = "CUDA_VISIBLE_DEVICES"
+NONE_ASKED = {"", "nodevfiles", "none", "void"}  # values with which somebody wants no GPU, and numbers below 0
 _GPU = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[\w-]+)\)")
 _SLICE = re.compile(r"\s+MIG \S*?(\d+)gb\S*\s+Device\s+(\d+): \(UUID: (MIG-[\w/-]+)\)")
 
@@ -39,8 +42,10 @@ class Found:
 
 def find() -> Found:
     """Raises `ValueError` where the environment names GPUs that are not there."""
-    if os.environ.get(VARIABLE) is not None and not _named():
-        return Found(why=f"{VARIABLE} hides every GPU", is_listed=True)
+    if (value := os.environ.get(VARIABLE)) is not None and not _named():
+        if value.strip().lower() in NONE_ASKED or value.strip().startswith("-"):
+            return Found(why=f"{VARIABLE} hides every GPU", is_listed=True)
+        return Found(why=f"{VARIABLE}={value} names none, as CUDA reads it", problem=True, is_listed=True)
     if "+cpu" in _torch_version():
         is_there = bool(glob.glob(DEVICE_FILES))
         why = "this torch is a build for CPUs" + (", though there is a GPU: install one for CUDA" if is_there else "")
@@ -72,9 +77,24 @@ def _listed() -> Found:
 
 
 def _ask(*options: str) -> str:
-    return subprocess.run(
-        ["nvidia-smi", *options], capture_output=True, text=True, timeout=LISTING_S, check=True
-    ).stdout
+    """Raises `OSError` or `SubprocessError`; also of a tool that does not end when it is killed."""
+    process = subprocess.Popen(
+        ["nvidia-smi", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        encoding="utf-8",
+        errors="replace",
+    )
+    try:
+        told, _ = process.communicate(timeout=LISTING_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(ENDED_S)
+        raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, process.args)
+    return told
 
 
 def _read(listing: str, memory: dict[str, int]) -> list[Gpu]:
@@ -122,14 +142,15 @@ def _named() -> list[str]:
     """Entries of CUDA_VISIBLE_DEVICES up to the first that can be no device; none if one is there twice."""
     entries = [part.strip() for part in os.environ.get(VARIABLE, "").split(",")]
     end = next((place for place, entry in enumerate(entries) if not _may_be(entry, entries[0])), len(entries))
-    return entries[:end] if len(set(entries[:end])) == end else []
+    numbers = {int(entry) if entry.isdecimal() else entry for entry in entries[:end]}
+    return entries[:end] if len(numbers) == end else []
 
 
 def _may_be(entry: str, first: str) -> bool:
     """CUDA reads numbers, or the beginnings of UUIDs: as the first entry is."""
     kinds = ("GPU-", "MIG-")
     kind = next((kind for kind in kinds if first.startswith(kind)), "")
-    return entry.startswith(kind) if kind else entry.isdecimal()
+    return entry.startswith(kind) if kind else entry.isascii() and entry.isdecimal()
 
 
 def _chosen(found: Found) -> Found:
@@ -138,8 +159,8 @@ def _chosen(found: Found) -> Found:
     gpus: list[Gpu] = []
     for entry in _named():
         if entry.isdecimal() and (not found.is_listed or int(entry) < len(whole)):
-            known = whole[int(entry)] if int(entry) < len(whole) else Gpu(name=f"cuda:{entry}", visible=entry)
-            gpus.append(Gpu(name=f"cuda:{entry}", visible=entry, memory=known.memory))
+            known = whole[int(entry)] if int(entry) < len(whole) else Gpu(name="", visible=entry)
+            gpus.append(Gpu(name=f"cuda:{int(entry)}", visible=entry, memory=known.memory))
         elif not entry.isdecimal() and len(like := [gpu for gpu in found.gpus if gpu.visible.startswith(entry)]) == 1:
             gpus.append(Gpu(name=like[0].name, visible=entry, memory=like[0].memory))
         elif not entry.isdecimal() and not found.is_listed:

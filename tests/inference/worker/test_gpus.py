@@ -1,7 +1,10 @@
 """Finding GPUs with a stand-in for nvidia-smi, as each kind of host has it."""
 
 import os
+import signal
+import subprocess
 import tempfile
+import time
 from pathlib import Path
 from unittest import TestCase
 from unittest.mock import patch
@@ -75,7 +78,13 @@ class GpusTests(TestCase):
         self.assertIn("there is no nvidia-smi", found.why)
 
     def test_where_the_tool_is_missing_fails_hangs_or_lists_none_the_device_files_are_counted(self) -> None:
-        for name, script in (("missing", ""), ("failing", "exit 9"), ("hanging", "exec sleep 60"), ("empty", ":")):
+        for name, script in (
+            ("missing", ""),
+            ("failing", "exit 9"),
+            ("hanging", "exec sleep 60"),
+            ("empty", ":"),
+            ("garbage", r"printf '\377\376GPU\n'"),
+        ):
             with self.subTest(name):
                 self.files("nvidia0", "nvidia1", "nvidiactl")
                 if script:
@@ -83,6 +92,29 @@ class GpusTests(TestCase):
                 found = self.find()
                 self.assertEqual([gpu.visible for gpu in found.gpus], ["0", "1"])
                 self.assertIn("2 are counted", found.why)
+
+    def test_a_tool_that_is_stuck_in_the_driver_is_not_waited_for(self) -> None:
+        """It does not end when it is killed."""
+        self.files("nvidia0")
+        self.tool(script=f"echo $$ >{self.folder}/pid; exec sleep 60")
+        began = time.monotonic()
+        with patch.object(subprocess.Popen, "kill"), patch.object(gpus, "ENDED_S", 0.1):
+            found = self.find()
+        took_s = time.monotonic() - began
+        os.kill(int((self.folder / "pid").read_text()), signal.SIGKILL)
+        self.assertEqual(len(found.gpus), 1)
+        self.assertLess(took_s, 10)
+
+    def test_sizes_that_cannot_be_read_are_not_known(self) -> None:
+        self.tool(
+            script=r"case $1 in -L) cat listing;; *) printf 'GPU-aaaa-1, \377\n';; esac".replace(
+                "listing", f"{self.folder}/listing"
+            ),
+            listing=TWO,
+        )
+        self.assertEqual(
+            [(gpu.visible, gpu.memory) for gpu in self.find().gpus], [("GPU-aaaa-1", 0), ("GPU-bbbb-2", 0)]
+        )
 
     def test_a_tool_that_fails_or_hangs_where_no_device_is_seen_is_a_problem(self) -> None:
         for script in ("exit 9", "exec sleep 60", "echo No devices found."):
@@ -114,6 +146,9 @@ class GpusTests(TestCase):
             ("", []),
             ("-1", []),
             ("0,0", []),
+            ("0,00", []),
+            ("01", ["cuda:1"]),
+            ("cuda:0", []),
         ):
             with self.subTest(value):
                 self.assertEqual(self.names(value), names)
@@ -125,6 +160,17 @@ class GpusTests(TestCase):
     def test_the_variable_hides_every_gpu(self) -> None:
         self.tool(TWO)
         self.assertEqual((self.find("").problem, self.find("").why), (False, "CUDA_VISIBLE_DEVICES hides every GPU"))
+
+    def test_a_value_that_asks_for_none_is_told_from_one_that_was_meant_otherwise(self) -> None:
+        self.tool(TWO)
+        for value, is_meant in (
+            ("", True), (" ", True), ("-1", True), ("-1,0", True), ("NoDevFiles", True), ("none", True),
+            ("cuda:0", False), ("all", False), ("0;1", False), ("0,0", False), ("\u0663", False),
+        ):  # fmt: skip
+            with self.subTest(value):
+                found = self.find(value)
+                self.assertEqual((found.gpus, found.problem), ((), not is_meant))
+                self.assertIn("hides every GPU" if is_meant else f"={value} names none", found.why)
 
     def test_a_variable_that_names_none_of_them_is_refused(self) -> None:
         self.tool(TWO)
