@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -63,8 +64,12 @@ class Plan:
 
     @property
     def sharing(self) -> int:
-        """Replicas of the device that has most of them."""
-        return -(-self.replicas // len(self.devices))
+        """Replicas of the CPU or GPU that has most of them: several devices may name the same."""
+        every = [
+            (seen or name).split(",") for name, seen in zip(self.devices, self.visible or self.devices, strict=True)
+        ]
+        parts = (part for index in range(self.replicas) for part in every[index % len(every)])
+        return max(Counter(parts).values())
 
     def bind(self, index: int) -> str:
         """Hide the other devices from this process, before torch looks for them; the name of the own one in it."""
@@ -125,8 +130,9 @@ def _asked(option: str, name: str, found: Found) -> Device:
     numbers = [int(part.removeprefix("cuda:")) for part in name.split("+")]
     if len(set(numbers)) < len(numbers):
         raise ValueError(f"--devices {option}: {name} names a GPU twice")
-    if found.is_listed and found.gpus and max(numbers) >= len(found.gpus):
-        raise ValueError(f"--devices {option}: there is no cuda:{max(numbers)}, {len(found.gpus)} can be used here")
+    if found.is_listed and max(numbers) >= len(found.gpus):
+        can = f"{len(found.gpus)} can be used here" if found.gpus else f"none can be used here: {found.why}"
+        raise ValueError(f"--devices {option}: there is no cuda:{max(numbers)}, {can}")
     every = dict(enumerate(found.gpus))
     return _device([every.get(number, Gpu(name=f"cuda:{number}", visible=str(number))) for number in numbers])
 

@@ -66,6 +66,16 @@ class ChoiceTests(TestCase):
         with self.assertLogs(devices.logger, "ERROR"):
             self.assertEqual(names("cuda:2", NONE), ["cuda:2"])
 
+    def test_a_variable_that_hides_every_gpu_hides_those_that_are_asked_for(self) -> None:
+        hidden = Found(why="CUDA_VISIBLE_DEVICES hides every GPU", is_listed=True)
+        with (
+            self.assertLogs(devices.logger, "ERROR"),
+            self.assertRaisesRegex(
+                ValueError, "no cuda:0, none can be used here: CUDA_VISIBLE_DEVICES hides every GPU"
+            ),
+        ):
+            choose("cuda:0", hidden)
+
     def test_a_set_is_one_device(self) -> None:
         (both,) = choose("cuda:0+cuda:1").devices
         self.assertEqual((both.name, both.visible, both.memory), ("cuda:4+cuda:7", "GPU-4,GPU-7", 160 * GB))
@@ -110,6 +120,17 @@ class PlanTests(TestCase):
         bound = plan(choose("auto"), 4)
         self.assertEqual([bound.device_of(i) for i in range(4)], ["cuda:4", "cuda:7", "cuda:4", "cuda:7"])
         self.assertEqual((bound.sharing, plan(choose("auto"), 3).sharing, plan(choose("auto"), 2).sharing), (2, 2, 1))
+
+    def test_replicas_share_a_gpu_by_whatever_devices_they_have_it(self) -> None:
+        for option, replicas, sharing in (
+            ("cuda:0,cuda:0", 2, 2),
+            ("cuda:0+cuda:1,cuda:0", 2, 2),
+            ("cuda:0+cuda:1", 2, 2),
+            ("cuda:0,cuda:1,cuda:1", 3, 2),
+            ("cpu,cpu", 4, 4),
+        ):
+            with self.subTest(option):
+                self.assertEqual(plan(choose(option), replicas).sharing, sharing)
 
     def test_a_child_sees_its_own_device_only(self) -> None:
         for choice, index, bound, visible in (
