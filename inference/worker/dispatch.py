@@ -119,6 +119,7 @@ class Dispatcher:
             verdict=batch.begun[0].verdict,
         )
         self.replicas.ask(batch.pid, Asked.GO_ON if self.turns.may_begin else Asked.TO_THE_END)
+        batch.device = self.replicas.device_of(batch.pid)  # which is not known any more once its process is gone
         batch.called_at = batch.accepted_at = time.monotonic()
         batch.has_begun = False
         batch.result = self.pool.send(

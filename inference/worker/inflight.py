@@ -68,6 +68,7 @@ class Batch:
     spec: ModelSpec
     jobs: list[HeldJob]  # that have not ended
     pid: int  # the child that it was sent to
+    device: str = ""  # of that
     search: Search | None = None  # that this is a step of
     is_closed: bool = False  # nobody may join: it is run again, or alone
     has_company: bool = False  # its child had other batches when it had this one

@@ -44,7 +44,7 @@ class Replicas:
         self.version = 0  # grows with every change
         self._is_settled = False  # every child that is up has what it is to have
         self._said: set[tuple[str, str]] = set()
-        self.trust = Trust(plan.devices)
+        self.trust = Trust(plan.devices, self._computes)
 
     def _grow(self, count: int) -> None:
         """`celery control pool_grow` makes more than were planned."""
@@ -273,6 +273,10 @@ class Replicas:
             r.pid == pid and bool(r.ready) and r.ready >= self._runs and not self.trust.withdrawn_s(r.device)
             for r in self.replicas
         )
+
+    def _computes(self, device: str) -> bool:
+        """Whether a replica of it has what is run, or had it and starts again."""
+        return any(r.device == device and bool(has := r.ready or r.had) and has >= self._runs for r in self.replicas)
 
     def device_of(self, pid: int) -> str:
         return next((replica.device for replica in self.replicas if replica.pid == pid), "")

@@ -33,8 +33,8 @@ class Settlement:
 
     def finished(self, batch: Batch, report: BatchReport) -> None:
         self.backlog.isolation.succeeded(batch)
-        if report.engine_s and (device := self.backlog.replicas.device_of(batch.pid)):
-            self.backlog.replicas.trust.computed(device)
+        if report.engine_s:
+            self.backlog.replicas.trust.computed(batch.device)
         queue = self.backlog.queues[batch.spec.name]
         now = self.backlog.specs.get(batch.spec.name)
         is_current = now is not None and now.load_digest == batch.spec.load_digest
@@ -177,10 +177,9 @@ class Settlement:
     def _device_failed(self, batch: Batch, cause: BaseException) -> None:
         """One bad input can put a device into a sticky error state, which ends with the process. Whether the device
         itself is lost is told by the start of the next process, or by the same jobs in others."""
-        device = self.backlog.replicas.device_of(batch.pid)
-        incident = Incident(device=device, jobs=len(batch.jobs))
+        incident = Incident(device=batch.device, jobs=len(batch.jobs))
         for held in batch.jobs:
             held.incident = incident
-            held.failed_on |= {device}
+            held.failed_on |= {batch.device}
         self._end(batch.pid)
         self.backlog.isolation.halve(batch, cause)

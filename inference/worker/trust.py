@@ -5,7 +5,7 @@ That a job breaks each device that it runs on is told by its own failure, and co
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from inference.failures import Pauses
@@ -38,10 +38,11 @@ class _Record:
 
 
 class Trust:
-    """In each of these devices by itself; in a worker that has one only, there is no choice."""
+    """In each of these devices by itself; where no other one computes, there is no choice. `computes` says which do."""
 
-    def __init__(self, devices: Sequence[str]) -> None:
+    def __init__(self, devices: Sequence[str], computes: Callable[[str], bool]) -> None:
         self._records = {device: _Record() for device in devices}
+        self._computes = computes
 
     def computed(self, device: str) -> None:
         """A batch, without a fault."""
@@ -61,8 +62,7 @@ class Trust:
         record = self._records[device]
         record.faults += 1
         record.computed = 0
-        others = [other for other in self._records if other != device and not self.withdrawn_s(other)]
-        if record.faults >= FAULTS and others:
+        if record.faults >= FAULTS and self._others_compute(device):
             pause_s = record.pauses.next_s()
             record.until = time.monotonic() + pause_s
             logger.error(
@@ -72,4 +72,12 @@ class Trust:
 
     def withdrawn_s(self, device: str) -> float:
         """For how long it still is; 0: it is not."""
+        left_s = self._left_s(device)
+        return left_s if left_s and self._others_compute(device) else 0.0
+
+    def _left_s(self, device: str) -> float:
         return max(0.0, self._records[device].until - time.monotonic()) if device in self._records else 0.0
+
+    def _others_compute(self, device: str) -> bool:
+        others = (other for other in self._records if other != device and not self._left_s(other))
+        return any(map(self._computes, others))

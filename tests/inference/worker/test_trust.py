@@ -126,8 +126,41 @@ class TrustTests(DispatcherCase):
         self.runs_on(1)
         self.assertEqual(self.last.batch.verdict, "device_failed")
 
+    def test_one_whose_process_is_gone_as_its_failure_is_read_is_known(self) -> None:
+        _, request = self.add()
+        self.runs_on(0)
+        self.replicas.ended(0)
+        self.pool.dead = [PID, PID + 1]
+        self.pool.lose(self.last, FAILED)
+        self.ends_on_good()
+        self.assertEqual(request.events, [("finished", "")])
+        self.assertEqual(self.replicas.trust._records[BAD].faults, 1)  # noqa: SLF001
+
+    def fail_until_withdrawn(self) -> None:
+        for _ in range(trust.FAULTS):
+            self.add()
+            self.fails_on_bad()
+            self.ends_on_good()
+
+    def test_one_is_not_withdrawn_where_the_other_cannot_be_loaded(self) -> None:
+        self.replicas.ended(1)
+        self.replicas.started(1, PID + 2)
+        self.replicas.loaded(Loaded(pid=PID + 2, models={spec.digest: "it is lost" for spec in CATALOG.values()}))
+        self.fail_until_withdrawn()
+        self.assertFalse(self.is_withdrawn(BAD))
+        self.assertTrue(self.replicas.may_run(PID))
+
+    def test_one_that_was_withdrawn_is_given_work_again_once_the_other_is_lost_and_not_while_it_restarts(self) -> None:
+        self.fail_until_withdrawn()
+        self.replicas.ended(1)
+        self.assertFalse(self.replicas.may_start(0))
+        self.replicas.started(1, PID + 2)
+        self.replicas.ended(1)  # while it loads
+        self.assertTrue(self.replicas.may_start(0))
+        self.assertTrue(self.replicas.may_run(PID))
+
     def test_the_only_device_is_never_withdrawn(self) -> None:
-        only = trust.Trust([BAD])
+        only = trust.Trust([BAD], lambda _: True)
         for _ in range(9):
             only.succeeded(trust.Incident(device=BAD, jobs=1))
         self.assertEqual(only.withdrawn_s(BAD), 0)
