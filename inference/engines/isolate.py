@@ -202,10 +202,11 @@ def raise_if_device_failed(error: BaseException) -> None:
 
 def _free_memory(error: BaseException) -> None:
     """What the call that failed has left: its frames hold tensors until they are cleared."""
-    held: BaseException | None = error
-    while held is not None:
+    chain: list[BaseException] = [error]
+    for held in chain:
         traceback.clear_frames(held.__traceback__)
-        held = held.__cause__ or held.__context__
+        behind = (held.__cause__, held.__context__)
+        chain += [other for other in behind if other and all(other is not known for known in chain)]
     gc.collect()
     if is_in_use():
         try:

@@ -263,6 +263,34 @@ class ProbeTests(TestCase):
             run(FunctionOf(predict), ["a", "b"], {})
         self.assertEqual(set(alive), {False})
 
+    def test_so_is_what_is_held_by_any_error_behind_it_and_by_one_that_is_its_own_cause(self) -> None:
+        held: list[weakref.ref[Any]] = []
+        alive: list[bool] = []
+
+        def computes() -> None:
+            activations = type("Activations", (), {})()
+            held.append(weakref.ref(activations))
+            raise OutOfMemoryError("CUDA out of memory")
+
+        def behind(items: list[Any]) -> None:
+            try:
+                computes()
+            except OutOfMemoryError:
+                raise OutOfMemoryError("CUDA out of memory") from ValueError("told")
+
+        def own_cause(items: list[Any]) -> None:
+            try:
+                computes()
+            except OutOfMemoryError as error:
+                raise error from error
+
+        emptied = patch.object(sys.modules["torch"].cuda, "empty_cache", lambda: alive.append(held[-1]() is not None))
+        for predict in (behind, own_cause):
+            with self.subTest(predict.__name__), emptied:
+                report = run(FunctionOf(predict), ["a", "b"], {})
+                self.assertIsInstance(report.outcomes[0], OutOfMemory)
+                self.assertEqual(set(alive), {False})
+
     def test_an_item_that_fits_once_the_cache_is_empty_succeeds(self) -> None:
         def predict(items: list[Any]) -> list[Any]:
             if not self.gpus.emptied:
