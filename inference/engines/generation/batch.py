@@ -123,8 +123,9 @@ class Batch(Stepper):
         for first in range(0, len(rows), size):
             chosen += narrowed(self._next, range(first, min(first + size, len(rows))))
         self.cells.advance()
-        short = [row for row, token in zip(rows, chosen, strict=True) if _is_short(token) and len(rows) > 1]
-        progress = [self._taken(row, token) for row, token in zip(rows, chosen, strict=True) if row not in short]
+        found = list(zip(rows, chosen, strict=True))
+        short = [row for row, token in found if _is_short(token) and _may_wait(row, is_alone=len(rows) == 1)]
+        progress = [self._taken(row, token) for row, token in found if row not in short]
         ended = {told.key for told in progress if told.answer is not OPEN}
         self._drop([row for row in rows if row.key in ended or row in short])
         self._put_aside(short)
@@ -197,7 +198,7 @@ class Batch(Stepper):
             elif isinstance(what, InferenceError):
                 self.prefixes.forget()  # it may have begun with what is wrong
                 row.cache = None
-                if _is_short(what) and (self.rows or len(group) > 1):
+                if _is_short(what) and _may_wait(row, is_alone=not self.rows and len(group) == 1):
                     short.append(row)
                 else:
                     progress.append(self._taken(row, what))
@@ -231,7 +232,8 @@ class Batch(Stepper):
         return []
 
     def _grow(self) -> list[Progress]:
-        """A column more. Where memory is short, those who have come last wait for the others; a lone row fails."""
+        """A column more. Where memory is short, those who have come last wait for the others; a lone row is tried once
+        more, and fails."""
         while self.rows:
             try:
                 self.cells.fit(len(self.rows), self.cells.columns)
@@ -242,11 +244,11 @@ class Batch(Stepper):
             else:
                 break
             rows = sorted(self.rows, key=lambda row: len(row.tokens) - row.prompt, reverse=True)
-            if len(rows) == 1:
-                self._drop(rows)
-                return [self._taken(rows[0], failure)]
-            self._drop(rows[len(rows) // 2 :])
-            self._put_aside(rows[len(rows) // 2 :])
+            last = rows[len(rows) // 2 :]
+            self._drop(last)
+            if not _may_wait(last[0], is_alone=len(rows) == 1):
+                return [self._taken(last[0], failure)]
+            self._put_aside(last)
         return []
 
     def _taken(self, row: Row, token: int | InferenceError) -> Progress:
@@ -258,6 +260,12 @@ class Batch(Stepper):
         except Exception as error:
             return Progress(key=row.key, answer=isolate.failure(error))
         return Progress(key=row.key, text=row.text.news(last=row.ending is not None), tokens=1, answer=answer)
+
+
+def _may_wait(row: Row, *, is_alone: bool) -> bool:
+    """Until others have ended; one that is alone once, as what is kept of those before is let go then."""
+    is_again, row.was_short = row.was_short, row.was_short or is_alone
+    return not (is_alone and is_again)
 
 
 def _unread(row: Row) -> int:

@@ -28,6 +28,7 @@ class Row:
     text: GrowingText
     cache: Any = None  # a `Cache`, of a long prompt, while it is read in pieces
     ending: Ending | None = None
+    was_short: bool = False  # of memory, when it was alone
 
     @property
     def read(self) -> int:

@@ -148,6 +148,36 @@ class FailureTests(StepperTestCase):
         with patch.object(cells, "move", tight), patch.object(ceiling, "CALM", 4):
             self.assert_others_are_right(self.answers(before=1))
 
+    def test_a_lone_row_that_fits_once_what_is_kept_of_prompts_is_let_go_succeeds(self) -> None:
+        stepper, begins = self.engine.stepper, "You answer in one word. " * 7
+
+        def spoil(tokens: torch.Tensor, scores: torch.Tensor) -> None:
+            if stepper.prefixes.kept and (tokens.shape[1] == 1) == only_steps:
+                raise NO_MEMORY
+
+        for only_steps in (False, True):
+            stepper.join("before", f"{begins}a?", GIVEN, seed=0)
+            Told(stepper).all()
+            with self.subTest(only_steps=only_steps), forwards(self.engine, spoil):
+                self.assertTrue(stepper.prefixes.kept)
+                self.assertEqual(self.answers("hello"), {"hello": self.expected["hello"]})
+
+    def test_a_lone_row_without_cells_is_tried_once_more(self) -> None:
+        cells, told = self.engine.stepper.cells, Told(self.engine.stepper)
+        for failures, is_answered in ((1, True), (2, False)):
+            left = [NO_MEMORY] * failures
+            fit = cells.fit
+
+            def tight(*given: Any, left: list[RuntimeError] = left, fit: Any = fit, **named: Any) -> None:
+                if not named and left:  # as it grows, and not as it is begun
+                    raise left.pop()
+                fit(*given, **named)
+
+            self.engine.stepper.join("hello", "hello", GIVEN, seed=0)
+            with self.subTest(failures), patch.object(cells, "fit", tight):
+                answer = told.all().answers.pop("hello")
+                self.assertEqual(answer == self.expected["hello"], is_answered)
+
     def test_a_lone_row_that_never_fits_fails(self) -> None:
         def spoil(tokens: torch.Tensor, scores: torch.Tensor) -> None:
             if tokens.shape[1] == 1:
