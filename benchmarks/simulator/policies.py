@@ -27,6 +27,9 @@ class Policy(Protocol):
 
     def observe(self, size: int, length: float, seconds: float, *, padded: bool) -> None: ...
 
+    def observe_around(self, jobs: int, seconds: float) -> None:
+        """What a call took besides."""
+
 
 def shape(batch: Sequence[Item], *, padded: bool = True) -> tuple[int, float]:
     """Items, and tokens of the longest, or on average."""
@@ -41,6 +44,9 @@ class Ours(BatchQueue):
     def observe(self, size: int, length: float, seconds: float, *, padded: bool) -> None:
         self.padded = padded
         self.costs.observe(size, length, seconds)
+
+    def observe_around(self, jobs: int, seconds: float) -> None:
+        self.costs.observe_overhead(seconds, jobs=jobs)
 
 
 @dataclass
@@ -68,6 +74,9 @@ class FirstCome:
 
     def observe(self, size: int, length: float, seconds: float, *, padded: bool) -> None:
         """It learns nothing."""
+
+    def observe_around(self, jobs: int, seconds: float) -> None:
+        """Nor of that."""
 
     def _fit(self, batch: Sequence[Item]) -> bool:
         size, length = shape(batch)

@@ -112,15 +112,19 @@ class Simulation:
 
     def start(self, batch: list[Item]) -> None:
         seconds = self.machine.seconds(*self.shape(batch)) * noise(self.chance)
+        around_s = self.machine.call_s + len(batch) * self.machine.job_s
+        around_s = around_s and around_s * noise(self.chance)
         self.idle -= 1
-        self.at(self.now_s + seconds, lambda: self.finish(batch, seconds))
+        self.at(self.now_s + seconds + around_s, lambda: self.finish(batch, seconds, around_s))
 
     def shape(self, batch: list[Item]) -> tuple[int, float]:
         return shape(batch, padded=self.machine.padded)
 
-    def finish(self, batch: list[Item], seconds: float) -> None:
+    def finish(self, batch: list[Item], seconds: float, around_s: float) -> None:
         self.idle += 1
         self.policy.observe(*self.shape(batch), seconds, padded=self.machine.padded)
+        if around_s:
+            self.policy.observe_around(len(batch), around_s)
         self.tally.note(batch, *self.shape(batch), self.now_s)
         if self.scenario.items_per_s is None:
             for _ in batch:

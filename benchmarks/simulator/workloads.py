@@ -37,11 +37,13 @@ def compiled(size: int, length: float) -> float:
 class Machine:
     seconds: Callable[[int, float], float]
     padded: bool = True  # to the longest item; else each costs its own
+    call_s: float = 0.0  # around each call, its claim, record and notice,
+    job_s: float = 0.0  # and for each of its jobs
 
 
 MACHINES = {
     "cpu": Machine(cpu),
-    "gpu": Machine(gpu),
+    "gpu": Machine(gpu, call_s=0.002, job_s=0.0002),  # as a child takes on a host, about
     "tiny": Machine(tiny),
     "compiled": Machine(compiled, padded=False),
 }

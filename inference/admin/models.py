@@ -101,7 +101,8 @@ def plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, SafeString,
                 for size, length, took in told["seen"]
             ]
             beside = (
-                f"{told['calls']:,} calls; claim, record and notice take {display.duration(told['overhead_s'])} more"
+                f"{told['calls']:,} calls; claim, record and notice take {display.duration(told['overhead_s'])} more,"
+                f" and {told.get('job_s', 0.0) * 1000:.2f} ms a job"
             )
             yield worker, drawing.against(points), beside
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 from inference.batching.least_squares import non_negative
+from inference.batching.overheads import Overheads
 
 BENDS = (256, 1024, 4096, 16384)  # padded tokens
 SHRINK = (1e-5, 1e-3, 1e-5, 1e-3, *[1e-3] * len(BENDS))  # what call and token explain, the others do not
@@ -25,7 +26,6 @@ GUESS_CALLS = 0.1  # measured calls that weigh as much as the guess
 
 CELL_CALLS = 8  # the last of one shape, that are kept
 HALF_LIFE = 200.0  # calls of other shapes, for each that is kept, until what was learnt of a shape counts half
-OVERHEADS = 32  # the last ones, that are kept
 REFIT_EVERY = 32  # calls; more often at the beginning
 RATE_MEMORY = 0.98  # of the measured speed, from one call to the next
 SHORTEST_S = 1e-6  # a clock shows no less
@@ -63,12 +63,12 @@ class _Cell:
 class CostModel:
     """Learns what one call costs, in seconds, from calls that were measured.
 
-    `overhead_s` is what a call costs besides the engine, its claim, record and notice: a first guess, then measured.
+    `overhead_s` is what a call costs besides the engine: a first guess, then measured. What each of its jobs costs
+    there is the same in whatever calls they run, and no part of what is predicted.
     """
 
     def __init__(self, *, overhead_s: float = 0.001) -> None:
-        self.overhead_s = overhead_s
-        self._overheads: deque[float] = deque(maxlen=OVERHEADS)
+        self._overheads = Overheads(overhead_s)
         self.calls = 0
         self.weights = _guess(GUESS_TOKEN_S)
         self._cells: dict[tuple[int, int], _Cell] = {}
@@ -104,10 +104,17 @@ class CostModel:
             self.weights = self._fit()
             self._fit_at = self.calls + min(REFIT_EVERY, 1 + self.calls // 8)
 
-    def observe_overhead(self, seconds: float) -> None:
-        """A call took `seconds` besides the engine. Of the last ones, a fast one speaks for all."""
-        self._overheads.append(seconds)
-        self.overhead_s = sorted(self._overheads)[(len(self._overheads) - 1) // 3]
+    def observe_overhead(self, seconds: float, *, jobs: int = 1) -> None:
+        """A call of so many jobs took `seconds` besides the engine."""
+        self._overheads.observe(jobs, seconds)
+
+    @property
+    def overhead_s(self) -> float:
+        return self._overheads.call_s
+
+    def around_s(self, jobs: int) -> float:
+        """What a call of so many jobs costs besides the engine, theirs and all."""
+        return self._overheads.call_s + jobs * self._overheads.job_s
 
     def observe_reading(self, seconds: float) -> None:
         """The inputs of that call were read in `seconds`, beside another one."""
@@ -128,7 +135,8 @@ class CostModel:
         cells = sorted(self._cells.values(), key=lambda cell: cell.last)[-MOST_TOLD:]
         seen = [[cell.typical.size, round(cell.typical.length, 1), round(cell.typical.seconds, 6)] for cell in cells]
         weights = [float(f"{weight:.6g}") for weight in self.weights]
-        return {"weights": weights, "overhead_s": round(self.overhead_s, 6), "calls": self.calls, "seen": seen}
+        overheads = {"overhead_s": round(self._overheads.call_s, 6), "job_s": round(self._overheads.job_s, 7)}
+        return {"weights": weights, **overheads, "calls": self.calls, "seen": seen}
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Self:

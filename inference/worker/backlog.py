@@ -171,7 +171,7 @@ class Backlog:
         first."""
         if all(held.item.priority >= PATIENT for held in first):
             return TOGETHER_S, TOGETHER_S
-        each_s = queue.costs.overhead_s
+        each_s = queue.costs.around_s(len(first))
         return HURRIED_S if queue.following_s([held.item for held in first]) <= each_s else 0.0, each_s
 
     def _may_go_on(self, queue: BatchQueue, batch: Sequence[HeldJob]) -> bool:

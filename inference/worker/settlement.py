@@ -62,7 +62,7 @@ class Settlement:
             queue.cut_at = report.cut_at or math.inf
             queue.costs.observe_reading(report.read_s)
             if is_one:
-                queue.costs.observe_overhead(report.overhead_s)
+                queue.costs.observe_overhead(report.overhead_s, jobs=max(1, report.jobs))
                 is_long = report.engine_s > LONG * (report.overhead_s + report.read_s)
                 (self.backlog.long.add if is_long else self.backlog.long.discard)(batch.spec.name)
         if report.oom_shape:

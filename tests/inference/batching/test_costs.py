@@ -108,7 +108,16 @@ class PredictionTests(TestCase):
         costs = CostModel()
         for number in range(100):
             costs.observe_overhead(5.0 if number % 4 == 0 else 0.004)
-        self.assertEqual(costs.overhead_s, 0.004)
+        self.assertAlmostEqual(costs.around_s(1), 0.004, places=5)
+
+    def test_what_its_jobs_cost_there_is_told_and_not_predicted(self) -> None:
+        costs = CostModel()
+        for jobs in (1, 10, 100) * 20:
+            costs.observe_overhead(0.004 + 0.0002 * jobs, jobs=jobs)
+        self.assertAlmostEqual(costs.overhead_s, 0.004, places=4)
+        self.assertAlmostEqual(costs.around_s(100), 0.024, places=4)
+        self.assertAlmostEqual(costs.told()["job_s"], 0.0002, places=5)
+        self.assertAlmostEqual(costs.seconds(1, 1), costs.overhead_s + costs.weights[0], places=3)
 
     def test_the_measured_speed_is_items_over_seconds_of_late(self) -> None:
         costs = CostModel()

@@ -159,6 +159,12 @@ class DispatcherTests(DispatcherCase):
         self.pool.finish(self.last, oom_shape=(8, 10.0))
         self.assertEqual(len(self.last.batch.job_ids), 4)
 
+    def test_what_is_done_around_a_call_is_learnt_with_how_many_jobs_it_had(self) -> None:
+        self.fill(8)
+        with patch.object(self.dispatcher.backlog.queues["a"].costs, "observe_overhead") as observed:
+            self.pool.finish(self.last, overhead_s=0.01, jobs=8)
+        observed.assert_called_once_with(0.01, jobs=8)
+
     def test_jobs_gather_while_the_replica_is_busy(self) -> None:
         jobs = self.fill(5)
         self.assertEqual(set(self.last.batch.job_ids), {job_id for job_id, _ in jobs})
