@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
+from uuid import UUID
 
 from inference.launcher import programs
 from inference.models import Status, Worker
@@ -25,22 +27,44 @@ engine = "tests.e2e.test_many_workers:where"
 input = { type = "string" }
 max_batch_size = 1
 """
+MANY = """
+[many]
+engine = "tests.e2e.test_many_workers:many"
+input = { type = "string" }
+"""
 
 TORCH = """
-# Says what torch says where there is no such device, and is imported in no time.
+# Says what torch says of one GPU that nothing was done on yet, and is imported in no time.
 
 class cuda:
+    fraction = None  # of its memory, that this process may take
+
+    class get_device_properties:
+        def __init__(self, index):
+            self.total_memory = 8 << 30
+
+    def set_per_process_memory_fraction(fraction, index):
+        cuda.fraction = fraction
+
+    def memory_allocated(index):
+        return 0
+
     def is_initialized():
         return False
 
     def device_count():
-        return 0
+        return 1
 """
 
 
 def where(inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
     """A function in the place of a model that uses the device: which one this process sees, and which process it is."""
     return [[os.environ["CUDA_VISIBLE_DEVICES"], os.getpid()] for _ in inputs]
+
+
+def many(inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+    """Which part of its device's memory this process may take."""
+    return [sys.modules["torch"].cuda.fraction for _ in inputs]
 
 
 class DevicesTests(StackCase):
@@ -53,7 +77,7 @@ class DevicesTests(StackCase):
         environment = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "WORKER_HEARTBEAT_S": "0.5", "PYTHONPATH": folder}
         options = ("--devices", ",".join(DEVICES))
         cls.stack = cls.enterClassContext(
-            Stack(models=WHERE, replicas=8, worker_options=options, environment=environment)
+            Stack(models=WHERE + MANY, replicas=8, worker_options=options, environment=environment)
         )
 
     def row(self) -> Worker:
@@ -82,6 +106,14 @@ class DevicesTests(StackCase):
         [new] = after.keys() - before.keys()
         self.assertEqual(after[new], "cuda:2")
         eventually(lambda: self.seen_by_pid().get(new) == "cuda:2", "it sees its own device again")
+
+    def test_jobs_run_in_batches_of_a_gpu_s_size_in_a_share_of_its_memory_and_name_it_as_the_host_does(self) -> None:
+        bulk = self.stack.post("/v1/jobs/bulk", {"model": "many", "inputs": ["text"] * 2000}).json
+        jobs = self.stack.finished(*(UUID(job["id"]) for job in bulk["jobs"]))
+        self.assertEqual({job.output for job in jobs}, {1 / 2 - 1 / 16})  # two share it, each has a context in it
+        self.assertGreater(max(job.batch_size or 0 for job in jobs), 32)
+        self.assertLessEqual({job.device for job in jobs}, set(DEVICES))
+        self.assertGreater(len({job.device for job in jobs}), 1)
 
 
 class ModelsTests(StackCase):

@@ -1,5 +1,6 @@
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from unittest import TestCase
 from unittest.mock import patch
 from uuid import uuid4
@@ -131,6 +132,13 @@ class PlanTests(TestCase):
         ):
             with self.subTest(option):
                 self.assertEqual(plan(choose(option), replicas).sharing, sharing)
+
+    def test_those_on_gpus_work_ahead_unless_it_is_said_otherwise(self) -> None:
+        for choice, ahead, works in (
+            (choose("auto"), None, True), (choose("auto"), False, False), (CPU, None, False), (CPU, True, True),
+        ):  # fmt: skip
+            with self.subTest(choice, ahead=ahead):
+                self.assertEqual(replace(plan(choice, 1), ahead=ahead).works_ahead(0), works)
 
     def test_a_child_sees_its_own_device_only(self) -> None:
         for choice, index, bound, visible in (

@@ -73,10 +73,11 @@ class TrustTests(DispatcherCase):
     def test_it_is_tried_again_and_the_pauses_grow(self) -> None:
         pauses = []
         for _ in range(3):
-            while not self.is_withdrawn(BAD):
-                self.add()
-                self.fails_on_bad()
-                self.ends_on_good()
+            for _ in range(trust.FAULTS):
+                if not self.is_withdrawn(BAD):
+                    self.add()
+                    self.fails_on_bad()
+                    self.ends_on_good()
             pauses.append(self.replicas.trust.withdrawn_s(BAD))
             with patch("inference.worker.trust.time.monotonic", return_value=time.monotonic() + 2 * pauses[-1]):
                 self.assertTrue(self.replicas.may_start(0))
