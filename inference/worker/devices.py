@@ -134,7 +134,10 @@ def _asked(option: str, name: str, found: Found) -> Device:
         can = f"{len(found.gpus)} can be used here" if found.gpus else f"none can be used here: {found.why}"
         raise ValueError(f"--devices {option}: there is no cuda:{max(numbers)}, {can}")
     every = dict(enumerate(found.gpus))
-    return _device([every.get(number, Gpu(name=f"cuda:{number}", visible=str(number))) for number in numbers])
+    parts = [every.get(number, Gpu(name=f"cuda:{number}", visible=str(number))) for number in numbers]
+    if len(parts) > 1 and any(part.is_slice for part in parts):
+        raise ValueError(f"--devices {option}: {name} has a slice of a GPU (MIG), and CUDA sees one of those at a time")
+    return _device(parts)
 
 
 def _device(parts: Sequence[Gpu]) -> Device:

@@ -29,6 +29,10 @@ class Gpu:
     visible: str  # to CUDA_VISIBLE_DEVICES
     memory: int = 0  # bytes; 0: unknown
 
+    @property
+    def is_slice(self) -> bool:
+        return "/mig:" in self.name or self.visible.startswith("MIG-")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:

@@ -83,6 +83,12 @@ class ChoiceTests(TestCase):
         with self.assertRaisesRegex(ValueError, "names a GPU twice"):
             choose("cuda:0+cuda:0")
 
+    def test_a_slice_is_in_no_set(self) -> None:
+        sliced = Found(gpus=(*TWO.gpus, Gpu(name="cuda:7/mig:0", visible="MIG-1")), why="", is_listed=True)
+        self.assertEqual(names("cuda:2", sliced), ["cuda:7/mig:0"])
+        with self.assertRaisesRegex(ValueError, "has a slice of a GPU"):
+            choose("cuda:0+cuda:2", sliced)
+
     def test_a_name_fits_into_a_jobs_row(self) -> None:
         eight = Found(gpus=tuple(Gpu(name=f"cuda:{n}", visible=str(n)) for n in range(8)), why="")
         (name,) = names("+".join(f"cuda:{n}" for n in range(8)), eight)
