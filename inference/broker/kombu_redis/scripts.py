@@ -4,7 +4,7 @@ An unacknowledged message is kept as kombu's own transport keeps it (a hash by d
 so that both transports can work on one queue and restore each other's messages.
 """
 
-# KEYS: unacked, its index, then one list a priority and queue, priorities first.
+# KEYS: unacked, its index, then one list a priority and queue, priorities first; of the last perhaps not of all queues.
 # ARGV: now, most rows, queues, longest message in bytes, then the tags to acknowledge. A message whose headers have no
 # `rows` counts as one: whoever is first leaves parts of a list to the others.
 # Answers three values a message: the number of its list, its tag, its text; a tag of "" marks what is no message.
@@ -58,10 +58,11 @@ local function take(key, count)
 end
 
 for first = 3, #KEYS, queues do
+  local last = math.min(first + queues - 1, #KEYS)
   for pass = 1, 2 do
-    for key = first, first + queues - 1 do
+    for key = first, last do
       if left > 0 then
-        local share = pass == 1 and math.ceil(left / (first + queues - key)) or left
+        local share = pass == 1 and math.ceil(left / (last + 1 - key)) or left
         left = left - take(key, share)
       end
     end

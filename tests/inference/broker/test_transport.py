@@ -152,6 +152,16 @@ class TransportTests(OnOwnBroker):
             consumer.acknowledge(13)
             self.assertEqual(consumer.get(2)[:2], ["d", "e"])
 
+    def test_where_more_is_held_of_some_queues_only_a_fetch_that_finds_nothing_is_no_error(self) -> None:
+        consumer = self.driven(A, B, "inference.c", prefetch=4)
+        self.send(*range(4), step=3)
+        consumer.get(4)
+        consumer.channel.allow_patient(6, [A, B])
+        with mock.patch.object(channel, "RECHECK_S", 0.0):
+            consumer.turn(5)
+        self.send(*range(4, 8), queue=B, step=3)
+        self.assertEqual(consumer.get(8), list(range(8)))
+
     def test_room_for_the_lowest_priority_is_used_at_once_though_no_word_came(self) -> None:
         with mock.patch.object(channel, "RECHECK_S", 3600):
             consumer = self.driven(prefetch=1)
