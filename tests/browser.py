@@ -68,6 +68,10 @@ class Browser:
         )  # fmt: skip
         self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
+    def move_to(self, zone: str) -> None:
+        """Its clock shows the time of this zone."""
+        self._call("Emulation.setTimezoneOverride", timezoneId=zone)
+
     def open(self, url: str) -> None:
         """Returns once all of the page is loaded."""
         self._expect_load(lambda: self._call("Page.navigate", url=url))

@@ -41,11 +41,10 @@
     element.append(...children);
     return element;
   };
-  const clock = (at, range) => {
-    const moment = new Date(at * 1000);
-    return range === "month" ? moment.toLocaleDateString([], { month: "short", day: "numeric" })
-      : moment.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
-  };
+  /* In UTC, as all times of the admin and of the logs are. */
+  const clock = (at, range) => new Date(at * 1000).toLocaleString([], { timeZone: "UTC",
+    ...range === "month" ? { month: "short", day: "numeric" } : { hour: "2-digit", minute: "2-digit" } });
+  const moment = (at) => `${new Date(at * 1000).toLocaleString([], { timeZone: "UTC" })} UTC`;
 
   /* The next of 1, 2, 5, 10 that is not below it. */
   const ceiling = (value) => {
@@ -115,7 +114,7 @@
       const { times, step_s: step, marks } = this.data;
       return marks.filter((mark) => mark.at >= times[0]).map((mark) => {
         const x = this.x((mark.at - times[0]) / step);
-        const text = `${new Date(mark.at * 1000).toLocaleString()}: ${mark.kind} ${mark.text}`;
+        const text = `${moment(mark.at)}: ${mark.kind} ${mark.text}`;
         return make("line", { class: `mark mark-${mark.kind}`, x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM },
           make("title", {}, text));
       });
@@ -157,7 +156,7 @@
   const point = (where) => {
     pointed = where;
     charts.forEach((chart) => chart.tell(where));
-    told.textContent = where === null || !charts[0].data ? "" : new Date(charts[0].data.times[where] * 1000).toLocaleString();
+    told.textContent = where === null || !charts[0].data ? "" : moment(charts[0].data.times[where]);
   };
 
   const outcomes = (data) => {

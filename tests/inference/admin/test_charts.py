@@ -1,5 +1,7 @@
 """The charts of the first page: what they ask for, of whom, and what they draw."""
 
+from datetime import timedelta
+
 from django.contrib.auth.models import Permission, User
 from django.test import TestCase
 from django.urls import reverse
@@ -105,6 +107,16 @@ class TestPage(BrowserCase):
         self.assertGreaterEqual(self.value(f"Math.min(...{texts}.map((text) => text.getBBox().x))"), 0)
         shown = self.value(f"{texts}.map((text) => text.textContent)")
         self.assertLessEqual({"128 MiB", "256 MiB"}, set(shown))
+
+    def test_times_are_those_of_the_rest_of_the_admin_wherever_its_reader_is(self) -> None:
+        self.browser.move_to("Asia/Kathmandu")  # five hours and three quarters ahead
+        self.ended(succeeded=30)
+        self.open("/admin/")
+        self.drawn()
+        self.value("document.querySelector('#charts svg').dispatchEvent(new PointerEvent('pointermove'))")
+        told = self.value("document.getElementById('charts-told').textContent")
+        hours = {f"{timezone.now() - timedelta(minutes=ago):%-m/%-d/%Y, %-I:}" for ago in (0, 16)}
+        self.assertTrue(told.startswith(tuple(hours)) and told.endswith(" UTC"), told)
 
     def test_a_range_and_a_model_are_chosen_and_kept_in_the_address(self) -> None:
         self.ended(succeeded=30)
