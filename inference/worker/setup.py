@@ -102,6 +102,7 @@ def _plan(worker: Any) -> None:
         concurrency=worker.options.get("concurrency") or worker.app.conf.worker_concurrency,
     )  # fmt: skip
     plan = replace(plan, ahead=settings.WORK_AHEAD)
+    refuse_what_breaks_working_ahead(worker, plan)
     logs.of_process(worker=plan.worker)
     devices.set_up_libraries(plan.threads, is_cpu=choice.is_cpu)
     forkserver.prepare(wanted.of(models).values())
@@ -154,6 +155,16 @@ def refuse_what_breaks_batching(worker: Any) -> None:
         raise ValueError("worker_enable_prefetch_count_reduction breaks batching after a reconnect; set it to False")
     if worker.app.tasks[TASK].rate_limit or conf.task_default_rate_limit:
         raise ValueError("a rate limit holds single jobs back from their batch; use max_queued in models.toml")
+
+
+def refuse_what_breaks_working_ahead(worker: Any, plan: devices.Plan) -> None:
+    """Raises `ValueError`. A child that always has its next batches in hand has no moment at which it could end."""
+    if not any(map(plan.works_ahead, range(plan.replicas))):
+        return
+    for name in ("max_tasks_per_child", "max_memory_per_child"):
+        if worker.options.get(name) or worker.app.conf[f"worker_{name}"]:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} does not end a replica that works ahead; leave it out, or set WORK_AHEAD=0")
 
 
 def configure_logging(loglevel: int | None = None, **kwargs: Any) -> None:

@@ -61,6 +61,11 @@ class WorkerOptionsTests(TestCase):
             with self.subTest(options):
                 self.assert_refused(worker(*options), reason)
 
+    def test_what_would_not_end_a_replica_that_works_ahead_is_refused(self) -> None:
+        for option in ("--max-tasks-per-child", "--max-memory-per-child"):
+            with self.subTest(option):
+                self.assert_refused(worker(option, "100", WORK_AHEAD="1"), f"{option} does not end a replica")
+
     def test_models_that_are_not_listed_are_refused_and_queues_in_their_place(self) -> None:
         for options, reason in (
             (("--models", "summary,topic"), "--models summary,topic: there is no model 'topic' in models.toml; did you"
