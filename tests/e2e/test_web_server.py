@@ -19,7 +19,6 @@ from tests.conditions import eventually
 from tests.ports import HOST
 from tests.stack import Stack
 
-
 CLOSED = ("RemoteDisconnected", "ConnectionResetError", "BrokenPipeError")  # and not refused
 
 
