@@ -23,9 +23,10 @@ class PackedLinear:
         self.weights: torch.Tensor | None = None
 
     def on(self) -> None:
-        own = self.layer.weight
+        if self.weights is not None:
+            return
+        own, bias = self.layer.weight, self.layer.bias
         packed = torch.ops.mkldnn._reorder_linear_weight(own.detach(), ROWS)
-        bias = self.layer.bias
 
         def forward(states: torch.Tensor) -> Any:
             return torch.ops.mkldnn._linear_pointwise(states, packed, bias, "none", [], "")
@@ -36,9 +37,12 @@ class PackedLinear:
             own.data = own.new_empty(0)
 
     def off(self) -> None:
-        vars(self.layer).pop("forward", None)
-        if self.weights is not None and not self.is_shared:
+        """If it raises, the layer computes as before."""
+        if self.weights is None:
+            return
+        if not self.is_shared:
             self.layer.weight.data = self.weights.to_dense()
+        del self.layer.forward
         self.weights = None
 
 
@@ -67,9 +71,16 @@ def packed(model: Any) -> Packed | None:
     layers = [
         PackedLinear(layer, is_shared=uses[id(layer.weight)] > 1)
         for layer in model.modules()
-        if type(layer) is nn.Linear and layer.weight.numel() >= LEAST
+        if type(layer) is nn.Linear and _is_plain(layer)
     ]
     return Packed(layers) if layers else None
+
+
+def _is_plain(layer: nn.Linear) -> bool:
+    """Neither quantized, nor elsewhere than the model, nor computed by what another library has put in its place."""
+    own = layer.weight
+    is_here = own.device.type == "cpu" and own.numel() >= LEAST
+    return type(own) is nn.Parameter and is_here and _is_served(own.dtype) and "forward" not in vars(layer)
 
 
 def _is_served(dtype: torch.dtype) -> bool:

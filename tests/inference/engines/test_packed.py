@@ -1,12 +1,15 @@
 """Packed weights change no score, take the place of the others, and can be put back."""
 
 from unittest import TestCase
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import torch
+from torch import nn
 
 from inference.engines.accelerate import packed
 from tests import decoders
+
+ROWS = (0, 1, 3, 16, 17, 18, 33, 100, 301)
 
 
 def scores_of(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
@@ -57,6 +60,58 @@ class PackedTests(TestCase):
         torch.testing.assert_close(scores_of(model, ids), expected, rtol=0.02, atol=0.02)
         shortcut.off()
         self.assertTrue(torch.equal(scores_of(model, ids), expected))
+
+    def test_any_shape_of_rows_is_answered_as_by_the_layer(self) -> None:
+        layer = nn.Linear(256, 256)
+        shapes = [torch.randn(256), torch.randn(2, 0, 256), torch.randn(3, 7, 256).transpose(0, 1)]
+        shapes += [torch.randn(40, 512)[:, ::2], torch.randn(5, 4, 256)[:, -1:], torch.randn(1, 256).expand(35, 256)]
+        shapes += [torch.randn(count, 256) for count in ROWS]
+        with torch.inference_mode():
+            expected = [layer(states) for states in shapes]
+            packed.PackedLinear(layer, is_shared=False).on()
+            for states, answer in zip(shapes, expected, strict=True):
+                with self.subTest(states.shape):
+                    torch.testing.assert_close(layer(states), answer, rtol=1e-3, atol=1e-4)
+
+    def test_what_fails_in_the_middle_leaves_every_layer_computing(self) -> None:
+        model = decoders.model("Llama", hidden_size=256, intermediate_size=512)
+        ids = torch.tensor([[5, 3, 7, 8]])
+        expected, size = scores_of(model, ids), _numbers(model)
+        shortcut = packed.packed(model)
+        assert shortcut is not None
+        for owner, name in ((shortcut.layers[3], "on"), (shortcut.layers[3], "off")):
+            with patch.object(owner, name, side_effect=MemoryError), self.assertRaises(MemoryError):
+                getattr(shortcut, name)()
+            torch.testing.assert_close(scores_of(model, ids), expected, rtol=1e-3, atol=1e-3)
+            shortcut.on()
+            torch.testing.assert_close(scores_of(model, ids), expected, rtol=1e-3, atol=1e-3)
+        weights = Mock(to_dense=Mock(side_effect=MemoryError))
+        with patch.object(shortcut.layers[3], "weights", weights), self.assertRaises(MemoryError):
+            shortcut.off()
+        torch.testing.assert_close(scores_of(model, ids), expected, rtol=1e-3, atol=1e-3)
+        shortcut.off()
+        self.assertTrue(torch.equal(scores_of(model, ids), expected))
+        self.assertEqual(_numbers(model), size)
+
+    def test_layers_that_another_library_computes_are_left_alone(self) -> None:
+        model = decoders.model("Llama", hidden_size=256, intermediate_size=512)
+        layers = model.model.layers
+        hooked, quantized, elsewhere = layers[0].mlp.up_proj, layers[1].self_attn.q_proj, layers[1].self_attn.o_proj
+        hooked.forward = forward = Mock()
+        quantized.weight = nn.Parameter(quantized.weight.detach().as_subclass(_Quantized))
+        elsewhere.to("meta")
+        shortcut = packed.packed(model)
+        assert shortcut is not None
+        found = [layer.layer for layer in shortcut.layers]
+        self.assertFalse([layer for layer in found if any(layer is one for one in (hooked, quantized, elsewhere))])
+        self.assertGreater(len(found), 5)
+        shortcut.on()
+        shortcut.off()
+        self.assertIs(hooked.forward, forward)
+
+
+class _Quantized(torch.Tensor):  # type: ignore[misc]
+    """As of torchao: in a plain `nn.Linear`."""
 
 
 def _numbers(model: torch.nn.Module) -> int:
