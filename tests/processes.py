@@ -35,6 +35,11 @@ def maps(pid: int) -> str:
     return _read(pid, "maps").decode()
 
 
+def resident() -> int:
+    """Bytes of this process that are in memory, with what is mapped."""
+    return int(_read(os.getpid(), "statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def command(pid: int) -> str:
     return _read(pid, "cmdline").replace(b"\0", b" ").decode()
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from inference.engines import mapped
+
 ROWS = 16  # that the order is best for; as good for thousands
 LEAST = 2**16  # weights, below which there is nothing to win
 
@@ -53,9 +55,11 @@ class Packed:
         self.layers = layers
 
     def on(self) -> None:
+        own = [_place(layer.layer.weight) for layer in self.layers if not layer.is_shared]
         with torch.inference_mode(mode=False):
             for layer in self.layers:
                 layer.on()
+        mapped.let_go(own)
 
     def off(self) -> None:
         with torch.inference_mode(mode=False):
@@ -81,6 +85,10 @@ def _is_plain(layer: nn.Linear) -> bool:
     own = layer.weight
     is_here = own.device.type == "cpu" and own.numel() >= LEAST
     return type(own) is nn.Parameter and is_here and _is_served(own.dtype) and "forward" not in vars(layer)
+
+
+def _place(weights: torch.Tensor) -> mapped.Place:
+    return weights.data_ptr(), weights.data_ptr() + weights.numel() * weights.element_size()
 
 
 def _is_served(dtype: torch.dtype) -> bool:

@@ -1,13 +1,17 @@
 """Packed weights change no score, take the place of the others, and can be put back."""
 
+import tempfile
+from pathlib import Path
 from unittest import TestCase
 from unittest.mock import Mock, patch
 
 import torch
 from torch import nn
 
+from inference.engines import memory
 from inference.engines.accelerate import packed
 from tests import decoders
+from tests.processes import resident
 
 ROWS = (0, 1, 3, 16, 17, 18, 33, 100, 301)
 
@@ -108,6 +112,23 @@ class PackedTests(TestCase):
         shortcut.on()
         shortcut.off()
         self.assertIs(hooked.forward, forward)
+
+    def test_a_mapped_file_is_not_in_memory_beside_them(self) -> None:
+        if not memory.STATM.exists():
+            self.skipTest("no /proc")
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        model = decoders.model("Llama", hidden_size=1024, intermediate_size=4096)
+        size, kind = 4 * _numbers(model), type(model)
+        model.save_pretrained(folder)
+        del model
+        memory.free()
+        before = resident()
+        model = kind.from_pretrained(folder)
+        shortcut = packed.packed(model)
+        assert shortcut is not None
+        shortcut.on()
+        memory.free()
+        self.assertLess(resident() - before, 1.5 * size)
 
 
 class _Quantized(torch.Tensor):  # type: ignore[misc]
