@@ -77,6 +77,14 @@ class PackedTests(TestCase):
                 with self.subTest(states.shape):
                     torch.testing.assert_close(layer(states), answer, rtol=1e-3, atol=1e-4)
 
+    def test_few_numbers_of_rows_are_computed_as_code_is_kept_for_each(self) -> None:
+        product = Mock(side_effect=lambda states: states)
+        for count in range(1, 2000):
+            self.assertEqual(len(packed.in_steps(product, torch.empty(count, 1))), count)
+        counts = {len(call.args[0]) for call in product.call_args_list}
+        self.assertLess(len(counts), 140)
+        self.assertLess(max(packed.rounded(count) / count for count in range(1, 9000)), 1 + 1 / 16)
+
     def test_what_fails_in_the_middle_leaves_every_layer_computing(self) -> None:
         model = decoders.model("Llama", hidden_size=256, intermediate_size=512)
         ids = torch.tensor([[5, 3, 7, 8]])
