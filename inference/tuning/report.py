@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from inference.catalog import tasks
-from inference.catalog.specs import TORCH, ModelSpec
+from inference.catalog.specs import TF32, TORCH, ModelSpec
 from inference.engines.memory import MIB
 from inference.tuning.measure import Arrangement, Choice, Grid, Trial
 from inference.tuning.replica import ANSWER
@@ -136,16 +136,18 @@ def mean(rates: Mapping[int, float]) -> float:
     return math.exp(sum(math.log(max(rate, 1e-9)) for rate in rates.values()) / len(rates))
 
 
-def choice_lines(trials: Trials) -> list[str]:
-    """For models.toml. Rounded numbers are nothing to choose for others: it says what they would get."""
+def choice_lines(spec: ModelSpec, trials: Trials) -> list[str]:
+    """For models.toml, in place of what the table says. Rounded numbers are nothing to choose for others: it says what
+    they would get."""
     choice, _ = recommended(trials)
-    if choice.precision == "float32" and choice.backend == TORCH:
+    says = spec.backend != TORCH or bool(spec.precision)
+    if choice.precision == "float32" and choice.backend == TORCH and not says and spec.dtype == "auto":
         return []
     trial = trials[choice]
     why = f"  # {trial.same} of {trial.answers} answers are the same, numbers move by up to {trial.largest_change:.2g}"
-    key = "precision" if choice.backend != TORCH else "dtype"
-    backend = [f'backend = "{choice.backend}"'] if choice.backend != TORCH else []
-    return [*backend, f'{key} = "{choice.precision}"{why}']
+    is_of_torch = choice.backend == TORCH and (choice.precision == TF32 or not says)
+    backend = [f'backend = "{choice.backend}"'] if {choice.backend, spec.backend} != {TORCH} else []
+    return [*backend, f'{"dtype" if is_of_torch else "precision"} = "{choice.precision}"{why}']
 
 
 def _absent(grid: Grid, size: int, length: int) -> str:

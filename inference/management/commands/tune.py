@@ -98,7 +98,7 @@ class Command(BaseCommand):
             "Backends, precisions, replicas and threads": report.trials_table(trials, unit.name),
             f"The best of each, {unit.name}/s": report.trials_plot(trials),
             "The worker": [f"celery -A project worker -c {arrangement.replicas}"],
-            f"For {settings.MODELS_FILE.name}": [*limits, *report.choice_lines(trials)],
+            f"For {settings.MODELS_FILE.name}": [*limits, *report.choice_lines(spec, trials)],
         }
         for title, part in parts.items():
             self.stdout.write(self.style.MIGRATE_HEADING(f"\n{title}"))

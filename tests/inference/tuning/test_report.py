@@ -108,14 +108,27 @@ class TextTests(TestCase):
             broken: Trial(problem="torch computes it in float32, and not openvino"),
         }
         self.assertEqual(report.recommended(trials), (short, two))
-        self.assertIn('backend = "openvino"', report.choice_lines(trials))
-        self.assertIn('precision = "bfloat16"  # 8 of 8 answers are the same', report.choice_lines(trials)[1])
+        self.assertIn('backend = "openvino"', report.choice_lines(SPEC, trials))
+        self.assertIn('precision = "bfloat16"  # 8 of 8 answers are the same', report.choice_lines(SPEC, trials)[1])
         self.assertEqual(report.recommended({torch: trials[torch]}), (torch, two))
-        self.assertEqual(report.choice_lines({torch: trials[torch], shorter: trials[shorter]}), [])
+        self.assertEqual(report.choice_lines(SPEC, {torch: trials[torch], shorter: trials[shorter]}), [])
         table = "\n".join(report.trials_table(trials, "items"))
         self.assertRegex(table, r"openvino +bfloat16 +2 x 1 +264.0 +370.0 +1 +8 of 8 +0.01")
         self.assertIn("openvino  float32    torch computes it in float32, and not openvino", table)
         self.assertIn(report.BAR * "█", list(report.trials_plot(trials))[2])
+
+    def test_the_lines_take_the_place_of_what_the_table_says(self) -> None:
+        plain, short = (Choice(backend="torch", precision=name) for name in ("float32", "bfloat16"))
+        for says, best, told in (
+            ({}, plain, []),
+            ({}, short, ['dtype = "bfloat16"']),
+            ({"precision": "float32"}, short, ['precision = "bfloat16"']),
+            ({"dtype": "bfloat16"}, plain, ['dtype = "float32"']),
+            ({"backend": "openvino", "precision": "int8"}, plain, ['backend = "torch"', 'precision = "float32"']),
+        ):
+            trial = Trial(same=8, answers=8, rates={Arrangement(replicas=1, threads=1): {1: 9.0}})
+            lines = report.choice_lines(dataclasses.replace(SPEC, **says), {best: trial})  # type: ignore[arg-type]
+            self.assertEqual([line.partition("  #")[0] for line in lines], told)
 
     def test_what_the_processor_can_is_told(self) -> None:
         cpuinfo = Path(self.enterContext(tempfile.NamedTemporaryFile("w+")).name)
