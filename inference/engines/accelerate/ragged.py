@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from inference.engines.accelerate.packed import rounded
+
 CALL_COST = 300_000  # one more call of attention costs as much as so many multiplications with padding
 
 
@@ -26,7 +28,8 @@ class Group(NamedTuple):
 class Texts:
     """The tokens of a batch without its padding, the texts ordered by length.
 
-    `shape` is (texts, longest, hidden) as it comes, `own` of shape (texts, longest) is false for padding, or None.
+    `shape` is (texts, longest, hidden) as it comes, `own` of shape (texts, longest) is false for padding, or None. Behind
+    the tokens are as many more as make a number that packed weights are multiplied with; nobody looks at them.
     """
 
     def __init__(self, shape: Sequence[int], own: torch.Tensor | None) -> None:
@@ -40,7 +43,9 @@ class Texts:
             lengths = [counts[text] for text in order]
             tokens = own.flatten().nonzero().squeeze(1).split(counts)
             self.order = torch.tensor(order)
-            self.index = torch.cat([tokens[text] for text in order])
+            more = rounded(sum(lengths)) - sum(lengths)
+            self.index = torch.cat([tokens[text] for text in order] + [tokens[0][:1].expand(more)])
+        self.tokens = sum(lengths)
         ends = list(accumulate(lengths))
         self.firsts = torch.tensor([end - length for end, length in zip(ends, lengths, strict=True)])
         self.groups = [self._group(lengths, first, last, ends) for first, last in near(lengths, self.hidden)]
@@ -61,7 +66,8 @@ class Texts:
     def padded(self, rows: torch.Tensor) -> torch.Tensor:
         """And back, with zeros for padding."""
         if self.index is not None:
-            rows = rows.new_zeros(self.count * self.longest, rows.shape[-1]).index_copy_(0, self.index, rows)
+            own, whole = self.index[: self.tokens], rows.new_zeros(self.count * self.longest, rows.shape[-1])
+            rows = whole.index_copy_(0, own, rows[: self.tokens])
         return rows.unflatten(0, (self.count, self.longest))
 
     def in_order(self, values: torch.Tensor) -> torch.Tensor:
@@ -78,7 +84,8 @@ class Attention:
 
     def of_all(self, texts: Texts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """(tokens, hidden) in and out."""
-        return _joined([self._within(group, query, key, value) for group in texts.groups])
+        parts = [self._within(group, query, key, value) for group in texts.groups]
+        return _joined([*parts, query[texts.tokens :]] if len(query) > texts.tokens else parts)
 
     def of_firsts(self, texts: Texts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """`query` of shape (texts, hidden), as is the answer; `key` and `value` of shape (tokens, hidden)."""
