@@ -18,7 +18,6 @@ from inference.tuning.replica import (
     Setup,
     answer,
     answers,
-    backend,
     items_per_s,
     memory_bytes,
     note,
@@ -256,8 +255,8 @@ def trial(
         try:
             with _replicas(setup, arrangement) as replicas:
                 first = replicas[0]
-                if first.ask(backend) != choice.backend:
-                    return Trial(problem=first.ask(note)), found
+                if backends.REFUSED in (said := first.ask(note)):
+                    return Trial(problem=said), found
                 if not memory:
                     memory = first.ask(memory_bytes)
                     found = first.ask(answers, lengths_for(setup.spec, setup.own_inputs))

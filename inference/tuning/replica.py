@@ -124,11 +124,6 @@ def steps() -> bool:
     return _engine.stepper is not None
 
 
-def backend() -> str:
-    """What computes the model, after all."""
-    return _engine.backend
-
-
 def note() -> str:
     return _engine.note
 
@@ -183,9 +178,9 @@ def items_per_s(size: int, length: int, budget_s: float) -> float:
 
 
 def answers(lengths: Sequence[int]) -> list[Any]:
-    """To the user's own inputs, each alone, or to one of each length."""
-    own = [[value] for value in _setup.own_inputs[:MOST_COMPARED]]
-    return [_run(items)[0] for items in own or [_items(1, length) for length in lengths]]
+    """To the user's own inputs, each alone, or to some that are made up."""
+    asked = _setup.own_inputs[:MOST_COMPARED] or samples.compared(_setup.spec, _engine, lengths)
+    return [_run([value])[0] for value in asked]
 
 
 def _items(size: int, length: Length) -> list[Any]:

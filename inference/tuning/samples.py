@@ -2,6 +2,7 @@
 
 import base64
 import io
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ from inference.engines import media
 from inference.engines.base import Engine
 
 WORDS = "the people of this small town went to see what had been found near the old river that day and".split()  # noqa: SIM905
+
+TEXTS = 100  # so that one label in a hundred is seen
+LONGEST = 128  # tokens of these
 
 
 def sample(spec: ModelSpec, engine: Engine, length: int, own: Sequence[Any]) -> Any:
@@ -23,6 +27,15 @@ def sample(spec: ModelSpec, engine: Engine, length: int, own: Sequence[Any]) -> 
     if unit is units.frames:
         return media.example_audio(length / units.FRAMES_PER_S)
     return engine.sample(" ".join(WORDS[place % len(WORDS)] for place in range(max(1, length - 2))))
+
+
+def compared(spec: ModelSpec, engine: Engine, lengths: Sequence[int]) -> list[Any]:
+    """Different texts of all lengths; of what takes longer to answer, or is no text, one of each length."""
+    task, rng = tasks.of(spec.task), random.Random(0)
+    if task.generates or task.unit in (units.patches, units.frames):
+        return [sample(spec, engine, length, ()) for length in lengths]
+    longest = min(lengths[-1], LONGEST)
+    return [engine.sample(" ".join(rng.choices(WORDS, k=rng.randint(1, max(1, longest - 2))))) for _ in range(TEXTS)]
 
 
 def _image() -> str:

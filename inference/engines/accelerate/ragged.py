@@ -28,8 +28,8 @@ class Group(NamedTuple):
 class Texts:
     """The tokens of a batch without its padding, the texts ordered by length.
 
-    `shape` is (texts, longest, hidden) as it comes, `own` of shape (texts, longest) is false for padding, or None. Behind
-    the tokens are as many more as make a number that packed weights are multiplied with; nobody looks at them.
+    `shape` is (texts, longest, hidden) as it comes, `own` of shape (texts, longest) is false for padding, or None. More
+    tokens follow, up to a number of rows that packed weights are multiplied with; nobody looks at them.
     """
 
     def __init__(self, shape: Sequence[int], own: torch.Tensor | None) -> None:

@@ -1,6 +1,8 @@
-"""A model's `forward` by another backend, if its answers are those of torch up to what the catalog allows.
+"""A model's `forward` by another backend, or by torch in bfloat16, if its answers are those of torch in float32 up to
+what the catalog allows.
 
-Where they are not, or anything goes wrong on the way, torch computes the model, with a warning that says what to do.
+Where they are not, or a backend goes wrong on the way, torch computes the model in float32, and a warning says what to
+do.
 """
 
 import functools
@@ -15,7 +17,8 @@ from typing import Any
 import torch
 from django.conf import settings
 
-from inference.catalog.specs import TORCH, ModelSpec
+from inference.catalog import tasks
+from inference.catalog.specs import TORCH, TRANSFORMERS_ENGINE, ModelSpec
 from inference.engines import backends, parity, placement, weights
 from inference.engines.accelerate.install import Override, Shortcuts
 from inference.engines.compiled import agreement, kept
@@ -99,17 +102,51 @@ def require(spec: ModelSpec) -> None:
 def install(spec: ModelSpec, model: Any, answers: parity.Answers, inputs: Sequence[Any]) -> Installed:
     """`answers` runs `model`, on `inputs` of several lengths."""
     if spec.backend == TORCH:
-        return Installed(shortcuts=None)
-    precision = spec.precision or "float32"
+        return _by_torch(spec, model, answers, inputs) if _is_compared(spec, model) else Installed(shortcuts=None)
     shortcuts = Shortcuts(model.config.model_type, parity.Verdict(together=Together.PADDED))
     try:
-        found = _computed(spec, model, precision, answers, inputs, shortcuts)
+        found = _computed(spec, model, spec.precision or "float32", answers, inputs, shortcuts)
     except Exception as error:
-        reason = str(error) if isinstance(error, Unfit) else describe(error)
-        note = f"torch computes it in float32, and not {spec.backend} in {precision}: {reason.rstrip('.')}."
-        logger.warning("model=%s %s", spec.name, note)
-        return Installed(shortcuts=None, note=note)
+        return _refused(spec, str(error) if isinstance(error, Unfit) else describe(error))
     return Installed(shortcuts=shortcuts, backend=spec.backend, note=f"{spec.backend} computes it {found}.")
+
+
+def _refused(spec: ModelSpec, reason: str) -> Installed:
+    note = f"{backends.REFUSED} {spec.backend} in {spec.precision or 'float32'}: {reason.rstrip('.')}."
+    logger.warning("model=%s %s", spec.name, note)
+    return Installed(shortcuts=None, note=note)
+
+
+def _is_compared(spec: ModelSpec, model: Any) -> bool:
+    """Whether torch is to compute it in bfloat16 by its `precision`, and gives scores or states to compare."""
+    is_ours = spec.engine != TRANSFORMERS_ENGINE or tasks.of(spec.task).compiles
+    return spec.precision == "bfloat16" and is_ours and model.device.type == "cpu"
+
+
+def _by_torch(spec: ModelSpec, model: Any, answers: parity.Answers, inputs: Sequence[Any]) -> Installed:
+    """With its own weights where they answer near enough to those of float32, else with these."""
+    own, whole = ([part.data for part in _parts(one)] for one in (model, _load(spec, model, dtype="float32")))
+    labels = "logits" in _recorded(model, answers, inputs[:1]).output
+    alone = answers(inputs, Together.ALONE)
+    _exchange(model, whole)
+    found = agreement.of(alone, answers(inputs, Together.ALONE), labels=labels)
+    try:
+        _check(found, spec.tolerance or TOLERANCES[spec.precision])
+    except Unfit as error:
+        return _refused(spec, str(error))
+    _exchange(model, own)
+    note = f"torch computes it in {spec.precision}: {found}."
+    logger.info("model=%s %s", spec.name, note)
+    return Installed(shortcuts=None, note=note)
+
+
+def _parts(model: Any) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _exchange(model: Any, data: Sequence[torch.Tensor]) -> None:
+    for part, other in zip(_parts(model), data, strict=True):
+        part.data = other
 
 
 def _computed(
@@ -139,11 +176,11 @@ def _computed(
     return f"in {forward.precision}{lacking}: {found}"
 
 
-def _load(spec: ModelSpec, model: Any) -> Any:
+def _load(spec: ModelSpec, model: Any, **otherwise: Any) -> Any:
     return type(model).from_pretrained(
         model.name_or_path,
         config=model.config,
-        **placement.arguments(spec, "cpu"),
+        **{**placement.arguments(spec, "cpu"), **otherwise},
         use_safetensors=True,
         local_files_only=True,
         trust_remote_code=False,
@@ -164,14 +201,8 @@ def _holds(answers: parity.Answers, inputs: Sequence[Any], alone: Sequence[parit
 def _forward(spec: ModelSpec, model: Any, precision: str, answers: parity.Answers, inputs: Sequence[Any]) -> Any:
     from inference.engines.compiled import forward, graph
 
-    recorder = Recorder(model.forward)
-    recording = Override(model, "forward", recorder)
-    recording.on()
-    try:
-        answers(inputs[:2], Together.PADDED)
-    finally:
-        recording.off()
-    features, output = recorder.features or {}, recorder.output
+    recorded = _recorded(model, answers, inputs[:2])
+    features, output = recorded.features or {}, recorded.output
     name = "logits" if "logits" in output else next(iter(output))
 
     @functools.cache
@@ -195,6 +226,17 @@ def _forward(spec: ModelSpec, model: Any, precision: str, answers: parity.Answer
     if found:
         weakref.finalize(computes, found.sums.close)
     return computes
+
+
+def _recorded(model: Any, answers: parity.Answers, inputs: Sequence[Any]) -> Recorder:
+    recorder = Recorder(model.forward)
+    recording = Override(model, "forward", recorder)
+    recording.on()
+    try:
+        answers(inputs, Together.PADDED)
+    finally:
+        recording.off()
+    return recorder
 
 
 def _digest(folder: Path, more: Sequence[object]) -> str:

@@ -50,7 +50,7 @@ BAD = (
     ("int8, but torch", '[a]\ntask = "t"\nmodel = "m"\nprecision = "int8"\n', 4, 'add backend = "openvino"'),
     ("two precisions", '[a]\ntask = "t"\nmodel = "m"\nprecision = "float32"\ndtype = "float32"\n', 5, "leave one"),
     ("dtype of a backend", BACKEND + 'dtype = "bfloat16"\n', 5, 'say precision = "…"'),
-    ("tolerance of torch", '[a]\ntask = "t"\nmodel = "m"\ntolerance = 0.1\n', 4, 'add backend = "openvino"'),
+    ("tolerance of torch", '[a]\ntask = "t"\nmodel = "m"\ntolerance = 0.1\n', 4, 'or backend = "openvino"'),
     ("tolerance", BACKEND + "tolerance = 2\n", 5, "a number from 0 to 1"),
     ("backend of a task", '[a]\ntask = "text-generation"\nmodel = "m"\nbackend = "openvino"\n', 4, "leave it out for"),
     ("load", '[a]\ntask = "t"\nmodel = "m"\nload = "late"\n', 4, "load must be one of eager, lazy, not 'late'"),

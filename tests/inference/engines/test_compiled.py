@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import openvino
+import torch
 from django.test import override_settings
 
 from inference.catalog import tasks
@@ -134,6 +135,34 @@ class AnswersTests(CompiledCase):
         with patch.object(engine.pipe.model.forward, "request", wraps=engine.pipe.model.forward.request) as request:
             self.assert_equal(self.asked(engine), self.torch_answers())
         self.assertEqual(request.infer.call_count, len(TEXTS))
+
+
+class ShortTypesTests(CompiledCase):
+    """torch in bfloat16, by `precision`."""
+
+    def loaded_short(self, task: str = CLASSIFICATION, **values: Any) -> Any:
+        return self.loaded(task, backend="torch", precision="bfloat16", **values)
+
+    def test_the_page_says_how_near_its_answers_are(self) -> None:
+        for task in (CLASSIFICATION, "fill-mask", "image-classification", "feature-extraction"):
+            engine = self.loaded_short(task, tolerance=WIDE)
+            with self.subTest(task):
+                labels = "" if task == "feature-extraction" else r"\d+ of \d+ labels are those of torch in float32, "
+                self.assertRegex(engine.note, f"torch computes it in bfloat16: {labels}numbers differ by at most")
+                self.assertEqual({part.dtype for part in self.model(engine).parameters()}, {torch.bfloat16})
+                self.asked(engine, task)
+
+    def test_beyond_the_tolerance_it_is_computed_in_float32(self) -> None:
+        with self.assertLogs(install.logger, "WARNING") as logs:
+            engine = self.loaded_short(tolerance=1e-6)
+        self.assertRegex(engine.note, r"^torch computes it in float32, and not torch in bfloat16: .* where 1e-06 is al")
+        self.assertIn(engine.note, logs.output[0])
+        self.assert_equal(self.asked(engine), self.torch_answers())
+
+    def test_what_generates_or_says_dtype_is_not_compared(self) -> None:
+        self.assertEqual(self.loaded(backend="torch", dtype="bfloat16").note, "")
+        engine = self.loaded("text-generation", backend="torch", precision="bfloat16")
+        self.assertNotIn("torch computes it", engine.note)
 
 
 class FallbackTests(CompiledCase):

@@ -74,7 +74,7 @@ class TrialTests(TestCase):
             def __exit__(self, *_: object) -> None: ...
             def wait_until_loaded(self) -> None: ...
             def ask(self, what: Any, *_: Any) -> Any:
-                return {replica.backend: "torch", replica.memory_bytes: 1, replica.answers: [0.5]}[what]
+                return {replica.note: "", replica.memory_bytes: 1, replica.answers: [0.5]}[what]
 
         def tried() -> measure.Trial:
             choice = Choice(backend="torch", precision="float32")
