@@ -102,7 +102,7 @@ def trials_table(trials: Trials, unit: str) -> Iterator[str]:
     """A row a choice and arrangement: rates by batch size, what a replica takes, and how near the answers are."""
     sizes = sorted({size for trial in trials.values() for rates in trial.rates.values() for size in rates})
     heads = "".join(f"{f'x {size}':>10}" for size in sizes)
-    yield f"{'backend':<10}{'precision':<11}{'replicas x threads':<20}{heads} {unit}/s       MiB   answers   numbers"
+    yield f"{'backend':<10}{'precision':<11}{'replicas x threads':<20}{heads} {unit}/s       MiB      answers   numbers"
     for choice, trial in trials.items():
         start = f"{choice.backend:<10}{choice.precision:<11}"
         if trial.problem:
@@ -111,7 +111,7 @@ def trials_table(trials: Trials, unit: str) -> Iterator[str]:
             cells = "".join(f"{rates[size]:10.1f}" for size in sizes)
             yield (
                 f"{start}{f'{arrangement.replicas} x {arrangement.threads}':<20}{cells}{'':>{len(unit) + 3}}"
-                f"{trial.memory / MIB:10.0f}{f'{trial.same} of {trial.answers}':>10}{trial.largest_change:10.2g}"
+                f"{trial.memory / MIB:10.0f}{f'{trial.same} of {trial.answers}':>13}{trial.largest_change:10.2g}"
             )
 
 

@@ -7,19 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from tests import tiny_models
+from tests.conditions import eventually
 from tests.e2e.case import ShowingLog
 from tests.stack import Stack
 
 TEXTS = ["the cat runs in paris", "a dog", "it was a good house and the red cat sleeps on it", "small"]
-TABLES = """
-[plain]
-task = "text-classification"
-model = "{0}/classes"
-
+FAST = """
 [fast]
 task = "text-classification"
 model = "{0}/classes"
 backend = "openvino"
+"""
+TABLES = """
+[plain]
+task = "text-classification"
+model = "{0}/classes"
 
 [vectors]
 engine = "inference.engines.embeddings:SentenceEmbeddings"
@@ -38,7 +40,7 @@ class BackendsTests(ShowingLog):
         folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         tiny_models.build("text-classification", folder / "classes")
         tiny_models.build("feature-extraction", folder / "states")
-        self.stack = self.enterContext(Stack(models=TABLES.format(folder), replicas=2))
+        self.stack = self.enterContext(Stack(models=TABLES.format(folder) + FAST.format(folder), replicas=2))
         plain, fast = (self.stack.post(f"/v1/models/{name}", {"inputs": TEXTS}).json for name in ("plain", "fast"))
         for wanted, found in zip(plain, fast, strict=True):
             self.assertEqual([label["label"] for label in found], [label["label"] for label in wanted])
@@ -53,6 +55,24 @@ class BackendsTests(ShowingLog):
         for name in ("classes", "states"):
             exports = [path for path in (folder / name / "exported").iterdir() if path.is_dir()]
             self.assertEqual(len(exports), 1)
+
+    def test_a_worker_that_is_killed_in_the_middle_of_an_export_leaves_nothing_behind(self) -> None:
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        tiny_models.build("text-classification", folder / "classes")
+        exports = folder / "classes" / "exported"
+        self.stack = self.enterContext(Stack(models=FAST.format(folder), workers=0))
+        job = self.stack.submit(TEXTS, model="fast")
+        worker = self.stack.start_worker()
+        eventually(lambda: any(exports.glob("*.part-*")), "an export begins", limit_s=60, every_s=0.005)
+        worker.kill()
+        (begun,) = (path for path in exports.iterdir() if path.is_dir())
+        self.assertIn(".part-", begun.name)
+        self.stack.start_worker()
+        (done,) = self.stack.finished(job, limit_s=120)
+        self.assertEqual(done.status, "succeeded")
+        (kept,) = (path for path in exports.iterdir() if path.is_dir())
+        self.assertEqual(kept.suffix, "")
+        eventually(lambda: "openvino computes it" in (self.note("fast") or ""), "its page says so")
 
     def note(self, name: str) -> Any:
         return self.stack.get(f"/v1/models/{name}").json["served"]["note"]

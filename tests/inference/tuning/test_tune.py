@@ -79,7 +79,7 @@ class TuneTests(SimpleTestCase):
         printed = self.tune("steady")
         self.assertIn("[steady]\nmax_batch_size = 4\n", printed)
         self.assertIn("celery -A project worker -c", printed)
-        self.assertRegex(printed, r"torch +bfloat16 +1 x \d+ .* 2 of 2 +0\n")
+        self.assertRegex(printed, r"torch +bfloat16 +1 x \d+ .* 100 of 100 +0\n")
         self.assertIn("This machine\n", printed)
 
     def test_backends_are_compared_with_torch(self) -> None:
