@@ -31,6 +31,9 @@ ENGINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 DTYPES = ("auto", "float32", TF32, "bfloat16", "float16")
 LOADS = ("eager", "lazy")
 MAX_BYTES = 2**24
+MAX_DEPTH = (
+    50  # of tables in tables; entries are sent to children, and how deep that may be differs from Python to Python
+)
 PARSED = ("input", "parameters")  # the keys that have a grammar of their own
 
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -78,10 +81,20 @@ def parse(text: str, file: str = "models.toml") -> Catalog:
     reader = _Reader(text, file)
     if not tables:
         raise CatalogError(f"{file}: no models. Add a table such as [sentiment] with task and model.")
+    if _is_deep(tables):
+        raise CatalogError(f"{file}: a table is too deep: at most {MAX_DEPTH} in each other.")
     try:
         return {name: reader.model(name, table) for name, table in tables.items()}
-    except (OverflowError, RecursionError) as error:
-        raise CatalogError(f"{file}: a number is too large, or a table too deep: {error}.") from error
+    except OverflowError as error:
+        raise CatalogError(f"{file}: a number is too large: {error}.") from error
+
+
+def _is_deep(tables: dict[str, Any]) -> bool:
+    level: list[Any] = [tables]
+    for _ in range(MAX_DEPTH):
+        level = [value for one in level for value in (one.values() if isinstance(one, dict) else one)]
+        level = [value for value in level if isinstance(value, dict | list)]
+    return bool(level)
 
 
 class _Reader:
