@@ -31,9 +31,7 @@ ENGINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 DTYPES = ("auto", "float32", TF32, "bfloat16", "float16")
 LOADS = ("eager", "lazy")
 MAX_BYTES = 2**24
-MAX_DEPTH = (
-    50  # of tables in tables; entries are sent to children, and how deep that may be differs from Python to Python
-)
+MAX_DEPTH = 50  # of tables in tables: what can be sent to children differs from Python to Python
 PARSED = ("input", "parameters")  # the keys that have a grammar of their own
 
 _BOUNDS: dict[str, tuple[float, float]] = {
