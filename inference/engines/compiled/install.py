@@ -120,7 +120,8 @@ def _refused(spec: ModelSpec, reason: str) -> Installed:
 def _is_compared(spec: ModelSpec, model: Any) -> bool:
     """Whether torch is to compute it in bfloat16 by its `precision`, and gives scores or states to compare."""
     is_ours = spec.engine != TRANSFORMERS_ENGINE or tasks.of(spec.task).compiles
-    return spec.precision == "bfloat16" and is_ours and model.device.type == "cpu"
+    is_quantized = getattr(model.config, "quantization_config", None) is not None  # it has no weights in float32
+    return spec.precision == "bfloat16" and is_ours and model.device.type == "cpu" and not is_quantized
 
 
 def _by_torch(spec: ModelSpec, model: Any, answers: parity.Answers, inputs: Sequence[Any]) -> Installed:

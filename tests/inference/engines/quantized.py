@@ -3,13 +3,15 @@
 import json
 import os
 import sys
+from typing import Any
 
 import django
 
-OPTIONS = (
-    {"device_map": {"": "cpu"}},
-    {"quantization": "torchao-int8"},
-    {"quantization": "bitsandbytes-8bit"},
+ENTRIES: tuple[dict[str, Any], ...] = (
+    {"dtype": "float32", "options": {"device_map": {"": "cpu"}}},
+    {"dtype": "float32", "options": {"quantization": "torchao-int8"}},
+    {"dtype": "float32", "options": {"quantization": "bitsandbytes-8bit"}},
+    {"precision": "bfloat16", "options": {"quantization": "torchao-int8"}},
 )
 
 
@@ -20,9 +22,9 @@ def main(folder: str) -> None:
     from inference.engines import loading
 
     answers = {}
-    for options in OPTIONS:
-        entry = ModelSpec(name="m", task="text-classification", model=folder, dtype="float32", options=options)
-        (answers[str(options)],) = loading.ready(entry, "cpu").predict(["good day"], {})
+    for values in ENTRIES:
+        entry = ModelSpec(name="m", task="text-classification", model=folder, **values)
+        (answers[str(values)],) = loading.ready(entry, "cpu").predict(["good day"], {})
     sys.stdout.write(f"{json.dumps(answers)}\n")
 
 
