@@ -11,7 +11,7 @@ from typing import Any
 
 from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
-from inference.engines import isolate
+from inference.engines import isolate, memory
 from inference.engines.base import Engine
 from inference.engines.faults import describe, device_problem, is_device_failure, is_in_use, is_out_of_memory
 from inference.errors import ModelUnavailable
@@ -56,7 +56,9 @@ def ready(spec: ModelSpec, device: str) -> Engine:
         engine = make(spec)
         engine.load(device)
         engine.warm_up()
-        if device != CPU:
+        if device == CPU:
+            memory.keep_freed()
+        else:
             _warm_up_at_its_largest(engine)
         if spec.backend != engine.backend and not engine.note:
             engine.note = f'backend = "{spec.backend}" is nothing to {spec.engine}, which computes in its own way.'

@@ -1,5 +1,11 @@
 import json
+import os
+import platform
+import subprocess
+import sys
 import tempfile
+import textwrap
+import unittest
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -77,6 +83,34 @@ class MeasureTests(SimpleTestCase):
         with patch.object(memory, "estimate", return_value=5 * MIB), memory.measured(spec(""), CPU) as taken:
             pass
         self.assertGreaterEqual(taken.bytes, 5 * MIB)
+
+
+class KeptTests(SimpleTestCase):
+    @unittest.skipUnless(platform.libc_ver()[0] == "glibc", "of glibc")
+    def test_what_a_batch_frees_the_next_one_takes(self) -> None:
+        """In a process of its own: the thresholds of this one are not the default's any more."""
+        faults = """
+            import resource
+            from inference.engines import memory
+
+            def batches():
+                before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+                for _ in range(10):
+                    activations = [bytearray(2**20) for _ in range(32)]
+                    del activations
+                return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+            batches()
+            before = batches()
+            memory.keep_freed()
+            batches()
+            print(before, batches())
+        """
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+        command = [sys.executable, "-c", textwrap.dedent(faults)]
+        told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+        before, after = map(int, told.stdout.split())
+        self.assertLess(after, before / 10)
 
 
 class TotalTests(SimpleTestCase):

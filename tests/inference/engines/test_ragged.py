@@ -52,6 +52,28 @@ class TextsTests(TestCase):
             torch.testing.assert_close(attended[text, :length], alone)
             torch.testing.assert_close(firsts[text], alone[0])
 
+    @settings(deadline=None)
+    @given(lengths_of_texts, st.data())
+    def test_a_text_that_is_no_number_stays_by_itself(self, lengths: list[int], data: st.DataObject) -> None:
+        padded, own = batch(lengths)
+        bad = data.draw(st.integers(0, len(lengths) - 1))
+        padded[bad] = torch.nan
+        texts = Texts(padded.shape, own)
+        rows = texts.rows(padded)
+        attended = texts.padded(ATTENTION.of_all(texts, rows, rows, rows))
+        for text, length in enumerate(lengths):
+            self.assertEqual(bool(attended[text, :length].isnan().any()), text == bad)
+
+    @settings(deadline=None)
+    @given(lengths_of_texts)
+    def test_attention_in_bfloat16_is_that_of_float32(self, lengths: list[int]) -> None:
+        padded, own = batch(lengths)
+        texts = Texts(padded.shape, own)
+        rows = texts.rows(padded).bfloat16()
+        exact = ATTENTION.of_all(texts, *(3 * [rows.float()]))
+        attended = ATTENTION.of_all(texts, rows, rows, rows)
+        self.assertTrue(torch.equal(attended[: texts.tokens], exact[: texts.tokens].bfloat16()))
+
     def test_without_a_mask_all_tokens_are_the_texts(self) -> None:
         padded, _ = batch([3, 3])
         texts = Texts(padded.shape, None)
