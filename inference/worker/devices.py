@@ -79,6 +79,7 @@ class Plan:
 def bind(visible: str) -> str:
     """As `Plan.bind`. Of several GPUs that are one device, the first."""
     os.environ[gpus.VARIABLE] = visible
+    os.environ.setdefault(gpus.ORDER, gpus.BY_BUS)
     return "cuda:0" if visible else CPU
 
 

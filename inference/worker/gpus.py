@@ -7,7 +7,6 @@ import glob
 import os
 import re
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -16,6 +15,7 @@ DEVICE_FILES = "/dev/nvidia[0-9]*"
 LISTING_S = 30.0  # the driver may have to wake all GPUs
 ENDED_S = 1.0  # until what was killed has ended; what is stuck in the driver does not
 VARIABLE = "CUDA_VISIBLE_DEVICES"
+ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"  # as nvidia-smi counts; CUDA alone begins with the fastest
 NONE_ASKED = {"", "nodevfiles", "none", "void"}  # values with which somebody wants no GPU, and numbers below 0
 _GPU = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[\w-]+)\)")
 _SLICE = re.compile(r"\s+MIG \S*?(\d+)gb\S*\s+Device\s+(\d+): \(UUID: (MIG-[\w/-]+)\)")
@@ -36,7 +36,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """In CUDA's order, and why these. `problem`: a GPU was to be expected, and there is none to be used."""
+    """As nvidia-smi or the environment orders them. `problem`: a GPU was to be expected, and there is none to use."""
 
     gpus: tuple[Gpu, ...] = ()
     why: str
@@ -49,7 +49,7 @@ def find() -> Found:
     if (value := os.environ.get(VARIABLE)) is not None and not _named():
         if value.strip().lower() in NONE_ASKED or value.strip().startswith("-"):
             return Found(why=f"{VARIABLE} hides every GPU", is_listed=True)
-        return Found(why=f"{VARIABLE}={value} names none, as CUDA reads it", problem=True, is_listed=True)
+        return _none_named()
     if "+cpu" in _torch_version():
         is_there = bool(glob.glob(DEVICE_FILES))
         why = "this torch is a build for CPUs" + (", though there is a GPU: install one for CUDA" if is_there else "")
@@ -157,30 +157,42 @@ def _may_be(entry: str, first: str) -> bool:
     return entry.startswith(kind) if kind else entry.isascii() and entry.isdecimal()
 
 
+def _none_named() -> Found:
+    why = f"{VARIABLE}={os.environ[VARIABLE]} names none, as CUDA reads it"
+    return Found(why=why, problem=True, is_listed=True)
+
+
 def _chosen(found: Found) -> Found:
     """Those that CUDA_VISIBLE_DEVICES names: CUDA ends at the first that is not there."""
-    whole = _whole(found.gpus)
     gpus: list[Gpu] = []
-    for entry in _named():
-        if entry.isdecimal() and (not found.is_listed or int(entry) < len(whole)):
-            known = whole[int(entry)] if int(entry) < len(whole) else Gpu(name="", visible=entry)
-            gpus.append(Gpu(name=f"cuda:{int(entry)}", visible=entry, memory=known.memory))
-        elif not entry.isdecimal() and len(like := [gpu for gpu in found.gpus if gpu.visible.startswith(entry)]) == 1:
-            gpus.append(Gpu(name=like[0].name, visible=entry, memory=like[0].memory))
-        elif not entry.isdecimal() and not found.is_listed:
-            gpus.append(Gpu(name=entry[:20], visible=entry))
-        else:
+    entries = _named()
+    for entry in entries:
+        if (gpu := _meant(entry, found)) is None:
             break
+        if gpu in gpus:  # beginnings of one UUID
+            return _none_named()
+        gpus.append(gpu)
     if not gpus:
         raise ValueError(f"{VARIABLE}={os.environ[VARIABLE]} names no GPU of this host ({found.why})")
-    dropped = os.environ[VARIABLE].count(",") + 1 - len(gpus)
-    why = f"{VARIABLE} names them" + (
-        f", but for its last {dropped}: CUDA stops at one that is none" if dropped else ""
-    )
+    why = f"{VARIABLE} names them"
+    if entries[0].isdecimal():
+        order = os.environ.get(ORDER, BY_BUS)
+        why += " by nvidia-smi's numbers" if order == BY_BUS else f" by CUDA's own numbers: {ORDER}={order}"
+    if dropped := os.environ[VARIABLE].count(",") + 1 - len(gpus):
+        why += f", but for its last {dropped}: CUDA stops at one that is none ({found.why})"
     return Found(gpus=tuple(gpus), why=why, is_listed=True)
 
 
-def _whole(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """By number; one that is cut into slices counts as one."""
-    names = dict.fromkeys(gpu.name.partition("/")[0] for gpu in gpus)
-    return [next(gpu for gpu in gpus if gpu.name.partition("/")[0] == name) for name in names]
+def _meant(entry: str, found: Found) -> Gpu | None:
+    """By its number, where one that is cut into slices is the first of them, or by the beginning of its UUID."""
+    if entry.isdecimal():
+        name = f"cuda:{int(entry)}"
+        like = [gpu for gpu in found.gpus if gpu.name.partition("/")[0] == name][:1]
+    else:
+        name = entry[:20]
+        like = [gpu for gpu in found.gpus if gpu.visible.startswith(entry)]
+    if not found.is_listed:
+        return Gpu(name=name, visible=entry)
+    if entry.isdecimal() and like and os.environ.get(ORDER, BY_BUS) != BY_BUS:  # nobody tells which one that is
+        return Gpu(name=name, visible=entry, memory=min(gpu.memory for gpu in found.gpus))
+    return like[0] if len(like) == 1 else None

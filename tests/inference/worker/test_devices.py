@@ -156,6 +156,14 @@ class PlanTests(TestCase):
                 self.assertEqual(plan(choice, 2).bind(index), bound)
                 self.assertEqual(os.environ["CUDA_VISIBLE_DEVICES"], visible)
 
+    def test_a_child_counts_gpus_as_nvidia_smi_does_unless_the_operator_says_otherwise(self) -> None:
+        for given, expected in (({}, "PCI_BUS_ID"), ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "FASTEST_FIRST")):
+            with self.subTest(given), patch.dict(os.environ):
+                os.environ.pop("CUDA_DEVICE_ORDER", None)
+                os.environ.update(given)
+                plan(choose("auto"), 2).bind(0)
+                self.assertEqual(os.environ.get("CUDA_DEVICE_ORDER"), expected)
+
     def test_the_allocator_of_a_gpu_does_not_keep_holes_unless_the_operator_says_otherwise(self) -> None:
         for given, expected in (({}, "expandable_segments:True"), ({"PYTORCH_CUDA_ALLOC_CONF": "x"}, None)):
             with self.subTest(given), patch.dict(os.environ, given):

@@ -22,7 +22,8 @@ GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-aaaa-1)
   MIG 1g.10gb+me  Device  1: (UUID: MIG-dddd-4)
 GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-bbbb-2)
 """
-MEMORY = "GPU-aaaa-1, 81559\nGPU-bbbb-2, [N/A]\n"
+TWELVE = "".join(f"GPU {n}: NVIDIA H200 (UUID: GPU-{n:04}-1)\n" for n in range(12))
+TOLD = "GPU-aaaa-1, 81559\nGPU-bbbb-2, [N/A]\n"
 
 
 class GpusTests(TestCase):
@@ -32,13 +33,14 @@ class GpusTests(TestCase):
         self.enterContext(patch.object(gpus, "DEVICE_FILES", f"{self.folder}/nvidia[0-9]*"))
         self.enterContext(patch.object(gpus, "LISTING_S", 0.5))
         self.enterContext(patch.object(gpus, "_torch_version", return_value="2.13.0"))
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+            os.environ.pop(name, None)
 
-    def tool(self, listing: str = "", script: str = "") -> None:
+    def tool(self, listing: str = "", script: str = "", told: str = TOLD) -> None:
         """A stand-in for nvidia-smi that lists these, or does as `script` says."""
         (self.folder / "listing").write_text(listing)
-        (self.folder / "memory").write_text(MEMORY)
-        script = script or f"case $1 in -L) cat {self.folder}/listing;; *) cat {self.folder}/memory;; esac"
+        (self.folder / "told").write_text(told)
+        script = script or f"case $1 in -L) cat {self.folder}/listing;; *) cat {self.folder}/told;; esac"
         (self.folder / "nvidia-smi").write_text(f"#!/bin/sh\nPATH=/bin:/usr/bin\n{script}\n")
         (self.folder / "nvidia-smi").chmod(0o755)
 
@@ -116,6 +118,10 @@ class GpusTests(TestCase):
             [(gpu.visible, gpu.memory) for gpu in self.find().gpus], [("GPU-aaaa-1", 0), ("GPU-bbbb-2", 0)]
         )
 
+    def test_a_tool_that_does_not_know_what_it_is_asked_lists_them_all_the_same(self) -> None:
+        self.tool(TWO, script=f"case $1 in -L) cat {self.folder}/listing;; *) exit 2;; esac")
+        self.assertEqual([(gpu.name, gpu.memory) for gpu in self.find().gpus], [("cuda:0", 0), ("cuda:1", 0)])
+
     def test_a_tool_that_fails_or_hangs_where_no_device_is_seen_is_a_problem(self) -> None:
         for script in ("exit 9", "exec sleep 60", "echo No devices found."):
             with self.subTest(script):
@@ -149,9 +155,29 @@ class GpusTests(TestCase):
             ("0,00", []),
             ("01", ["cuda:1"]),
             ("cuda:0", []),
+            ("GPU-a,GPU-aaaa", []),
+            ("GPU-bbbb-2,GPU-a,GPU-bbbb", []),
         ):
             with self.subTest(value):
                 self.assertEqual(self.names(value), names)
+
+    def test_numbers_are_those_of_nvidia_smi(self) -> None:
+        """CUDA's own begin with the fastest GPU, where the environment does not say otherwise."""
+        self.tool(TWELVE)
+        self.assertEqual(self.visible("10,2"), ["GPU-0010-1", "GPU-0002-1"])
+        self.assertIn("by nvidia-smi's numbers", self.find().why)
+        self.tool(SLICED)
+        self.assertEqual(self.visible("1,0"), ["GPU-bbbb-2", "MIG-cccc-3"])
+
+    def test_numbers_are_cudas_own_where_the_environment_says_so(self) -> None:
+        """Which GPU that is nobody tells: its memory is that of the smallest."""
+        self.tool(TWO, told="GPU-aaaa-1, 81559\nGPU-bbbb-2, 24564\n")
+        os.environ["CUDA_DEVICE_ORDER"] = "FASTEST_FIRST"
+        (gpu,) = self.find("0").gpus
+        self.assertEqual((gpu.name, gpu.visible, gpu.memory), ("cuda:0", "0", 24564 * 2**20))
+        self.assertIn("by CUDA's own numbers: CUDA_DEVICE_ORDER=FASTEST_FIRST", self.find().why)
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        self.assertEqual(self.visible("0"), ["GPU-aaaa-1"])
 
     def test_what_was_left_out_is_said(self) -> None:
         self.tool(TWO)
@@ -166,6 +192,7 @@ class GpusTests(TestCase):
         for value, is_meant in (
             ("", True), (" ", True), ("-1", True), ("-1,0", True), ("NoDevFiles", True), ("none", True),
             ("cuda:0", False), ("all", False), ("0;1", False), ("0,0", False), ("\u0663", False),
+            ("GPU-a,GPU-aa", False),
         ):  # fmt: skip
             with self.subTest(value):
                 found = self.find(value)
