@@ -121,7 +121,7 @@ def _with_gpus(option: str, names: Sequence[str], found: Found) -> Choice:
         return Choice(devices=every or (Device(name=CPU),), why=found.why)
     if not found.gpus:
         logger.error("--devices %s: no GPU was found here: %s", option, found.why)
-    return Choice(devices=tuple(_asked(option, name, found) for name in names), why="it was asked for")
+    return Choice(devices=tuple(_asked(option, name, found) for name in names), why=f"it was asked for; {found.why}")
 
 
 def _asked(option: str, name: str, found: Found) -> Device:
@@ -132,7 +132,7 @@ def _asked(option: str, name: str, found: Found) -> Device:
     if len(set(numbers)) < len(numbers):
         raise ValueError(f"--devices {option}: {name} names a GPU twice")
     if found.is_listed and max(numbers) >= len(found.gpus):
-        can = f"{len(found.gpus)} can be used here" if found.gpus else f"none can be used here: {found.why}"
+        can = f"{len(found.gpus) or 'none'} can be used here: {found.why}"
         raise ValueError(f"--devices {option}: there is no cuda:{max(numbers)}, {can}")
     every = dict(enumerate(found.gpus))
     parts = [every.get(number, Gpu(name=f"cuda:{number}", visible=str(number))) for number in numbers]

@@ -73,10 +73,14 @@ def _listed() -> Found:
         listing = _ask("-L")
     except (OSError, subprocess.SubprocessError) as error:
         return _counted(error)
-    gpus = tuple(_read(listing, _memory()))
-    if not gpus and (files := _counted(None)).gpus:
+    memory, in_mig_mode = _told()
+    every = _read(listing, memory)
+    if not every and (files := _counted(None)).gpus:
         return files
+    gpus = tuple(gpu for gpu in every if gpu.visible not in in_mig_mode)
     why = "nvidia-smi lists them" if gpus else "nvidia-smi lists no GPU"
+    if useless := ", ".join(gpu.name for gpu in every if gpu.visible in in_mig_mode):
+        why += f", but for {useless}: in MIG mode without a slice, which CUDA cannot use"
     return Found(gpus=gpus, why=why, problem=not gpus, is_listed=True)
 
 
@@ -115,14 +119,15 @@ def _read(listing: str, memory: dict[str, int]) -> list[Gpu]:
     return [gpu for gpus in found.values() for gpu in gpus]
 
 
-def _memory() -> dict[str, int]:
-    """Bytes, by UUID; of what does not say, nothing."""
+def _told() -> tuple[dict[str, int], set[str]]:
+    """Bytes by UUID, of those that say it, and which GPUs can be used in slices only."""
     try:
-        lines = _ask("--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits").splitlines()
+        lines = _ask("--query-gpu=uuid,memory.total,mig.mode.current", "--format=csv,noheader,nounits").splitlines()
     except (OSError, subprocess.SubprocessError):
-        return {}
-    pairs = (line.partition(",") for line in lines)
-    return {uuid.strip(): int(size) * MIB for uuid, _, size in pairs if size.strip().isdecimal()}
+        return {}, set()
+    rows = [[field.strip() for field in f"{line},,".split(",")] for line in lines]
+    memory = {uuid: int(size) * MIB for uuid, size, *_ in rows if size.isdecimal()}
+    return memory, {uuid for uuid, _, mode, *_ in rows if mode == "Enabled"}
 
 
 def _counted(why: Exception | None) -> Found:

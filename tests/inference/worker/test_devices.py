@@ -47,6 +47,11 @@ class ChoiceTests(TestCase):
             choose("auto")
         self.assertIn("devices: cuda:4, cuda:7; for a test", logs.output[0])
 
+    def test_what_was_found_is_told_also_where_devices_were_asked_for(self) -> None:
+        self.assertEqual(choose("cuda:0").why, "it was asked for; for a test")
+        with self.assertRaisesRegex(ValueError, "there is no cuda:2, 2 can be used here: for a test"):
+            choose("cuda:2")
+
     def test_a_gpu_that_is_to_be_expected_and_cannot_be_used_is_said_loudly(self) -> None:
         broken = Found(why="nvidia-smi lists none", problem=True)
         with self.assertLogs(devices.logger, "ERROR") as logs:

@@ -23,7 +23,7 @@ GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-aaaa-1)
 GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-bbbb-2)
 """
 TWELVE = "".join(f"GPU {n}: NVIDIA H200 (UUID: GPU-{n:04}-1)\n" for n in range(12))
-TOLD = "GPU-aaaa-1, 81559\nGPU-bbbb-2, [N/A]\n"
+TOLD = "GPU-aaaa-1, 81559, [N/A]\nGPU-bbbb-2, [N/A], Disabled\n"
 
 
 class GpusTests(TestCase):
@@ -73,6 +73,27 @@ class GpusTests(TestCase):
         self.assertEqual(self.visible(), ["MIG-cccc-3", "MIG-dddd-4", "GPU-bbbb-2"])
         self.assertEqual([gpu.memory for gpu in self.find().gpus][:2], [40 * 10**9, 10 * 10**9])
         self.assertEqual(self.names("MIG-dddd-4"), ["cuda:0/mig:1"])
+
+    def test_a_gpu_in_mig_mode_without_a_slice_is_left_out_and_keeps_its_number(self) -> None:
+        self.tool(TWO, told="GPU-aaaa-1, 81559, Enabled\nGPU-bbbb-2, 81559, Disabled\n")
+        found = self.find()
+        self.assertEqual([(gpu.name, gpu.visible) for gpu in found.gpus], [("cuda:1", "GPU-bbbb-2")])
+        self.assertIn("but for cuda:0: in MIG mode without a slice", found.why)
+        self.assertEqual(self.visible("1"), ["GPU-bbbb-2"])
+        self.assertIn("but for cuda:0: in MIG mode", self.find("1,0").why)
+        with self.assertRaisesRegex(ValueError, "names no GPU of this host .*cuda:0: in MIG mode without a slice"):
+            self.find("0")
+
+    def test_gpus_that_are_all_in_mig_mode_without_a_slice_are_a_problem_and_not_counted(self) -> None:
+        self.files("nvidia0", "nvidia1")
+        self.tool(TWO, told="GPU-aaaa-1, 81559, Enabled\nGPU-bbbb-2, 81559, Enabled\n")
+        found = self.find()
+        self.assertEqual((found.gpus, found.problem), ((), True))
+        self.assertIn("but for cuda:0, cuda:1: in MIG mode without a slice", found.why)
+
+    def test_a_gpu_in_slices_is_in_mig_mode(self) -> None:
+        self.tool(SLICED, told="GPU-aaaa-1, 81559, Enabled\nGPU-bbbb-2, 81559, Disabled\n")
+        self.assertEqual(self.names(), ["cuda:0/mig:0", "cuda:0/mig:1", "cuda:1"])
 
     def test_where_there_is_no_tool_and_no_device_there_is_nothing_to_complain_of(self) -> None:
         found = self.find()
@@ -171,7 +192,7 @@ class GpusTests(TestCase):
 
     def test_numbers_are_cudas_own_where_the_environment_says_so(self) -> None:
         """Which GPU that is nobody tells: its memory is that of the smallest."""
-        self.tool(TWO, told="GPU-aaaa-1, 81559\nGPU-bbbb-2, 24564\n")
+        self.tool(TWO, told="GPU-aaaa-1, 81559, Disabled\nGPU-bbbb-2, 24564, Disabled\n")
         os.environ["CUDA_DEVICE_ORDER"] = "FASTEST_FIRST"
         (gpu,) = self.find("0").gpus
         self.assertEqual((gpu.name, gpu.visible, gpu.memory), ("cuda:0", "0", 24564 * 2**20))
