@@ -17,6 +17,7 @@ from inference.admin import display
 from inference.admin.filters import EndedFilter
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.models import ENDED, Worker
+from inference.status import workers
 from inference.status.health import READY
 from inference.store import wishes
 
@@ -58,7 +59,7 @@ class WorkerAdmin(ReadOnlyAdmin):
     fieldsets = (
         ("Worker", {"fields": ("id", "name", "pid", "state_now", "heartbeat", "started")}),
         ("Models", {"fields": ("models", "error_shown", "speeds_shown", "generation_shown")}),
-        ("Load", {"fields": ("replicas_now", "device_names", "devices_chosen", "held", "rate", "finished")}),
+        ("Load", {"fields": ("replicas_now", "device_names", "devices_chosen", "shares", "held", "rate", "finished")}),
     )
 
     @admin.display(description="state")
@@ -72,6 +73,12 @@ class WorkerAdmin(ReadOnlyAdmin):
         "replicas",
         lambda rows: next((row.get("chosen", "") for row in rows.values()), "") or display.NONE,
     )
+
+    @admin.display(description="devices that it shares")
+    def shares(self, worker: Worker) -> str:
+        beside = {} if worker.state in ENDED else workers.beside(worker)
+        return "; ".join(f"{', '.join(both)} also by {name}" for name, both in beside.items()) or display.NONE
+
     rate = display.fact("jobs/s", "jobs_per_s", "{:.1f}".format)
     heartbeat = display.fact("heartbeat", "heartbeat_at", display.ago)
     started = display.fact("started", "started_at", display.ago)

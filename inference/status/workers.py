@@ -40,6 +40,18 @@ def silent() -> QuerySet[Worker]:
     return Worker.objects.filter(state__in=PRESENT, heartbeat_at__lt=_silent_since())
 
 
+def beside(worker: Worker) -> dict[str, list[str]]:
+    """By worker of the same host, as far as their names tell: the GPUs that it has too, and whose memory they do not
+    share out."""
+    host, own = worker.name.partition("@")[2], _gpus(worker)
+    others = living().filter(name__endswith=f"@{host}").exclude(name=worker.name)  # nor an earlier start of its own
+    return {other.name: sorted(both) for other in others.order_by("name") if (both := own & _gpus(other))}
+
+
+def _gpus(worker: Worker) -> set[str]:
+    return {part for device in worker.devices for part in device.split("+")} - {"cpu"}
+
+
 def _silent_since() -> Now:
     return Now() - datetime.timedelta(seconds=settings.WORKER_SILENT_S)  # type: ignore[return-value]
 

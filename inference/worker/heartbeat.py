@@ -16,6 +16,7 @@ from inference.errors import BrokerUnavailable
 from inference.failures import Pauses, is_away
 from inference.figures import marks
 from inference.models import Worker, WorkerState
+from inference.status import workers
 from inference.store import wishes
 from inference.telemetry import logs
 from inference.worker.devices import Plan
@@ -78,11 +79,16 @@ class Heartbeat(threading.Thread):
         self._rate = _Rate()
 
     def register(self) -> None:
-        Worker.objects.create(
+        row = Worker.objects.create(
             id=self.plan.worker, name=self.node, pid=os.getpid(), devices=list(self.plan.devices),
             replicas_total=self.plan.replicas,
         )  # fmt: skip
         marks.started(self.node)
+        for name, devices in workers.beside(row).items():
+            logger.warning(
+                "%s computes on %s too, and neither leaves memory for the other: give them --devices of their own,"
+                " or one worker more replicas (-c)", name, ", ".join(devices),
+            )  # fmt: skip
         self._read_wishes()
 
     def run(self) -> None:

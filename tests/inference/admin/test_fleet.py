@@ -114,6 +114,12 @@ class ModelTests(FleetCase):
 
 
 class WorkerTests(FleetCase):
+    def test_a_gpu_that_another_worker_of_its_host_has_is_shown(self) -> None:
+        first = make_worker(name="a@host", devices=["cuda:0"])
+        self.assertNotIn("b@host", self.text(worker_page(first)))
+        make_worker(name="b@host", devices=["cuda:0", "cuda:1"])
+        self.assertIn("cuda:0 also by b@host", self.text(worker_page(first)))
+
     def test_its_replicas_have_device_memory_models_and_why_not(self) -> None:
         replica = {"pid": 8, "device": "cuda:1", "memory": {"embeddings": 91 * 2**20},
                    "models": {"embeddings": "ready", "fill": "no <package>"}}  # fmt: skip

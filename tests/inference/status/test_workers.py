@@ -17,6 +17,21 @@ from inference.store import connections
 from tests.conditions import eventually
 
 
+class BesideTests(DatabaseTestCase):
+    def make(self, name: str, *devices: str, **values: object) -> Worker:
+        return Worker.objects.create(name=name, pid=1, state=WorkerState.READY, devices=list(devices), **values)
+
+    def test_a_gpu_that_another_worker_of_the_host_has_is_told(self) -> None:
+        own = self.make("a@host", "cpu", "cuda:0", "cuda:1+cuda:2")
+        self.make("b@host", "cpu", "cuda:2")
+        self.make("c@host", "cuda:0", "cuda:1", "cuda:3")
+        self.make("a@host", "cuda:0")  # an earlier start of its own
+        self.make("d@host", "cuda:3", "cpu")
+        self.make("e@other-host", "cuda:0")
+        Worker.objects.filter(pk=self.make("g@host", "cuda:0").pk).update(state=WorkerState.STOPPED)
+        self.assertEqual(workers.beside(own), {"b@host": ["cuda:2"], "c@host": ["cuda:0", "cuda:1"]})
+
+
 class RememberedTests(TestCase):
     def test_a_value_is_read_once_for_all_who_ask_within_a_second(self) -> None:
         reads = itertools.count(1)

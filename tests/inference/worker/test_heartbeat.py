@@ -107,6 +107,17 @@ class HeartbeatTests(TransactionTestCase):
                 job.refresh_from_db()
                 self.assertEqual((job.status, job.recoveries), (Status.QUEUED, int(expected == WorkerState.GONE)))
 
+    def test_a_gpu_that_another_worker_of_the_host_has_is_said_in_the_log(self) -> None:
+        first, second = (
+            Heartbeat(Plan(worker=uuid4(), devices=("cuda:0",), replicas=1, threads=1), name)
+            for name in ("a@host", "b@host")
+        )
+        with self.assertNoLogs("inference.worker.heartbeat", "WARNING"):
+            first.register()
+        with self.assertLogs("inference.worker.heartbeat", "WARNING") as logs:
+            second.register()
+        self.assertIn("a@host computes on cuda:0 too", logs.output[0])
+
     def test_a_worker_whose_row_is_lost_registers_again_unless_it_leaves(self) -> None:
         heartbeat = make_heartbeat()
         Worker.objects.all().delete()  # as after a restore of an older backup
