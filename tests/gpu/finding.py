@@ -24,7 +24,7 @@ def discovery(machine: Machine) -> str:
             found = gpus.find()
         expect(len(found.gpus) == len(listed.gpus), f"{tool} nvidia-smi: {len(found.gpus)} found, {found.why}")
     first = listed.gpus[0]
-    for visible, names in ((first.visible, [first.name]), ("0,-1", ["cuda:0"]), ("", [])):
+    for visible, names in ((first.visible, [first.name]), ("0,-1", [first.name]), ("", [])):
         with machine.host(), patch.dict(os.environ, CUDA_VISIBLE_DEVICES=visible):
             seen = [gpu.name for gpu in gpus.find().gpus]
         expect(seen == names, f"CUDA_VISIBLE_DEVICES={visible!r} is {seen}, not {names}")
