@@ -169,7 +169,9 @@ def _replicas_each(choice: Choice, sizes: Iterable[int | None], most: int) -> in
     """Of the device that has room for fewest: child i is on device i mod n."""
     taken = list(sizes)
     each = min(replicas_of(device.memory, taken) for device in choice.devices)
-    return max(1, min(each, most, cores() // len(choice.devices)))
+    parts = Counter(part for device in choice.devices for part in device.visible.split(",") if part)
+    named = max(parts.values(), default=1)  # times, of one GPU
+    return max(1, min(min(each, most) // named, cores() // len(choice.devices)))
 
 
 def replicas_of(memory: int, sizes: Sequence[int | None]) -> int:

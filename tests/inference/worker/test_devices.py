@@ -119,6 +119,16 @@ class PlanTests(TestCase):
             with self.subTest(sizes=sizes, cores=cores), patch.object(devices, "cores", return_value=cores):
                 self.assertEqual(plan(choose("auto"), sizes=sizes, most=most).replicas, replicas)
 
+    def test_a_gpu_that_is_named_twice_has_no_more_replicas_than_one_named_once(self) -> None:
+        for option, sizes, replicas in (
+            ("cuda:0,cuda:0", [GB // 10], 4),
+            ("cuda:0,cuda:0", [12 * GB], 2),  # three fit
+            ("cuda:0+cuda:1,cuda:0", [GB // 10], 4),
+            ("cuda:0,cuda:1", [GB // 10], 8),
+        ):
+            with self.subTest(option, sizes=sizes), patch.object(devices, "cores", return_value=16):
+                self.assertEqual(plan(choose(option), sizes=sizes).replicas, replicas)
+
     def test_one_replica_has_a_gpu_whose_memory_is_not_known(self) -> None:
         self.assertEqual(devices.replicas_of(0, [GB]), 1)
 
