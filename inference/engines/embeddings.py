@@ -29,6 +29,7 @@ class SentenceEmbeddings(Engine):
 
     def load(self, device: str) -> None:
         backend.require(self.spec)
+        encoder = placement.encoder(self.spec, device)
         folder = weights.folder(self.spec)
         self.modes = pooling.modes_of(folder)
         self.device = torch.device(device)
@@ -52,7 +53,11 @@ class SentenceEmbeddings(Engine):
         compiled = backend.install(self.spec, self.model, self._own_states, agreement.TEXTS)
         self.backend = compiled.backend
         self.shortcuts = compiled.shortcuts or accelerate.install(
-            self.model, self.tokenizer, "", parity.Trial(self._own_states, parity.TEXTS, placement.tolerance(self.spec))
+            self.model,
+            self.tokenizer,
+            "",
+            parity.Trial(self._own_states, parity.TEXTS, placement.tolerance(self.spec)),
+            encoder=encoder,
         )
         self.padded, self.note = self.shortcuts.padded, f"{compiled.note} {self.shortcuts.verdict.note}".strip()
 

@@ -5,11 +5,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from inference.catalog.specs import TF32, ModelSpec
+from inference.catalog.specs import ENCODERS, TF32, ModelSpec
 from inference.engines.parity import SHORT_TYPES
 from inference.errors import ModelUnavailable
 
 QUANTIZATIONS = ("bitsandbytes-8bit", "bitsandbytes-4bit", "torchao-int8", "torchao-int4")
+CPU = "cpu"
 CURE = "pip install -r requirements-quantized.txt -c requirements.lock"
 
 
@@ -40,6 +41,17 @@ def _quantization(name: Any) -> Any:
     from transformers import TorchAoConfig
 
     return TorchAoConfig({"int8": Int8WeightOnlyConfig, "int4": Int4WeightOnlyConfig}[kind]())
+
+
+def encoder(spec: ModelSpec, device: str) -> str:
+    """How `options.encoder` asks for the layers of a text encoder to be computed; "" where it does not. Raises
+    `ModelUnavailable`."""
+    asked = spec.options.get("encoder", "")
+    if asked and asked not in ENCODERS:
+        raise ModelUnavailable(f"options.encoder must be one of {', '.join(ENCODERS)}, not {asked!r}.")
+    if asked and device == CPU:
+        raise ModelUnavailable(f'options.encoder = "{asked}" needs a GPU: leave it out for a CPU.')
+    return str(asked)
 
 
 def _require(*packages: str) -> None:

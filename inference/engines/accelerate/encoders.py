@@ -8,6 +8,7 @@ saves a single text a seventh of its time.
 What comes before the layers and after them, embeddings and heads, stays as transformers has it.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -81,9 +82,9 @@ KINDS: dict[str, Callable[[Any], tuple[nn.Module, list[Parts]]]] = {
 class Layer:
     """One layer of rows of tokens."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, kind: type[Attention] = Attention) -> None:
         self.parts = parts
-        self.attention = Attention(size=parts.attention.attention_head_size, scale=parts.attention.scaling)
+        self.attention = kind(size=parts.attention.attention_head_size, scale=parts.attention.scaling)
 
     def all_tokens(self, rows: torch.Tensor, texts: Texts) -> torch.Tensor:
         """(tokens, hidden) in and out."""
@@ -118,14 +119,14 @@ class Layers:
 
     first_only = False  # of each text, which is what most classifiers read
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        self.layers = layers
+    def __init__(self, layers: Sequence[Layer], texts: Callable[..., Texts] = Texts) -> None:
+        self.layers, self.texts = layers, texts
 
     def __call__(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, *rest: Any, **options: Any
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """(texts, longest, hidden) in and out, with zeros for padding; out (texts, 1, hidden) if `first_only`."""
-        texts = Texts(hidden_states.shape, None if attention_mask is None else attention_mask[:, 0, 0])
+        texts = self.texts(hidden_states.shape, None if attention_mask is None else attention_mask[:, 0, 0])
         rows = texts.rows(hidden_states)
         *earlier, last = self.layers
         for layer in earlier:
@@ -137,12 +138,28 @@ class Layers:
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
 
 
-def no_padding(model: Any) -> Override | None:
-    """The layers of a model computed here, for models of a known kind. Only on a CPU: on a GPU padding costs little."""
-    read = KINDS.get(model.config.model_type)
-    if read is None or model.device.type != "cpu" or model.config._attn_implementation != "sdpa":
+def no_padding(model: Any, *, is_asked: bool = False) -> Override | None:
+    """The layers of a model computed here, for models of a known kind. On a GPU, where padding costs little, only if it
+    is asked for."""
+    if not is_known(model) or not (is_asked or model.device.type == "cpu"):
         return None
-    runner, parts = read(model.base_model)
+    runner, parts = KINDS[model.config.model_type](model.base_model)
     if not all(layer.are_plain() for layer in parts):
         return None
-    return Override(runner, "forward", Layers([Layer(layer) for layer in parts]))
+    if not is_asked:
+        return Override(runner, "forward", Layers([Layer(layer) for layer in parts]))
+    kind = _attention(model, parts[0].attention.attention_head_size)
+    texts = functools.partial(Texts, device=model.device, has_groups=kind is Attention)
+    return Override(runner, "forward", Layers([Layer(layer, kind) for layer in parts], texts))
+
+
+def is_known(model: Any) -> bool:
+    """Whether it is of a known kind, on one device, and computed by nobody else."""
+    is_spread = hasattr(model, "hf_device_map")
+    return model.config.model_type in KINDS and model.config._attn_implementation == "sdpa" and not is_spread
+
+
+def _attention(model: Any, size: int) -> type[Attention]:
+    from inference.engines.accelerate import varlen  # which another torch may not have
+
+    return varlen.Varlen if varlen.serves(model.device, model.dtype, size) else Attention

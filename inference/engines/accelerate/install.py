@@ -6,9 +6,11 @@ installed or in a later call, turns it off with a warning: the plain pipeline an
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+from inference.catalog.specs import CUDA_GRAPHS, PACKED
+from inference.engines import backends
 from inference.engines.faults import describe, is_device_failure, is_out_of_memory
 from inference.engines.parity import Trial, Verdict
 from inference.engines.stacks import Together
@@ -110,20 +112,31 @@ class Shortcuts:
             shortcut.on() if on else shortcut.off()
 
 
-def install(model: Any, tokenizer: Any, task: str, trial: Trial) -> Shortcuts:
-    """What of `model` can be computed in a cheaper way with the same answers, on. `trial` runs it."""
+def install(model: Any, tokenizer: Any, task: str, trial: Trial, *, encoder: str = "") -> Shortcuts:
+    """What of `model` can be computed in a cheaper way with the same answers, on. `trial` runs it. What `encoder` asks
+    for beyond that, if it cannot be had, is told in the verdict's note."""
     shortcuts = Shortcuts(model.config.model_type, trial.verdict())
 
     def holds() -> bool:
         return trial.holds(Together.ALONE) and trial.holds(shortcuts.verdict.together)
 
     shortcuts.add("packed weights", lambda: _packed(model), holds)
-    unpadded = shortcuts.add("no padding", lambda: _no_padding(model), lambda: holds() and trial.holds(Together.PADDED))
+    graphs = unpadded = None
+    if encoder == CUDA_GRAPHS:
+        graphs = shortcuts.add("CUDA graphs", lambda: _graphs(model, tokenizer), holds)
+    if not graphs:
+        unpadded = shortcuts.add(
+            "no padding",
+            lambda: _no_padding(model, is_asked=encoder == PACKED),
+            lambda: holds() and trial.holds(Together.PADDED),
+        )
     shortcuts.unpadded = unpadded is not None
     if unpadded and task in ("text-classification", "zero-shot-classification"):
         shortcuts.add("first tokens only", lambda: Override(unpadded.value, "first_only", value=True), holds)
     if task == "fill-mask":
         shortcuts.add("masks only", lambda: _masks(model, tokenizer), holds)
+    if encoder and not (graphs or unpadded):
+        shortcuts.plain = replace(shortcuts.plain, note=f"{shortcuts.plain.note} {backends.PLAIN} {encoder}.".strip())
     return shortcuts
 
 
@@ -138,10 +151,16 @@ def at_once(engine: Any, pipe: Any, task: str) -> Override | None:
     return at_once.at_once(engine, pipe, task)
 
 
-def _no_padding(model: Any) -> Override | None:
+def _no_padding(model: Any, *, is_asked: bool) -> Override | None:
     from inference.engines.accelerate import encoders
 
-    return encoders.no_padding(model)
+    return encoders.no_padding(model, is_asked=is_asked)
+
+
+def _graphs(model: Any, tokenizer: Any) -> Override | None:
+    from inference.engines.accelerate import graphs
+
+    return graphs.graphs(model, tokenizer)
 
 
 def _packed(model: Any) -> Shortcut | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from torch.nn import functional
 from inference.engines.accelerate.packed import rounded
 
 CALL_COST = 300_000  # one more call of attention costs as much as so many multiplications with padding
+CALL_COST_ON_GPU = 100_000_000  # derived: ten launches of 5 µs, at 2 million million of them a second
 NARROWEST = 16  # tokens, below which attention takes twice as long: they fill no register of AVX-512
 
 
@@ -32,10 +34,22 @@ class Texts:
 
     `shape` is (texts, longest, hidden) as it comes, `own` of shape (texts, longest) is false for padding, or None. More
     tokens follow, up to a number of rows that packed weights are multiplied with; nobody looks at them.
+
+    On another `device` than the CPU, `own` is copied from it once, and what is found out of it there; without groups,
+    where attention has no use for them.
     """
 
-    def __init__(self, shape: Sequence[int], own: torch.Tensor | None) -> None:
+    def __init__(
+        self,
+        shape: Sequence[int],
+        own: torch.Tensor | None,
+        device: torch.device | None = None,
+        *,
+        has_groups: bool = True,
+    ) -> None:
         self.count, self.longest, self.hidden = shape
+        if device is not None and own is not None:
+            own = own.cpu()
         if own is None:
             self.order, self.index = None, None
             lengths = [self.longest] * self.count
@@ -48,19 +62,38 @@ class Texts:
             more = rounded(sum(lengths)) - sum(lengths)
             self.index = torch.cat([tokens[text] for text in order] + [tokens[0][:1].expand(more)])
         self.tokens = sum(lengths)
-        ends = list(accumulate(lengths))
-        self.firsts = torch.tensor([end - length for end, length in zip(ends, lengths, strict=True)])
-        self.groups = [self._group(lengths, first, last, ends) for first, last in near(lengths, self.hidden)]
+        self.starts = [0, *accumulate(lengths)]
+        self.firsts = torch.tensor(self.starts[:-1])
+        self.groups: list[Group] = []
+        if has_groups:
+            cost = CALL_COST if device is None else CALL_COST_ON_GPU
+            self.groups = [self._group(lengths, first, last) for first, last in near(lengths, self.hidden, cost)]
+        if device is not None:
+            self._move(device)
 
-    def _group(self, lengths: list[int], first: int, last: int, ends: list[int]) -> Group:
+    def _group(self, lengths: list[int], first: int, last: int) -> Group:
         longest = max(NARROWEST, lengths[last - 1])
-        start, end = ends[first] - lengths[first], ends[last - 1]
+        start, end = self.starts[first], self.starts[last]
         if lengths[first] == longest:
             return Group(start, end, first, last, longest, None, None, None)
         places = torch.arange(longest)
         own = places < torch.tensor(lengths[first:last]).unsqueeze(1)
         padded = self.firsts[first:last].unsqueeze(1) + places * own
         return Group(start, end, first, last, longest, own, own.flatten().nonzero().squeeze(1), padded.flatten())
+
+    def _move(self, device: torch.device) -> None:
+        self.firsts = self.firsts.to(device)
+        if self.order is not None and self.index is not None:
+            self.order, self.index = self.order.to(device), self.index.to(device)
+        self.groups = [
+            group._replace(**{name: part.to(device) for name, part in group._asdict().items() if torch.is_tensor(part)})
+            for group in self.groups
+        ]
+
+    @cached_property
+    def bounds(self) -> torch.Tensor:
+        """Where each text begins and the last one ends: (texts + 1)."""
+        return torch.tensor(self.starts, dtype=torch.int32, device=self.firsts.device)
 
     def rows(self, padded: torch.Tensor) -> torch.Tensor:
         """(texts, longest, hidden) to (tokens, hidden)."""
@@ -116,8 +149,9 @@ class Attention:
         return part.view(group.last - group.first, group.longest, -1, self.size).transpose(1, 2)
 
 
-def near(lengths: Sequence[int], hidden: int) -> list[tuple[int, int]]:
-    """From and to of the texts whose attention costs less together, padded, than in two calls. `lengths` ascend."""
+def near(lengths: Sequence[int], hidden: int, cost: int) -> list[tuple[int, int]]:
+    """From and to of the texts whose attention costs less together, padded, than in two calls, of which one more is
+    worth `cost` multiplications. `lengths` ascend."""
     groups: list[tuple[int, int]] = []
     end = len(lengths)
     while end:
@@ -125,7 +159,7 @@ def near(lengths: Sequence[int], hidden: int) -> list[tuple[int, int]]:
         padding = 0
         while start:
             padding += 2 * hidden * (lengths[end - 1] ** 2 - lengths[start - 1] ** 2)
-            if padding > CALL_COST:
+            if padding > cost:
                 break
             start -= 1
         groups.append((start, end))

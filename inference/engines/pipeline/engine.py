@@ -45,6 +45,7 @@ class PipelineEngine(Engine):
 
     def load(self, device: str) -> None:
         backend.require(self.spec)
+        self.encoder = placement.encoder(self.spec, device)
         self.task = tasks.of(self.spec.task).name
         if self.task not in FEEDS:
             raise ModelUnavailable(
@@ -88,7 +89,9 @@ class PipelineEngine(Engine):
             functools.partial(self._values, self.steps, parameters), inputs, placement.tolerance(self.spec)
         )
         if not compiled.shortcuts:
-            self.shortcuts = accelerate.install(self.pipe.model, self.pipe.tokenizer, self.task, trial)
+            self.shortcuts = accelerate.install(
+                self.pipe.model, self.pipe.tokenizer, self.task, trial, encoder=self.encoder
+            )
         self.shortcuts.add(
             "texts at once",
             lambda: accelerate.at_once(self, self.pipe, self.task),

@@ -7,15 +7,16 @@ from typing import Any
 from unittest import TestCase
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import transformers
 
-from inference.catalog.specs import ModelSpec
-from inference.engines import loading, parity
+from inference.catalog.specs import CUDA_GRAPHS, ENCODERS, PACKED, ModelSpec
+from inference.engines import loading, parity, placement
 from inference.engines.accelerate import encoders, ragged
 from inference.engines.accelerate import install as accelerate
 from inference.engines.stacks import Together
-from tests import tiny_models
+from tests import cuda_encoders, tiny_models
 
 SHAPE = {
     "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
@@ -32,7 +33,7 @@ def model_of(kind: str, **more: Any) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         shape = DISTILBERT if kind == "distilbert" else SHAPE
-        config = transformers.AutoConfig.for_model(kind, **shape, **more)
+        config = transformers.AutoConfig.for_model(kind, **{**shape, **more})
         return transformers.AutoModel.from_config(config).eval()
 
 
@@ -182,6 +183,26 @@ class EngineTests(TestCase):
         "zero-shot-classification": {"candidate_labels": ["red", "a good house"]},
     }
 
+    def test_layers_on_a_gpu_answer_the_same_in_every_way_that_they_can_run(self) -> None:
+        for task, parameters in self.TASKS.items():
+            with tempfile.TemporaryDirectory() as folder:
+                model = str(tiny_models.build(task, Path(folder)))
+                texts = [f"{text} [MASK]" for text in TEXTS] if task == "fill-mask" else TEXTS
+                expected = loading.ready(ModelSpec(name=task, task=task, model=model), "cpu").predict(texts, parameters)
+                for encoder in ENCODERS:
+                    spec = ModelSpec(name=task, task=task, model=model, options={"encoder": encoder})
+                    with (
+                        self.subTest(task, encoder=encoder), patch.object(placement, "CPU", ""),
+                        cuda_encoders.graphs() as captured, cuda_encoders.flash_attention() as attention,
+                    ):  # fmt: skip
+                        engine = loading.ready(spec, "cpu")
+                        attention.reset_mock()
+                        replays = sum(graph.replays for graph in captured)
+                        self.assert_close(engine.predict(texts, parameters), expected)
+                        self.assertEqual(engine.padded, encoder == CUDA_GRAPHS)
+                        self.assertEqual(attention.called, encoder == PACKED)
+                        self.assertEqual(sum(graph.replays for graph in captured) > replays, encoder == CUDA_GRAPHS)
+
     def test_answers_together_equal_those_one_by_one(self) -> None:
         for task, parameters in self.TASKS.items():
             with self.subTest(task), tempfile.TemporaryDirectory() as folder:
@@ -201,7 +222,7 @@ class EngineTests(TestCase):
             self.assertEqual(len(answer), len(expected))
             for one, other in zip(answer, expected, strict=True):
                 self.assert_close(one, other)
-        elif isinstance(expected, float):
+        elif isinstance(expected, float | np.floating):
             self.assertAlmostEqual(answer, expected, places=4)
         elif isinstance(expected, torch.Tensor):
             torch.testing.assert_close(answer, expected, rtol=1e-4, atol=1e-4)

@@ -86,7 +86,7 @@ class NearTests(TestCase):
     def test_every_text_is_in_one_group_whose_padding_is_cheaper_than_a_call(
         self, lengths: list[int], hidden: int
     ) -> None:
-        groups = near(lengths, hidden)
+        groups = near(lengths, hidden, CALL_COST)
         self.assertEqual([text for start, end in groups for text in range(start, end)], list(range(len(lengths))))
         for start, end in groups:
             padding = sum(2 * hidden * (lengths[end - 1] ** 2 - length**2) for length in lengths[start:end])

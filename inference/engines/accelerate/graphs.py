@@ -1,0 +1,109 @@
+"""A text encoder as CUDA graphs: a short batch then costs one launch, where its kernels take hundreds.
+
+A graph computes one shape, so batches are padded to the next of few sizes and lengths, and what is larger than all
+of them runs as it comes: there the kernels take longer than their launches. All graphs are captured as the model is
+loaded, the largest first, and share the memory of what lies between input and answer. Heads run after them: that of
+fill-mask would keep scores of the whole vocabulary for each graph.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from inference.engines.accelerate.encoders import is_known
+from inference.engines.accelerate.install import Override
+from inference.engines.pipeline import loader
+
+SIZES = (1, 2, 4, 8, 16, 32, 64)  # texts
+LENGTHS = (16, 32, 64, 128, 256)  # tokens
+MOST_TOKENS = 4096  # of one graph: more keep a GPU busy (derived)
+
+
+class Graph(NamedTuple):
+    """What one replay reads and writes: the next one writes over it."""
+
+    graph: Any
+    inputs: dict[str, torch.Tensor]
+    output: Any
+
+
+class Graphs:
+    """The `forward` of an encoder. `padding`: by the name of an input, what stands where there is no text."""
+
+    def __init__(self, encoder: Any, padding: dict[str, int]) -> None:
+        self.plain = encoder.forward
+        self.padding = padding
+        self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+        self.graphs: dict[tuple[int, int], Graph] = {}
+
+    def capture(self, *arguments: Any, **options: Any) -> Any:
+        """In the place of `forward`: keeps its inputs, of shape (texts, tokens), and a graph that computes them."""
+        inputs = self._inputs(*arguments, **options)
+        if inputs is None:
+            raise ValueError("its layers are given other inputs than its tokenizer makes")
+        current = torch.cuda.current_stream()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            answer = self.plain(*arguments, **options)  # libraries set themselves up, as they may not in a capture
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+                output = self.plain(*arguments, **options)
+        current.wait_stream(self.stream)
+        texts, tokens = inputs["input_ids"].shape
+        self.graphs[texts, tokens] = Graph(graph, inputs, output)
+        return answer
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """From the graph of the shape, or the next larger one; from none if it is too large, or more is asked for."""
+        inputs = self._inputs(*arguments, **options)
+        graph = self.graphs.get(_rounded(*inputs["input_ids"].shape)) if inputs else None
+        return self._replayed(graph, inputs) if graph and inputs else self.plain(*arguments, **options)
+
+    def _inputs(
+        self, input_ids: Any = None, *rest: Any, return_dict: Any = True, **options: Any
+    ) -> dict[str, torch.Tensor] | None:
+        """Of a call with those that graphs read and nothing else."""
+        given = {"input_ids": input_ids, **options}
+        given = {name: value for name, value in given.items() if value is not None and value is not False}
+        return given if return_dict and not rest and given.keys() == self.padding.keys() else None
+
+    def _replayed(self, graph: Graph, inputs: dict[str, torch.Tensor]) -> Any:
+        texts, longest = inputs["input_ids"].shape
+        for name, own in inputs.items():
+            graph.inputs[name].fill_(self.padding[name])[:texts, :longest].copy_(own)
+        graph.graph.replay()
+        return type(graph.output)(
+            **{
+                name: (part[:texts, :longest] if part.dim() == 3 else part[:texts]).clone()
+                for name, part in graph.output.items()
+            }
+        )
+
+
+def _rounded(texts: int, tokens: int) -> tuple[int, int]:
+    """The shape of the graph for such a batch; (0, 0) where there is none."""
+    size = next((size for size in SIZES if size >= texts), 0)
+    length = next((length for length in LENGTHS if length >= tokens), 0)
+    return (size, length) if size and length else (0, 0)
+
+
+def graphs(model: Any, tokenizer: Any) -> Override | None:
+    """Captured, for models of a known kind."""
+    if not is_known(model):
+        return None
+    encoder, most = model.base_model, min(tokenizer.model_max_length, loader.max_positions(model))
+    pad = model.config.pad_token_id or 0
+    made = Graphs(encoder, {name: pad if name == "input_ids" else 0 for name in tokenizer.model_input_names})
+    shapes = [(size, length) for size in SIZES for length in LENGTHS if length <= most and size * length <= MOST_TOKENS]
+    capturing = Override(encoder, "forward", made.capture)
+    capturing.on()
+    try:
+        with torch.no_grad():
+            for shape in sorted(shapes, key=math.prod, reverse=True):
+                inputs = {name: torch.zeros(shape, dtype=torch.long, device=model.device) for name in made.padding}
+                inputs["attention_mask"][:, 0] = 1  # and padding: without any transformers asks for no mask
+                model(**inputs)  # as a whole: its hooks say whether products are in TF32
+    finally:
+        capturing.off()
+    return Override(encoder, "forward", made)
