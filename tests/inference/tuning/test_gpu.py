@@ -1,11 +1,13 @@
 """What is measured where there is a GPU, whose memory and speed are made up."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, cast
 from unittest import TestCase
 from unittest.mock import patch
 
 from inference.catalog.specs import ModelSpec
+from inference.engines import backends
 from inference.tuning import measure, replica, report
 from inference.tuning.measure import Arrangement, Choice, Grid
 from inference.tuning.replica import CannotMeasure, Replica, Setup
@@ -55,8 +57,22 @@ class TrialTests(TestCase):
         self.setup = Setup(spec=spec, device=Device(name="cuda:0", visible="GPU-1"), threads=1)
 
     def test_tf32_is_tried(self) -> None:
-        precisions = [choice.precision for choice in measure.choices(self.setup)]
-        self.assertEqual(precisions, ["float32", "tf32", "bfloat16"])
+        precisions = dict.fromkeys(choice.precision for choice in measure.choices(self.setup))
+        self.assertEqual([*precisions], ["float32", "tf32", "bfloat16"])
+
+    def test_graphs_and_packed_sequences_are_tried_of_texts_in_each_precision(self) -> None:
+        tried = [(choice.precision, choice.encoder) for choice in measure.choices(self.setup)]
+        self.assertEqual(tried[:4], [("float32", ""), ("float32", "cuda_graphs"), ("float32", "packed"), ("tf32", "")])
+        for task in ("image-classification", "text-generation"):
+            other = dataclasses.replace(self.setup, spec=ModelSpec(name="m", task=task))
+            self.assertEqual({choice.encoder for choice in measure.choices(other)}, {""})
+
+    def test_a_choice_says_of_the_options_how_layers_run_and_nothing_else(self) -> None:
+        own = ModelSpec(name="m", task="text-classification", options={"encoder": "packed", "device_map": "auto"})
+        for encoder, options in (("", {}), ("cuda_graphs", {"encoder": "cuda_graphs"})):
+            choice = Choice(backend="torch", precision="float32", encoder=encoder)
+            found = choice.of(dataclasses.replace(self.setup, spec=own)).spec
+            self.assertEqual(found.options, {"device_map": "auto", **options})
 
     def test_replicas_that_do_not_fit_beside_each_other_are_left_out(self) -> None:
         one, two = Arrangement(replicas=1, threads=2), Arrangement(replicas=2, threads=1)
@@ -74,15 +90,18 @@ class TrialTests(TestCase):
             def __exit__(self, *_: object) -> None: ...
             def wait_until_loaded(self) -> None: ...
             def ask(self, what: Any, *_: Any) -> Any:
-                return {replica.note: "", replica.memory_bytes: 1, replica.answers: [0.5]}[what]
+                return {replica.note: said, replica.memory_bytes: 1, replica.answers: [0.5]}[what]
 
         def tried() -> measure.Trial:
             choice = Choice(backend="torch", precision="float32")
             return measure.trial(self.setup, measure.ITEMS, choice, None, [one, two], [1], 0.0, lambda _: None)[0]
 
+        said = ""
         with patch.object(measure, "throughput", throughput), patch.object(measure, "Replica", Loaded):
             room = 1
             self.assertEqual(list(tried().rates), [one])
             room = 0
             with self.assertRaises(CannotMeasure):
                 tried()
+            said = f"{backends.PLAIN} packed."
+            self.assertEqual(tried(), measure.Trial(problem=said))
