@@ -42,7 +42,7 @@ def small_models(machine: Machine) -> str:
             for dtype in ("float32", "bfloat16"):
                 made = engine(machine, task=name, model=model, dtype=dtype)
                 if machine.broken:
-                    _shift(made.pipe.model, by=0.2)
+                    shift(made.pipe.model, by=0.2)
                 part = 4 if dtype == "bfloat16" else 1  # behind two that are nearly the same another text follows
                 far = apart(_ask(made, name, given), expected, texts_part=part)
                 expect(far <= _allowed(name, dtype), f"{kind} in {dtype}: {far:.2g} from a CPU's answer")
@@ -81,7 +81,7 @@ def _allowed(name: str, dtype: str) -> float:
     return 1e-2 if tasks.of(name).takes_files else 1e-4
 
 
-def _shift(model: Any, *, by: float) -> None:
+def shift(model: Any, *, by: float) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1 + by)
@@ -117,7 +117,7 @@ def generation(machine: Machine) -> str:
         made = engine(machine, task="text-generation", model=model, dtype="float32")
     alone = [made.predict([prompt], GREEDY)[0] for prompt in prompts]
     if machine.broken:
-        _shift(made.pipe.model, by=0.2)
+        shift(made.pipe.model, by=0.2)
     told = Told(made.stepper)
     for place, prompt in enumerate(prompts):
         made.stepper.join(place, prompt, GREEDY, seed=0)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from inference.worker import devices
-from tests.gpu import answers, costs, failing, finding, service
+from tests.gpu import answers, costs, encoders, failing, finding, service
 from tests.gpu.machine import Failed, Machine, StandIn
 
 
@@ -38,6 +38,7 @@ CASES: Mapping[str, Callable[[Machine], str]] = {  # what was seen; they raise `
     "past its limit": failing.past_its_limit,
     "random shapes": costs.shapes,
     "generation": answers.generation,
+    "graphs": encoders.graphs,
     "service": service.whole_service,
 }
 

@@ -75,6 +75,10 @@ class Machine:
 
         return int(torch.cuda.memory_reserved())
 
+    def encoders(self) -> contextlib.AbstractContextManager[Any]:
+        """With what `options.encoder` needs."""
+        return contextlib.nullcontext()
+
     def free(self) -> int:
         """Bytes of the device that nobody holds."""
         import torch
@@ -118,6 +122,14 @@ class StandIn(Machine):
 
     def reserved(self) -> int:
         return self.held
+
+    @contextlib.contextmanager
+    def encoders(self) -> Iterator[None]:
+        from inference.engines import placement
+        from tests import cuda_encoders
+
+        with cuda_encoders.graphs(), cuda_encoders.flash_attention(), patch.object(placement, "CPU", ""):
+            yield
 
     def free(self) -> int:
         return 0

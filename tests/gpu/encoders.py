@@ -1,0 +1,62 @@
+"""Case 14: CUDA graphs and packed sequences answer as the plain model, and how long each takes."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from inference.catalog.specs import ENCODERS
+from inference.engines import backends
+from tests import tiny_models
+from tests.gpu.answers import COSINES, MINILM, mixed_texts, shift
+from tests.gpu.machine import Machine, engine, expect
+
+BATCHES = {"1 text of 14 tokens": (1, 14), "8": (8, 14), "64": (64, 14), "512": (512, 14), "64 of 120": (64, 120)}
+MIXED = 256
+CALLS = 10
+DTYPES = ("float32", "bfloat16")
+
+
+def graphs(machine: Machine) -> str:
+    with tempfile.TemporaryDirectory() as folder, machine.encoders():
+        values: dict[str, Any] = dict(MINILM)
+        if machine.is_stand_in:
+            values["model"] = str(tiny_models.build("feature-extraction", Path(folder, "model")))
+        tables = [_table(machine, values, dtype) for dtype in DTYPES]
+    return "\n".join(["the same answers; ms a call:", *(line for table in tables for line in table)])
+
+
+def _table(machine: Machine, values: dict[str, Any], dtype: str) -> list[str]:
+    """A row a batch, a column a way."""
+    batches = {name: [" ".join(["dog"] * (length - 2))] * size for name, (size, length) in BATCHES.items()}
+    batches = {name: texts for name, texts in batches.items() if not machine.is_stand_in or len(texts) < 64}
+    mixed = mixed_texts(8 if machine.is_stand_in else MIXED)
+    batches[f"{len(mixed)} mixed"] = mixed
+    plain = engine(machine, **values, dtype=dtype)
+    expected = {name: plain.embed(texts) for name, texts in batches.items()}
+    columns = {"plain": {name: _ms(machine, plain, texts) for name, texts in batches.items()}}
+    for way in ENCODERS:
+        made = engine(machine, **values, dtype=dtype, options={"encoder": way})
+        expect(backends.PLAIN not in made.note, f"{way} in {dtype}: {made.note}")
+        if machine.broken:
+            shift(made.model, by=0.5)
+        for name, texts in batches.items():
+            cosine = float((made.embed(texts) * expected[name]).sum(1).min())
+            expect(cosine >= COSINES[dtype], f"{way} in {dtype}, {name}: a cosine of {cosine:.5f}")
+        columns[way] = {name: _ms(machine, made, texts) for name, texts in batches.items()}
+    head = f"    {dtype:<22}" + "".join(f"{way:>12}" for way in columns)
+    return [head, *(f"    {name:<22}" + "".join(f"{ms[name]:12.2f}" for ms in columns.values()) for name in batches)]
+
+
+def _ms(machine: Machine, made: Any, texts: list[str]) -> float:
+    """The median, with the tokenizer."""
+    took = []
+    for _ in range(2 if machine.is_stand_in else CALLS):
+        started = time.perf_counter()
+        made.embed(texts)
+        machine.synchronize()
+        took.append(time.perf_counter() - started)
+    return 1000 * statistics.median(took)
