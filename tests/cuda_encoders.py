@@ -1,6 +1,7 @@
 """Stand-ins, on a CPU, for what text encoders use of CUDA: its graphs, and FlashAttention over packed texts."""
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import Mock, patch
@@ -74,9 +75,11 @@ def _memory(part: torch.Tensor) -> int:
 def graphs() -> Iterator[list[Graph]]:
     """Those that are captured."""
     captured: list[Graph] = []
+    takes = inspect.signature(torch.cuda.graph)
 
     @contextlib.contextmanager
-    def graph(own: Graph, *, pool: list[Graph], **_: Any) -> Iterator[None]:
+    def graph(own: Graph, *, pool: list[Graph], **options: Any) -> Iterator[None]:
+        takes.bind(own, pool=pool, **options)
         own.pool = pool
         with Capture(own), patch("torch.cuda.is_current_stream_capturing", return_value=True):
             yield
@@ -111,6 +114,6 @@ def varlen_attn(
 
 @contextlib.contextmanager
 def flash_attention() -> Iterator[Mock]:
-    attention = Mock(side_effect=varlen_attn)
-    with patch.object(varlen, "varlen_attn", attention), patch.object(varlen, "serves", return_value=True):
+    own = patch.object(varlen, "varlen_attn", autospec=True, side_effect=varlen_attn)
+    with own as attention, patch.object(varlen, "serves", return_value=True):
         yield attention
