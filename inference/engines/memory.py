@@ -22,6 +22,7 @@ CPU = "cpu"
 MIB = 2**20
 KEPT = 256 * MIB
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+HIGHEST_MMAP_THRESHOLD = 32 * MIB  # of older ones, which refuse a higher one
 CONTEXT = 512 * MIB  # of a GPU, that a process takes beside what it allocates
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FLOATS = ("F64", "F32", "BF16", "F16")
@@ -119,8 +120,10 @@ def keep_freed() -> None:
     """What one batch frees the next one takes, up to `KEPT` bytes. As glibc has it, most goes back to the system with
     each batch and comes again page by page, which is up to a tenth of what a batch of 16 texts costs on a CPU."""
     with contextlib.suppress(AttributeError, OSError):  # of glibc
-        for threshold in (TRIM_THRESHOLD, MMAP_THRESHOLD):
-            ctypes.CDLL(None).mallopt(threshold, KEPT)
+        mallopt = ctypes.CDLL(None).mallopt
+        if not mallopt(MMAP_THRESHOLD, KEPT):
+            mallopt(MMAP_THRESHOLD, HIGHEST_MMAP_THRESHOLD)
+        mallopt(TRIM_THRESHOLD, KEPT)
 
 
 def total(device: str) -> int:

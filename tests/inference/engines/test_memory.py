@@ -112,6 +112,21 @@ class KeptTests(SimpleTestCase):
         before, after = map(int, told.stdout.split())
         self.assertLess(after, before / 10)
 
+    def test_where_a_threshold_is_too_high_the_highest_is_set(self) -> None:
+        """By an older glibc, in which setting the other one alone keeps this one as low as it is."""
+        thresholds: dict[int, int] = {}
+
+        def mallopt(name: int, value: int) -> int:
+            is_refused = name == memory.MMAP_THRESHOLD and value > 32 * MIB
+            if not is_refused:
+                thresholds[name] = value
+            return not is_refused
+
+        with patch("ctypes.CDLL") as library:
+            library.return_value.mallopt.side_effect = mallopt
+            memory.keep_freed()
+        self.assertEqual(thresholds, {memory.TRIM_THRESHOLD: 256 * MIB, memory.MMAP_THRESHOLD: 32 * MIB})
+
 
 class TotalTests(SimpleTestCase):
     def test_a_control_group_limits_what_the_machine_has(self) -> None:
