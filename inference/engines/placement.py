@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from inference.catalog import tasks
 from inference.catalog.specs import ENCODERS, TF32, ModelSpec
 from inference.engines.parity import SHORT_TYPES
 from inference.errors import ModelUnavailable
@@ -49,6 +50,9 @@ def encoder(spec: ModelSpec, device: str) -> str:
     asked = spec.options.get("encoder", "")
     if asked and asked not in ENCODERS:
         raise ModelUnavailable(f"options.encoder must be one of {', '.join(ENCODERS)}, not {asked!r}.")
+    task = tasks.of(spec.task)
+    if asked and task.is_pipeline and (task.takes_files or not task.compiles):
+        raise ModelUnavailable(f"options.encoder is for text encoders, and not for {task.name}.")
     if asked and device == CPU:
         raise ModelUnavailable(f'options.encoder = "{asked}" needs a GPU: leave it out for a CPU.')
     return str(asked)

@@ -62,6 +62,15 @@ class EncoderTests(TestCase):
             with self.assertRaisesRegex(ModelUnavailable, "options.encoder must be one of cuda_graphs, packed, not"):
                 placement.encoder(spec(options={"encoder": asked}), "cuda:0")
 
+    def test_it_is_refused_of_what_is_no_text_encoder(self) -> None:
+        for task in ("image-classification", "text-generation", "document-question-answering"):
+            entry = ModelSpec(name="m", task=task, options={"encoder": "packed"})
+            with (
+                self.subTest(task),
+                self.assertRaisesRegex(ModelUnavailable, f"is for text encoders, and not for {task}"),
+            ):
+                placement.encoder(entry, "cuda:0")
+
     def test_engines_refuse_it_before_they_load_anything(self) -> None:
         for engine in ("inference.engines.embeddings:SentenceEmbeddings", TRANSFORMERS_ENGINE):
             entry = ModelSpec(
