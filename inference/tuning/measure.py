@@ -101,12 +101,11 @@ class Choice:
         return f"{self.precision} {self.encoder}".rstrip()
 
     def of(self, setup: Setup) -> Setup:
+        options = {name: value for name, value in setup.spec.options.items() if name != "encoder"}
+        options |= {"encoder": self.encoder} if self.encoder else {}
+        spec = dataclasses.replace(setup.spec, backend=self.backend, precision=self.precision, options=options)
         if self.backend == TORCH:
-            options = {name: value for name, value in setup.spec.options.items() if name != "encoder"}
-            options |= {"encoder": self.encoder} if self.encoder else {}
-            spec = dataclasses.replace(setup.spec, backend=TORCH, precision="", dtype=self.precision, options=options)
-        else:
-            spec = dataclasses.replace(setup.spec, backend=self.backend, precision=self.precision)
+            spec = dataclasses.replace(spec, precision="", dtype=self.precision)
         return dataclasses.replace(setup, spec=spec)
 
 

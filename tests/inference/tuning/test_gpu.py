@@ -73,6 +73,8 @@ class TrialTests(TestCase):
             choice = Choice(backend="torch", precision="float32", encoder=encoder)
             found = choice.of(dataclasses.replace(self.setup, spec=own)).spec
             self.assertEqual(found.options, {"device_map": "auto", **options})
+        other = Choice(backend="openvino", precision="int8").of(dataclasses.replace(self.setup, spec=own)).spec
+        self.assertEqual(other.options, {"device_map": "auto"})
 
     def test_replicas_that_do_not_fit_beside_each_other_are_left_out(self) -> None:
         one, two = Arrangement(replicas=1, threads=2), Arrangement(replicas=2, threads=1)
