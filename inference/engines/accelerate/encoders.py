@@ -155,7 +155,7 @@ def no_padding(model: Any, *, is_asked: bool = False) -> Override | None:
 
 def is_known(model: Any) -> bool:
     """Whether it is of a known kind, on one device, and computed by nobody else."""
-    is_spread = hasattr(model, "hf_device_map")
+    is_spread = len(set(getattr(model, "hf_device_map", {}).values())) > 1
     return model.config.model_type in KINDS and model.config._attn_implementation == "sdpa" and not is_spread
 
 

@@ -60,7 +60,7 @@ class Texts:
             tokens = own.flatten().nonzero().squeeze(1).split(counts)
             self.order = torch.tensor(order)
             more = rounded(sum(lengths)) - sum(lengths)
-            self.index = torch.cat([tokens[text] for text in order] + [tokens[0][:1].expand(more)])
+            self.index = torch.cat([tokens[text] for text in order] + [tokens[order[-1]][:1].expand(more)])
         self.tokens = sum(lengths)
         self.starts = [0, *accumulate(lengths)]
         self.firsts = torch.tensor(self.starts[:-1])

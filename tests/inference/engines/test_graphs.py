@@ -130,7 +130,9 @@ class GraphsTests(TestCase):
 
     def test_a_model_that_is_spread_or_of_another_kind_is_left_alone(self) -> None:
         model = model_of("bert")
-        model.hf_device_map = {"": "cuda:0"}
+        model.hf_device_map = {"": "cpu"}  # as quantized ones have it
+        self.assertIsNotNone(encoders.no_padding(model))
+        model.hf_device_map = {"embeddings": "cuda:0", "encoder": "cuda:1"}
         self.assertIsNone(graphs.graphs(model, TOKENIZER))
         self.assertIsNone(encoders.no_padding(model, is_asked=True))
 

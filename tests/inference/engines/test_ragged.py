@@ -39,6 +39,11 @@ class TextsTests(TestCase):
         self.assertEqual(len(rows), rounded(sum(lengths)))
         torch.testing.assert_close(texts.padded(rows), padded * own.unsqueeze(2))
 
+    def test_the_first_text_may_have_no_tokens(self) -> None:
+        padded, own = batch([0, 5, 40, 33, 45])
+        texts = Texts(padded.shape, own)
+        torch.testing.assert_close(texts.padded(texts.rows(padded)), padded * own.unsqueeze(2))
+
     @settings(deadline=None)
     @given(lengths_of_texts)
     def test_attention_is_that_of_each_text_alone(self, lengths: list[int]) -> None:
