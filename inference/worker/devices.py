@@ -143,9 +143,13 @@ def _asked(option: str, name: str, found: Found) -> Device:
 
 def _device(parts: Sequence[Gpu]) -> Device:
     name = "+".join(part.name for part in parts)
-    name = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
     memory = sum(part.memory for part in parts) if all(part.memory for part in parts) else 0
     return Device(name=name, visible=",".join(part.visible for part in parts), memory=memory)
+
+
+def short(name: str) -> str:
+    """As a job's row has room for it."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
 def make_plan(

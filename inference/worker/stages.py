@@ -19,7 +19,7 @@ from inference.figures import tallies
 from inference.figures.tallies import Tally
 from inference.store.transitions import Claimed, Outcome
 from inference.telemetry import logs
-from inference.worker import claims
+from inference.worker import claims, devices
 from inference.worker.calls import BatchCall, BatchReport
 from inference.worker.deadline import limited
 from inference.worker.loaded import LoadedModels
@@ -195,7 +195,8 @@ class Stages:
 
 def claimed(call: BatchCall, replica: LoadedModels) -> list[Claimed]:
     failpoints.reach("before_claim")
-    jobs = claims.claim(call, worker=replica.worker, device=replica.host_device) if call.job_ids else []
+    device = devices.short(replica.host_device)
+    jobs = claims.claim(call, worker=replica.worker, device=device) if call.job_ids else []
     failpoints.reach("after_claim")
     return jobs
 

@@ -14,6 +14,8 @@ from inference.models import Worker, WorkerState
 from inference.status import workers
 from inference.status.workers import InMemory, Remembered
 from inference.store import connections
+from inference.worker import devices, gpus
+from inference.worker.gpus import Found
 from tests.conditions import eventually
 
 
@@ -30,6 +32,16 @@ class BesideTests(DatabaseTestCase):
         self.make("e@other-host", "cuda:0")
         Worker.objects.filter(pk=self.make("g@host", "cuda:0").pk).update(state=WorkerState.STOPPED)
         self.assertEqual(workers.beside(own), {"b@host": ["cuda:2"], "c@host": ["cuda:0", "cuda:1"]})
+
+    def test_no_gpu_of_many_is_lost_or_taken_for_another(self) -> None:
+        with patch.object(gpus, "find", return_value=Found(why="")):
+            first, second, third = (
+                devices.choose("+".join(f"cuda:{number}" for number in numbers)).devices[0].name
+                for numbers in (range(4), range(4, 8), range(3, 7))
+            )
+        self.make("b@host", second)
+        self.assertEqual(workers.beside(self.make("a@host", first)), {})
+        self.assertEqual(workers.beside(self.make("c@host", third))["a@host"], ["cuda:3"])
 
 
 class RememberedTests(TestCase):

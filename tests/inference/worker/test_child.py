@@ -66,10 +66,13 @@ def run_batch(engines: dict[str, Engine], *jobs: Job, verdict: str = "", is_last
 
 class DeviceNameTests(TransactionTestCase):
     def test_a_row_has_the_host_s_name_of_its_device(self) -> None:
-        job = Job(model="m", inputs="text")
-        with patch.object(LoadedModels, "__post_init__", lambda self: setattr(self, "host_device", "cuda:7")):
-            run_batch({"m": Answers({"text": 1})}, job)
-        self.assertEqual(job.device, "cuda:7")
+        for name, found in (("cuda:7", "cuda:7"), ("cuda:4+cuda:5+cuda:6+cuda:7", "cuda:4+cuda:5+cuda:…")):
+            job = Job(model="m", inputs="text")
+            with patch.object(
+                LoadedModels, "__post_init__", lambda self, name=name: setattr(self, "host_device", name)
+            ):
+                run_batch({"m": Answers({"text": 1})}, job)
+            self.assertEqual(job.device, found)
 
 
 class VerdictTests(TransactionTestCase):

@@ -96,8 +96,9 @@ class ChoiceTests(TestCase):
 
     def test_a_name_fits_into_a_jobs_row(self) -> None:
         eight = Found(gpus=tuple(Gpu(name=f"cuda:{n}", visible=str(n)) for n in range(8)), why="")
-        (name,) = names("+".join(f"cuda:{n}" for n in range(8)), eight)
-        self.assertEqual((name, len(name)), ("cuda:0+cuda:1+cuda:…", 20))
+        (name,) = names(whole := "+".join(f"cuda:{n}" for n in range(8)), eight)
+        self.assertEqual((name, devices.short(name)), (whole, "cuda:0+cuda:1+cuda:…"))
+        self.assertEqual(len(devices.short(name)), 20)
 
 
 class PlanTests(TestCase):
