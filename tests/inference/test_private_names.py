@@ -47,7 +47,7 @@ TOUCHED = {
     "inference/upkeep/retention.py": {"django.db.models.query": "_raw_delete"},
 }
 # What the documentation of Django and Python names.
-DOCUMENTED = {"_meta", "_state", "_default_manager", "_exit", "_fields", "_replace"}
+DOCUMENTED = {"_meta", "_state", "_default_manager", "_exit", "_fields", "_replace", "_asdict"}
 
 
 def touched_in(source: str) -> set[str]:
