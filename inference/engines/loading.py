@@ -14,11 +14,11 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import isolate, memory
 from inference.engines.base import Engine
 from inference.engines.faults import describe, device_problem, is_device_failure, is_in_use, is_out_of_memory
+from inference.engines.memory import CPU
 from inference.errors import ModelUnavailable
 
 logger = logging.getLogger(__name__)
 
-CPU = "cpu"
 LONG = 512  # tokens of a text
 Predict = Callable[[list[Any], dict[str, Any]], list[Any]]
 

@@ -7,11 +7,11 @@ from torch import nn
 
 from inference.catalog import tasks
 from inference.catalog.specs import ENCODERS, TF32, ModelSpec
+from inference.engines.memory import CPU
 from inference.engines.parity import SHORT_TYPES
 from inference.errors import ModelUnavailable
 
 QUANTIZATIONS = ("bitsandbytes-8bit", "bitsandbytes-4bit", "torchao-int8", "torchao-int4")
-CPU = "cpu"
 CURE = "pip install -r requirements-quantized.txt -c requirements.lock"
 
 

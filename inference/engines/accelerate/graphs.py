@@ -82,10 +82,10 @@ class Graphs:
 
 
 def _rounded(texts: int, tokens: int) -> tuple[int, int]:
-    """The shape of the graph for such a batch; (0, 0) where there is none."""
+    """The shape of the graph for such a batch, with 0 for what is beyond all of them."""
     size = next((size for size in SIZES if size >= texts), 0)
     length = next((length for length in LENGTHS if length >= tokens), 0)
-    return (size, length) if size and length else (0, 0)
+    return size, length
 
 
 def graphs(model: Any, tokenizer: Any) -> Override | None:

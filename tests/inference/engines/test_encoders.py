@@ -26,6 +26,7 @@ DISTILBERT = {
     "vocab_size": 100, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 64,
     "initializer_range": 0.5, "pad_token_id": 0,
 }  # fmt: skip
+NEAR = {"rtol": 1e-4, "atol": 1e-4}
 TEXTS = ["the cat runs in paris", "a dog", "a dog", "it was a good house and the red cat sleeps on it", "small"]
 
 
@@ -102,8 +103,8 @@ class EncoderTests(TestCase):
                     alone = [states(model, [text])[0] for text in TEXTS]
                     install(model)
                     for own, together in zip(alone, states(model, TEXTS), strict=True):
-                        torch.testing.assert_close(together, own, rtol=1e-4, atol=1e-4)
-                    torch.testing.assert_close(states(model, TEXTS[:1])[0], alone[0], rtol=1e-4, atol=1e-4)
+                        torch.testing.assert_close(together, own, **NEAR)
+                    torch.testing.assert_close(states(model, TEXTS[:1])[0], alone[0], **NEAR)
 
     def test_layers_compute_the_tokens_of_the_texts_and_no_others(self) -> None:
         model = model_of("bert")
@@ -141,8 +142,8 @@ class FirstTokenTests(TestCase):
                     complete, alone = scores(model, TEXTS), scores(model, TEXTS[:1])
                     layers = install_for_firsts(model)
                     self.assertTrue(layers.first_only)
-                    torch.testing.assert_close(scores(model, TEXTS), complete, rtol=1e-4, atol=1e-4)
-                    torch.testing.assert_close(scores(model, TEXTS[:1]), alone, rtol=1e-4, atol=1e-4)
+                    torch.testing.assert_close(scores(model, TEXTS), complete, **NEAR)
+                    torch.testing.assert_close(scores(model, TEXTS[:1]), alone, **NEAR)
 
     def test_the_last_layer_computes_a_token_a_text(self) -> None:
         model = classifier("bert")
@@ -163,7 +164,7 @@ class FirstTokenTests(TestCase):
                 with self.assertLogs(accelerate.logger, "WARNING"):
                     accelerate.install(model, tokenizer, "text-classification", trial)
                 for text, own in zip(TEXTS, alone, strict=True):
-                    torch.testing.assert_close(scores(model, [text]), own, rtol=1e-4, atol=1e-4)
+                    torch.testing.assert_close(scores(model, [text]), own, **NEAR)
 
 
 def install_for_firsts(model: Any) -> encoders.Layers:
@@ -225,6 +226,6 @@ class EngineTests(TestCase):
         elif isinstance(expected, float | np.floating):
             self.assertAlmostEqual(answer, expected, places=4)
         elif isinstance(expected, torch.Tensor):
-            torch.testing.assert_close(answer, expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(answer, expected, **NEAR)
         else:
             self.assertEqual(answer, expected)

@@ -13,7 +13,7 @@ from inference.engines.accelerate import encoders, graphs
 from inference.engines.accelerate import install as accelerate
 from inference.engines.accelerate.install import Override
 from tests import cuda_encoders
-from tests.inference.engines.test_encoders import TEXTS, classifier, model_of, scores, states, trial_of
+from tests.inference.engines.test_encoders import NEAR, TEXTS, classifier, model_of, scores, states, trial_of
 
 TOKENIZER = SimpleNamespace(model_max_length=60, model_input_names=["input_ids", "attention_mask"])
 LONG = " ".join(["cat"] * 40)  # longer than the longest graph
@@ -41,8 +41,7 @@ class GraphsTests(TestCase):
                 made(model)
                 before = self.replays()
                 for texts, expected in ((TEXTS, alone), (TEXTS[1:3], alone[1:3]), (TEXTS[:1], alone[:1])):
-                    for own, found in zip(expected, states(model, texts), strict=True):
-                        torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-4)
+                    torch.testing.assert_close(states(model, texts), expected, **NEAR)
                 self.assertEqual(self.replays() - before, 3)
 
     def test_an_answer_outlives_the_next_call(self) -> None:
@@ -52,21 +51,20 @@ class GraphsTests(TestCase):
         found = states(model, TEXTS)
         states(model, [LONG.replace("cat", "dog")[:40]])
         states(model, TEXTS[::-1])
-        for own, other in zip(expected, found, strict=True):
-            torch.testing.assert_close(other, own, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found, expected, **NEAR)
 
     def test_a_short_batch_sees_nothing_of_the_long_one_before(self) -> None:
         model = model_of("bert")
         (expected,) = states(model, ["a dog"])
         made(model)
         states(model, ["a dog and a cat and a dog and"])
-        torch.testing.assert_close(states(model, ["a dog"])[0], expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(states(model, ["a dog"])[0], expected, **NEAR)
 
     def test_scores_of_a_head_are_those_of_the_plain_model(self) -> None:
         model = classifier("bert")
         expected = scores(model, TEXTS)
         made(model)
-        torch.testing.assert_close(scores(model, TEXTS), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(scores(model, TEXTS), expected, **NEAR)
         self.assertEqual(self.replays(), 1)
 
     def test_what_no_graph_computes_runs_as_it_comes(self) -> None:
@@ -112,8 +110,7 @@ class GraphsTests(TestCase):
         with self.assertLogs(accelerate.logger, "WARNING") as logs:
             installed = accelerate.install(model, TOKENIZER, "", trial_of(model, states), encoder=CUDA_GRAPHS)
         self.assertIn("not permitted when stream is capturing", logs.output[0])
-        for own, found in zip(expected, states(model, TEXTS), strict=True):
-            torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(states(model, TEXTS), expected, **NEAR)
         self.assertNotIn("forward", vars(model))
         self.assertTrue(installed.unpadded)  # as it is on a CPU
 
@@ -147,6 +144,5 @@ class GraphsTests(TestCase):
             self.assertLogs(accelerate.logger, "WARNING"),
         ):
             found = installed.guard(lambda: states(model, TEXTS))
-        for own, other in zip(expected, found, strict=True):
-            torch.testing.assert_close(other, own, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found, expected, **NEAR)
         self.assertNotIn("forward", vars(model))

@@ -11,9 +11,8 @@ from inference.engines.accelerate import encoders, ragged, varlen
 from inference.engines.accelerate import install as accelerate
 from inference.engines.accelerate.ragged import Texts
 from tests import cuda_encoders
-from tests.inference.engines.test_encoders import TEXTS, classifier, model_of, scores, states, tokenizer, trial_of
+from tests.inference.engines.test_encoders import NEAR, TEXTS, classifier, model_of, scores, states, tokenizer, trial_of
 
-NEAR = {"rtol": 1e-4, "atol": 1e-4}
 CUDA, CPU = torch.device("cuda:0"), torch.device("cpu")
 
 
@@ -37,8 +36,7 @@ class VarlenTests(TestCase):
                 packed(model)
                 self.attention.reset_mock()
                 for texts, expected in ((TEXTS, alone), (TEXTS[:1], alone[:1])):
-                    for own, found in zip(expected, states(model, texts), strict=True):
-                        torch.testing.assert_close(found, own, **NEAR)
+                    torch.testing.assert_close(states(model, texts), expected, **NEAR)
                 self.assertEqual(self.attention.call_count, 2 * 2)  # a call a layer
 
     def test_scores_read_off_first_tokens_are_those_of_the_complete_model(self) -> None:
@@ -60,8 +58,7 @@ class VarlenTests(TestCase):
         model = model_of("bert", initializer_range=0.05).bfloat16()
         padded = states(model, TEXTS)
         packed(model)
-        for own, found in zip(padded, states(model, TEXTS), strict=True):
-            torch.testing.assert_close(found, own, rtol=0.02, atol=0.02)
+        torch.testing.assert_close(states(model, TEXTS), padded, rtol=0.02, atol=0.02)
 
     def test_it_is_for_half_precisions_on_gpus_that_can(self) -> None:
         short, other = torch.bfloat16, torch.float32
@@ -77,8 +74,7 @@ class VarlenTests(TestCase):
         alone = [states(model, [text])[0] for text in TEXTS]
         with patch.object(varlen, "serves", return_value=False):
             packed(model)
-        for own, found in zip(alone, states(model, TEXTS), strict=True):
-            torch.testing.assert_close(found, own, **NEAR)
+        torch.testing.assert_close(states(model, TEXTS), alone, **NEAR)
         self.assertFalse(self.attention.called)
 
 
