@@ -11,8 +11,9 @@ import tempfile
 import time
 from typing import Any
 
+from tests.conditions import PATIENCE_S
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-ANSWER_S = 30.0
 WIDE, PHONE = (1360, 900), (390, 844)
 
 
@@ -99,7 +100,7 @@ class Browser:
 
     def wait_for(self, script: str) -> None:
         """Until the script's value is true."""
-        give_up_at = time.monotonic() + ANSWER_S
+        give_up_at = time.monotonic() + PATIENCE_S
         while not self.evaluate(script):
             assert time.monotonic() < give_up_at, script
             self._listen(0.05)
@@ -114,7 +115,7 @@ class Browser:
         """Until another document is there as a whole: that this one has loaded may be told of only now."""
         self.evaluate("window.isLeft = true")
         act()
-        give_up_at = time.monotonic() + ANSWER_S
+        give_up_at = time.monotonic() + PATIENCE_S
         while not self._has_come():
             assert time.monotonic() < give_up_at, "the page does not load"
             self._listen(0.05)
@@ -134,7 +135,7 @@ class Browser:
         data = json.dumps(message).encode() + b"\0"
         while data:
             data = data[os.write(self._to, data) :]
-        give_up_at = time.monotonic() + ANSWER_S
+        give_up_at = time.monotonic() + PATIENCE_S
         while time.monotonic() < give_up_at:
             for answer in self._listen(0.5):
                 if answer.get("id") == number:

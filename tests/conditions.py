@@ -1,4 +1,8 @@
-"""Waiting for what a test expects, with a limit; and calls that meet."""
+"""Wait for what a test expects; and let calls meet.
+
+A wait ends with its condition. Its limit is patience with a slow machine, and no promise of the service: a test that
+passes never spends it.
+"""
 
 import threading
 import time
@@ -6,22 +10,35 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
+PATIENCE_S = 180.0  # what never comes has not come by then, on the slowest machine that tests are run on
 
 
 def eventually(
     condition: Callable[[], T | Literal[False] | None],
     what: str = "",
     *,
-    limit_s: float = 20.0,
     every_s: float | None = None,
 ) -> T:
-    """The first true value of `condition`. Fails after `limit_s`, with `what` was expected and the last value. Looks
-    every `every_s`; else the more rarely the longer it has waited, as what is asked has work to do meanwhile."""
+    """Wait until `condition` returns a true value, and return it.
+
+    It is asked every `every_s` seconds; without them ever more rarely, since what it asks has work to do meanwhile.
+    Raises AssertionError with `what` and the last value, once `PATIENCE_S` is over.
+    """
+    value = wait_for(condition, limit_s=PATIENCE_S, every_s=every_s)
+    if not value:
+        raise AssertionError(f"{what or condition}: not within {PATIENCE_S:g} s; last seen: {value!r}")
+    return value
+
+
+def wait_for(
+    condition: Callable[[], T | Literal[False] | None], *, limit_s: float, every_s: float | None = None
+) -> T | Literal[False] | None:
+    """Ask `condition` until it returns a true value, for at most `limit_s` seconds. Return what it returned last."""
     started = time.monotonic()
     while not (value := condition()):
         waited_s = time.monotonic() - started
         if waited_s > limit_s:
-            raise AssertionError(f"{what or condition}: not within {limit_s:g} s; last seen: {value!r}")
+            break
         time.sleep(every_s or min(0.1, max(0.01, waited_s / 20)))
     return value
 
@@ -35,7 +52,7 @@ def at_once(calls: Sequence[Callable[[], object]]) -> None:
     def run(call: Callable[[], object]) -> None:
         try:
             connection.ensure_connection()
-            start.wait(20)
+            start.wait(PATIENCE_S)
             call()
         except BaseException as error:
             failures.append(error)

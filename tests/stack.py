@@ -33,7 +33,7 @@ from inference.launcher.supervisor import Child, Program
 from inference.models import Job, Worker
 from inference.status.workers import SERVING
 from tests import databases
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 from tests.ports import HOST, free_port
 
 LOG_LINES_SHOWN = 200
@@ -139,13 +139,13 @@ class Stack:
         self.children[program.name] = child
         return child
 
-    def ready(self, *, limit_s: float = 120.0) -> None:
+    def ready(self) -> None:
         """Wait until the web server answers, and each running worker has loaded its models."""
-        eventually(self.answers, "the web server answers", limit_s=limit_s)
+        eventually(self.answers, "the web server answers")
         running = (child for name, child in self.children.items() if name.startswith("worker"))
         pids = {child.pid for child in running if child.exit_code is None}
         ready = self.workers.filter(pid__in=pids, state__in=SERVING)
-        eventually(lambda: ready.count() == len(pids), "the workers are ready", limit_s=limit_s)
+        eventually(lambda: ready.count() == len(pids), "the workers are ready")
 
     def answers(self) -> bool:
         for name, child in self.children.items():
@@ -170,7 +170,7 @@ class Stack:
         body: Any = None,
         *,
         headers: Mapping[str, str] | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float = PATIENCE_S,
     ) -> Answer:
         """`body` is sent as JSON, or as it is when it is bytes."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
@@ -214,14 +214,14 @@ class Stack:
     def workers(self) -> QuerySet[Worker]:
         return Worker.objects.using(self.alias)
 
-    def finished(self, *ids: UUID, limit_s: float = 60.0) -> list[Job]:
+    def finished(self, *ids: UUID) -> list[Job]:
         """The jobs, in the order of `ids`, once all are finished."""
 
         def all_finished() -> list[Job]:
             found = {job.id: job for job in self.jobs.filter(pk__in=ids)}
             return [found[job_id] for job_id in ids] if all(job.is_finished for job in found.values()) else []
 
-        return eventually(all_finished, f"{len(ids)} jobs finish", limit_s=limit_s, every_s=0.05)
+        return eventually(all_finished, f"{len(ids)} jobs finish", every_s=0.05)
 
     def replica_pids(self, name: str = "worker1") -> list[int]:
         """The pool children of a worker."""

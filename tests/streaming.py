@@ -37,8 +37,8 @@ class StreamStack(Stack):
     def start_other(self, number: int) -> Child:
         return self.start(replace(programs.web(host=HOST, port=self.ports[number]), name=f"web{number}"))
 
-    def ready(self, *, limit_s: float = 120.0) -> None:
-        super().ready(limit_s=limit_s)
+    def ready(self) -> None:
+        super().ready()
         for port in self.ports:
             eventually(partial(is_open, port), "each web server answers")
         eventually(lambda: self.get("/v1/models/words").json["served"]["workers"], "the generator serves")

@@ -76,10 +76,10 @@ class TestShutdown(ShowingLog):
             eventually(lambda: self.stack.jobs.get(pk=running).status == Status.RUNNING, "it runs")
             waiting = [self.stack.submit(f"{number}") for number in range(5)]
             celery(self.stack, "control", "shutdown")
-            eventually(lambda: self.stack.children["worker1"].exit_code == 0, "the worker ends", limit_s=30)
+            eventually(lambda: self.stack.children["worker1"].exit_code == 0, "the worker ends")
             self.assertEqual(self.stack.workers.get().state, WorkerState.STOPPED)
             self.stack.start_worker()
-            for job in self.stack.finished(running, *waiting, limit_s=30):
+            for job in self.stack.finished(running, *waiting):
                 self.assertEqual((job.status, job.attempts, job.recoveries), (Status.SUCCEEDED, 1, 0))
 
 
@@ -95,7 +95,7 @@ class TestFlower(TestCase):
                 stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
             )  # fmt: skip
             try:
-                [name] = eventually(lambda: self.shown(port, "workers?refresh=1"), "the worker is shown", limit_s=60)
+                [name] = eventually(lambda: self.shown(port, "workers?refresh=1"), "the worker is shown")
                 self.assertTrue(name.startswith("worker1@"))
                 good, bad = stack.submit("a"), stack.submit({"text": "", "fail": "exception"})
                 stack.finished(good, bad)
@@ -104,7 +104,7 @@ class TestFlower(TestCase):
                 def states() -> dict[str, str]:
                     return {job: task["state"] for job, task in self.shown(port, "tasks").items() if job in wanted}
 
-                eventually(lambda: states() == wanted, "both tasks are shown as they ended", limit_s=30)
+                eventually(lambda: states() == wanted, "both tasks are shown as they ended")
             finally:
                 flower.kill()
                 flower.wait()

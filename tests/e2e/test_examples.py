@@ -64,7 +64,7 @@ class ExamplesTests(StackCase):
         command = ("django", "runserver", str(port), "--noreload", "--settings", "examples.shop.settings")
         environment = {"INFERENCE_URL": self.url, "DJANGO_SETTINGS_MODULE": ""}
         self.stack.start(Program(name="shop", command=(sys.executable, "-m", *command), environment=environment))
-        eventually(lambda: self.ask(port, FINNISH) == (200, {"language": "finnish"}), "the shop answers", limit_s=60)
+        eventually(lambda: self.ask(port, FINNISH) == (200, {"language": "finnish"}), "the shop answers")
         self.assertEqual(self.ask(port, "long " * 500)[0], 422)
         self.stack.children["web"].stop()
         self.assertEqual(self.ask(port, FINNISH)[0], 503)

@@ -41,7 +41,7 @@ class TestFigures(StackCase):
             self.stack.start_web()
             self.stack.ready()
             self.passed(INTERVALS)
-        eventually(lambda: not self.jobs().exclude(status__in=TERMINAL).exists(), "all have ended", limit_s=60)
+        eventually(lambda: not self.jobs().exclude(status__in=TERMINAL).exists(), "all have ended")
         outcomes = of_rows(self.jobs())
         self.assertGreater(outcomes[("echo", "succeeded")], 100)
         self.assertGreater(len(outcomes), len(FAILS) - 1)
@@ -58,4 +58,4 @@ class TestFigures(StackCase):
     def passed(self, intervals: int) -> None:
         """The load has gone on for as many, of which the first and the last were begun."""
         starts = Figure.objects.using(self.stack.alias).filter(model="echo").exclude(grain=Grain.EVER)
-        eventually(lambda: starts.values("start").distinct().count() >= intervals, "time has passed", limit_s=90)
+        eventually(lambda: starts.values("start").distinct().count() >= intervals, "time has passed")

@@ -153,7 +153,7 @@ class EndTests(GenerationCase):
         eventually(lambda: self.is_running(beside), "another model has its turn")
         worker = self.stack.children["worker1"]
         worker.process.terminate()
-        eventually(lambda: worker.exit_code is not None, "the worker has ended", limit_s=30)
+        eventually(lambda: worker.exit_code is not None, "the worker has ended")
         self.assertEqual({job.attempts for job in self.stack.finished(long, beside)}, {1})
         self.assertEqual(self.job(long).output, words.expected("long", 300))
         self.stack.start_worker("worker1")
@@ -174,7 +174,7 @@ class ReloadTests(GenerationCase):
             eventually(lambda: len(jobs) > 8 and self.is_running(jobs[-1]), "they run beside each other")
             self.stack.models_file.write_text(f"{MODELS}{ADDED}")
             eventually(
-                lambda: self.stack.post("/v1/models/added", {"inputs": "x"}).status == 200, "it is loaded", limit_s=30
+                lambda: self.stack.post("/v1/models/added", {"inputs": "x"}).status == 200, "it is loaded"
             )
         finally:
             enough.set()

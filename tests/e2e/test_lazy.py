@@ -56,7 +56,7 @@ class LazyCase(ShowingLog):
         return [load[1] for load in found if load and load[1] != "none" and (not models or load[1] in models)]
 
     def assert_answered(self, ids: list[UUID], *, attempts: int = 1) -> None:
-        jobs = self.stack.finished(*ids, limit_s=180)
+        jobs = self.stack.finished(*ids)
         self.assertEqual({(job.status, job.error_detail) for job in jobs}, {(Status.SUCCEEDED, "")})
         self.assertLessEqual(max(job.attempts for job in jobs), attempts)
 
@@ -80,7 +80,7 @@ class TenModelsTests(LazyCase):
         ids: list[UUID] = []
         due_s = chance.expovariate(JOBS_PER_S)
         while due_s < SECONDS:
-            eventually(lambda: time.monotonic() - began_at >= due_s, "its time has come", limit_s=60)  # noqa: B023
+            eventually(lambda: time.monotonic() - began_at >= due_s, "its time has come")  # noqa: B023
             ids.append(self.stack.submit(f"text {len(ids)}", model=chance.choice(self.names)))
             due_s += chance.expovariate(JOBS_PER_S)
         self.assert_answered(ids)
@@ -120,7 +120,7 @@ class LifeTests(LazyCase):
         cls.stack = cls.enterClassContext(make(ECHO + models))
 
     def setUp(self) -> None:
-        eventually(lambda: self.stack.get("/readyz").status == 200, "all is well", limit_s=60)
+        eventually(lambda: self.stack.get("/readyz").status == 200, "all is well")
 
     def test_a_worker_starts_without_it_loads_it_for_a_call_and_unloads_it_when_it_is_idle(self) -> None:
         self.assertEqual((self.loads("idle"), self.state_of("idle")), ([], "not loaded"))
@@ -128,7 +128,7 @@ class LifeTests(LazyCase):
         self.assertEqual((answer.status, answer.json["echo"]), (200, "text"))
         eventually(lambda: self.shown() == "ready", "its page says so")
         self.assertAlmostEqual(self.served()["memory_bytes"] / heavy.MIB, 32, delta=8)
-        eventually(lambda: self.state_of("idle") == "not loaded", "it is unloaded", limit_s=30)
+        eventually(lambda: self.state_of("idle") == "not loaded", "it is unloaded")
         eventually(lambda: self.shown() == "not loaded", "its page says so")
         self.assertEqual((self.served()["workers"], self.stack.get("/readyz").status), (1, 200))
         self.assert_answered([self.stack.submit("text", model="idle")])
@@ -144,7 +144,7 @@ class LifeTests(LazyCase):
     def test_one_that_cannot_be_loaded_says_why_and_is_tried_again_after_pauses(self) -> None:
         self.file("broken-broken").touch()
         waiting = [self.stack.submit("text", model="broken")]
-        eventually(lambda: self.row().state == WorkerState.DEGRADED, "it has failed", limit_s=30)
+        eventually(lambda: self.row().state == WorkerState.DEGRADED, "it has failed")
         why = "broken: could not be loaded on cpu: RuntimeError: no weights yet"
         eventually(lambda: why in self.row().error, "its row says why")
         eventually(lambda: self.stack.get("/readyz").status == 503, "the service says so")
@@ -152,7 +152,7 @@ class LifeTests(LazyCase):
         refused = self.stack.post("/v1/models/broken", {"inputs": "text"})
         self.assertEqual((refused.status, refused.json["code"]), (503, "no_worker"))
         self.assert_answered([self.stack.submit("text")])
-        eventually(lambda: len(self.loads("broken")) == 2, "it is tried again", limit_s=30)
+        eventually(lambda: len(self.loads("broken")) == 2, "it is tried again")
         self.file("broken-broken").unlink()
         self.assert_answered(waiting)
         self.assertLessEqual(len(self.loads("broken")), 4)
@@ -161,7 +161,7 @@ class LifeTests(LazyCase):
     def test_a_process_that_is_killed_while_it_loads_one_loads_it_again(self) -> None:
         self.file("held-killed").touch()
         waiting = [self.stack.submit("text", model="killed")]
-        eventually(lambda: self.state_of("killed") == "loading", "it is loading", limit_s=30)
+        eventually(lambda: self.state_of("killed") == "loading", "it is loading")
         os.kill(self.stack.replica_pids()[0], signal.SIGKILL)
         self.file("held-killed").unlink()
         self.assert_answered([self.stack.submit("text"), *waiting])

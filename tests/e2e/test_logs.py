@@ -92,9 +92,9 @@ class Client:
 
     def end(self, case: TestCase) -> None:
         for job in (*self.failing.values(), self.good, *self.bugs):
-            eventually(lambda job=job: self.is_finished(job), "the job ends", limit_s=60)  # type: ignore[misc]
+            eventually(lambda job=job: self.is_finished(job), "the job ends")  # type: ignore[misc]
         self.up.shows(f"job={self.good} not delivered")
-        eventually(lambda: self.up.output.count("KeyError: ") >= len(BUGS), "each bug is told of", limit_s=60)
+        eventually(lambda: self.up.output.count("KeyError: ") >= len(BUGS), "each bug is told of")
         self.up.process.send_signal(signal.SIGINT)
         case.assertEqual(self.up.process.wait(60), 0)
         for secret in (MARK, self.key, *SECRETS.values()):
@@ -174,7 +174,7 @@ class TestHostileTexts(TestCase):
         up.shows("Ready on")
         jobs = [job for text in HOSTILE for job in self.play(client, text)]
         for job in jobs:
-            eventually(lambda job=job: client.is_finished(job), "the job ends", limit_s=60)  # type: ignore[misc]
+            eventually(lambda job=job: client.is_finished(job), "the job ends")  # type: ignore[misc]
             up.shows(f"job={job} not delivered")
         file.write_text(f"{MODELS}\n[{json.dumps(HOSTILE[0])}]\nengine = {json.dumps(HOSTILE[1])}\n")
         up.shows("Nothing changes before that is put right")

@@ -66,7 +66,7 @@ class LongListTests(StackCase):
 
     def test_an_input_that_kills_its_process_ends_its_own_job_only(self) -> None:
         bad, good = self.stack.submit(with_a("crash")), self.stack.submit(TEXTS)
-        (job,) = self.stack.finished(bad, limit_s=120)
+        (job,) = self.stack.finished(bad)
         self.assertEqual((job.status, job.error_code), (Status.FAILED, "crashed"))
         self.assertTrue(job.error_detail.startswith("inputs[28] to inputs[31]: "), job.error_detail)
         self.assertEqual(self.output(good), EXPECTED)

@@ -146,7 +146,7 @@ class ManyServersTests(StackCase):
         port = free_port()
         self.stack.start(replace(programs.web(host=HOST, port=port), name="web2"))
         second = f"http://{HOST}:{port}"
-        eventually(lambda: status(f"{second}/healthz") == 200, "the second web server answers", limit_s=60)
+        eventually(lambda: status(f"{second}/healthz") == 200, "the second web server answers")
         ids = [self.stack.submit("where?", model="where") for _ in range(40)]
         self.stack.finished(*ids)
         self.assertEqual({status(f"{second}/v1/jobs/{job_id}/output") for job_id in ids}, {200})

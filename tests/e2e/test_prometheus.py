@@ -70,16 +70,16 @@ class TestPrometheus(StackCase):
         eventually(lambda: (self.stack.workers.get().catalog or {})["models"][0].get("held_back"), "it is heeded")
         for number in range(WAITING):
             self.stack.submit(f"text {number}")
-        eventually(lambda: self.ask("query", query="1") and self.values("up") == [1, 1], "both are asked", limit_s=30)
-        eventually(lambda: self.alerts().get("ModelPaused") == "pending", "it is paused", limit_s=30)
+        eventually(lambda: self.ask("query", query="1") and self.values("up") == [1, 1], "both are asked")
+        eventually(lambda: self.alerts().get("ModelPaused") == "pending", "it is paused")
         [group] = self.ask("rules")["groups"]
         self.assertEqual([rule["name"] for rule in group["rules"]], list(attention.CODES))
         self.assertEqual({(rule["health"], rule.get("lastError", "")) for rule in group["rules"]}, {("ok", "")})
         self.board()
         self.stack.children["worker1"].kill()
-        eventually(lambda: self.alerts().get("WorkerGone") == "firing", "it is told of", limit_s=30)
+        eventually(lambda: self.alerts().get("WorkerGone") == "firing", "it is told of")
         self.stack.start_worker()
-        eventually(lambda: "WorkerGone" not in self.alerts(), "it is back", limit_s=60)
+        eventually(lambda: "WorkerGone" not in self.alerts(), "it is back")
 
     def board(self) -> None:
         panels = json.loads((DEPLOY / "grafana" / "board.json").read_text())["panels"]

@@ -62,7 +62,7 @@ class RabbitMQTests(StackCase):
     def test_a_queue_with_other_arguments_is_waited_for_while_the_other_models_are_served(self) -> None:
         self.make_anew(OTHER, {"x-queue-type": "classic"})
         workers = self.stack.workers.filter(state=WorkerState.DEGRADED, error__contains=f"delete_queue {OTHER}")
-        eventually(workers.exists, "the worker's row says what to do", limit_s=60)
+        eventually(workers.exists, "the worker's row says what to do")
         connections = self.connections()
         self.assertEqual(workers.get().model_names, ["echo"])
         self.assertIn(f"delete_queue {OTHER}", " ".join(self.stack.get("/readyz").json["reasons"]))

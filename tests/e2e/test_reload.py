@@ -74,7 +74,7 @@ class Client(threading.Thread):
                 raise AssertionError(f"{answer.status} {answer.body!r}")
             return answer.json
         job = self.stack.submit(text, model=self.model)
-        ended = eventually(lambda: self.ended(job), "it ends", limit_s=60, every_s=PAUSE_S)
+        ended = eventually(lambda: self.ended(job), "it ends", every_s=PAUSE_S)
         if ended["status"] != Status.SUCCEEDED:
             raise AssertionError(f"{ended}")
         return ended["output"]
@@ -107,7 +107,7 @@ class ReloadCase(ReplicaCase):
     def wait_for(self, *, name: str = "worker1", **models: str) -> None:
         """Until the worker runs these revisions, and nothing else."""
         wanted = {model: [(revision, "ready")] for model, revision in models.items()}
-        eventually(lambda: self.runs(name) == wanted, f"{name} runs {models}", limit_s=90)
+        eventually(lambda: self.runs(name) == wanted, f"{name} runs {models}")
 
     @contextmanager
     def load(self, model: str = "echo", clients: int = 6) -> Iterator[list[Client]]:
@@ -116,12 +116,12 @@ class ReloadCase(ReplicaCase):
         for thread in threads:
             thread.start()
         try:
-            eventually(lambda: all(thread.revisions for thread in threads), "all were answered", limit_s=60)
+            eventually(lambda: all(thread.revisions for thread in threads), "all were answered")
             yield threads
             seen = [len(thread.revisions) for thread in threads]
             eventually(
                 lambda: all(len(t.revisions) > before + 2 for t, before in zip(threads, seen, strict=True)),
-                "all are answered again", limit_s=60,
+                "all are answered again",
             )  # fmt: skip
         finally:
             for thread in threads:
@@ -219,7 +219,7 @@ class RevisionTests(SharedReloadCase):
         self.file("deadly-r2").touch()
         with self.load() as clients:
             self.write(entries(echo="r2"))
-            eventually(lambda: ("r2", "failed") in self.runs()["echo"], "it says so", limit_s=60)
+            eventually(lambda: ("r2", "failed") in self.runs()["echo"], "it says so")
             done = self.command()
             self.assertEqual(done.returncode, 1)
             self.assertIn("could not load echo (r2): a process ended while it loaded this model.", done.stderr)
@@ -233,7 +233,7 @@ class RevisionTests(SharedReloadCase):
         self.file("broken-r2").touch()
         with self.load(clients=3) as clients:
             self.write(entries(echo="r2"))
-            eventually(lambda: ("r2", "failed") in self.runs()["echo"], "it says so", limit_s=60)
+            eventually(lambda: ("r2", "failed") in self.runs()["echo"], "it says so")
             self.assertIn("the one before goes on: could not be loaded", self.row().error)
             self.assertEqual(self.stack.get("/readyz").status, 200)
             eventually(lambda: self.is_known("echo", "r2"), "the web process knows it")
@@ -310,5 +310,5 @@ class WeightsTests(ReloadCase):
         self.begin(entry, replicas=2)
         with self.load("labels", clients=3) as clients:
             self.write(entry.replace("/first", "/second"))
-            eventually(lambda: self.shown("labels") == [(f"{folder}/second", "ready")], "it is taken over", limit_s=90)
+            eventually(lambda: self.shown("labels") == [(f"{folder}/second", "ready")], "it is taken over")
         self.assertEqual({client.revisions[-1] for client in clients}, {"second"})

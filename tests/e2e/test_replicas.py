@@ -91,7 +91,7 @@ class BrokenModelTests(ReplicaCase):
         waiting = self.submit(4, "late")
         self.file("broken-late").unlink()
         self.assert_succeeded(waiting)
-        eventually(lambda: self.serves("good", "late", ready=4), "all serve both", limit_s=60)
+        eventually(lambda: self.serves("good", "late", ready=4), "all serve both")
         self.assertGreaterEqual(len(before & set(self.stack.replica_pids())), 2)
 
     def test_a_model_whose_load_ends_the_process_leaves_the_others_their_replicas(self) -> None:
@@ -104,7 +104,7 @@ class BrokenModelTests(ReplicaCase):
         self.assert_untouched(waiting)
         self.file("deadly-late").unlink()
         self.assert_succeeded(waiting)
-        eventually(lambda: self.serves("good", "late", ready=2), "all serve both", limit_s=60)
+        eventually(lambda: self.serves("good", "late", ready=2), "all serve both")
 
     def test_one_sentence_is_logged_for_it_and_the_traceback_of_its_own_code_once(self) -> None:
         self.start("broken-late", replicas=2)
@@ -122,7 +122,7 @@ class BrokenModelTests(ReplicaCase):
         self.assert_succeeded(self.submit(20, "late"))
         self.assertTrue(self.serves("good", "late", ready=1))
         self.file("broken-late").unlink()
-        eventually(lambda: self.serves("good", "late", ready=2), "it is back", limit_s=60)
+        eventually(lambda: self.serves("good", "late", ready=2), "it is back")
 
     def test_what_no_replica_can_load_again_is_not_served_until_one_can(self) -> None:
         self.start(replicas=1)
@@ -188,7 +188,7 @@ class ConnectionTests(ReplicaCase):
         eventually(lambda: not self.row().connected, "it says that it is not")
         self.assertIn("good: its worker is not connected to the broker.", self.stack.get("/readyz").json["reasons"])
         self.stack.start_broker()
-        eventually(lambda: self.stack.get("/readyz").status == 200, "it is ready again", limit_s=60)
+        eventually(lambda: self.stack.get("/readyz").status == 200, "it is ready again")
 
 
 class ForkTests(ReplicaCase):
@@ -206,4 +206,4 @@ class ForkTests(ReplicaCase):
         eventually(lambda: self.serves("good", "late", ready=1), "the row says so")
         self.assertEqual(self.stack.replica_pids()[1], other)
         refuses.unlink()
-        eventually(lambda: self.serves("good", "late", ready=2), "it is back", limit_s=60)
+        eventually(lambda: self.serves("good", "late", ready=2), "it is back")

@@ -34,7 +34,7 @@ class TestSurvival(StackCase):
 
     def assert_each_succeeded(self, ids: list[UUID]) -> None:
         """Terminal states never change, so a job that has its output once has it once and for all."""
-        for number, job in enumerate(self.stack.finished(*ids, limit_s=90)):
+        for number, job in enumerate(self.stack.finished(*ids)):
             self.assertEqual(
                 (job.status, job.output), (Status.SUCCEEDED, echo.expected(f"text {number}")), job.error_detail
             )

@@ -125,7 +125,7 @@ class TestTraces(ShowingLog):
         return {"traceparent": told or f"00-{trace(number)}-{CLIENT}-01"}
 
     def job_span(self, collector: Collector, job: str) -> Any:
-        [span] = eventually(lambda: collector.spans(inference_job_id=job), f"the span of {job} is told", limit_s=20)
+        [span] = eventually(lambda: collector.spans(inference_job_id=job), f"the span of {job} is told")
         return span
 
 

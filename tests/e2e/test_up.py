@@ -69,7 +69,7 @@ class Up:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
-        eventually(lambda: not self.descendants(), "nothing is left behind", limit_s=60)
+        eventually(lambda: not self.descendants(), "nothing is left behind")
         self.reader.join()
         self.stdout.close()
         self.folder.cleanup()
@@ -80,7 +80,7 @@ class Up:
                 raise AssertionError(f"ended without {text!r}:\n{self.output}")
             return text in self.output
 
-        eventually(shown, f"the output shows {text!r}", limit_s=120)
+        eventually(shown, f"the output shows {text!r}")
 
     def descendants(self) -> list[int]:
         """What it started, also what has lost its parent."""

@@ -94,6 +94,6 @@ class TestWebServer(unittest.TestCase):
             clients = Clients(stack.port, 4)
             for _ in range(2):
                 stack.children["web"].process.send_signal(signal.SIGHUP)
-                pids = eventually(partial(stack.both, but=pids), "both processes are new", limit_s=60)
+                pids = eventually(partial(stack.both, but=pids), "both processes are new")
             answers = clients.stop()
         self.assertEqual(answers.keys(), {"200"})

@@ -20,7 +20,7 @@ class TestWebhooks(StackCase):
         self.stack.start(programs.webhooks())
         with receiving() as url:
             jobs = {str(self.stack.submit(inputs, webhook=url)) for inputs in ("a", {"fail": "exception"})}
-            eventually(lambda: len(Receiver.got) == 2, "both notices arrive", limit_s=60)
+            eventually(lambda: len(Receiver.got) == 2, "both notices arrive")
             told = [json.loads(body)["data"] for _, body in Receiver.got]
         self.assertEqual({job["id"] for job in told}, jobs)
         self.assertEqual({job["status"] for job in told}, {"succeeded", "failed"})

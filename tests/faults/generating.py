@@ -282,7 +282,7 @@ class WebKilled(Generating):
         self.ports.append(other)
         name = f"other {trial.number}"
         trial.service.start(replace(programs.web(host=HOST, port=other, blocking_threads=64), name=name))
-        eventually(lambda: is_open(other), "the other web process answers", limit_s=60)
+        eventually(lambda: is_open(other), "the other web process answers")
 
     def strike(self, trial: Trial) -> None:
         trial.service.children["web"].kill()

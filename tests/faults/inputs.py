@@ -155,7 +155,7 @@ class PoisonousForDevices(Fault):
         trial.broken()
 
     def after(self, trial: Trial) -> None:
-        trial.service.whole_again(120.0)
+        trial.service.whole_again()
         readiness = trial.service.get("/readyz")
         trial.expect(readiness.status == 200, f"/readyz says {readiness.body!r:.300}")
         before = len(trial.service.engine_calls())

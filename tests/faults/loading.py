@@ -51,7 +51,7 @@ class ChildCannotLoad(Fault):
     ATTEMPTS = 3
 
     def trial(self, trial: Trial) -> None:
-        trial.service.whole_again(90.0)
+        trial.service.whole_again()
         with not_loading(trial), trial.load(per_s=20, model="fragile") as load:
             trial.until_running("fragile")
             os.kill(trial.service.replica_pids()[0], signal.SIGKILL)
@@ -60,7 +60,7 @@ class ChildCannotLoad(Fault):
             self.ready_and_served_agree(trial)
         trial.add(load)
         trial.healed()
-        trial.service.whole_again(90.0)
+        trial.service.whole_again()
         self.ready_and_served_agree(trial)
 
         names = trial.service.worker_row("worker1").model_names

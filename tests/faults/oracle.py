@@ -17,7 +17,7 @@ from django.db import connections
 
 from inference.models import TERMINAL, Job, Status
 from tests import echo
-from tests.conditions import eventually
+from tests.conditions import wait_for
 from tests.faults import holdings
 from tests.faults.service import Service
 from tests.inference.figures.agreement import of_figures, of_rows
@@ -128,10 +128,7 @@ class Oracle:
         return verdict
 
     def _wait(self, ids: list[UUID], limit_s: float) -> None:
-        try:
-            eventually(lambda: not self.service.unfinished(ids), limit_s=limit_s, every_s=0.1)
-        except AssertionError:
-            return  # counted as lost
+        wait_for(lambda: not self.service.unfinished(ids), limit_s=limit_s, every_s=0.1)  # the others count as lost
 
     def _with_inputs(self, job: Job) -> Job:
         if job.parts:
@@ -163,9 +160,7 @@ class Oracle:
             self._await_none(what, left, verdict)
 
     def _await_none(self, what: str, left: Callable[[], object], verdict: Verdict) -> None:
-        try:
-            eventually(lambda: not left(), limit_s=IDLE_LIMIT_S, every_s=0.1)
-        except AssertionError:
+        if not wait_for(lambda: not left(), limit_s=IDLE_LIMIT_S, every_s=0.1):
             verdict.problems.append(f"{what}: {left()}")
 
     def _claims(self) -> list[UUID]:

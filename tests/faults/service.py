@@ -173,11 +173,11 @@ class Service(Stack):
         pids = [replica["pid"] for replica in row.replicas.values()]
         return len(pids) == row.replicas_total == row.replicas_ready and all(map(_is_alive, pids))
 
-    def whole_again(self, limit_s: float = 60.0) -> None:
+    def whole_again(self) -> None:
         """Wait until every worker has all its replicas."""
-        self.ready(limit_s=limit_s)
+        self.ready()
         names = [name for name in self.children if name.startswith("worker")]
-        eventually(lambda: all(map(self.replicas_alive, names)), "all replicas are back", limit_s=limit_s)
+        eventually(lambda: all(map(self.replicas_alive, names)), "all replicas are back")
 
     def engine_calls(self) -> list[tuple[int, int]]:
         """(pid, items) of each engine call that was begun."""

@@ -14,7 +14,7 @@ from uuid import UUID
 from django.utils import timezone
 
 from inference.models import Job, Status
-from tests.conditions import eventually
+from tests.conditions import wait_for
 from tests.faults.load import Load, Submissions
 from tests.faults.oracle import Oracle, Right, echoed
 from tests.faults.service import Service
@@ -106,10 +106,8 @@ class Trial:
             self.problems.append(otherwise)
 
     def until(self, condition: Any, what: str, limit_s: float = 30.0) -> None:
-        try:
-            eventually(condition, what, limit_s=limit_s, every_s=0.02)
-        except AssertionError as error:
-            self.problems.append(str(error))
+        if not (value := wait_for(condition, limit_s=limit_s, every_s=0.02)):
+            self.problems.append(f"{what}: not within {limit_s:g} s; last seen: {value!r}")
 
     def until_running(self, model: str = "echo") -> Job | None:
         running = self.service.jobs.filter(status=Status.RUNNING, model=model, pk__in=list(self.accepted))

@@ -30,7 +30,7 @@ class Blocked(Engine):
     def load(self, device: str) -> None:
         try:
             if (self.folder / "short").exists():
-                eventually((self.folder / "taken").exists, "another process has the memory", limit_s=60)
+                eventually((self.folder / "taken").exists, "another process has the memory")
                 if device == "cpu":
                     raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
             if device != "cpu":
@@ -47,7 +47,7 @@ class Blocked(Engine):
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         if self.lacks:
             os.kill(os.getpid(), signal.SIGKILL)
-        eventually(lambda: not (self.folder / "gate").exists(), "the gate is open", limit_s=25)
+        eventually(lambda: not (self.folder / "gate").exists(), "the gate is open")
         return inputs
 
 

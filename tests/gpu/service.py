@@ -72,7 +72,7 @@ def blocked_reload(machine: Machine) -> str:
             for file in ("gate", "short", "taken"):
                 (folder / file).unlink()
             try:
-                (done,) = stack.finished(job, limit_s=60)
+                (done,) = stack.finished(job)
             except AssertionError:
                 expect(False, "the job is not run once the memory is free")
         expect(done.output == "a", f"the job ends with {done.error_code or done.output!r}")
@@ -87,7 +87,7 @@ def _ready_meanwhile(stack: Stack, tries: Path) -> str:
     def failed() -> int:
         return len(tries.read_text()) if tries.exists() else 0
 
-    eventually(lambda: failed() >= 1, "the reload is blocked", limit_s=90)
+    eventually(lambda: failed() >= 1, "the reload is blocked")
     try:
         eventually(lambda: stack.get("/readyz").status == 503, limit_s=NOTICED_S)
         while failed() < BLOCKED_RELOADS:
@@ -131,7 +131,7 @@ def _have(stack: Stack, replicas: int) -> None:
     stack.children["worker1"].stop()
     stack.start_worker()
     stack.ready()
-    eventually(lambda: len(stack.replica_pids()) == replicas, "all replicas are there", limit_s=120)
+    eventually(lambda: len(stack.replica_pids()) == replicas, "all replicas are there")
 
 
 def _rates(stack: Stack, replicas: int, texts: list[str], expected: Mapping[str, Any]) -> dict[str, float]:
@@ -181,7 +181,7 @@ def _bulk(stack: Stack, texts: list[str]) -> Answers:
     answer = stack.post("/v1/jobs/bulk", {"model": "m", "inputs": texts, "priority": "normal"})
     expect(answer.status == 202, f"the bulk is not accepted: {answer.status}")
     jobs = stack.jobs.filter(bulk=answer.json["id"])
-    eventually(lambda: not jobs.filter(status__in=WAITING).exists(), "the bulk ends", limit_s=120, every_s=0.05)
+    eventually(lambda: not jobs.filter(status__in=WAITING).exists(), "the bulk ends", every_s=0.05)
     return lambda: list(jobs.order_by("bulk_index").values_list("output", flat=True))
 
 

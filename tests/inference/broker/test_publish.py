@@ -177,7 +177,7 @@ class PublishTests(SimpleTestCase):
         for thread in threads:
             thread.start()
         gate.wait()
-        eventually(all_ended, limit_s=60)
+        eventually(all_ended)
         self.assertEqual(len(self.waiting()), 512)
         self.assertLessEqual(max(seen), before + redis_client.CONNECTIONS)
 

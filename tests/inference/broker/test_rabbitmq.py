@@ -145,7 +145,7 @@ class RabbitMQTests(SimpleTestCase):
         anybroker.broker_at(self.server.url).breaker.rest_s = 0  # each call asks the server
         self.server.control("set_vm_memory_high_watermark", "0")
         self.addCleanup(self.server.control, "set_vm_memory_high_watermark", "0.4")
-        eventually(lambda: not self.is_delivered(), "publishing is refused", limit_s=30)
+        eventually(lambda: not self.is_delivered(), "publishing is refused")
         for _ in range(20):
             self.assertRaises(BrokerUnavailable, publish.publish, [job_message()])
         self.assertEqual(self.waiting(OTHER), 0)
