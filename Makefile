@@ -1,14 +1,13 @@
 # `make run` serves, `make test` tests: both in .venv, made here and renewed when a requirements file changes. What they
 # install has the versions of requirements.lock, which pip takes as constraints: torch comes in several builds, and one
 # for CPUs alone must not be made to bring the packages of CUDA.
-# The models of the tests are so small that a second thread costs three times the time.
 # Programs are started as `python -m`: the scripts that pip writes break in folders with long names.
 
 PYTHON ?= python3
 PY := .venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test fuzz faults faults-quick gpu lint format lock bench clean
+.PHONY: help run test coverage fuzz faults faults-quick gpu lint format lock bench clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -16,15 +15,18 @@ help:  ## List the targets
 run: .venv/.installed  ## Serve on http://127.0.0.1:8000 (PORT=8001 for another port)
 	@DEVELOPMENT=$${DEVELOPMENT:-1} exec $(PY) manage.py up
 
-test: .venv/.installed-dev  ## Run the tests, in a process a core (T=tests.api.test_jobs for some, COVERAGE=1 for the branches that they take)
-	@$(if $(COVERAGE),$(PY) -m coverage erase)
-	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) $(if $(COVERAGE),-m coverage run) manage.py test --noinput --parallel auto $(T)
-	@$(if $(COVERAGE),$(PY) -m coverage combine --quiet && exec $(PY) -m coverage report $(if $(T),--fail-under 0))
+test: .venv/.installed-dev  ## Run the tests, some side by side (T=tests.api.test_jobs for a part of them)
+	@exec $(PY) manage.py test --noinput $(T)
+
+coverage: .venv/.installed-dev  ## Run the tests, and print the branches that they do not take (T=... as above)
+	@$(PY) -m coverage erase
+	@$(PY) -m coverage run manage.py test --noinput $(T)
+	@$(PY) -m coverage combine --quiet && exec $(PY) -m coverage report $(if $(T),--fail-under 0)
 
 fuzz: .venv/.installed-dev  ## Fuzz the HTTP interface, 300 examples an operation (N=5000 for more)
 	@exec $(PY) -m tests.api.fuzz $(or $(N),300)
 
-faults-quick: .venv/.installed-dev  ## Play the faults of docs/reliability.md, a few trials each (ON="--broker rabbitmq" for another stack)
+faults-quick: .venv/.installed-dev  ## Play the faults of docs/reliability.md, once each (ON="--broker rabbitmq" for another stack)
 	@exec $(PY) -m tests.faults --trials ci $(ON)
 
 faults: .venv/.installed-dev  ## Play them all at full counts, in about two hours and a half (ON as above)

@@ -10,6 +10,12 @@ from pathlib import Path
 GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
+def side_by_side() -> int:
+    """Return how many tests or trials at once keep the cores busy: they wait as much as they compute."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + 3
+
+
 def of_group(group: int) -> list[int]:
     """The living processes of a group."""
     return [pid for pid in living() if _stat(pid)[2] == str(group)]

@@ -3,18 +3,21 @@
 Processes of a parallel run share the server, each in a database of its own.
 """
 
+import argparse
 import atexit
-import contextlib
 import gc
+import importlib.util
 import logging
 import multiprocessing
 import os
 import shutil
 import sys
 import tempfile
+import time
 import unittest
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,7 +28,11 @@ from django.test import runner
 
 from inference.broker import address
 from inference.launcher.reaper import Reaper
+from tests import processes
 from tests.embedded_broker import EmbeddedBroker
+from tests.second_look import TAG, Unstable, look_again
+
+LINES = 20  # that say how far a run is
 
 
 def use_broker(url: str) -> None:
@@ -61,57 +68,81 @@ class TestBroker:
         shutil.rmtree(self.folder)
 
 
-class CountingResult(unittest.TextTestResult):
+class Result(unittest.TextTestResult):
+    """Counts what passed, and says in lines how far the run is."""
+
+    total = 0  # tests of the run
     passed = 0
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.dots = False
+        self.started = time.monotonic()
 
     def addSuccess(self, test: unittest.TestCase) -> None:
         super().addSuccess(test)
         self.passed += 1
 
-
-def init_worker(counter: Any, *arguments: Any) -> None:
-    runner.ParallelTestSuite.init_worker(counter, *arguments)
-    multiprocessing.current_process().daemon = False  # a test may start processes of its own
-    use_broker(f"{os.environ['REDIS_URL']}?db={runner._worker_id}")  # type: ignore[attr-defined]  # noqa: SLF001
-
-
-def run_subsuite(arguments: Any) -> Any:
-    with contextlib.nullcontext() if _is_measured(arguments[2]) else unmeasured():
-        return runner._run_subsuite(arguments)  # type: ignore[attr-defined]  # noqa: SLF001
+    def stopTest(self, test: unittest.TestCase) -> None:
+        super().stopTest(test)
+        if self.testsRun * LINES // self.total > (self.testsRun - 1) * LINES // self.total:
+            failed = len(self.failures) + len(self.errors)
+            took_s = time.monotonic() - self.started
+            self.stream.writeln(f"{self.testsRun:5} of {self.total} tests, {failed} failed, {took_s:.0f} s")
+            self.stream.flush()
 
 
-def _is_measured(tests: Iterable[unittest.TestCase]) -> bool:
-    """Of what the services of the others do, little is done in this process; and to measure takes as much CPU time as
-    the tests do."""
-    return all(
-        type(test).__module__.startswith(("tests.api.", "tests.inference."))
-        and "heavy" not in getattr(test, "tags", ())
-        for test in tests
-    )  # fmt: skip
-
-
-@contextlib.contextmanager
-def unmeasured() -> Iterator[None]:
-    """Without the cost of measuring coverage, where it is."""
-    package = sys.modules.get("coverage")
-    measures = package and package.Coverage.current()
-    if measures:
-        measures.switch_context("")  # saves what there is; to start anew forgets it
-        measures.stop()
-    yield
-    if measures:
-        measures.start()
+def init_worker(url: str, *arguments: Any) -> None:
+    """Point a process of a parallel run at its own databases, of Django and of the broker."""
+    runner._init_worker(*arguments)  # type: ignore[attr-defined]  # noqa: SLF001
+    use_broker(f"{url}?db={runner._worker_id}")  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 class ParallelTestSuite(runner.ParallelTestSuite):
-    init_worker = init_worker
-    run_subsuite = run_subsuite
+    """Runs test classes in several processes; when one of these dies the run ends, where Django's would wait for ever.
+
+    What starts processes of its own begins first, since it takes longest.
+    """
+
+    def __init__(self, subsuites: Iterable[unittest.TestSuite], *arguments: Any, **options: Any) -> None:
+        first = sorted(subsuites, key=lambda tests: TAG not in getattr(next(iter(tests)), "tags", ()))
+        super().__init__(first, *arguments, **options)
+
+    def run(self, result: Any, debug: bool = False) -> Any:
+        self.initialize_suite()
+        context = multiprocessing.get_context("fork")
+        shared = (
+            os.environ["REDIS_URL"], context.Value("i", 0), None, None, None, None, self.debug_mode, self.used_aliases
+        )  # fmt: skip
+        with ProcessPoolExecutor(self.processes, context, init_worker, shared) as pool:
+            futures = [
+                pool.submit(runner._run_subsuite, (self.runner_class, index, tests, self.failfast, self.buffer))  # type: ignore[attr-defined]  # noqa: SLF001
+                for index, tests in enumerate(self.subsuites)
+            ]
+            for future in as_completed(futures):
+                index, events = future.result()
+                tests = list(self.subsuites[index])
+                for event in events:
+                    self.handle_event(result, tests, event)
+                if result.shouldStop:
+                    pool.shutdown(cancel_futures=True)
+                    break
+        return result
 
 
 class Runner(runner.DiscoverRunner):
     parallel_test_suite = ParallelTestSuite
+    unstable: Sequence[Unstable] = ()
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        super().add_arguments(parser)
+        parser.set_defaults(parallel=int(os.environ.get("DJANGO_TEST_PROCESSES") or processes.side_by_side()))
 
     def setup_test_environment(self, **kwargs: Any) -> None:
+        if not importlib.util.find_spec("hypothesis"):
+            sys.exit("The tests need what requirements-dev.txt lists. `make test` installs it, and runs them.")
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # a second thread slows models this small down
         super().setup_test_environment(**kwargs)
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", ResourceWarning)  # raised where nobody can catch it
@@ -125,12 +156,16 @@ class Runner(runner.DiscoverRunner):
         settings.WHITENOISE_AUTOREFRESH = True  # each test's client would look up all files of the packages
 
     def run_suite(self, suite: Any, **kwargs: Any) -> Any:
-        """The processes of a parallel run that broke would hold on to the broker."""
-        try:
-            return super().run_suite(suite, **kwargs)
-        finally:
-            for process in multiprocessing.active_children():
-                process.terminate()
+        """Run the suite, and then by itself once more what failed of the end-to-end tests."""
+        self.total = suite.countTestCases()
+        result = super().run_suite(suite, **kwargs)
+        self.unstable = look_again(result, self.run_again)
+        return result
+
+    def run_again(self, suite: unittest.TestSuite) -> Any:
+        self.total = suite.countTestCases()
+        self.log(f"\nA second look at {self.total} end-to-end test(s), by themselves:")
+        return super().run_suite(suite)
 
     def setup_databases(self, **kwargs: Any) -> Any:
         """SQLite's copies for the processes of a parallel run are copies of a file, which must hold everything. What a
@@ -165,12 +200,17 @@ class Runner(runner.DiscoverRunner):
         logging.disable()  # threads that still listen would complain
         self.broker.stop()
 
-    def get_resultclass(self) -> type[CountingResult]:
-        """Django's own for --debug-sql and --pdb, and a count of what passed."""
+    def get_resultclass(self) -> type[Result]:
+        """Return a class that is also Django's own, where --debug-sql or --pdb asks for one."""
         base = super().get_resultclass() or unittest.TextTestResult
-        return type("Result", (CountingResult, base), {})
+        return type("Result", (Result, base), {"total": self.total})
 
     def suite_result(self, suite: Any, result: Any, **kwargs: Any) -> int:
+        """Print what was skipped and why, what was unstable, and the counts. Return how many tests failed."""
         failed = super().suite_result(suite, result, **kwargs)
-        sys.stdout.write(f"{result.passed} passed, {failed} failed\n")
+        passed = result.passed + len(self.unstable)
+        lines = [f"skipped: {test.id()}: {reason}" for test, reason in result.skipped]
+        lines += [f"{test}" for test in self.unstable]
+        lines += [f"{passed} passed, {failed} failed, {len(result.skipped)} skipped"]
+        sys.stdout.write("\n".join([*lines, ""]))
         return failed

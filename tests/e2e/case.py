@@ -4,9 +4,13 @@ import unittest
 from collections.abc import Mapping
 from typing import Any
 
+from django.test import tag
+
+from tests.second_look import TAG
 from tests.stack import Stack
 
 
+@tag(TAG)
 class ShowingLog(unittest.TestCase):
     """Tests with a stack, of each or of all. Its log is shown when the first of them fails."""
 

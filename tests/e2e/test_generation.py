@@ -173,9 +173,7 @@ class ReloadTests(GenerationCase):
         try:
             eventually(lambda: len(jobs) > 8 and self.is_running(jobs[-1]), "they run beside each other")
             self.stack.models_file.write_text(f"{MODELS}{ADDED}")
-            eventually(
-                lambda: self.stack.post("/v1/models/added", {"inputs": "x"}).status == 200, "it is loaded"
-            )
+            eventually(lambda: self.stack.post("/v1/models/added", {"inputs": "x"}).status == 200, "it is loaded")
         finally:
             enough.set()
             asking.join()
