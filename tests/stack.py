@@ -122,7 +122,9 @@ class Stack:
 
     def start_broker(self) -> Child:
         child = self.start(programs.broker(data=self.folder / "broker", socket=self.socket))
-        eventually(lambda: is_answering(self.socket), "the broker answers")
+        eventually(lambda: is_answering(self.socket) or child.exit_code is not None, "the broker answers")
+        if child.exit_code is not None:
+            raise AssertionError(f"the broker ended with {child.exit_code}")
         return child
 
     def start_web(self) -> Child:
@@ -142,10 +144,13 @@ class Stack:
     def ready(self) -> None:
         """Wait until the web server answers, and each running worker has loaded its models."""
         eventually(self.answers, "the web server answers")
+        eventually(self.workers_are_ready, "the workers are ready")
+
+    def workers_are_ready(self) -> bool:
+        """Return whether each running worker has loaded its models."""
         running = (child for name, child in self.children.items() if name.startswith("worker"))
         pids = {child.pid for child in running if child.exit_code is None}
-        ready = self.workers.filter(pid__in=pids, state__in=SERVING)
-        eventually(lambda: ready.count() == len(pids), "the workers are ready")
+        return self.workers.filter(pid__in=pids, state__in=SERVING).count() == len(pids)
 
     def answers(self) -> bool:
         for name, child in self.children.items():

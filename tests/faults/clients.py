@@ -16,14 +16,22 @@ from uuid import UUID
 
 from django.db.models import Count, Max, Min
 
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 from tests.faults.fault import Fault
 from tests.faults.load import post
+from tests.faults.service import CATALOG
 from tests.faults.trial import Trial
 from tests.ports import HOST
 
 JSON = {"Content-Type": "application/json"}
-P95_MS = 300.0  # of a plain GET beside many requests that wait
+P95_S = 0.3  # of a plain GET beside many requests that wait
+HELD = """
+[held]                     # while its gate is there
+engine = "tests.faults.engines:Revised"
+revision = "held"
+max_batch_size = 8
+time_limit_s = 600
+"""
 NOBODY_WAITS = re.compile(rb"^inference_requests_waiting 0\.0$", re.MULTILINE)
 
 
@@ -46,21 +54,23 @@ def waiting(trial: Trial) -> int:
 
 
 def plain_get_is_quick(trial: Trial, job_id: UUID) -> None:
-    p95_ms = statistics.quantiles([_get_ms(trial, job_id) for _ in range(150)], n=20)[-1]
-    trial.measured["95th percentile in ms"] = p95_ms
-    trial.expect(p95_ms < P95_MS, f"the 95th percentile of a plain GET was {p95_ms:.0f} ms")
+    took_s = [_get_s(trial, job_id) for _ in range(40 if trial.quick else 150)]
+    p95_s = statistics.quantiles(took_s, n=20)[-1]
+    trial.measured["95th percentile in ms"] = 1000 * p95_s
+    trial.in_time(p95_s, P95_S, "the 95th percentile of a plain GET")
 
 
-def _get_ms(trial: Trial, job_id: UUID) -> float:
+def _get_s(trial: Trial, job_id: UUID) -> float:
     started = time.perf_counter()
-    trial.service.get(f"/v1/jobs/{job_id}")
-    took_ms = (time.perf_counter() - started) * 1000
+    status = trial.service.get(f"/v1/jobs/{job_id}").status
+    took_s = time.perf_counter() - started
+    trial.expect(status == 200, f"a plain GET was answered with {status}")
     time.sleep(0.02)
-    return took_ms
+    return took_s
 
 
 class Leaving(Fault):
-    row, title, ci, full = "17", "clients leave, or get 504, and the jobs finish late", 2, 20
+    row, title, ci, full = "17", "clients leave, or get 504, and the jobs finish late", 1, 20
     takes_s = 4.0
     units = 50  # clients a trial
     options = {"environment": {"MAX_WAITING_REQUESTS": "64"}}  # a leak of waiters would soon use them up
@@ -86,7 +96,7 @@ class Leaving(Fault):
     def leave(self, port: int, text: str, delay_s: float) -> None:
         body = json.dumps({"inputs": text}).encode()
         head = f"POST /v1/models/slow?timeout=20 HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
-        with closing(socket.create_connection((HOST, port), timeout=10)) as client:
+        with closing(socket.create_connection((HOST, port), timeout=PATIENCE_S)) as client:
             client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             time.sleep(delay_s)
 
@@ -95,34 +105,37 @@ class Leaving(Fault):
             output = trial.service.get(f"/v1/jobs/{job_id}/output")
             trial.expect(output.status == 200 and output.json["echo"] == text, f"late GET: {output.body[:200]!r}")
         trial.until(lambda: NOBODY_WAITS.search(trial.service.get("/metrics").body), "no request waits any more")
-        waited = trial.service.post("/v1/models/echo?timeout=20", {"inputs": "still granted"})
+        waited = trial.service.post("/v1/models/echo?timeout=60", {"inputs": "still granted"})
         trial.expect(waited.status == 200, f"a wait is not granted any more: {waited.status}")
 
 
 class Waiting(Fault):
     row, title, ci, full = "18", "200 requests wait while jobs are submitted; a plain GET meanwhile", 1, 5
-    options = {"blocking_threads": 512}
+    options = {"blocking_threads": 512, "models": CATALOG + HELD}
     alone = True
     chunk = 1
     WAITERS = 200
 
     def trial(self, trial: Trial) -> None:
-        ids = trial.submit_together([trial.text() for _ in range(self.WAITERS)], model="slow")
+        gate = trial.service.folder / "busy-held"
+        gate.touch()
+        ids = trial.submit_together([trial.text() for _ in range(self.WAITERS)], model="held")
         waits = threading.Thread(target=together, args=(self.WAITERS, lambda number: self.wait(trial, ids[number])))
         waits.start()
         eventually(lambda: waiting(trial) > self.WAITERS // 2, "the requests wait")
         with trial.load(per_s=30, clients=3) as load:
             plain_get_is_quick(trial, ids[0])
             trial.expect(waiting(trial), "nobody waits any more: nothing was measured")
+        gate.unlink()
         waits.join()
         trial.add(load)
 
     def wait(self, trial: Trial, job_id: UUID) -> int:
-        return trial.service.get(f"/v1/jobs/{job_id}?wait=30").status
+        return trial.service.get(f"/v1/jobs/{job_id}?wait=60").status
 
 
 class SameKey(Fault):
-    row, title, ci, full = "25", "50 clients, one idempotency key", 10, 100
+    row, title, ci, full = "25", "50 clients, one idempotency key", 1, 100
     takes_s, shares = 1.0, True
     chunk = 50
     CLIENTS = 50
@@ -144,7 +157,7 @@ class SameKey(Fault):
 
 
 class Cancelling(Fault):
-    row, title, ci, full = "26", "cancel at random moments", 20, 200
+    row, title, ci, full = "26", "cancel at random moments", 2, 200
     takes_s, shares = 1.0, True
     units = 10  # jobs a trial
     chunk = 50
@@ -165,7 +178,7 @@ class Cancelling(Fault):
 
 
 class Greedy(Fault):
-    row, title, ci, full = "27", "1,000 jobs of one key, then 10 of another", 3, 10
+    row, title, ci, full = "27", "1,000 jobs of one key, then 10 of another", 1, 10
     chunk = 5
     options = {"environment": {"API_KEY_REQUIRED": "1", "API_KEY_MAX_QUEUED": "300"}}
     SHARE = 300  # of the queue that one key may take
@@ -191,4 +204,4 @@ class Greedy(Fault):
         bound_s = self.SHARE * took_s / times["count"] + self.SLACK_S
         waits = trial.took_s(self.quiet, "created_at", "started_at")
         trial.measured["wait of the quiet one in s"] = max(waits)
-        trial.expect(max(waits) <= bound_s, f"the quiet one waited {max(waits):.1f} s, {bound_s:.1f} are allowed")
+        trial.in_time(max(waits), bound_s, "the wait of the quiet one")

@@ -6,16 +6,19 @@ import argparse
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 
 import django
 
+from tests import processes
 from tests.faults import matrix
 from tests.faults.backends import BROKERS, DATABASES, REDIS, SQLITE, Backends
 from tests.faults.fault import Fault, Run
 from tests.faults.table import Tally, render, say
+from tests.second_look import Unstable, find_unstable
 
 SHOWN = 20  # problems of a row
 SHARED_S = 60.0  # that trials of several faults take, on one service
@@ -29,13 +32,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _chosen(options)
     runs = [run for backends, faults in chosen.items() for run in _runs(faults, backends, options, logs)]
     runs.sort(key=lambda run: -run.takes_s)
-    tallies = _play([run for run in runs if not _is_alone(run)], options.parallel)
-    tallies += _play([run for run in runs if _is_alone(run)], 1)
+    played = _play([run for run in runs if not _is_alone(run)], options.parallel)
+    played += _play([run for run in runs if _is_alone(run)], 1)
+    tallies = {backends: _merged(played, backends, faults, options) for backends, faults in chosen.items()}
+    unstable: list[Unstable] = []
+    if options.trials != "full":
+        every = [tally for several in tallies.values() for tally in several]
+        unstable = look_again(every, lambda tally: _play(_trials_of(tally, runs), 1))
     say(f"{time.monotonic() - started:.0f} s")
-    problems = [problem for backends, faults in chosen.items()
-                for problem in _report(backends, _merged(tallies, backends, faults, options), options)]  # fmt: skip
-    say(*problems)  # last, where who has only the end of the output finds them
+    problems = [problem for backends, several in tallies.items() for problem in _report(backends, several, options)]
+    say(*map(str, unstable), *problems)  # last, where who has only the end of the output finds them
     return 1 if problems else 0
+
+
+def look_again(tallies: Sequence[Tally], play: Callable[[Tally], Sequence[Tally]]) -> list[Unstable]:
+    """Play each row with problems once more by itself, and forget the problems of those that hold then."""
+    failed = {f"{tally.stack}, row {tally.row}, {tally.fault}": tally for tally in tallies if tally.problems}
+
+    def holds(name: str) -> bool:
+        say(f"A second look at {name}")
+        again = play(failed[name])
+        return bool(again) and all(tally.trials and not tally.problems for tally in again)
+
+    unstable = find_unstable({name: "\n".join(tally.problems) for name, tally in failed.items()}, holds)
+    for found in unstable:
+        failed[found.name].problems.clear()
+    return unstable
+
+
+def _trials_of(tally: Tally, runs: Iterable[Run]) -> list[Run]:
+    """Return those parts of the runs that make a row of the table."""
+    key = tally.stack, tally.row, tally.fault
+    parts = (
+        replace(run, trials=[(fault, numbers)]) for run in runs for fault, numbers in run.trials
+        if (str(run.backends), fault.row, fault.title) == key
+    )  # fmt: skip
+    return list(parts)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -49,7 +81,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--broker", choices=BROKERS, default=REDIS, help="of the messages; default: redis")
     parser.add_argument("--ahead", action="store_true", help="the workers work ahead, as they do on a GPU")
     parser.add_argument("--seed", type=int, default=1, help="decides every random moment; default: 1")
-    parser.add_argument("--parallel", type=int, default=5, help="services side by side; default: 5")
+    parser.add_argument(
+        "--parallel", type=int, default=processes.side_by_side(), help="services side by side; default: cores and three"
+    )
     parser.add_argument("--logs", type=Path, help="where the logs of failed trials go; default: a new folder")
     return parser.parse_args(arguments)
 
@@ -102,7 +136,8 @@ def _runs(faults: Trials, backends: Backends, options: argparse.Namespace, logs:
 
 
 def _is_alone(run: Run) -> bool:
-    return any(fault.alone for fault, _ in run.trials)
+    """Return whether nothing may run beside it: in a quick run no answering time is judged."""
+    return not run.quick and any(fault.alone for fault, _ in run.trials)
 
 
 def _play(runs: Sequence[Run], parallel: int) -> list[Tally]:
@@ -116,7 +151,8 @@ def _play(runs: Sequence[Run], parallel: int) -> list[Tally]:
 def _merged(tallies: Iterable[Tally], backends: Backends, faults: Trials, options: argparse.Namespace) -> list[Tally]:
     """A tally a fault, in the order of the matrix, with the rows that are not played here."""
     merged = {
-        (fault.row, fault.title): Tally(row=fault.row, fault=fault.title, note="not in this run") for fault in faults
+        (fault.row, fault.title): Tally(row=fault.row, fault=fault.title, stack=str(backends), note="not in this run")
+        for fault in faults
     }
     for tally in tallies:
         if tally.stack == str(backends):

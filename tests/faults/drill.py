@@ -75,7 +75,7 @@ class Named:
 class Drill(Fault):
     """The list is read from the command that operators type, which looks on all the while."""
 
-    recovery_limit_s = settle_limit_s = 60.0
+    recovery_limit_s = 60.0
     chunk = 1
     ROUNDS: ClassVar[tuple[tuple[Named, ...], ...]]  # what is the case at the same time
 

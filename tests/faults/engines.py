@@ -13,7 +13,6 @@ from tests.echo import EchoEngine, misbehave
 
 CALLS = "engine-calls"  # in DATA_DIR: a line an engine call: its process, and the number of its items
 CANNOT_LOAD = "cannot-load"  # in DATA_DIR: while there is such a file, no fragile model can be loaded
-LOADING_S = 3.0
 POISON = "poison"  # a word that crashes the process of a transformers model
 
 
@@ -67,12 +66,6 @@ class Shaky(EchoEngine):
         if (Path(os.environ["DATA_DIR"]) / f"shaky-{os.environ['CUDA_VISIBLE_DEVICES']}").exists():
             raise RuntimeError("CUDA error: unspecified launch failure")
         return super().predict(inputs, parameters)
-
-
-class SlowToLoad(RecordingEcho):
-    def load(self, device: str) -> None:
-        time.sleep(LOADING_S)
-        super().load(device)
 
 
 class GatedEcho(RecordingEcho):

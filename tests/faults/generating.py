@@ -23,7 +23,7 @@ from inference.client.http import Http
 from inference.launcher import programs
 from inference.models import Status
 from tests import words
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 from tests.echo import Fail
 from tests.faults.backends import REDIS
 from tests.faults.clients import NOBODY_WAITS, plain_get_is_quick, waiting
@@ -49,7 +49,6 @@ options = { step_ms = 10, capacity = 1200 }
 parameters = { max_new_tokens = { type = "integer", min = 1, max = 1000 } }
 """
 LONGEST = 150  # words, 1.5 s
-READ_S = 90.0  # a stream ends within
 WORDS = re.compile(r"(\d+) words$")
 
 
@@ -70,7 +69,12 @@ class Reader(threading.Thread):
     the next of the `ports`. `on_event` is called with the number of each event."""
 
     def __init__(
-        self, ports: Sequence[int], job_id: UUID, on_event: Callable[[int], object] = bool, *, limit_s: float = READ_S
+        self,
+        ports: Sequence[int],
+        job_id: UUID,
+        on_event: Callable[[int], object] = bool,
+        *,
+        limit_s: float = PATIENCE_S,
     ) -> None:
         super().__init__(daemon=True)
         self.services = [Http(f"http://{HOST}:{port}", connections=1) for port in ports]
@@ -164,7 +168,7 @@ class Generating(Fault):
 
 
 class ChildKilled(Generating):
-    row, title, ci, full = "40", "SIGKILL of one child between any two steps, streams are read", 2, 30
+    row, title, ci, full = "40", "SIGKILL of one child between any two steps, streams are read", 1, 30
 
     def strike(self, trial: Trial) -> None:
         os.kill(trial.random.choice(trial.service.replica_pids()), signal.SIGKILL)
@@ -266,7 +270,7 @@ class ReadersStalled(Generating):
 
     def on_event(self, number: int) -> None:
         if not number:
-            self.goes_on.wait(READ_S / 2)
+            self.goes_on.wait()
 
     def strike(self, trial: Trial) -> None:
         trial.broken()

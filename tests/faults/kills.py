@@ -11,7 +11,6 @@ from typing import Any
 from uuid import UUID
 
 from inference.models import Status
-from tests.faults.backends import Backends
 from tests.faults.fault import Fault
 from tests.faults.oracle import echoed_in_order
 from tests.faults.trial import Trial
@@ -30,7 +29,7 @@ def is_writable(database: Path) -> bool:
 
 
 class WorkerKilled(Fault):
-    row, title, ci, full = "1", "SIGKILL of the whole worker under load", 19, 100
+    row, title, ci, full = "1", "SIGKILL of the whole worker under load", 2, 100
     takes_s = 9.0
 
     def trial(self, trial: Trial) -> None:
@@ -46,7 +45,7 @@ class WorkerKilled(Fault):
 
 
 class WorkerKilledUnderLists(WorkerKilled):
-    row, title, ci, full = "1", "the same, a tenth of the jobs lists of up to three batches", 3, 30
+    row, title, ci, full = "1", "the same, a tenth of the jobs lists of up to three batches", 1, 30
     takes_s = 14.0
     recovery_limit_s = 45.0  # there is more to do
 
@@ -61,18 +60,8 @@ class WorkerKilledUnderLists(WorkerKilled):
         return [trial.text() for _ in range(trial.random.randrange(9, 25))]
 
 
-class WorkerKilledAtDefaults(WorkerKilled):
-    """With the heartbeat and the silence that are the default, in the quick run too."""
-
-    row, title, ci, full = "1", "the same, with default settings", 1, 0
-    takes_s = 20.0
-
-    def __init__(self, *, quick: bool, backends: Backends | None = None) -> None:
-        super().__init__(quick=False, backends=backends)
-
-
 class ChildKilled(Fault):
-    row, title, ci, full = "2", "SIGKILL of one child in a batch", 10, 50
+    row, title, ci, full = "2", "SIGKILL of one child in a batch", 2, 50
     shares = True
     chunk = 25
 
@@ -89,7 +78,7 @@ class ChildKilled(Fault):
 
 
 class RollingRestart(Fault):
-    row, title, ci, full = "3", "SIGTERM, rolling restart of two workers", 5, 30
+    row, title, ci, full = "3", "SIGTERM, rolling restart of two workers", 1, 30
     takes_s = 25.0
     options = {"workers": 2}
     chunk = 5
@@ -111,7 +100,7 @@ class RollingRestart(Fault):
 class WorkerStopped(Fault):
     """The zombie comes back with outcomes of jobs that another worker has finished."""
 
-    row, title, ci, full = "4", "SIGSTOP of a worker past its limit, then SIGCONT", 5, 30
+    row, title, ci, full = "4", "SIGSTOP of a worker past its limit, then SIGCONT", 1, 30
     takes_s = 7.0
     options = {"workers": 2}
     chunk = 5
@@ -126,7 +115,7 @@ class WorkerStopped(Fault):
         claimed = set(held.values_list("pk", flat=True))
         trial.broken()
         try:
-            trial.until(lambda: not trial.service.unfinished(ids), "the other worker finishes all", limit_s=60)
+            trial.until(lambda: not trial.service.unfinished(ids), "the other worker finishes all", 60)
         finally:
             os.killpg(zombie.pid, signal.SIGCONT)
         self.zombie_is_refused(trial, claimed)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 from uuid import UUID, uuid4
 
+from tests.conditions import PATIENCE_S
 from tests.ports import HOST
 
-REQUEST_LIMIT_S = 30.0
 CONNECTION_FAILURE = 0  # in the place of a status: nobody answered
 
 
@@ -115,7 +115,7 @@ def crowd(owners: Sequence[Mapping[str, str]]) -> Callable[[], dict[str, str]]:
 
 def post(port: int, body: Any, headers: dict[str, str], path: str = "/v1/jobs") -> tuple[int, bytes]:
     """The status and body of the answer, on a connection of its own."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=REQUEST_LIMIT_S)
+    connection = http.client.HTTPConnection(HOST, port, timeout=PATIENCE_S)
     try:
         connection.request("POST", path, json.dumps(body), headers)
         answer = connection.getresponse()

@@ -26,7 +26,6 @@ from tests.faults.fault import Fault
 
 FAULTS: tuple[type[Fault], ...] = (
     kills.WorkerKilled,
-    kills.WorkerKilledAtDefaults,
     kills.WorkerKilledUnderLists,
     kills.ChildKilled,
     pipelines.Transformers,
@@ -85,7 +84,7 @@ FAULTS: tuple[type[Fault], ...] = (
 BESIDES = {
     Backends(database=POSTGRES): ("2", "9", "30", "36"),
     Backends(database=POSTGRES, broker=RABBITMQ): ("1", "9", "10", "12", "19"),
-    Backends(ahead=True): ("1", "2", "5", "6", "7", "8", "16"),
+    Backends(ahead=True): ("1", "2", "5", "6", "7", "8"),
 }
 
 ELSEWHERE = {  # rows of HTTP and of the engines, by number: what they are, and where they are tested

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from inference.broker.messages import JobMessage, redis_envelope
 from tests.faults.fault import Fault
@@ -99,13 +99,14 @@ class Malformed(Fault):
         trial.service.broker.put(QUEUE, make(Forger(victim, marker)))
         trial.broken()
         job_id = trial.submit(trial.text())
-        deadline = time.monotonic() + CONSUMING_AGAIN_S
-        while trial.service.unfinished([job_id]) and time.monotonic() < deadline:
-            if trial.service.restart_ended():
-                trial.measured["restarts of the worker"] = 1
-            time.sleep(0.05)
-        trial.expect(not trial.service.unfinished([job_id]), f"{kind}: nothing consumed in {CONSUMING_AGAIN_S:g} s")
+        trial.until(lambda: self.is_consumed(trial, job_id), f"{kind}: what follows is consumed", CONSUMING_AGAIN_S)
         trial.expect(not marker.exists(), f"{kind}: what a message carried was run")
+
+    def is_consumed(self, trial: Trial, job_id: UUID) -> bool:
+        """Return whether the job has ended, after a restart of what has ended itself."""
+        if trial.service.restart_ended():
+            trial.measured["restarts of the worker"] = 1
+        return not trial.service.unfinished([job_id])
 
     def after(self, trial: Trial) -> None:
         claims = [job_id for job_id, what, _ in trial.oracle.events() if what == "claim"]

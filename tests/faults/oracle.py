@@ -17,12 +17,12 @@ from django.db import connections
 
 from inference.models import TERMINAL, Job, Status
 from tests import echo
-from tests.conditions import wait_for
+from tests.conditions import PATIENCE_S, wait_for
 from tests.faults import holdings
 from tests.faults.service import Service
 from tests.inference.figures.agreement import of_figures, of_rows
 
-IDLE_LIMIT_S = 20.0
+IDLE_LIMIT_S = PATIENCE_S
 _ENDED = ", ".join(f"'{status}'" for status in TERMINAL)
 
 _SQLITE = f"""

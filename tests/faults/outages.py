@@ -55,10 +55,17 @@ class ComesBackToACrowd(OnPostgres):
             with database.stopped(trial.service):
                 time.sleep(self.AWAY_S)
             trial.healed()
-            time.sleep(self.AFTER_S)
+            self.until_accepted(trial, load)
         took_s = trial.add(load, refusals=[503], answer_limit_s=ANSWER_LIMIT_S).refused_at - (trial.healed_at or 0)
         trial.measured["s until nobody was refused"] = max(0.0, took_s)
-        trial.expect(took_s <= SERVES_AGAIN_S, f"refused {took_s:.1f} s after the database was back")
+        trial.in_time(took_s, SERVES_AGAIN_S, "until nobody was refused")
+
+    def until_accepted(self, trial: Trial, load: Load) -> None:
+        """Wait until the crowd is served again, and for as long as it may be refused where that is measured."""
+        accepted, before = load.result.statuses, load.result.statuses[202]
+        trial.until(lambda: accepted[202] >= before + self.CLIENTS, "the crowd is accepted again")
+        if not trial.quick:
+            time.sleep(self.AFTER_S)
 
     def crowd(self, trial: Trial) -> Load:
         owners = [trial.service.key(f"owner {number}") for number in range(self.OWNERS)]
@@ -82,7 +89,6 @@ class BrokerAwayForLong(Fault):
     row, title, ci, full = "32", "broker away for longer than the watchdog waits: 100 s, 30 s in a quick run", 1, 5
     takes_s = 38.0
     chunk = 5
-    settle_limit_s = 120.0
     AWAY_S, QUICK_AWAY_S = 100.0, 30.0
 
     @contextlib.contextmanager
@@ -114,7 +120,7 @@ class BrokerAwayForLong(Fault):
 class HostLost(OnPostgres, DatabaseAway):
     """Nobody is told: the packets are dropped, or the server stands still."""
 
-    row, title, ci, full = "35", "the database's host is lost: packets dropped, or all its processes stopped", 2, 10
+    row, title, ci, full = "35", "the database's host is lost: packets dropped, or all its processes stopped", 1, 10
     takes_s = 28.0
     may_repeat = True
     chunk = 5
@@ -140,13 +146,9 @@ class HostLost(OnPostgres, DatabaseAway):
 
     def answered(self, trial: Trial, path: str) -> None:
         started = time.monotonic()
-        try:
-            status = trial.service.get(path, timeout_s=3 * ANSWER_LIMIT_S).status
-            trial.expect(status in (200, 503), f"GET {path} was answered with {status}")
-        except TimeoutError:
-            trial.problems.append(f"GET {path} was not answered")
-        took_s = time.monotonic() - started
-        trial.expect(took_s <= ANSWER_LIMIT_S, f"GET {path} took {took_s:.1f} s")
+        status = trial.service.get(path).status
+        trial.expect(status in (200, 503), f"GET {path} was answered with {status}")
+        trial.in_time(time.monotonic() - started, ANSWER_LIMIT_S, f"GET {path}")
 
 
 class LongerThanSilence(Fault):
@@ -173,7 +175,7 @@ class LongerThanSilence(Fault):
         while len(trial.accepted) < self.MOST and running.count() < 2:
             trial.submit(trial.text(), model="long")
             trial.pause(1.0, 1.5)
-        trial.expect(running.count() == 2, "no two workers run a job")
+        trial.until(lambda: running.count() == 2, "two workers run a job")
         with database.away(trial.service):
             time.sleep(self.away_s)
         trial.healed()

@@ -31,7 +31,7 @@ TOLERANCE = 1e-4
 
 
 class Transformers(Fault):
-    row, title, ci, full = "1 2 7", "worker killed, child killed, poison: on a transformers model", 3, 9
+    row, title, ci, full = "1 2 7", "worker killed, child killed, poison: on a transformers model", 1, 9
     takes_s = 18.0
     chunk = 9
     model = "tiny"

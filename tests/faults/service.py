@@ -24,7 +24,7 @@ from tests.ports import HOST
 from tests.postgres import Postgres
 from tests.stack import Stack
 
-QUICK = {"WORKER_HEARTBEAT_S": "0.5", "WORKER_SILENT_S": "4"}  # a dead worker is found in seconds, not in 15
+QUICK = {"WORKER_HEARTBEAT_S": "0.5", "WORKER_SILENT_S": "6"}  # a dead worker is found in seconds, not in 15
 
 CATALOG = """
 [echo]                     # batches of 8 in 100 ms

@@ -23,7 +23,7 @@ ROOM_FOR_MESSAGES = 20_000  # bytes that the broker may still take
 
 
 class BrokerFull(Fault):
-    row, title, ci, full = "14", "broker full: maxmemory", 3, 10
+    row, title, ci, full = "14", "broker full: maxmemory", 1, 10
     shares = True
     brokers = (REDIS,)
 
@@ -42,7 +42,7 @@ class BrokerFull(Fault):
 
 
 class DiskFull(Fault):
-    row, title, ci, full = "14", f"disk full: everything on {DISK_MB} MB", 3, 10
+    row, title, ci, full = "14", f"disk full: everything on {DISK_MB} MB", 1, 10
     takes_s = 10.0
     chunk = 5  # the log and the rows of more fill the disk by themselves
     recovery_limit_s = 60.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ NOBODY = 0  # the status of a request that was not answered: its process is gone
 
 
 class Step(Fault):
-    row, title, ci, full = "16", "exit at each named step", 3 * len(STEPS), 14 * len(STEPS)
+    row, title, ci, full = "16", "exit at each named step", len(STEPS), 14 * len(STEPS)
     takes_s = 4.0
     chunk = len(STEPS)
 
@@ -40,14 +39,20 @@ class Step(Fault):
             trial.broken()
             load.finish()
         trial.add(load, refusals=[NOBODY])
-        trial.service.restart_ended()
-        trial.service.whole_again()
+        trial.until(lambda: self.is_whole(trial), "all processes are back")
 
     def until_taken(self, trial: Trial, armed: Path) -> None:
-        """The supervisor's part: what has ended starts again. A few more jobs pass the step when the load is over."""
-        deadline = time.monotonic() + 30.0
-        while armed.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        trial.expect(not armed.exists(), f"nobody came by {armed.name}")
-        time.sleep(0.2)  # a web server's main process follows the one that ended
-        trial.service.restart_ended()
+        trial.until(lambda: not armed.exists(), f"a process comes by {armed.name}")
+        trial.until(lambda: self.is_whole(trial), "all processes are back")
+
+    def is_whole(self, trial: Trial) -> bool:
+        """Return whether all processes live, after a restart of what has ended, as by a supervisor.
+
+        The main process of a web server ends after the one that came by the step.
+        """
+        service = trial.service
+        service.restart_ended()
+        try:
+            return service.answers() and service.workers_are_ready() and service.replicas_alive()
+        except AssertionError:  # something has ended since
+            return False
