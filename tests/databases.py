@@ -38,6 +38,9 @@ def attach(alias: str, url: str) -> None:
 
 
 def drop(alias: str) -> None:
+    """Forget the database, if it was made: what kept a stack from starting is the error to see."""
+    if alias not in connections.settings:
+        return
     connections[alias].close()
     if connections[alias].vendor == "postgresql" and connections[alias].settings_dict["NAME"] == alias:
         _administer(f'DROP DATABASE IF EXISTS "{alias}" WITH (FORCE)')

@@ -24,7 +24,6 @@ from tests.conditions import eventually
 from tests.ports import HOST, free_port
 
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")  # those on Debian's PATH insist on the system's own server
-STARTING_LIMIT_S = 90.0
 _MESSAGES = re.compile(r'{"(.+?)", *(\d+)}')
 
 
@@ -70,7 +69,7 @@ class RabbitMQ:
             self.names = self._run("epmd", "-port", str(self.names_port), "-address", HOST)
             eventually(lambda: answers(self.names_port), "Erlang's names are served")
         self.process = self._run("rabbitmq-server")
-        eventually(self._is_ready, "RabbitMQ takes connections", limit_s=STARTING_LIMIT_S)
+        eventually(self._is_ready, "RabbitMQ takes connections")
 
     def stop(self) -> None:
         """Disconnects everybody, as a restart of the server does."""

@@ -19,6 +19,7 @@ from django.db.models import Count, Max, Min
 from tests.conditions import PATIENCE_S, eventually
 from tests.faults.fault import Fault
 from tests.faults.load import post
+from tests.faults.oracle import echoed
 from tests.faults.service import CATALOG
 from tests.faults.trial import Trial
 from tests.ports import HOST
@@ -109,6 +110,10 @@ class Leaving(Fault):
         trial.expect(waited.status == 200, f"a wait is not granted any more: {waited.status}")
 
 
+def echoed_by_a_revision(inputs: Any, output: Any) -> bool:
+    return echoed(inputs, {key: value for key, value in output.items() if key != "revision"})
+
+
 class Waiting(Fault):
     row, title, ci, full = "18", "200 requests wait while jobs are submitted; a plain GET meanwhile", 1, 5
     options = {"blocking_threads": 512, "models": CATALOG + HELD}
@@ -117,6 +122,7 @@ class Waiting(Fault):
     WAITERS = 200
 
     def trial(self, trial: Trial) -> None:
+        trial.right = echoed_by_a_revision
         gate = trial.service.folder / "busy-held"
         gate.touch()
         ids = trial.submit_together([trial.text() for _ in range(self.WAITERS)], model="held")
