@@ -8,10 +8,9 @@ import select
 import shutil
 import subprocess
 import tempfile
-import time
 from typing import Any
 
-from tests.conditions import PATIENCE_S
+from tests.conditions import PATIENCE_S, eventually
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 WIDE, PHONE = (1360, 900), (390, 844)
@@ -100,10 +99,7 @@ class Browser:
 
     def wait_for(self, script: str) -> None:
         """Until the script's value is true."""
-        give_up_at = time.monotonic() + PATIENCE_S
-        while not self.evaluate(script):
-            assert time.monotonic() < give_up_at, script
-            self._listen(0.05)
+        eventually(lambda: self.evaluate(script), script)
 
     def key(self, name: str) -> None:
         code = {"Tab": 9, "Enter": 13, "Escape": 27}[name]
@@ -115,10 +111,7 @@ class Browser:
         """Until another document is there as a whole: that this one has loaded may be told of only now."""
         self.evaluate("window.isLeft = true")
         act()
-        give_up_at = time.monotonic() + PATIENCE_S
-        while not self._has_come():
-            assert time.monotonic() < give_up_at, "the page does not load"
-            self._listen(0.05)
+        eventually(self._has_come, "the page is loaded")
 
     def _has_come(self) -> bool:
         try:
@@ -135,19 +128,19 @@ class Browser:
         data = json.dumps(message).encode() + b"\0"
         while data:
             data = data[os.write(self._to, data) :]
-        give_up_at = time.monotonic() + PATIENCE_S
-        while time.monotonic() < give_up_at:
-            for answer in self._listen(0.5):
+        while True:
+            for answer in self._listen():
                 if answer.get("id") == number:
                     assert "error" not in answer, answer
                     return answer["result"]
-        raise AssertionError(f"no answer to {method}")
 
-    def _listen(self, timeout_s: float) -> list[dict[str, Any]]:
-        """What has come; events are noted."""
-        if not select.select([self._from], [], [], timeout_s)[0]:
-            return []
-        self._read += os.read(self._from, 1 << 20)
+    def _listen(self) -> list[dict[str, Any]]:
+        """Wait for the next messages. Events are noted."""
+        while b"\0" not in self._read:
+            has_come, _, _ = select.select([self._from], [], [], PATIENCE_S)
+            part = os.read(self._from, 1 << 20) if has_come else b""
+            assert part, "the browser says no more"
+            self._read += part
         *whole, self._read = self._read.split(b"\0")
         messages = [json.loads(message) for message in whole]
         for message in messages:

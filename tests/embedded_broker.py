@@ -5,17 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
-from inference.broker.embedded import (
-    LOADING_LIMIT_S,
-    POLL_S,
-    is_answering,
-    prepare,
-    server_command,
-)
+from inference.broker.embedded import is_answering, prepare, server_command
 from inference.broker.storage import EmbeddedBrokerError
+from tests.conditions import PATIENCE_S, wait_for
 
 
 class EmbeddedBroker:
@@ -50,23 +44,21 @@ class EmbeddedBroker:
     def log(self) -> Path:
         return self.data / "server.log"
 
-    def wait_until_answering(self, limit_s: float = LOADING_LIMIT_S) -> None:
-        deadline = time.monotonic() + limit_s
-        while not is_answering(self.path):
-            if not self.is_alive() or time.monotonic() > deadline:
-                raise EmbeddedBrokerError(f"The server on {self.path} does not answer. Its last words:\n{self._tail()}")
-            time.sleep(POLL_S)
+    def wait_until_answering(self) -> None:
+        wait_for(lambda: is_answering(self.path) or not self.is_alive(), limit_s=PATIENCE_S)
+        if not is_answering(self.path):
+            raise EmbeddedBrokerError(f"The server on {self.path} does not answer. Its last words:\n{self._tail()}")
 
     def is_alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def stop(self, grace_s: float = 10.0) -> None:
-        """Ask it to write its data and leave; kill it after `grace_s`."""
+    def stop(self) -> None:
+        """Ask it to write its data and leave; kill what has not left in the end."""
         if self.process is None:
             return
         self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(grace_s)
+            self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.kill()
 

@@ -12,6 +12,8 @@ import time
 from typing import Any
 from uuid import UUID, uuid4
 
+from tests.conditions import PATIENCE_S
+
 MODELS = """
 [words]
 engine = "tests.echo:EchoEngine"
@@ -39,7 +41,7 @@ class Attempt:
 
         self.job, self.batch, self.text, self.tokens = job, uuid4(), "", 0
         self.claimed = transitions.claim(
-            [job.id], self.batch, model=job.model, time_limit_s=60.0, takes_over=(), worker=worker or uuid4(),
+            [job.id], self.batch, model=job.model, time_limit_s=PATIENCE_S, takes_over=(), worker=worker or uuid4(),
             device="cpu",
         )  # fmt: skip
 
@@ -122,7 +124,7 @@ def main() -> None:
     generator = Generator()
     while True:
         generator.work()
-        time.sleep(PACE_S)
+        time.sleep(PACE_S)  # the pace of a model, which readers see
 
 
 if __name__ == "__main__":

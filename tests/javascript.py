@@ -12,6 +12,8 @@ import unittest
 from pathlib import Path
 from typing import Any
 
+from tests.conditions import PATIENCE_S
+
 FOLDER = Path(__file__).parent / "npm"
 
 needed = unittest.skipUnless(shutil.which("npm") or os.environ.get("CI"), "npm is not installed")
@@ -33,7 +35,7 @@ def ended(process: subprocess.Popen[str], told: Any = None) -> Any:
     """What it prints from now on."""
     with process:
         try:
-            printed, errors = process.communicate(json.dumps(told), timeout=120)
+            printed, errors = process.communicate(json.dumps(told), timeout=PATIENCE_S)
         finally:
             process.kill()
     if process.returncode:

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from inference.broker.address import short_root
 from inference.launcher.reaper import Reaper
 from tests import processes
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 
 UNPRIVILEGED = "nobody"  # the server refuses to run as root
 
@@ -63,7 +63,7 @@ class Postgres:
     def stop(self) -> None:
         """Disconnects everybody, as a restart of the server does."""
         self.process.send_signal(signal.SIGINT)
-        self.process.wait(30)
+        self.process.wait(PATIENCE_S)
         self.reaper.remove(self.process.pid)
 
     @contextlib.contextmanager

@@ -20,7 +20,7 @@ from typing import Self
 
 from inference.broker.address import short_root
 from inference.launcher.reaper import Reaper
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 from tests.ports import HOST, free_port
 
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")  # those on Debian's PATH insist on the system's own server
@@ -75,7 +75,7 @@ class RabbitMQ:
         """Disconnects everybody, as a restart of the server does."""
         if self.process:
             self.process.terminate()
-            self.process.wait(30)
+            self.process.wait(PATIENCE_S)
             self.reaper.remove(self.process.pid)
 
     def kill(self) -> None:

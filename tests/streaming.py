@@ -14,7 +14,7 @@ from uuid import UUID
 
 from inference.launcher import programs
 from inference.launcher.supervisor import Child, Program
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 from tests.e2e.case import ShowingLog
 from tests.generating import MODELS
 from tests.ports import HOST, free_port
@@ -71,7 +71,7 @@ class Listener(threading.Thread):
 
     def __init__(self, port: int, job_id: UUID, *, after: str = "", query: str = "") -> None:
         super().__init__(daemon=True)
-        self.connection = http.client.HTTPConnection(HOST, port, timeout=60)
+        self.connection = http.client.HTTPConnection(HOST, port, timeout=PATIENCE_S)
         headers = {"Last-Event-ID": after} if after else {}
         self.connection.request("GET", f"/v1/jobs/{job_id}/stream{query}", headers=headers)
         self.answer = self.connection.getresponse()
@@ -103,5 +103,5 @@ class Listener(threading.Thread):
         eventually(lambda: len(self.text) >= characters, f"{characters} characters have come")
 
     def ends(self) -> list[str]:
-        self.join(60)
+        eventually(lambda: not self.is_alive(), "the stream ends")
         return self.names

@@ -51,7 +51,7 @@ class Words(Stepper):
     def step(self) -> list[Progress]:
         self._let_in()
         if self.rows:
-            time.sleep(self.step_s)
+            time.sleep(self.step_s)  # what a step costs
         progress = [self._next(key, row) for key, row in self.rows.items()]
         self.rows = {key: row for key, row in self.rows.items() if len(row.found) < row.most}
         return progress
