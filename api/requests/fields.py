@@ -7,13 +7,16 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
+from django.core.validators import ProhibitNullCharactersValidator
 from drf_spectacular.drainage import set_override
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 from rest_framework.fields import empty
+from rest_framework.validators import ProhibitSurrogateCharactersValidator
 
 from inference.catalog import words
 
+LOOKED_FOR_BEFORE = (ProhibitNullCharactersValidator, ProhibitSurrogateCharactersValidator)
 UNKNOWN_TOLD = 3  # unknown fields of one body that its answer names
 
 
@@ -34,6 +37,8 @@ class StrictString(Strict, serializers.CharField):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(trim_whitespace=False, **options)
+        # no parsed body has what these look for, with a call for each of ten million characters
+        self.validators = [each for each in self.validators if not isinstance(each, LOOKED_FOR_BEFORE)]
 
 
 class StrictNumber(Strict, serializers.FloatField):
