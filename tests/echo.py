@@ -1,7 +1,8 @@
 """An engine with no weights: answers {"echo": input, …}, and misbehaves when it is told to.
 
 An input {"text": "…", "fail": "crash"} says how, see `Fail`; "seconds" and "megabytes" say how much. In the catalog,
-options = { fixed_ms, per_item_ms, per_token_ms, max_tokens } say what a call costs, and what fits.
+options = { fixed_ms, per_item_ms, per_token_ms, max_tokens } say what a call costs, and what fits. With
+options = { gate = "name" } a call lasts as long as there is a file of that name in DATA_DIR.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import enum
 import hashlib
 import json
 import math
+import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 from inference.catalog import lengths
@@ -20,7 +23,7 @@ from inference.engines.base import Engine
 from inference.errors import InvalidInput, ModelUnavailable
 
 FOREVER_S = 86_400.0
-OPTIONS = ("fixed_ms", "per_item_ms", "per_token_ms", "max_tokens")
+OPTIONS = ("fixed_ms", "per_item_ms", "per_token_ms", "max_tokens", "gate")
 
 
 class Fail(enum.StrEnum):
@@ -71,8 +74,16 @@ class EchoEngine(Engine):
             tokens = len(inputs) * max(lengths.measure(self.spec, value)[1] for value in inputs)
         if tokens > options.get("max_tokens", math.inf):
             raise RuntimeError(f"CUDA out of memory. Tried to allocate {tokens} tokens")
+        if gate := options.get("gate"):
+            _wait_at(Path(os.environ["DATA_DIR"]) / gate)
         items_ms = options.get("per_item_ms", 0) * len(inputs)
+        # what a call costs is real time: the worker measures it
         time.sleep((options.get("fixed_ms", 0) + items_ms + options.get("per_token_ms", 0) * tokens) / 1000)
+
+
+def _wait_at(gate: Path) -> None:
+    while gate.exists():
+        time.sleep(0.02)  # between two looks at what only the test changes
 
 
 def expected(value: Any) -> dict[str, Any]:

@@ -18,12 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.conditions import PATIENCE_S
+
 MODELS = """
 [slow]
 engine = "tests.echo:EchoEngine"
 max_batch_size = 64
 max_queued = 700
-options = { fixed_ms = 700 }
+time_limit_s = 300
+options = { fixed_ms = 700, gate = "gate" }
 """
 HOST = "127.0.0.1"
 TIMEOUT_S = 3.0
@@ -31,18 +34,21 @@ TIMEOUT_S = 3.0
 
 @dataclass(slots=True)
 class Outcome:
-    answers: collections.Counter[str] = field(default_factory=collections.Counter)
+    told: list[str] = field(default_factory=list)  # an answer each
     lacking: list[Any] = field(default_factory=list)  # answers without what a client needs to go on
     gets_s: list[float] = field(default_factory=list)
+
+    @property
+    def answers(self) -> collections.Counter[str]:
+        return collections.Counter(self.told)
 
     @property
     def get_p95_s(self) -> float:
         return statistics.quantiles(self.gets_s, n=20)[-1]
 
 
-def crowd(port: int, clients: int) -> Outcome:
-    outcome = Outcome()
-    threads = [threading.Thread(target=_client, args=(port, number, outcome)) for number in range(clients)]
+def crowd(port: int, clients: int, outcome: Outcome, *, timeout_s: float = TIMEOUT_S) -> None:
+    threads = [threading.Thread(target=_client, args=(port, number, outcome, timeout_s)) for number in range(clients)]
     done = threading.Event()
     plain = threading.Thread(target=_plain_gets, args=(port, outcome, done))
     plain.start()
@@ -52,12 +58,11 @@ def crowd(port: int, clients: int) -> Outcome:
         thread.join()
     done.set()
     plain.join()
-    return outcome
 
 
-def _client(port: int, number: int, outcome: Outcome) -> None:
-    status, headers, body = _request(port, "POST", f"/v1/models/slow?timeout={TIMEOUT_S}", {"inputs": f"text {number}"})
-    outcome.answers[f"{status} {body.get('code', '')}".strip()] += 1
+def _client(port: int, number: int, outcome: Outcome, timeout_s: float) -> None:
+    status, headers, body = _request(port, "POST", f"/v1/models/slow?timeout={timeout_s}", {"inputs": f"text {number}"})
+    outcome.told.append(f"{status} {body.get('code', '')}".strip())
     right: dict[int, Callable[[], object]] = {
         200: lambda: body["echo"] == f"text {number}",
         503: lambda: "Retry-After" in headers and body["code"],
@@ -69,7 +74,7 @@ def _client(port: int, number: int, outcome: Outcome) -> None:
 
 def _plain_gets(port: int, outcome: Outcome, done: threading.Event) -> None:
     while not done.wait(0.02):
-        started = time.monotonic()
+        started = time.monotonic()  # a figure of the program, that no test asserts
         status, _, body = _request(port, "GET", "/v1/models/slow", None)
         outcome.gets_s.append(time.monotonic() - started)
         if status != 200:
@@ -77,7 +82,7 @@ def _plain_gets(port: int, outcome: Outcome, done: threading.Event) -> None:
 
 
 def _request(port: int, method: str, path: str, body: Any) -> tuple[int, Any, Any]:
-    connection = http.client.HTTPConnection(HOST, port, timeout=60)
+    connection = http.client.HTTPConnection(HOST, port, timeout=PATIENCE_S)
     try:
         connection.request(method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
         answer = connection.getresponse()
@@ -115,7 +120,8 @@ def main() -> None:
     with Full(models=MODELS) as stack:
         pid = stack.children["web"].pid
         for number in range(4):
-            outcome = crowd(stack.port, int(sys.argv[1]))
+            outcome = Outcome()
+            crowd(stack.port, int(sys.argv[1]), outcome)
             print(  # noqa: T201
                 f"round {number + 1}: {dict(outcome.answers)}, lacking {outcome.lacking[:2]}, GET p95"
                 f" {outcome.get_p95_s * 1000:.0f} ms of {len(outcome.gets_s)}, memory {memory_mib(pid):.0f} MiB"

