@@ -66,10 +66,15 @@ class StreamCase(ApiTestCase):
         file.flush()
         self.enterContext(override_settings(MODELS_FILE=settings.BASE_DIR / file.name))
 
-    @contextlib.contextmanager
-    def generator(self) -> Iterator[None]:
+    def idle_generator(self) -> Generator:
+        """Have a living worker that takes no job until it is started."""
         generator = Generator()
         served_models.forget()
+        return generator
+
+    @contextlib.contextmanager
+    def generator(self) -> Iterator[None]:
+        generator = self.idle_generator()
         generator.start()
         try:
             yield
@@ -86,22 +91,29 @@ class StreamCase(ApiTestCase):
         return answer
 
     def events(self, answer: Response) -> list[Told]:
+        return list(self.as_they_come(answer))
+
+    def as_they_come(self, answer: Response) -> Iterator[Told]:
         self.assertEqual(answer.status_code, 200)
         self.assertEqual(answer["Content-Type"], "text/event-stream")
         self.assertEqual((answer["Cache-Control"], answer["X-Accel-Buffering"]), ("no-cache", "no"))
-        return list(told(answer.streaming_content))  # type: ignore[attr-defined]
+        return (event for piece in answer.streaming_content for event in told([piece]))  # type: ignore[attr-defined]
 
 
 class PostTests(StreamCase):
     def test_text_comes_as_it_is_generated_between_the_job_and_its_end(self) -> None:
-        with self.generator():
-            answer = self.post(WORDS, {"inputs": "once", "parameters": {"max_new_tokens": 5}, "stream": True})
-            first, *deltas, end = self.events(answer)
+        self.idle_generator()
+        answer = self.post(WORDS, {"inputs": "once", "stream": True})
         job = Job.objects.get()
+        attempt, events = Attempt(job), self.as_they_come(answer)
+        first = next(events)
         self.assertEqual(first.data["job"], {"id": str(job.pk), "stream": f"/v1/jobs/{job.pk}/stream"})
-        self.assertEqual([event.data["token"]["text"] for event in deltas], pieces("once", 5))
-        for number, event in enumerate(deltas, 1):
-            self.assertIn(event.data.get("tokens"), (number, None))  # None: of a text that a late reader has of the row
+        for number, piece in enumerate(pieces("once", 5), 1):
+            attempt.tell(piece)
+            event = next(events)
+            self.assertEqual((event.data["token"]["text"], event.data["tokens"]), (piece, number))
+        attempt.end()
+        (end,) = events
         self.assertEqual((end.name, end.data["generated_text"]), ("end", text_of("once", 5)))
         shown = self.client.get(f"/v1/jobs/{job.pk}").json()
         self.assertEqual(end.data["job"], shown)
@@ -266,10 +278,9 @@ class WaitingTests(StreamCase):
         eventually(lambda: Job.objects.get().status == "cancelled")
 
     def test_a_client_that_has_gone_before_the_first_byte_has_gone(self) -> None:
-        with self.generator():
-            answer = self.post(f"{WORDS}?on_disconnect=cancel", {"inputs": "x", "stream": True})
-            answer.close()
-            eventually(lambda: Job.objects.get().status == "cancelled")
+        self.idle_generator()
+        self.post(f"{WORDS}?on_disconnect=cancel", {"inputs": "x", "stream": True}).close()
+        eventually(lambda: Job.objects.get().status == "cancelled")
         self.assertEqual((len(live), slots._held.total()), (0, 0))  # noqa: SLF001
 
     def test_a_client_that_has_come_back_keeps_its_job_when_its_old_connection_is_closed(self) -> None:
