@@ -24,6 +24,7 @@ from inference.store import transitions
 from inference.store.transitions import Outcome
 from inference.submission import admission
 from tests import echo
+from tests.conditions import PATIENCE_S
 
 if TYPE_CHECKING:
     from django.test.client import _MonkeyPatchedWSGIResponse
@@ -65,7 +66,7 @@ class Laborer(threading.Thread):
 
     def claimed(self, job: Job, batch: UUID) -> list[transitions.Claimed]:
         return transitions.claim(
-            [job.id], batch, model=job.model, time_limit_s=10.0, takes_over=(), worker=self.row.id, device="cpu"
+            [job.id], batch, model=job.model, time_limit_s=PATIENCE_S, takes_over=(), worker=self.row.id, device="cpu"
         )
 
     def outcome(self, job: transitions.Claimed) -> Outcome:
@@ -78,7 +79,7 @@ class Laborer(threading.Thread):
         return Outcome(**of, output=answers if several else answers[0])
 
 
-@override_settings(MODELS_FILE=MODELS_FILE, API_KEY_REQUIRED=False)
+@override_settings(MODELS_FILE=MODELS_FILE, API_KEY_REQUIRED=False, WORKER_SILENT_S=PATIENCE_S)
 class ApiTestCase(TransactionTestCase):
     def setUp(self) -> None:
         redis_client.get().flushdb()
@@ -95,6 +96,12 @@ class ApiTestCase(TransactionTestCase):
         finally:
             laborer.stopping.set()
             laborer.join()
+
+    def idle_worker(self) -> Worker:
+        """Have a living worker that takes no job."""
+        row = Laborer().row
+        served_models.forget()
+        return row
 
     def post(self, path: str, body: Any = None, **options: Any) -> Response:
         content = body if isinstance(body, (bytes, str)) else json.dumps(body)

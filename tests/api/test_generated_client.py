@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import echo
+from tests.conditions import PATIENCE_S
 from tests.e2e.case import StackCase
 from tests.ports import HOST
 
@@ -44,13 +45,13 @@ class GeneratedClientTests(StackCase):
             with self.subTest(inputs):
                 job = self.submit(inputs)
                 self.assertEqual(job.status.value, "queued")
-                done = part("api.jobs.jobs_get").sync(job.id, client=self.client, wait=30.0)
+                done = part("api.jobs.jobs_get").sync(job.id, client=self.client, wait=PATIENCE_S)
                 self.assertEqual((done.status.value, as_json(done.output)), ("succeeded", expected))
                 output = part("api.jobs.jobs_output").sync(job.id, client=self.client)
                 self.assertEqual(as_json(output), expected)
 
     def test_it_waits_with_a_header_and_runs_again(self) -> None:
-        job = self.submit("text", prefer="wait=30")
+        job = self.submit("text", prefer=f"wait={PATIENCE_S:g}")
         self.assertEqual(job.status.value, "succeeded")
         again = part("api.jobs.jobs_retry").sync(job.id, client=self.client)
         self.assertNotEqual(again.id, job.id)
@@ -79,8 +80,9 @@ def generate(document: bytes, folder: Path) -> None:
     ]  # fmt: skip
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # it formats with ruff
     done = subprocess.run(
-        command, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=120, check=False
-    )
+        command, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=PATIENCE_S,
+        check=False,
+    )  # fmt: skip
     if done.returncode or "warning" in done.stdout.lower():
         raise AssertionError(done.stdout + done.stderr)
 

@@ -15,19 +15,20 @@ from inference.client import ClientError, JobError
 from inference.models import Job
 from tests import echo
 from tests.api.base import ApiTestCase
+from tests.conditions import PATIENCE_S
 
 
 class InsideTests(ApiTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.owner = get_user_model().objects.create_user("owner")
-        self.inside = self.enterContext(Client(owner=self.owner, patience_s=10))
+        self.inside = self.enterContext(Client(owner=self.owner, patience_s=PATIENCE_S))
 
     def test_it_runs_and_submits_and_maps(self) -> None:
         with self.worker():
-            self.assertEqual(self.inside.run("echo", "x", timeout=30), echo.expected("x"))
+            self.assertEqual(self.inside.run("echo", "x", timeout=PATIENCE_S), echo.expected("x"))
             futures = [self.inside.submit("echo", str(number)) for number in range(10)]
-            self.assertEqual(len(list(as_completed(futures, timeout=30))), 10)
+            self.assertEqual(len(list(as_completed(futures, timeout=PATIENCE_S))), 10)
             answers = list(self.inside.map("echo", ["a", None, "b"], name=str(uuid4())))
             self.assertEqual([answers[0], answers[2]], [echo.expected("a"), echo.expected("b")])
             self.assertEqual(answers[1].code, "invalid_input")
@@ -36,7 +37,7 @@ class InsideTests(ApiTestCase):
 
     def test_errors_are_the_client_s(self) -> None:
         with self.worker(), self.assertRaises(JobError) as failed:
-            self.inside.run("echo", {"fail": "invalid"}, timeout=30)
+            self.inside.run("echo", {"fail": "invalid"}, timeout=PATIENCE_S)
         self.assertEqual(failed.exception.code, "invalid_input")
         for inputs in (None, object()):
             with self.assertRaises(ClientError) as refused:
@@ -51,7 +52,7 @@ class InsideTests(ApiTestCase):
                     wait()
                 self.assertIn("wait after it", str(early.exception))
         with self.worker():
-            self.assertEqual(future.result(30), echo.expected("x"))
+            self.assertEqual(future.result(PATIENCE_S), echo.expected("x"))
 
     def test_nobody_waits_for_a_job_of_a_transaction_that_is_undone(self) -> None:
         with transaction.atomic():
@@ -60,10 +61,10 @@ class InsideTests(ApiTestCase):
                 raise KeyError
             kept = self.inside.submit("echo", "y")
         with self.assertRaises(JobError) as missing:
-            undone.result(30)
+            undone.result(PATIENCE_S)
         self.assertEqual((missing.exception.code, missing.exception.job_id), ("job_not_found", undone.id))
         with self.worker():
-            self.assertEqual(kept.result(30), echo.expected("y"))
+            self.assertEqual(kept.result(PATIENCE_S), echo.expected("y"))
 
     def test_nobody_waits_for_what_is_not_committed(self) -> None:
         with transaction.atomic(), self.assertRaises(ClientError) as early:

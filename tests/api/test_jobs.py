@@ -8,7 +8,9 @@ from inference.models import Job, Priority, Status, Webhook
 from inference.status import workers
 from tests import echo
 from tests.api.base import ApiTestCase
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
+
+WAIT = f"wait={PATIENCE_S:g}"
 
 
 class SubmitTests(ApiTestCase):
@@ -25,8 +27,8 @@ class SubmitTests(ApiTestCase):
 
     def test_a_preferred_wait_brings_the_finished_job(self) -> None:
         with self.worker():
-            answer = self.post("/v1/jobs", {"model": "echo", "inputs": "text"}, headers={"Prefer": "wait=20"})
-        self.assertEqual((answer.status_code, answer["Preference-Applied"]), (200, "wait=20"))
+            answer = self.post("/v1/jobs", {"model": "echo", "inputs": "text"}, headers={"Prefer": WAIT})
+        self.assertEqual((answer.status_code, answer["Preference-Applied"]), (200, WAIT))
         self.assertEqual(answer.json()["output"], echo.expected("text"))
 
     def test_a_wait_that_is_over_answers_the_accepted_job(self) -> None:
@@ -74,7 +76,7 @@ class PollTests(ApiTestCase):
     def test_a_long_poll_answers_when_the_job_is_finished(self) -> None:
         job = self.submit("text")
         with self.worker():
-            shown = self.client.get(f"/v1/jobs/{job['id']}?wait=20").json()
+            shown = self.client.get(f"/v1/jobs/{job['id']}?{WAIT}").json()
         self.assertEqual((shown["status"], shown["output"]), ("succeeded", echo.expected("text")))
         self.assertEqual(self.client.get(f"/v1/jobs/{job['id']}/output").json(), echo.expected("text"))
 
@@ -84,7 +86,7 @@ class PollTests(ApiTestCase):
         again = self.client.get(f"/v1/jobs/{job['id']}", headers={"If-None-Match": first["ETag"]})
         self.assertEqual((again.status_code, again.content), (304, b""))
         with self.worker():
-            self.client.get(f"/v1/jobs/{job['id']}?wait=20")
+            self.client.get(f"/v1/jobs/{job['id']}?{WAIT}")
         changed = self.client.get(f"/v1/jobs/{job['id']}", headers={"If-None-Match": first["ETag"]})
         self.assertEqual(changed.status_code, 200)
 
@@ -98,7 +100,7 @@ class PollTests(ApiTestCase):
     def test_the_output_of_a_failed_job_is_its_error(self) -> None:
         with self.worker():
             job = self.submit({"fail": "invalid"})
-            answer = self.client.get(f"/v1/jobs/{job['id']}/output?wait=20")
+            answer = self.client.get(f"/v1/jobs/{job['id']}/output?{WAIT}")
         self.assert_problem(answer, 422, "invalid_input")
 
     def test_an_unknown_job_is_404_whatever_its_id_looks_like(self) -> None:

@@ -93,12 +93,10 @@ class PlaceTests(ApiTestCase):
         self.assertEqual([self.position(job) for job in (high, first, second, low)], [1, 2, 3, 4])
 
     def test_the_wait_is_estimated_from_the_measured_speed(self) -> None:
-        with self.worker() as laborer:
-            laborer.stopping.set()
-            laborer.join()
-            Worker.objects.update(speeds={"echo": 2.0}, replicas_ready=2)
-            job = make(40)[-1]
-            answer = self.client.get(f"/v1/jobs/{job.id}")
+        self.idle_worker()
+        Worker.objects.update(speeds={"echo": 2.0}, replicas_ready=2)
+        job = make(40)[-1]
+        answer = self.client.get(f"/v1/jobs/{job.id}")
         self.assertEqual((answer.json()["estimated_wait_s"], answer["Retry-After"]), (10.0, "10"))
 
     def test_far_behind_the_place_is_told_from_the_time_of_arrival(self) -> None:
@@ -110,16 +108,14 @@ class PlaceTests(ApiTestCase):
 
     @override_settings(MAX_ESTIMATED_WAIT_S=10)
     def test_a_wait_that_would_be_too_long_is_503_at_once(self) -> None:
-        with self.worker() as laborer:
-            laborer.stopping.set()
-            laborer.join()
-            Worker.objects.update(speeds={"echo": 1.0}, replicas_ready=1)
-            speeds.forget()
-            make(15)
-            answer = self.post("/v1/jobs", {"model": "echo", "inputs": "x"})
-            low = self.post("/v1/jobs", {"model": "echo", "inputs": "x", "priority": "low"})
-            with self.settings(MAX_ESTIMATED_WAIT_S=0):
-                unlimited = self.post("/v1/jobs", {"model": "echo", "inputs": "x"})
+        self.idle_worker()
+        Worker.objects.update(speeds={"echo": 1.0}, replicas_ready=1)
+        speeds.forget()
+        make(15)
+        answer = self.post("/v1/jobs", {"model": "echo", "inputs": "x"})
+        low = self.post("/v1/jobs", {"model": "echo", "inputs": "x", "priority": "low"})
+        with self.settings(MAX_ESTIMATED_WAIT_S=0):
+            unlimited = self.post("/v1/jobs", {"model": "echo", "inputs": "x"})
         self.assert_problem(answer, 503, "overloaded")
         self.assertEqual(answer["Retry-After"], "5")
         self.assertEqual((low.status_code, unlimited.status_code), (202, 202))

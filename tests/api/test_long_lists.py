@@ -11,20 +11,22 @@ from inference.models import Job, Status
 from inference.status import metrics
 from tests import echo
 from tests.api.base import ApiTestCase
+from tests.conditions import PATIENCE_S
 
 TEXTS = [f"text {number}" for number in range(10)]  # a batch holds four
+RUN = f"/v1/models/echo?timeout={PATIENCE_S:g}"
 EXPECTED = [echo.expected(text) for text in TEXTS]
 
 
 class LongListTests(ApiTestCase):
     def finished(self, job: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = self.client.get(f"/v1/jobs/{job['id']}?wait=20").json()
+        found: dict[str, Any] = self.client.get(f"/v1/jobs/{job['id']}?wait={PATIENCE_S:g}").json()
         return found
 
     def test_a_blocking_call_answers_with_what_single_calls_do_in_order(self) -> None:
         with self.worker():
-            together = self.post("/v1/models/echo?timeout=20", {"inputs": TEXTS})
-            apart = [self.post("/v1/models/echo?timeout=20", {"inputs": text}).json() for text in TEXTS[:5]]
+            together = self.post(RUN, {"inputs": TEXTS})
+            apart = [self.post(RUN, {"inputs": text}).json() for text in TEXTS[:5]]
         self.assertEqual((together.status_code, together.json()), (200, EXPECTED))
         self.assertEqual(together.json()[:5], apart)
 
@@ -78,12 +80,8 @@ class LongListTests(ApiTestCase):
             self.assertEqual(self.finished(again)["output"], EXPECTED)
 
     def test_a_blocking_call_that_waits_in_vain_names_the_one_job(self) -> None:
-        with self.worker() as laborer:
-            laborer.stopping.set()
-            laborer.join()
-            problem = self.assert_problem(
-                self.post("/v1/models/echo?timeout=0.01", {"inputs": TEXTS}), 504, "not_finished"
-            )
+        self.idle_worker()
+        problem = self.assert_problem(self.post("/v1/models/echo?timeout=0.01", {"inputs": TEXTS}), 504, "not_finished")
         self.assertEqual(Job.objects.get(whole=None).pk, UUID(problem["job_id"]))
 
     @override_settings(MAX_BULK_INPUTS=9)

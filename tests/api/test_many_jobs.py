@@ -25,7 +25,7 @@ from inference.store import outputs
 from inference.waiting import finished
 from tests import echo
 from tests.api.base import ApiTestCase, Response, echo_answer
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 
 CLASSIFIER = '[texts]\nengine = "tests.echo:EchoEngine"\ntask = "text-classification"\n'
 
@@ -45,7 +45,7 @@ class Asking(threading.Thread):
             connection.close()
 
     def result(self) -> Any:
-        self.join(30)
+        self.join(PATIENCE_S)
         return self.answer.json()
 
 
@@ -58,14 +58,14 @@ class WaitForAnyTests(ApiTestCase):
             done = self.submit("a")
             eventually(lambda: self.wait(done["id"]).json()["items"])
         queued = self.submit("b")
-        shown = self.wait(done["id"], queued["id"], wait_s=30).json()
+        shown = self.wait(done["id"], queued["id"], wait_s=PATIENCE_S).json()
         self.assertEqual([(job["id"], job["output"]) for job in shown["items"]], [(done["id"], echo.expected("a"))])
         self.assertEqual((shown["missing"], shown["left"]), ([], 1))
         self.assertEqual(self.wait(queued["id"]).json(), {"items": [], "missing": [], "left": 1})
 
     def test_the_first_to_finish_ends_the_wait_and_nothing_is_left_behind(self) -> None:
         ids = [self.submit(str(number))["id"] for number in range(5)]
-        asking = Asking(lambda: self.wait(*ids, wait_s=30))
+        asking = Asking(lambda: self.wait(*ids, wait_s=PATIENCE_S))
         eventually(lambda: len(finished.listener.hinted) == 5)
         with self.worker():
             shown = asking.result()
@@ -74,7 +74,7 @@ class WaitForAnyTests(ApiTestCase):
 
     def test_cancelled_ones_are_finished(self) -> None:
         job = self.submit()
-        asking = Asking(lambda: self.wait(job["id"], wait_s=30))
+        asking = Asking(lambda: self.wait(job["id"], wait_s=PATIENCE_S))
         eventually(lambda: finished.listener.hinted)
         self.post(f"/v1/jobs/{job['id']}/cancel")
         self.assertEqual([each["status"] for each in asking.result()["items"]], ["cancelled"])
@@ -82,7 +82,9 @@ class WaitForAnyTests(ApiTestCase):
     def test_what_is_not_there_ends_the_wait(self) -> None:
         old = UUID(int=first_id_at(timezone.now()).int - (31 * 86_400_000 << 80))
         job, none = self.submit(), uuid4()
-        shown = self.wait(job["id"], none, old, wait_s=300).json()
+        with patch.object(finished.Hints, "wait", return_value=set()) as waits:
+            shown = self.wait(job["id"], none, old, wait_s=300.0).json()
+        waits.assert_called_once_with(0.0)
         self.assertEqual(
             shown["missing"], [{"id": str(none), "code": "job_not_found"}, {"id": str(old), "code": "job_gone"}]
         )
@@ -148,7 +150,7 @@ class BulkWaitTests(ApiTestCase):
     def test_the_wait_ends_when_all_its_jobs_are_finished(self) -> None:
         bulk = self.bulk(["a", "b", "c"])
         with self.worker():
-            shown = Asking(lambda: self.client.get(f"/v1/jobs/bulk/{bulk['id']}?wait=30")).result()
+            shown = Asking(lambda: self.client.get(f"/v1/jobs/bulk/{bulk['id']}?wait={PATIENCE_S:g}")).result()
         self.assertEqual((shown["finished"], shown["counts"]["succeeded"]), (True, 3))
 
     @override_settings(MAX_WAITING_REQUESTS=1)
@@ -202,7 +204,7 @@ class PageTests(ApiTestCase):
             return InvalidInput("not this one") if value == "bad" else echo_answer(value, parameters)
 
         with self.worker(answer):
-            Asking(lambda: self.client.get(f"/v1/jobs/bulk/{bulk['id']}?wait=30")).result()
+            Asking(lambda: self.client.get(f"/v1/jobs/bulk/{bulk['id']}?wait={PATIENCE_S:g}")).result()
         (jobs,) = self.pages(f"/v1/jobs?bulk={bulk['id']}&outputs=1")
         shown = {job["bulk_index"]: (job["output"], job["error"] and job["error"]["code"]) for job in jobs}
         self.assertEqual(
@@ -232,12 +234,12 @@ class PlainTests(ApiTestCase):
         yield self.post("/v1/models/texts", {"inputs": "x"}, headers=headers).json()
         job = self.post("/v1/jobs", {"model": "texts", "inputs": "x"}).json()
         path = f"/v1/jobs/{job['id']}"
-        yield self.client.get(f"{path}/output?wait=30", headers=headers).json()
+        yield self.client.get(f"{path}/output?wait={PATIENCE_S:g}", headers=headers).json()
         yield self.client.get(path, headers=headers).json()["output"]
         yield self.post(f"{path}/cancel", headers=headers).json()["output"]
         again = {"Idempotency-Key": str(uuid4())}
         kept = self.post("/v1/jobs", {"model": "texts", "inputs": "x"}, headers=again).json()
-        self.client.get(f"/v1/jobs/{kept['id']}?wait=30")
+        self.client.get(f"/v1/jobs/{kept['id']}?wait={PATIENCE_S:g}")
         known = self.post("/v1/jobs", {"model": "texts", "inputs": "x"}, headers={**headers, **again}).json()
         yield known["output"]
         yield self.post("/v1/jobs/wait", {"ids": [job["id"]]}, headers=headers).json()["items"][0]["output"]

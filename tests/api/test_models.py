@@ -7,6 +7,7 @@ from inference.status import catalog
 from inference.status.workers import notes
 from tests import echo
 from tests.api.base import ApiTestCase, echo_answer
+from tests.conditions import PATIENCE_S
 
 
 class RunTests(ApiTestCase):
@@ -21,15 +22,13 @@ class RunTests(ApiTestCase):
         self.assertEqual(answer.json(), [echo.expected("a"), echo.expected("b")])
 
     def test_a_wait_that_is_over_is_504_and_the_job_goes_on(self) -> None:
-        with self.worker() as laborer:
-            laborer.stopping.set()
-            laborer.join()
-            answer = self.post("/v1/models/echo?timeout=0.01", {"inputs": "text"})
+        self.idle_worker()
+        answer = self.post("/v1/models/echo?timeout=0.01", {"inputs": "text"})
         problem = self.assert_problem(answer, 504, "not_finished")
         self.assertEqual(answer["Location"], f"/v1/jobs/{problem['job_id']}")
         self.assertIn("Retry-After", answer)
         with self.worker():
-            output = self.client.get(f"/v1/jobs/{problem['job_id']}/output?wait=20")
+            output = self.client.get(f"/v1/jobs/{problem['job_id']}/output?wait={PATIENCE_S:g}")
         self.assertEqual(output.json(), echo.expected("text"))
 
     def test_a_bad_input_is_422_and_a_failing_model_is_502(self) -> None:

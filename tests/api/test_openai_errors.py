@@ -106,26 +106,22 @@ class ErrorTests(ApiTestCase):
 
     def test_room(self) -> None:
         self.assert_error(self.post(CHAT, BODY), 503, "no_worker", "server_error")
-        with self.worker(generated) as laborer:
-            laborer.stopping.set()
-            laborer.join()
-            for _ in range(2):
-                jobs.submit(Submission(spec=spec_of("prompts"), inputs="x", priority=Priority.NORMAL))
-            full = self.post(CHAT, BODY)
+        self.idle_worker()
+        for _ in range(2):
+            jobs.submit(Submission(spec=spec_of("prompts"), inputs="x", priority=Priority.NORMAL))
+        full = self.post(CHAT, BODY)
         self.assert_error(full, 503, "queue_full", "server_error")
         self.assertIn("Retry-After", full)
         self.assertIsNone(self.again(full))  # as its status says: nothing was stored
 
     def test_a_wait_that_is_over_is_not_asked_again_without_a_key(self) -> None:
-        with self.worker(generated) as laborer:
-            laborer.stopping.set()
-            laborer.join()
-            over = self.post(f"{CHAT}?timeout=0.01", BODY)
-            message = self.assert_error(over, 504, "not_finished", "server_error")
-            self.assertIn(over["Location"], message)
-            self.assertEqual((self.again(over), Job.objects.count()), ("false", 1))
-            with_key = self.post(f"{CHAT}?timeout=0.01", BODY, headers={"Idempotency-Key": "a"})
-            self.assertEqual(self.again(with_key), "true")
+        self.idle_worker()
+        over = self.post(f"{CHAT}?timeout=0.01", BODY)
+        message = self.assert_error(over, 504, "not_finished", "server_error")
+        self.assertIn(over["Location"], message)
+        self.assertEqual((self.again(over), Job.objects.count()), ("false", 1))
+        with_key = self.post(f"{CHAT}?timeout=0.01", BODY, headers={"Idempotency-Key": "a"})
+        self.assertEqual(self.again(with_key), "true")
         with self.worker(generated):
             self.assertEqual(self.post(CHAT, BODY, headers={"Idempotency-Key": "a"}).status_code, 200)
         self.assertEqual(Job.objects.count(), 2)

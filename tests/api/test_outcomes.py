@@ -15,6 +15,7 @@ from inference.errors import RETRYABLE_OUTCOMES, InferenceError
 from inference.models import TERMINAL, Job, Status
 from tests.api.base import ApiTestCase
 from tests.api.documented_loop import Session, output_loop
+from tests.conditions import PATIENCE_S
 
 AGAIN = (202, 429, 503, 504)  # a client that polls goes on
 CODES = (*errors.TABLE, "an_engine_s_own")
@@ -42,7 +43,7 @@ class FinishedTests(ApiTestCase):
         with self.worker(lambda code, _: failure(code)):
             for code in CODES:
                 with self.subTest(code):
-                    answer = self.post("/v1/models/echo?timeout=20", {"inputs": code})
+                    answer = self.post(f"/v1/models/echo?timeout={PATIENCE_S:g}", {"inputs": code})
                     self.assertNotIn(answer.status_code, AGAIN)
                     self.assertNotIn("Retry-After", answer)
                     self.assertEqual(answer.json()["retryable"], code in RETRYABLE_OUTCOMES)

@@ -94,10 +94,9 @@ class DocsTests(ApiTestCase):
 
 class MetricsTests(ApiTestCase):
     def test_figures_are_in_prometheus_s_format(self) -> None:
+        self.idle_worker()
         self.submit()
-        with self.worker() as laborer:
-            laborer.stopping.set()
-            answer = self.client.get("/metrics")
+        answer = self.client.get("/metrics")
         self.assertTrue(answer["Content-Type"].startswith("text/plain"))
         lines = answer.content.decode().splitlines()
         self.assertIn('inference_jobs_waiting{model="echo",status="queued"} 1.0', lines)

@@ -13,6 +13,7 @@ from api.models import ApiKey
 from api.waiting import Slots, slots
 from tests import echo
 from tests.api.base import ApiTestCase
+from tests.conditions import PATIENCE_S
 
 
 @override_settings(MAX_WAITING_REQUESTS=16, API_KEY_REQUIRED=True)
@@ -55,16 +56,14 @@ class ShareTests(ApiTestCase):
     def test_long_polls_of_one_user_leave_room_for_another_s_blocking_call(self) -> None:
         noisy, again, quiet = self.key_of("noisy"), self.key_of("noisy"), self.key_of("quiet")
         owner = get_user_model().objects.get(username="noisy")
-        with contextlib.ExitStack() as polls, self.worker():
+        run, body = f"/v1/models/echo?timeout={PATIENCE_S:g}", {"inputs": "x"}
+        with contextlib.ExitStack() as polls:
             for _ in range(50):
                 polls.enter_context(slots.take(owner.pk, 300.0))
+            self.idle_worker()
             for headers in (noisy, again):
-                answer = self.post(
-                    "/v1/models/echo?timeout=20", {"inputs": {"fail": "hang-sleep", "seconds": 1}}, headers=headers
-                )
-                self.assertIn(
-                    "Too many of your requests wait", self.assert_problem(answer, 504, "not_finished")["detail"]
-                )
-            with ThreadPoolExecutor(1) as client:
-                answer = client.submit(self.post, "/v1/models/echo?timeout=20", {"inputs": "x"}, headers=quiet).result()
+                problem = self.assert_problem(self.post(run, body, headers=headers), 504, "not_finished")
+                self.assertIn("Too many of your requests wait", problem["detail"])
+            with self.worker(), ThreadPoolExecutor(1) as client:
+                answer = client.submit(self.post, run, body, headers=quiet).result()
         self.assertEqual((answer.status_code, answer.json()), (200, echo.expected("x")))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import select
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPResponse
 
+from tests.conditions import PATIENCE_S
 from tests.e2e.case import StackCase
 from tests.ports import HOST
 from tests.stack import ECHO
@@ -103,7 +106,7 @@ class WireCase(StackCase):
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[socket.socket]:
-        with contextlib.closing(socket.create_connection((HOST, self.stack.port), timeout=20)) as opened:
+        with contextlib.closing(socket.create_connection((HOST, self.stack.port), timeout=PATIENCE_S)) as opened:
             yield opened
 
     def exchange(self, request: bytes, *, leave: bool = False) -> bytes:
@@ -186,10 +189,12 @@ class SlowTests(WireCase):
             POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{",
         )
         with contextlib.ExitStack() as stack:
-            for number in range(self.SLOW):
-                opened = stack.enter_context(self.connection())
-                opened.sendall(halves[number % len(halves)])
+            slow = [stack.enter_context(self.connection()) for _ in range(self.SLOW)]
+            for opened, half in zip(slow, itertools.cycle(halves), strict=False):
+                opened.sendall(half)
             self.others_are_served(100)
+            ended, _, _ = select.select(slow, [], [], 0)
+            self.assertEqual(ended, [], "they were served beside them, and not after them")
 
     def test_their_threads_come_back(self) -> None:
         for _ in range(3):

@@ -16,6 +16,7 @@ from inference.catalog import reader
 from inference.engines import weights
 from inference.engines.pipeline.feeds import FEEDS
 from tests import tiny_models
+from tests.conditions import PATIENCE_S
 
 PAGE = (settings.BASE_DIR / "docs" / "models.md").read_text(encoding="utf-8")
 
@@ -44,7 +45,8 @@ class ModelsPageTests(SimpleTestCase):
     def test_the_examples_give_the_answers_that_the_page_shows(self) -> None:
         tiny_models.build("text-classification", self.folder / "training" / "checkpoint-500")
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-        subprocess.run([sys.executable, "save_reviews.py"], cwd=self.folder, env=environment, check=True, timeout=120)
+        command = [sys.executable, "save_reviews.py"]
+        subprocess.run(command, cwd=self.folder, env=environment, check=True, timeout=PATIENCE_S)
         runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
         for session in blocks("pycon"):
             test = doctest.DocTestParser().get_doctest(session, {}, "models.md", None, None)
