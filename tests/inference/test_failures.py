@@ -1,9 +1,11 @@
 import sqlite3
+from unittest.mock import Mock, patch
 
 import redis
 from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, OperationalError, ProgrammingError
 from django.test import SimpleTestCase
 
+from inference import failures
 from inference.failures import Kind, Pauses, kind_of, patiently
 
 
@@ -59,15 +61,18 @@ def _raised(error: object) -> BaseException:
 
 class PatienceTests(SimpleTestCase):
     def test_a_lost_connection_is_tried_again_until_the_limit(self) -> None:
-        tries = []
+        tries, slept = [], list[float]()
 
         def call() -> None:
             tries.append(1)
             raise OperationalError("away")
 
-        with self.assertRaises(OperationalError):
-            patiently(call, limit_s=0.2, reconnect=lambda: None)
-        self.assertGreater(len(tries), 1)
+        clock = Mock(monotonic=lambda: sum(slept), sleep=slept.append)
+        with patch.object(failures, "time", clock), self.assertRaises(OperationalError):
+            patiently(call, limit_s=10.0, reconnect=lambda: None)
+        self.assertGreater(sum(slept), 10.0)
+        self.assertLess(sum(slept[:-1]), 10.0)
+        self.assertEqual(len(tries), len(slept) + 1)
 
     def test_what_is_refused_is_not_tried_again(self) -> None:
         tries = []
