@@ -15,7 +15,7 @@ from inference.models import Bulk, Job, Priority
 from inference.store import rows
 from inference.submission import writer
 from tests.api.base import ApiTestCase, Response, echo_answer
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 
 LINES = "application/x-ndjson"
 
@@ -131,7 +131,7 @@ class BulkTests(ApiTestCase):
             left_s.append(budget.left_s())
             insert(group)
 
-        with patch.dict(os.environ, DATABASE_ANSWER_S="4"), patch.object(writer, "insert", noted):
+        with patch.dict(os.environ, DATABASE_ANSWER_S=f"{PATIENCE_S:g}"), patch.object(writer, "insert", noted):
             self.assertEqual(self.bulk(["x"] * (2 * rows.MOST + 1)).status_code, 202)
-        self.assertTrue(0 < left_s[0] < 4.5, left_s)
+        self.assertTrue(0 < left_s[0] < PATIENCE_S + budget.GRACE_S, left_s)
         self.assertEqual(left_s[1:], [math.inf] * 2)

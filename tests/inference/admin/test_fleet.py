@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import uuid
 from typing import Any
+from unittest.mock import patch
 from uuid import UUID
 
 from django.contrib.admin.models import LogEntry
@@ -14,6 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
+from inference import clock
 from inference.batching.costs import CostModel
 from inference.models import Job, PausedModel, Status, Worker, WorkerState
 from inference.status import backlog, catalog, workers
@@ -72,8 +74,9 @@ class ModelTests(FleetCase):
                       "notes": {"embeddings": "openvino, agrees to 1e-4"}}}  # fmt: skip
         make_worker(catalog={"models": [entry()]}, replicas=good, costs={"embeddings": learnt()})
         make_worker(catalog={"models": [entry(state="failed", why="no weights <there>")]})
-        make_job(created_at=timezone.now() - datetime.timedelta(minutes=5))
-        page = self.text(model_page("embeddings"))
+        job = make_job(created_at=timezone.now() - datetime.timedelta(minutes=5))
+        with patch.object(clock, "time_s", return_value=job.created_at.timestamp() + 300):
+            page = self.text(model_page("embeddings"))
         for shown in ("90 MiB", "openvino, agrees to 1e-4", "no weights &lt;there&gt;", "max_batch_tokens", "8192",
                       "the first for 5 min", "parameters.normalize", "type = &quot;boolean&quot;"):  # fmt: skip
             self.assertIn(shown, page)

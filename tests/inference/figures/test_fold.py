@@ -40,7 +40,7 @@ class TestFold(TransactionTestCase):
         for _ in range(3):
             make_row(moment)
         make_row(moment, model="other")
-        make_row(timezone.now())
+        make_row(ago(minutes=-2))  # which is not over
         fold.fold()
         self.assertEqual(counted(Grain.TICK), {"echo": 3, "other": 1})
         self.assertEqual(Figure.objects.filter(grain=Grain.TICK).count(), 2)

@@ -12,9 +12,10 @@ from unittest.mock import patch
 
 from django.contrib.auth.models import User
 from django.db import OperationalError, connection
-from django.test import TestCase, TransactionTestCase
+from django.test import TestCase, TransactionTestCase, override_settings
 from django.utils import timezone
 
+from inference import clock
 from inference.broker import publish
 from inference.errors import BrokerUnavailable
 from inference.figures.ledger import at, tick_of
@@ -23,20 +24,27 @@ from inference.status import attention
 from inference.status.attention import servers
 from inference.status.attention.item import Item
 from inference.store import locks
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 
 
 def ago(seconds: float) -> datetime.datetime:
     return timezone.now() - datetime.timedelta(seconds=seconds)
 
 
-def figure(age_s: float, model: str = "embeddings", **tally: object) -> None:
+def figure(age_s: float, model: str = "embeddings", **tally: object) -> datetime.datetime:
+    """Make one of a tick so long ago. Return its start."""
     start = at(tick_of(ago(age_s).timestamp()))
     Figure.objects.create(grain=Grain.TICK, start=start, model=model, tally=tally)
+    return start
 
 
+NEVER_SLOW = patch.object(servers, "SLOW_S", PATIENCE_S)
+
+
+@override_settings(WORKER_SILENT_S=PATIENCE_S)
 class AttentionCase(TestCase):
     def setUp(self) -> None:
+        self.enterContext(NEVER_SLOW)
         disk = patch.object(shutil, "disk_usage", return_value=SimpleNamespace(total=2**40, free=2**39))
         self.disk = self.enterContext(disk)
         self.worker = self.make_worker()
@@ -92,7 +100,7 @@ class TestItems(AttentionCase):
 
     def test_a_worker_that_is_silent_is_said_before_anybody_has_marked_it(self) -> None:
         self.make_worker(name="other@host")
-        self.change(heartbeat_at=ago(60))
+        self.change(heartbeat_at=ago(2 * PATIENCE_S))
         self.only("WorkerGone", "first@host")
         self.change(heartbeat_at=ago(4000))
         self.assertEqual(self.named(), [])
@@ -120,19 +128,21 @@ class TestItems(AttentionCase):
         self.only("ModelsFileRefused", "models.toml, line 3: no.")
 
     def test_a_queue_that_grows_and_since_when(self) -> None:
-        for age_s, count in ((240, 3), (180, 2), (120, 9), (60, 20)):
+        _, fewest, *_ = [
             figure(age_s, "", now={"samples": 1, "queued": {"embeddings": count}})
+            for age_s, count in ((240, 3), (180, 2), (120, 9), (60, 20))
+        ]
         jobs = Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(30))
-        since = tick_of(ago(180).timestamp())
-        self.only("QueueGrows", "30 jobs of embeddings wait", f"at {at(since):%H:%M:%S} UTC there were 2")
+        self.only("QueueGrows", "30 jobs of embeddings wait", f"at {fewest:%H:%M:%S} UTC there were 2")
         self.change(replicas_busy=1)
         self.only("QueueGrows", "more workers or replicas")
         Job.objects.filter(pk__in=[job.pk for job in jobs[:15]]).delete()
         self.assertEqual(self.named(), [])
 
     def test_a_job_that_waits_though_nothing_runs(self) -> None:
-        Job.objects.create(model="embeddings", inputs="x", created_at=ago(40))
-        self.only("QueueStuck", "the oldest for 40 s", "no replica is busy")
+        job = Job.objects.create(model="embeddings", inputs="x", created_at=ago(40))
+        with patch.object(clock, "time_s", return_value=job.created_at.timestamp() + 40):
+            self.only("QueueStuck", "the oldest for 40 s", "no replica is busy")
         self.change(replicas_busy=1)
         self.assertEqual(self.named(), [])
 
@@ -207,12 +217,12 @@ class TestLocks(TransactionTestCase):
 
     @skipUnless(connection.vendor == "sqlite", "one lock for all who write")
     def test_a_file_that_is_locked(self) -> None:
-        with patch.object(locks, "PATIENCE_S", 0.05):
-            self.assertEqual(locks.problem(), "")
-            other = self.hold("BEGIN IMMEDIATE")
+        self.assertEqual(locks.problem(), "")
+        other = self.hold("BEGIN IMMEDIATE")
+        with NEVER_SLOW, patch.object(locks, "PATIENCE_S", 0.05):
             item = attention.items()[0]
-            other.cursor().execute("ROLLBACK")
-            self.assertEqual(locks.problem(), "")
+        other.cursor().execute("ROLLBACK")
+        self.assertEqual(locks.problem(), "")
         self.assertEqual((item.code, item.text[:36]), ("DatabaseLocked", "The database lets nobody write: data"))
         with connection.cursor() as cursor:
             cursor.execute("PRAGMA busy_timeout")

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from unittest import TestCase
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 from django.test import TestCase as DatabaseTestCase
 
@@ -16,7 +16,7 @@ from inference.status.workers import InMemory, Remembered
 from inference.store import connections
 from inference.worker import devices, gpus
 from inference.worker.gpus import Found
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 
 
 class BesideTests(DatabaseTestCase):
@@ -45,10 +45,16 @@ class BesideTests(DatabaseTestCase):
 
 
 class RememberedTests(TestCase):
+    def setUp(self) -> None:
+        self.clock = Mock(monotonic=Mock(return_value=0.0))
+        self.enterContext(patch.multiple(workers, time=self.clock, PATIENCE_S=PATIENCE_S))
+
     def test_a_value_is_read_once_for_all_who_ask_within_a_second(self) -> None:
         reads = itertools.count(1)
         remembered = Remembered(lambda: next(reads))
         self.assertEqual([remembered(), remembered()], [1, 1])
+        self.clock.monotonic.return_value = 1.0
+        self.assertEqual(remembered(), 2)
 
     def test_who_asks_during_a_read_that_fails_fails_with_it(self) -> None:
         reads: list[int] = []
@@ -57,7 +63,7 @@ class RememberedTests(TestCase):
 
         def read() -> None:
             reads.append(1)
-            gate.wait(10)
+            gate.wait(PATIENCE_S)
             raise OSError("away")
 
         remembered = Remembered(read)
@@ -87,7 +93,7 @@ class RememberedTests(TestCase):
             if len(reads) > 1:
                 return 7
             reading.set()
-            gate.wait(10)
+            gate.wait(PATIENCE_S)
             raise OSError("spent")
 
         remembered = Remembered(read)
@@ -99,9 +105,9 @@ class RememberedTests(TestCase):
                     waited.began_at -= spent_s
                 return remembered()
 
-        with patch.dict(os.environ, DATABASE_ANSWER_S="4"), ThreadPoolExecutor(5) as pool:
-            spent = pool.submit(ask, 9)
-            reading.wait(10)
+        with patch.dict(os.environ, DATABASE_ANSWER_S=f"{PATIENCE_S:g}"), ThreadPoolExecutor(5) as pool:
+            spent = pool.submit(ask, 2 * PATIENCE_S)
+            self.assertTrue(reading.wait(PATIENCE_S))
             with patch.object(connections, "give_back") as waiting:
                 fresh = [pool.submit(ask, 0) for _ in range(4)]
                 eventually(lambda: waiting.call_count == 4, "the others wait")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from typing import Any
 from unittest.mock import patch
 
@@ -17,6 +18,7 @@ from inference.store import transitions
 from inference.submission import jobs
 from inference.submission.submissions import Submission
 from inference.upkeep import acts
+from tests.conditions import PATIENCE_S
 
 QUEUED = {"status": "queued", "whole__isnull": True}
 FAILED = {"status": "failed", "whole__isnull": True}
@@ -39,7 +41,15 @@ def after(act: Act, rounds: int = 1) -> Act:
     return act
 
 
-class CancelTests(TransactionTestCase):
+class ActsCase(TransactionTestCase):
+    """A round takes as long as it takes, and who was refused is not back before the test lets it."""
+
+    def setUp(self) -> None:
+        longest = datetime.timedelta(seconds=PATIENCE_S)
+        self.enterContext(patch.multiple(acts, ROUND_S=PATIENCE_S, REFUSED=longest, LEASE=longest))
+
+
+class CancelTests(ActsCase):
     def test_all_that_were_counted_are_cancelled_and_no_other(self) -> None:
         make_jobs(1203)
         others = make_jobs(2, status=Status.SUCCEEDED) + make_jobs(2, model="other", status=Status.RUNNING)
@@ -101,7 +111,7 @@ class CancelTests(TransactionTestCase):
         self.assertRaises(ValueError, acts.chosen, {"inputs__contains": "x"}, new_job_id())
 
 
-class RetryTests(TransactionTestCase):
+class RetryTests(ActsCase):
     def test_each_runs_again_once_whoever_dies(self) -> None:
         make_jobs(5, status=Status.FAILED)
         act = make_act(ActKind.RETRY, FAILED)

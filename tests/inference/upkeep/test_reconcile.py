@@ -8,7 +8,7 @@ from unittest.mock import patch
 from uuid import UUID, uuid4
 
 from django.conf import settings
-from django.test import TransactionTestCase
+from django.test import TransactionTestCase, override_settings
 from django.utils import timezone
 
 from inference import errors
@@ -20,8 +20,10 @@ from inference.models import Job, Status, Worker, WorkerState
 from inference.submission import writer
 from inference.submission.writer import message_of
 from inference.upkeep import reconcile
+from tests.conditions import PATIENCE_S
 
 MODEL = "embeddings"
+OLD_S = 3 * PATIENCE_S  # of a message that nobody waits for any more
 _number = itertools.count()
 
 
@@ -30,7 +32,7 @@ def ago(seconds: float) -> datetime.datetime:
 
 
 def make_job(**values: Any) -> Job:
-    values = {"model": MODEL, "inputs": "text", "created_at": ago(60), "published_at": ago(60), **values}
+    values = {"model": MODEL, "inputs": "text", "created_at": ago(OLD_S), "published_at": ago(OLD_S), **values}
     return Job.objects.create(id=UUID(int=first_id_at(values["created_at"]).int + next(_number)), **values)
 
 
@@ -40,10 +42,12 @@ def make_worker(**values: Any) -> Worker:
     )
 
 
+@override_settings(WORKER_SILENT_S=PATIENCE_S)
 class ReconcileTests(TransactionTestCase):
-    """The broker is the real one of the test run."""
+    """The broker is the real one of the test run. What is young stays so."""
 
     def setUp(self) -> None:
+        self.enterContext(patch.multiple(reconcile, RESEND_S=PATIENCE_S, HELD_S=2 * PATIENCE_S))
         self.queue = models()[MODEL].queue
         redis_client.get().flushdb()
 
