@@ -45,7 +45,7 @@ class Paced(Engine):
             self.machine.held += len(inputs)
         else:
             self.machine.held = max(self.machine.held, len(inputs))
-        time.sleep(self.machine.call_s)
+        self.machine.spend(self.machine.call_s)
         return [None] * len(inputs)
 
 
@@ -57,13 +57,14 @@ def timing(machine: Machine) -> str:
     if isinstance(machine, StandIn):
         machine.call_s = 0.5
     made, texts = _engine(machine), mixed_texts(64)
-    run(made, texts, {})
-    machine.synchronize()
-    started = time.perf_counter()
-    seen_s = run(made, texts, {}).engine_s
+    with machine.measured():
+        run(made, texts, {})
+        machine.synchronize()
+        started = machine.now_s()
+        seen_s = run(made, texts, {}).engine_s
     is_busy = machine.is_busy()
     machine.synchronize()
-    took_s = time.perf_counter() - started
+    took_s = machine.now_s() - started
     expect(not is_busy, "the device still computes as the answers are read")
     expect(seen_s >= LEAST_SEEN * took_s, f"{seen_s * 1000:.1f} ms are seen of {took_s * 1000:.1f}")
     return f"{seen_s * 1000:.1f} ms seen of {took_s * 1000:.1f}"
@@ -102,7 +103,9 @@ def _error(machine: Machine, values: dict[str, Any], dtype: str) -> float:
         if isinstance(machine, StandIn):  # as of a GPU that is launch-bound below some thousand tokens
             machine.call_s = 0.003 + max(0, size * length - 4000) * 1e-6
             machine.call_s *= chosen.uniform(0.2, 5) if machine.broken else 1
-        seconds[size, length] = min(_engine_s(made, [" ".join(["dog"] * (length - 2))] * size) for _ in range(ROUNDS))
+        texts = [" ".join(["dog"] * (length - 2))] * size
+        with machine.measured():
+            seconds[size, length] = min(_engine_s(made, texts) for _ in range(ROUNDS))
     for _ in range(ROUNDS):
         for shape, took_s in seconds.items():
             costs.observe(*shape, took_s)

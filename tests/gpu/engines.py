@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 from inference.catalog.specs import ModelSpec
 from inference.engines.base import Engine
 from tests.conditions import eventually
-
-CALL_S = 0.1
 
 
 class Blocked(Engine):
@@ -51,17 +47,20 @@ class Blocked(Engine):
         return inputs
 
 
-class Sleeps(Engine):
-    """In the place of a kernel: the CPU is idle meanwhile. With a lock, one replica computes at a time."""
+class Meets(Engine):
+    """Its first calls wait for each other, until as many replicas compute at once as the file "replicas" says. One that
+    is alone waits for none."""
 
     def load(self, device: str) -> None:
-        """Nothing to do."""
+        self.folder = Path(self.spec.options["folder"])
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
-        if not (lock := self.spec.options["lock"]):
-            time.sleep(CALL_S)
+        if self.spec.options["alone"]:
             return inputs
-        with Path(lock).open("w") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
-            time.sleep(CALL_S)
+        replicas = int((self.folder / "replicas").read_text())
+        met, mine = self.folder / f"{replicas} have met", self.folder / f"call-{os.getpid()}"
+        mine.touch()
+        eventually(lambda: met.exists() or len([*self.folder.glob("call-*")]) == replicas, "all compute")
+        met.touch()
+        mine.unlink()
         return inputs

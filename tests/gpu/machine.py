@@ -8,10 +8,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from inference.engines import isolate
 from inference.worker import gpus
+from tests.conditions import PATIENCE_S
 
 LISTING = "GPU 0: A stand-in (UUID: GPU-0000-1)\n"
 TOOLS = {
@@ -85,9 +88,22 @@ class Machine:
 
         return int(torch.cuda.mem_get_info()[0])
 
+    def now_s(self) -> float:
+        """By the clock that engine calls are measured with."""
+        return time.perf_counter()
+
+    def measured(self) -> contextlib.AbstractContextManager[Any]:
+        """With that clock."""
+        return contextlib.nullcontext()
+
+    def patience_s(self, limit_s: float) -> float:
+        """How long a case waits for what is to come within `limit_s`."""
+        return limit_s
+
 
 class StandIn(Machine):
-    """On a CPU. `later_s`: work that was begun and is not waited for; `held`: bytes."""
+    """On a CPU, whose speed decides nothing: time is what calls say that they take. `later_s`: work that was begun and
+    is not waited for; `held`: bytes."""
 
     device = "cpu"
     is_stand_in = True
@@ -95,6 +111,7 @@ class StandIn(Machine):
 
     def __init__(self, *, broken: bool = False) -> None:
         super().__init__(broken=broken)
+        self.spent_s = 0.0  # the time
         self.call_s = 0.0  # that a call takes
         self.later_s = 0.0
         self.held = 0
@@ -106,7 +123,7 @@ class StandIn(Machine):
             if not self.broken:
                 Path(folder, "nvidia0").touch()
             stack.enter_context(patch.object(gpus, "DEVICE_FILES", f"{folder}/nvidia[0-9]*"))
-            stack.enter_context(patch.object(gpus, "LISTING_S", 0.5))
+            stack.enter_context(patch.object(gpus, "LISTING_S", 0.5 if tool == "hanging" else PATIENCE_S))
             stack.enter_context(patch.object(gpus, "_torch_version", return_value="2.13.0"))
             yield
 
@@ -115,7 +132,19 @@ class StandIn(Machine):
 
     def synchronize(self) -> None:
         later_s, self.later_s = self.later_s, 0.0
-        time.sleep(later_s)
+        self.spend(later_s)
+
+    def spend(self, seconds: float) -> None:
+        self.spent_s += seconds
+
+    def now_s(self) -> float:
+        return self.spent_s
+
+    def measured(self) -> contextlib.AbstractContextManager[Any]:
+        return patch.object(isolate, "time", SimpleNamespace(perf_counter=self.now_s))
+
+    def patience_s(self, limit_s: float) -> float:
+        return 0.5 if self.broken else PATIENCE_S  # what never comes need not be waited for
 
     def is_busy(self) -> bool:
         return self.later_s > 0
