@@ -4,6 +4,7 @@ A wait ends with its condition. Its limit is patience with a slow machine, and n
 passes never spends it.
 """
 
+import datetime
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -41,6 +42,13 @@ def wait_for(
             break
         time.sleep(every_s or min(0.1, max(0.01, waited_s / 20)))
     return value
+
+
+def ago(seconds: float = 0.0, **more: float) -> datetime.datetime:
+    """The moment so long before now, or now: for rows, whose ages the service judges by the real clock."""
+    from django.utils import timezone
+
+    return timezone.now() - datetime.timedelta(seconds=seconds, **more)
 
 
 def at_once(calls: Sequence[Callable[[], object]]) -> None:

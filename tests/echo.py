@@ -137,9 +137,9 @@ def _exhaust(megabytes: int) -> None:
 
 def _hang(fail: str, seconds: float) -> None:
     if fail == Fail.HANG_SLEEP:
-        time.sleep(seconds)
+        time.sleep(seconds)  # which is the fault
     elif fail == Fail.HANG_BUSY:
-        until = time.monotonic() + seconds
+        until = time.monotonic() + seconds  # which is the fault
         while time.monotonic() < until:
             pass
     elif fail == Fail.HANG_GIL:

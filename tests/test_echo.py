@@ -57,7 +57,7 @@ class EchoTests(TestCase):
         """Another thread notes the time again and again: the hang is a gap of all its seconds, though signals come."""
         done = python("""
 signal.signal(signal.SIGALRM, lambda *_: None)
-beats = []
+beats = []  # moments: how long the hang is, is the subject
 def beat():
     while True:
         beats.append(time.monotonic())

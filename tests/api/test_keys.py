@@ -1,4 +1,3 @@
-import datetime
 from collections.abc import Callable
 from io import StringIO
 from typing import Any
@@ -11,7 +10,6 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
 
 from api.auth import keyring
 from api.errors import ApiError
@@ -20,6 +18,7 @@ from inference.broker import redis_client
 from inference.models import Job, Priority
 from inference.submission import rates
 from tests.api.base import ApiTestCase, Response
+from tests.conditions import ago
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -58,7 +57,7 @@ class KeyTests(ApiTestCase):
         self.assertIn("Bearer", answer["WWW-Authenticate"])
 
     def test_wrong_revoked_and_expired_keys_have_the_same_answer(self) -> None:
-        expired = self.issue(expires_at=timezone.now() - datetime.timedelta(seconds=1))[1]
+        expired = self.issue(expires_at=ago(1))[1]
         row, revoked = self.issue()
         row.revoke()
         for key in ("inf_wrong", expired, revoked):
@@ -126,7 +125,7 @@ class KeyTests(ApiTestCase):
             self.assertEqual(self.get(key).status_code, 200)
 
     def test_a_key_that_was_used_a_moment_ago_is_not_written(self) -> None:
-        _, key = self.issue(last_used_at=timezone.now())
+        _, key = self.issue(last_used_at=ago())
         with CaptureQueriesContext(connection) as queries:
             self.assertEqual(self.get(key).status_code, 200)
         self.assertFalse([query["sql"] for query in queries if query["sql"].startswith("UPDATE")])

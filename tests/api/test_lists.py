@@ -6,7 +6,6 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
 
 from api.auth import Principal
 from api.requests import listing
@@ -15,6 +14,7 @@ from inference.models import Bulk, Job, Priority, Status, Worker
 from inference.status.workers import speeds
 from inference.upkeep import retention
 from tests.api.base import ApiTestCase
+from tests.conditions import ago
 
 
 def make(count: int = 1, **fields: Any) -> list[Job]:
@@ -44,10 +44,10 @@ class PageTests(ApiTestCase):
         self.assertEqual(set(seen), {str(job.id) for job in wanted})
 
     def test_a_time_range_is_a_range_of_ids(self) -> None:
-        yesterday = timezone.now() - datetime.timedelta(days=1)
+        yesterday = ago(days=1)
         old = Job.objects.create(id=UUID(int=first_id_at(yesterday).int + 1), model="echo", inputs="x")
         new = make()[0]
-        middle = (timezone.now() - datetime.timedelta(hours=1)).isoformat()
+        middle = (ago(hours=1)).isoformat()
         for name, wanted in (("created_before", old), ("created_after", new)):
             with self.subTest(name):
                 answer = self.client.get("/v1/jobs", {name: middle})
@@ -100,7 +100,7 @@ class PlaceTests(ApiTestCase):
         self.assertEqual((answer.json()["estimated_wait_s"], answer["Retry-After"]), (10.0, "10"))
 
     def test_far_behind_the_place_is_told_from_the_time_of_arrival(self) -> None:
-        now = timezone.now()
+        now = ago()
         ids = [first_id_at(now - datetime.timedelta(seconds=5000 - number)).int + 1 for number in range(5000)]
         Job.objects.bulk_create([Job(id=UUID(int=key), model="echo", inputs="x") for key in ids], batch_size=500)
         position = self.position(Job.objects.get(pk=UUID(int=ids[4000])))
@@ -124,7 +124,7 @@ class PlaceTests(ApiTestCase):
 @override_settings(JOB_RETENTION_DAYS=30)
 class RetentionTests(ApiTestCase):
     def old_id(self) -> UUID:
-        return UUID(int=first_id_at(timezone.now() - datetime.timedelta(days=31)).int + 5)
+        return UUID(int=first_id_at(ago(days=31)).int + 5)
 
     def test_an_id_from_before_the_retention_time_is_410(self) -> None:
         self.assert_problem(self.client.get(f"/v1/jobs/{self.old_id()}"), 410, "job_gone")

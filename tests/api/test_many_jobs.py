@@ -13,7 +13,6 @@ from django.contrib.auth import get_user_model
 from django.db import connection
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
 
 from api.auth import keyring
 from api.models import ApiKey
@@ -25,7 +24,7 @@ from inference.store import outputs
 from inference.waiting import finished
 from tests import echo
 from tests.api.base import ApiTestCase, Response, echo_answer
-from tests.conditions import PATIENCE_S, eventually
+from tests.conditions import PATIENCE_S, ago, eventually
 
 CLASSIFIER = '[texts]\nengine = "tests.echo:EchoEngine"\ntask = "text-classification"\n'
 
@@ -80,7 +79,7 @@ class WaitForAnyTests(ApiTestCase):
         self.assertEqual([each["status"] for each in asking.result()["items"]], ["cancelled"])
 
     def test_what_is_not_there_ends_the_wait(self) -> None:
-        old = UUID(int=first_id_at(timezone.now()).int - (31 * 86_400_000 << 80))
+        old = UUID(int=first_id_at(ago()).int - (31 * 86_400_000 << 80))
         job, none = self.submit(), uuid4()
         with patch.object(finished.Hints, "wait", return_value=set()) as waits:
             shown = self.wait(job["id"], none, old, wait_s=300.0).json()

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 from django.contrib.auth import get_user_model
 from django.test import override_settings
-from django.utils import timezone
 
 from api import errors
 from api.auth import keyring
@@ -15,7 +14,7 @@ from inference.errors import RETRYABLE_OUTCOMES, InferenceError
 from inference.models import TERMINAL, Job, Status
 from tests.api.base import ApiTestCase
 from tests.api.documented_loop import Session, output_loop
-from tests.conditions import PATIENCE_S
+from tests.conditions import PATIENCE_S, ago
 
 AGAIN = (202, 429, 503, 504)  # a client that polls goes on
 CODES = (*errors.TABLE, "an_engine_s_own")
@@ -24,7 +23,7 @@ CODES = (*errors.TABLE, "an_engine_s_own")
 def ended(code: str) -> Job:
     status = code if code in (Status.CANCELLED, Status.EXPIRED) else Status.FAILED
     return Job.objects.create(
-        model="echo", inputs="x", status=status, finished_at=timezone.now(), error_detail="It did not go well.",
+        model="echo", inputs="x", status=status, finished_at=ago(), error_detail="It did not go well.",
         error_code="" if status == code else code,
     )  # fmt: skip
 

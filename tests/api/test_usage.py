@@ -15,6 +15,7 @@ from api import usage as usage_module
 from api.auth import keyring, principal_of
 from api.models import ApiKey, KeyUse
 from api.usage import Usage, usage
+from tests.conditions import ago
 
 KEYS = reverse("admin:api_apikey_changelist")
 
@@ -65,14 +66,14 @@ class UsageTests(TestCase):
         self.assertEqual(self.used(), {})
 
     def test_rows_are_kept_for_a_month(self) -> None:
-        old = timezone.now() - usage_module.KEPT - datetime.timedelta(hours=2)
+        old = ago() - usage_module.KEPT - datetime.timedelta(hours=2)
         KeyUse.objects.create(key=self.key, hour=old, requests=9)
         self.usage.count(self.key.pk)
         self.usage.write_if_due()
         self.assertEqual(self.used(), {self.key.pk: 1})
 
     def test_the_admin_tells_requests_rate_and_share(self) -> None:
-        now = timezone.now().replace(minute=0, second=0, microsecond=0)
+        now = ago().replace(minute=0, second=0, microsecond=0)
         KeyUse.objects.create(key=self.key, hour=now, requests=1200)
         KeyUse.objects.create(key=self.key, hour=now - datetime.timedelta(hours=20), requests=1800)
         KeyUse.objects.create(key=self.key, hour=now - datetime.timedelta(hours=30), requests=9000)

@@ -1,18 +1,17 @@
 """Identity x operation: who may do what, as a table."""
 
-import datetime
 from typing import Any
 from uuid import uuid4
 
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission, User
 from django.test import override_settings
-from django.utils import timezone
 
 from api.auth import keyring
 from api.models import ApiKey
 from inference.models import Bulk, Job
 from tests.api.base import ApiTestCase, Response
+from tests.conditions import ago
 
 # Columns: nobody, owner, other, staff, operator (staff who may act), revoked, expired, inactive.
 IDENTITIES = ("nobody", "owner", "other", "staff", "operator", "revoked", "expired", "inactive")
@@ -64,8 +63,8 @@ class IdentityTests(ApiTestCase):
             "other": self.issue(users.create_user("other")),
             "staff": self.issue(users.create_user("staff", is_staff=True)),
             "operator": self.issue(operator),
-            "revoked": self.issue(self.owner, revoked_at=timezone.now()),
-            "expired": self.issue(self.owner, expires_at=timezone.now() - datetime.timedelta(days=1)),
+            "revoked": self.issue(self.owner, revoked_at=ago()),
+            "expired": self.issue(self.owner, expires_at=ago(days=1)),
             "inactive": self.issue(users.create_user("inactive", is_active=False)),
         }
 

@@ -73,7 +73,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def play(name: str, machine: Machine) -> Result:
-    started = time.monotonic()
+    started = time.monotonic()  # a figure of the table
     try:
         passed, seen = True, CASES[name](machine)
     except Failed as problem:

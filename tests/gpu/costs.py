@@ -129,7 +129,7 @@ def _times_its_forward(machine: Machine, values: dict[str, Any], dtype: str) -> 
     for _ in range(4 * ROUNDS):
         for is_whole, seconds in took.items():
             machine.synchronize()
-            started = time.perf_counter()
+            started = time.perf_counter()  # on a GPU only
             if is_whole:
                 _engine_s(made, texts)
             else:

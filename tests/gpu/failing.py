@@ -98,7 +98,7 @@ def device_assert(machine: Machine) -> str:
                 told = process.submit(_poison, where, believed=machine.broken).result()
             expect(told == DeviceFailed.code, f"a device-side assert in {where} is {told}")
             expect(neighbour.submit(_computes).result() == "", "a neighbour on the same device fails")
-            started = time.monotonic()
+            started = time.monotonic()  # on a GPU only
             with ProcessPoolExecutor(1, spawn) as process:
                 expect(process.submit(_computes).result() == "", "a fresh process cannot use the device")
             expect(time.monotonic() - started < BACK_S, f"it is back later than {BACK_S:g} s")
@@ -170,7 +170,7 @@ def past_its_limit(machine: Machine) -> str:
         process.start()
         try:
             _until(began.exists, PATIENCE_S, "the kernel has not begun")
-            started = time.monotonic()
+            started = time.monotonic()  # a figure of the table
             freed_s = machine.patience_s(FREED_S + 0.5)
             _until(lambda: _is_free(machine, lock, before), freed_s, f"its memory is not free after {FREED_S:g} s")
             return f"free {time.monotonic() - started:.1f} s after a kernel began that may run for 0.5 s"

@@ -90,7 +90,7 @@ class Machine:
 
     def now_s(self) -> float:
         """By the clock that engine calls are measured with."""
-        return time.perf_counter()
+        return time.perf_counter()  # on a GPU only
 
     def measured(self) -> contextlib.AbstractContextManager[Any]:
         """With that clock."""

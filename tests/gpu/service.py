@@ -145,7 +145,7 @@ def _rates(stack: Stack, replicas: int, texts: list[str], expected: Mapping[str,
     _asked(stack, texts[:CLIENTS])  # all have computed
     found = {}
     for way, count in (("singles", len(texts) // 5), ("lists", len(texts)), ("bulk", len(texts))):
-        started = time.monotonic()
+        started = time.monotonic()  # of rates that are asserted on a GPU only
         answers = WAYS[way](stack, texts[:count])
         found[way] = count / (time.monotonic() - started)
         wrong = sum(not _is_right(*pair, expected) for pair in zip(texts[:count], answers(), strict=True))

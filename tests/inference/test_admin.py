@@ -10,12 +10,12 @@ from django.db import connection
 from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
-from django.utils import timezone
 
 from api import request_id
 from inference.admin import display, filters
 from inference.fields.ids import first_id_at
 from inference.models import Bulk, Figure, Grain, Job, Priority, Status, Webhook, WebhookState, Worker, WorkerState
+from tests.conditions import ago
 
 JOBS = reverse("admin:inference_job_changelist")
 MARKUP = (
@@ -68,7 +68,7 @@ class AdminCase(TestCase):
 
 class TestJobPages(AdminCase):
     def test_the_list_shows_status_batch_size_times_and_worker(self) -> None:
-        begun = timezone.now() - datetime.timedelta(seconds=10)
+        begun = ago(10)
         make_job(
             status=Status.SUCCEEDED,
             batch=uuid.uuid4(),
@@ -113,7 +113,7 @@ class TestJobPages(AdminCase):
 
     def test_a_list_in_parts_is_one_job_whose_page_leads_to_them(self) -> None:
         batch = uuid.uuid4()
-        whole = make_job(inputs=[], parts=2, size=3, published_at=timezone.now(), request_id="req-1")
+        whole = make_job(inputs=[], parts=2, size=3, published_at=ago(), request_id="req-1")
         common = {"whole": whole.pk, "request_id": "req-1"}
         last = make_job(inputs=["gamma"], place=2, status=Status.FAILED, **common)
         ran = {"batch": batch, "batch_size": 2, "worker": make_worker().pk}
@@ -135,7 +135,7 @@ class TestJobPages(AdminCase):
     def test_filters_narrow_the_list(self) -> None:
         worker = make_worker()
         job = make_job(status=Status.FAILED, error_code="crashed", priority=Priority.HIGH, worker=worker.pk)
-        old = make_job(id=first_id_at(timezone.now() - datetime.timedelta(days=2)), model="gone")
+        old = make_job(id=first_id_at(ago(days=2)), model="gone")
         for query in (
             {"status__exact": "failed"},
             {"priority__exact": "1"},
@@ -306,7 +306,7 @@ class TestActions(AdminCase):
 
 class TestWorkerPages(AdminCase):
     def test_a_worker_that_went_silent_is_not_called_ready(self) -> None:
-        worker = make_worker(heartbeat_at=timezone.now() - datetime.timedelta(minutes=3))
+        worker = make_worker(heartbeat_at=ago(minutes=3))
         text = self.text(reverse("admin:inference_worker_change", args=[worker.pk]))
         self.assertIn("badge-silent", text)
 
@@ -340,14 +340,14 @@ class TestWebhookPages(AdminCase):
             self.assertNotIn("<b>", text)
 
     def test_what_could_not_be_delivered_is_sent_now(self) -> None:
-        later, url = timezone.now() + datetime.timedelta(hours=5), reverse("admin:inference_webhook_changelist")
+        later, url = ago(hours=-5), reverse("admin:inference_webhook_changelist")
         hooks = [
             Webhook.objects.create(job=make_job(), url="https://example.org", state=state, attempts=3, due_at=later)
             for state in (WebhookState.PENDING, WebhookState.GIVEN_UP, WebhookState.DELIVERED)
         ]
         send = {"action": "send_now", "_selected_action": [hook.pk for hook in hooks]}
         self.assertIn("2 are due now", self.client.post(url, send, follow=True).content.decode())
-        due = Webhook.objects.filter(state=WebhookState.PENDING, attempts=0, due_at__lte=timezone.now())
+        due = Webhook.objects.filter(state=WebhookState.PENDING, attempts=0, due_at__lte=ago())
         self.assertEqual((set(due), LogEntry.objects.count()), (set(hooks[:2]), 2))
         viewer = User.objects.create_user("viewer", is_staff=True)
         viewer.user_permissions.add(Permission.objects.get(codename="view_webhook"))
@@ -382,12 +382,12 @@ class TestDashboard(AdminCase):
         for fact in ("3 of 1000", "1 batch of 17-32", "24.0", "1,234", "2 of 2 ready, 1 busy", "its process died"):
             self.assertIn(fact, text)
 
-    def count(self, tally: dict[str, object], **ago: float) -> None:
-        start = timezone.now() - datetime.timedelta(**ago)
+    def count(self, tally: dict[str, object], hours: float = 0) -> None:
+        start = ago(hours=hours)
         Figure.objects.create(grain=Grain.TICK, start=start, model="embeddings", tally=tally)
 
     def test_failures_older_than_an_hour_are_not_shown(self) -> None:
-        old = first_id_at(timezone.now() - datetime.timedelta(hours=2))
+        old = first_id_at(ago(hours=2))
         make_job(id=old, status=Status.FAILED, error_code="crashed", error_detail="long ago")
         self.count({"ended": {"failed crashed": 1}}, hours=2)
         self.assertNotIn("long ago", self.text(self.url))

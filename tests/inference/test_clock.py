@@ -22,7 +22,7 @@ AHEAD_S = 3600.0  # by far more than this test takes
 class ClockTests(TransactionTestCase):
     def test_a_job_s_times_are_those_of_the_database(self) -> None:
         admission.forget()
-        before = timezone.now()
+        before = timezone.now()  # of which the database's clock is the other side
         with patch.object(clock, "_off_s", -AHEAD_S):  # this host's clock is ahead
             submitted = jobs.submit(Submission(spec=spec_of("embeddings"), inputs="x", expires_in_s=60))
         job = Job.objects.get(pk=submitted.pk)

@@ -12,7 +12,6 @@ from unittest.mock import patch
 from uuid import uuid4
 
 from django.conf import settings
-from django.utils import timezone
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -23,6 +22,7 @@ from inference.catalog.specs import CatalogError
 from inference.store import spans
 from inference.store.transitions import Outcome
 from inference.telemetry import tracing
+from tests.conditions import ago
 
 WANTED = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
 TOLD = f"00-{7:032x}-{9:016x}-01"
@@ -101,7 +101,7 @@ class SpanTests(TestCase):
 
     def test_a_file_that_is_refused_changes_nothing(self) -> None:
         with patch.object(lookup, "models", side_effect=CatalogError("line 3")):
-            spans.recorded(uuid4(), [Outcome(job_id=uuid4(), model="m", created_at=timezone.now())], 1)
+            spans.recorded(uuid4(), [Outcome(job_id=uuid4(), model="m", created_at=ago())], 1)
         self.assertEqual(len(self.exporter.get_finished_spans()), 2)
 
     def test_whatever_fails_is_logged_and_nothing_else(self) -> None:
@@ -115,7 +115,7 @@ class SpanTests(TestCase):
 
     def test_what_generation_used_is_told_and_nothing_of_the_text(self) -> None:
         details = {"finish_reason": "stop", "prompt_tokens": 3, "generated_tokens": 5}
-        now = timezone.now()
+        now = ago()
         outcomes = [
             Outcome(
                 job_id=uuid4(), model="m", output=output, error_code=code, error_detail="marked", traceparent=TOLD,

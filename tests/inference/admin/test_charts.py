@@ -6,12 +6,12 @@ from unittest.mock import patch
 from django.contrib.auth.models import Permission, User
 from django.test import TestCase
 from django.urls import reverse
-from django.utils import timezone
 
 from inference import clock
 from inference.figures.ledger import at, tick_of
 from inference.models import Figure, Grain
 from tests.browser import WIDE
+from tests.conditions import ago
 from tests.inference.admin.pages import BrowserCase
 from tests.inference.test_admin import make_worker
 
@@ -25,7 +25,7 @@ class TestFigures(TestCase):
         self.client.force_login(self.user)
 
     def test_they_are_of_the_range_and_model_asked_for(self) -> None:
-        start = at(tick_of(timezone.now().timestamp()))
+        start = at(tick_of(ago().timestamp()))
         for model, count in (("echo", 2), ("other", 3)):
             Figure.objects.create(grain=Grain.TICK, start=start, model=model, tally={"ended": {"succeeded": count}})
         for name in ("15m", "day", "month"):
@@ -51,7 +51,7 @@ class TestPage(BrowserCase):
         super().setUp()
         self.log_in()
         self.browser.show(WIDE)
-        self.tick = tick_of(timezone.now().timestamp())
+        self.tick = tick_of(ago().timestamp())
         self.enterContext(patch.object(clock, "time_s", return_value=self.tick + 1.0))  # however long a page takes
 
     def ended(self, ago_s: int = 15, **counts: int) -> None:

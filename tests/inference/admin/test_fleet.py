@@ -13,12 +13,12 @@ from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
-from django.utils import timezone
 
 from inference import clock
 from inference.batching.costs import CostModel
 from inference.models import Job, PausedModel, Status, Worker, WorkerState
 from inference.status import backlog, catalog, workers
+from tests.conditions import ago
 from tests.inference.test_admin import MARKUP, AdminCase, make_job, make_worker
 
 MODELS = reverse("admin:inference_pausedmodel_changelist")
@@ -74,7 +74,7 @@ class ModelTests(FleetCase):
                       "notes": {"embeddings": "openvino, agrees to 1e-4"}}}  # fmt: skip
         make_worker(catalog={"models": [entry()]}, replicas=good, costs={"embeddings": learnt()})
         make_worker(catalog={"models": [entry(state="failed", why="no weights <there>")]})
-        job = make_job(created_at=timezone.now() - datetime.timedelta(minutes=5))
+        job = make_job(created_at=ago(minutes=5))
         with patch.object(clock, "time_s", return_value=job.created_at.timestamp() + 300):
             page = self.text(model_page("embeddings"))
         for shown in ("90 MiB", "openvino, agrees to 1e-4", "no weights &lt;there&gt;", "max_batch_tokens", "8192",
@@ -146,7 +146,7 @@ class WorkerTests(FleetCase):
         self.assertIn("badge-drained", self.text(WORKERS))
 
     def test_those_that_are_gone_are_folded_away_after_an_hour(self) -> None:
-        old = timezone.now() - datetime.timedelta(minutes=61)
+        old = ago(minutes=61)
         living, gone = make_worker(name="living"), make_worker(name="gone", state=WorkerState.GONE)
         folded = make_worker(name="folded", state=WorkerState.STOPPED, heartbeat_at=old)
 
@@ -161,7 +161,7 @@ class WorkerTests(FleetCase):
 
 class BatchTests(FleetCase):
     def run_together(self, *lengths: int, **values: Any) -> UUID:
-        batch, begun = uuid.uuid4(), timezone.now() - datetime.timedelta(seconds=3)
+        batch, begun = uuid.uuid4(), ago(3)
         common = {
             "batch": batch, "batch_size": len(lengths), "status": Status.SUCCEEDED, "started_at": begun,
             "finished_at": begun + datetime.timedelta(milliseconds=420), "device": "cuda:0", **values,

@@ -18,7 +18,6 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.test import tag
 from django.urls import reverse
-from django.utils import timezone
 
 from api.models import ApiKey
 from inference.admin.export import FORMULA
@@ -39,6 +38,7 @@ from inference.models import (
 )
 from inference.status import attention, backlog, catalog, metrics, workers
 from inference.telemetry import logs
+from tests.conditions import ago
 from tests.inference.admin.test_fleet import entry, learnt
 from tests.inference.test_admin import FORMULAS, INVISIBLE, JOBS, MARKUP, UNSEEN, AdminCase, make_job
 
@@ -88,7 +88,7 @@ class HostileTests(AdminCase):
 
     def write(self, text: str) -> Job:
         """Into every field that a client, a model, a host or an operator fills; as long as it may be."""
-        name, now = named(text), timezone.now()
+        name, now = named(text), ago()
         told = entry(name=name, why=text, revision=name, model=name)
         worker = Worker.objects.create(
             name=text[:255], pid=7, state=WorkerState.DEGRADED, error=text, devices=[name], model_names=[name],

@@ -18,7 +18,6 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
-from django.utils import timezone
 
 from inference.admin import data, display, media, values
 from inference.models import Bulk, Job, Status, Webhook, WebhookState
@@ -27,6 +26,7 @@ from inference.streams.chunks import Chunk
 from inference.submission.lists import NEVER_DUE
 from inference.submission.writer import message_of
 from inference.telemetry.visible import visible
+from tests.conditions import ago
 from tests.inference.admin.pages import BrowserCase
 from tests.inference.test_admin import INVISIBLE, MARKUP, UNSEEN, AdminCase, make_job, make_worker, page_of
 
@@ -54,7 +54,7 @@ class StoryTests(AdminCase):
         return [event.what for event in shown]
 
     def test_it_goes_from_acceptance_to_the_webhook(self) -> None:
-        begun = timezone.now() - datetime.timedelta(seconds=10)
+        begun = ago(10)
         owner = User.objects.create_user("customer")
         job = make_job(
             status=Status.SUCCEEDED, owner=owner, request_id="req-1", created_at=begun, worker=make_worker().pk,
@@ -73,7 +73,7 @@ class StoryTests(AdminCase):
             self.assertIn(told, page)
 
     def test_attempts_and_recoveries_stand_in_their_order(self) -> None:
-        now = timezone.now()
+        now = ago()
         job = make_job(
             status=Status.FAILED, attempts=4, recoveries=2, published_at=now, started_at=now, finished_at=now,
             batch=uuid.uuid4(), error_code="crashed", error_detail="its process died",
@@ -89,23 +89,23 @@ class StoryTests(AdminCase):
 
     def test_one_that_waits_is_told_its_place_and_what_keeps_it(self) -> None:
         make_job()
-        job = make_job(published_at=timezone.now(), expires_at=timezone.now() + datetime.timedelta(hours=1))
+        job = make_job(published_at=ago(), expires_at=ago(hours=-1))
         self.assertEqual(self.story(job), ["Accepted", "Message sent", "Number 2 in the queue", "Expires"])
         self.assertIn("no living worker serves its model now", self.text(page_of(job)))
         self.assertEqual(self.story(make_job())[1], "No message of it is on its way")
 
     def test_one_that_runs_is_told_until_when(self) -> None:
-        soon = timezone.now() + datetime.timedelta(seconds=80)
-        job = make_job(status=Status.RUNNING, started_at=timezone.now(), attempts=1, lease_until=soon)
+        soon = ago(-80)
+        job = make_job(status=Status.RUNNING, started_at=ago(), attempts=1, lease_until=soon)
         self.assertEqual(self.story(job)[-2:], ["Claimed", "Running"])
 
     def test_each_end_is_told(self) -> None:
-        now = timezone.now()
+        now = ago()
         for status, told in ((Status.CANCELLED, "Cancelled"), (Status.EXPIRED, "Ended: expired")):
             self.assertEqual(self.story(make_job(status=status, finished_at=now))[-1], told)
 
     def test_a_list_in_parts_and_one_of_a_bulk(self) -> None:
-        sent = {"published_at": NEVER_DUE, "started_at": timezone.now()}
+        sent = {"published_at": NEVER_DUE, "started_at": ago()}
         whole = make_job(inputs=[], parts=2, status=Status.RUNNING, attempts=1, **sent)
         self.assertEqual(self.story(whole), ["Accepted", "The first of its parts began"])
         bulk = Bulk.objects.create(model="embeddings", total=1)
@@ -287,14 +287,14 @@ class MediaTests(AdminCase):
 class LiveTests(BrowserCase):
     def test_text_arrives_on_the_page_and_its_end_too(self) -> None:
         self.log_in()
-        job = make_job(status=Status.RUNNING, started_at=timezone.now(), attempts=1)
+        job = make_job(status=Status.RUNNING, started_at=ago(), attempts=1)
         self.open(page_of(job))
         attempt = uuid.uuid4()
         history.write([Chunk(job_id=job.pk, attempt=attempt, at=0, text="Once <b>upon", tokens=2)])
         self.browser.wait_for("document.getElementById('arriving').textContent === 'Once <b>upon'")
         history.write([Chunk(job_id=job.pk, attempt=attempt, at=12, text=" a time", tokens=4)])
         self.browser.wait_for("document.getElementById('arriving').textContent === 'Once <b>upon a time'")
-        Job.objects.filter(pk=job.pk).update(status=Status.SUCCEEDED, finished_at=timezone.now(), output="Once")
+        Job.objects.filter(pk=job.pk).update(status=Status.SUCCEEDED, finished_at=ago(), output="Once")
         self.browser.wait_for("!document.getElementById('live') && !!document.querySelector('.badge-succeeded')")
 
     def test_images_and_sounds_load_under_the_pages_policy(self) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from django.contrib.auth.models import User
 from django.test import TestCase
 from django.urls import reverse
-from django.utils import timezone
 
 from api.models import ApiKey
 from inference.admin.policy import POLICY
 from inference.models import Act, ActKind, Status
 from tests.browser import PHONE, WIDE
+from tests.conditions import ago
 from tests.inference.admin.pages import BrowserCase
 from tests.inference.admin.test_fleet import entry, learnt
 from tests.inference.test_admin import make_job, make_worker
@@ -48,7 +48,7 @@ class LookTests(BrowserCase):
             replicas={"0": {"pid": 8, "device": "cuda:0", "models": {"embeddings": "no weights " * 20}}},
             catalog={"models": [entry(why="no weights " * 20)]}, costs={"embeddings": learnt()},
         )  # fmt: skip
-        now = timezone.now()
+        now = ago()
         for status in Status:
             self.job = make_job(
                 status=status, inputs="a word " * 300, output=[0.25] * 384, worker=worker.pk, batch=uuid.uuid4(),

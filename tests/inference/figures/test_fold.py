@@ -9,16 +9,11 @@ from unittest.mock import patch
 
 from django.db.models import QuerySet
 from django.test import TransactionTestCase
-from django.utils import timezone
 
 from inference.figures import fold, series
 from inference.figures.ledger import at, tick_of
 from inference.models import Figure, Grain, Mark
-from tests.conditions import at_once
-
-
-def ago(**values: float) -> datetime.datetime:
-    return timezone.now() - datetime.timedelta(**values)
+from tests.conditions import ago, at_once
 
 
 def make_row(moment: datetime.datetime, model: str = "echo", count: int = 1, grain: Grain = Grain.WRITTEN) -> None:

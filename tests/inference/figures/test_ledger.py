@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -11,7 +10,6 @@ from uuid import UUID, uuid4
 from django.db import OperationalError, connection, transaction
 from django.db.models import Q
 from django.test import TransactionTestCase, override_settings
-from django.utils import timezone
 
 from inference import clock, errors
 from inference.figures import fold, ledger, series
@@ -19,7 +17,7 @@ from inference.models import Figure, Grain, Job
 from inference.store import transitions
 from inference.store.transitions import Claimed, Outcome
 from inference.worker import claims, outcomes
-from tests.conditions import at_once
+from tests.conditions import ago, at_once
 from tests.inference.figures.agreement import of_figures, of_rows
 from tests.inference.store.test_transitions import claim, make_job
 from tests.inference.store.test_wholes import answer, fail, make_whole
@@ -59,7 +57,7 @@ class TestOutcomes(LedgerCase):
         transitions.record(batch, [done(good), failure], batch_size=2)
         transitions.cancel(make_job().pk)
         transitions.cancel_many([make_job().pk, make_job(model="other").pk])
-        make_job(expires_at=timezone.now() - datetime.timedelta(seconds=1))
+        make_job(expires_at=ago(1))
         transitions.expire()
         lost = make_job(recoveries=2)
         claim(lost, batch=uuid4(), alone=True)
@@ -98,7 +96,7 @@ class TestOutcomes(LedgerCase):
         record_parts(claim_parts(parts[0]), fail(parts[0]))
         cancelled, _ = make_whole(3)
         transitions.cancel_many([cancelled.pk])
-        make_whole(2, expires_at=timezone.now() - datetime.timedelta(seconds=1))
+        make_whole(2, expires_at=ago(1))
         transitions.expire()
         _, parts = make_whole(2)
         transitions.cancel(parts[0].pk)
@@ -108,7 +106,7 @@ class TestOutcomes(LedgerCase):
         self.assertEqual({job.is_finished for job in Job.objects.filter(parts__gt=0)}, {True})
 
     def test_waits_and_runs_are_those_of_the_rows(self) -> None:
-        job = make_job(created_at=timezone.now() - datetime.timedelta(seconds=4))
+        job = make_job(created_at=ago(4))
         batch, (claimed,) = self.claimed(job)
         transitions.record(batch, [outcomes.failed(claimed, errors.EngineError("no"))], batch_size=1)
         tally = series.totals()["echo"]

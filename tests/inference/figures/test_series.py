@@ -6,13 +6,12 @@ import datetime
 from unittest.mock import patch
 
 from django.test import TestCase
-from django.utils import timezone
 
 from inference import clock
 from inference.figures import marks, sample, series
 from inference.figures.ledger import TICK_S, at, tick_of
 from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
-from tests.inference.figures.test_fold import ago
+from tests.conditions import ago
 
 
 def make_row(moment: datetime.datetime, model: str = "echo", grain: Grain = Grain.TICK, **tally: object) -> None:
@@ -28,7 +27,7 @@ class TestSeries(TestCase):
                 self.assertEqual(len(values), len(told["times"]))
 
     def test_rows_of_every_grain_come_to_the_point_that_they_began_in(self) -> None:
-        now_s = tick_of(timezone.now().timestamp(), 10_800)
+        now_s = tick_of(ago().timestamp(), 10_800)
         make_row(at(now_s), ended={"succeeded": 1})
         make_row(at(now_s), grain=Grain.WRITTEN, ended={"succeeded": 2, "failed lost": 1})
         make_row(at(now_s - 10_800), grain=Grain.THREE_HOURS, ended={"succeeded": 10_800}, model="other")
@@ -40,13 +39,13 @@ class TestSeries(TestCase):
         self.assertEqual(other["ended"], {"succeeded": 10_800})
 
     def test_what_is_the_case_is_sampled_once_a_tick(self) -> None:
-        Job.objects.create(model="echo", inputs="x", created_at=ago(seconds=30))
+        Job.objects.create(model="echo", inputs="x", created_at=ago(30))
         Job.objects.create(model="other", inputs="x", status=Status.RUNNING)
         Worker.objects.create(
             name="w", pid=1, state=WorkerState.READY, replicas_ready=2, replicas_busy=1,
             replicas={"0": {"memory": {"echo": 100}}, "1": {"memory": {"echo": 50, "other": 7}}},
         )  # fmt: skip
-        moment = tick_of(timezone.now().timestamp())
+        moment = tick_of(ago().timestamp())
         with patch.object(clock, "time_s", return_value=moment):
             sample.sample()
             sample.sample()
@@ -60,13 +59,13 @@ class TestSeries(TestCase):
         self.assertIsNone(told["queued"][0])
 
     def test_a_point_that_is_not_over_counts_by_what_has_passed_of_it(self) -> None:
-        moment = tick_of(timezone.now().timestamp(), 600)
+        moment = tick_of(ago().timestamp(), 600)
         make_row(at(moment), ended={"succeeded": 60})
         with patch.object(clock, "time_s", return_value=moment + 30.0):
             self.assertEqual(series.series("day")["series"]["succeeded"][-1], 2.0)
 
     def test_errors_are_told_by_code_over_time_the_most_frequent_ones(self) -> None:
-        moment = tick_of(timezone.now().timestamp())
+        moment = tick_of(ago().timestamp())
         failed = {f"failed code{number}": 10 * number + 1 for number in range(series.CODES + 1)}
         make_row(at(moment - 150), ended={**failed, "succeeded": 99, "expired": 99})
         make_row(at(moment - 150), model="other", ended={"failed odd one": 30})

@@ -13,7 +13,6 @@ from unittest.mock import patch
 from django.contrib.auth.models import User
 from django.db import OperationalError, connection
 from django.test import TestCase, TransactionTestCase, override_settings
-from django.utils import timezone
 
 from inference import clock
 from inference.broker import publish
@@ -24,11 +23,7 @@ from inference.status import attention
 from inference.status.attention import servers
 from inference.status.attention.item import Item
 from inference.store import locks
-from tests.conditions import PATIENCE_S, eventually
-
-
-def ago(seconds: float) -> datetime.datetime:
-    return timezone.now() - datetime.timedelta(seconds=seconds)
+from tests.conditions import PATIENCE_S, ago, eventually
 
 
 def figure(age_s: float, model: str = "embeddings", **tally: object) -> datetime.datetime:

@@ -8,7 +8,6 @@ from typing import Any
 from unittest.mock import patch
 
 from django.test import TransactionTestCase
-from django.utils import timezone
 
 from inference import errors
 from inference.catalog.lookup import spec_of
@@ -18,7 +17,7 @@ from inference.store import transitions
 from inference.submission import jobs
 from inference.submission.submissions import Submission
 from inference.upkeep import acts
-from tests.conditions import PATIENCE_S
+from tests.conditions import PATIENCE_S, ago
 
 QUEUED = {"status": "queued", "whole__isnull": True}
 FAILED = {"status": "failed", "whole__isnull": True}
@@ -89,7 +88,7 @@ class CancelTests(ActsCase):
         with patch.object(acts, "CANCELLED_AT_ONCE", 2), patch.object(acts, "_note", side_effect=KeyboardInterrupt):
             self.assertRaises(KeyboardInterrupt, acts.work)
         self.assertEqual(after(act).done, 0)  # leased
-        Act.objects.update(lease_until=timezone.now() - acts.LEASE)
+        Act.objects.update(lease_until=ago() - acts.LEASE)
         act = after(act)
         self.assertEqual((act.state, act.done), (ActState.DONE, 4))  # the others were cancelled, and found no more
         self.assertEqual(Job.objects.filter(status=Status.CANCELLED).count(), 6)
@@ -208,8 +207,8 @@ class RetryTests(ActsCase):
         raise error
 
     def test_old_ones_are_removed(self) -> None:
-        old = make_act(ActKind.CANCEL, QUEUED, finished_at=timezone.now() - 2 * acts.KEPT)
-        new = make_act(ActKind.CANCEL, QUEUED, finished_at=timezone.now())
+        old = make_act(ActKind.CANCEL, QUEUED, finished_at=ago() - 2 * acts.KEPT)
+        new = make_act(ActKind.CANCEL, QUEUED, finished_at=ago())
         acts.remove_old()
         self.assertEqual(list(Act.objects.all()), [new])
         self.assertNotEqual(old, new)

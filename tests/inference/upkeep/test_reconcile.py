@@ -1,4 +1,3 @@
-import datetime
 import itertools
 import json
 from collections.abc import Sequence
@@ -9,7 +8,6 @@ from uuid import UUID, uuid4
 
 from django.conf import settings
 from django.test import TransactionTestCase, override_settings
-from django.utils import timezone
 
 from inference import errors
 from inference.broker import address, publish, redis_client
@@ -20,15 +18,11 @@ from inference.models import Job, Status, Worker, WorkerState
 from inference.submission import writer
 from inference.submission.writer import message_of
 from inference.upkeep import reconcile
-from tests.conditions import PATIENCE_S
+from tests.conditions import PATIENCE_S, ago
 
 MODEL = "embeddings"
 OLD_S = 3 * PATIENCE_S  # of a message that nobody waits for any more
 _number = itertools.count()
-
-
-def ago(seconds: float) -> datetime.datetime:
-    return timezone.now() - datetime.timedelta(seconds=seconds)
 
 
 def make_job(**values: Any) -> Job:
@@ -180,7 +174,7 @@ class ReconcileTests(TransactionTestCase):
         low = [str(make_job(priority=3).id) for _ in range(reconcile.CHUNK + 10)]
         high = make_job(priority=1)
         reconcile.reconcile()
-        later = make_job(priority=1, created_at=timezone.now(), published_at=timezone.now())
+        later = make_job(priority=1, created_at=ago(), published_at=ago())
         writer.send([message_of(later)])
         self.assertEqual(self.waiting(0), [])
         self.assertEqual(self.waiting(1), [str(high.id), str(later.id)])

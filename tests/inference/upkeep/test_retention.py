@@ -6,15 +6,15 @@ from django.conf import settings
 from django.db import connection
 from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
 
 from inference.fields.ids import first_id_at
 from inference.models import Bulk, Job, Status, Webhook, Worker, WorkerState
 from inference.upkeep import retention
+from tests.conditions import ago
 
 
 def days_ago(days: float) -> datetime.datetime:
-    return timezone.now() - datetime.timedelta(days=days)
+    return ago(days=days)
 
 
 def id_of(days: float, number: int = 0) -> UUID:
