@@ -1,18 +1,27 @@
-"""The unmodified clients of OpenAI over a socket, and the chats of Hugging Face's: a small model, a real worker."""
+"""The unmodified clients of OpenAI over a socket, and the chats of Hugging Face's: a small model, a real worker.
+
+Every example of docs/openai.md in Python runs as it stands there.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import io
+import re
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import openai
+from django.conf import settings
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
+from inference.models import Status
 from tests import javascript, tiny_models
 from tests.conditions import PATIENCE_S
 from tests.e2e.case import StackCase
@@ -41,6 +50,11 @@ model = "/no/such/folder"
 engine = "tests.echo:EchoEngine"
 task = "feature-extraction"
 """
+PAGE = (Path(settings.BASE_DIR) / "docs" / "openai.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+(TABLE,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+((PAGE_S_MODEL, ENTRY),) = tomllib.loads(TABLE).items()
+GENERATING = ["tiny", "held", "unserved", PAGE_S_MODEL]
 
 
 class ClientTests(StackCase):
@@ -52,7 +66,8 @@ class ClientTests(StackCase):
     @classmethod
     def setUpClass(cls) -> None:
         folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        models = MODELS.format(folder=tiny_models.build("text-generation", folder / "tiny"))
+        tiny = str(tiny_models.build("text-generation", folder / "tiny"))
+        models = MODELS.format(folder=tiny) + TABLE.replace(ENTRY["model"], tiny)
         cls.stack = cls.enterClassContext(Stack(models=models, replicas=1, environment={"API_KEY_REQUIRED": "1"}))
         cls.key = cls.stack.issue_key("client")
         cls.base = f"http://{HOST}:{cls.stack.port}"
@@ -143,7 +158,7 @@ class ClientTests(StackCase):
             self.assert_counted(answer)
 
     def test_models(self) -> None:
-        self.assertEqual([model.id for model in self.client().models.list()], ["tiny", "held", "unserved"])
+        self.assertEqual([model.id for model in self.client().models.list()], GENERATING)
         self.assertEqual(self.client().models.retrieve("tiny").id, "tiny")
 
     def test_errors_are_the_client_s_own(self) -> None:
@@ -184,6 +199,16 @@ class ClientTests(StackCase):
         )
         self.assert_counted(answer)
         self.assertEqual(self.stack.jobs.count(), before + 1)
+
+    def test_the_examples_of_the_page_run(self) -> None:
+        names: dict[str, Any] = {}
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            for code in EXAMPLES:
+                exec(code.replace("http://127.0.0.1:8000", self.base).replace("inf_…", self.key), names)
+        self.addCleanup(names["client"].close)
+        jobs = self.stack.jobs.filter(model=PAGE_S_MODEL, status=Status.SUCCEEDED).order_by("pk")
+        self.assertEqual(len(jobs), len(EXAMPLES))
+        self.assertIn(jobs[0].output[0]["generated_text"], printed.getvalue())
 
     # Hugging Face's, of Python
 
@@ -260,7 +285,7 @@ class ClientTests(StackCase):
     @javascript.needed
     def test_a_text_and_the_models_of_javascript(self) -> None:
         self.assertFalse(self.told()["text"]["answer"]["choices"][0]["text"].startswith("hello"))
-        self.assertEqual(self.told()["models"]["answer"], ["tiny", "held", "unserved"])
+        self.assertEqual(self.told()["models"]["answer"], GENERATING)
 
     @javascript.needed
     def test_errors_of_javascript(self) -> None:
