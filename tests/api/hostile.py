@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -42,6 +43,12 @@ UNITS = {  # JSON values, to be sent as many as fit
     "nulls": b"null", "escapes": b'"\\u0001"', "marks": b'".,:"',
 }  # fmt: skip
 
+PLACES = (
+    ("one job", "/v1/jobs", b'{"model":"echo","inputs":[[', b"]]}"),
+    ("bulk", "/v1/jobs/bulk", b'{"model":"echo","inputs":[', b"]}"),
+    ("a prompt", "/v1/models/prompts", b'{"inputs":[', b"]}"),
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -76,15 +83,13 @@ def requests() -> Iterator[Request]:
         yield Request(name="parameters", path=path, body=keys(head + b'"parameters":{', b"}}", most=250_000))
         yield Request(name="a long parameter", path=path, body=head + b'"parameters":{"' + LONG + b'":1}}')
     yield from wrong_values("/v1/jobs", heads["/v1/jobs"])
+    places = itertools.cycle(PLACES)  # what is too much is refused before anybody looks where it is
     for name, unit in UNITS.items():
-        for most in (MOST, 299_000 // max(1, unit.count(b"[") + unit.count(b"{") + 1)):
-            fills = {"most": most}
-            yield Request(name=f"{most} {name} in one job", path="/v1/jobs",
-                          body=filled(unit, b'{"model":"echo","inputs":[[', b"]]}", **fills))  # fmt: skip
-            yield Request(name=f"{most} {name} in bulk", path="/v1/jobs/bulk",
-                          body=filled(unit, b'{"model":"echo","inputs":[', b"]}", **fills))  # fmt: skip
-            yield Request(name=f"{most} {name} in a prompt", path="/v1/models/prompts",
-                          body=filled(unit, b'{"inputs":[', b"]}", **fills))  # fmt: skip
+        most = 299_000 // max(1, unit.count(b"[") + unit.count(b"{") + 1)
+        for where, path, before, after in PLACES:
+            yield Request(name=f"{most} {name} in {where}", path=path, body=filled(unit, before, after, most=most))
+        _, path, before, after = next(places)
+        yield Request(name=f"too many {name}", path=path, body=filled(unit, before, after))
     yield from long_texts()
     yield from bulks()
     yield Request(name="brackets", path="/v1/jobs", body=b"[" * MOST)
