@@ -9,6 +9,7 @@ import kombu
 from kombu.asynchronous import Hub
 
 from inference.broker import address
+from tests.conditions import PATIENCE_S
 
 
 def connect(test: TestCase, url: str, **options: Any) -> kombu.Connection:
@@ -37,11 +38,12 @@ class Driven:
     def receive(self, message: kombu.Message) -> None:
         self.messages.append(message)
 
-    def run_until(self, condition: Callable[[], Any], limit_s: float = 10.0) -> None:
-        deadline = time.monotonic() + limit_s
+    def run_until(self, condition: Callable[[], Any]) -> None:
+        """Turn the loop until the condition holds."""
+        give_up_at = time.monotonic() + PATIENCE_S  # a limit of patience
         while not condition():
-            if time.monotonic() > deadline:
-                raise AssertionError(f"not within {limit_s:g} s: {condition}; got {self.bodies}")
+            if time.monotonic() > give_up_at:
+                raise AssertionError(f"not within {PATIENCE_S:g} s: {condition}; got {self.bodies}")
             next(self.loop)
 
     def get(self, count: int) -> list[Any]:

@@ -9,6 +9,7 @@ from unittest import TestCase
 import redis
 
 from inference.broker import address
+from tests.conditions import eventually
 from tests.embedded_broker import EmbeddedBroker
 from tests.ports import free_port
 
@@ -43,6 +44,11 @@ def client_of(test: TestCase, url: str) -> redis.Redis:
     client = redis.Redis.from_url(url)
     test.addCleanup(client.close)
     return client
+
+
+def wait_for_its_log(client: redis.Redis) -> None:
+    """Wait until the server has written what it was told to its log: a server that is killed loses the rest."""
+    eventually(lambda: client.info("persistence")["aof_buffer_length"] == 0, "the server has written its log")
 
 
 def stall(test: TestCase, broker: EmbeddedBroker) -> None:

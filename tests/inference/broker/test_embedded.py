@@ -13,6 +13,7 @@ from inference.broker import address, embedded
 from inference.broker.storage import EmbeddedBrokerError
 from tests.conditions import eventually
 from tests.embedded_broker import EmbeddedBroker
+from tests.inference.broker.servers import wait_for_its_log
 
 
 class EmbeddedBrokerTests(TestCase):
@@ -55,7 +56,9 @@ class EmbeddedBrokerTests(TestCase):
 
     def test_what_it_holds_outlives_a_kill(self) -> None:
         broker = self.start()
-        self.client(broker).lpush("queue", "message")
+        client = self.client(broker)
+        client.lpush("queue", "message")
+        wait_for_its_log(client)
         broker.kill()
         broker.start()
         self.assertEqual(self.client(broker).lrange("queue", 0, -1), [b"message"])

@@ -1,7 +1,8 @@
 """Publishing to a real RabbitMQ and counting in it, while it is restarted, refuses, and forgets."""
 
+import re
 import threading
-from unittest import skipUnless
+from unittest import mock, skipUnless
 
 import kombu
 from django.test import SimpleTestCase, override_settings
@@ -10,7 +11,7 @@ from inference.broker import address, anybroker, publish
 from inference.errors import BrokerUnavailable
 from inference.status import health
 from tests import rabbitmq
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 from tests.inference.broker.test_publish import QUEUE, job_message
 
 OTHER = "inference.test-other"
@@ -39,16 +40,21 @@ class RabbitMQTests(SimpleTestCase):
         cls.addClassCleanup(overridden.disable)
 
     def setUp(self) -> None:
-        anybroker.broker_at.cache_clear()
+        self.be_patient_for(PATIENCE_S)
         self.connection = kombu.Connection(self.server.url)
         self.addCleanup(self.connection.release)
         for name in (QUEUE, OTHER):
             self.delete(name)
 
     def delete(self, queue: str) -> None:
-        self.connection.ensure_connection(max_retries=5)
+        self.connection.ensure_connection(timeout=PATIENCE_S)
         with self.connection.channel() as channel:
             channel.queue_delete(queue)
+
+    def be_patient_for(self, seconds: float) -> None:
+        """So long a call may take."""
+        self.enterContext(mock.patch.object(anybroker, "TIMEOUT_S", seconds))
+        anybroker.broker_at.cache_clear()
 
     def waiting(self, queue: str = QUEUE) -> int:
         return publish.queue_lengths([queue])[queue]
@@ -78,7 +84,8 @@ class RabbitMQTests(SimpleTestCase):
         self.assertEqual(publish.queue_lengths([QUEUE, OTHER]), {QUEUE: 0, OTHER: 0})
         publish.publish([job_message(), job_message(queue=OTHER), job_message()])
         eventually(lambda: publish.queue_lengths([QUEUE, OTHER]) == {QUEUE: 2, OTHER: 1}, "all are counted")
-        self.assertIn(f"{QUEUE}\tquorum", self.server.control("list_queues", "name", "type"))
+        types = self.server.evaluate('rabbit_amqqueue:info_all(<<"/">>, [name, type])')
+        self.assertEqual(re.findall(r"{type, *(\w+)}", types), ["quorum", "quorum"])
 
     def test_after_a_restart_every_thread_publishes_and_counts_again(self) -> None:
         anybroker.broker_at(self.server.url).breaker.rest_s = 0  # each call asks the server
@@ -142,15 +149,19 @@ class RabbitMQTests(SimpleTestCase):
         eventually(lambda: self.waiting(OTHER) == 3, "the others' messages wait")
 
     def test_a_broker_with_an_alarm_refuses_instead_of_holding_its_callers(self) -> None:
+        self.be_patient_for(1.0)
         anybroker.broker_at(self.server.url).breaker.rest_s = 0  # each call asks the server
-        self.server.control("set_vm_memory_high_watermark", "0")
-        self.addCleanup(self.server.control, "set_vm_memory_high_watermark", "0.4")
+        self.allow_memory(0.0)
+        self.addCleanup(self.allow_memory, 0.4)
         eventually(lambda: not self.is_delivered(), "publishing is refused")
         for _ in range(20):
             self.assertRaises(BrokerUnavailable, publish.publish, [job_message()])
         self.assertEqual(self.waiting(OTHER), 0)
-        self.server.control("set_vm_memory_high_watermark", "0.4")
+        self.allow_memory(0.4)
         eventually(self.is_delivered, "publishing works again")
+
+    def allow_memory(self, share: float) -> None:
+        self.server.evaluate(f"vm_memory_monitor:set_vm_memory_high_watermark({share})")
 
     def test_ready_names_the_broker_that_is_away(self) -> None:
         self.assertEqual(list(health.broker_problems()), [])

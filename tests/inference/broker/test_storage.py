@@ -13,7 +13,7 @@ import redis
 
 from inference.broker import address, storage
 from inference.broker.storage import EmbeddedBrokerError
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 from tests.embedded_broker import EmbeddedBroker
 
 WRITTEN_BY = Path(__file__).parent / "written_by"  # a base file with the first message, and a log with the second
@@ -152,7 +152,7 @@ class StorageTests(TestCase):
             with redis.Redis.from_url(f"unix://{self.socket}") as client:
                 eventually(lambda: self.answers(client), "the server answers")
             process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=20)
+            _, errors = process.communicate(timeout=PATIENCE_S)
         self.assertIn("set aside", errors)
         self.assertEqual(len(self.kept()), 1)
 

@@ -12,7 +12,7 @@ from inference.broker import address, messages
 from inference.broker.kombu_redis import channel, qos
 from tests.conditions import eventually
 from tests.inference.broker.consumers import Driven, connect
-from tests.inference.broker.servers import client_of, own_broker
+from tests.inference.broker.servers import client_of, own_broker, wait_for_its_log
 
 A, B = "inference.a", "inference.b"
 
@@ -176,6 +176,7 @@ class TransportTests(OnOwnBroker):
         self.send(*range(500))
         fetches = self.calls("evalsha")
         consumer = self.driven(prefetch=100)
+        self.enterContext(mock.patch.object(channel, "RECHECK_S", 3600))
         for start in range(0, 500, 100):
             self.assertEqual(consumer.get(100), list(range(start, start + 100)))
             consumer.acknowledge()
@@ -324,6 +325,7 @@ class TransportTests(OnOwnBroker):
         self.send(*range(4))
         consumer = self.driven()
         consumer.get(4)
+        wait_for_its_log(self.client)
         self.broker.kill()
         consumer.acknowledge(1)
         consumer.connection.close()

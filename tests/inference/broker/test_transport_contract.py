@@ -7,6 +7,7 @@ from unittest import TestCase
 import kombu
 
 from inference.broker import address
+from tests.conditions import PATIENCE_S
 from tests.embedded_broker import EmbeddedBroker
 from tests.inference.broker.consumers import Driven, connect
 from tests.inference.broker.servers import TcpBroker, client_of, own_broker
@@ -56,11 +57,11 @@ class Contract(TestCase):
         connection = connect(self, self.url)
         messages: list[kombu.Message] = []
         with kombu.Consumer(connection, [kombu.Queue(A)], on_message=messages.append, accept=["json"]):
-            connection.drain_events(timeout=5)
+            connection.drain_events(timeout=PATIENCE_S)
             messages[0].ack()
             self.assertEqual(self.unacked(), (0, 0))
             with self.assertRaises(TimeoutError):
-                connection.drain_events(timeout=0.05)
+                connection.drain_events(timeout=0.05)  # its own limit ends the call
 
     def test_an_idle_consumer_gets_what_is_sent_later(self) -> None:
         consumer = self.driven()

@@ -14,8 +14,8 @@ from unittest import TestCase
 from celery import Celery
 
 from inference.broker import address
-from tests.conditions import eventually
-from tests.inference.broker.servers import client_of, own_broker
+from tests.conditions import PATIENCE_S, eventually
+from tests.inference.broker.servers import client_of, own_broker, wait_for_its_log
 from tests.inference.broker.test_transport import NO_MESSAGES, envelope
 from tests.inference.broker.tiny_app import QUEUE
 
@@ -91,7 +91,8 @@ class StockWorkerTests(OnOwnBroker):
     def begin_and_signal(self, number: signal.Signals) -> subprocess.Popen[bytes]:
         worker = self.start()
         self.send(*range(10))
-        eventually(lambda: self.noted("begun") == [0] and self.prefetched() == 6, "one runs, others are prefetched")
+        eventually(lambda: self.noted("accepted") == [0], "the worker knows that one runs")
+        eventually(lambda: self.prefetched() == 6, "others are prefetched")
         worker.send_signal(number)
         return worker
 
@@ -99,7 +100,7 @@ class StockWorkerTests(OnOwnBroker):
         worker = self.begin_and_signal(number)
         eventually(lambda: "Warm shutdown" in self.said(), "the worker is leaving")
         self.open_gate()
-        self.assertEqual(worker.wait(20), exit_code)
+        self.assertEqual(worker.wait(PATIENCE_S), exit_code)
         self.assertEqual(self.noted("done"), [0])
         self.assertEqual(self.prefetched(), 0)
         self.assert_order(self.back_in_line(), list(range(1, 10)))
@@ -123,20 +124,20 @@ class WorkerTests(StockWorkerTests):
 
     def test_sigquit_stops_what_runs_and_loses_nothing(self) -> None:
         worker = self.begin_and_signal(signal.SIGQUIT)
-        self.assertEqual(worker.wait(20), 0)
+        self.assertEqual(worker.wait(PATIENCE_S), 0)
         self.assertEqual(self.prefetched(), 0)
         self.assertEqual(sorted(self.back_in_line()), list(range(10)))
 
     def test_an_idle_worker_leaves_at_once(self) -> None:
         worker = self.start()
         worker.terminate()
-        self.assertEqual(worker.wait(20), 0)
+        self.assertEqual(worker.wait(PATIENCE_S), 0)
 
     def test_it_answers_remote_control(self) -> None:
         self.start()
         with Celery("sender", broker=self.url, set_as_current=False) as app:
             app.conf.broker_transport_options = address.kombu_options(self.url)
-            [answer] = app.control.ping(timeout=10, limit=1) or []
+            [answer] = app.control.ping(timeout=PATIENCE_S, limit=1) or []
         self.assertEqual(list(answer.values()), [{"ok": "pong"}])
         eventually(lambda: self.prefetched() == 0, "nothing is left")
 
@@ -144,7 +145,8 @@ class WorkerTests(StockWorkerTests):
         self.start()
         self.open_gate()
         self.send(1)
-        eventually(lambda: self.noted("done") == [1], "the first is done")
+        eventually(lambda: self.noted("done") == [1] and self.prefetched() == 0, "the first is done")
+        wait_for_its_log(self.client)
         self.broker.kill()
         eventually(lambda: "connection to broker lost" in self.said().lower(), "the worker has noticed")
         self.broker.start()

@@ -1,16 +1,19 @@
 """A Celery application of one task, for `celery -A tests.inference.broker.tiny_app worker`.
 
-A task notes its number as begun, waits for the gate to open, and notes it as done.
+A task notes its number as begun, waits for the gate to open, and notes it as done. The worker notes it as accepted once
+it knows that a child has begun it.
 """
 
 import os
-import time
 from pathlib import Path
+from typing import Any
 
-from celery import Celery
+from celery import Celery, Task
+from celery.worker.request import Request
 from kombu import Exchange, Queue
 
 from inference.broker import address
+from tests.conditions import PATIENCE_S, wait_for
 
 QUEUE = "inference.tiny"
 URL = os.environ.get("TINY_BROKER_URL", "memory://")
@@ -27,10 +30,18 @@ app.conf.update(
 )
 
 
-@app.task(name="tiny.note")
+class NotedRequest(Request):
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        super().on_accepted(pid, time_accepted)
+        (FOLDER / f"accepted-{self.id}").touch()
+
+
+class NotedTask(Task[Any, Any]):
+    Request = NotedRequest
+
+
+@app.task(name="tiny.note", base=NotedTask)
 def note(number: int) -> None:
     (FOLDER / f"begun-{number}").touch()
-    deadline = time.monotonic() + 30
-    while not (FOLDER / "gate").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for((FOLDER / "gate").exists, limit_s=PATIENCE_S, every_s=0.01)
     (FOLDER / f"done-{number}").touch()
