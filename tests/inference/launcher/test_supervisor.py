@@ -13,14 +13,14 @@ from unittest.mock import patch
 from inference.launcher import reaper, supervisor
 from inference.launcher.reaper import Reaper
 from inference.launcher.supervisor import Child, Program, Supervisor, describe_exit
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 PARENT = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print('up')"
 
 
-def program(code: str, *, name: str = "p", grace_s: float = 5.0) -> Program:
+def program(code: str, *, name: str = "p", grace_s: float = PATIENCE_S) -> Program:
     return Program(name=name, command=(sys.executable, "-c", code), grace_s=grace_s)
 
 
@@ -45,7 +45,7 @@ class TestChild(unittest.TestCase):
         self.log, self.reaper = Log(), Reaper()
         self.addCleanup(self.reaper.close)
 
-    def child(self, code: str, grace_s: float = 5.0) -> Child:
+    def child(self, code: str, grace_s: float = PATIENCE_S) -> Child:
         child = Child(program(code, grace_s=grace_s), self.log, self.reaper)
         self.addCleanup(child.kill)
         eventually(lambda: ("p", "up") in self.log.lines, "the program's first line")

@@ -18,7 +18,7 @@ from inference.store import transitions
 from inference.streams import history, live, reader
 from inference.streams.events import Cut, Delta, End, Event, Restart, Silence
 from inference.streams.positions import BEGINNING, Position
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 from tests.generating import Attempt, pieces
 
 PROMPT = "once"
@@ -62,8 +62,12 @@ class Reader(threading.Thread):
     def has(self, text: str) -> None:
         eventually(lambda: self.text == text, f"{text!r} is told")
 
+    def has_ended(self) -> None:
+        self.join(PATIENCE_S)
+        assert not self.is_alive(), self.events
+
     def ends(self) -> End:
-        self.join(20)
+        self.has_ended()
         end = self.events[-1]
         assert isinstance(end, End)
         return end
@@ -293,16 +297,16 @@ class ReaderTests(ReaderCase):
             reading = Reader(self.job)
             eventually(lambda: len(own) == 1)
             own.stop()
-            reading.join(20)
-            self.assertEqual(reading.events, [Cut()])
+            reading.has_ended()
+            self.assertEqual(reading.kinds, [Cut])
             late = Reader(self.job)
-            late.join(20)
+            late.has_ended()
             self.assertEqual(late.events, [Cut()])
 
     def test_a_stream_is_cut_after_its_longest_time(self) -> None:
         with patch.object(reader, "LONGEST_S", 0.0):
             reading = Reader(self.job)
-            reading.join(20)
+            reading.has_ended()
         self.assertEqual(reading.events, [Cut()])
 
     def test_the_thread_ends_some_time_after_the_last_stream_and_comes_back(self) -> None:

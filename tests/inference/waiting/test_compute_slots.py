@@ -7,7 +7,7 @@ from unittest.mock import patch
 from inference.store import connections
 from inference.waiting import compute_slots
 from inference.waiting.compute_slots import AT_ONCE, ComputeSlots
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 
 
 class ComputeSlotsTests(TestCase):
@@ -26,8 +26,11 @@ class ComputeSlotsTests(TestCase):
     def compute(self, number: int) -> None:
         self.slots.take()
         self.inside.append(number)
-        self.go_on.wait(30)
+        self.go_on.wait(PATIENCE_S)
         self.slots.give_back()
+
+    def waiting(self) -> int:
+        return len(self.slots._waiting)  # noqa: SLF001
 
     def leave(self) -> None:
         self.go_on.set()
@@ -35,9 +38,9 @@ class ComputeSlotsTests(TestCase):
             thread.join()
 
     def test_no_more_than_two_compute_at_once(self) -> None:
-        with patch.object(compute_slots, "PATIENCE_S", 30):
+        with patch.object(compute_slots, "PATIENCE_S", PATIENCE_S):
             self.enter(AT_ONCE + 3)
-            eventually(lambda: len(self.inside) == AT_ONCE)
+            eventually(lambda: (len(self.inside), self.waiting()) == (AT_ONCE, 3), "two compute, the others wait")
             self.assertEqual(self.slots.free, 0)
             self.leave()
         self.assertEqual(len(self.inside), AT_ONCE + 3)

@@ -9,9 +9,9 @@ from redis.exceptions import ConnectionError, NoPermissionError
 
 from inference.broker import redis_client
 from inference.models import Job, Status
-from inference.store import notices
+from inference.store import notices, rows
 from inference.waiting import finished
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 
 
 class ListenerTests(TransactionTestCase):
@@ -22,12 +22,12 @@ class ListenerTests(TransactionTestCase):
     def finish(self) -> None:
         Job.objects.filter(pk=self.job.pk).update(status=Status.SUCCEEDED, output="done")
 
-    def wait_in_thread(self, timeout_s: float) -> tuple[threading.Thread, list[Any]]:
+    def wait_in_thread(self) -> tuple[threading.Thread, list[Any]]:
         answers: list[Any] = []
 
         def wait() -> None:
             with self.listener.expect(self.job.id) as waiter:
-                answers.append(waiter.wait(timeout_s))
+                answers.append(waiter.wait(PATIENCE_S))
 
         thread = threading.Thread(target=wait)
         thread.start()
@@ -44,32 +44,37 @@ class ListenerTests(TransactionTestCase):
         eventually(told)
 
     def test_a_notice_wakes_the_waiter_with_what_became_of_the_job(self) -> None:
-        thread, answers = self.wait_in_thread(30)
+        thread, answers = self.wait_in_thread()
         self.finish()
         self.tell([self.job.id], answers)
         thread.join()
         self.assertEqual(answers[0]["output"], "done")
 
     def test_a_missed_notice_is_found_by_the_slow_poll(self) -> None:
-        thread, answers = self.wait_in_thread(30)
+        self.enterContext(patch.object(finished, "POLL_S", 0.1))
+        thread, answers = self.wait_in_thread()
         self.finish()
         thread.join()
         self.assertEqual(answers[0]["output"], "done")
 
     def test_a_notice_of_an_unfinished_job_wakes_nobody(self) -> None:
-        thread, answers = self.wait_in_thread(0.3)
-        notices.publish([self.job.id])
+        thread, answers = self.wait_in_thread()
+        with patch.object(finished.rows, "finished", wraps=rows.finished) as read:
+            eventually(lambda: notices.publish([self.job.id]) or read.called, "the notice is read")
+        self.finish()
+        self.tell([self.job.id], answers)
         thread.join()
-        self.assertEqual(answers, [None])
+        self.assertEqual([answer["output"] for answer in answers], ["done"])
 
     def test_nothing_is_left_behind_after_a_wait(self) -> None:
-        thread, _ = self.wait_in_thread(0.05)
-        thread.join()
+        with self.listener.expect(self.job.id) as waiter:
+            self.assertEqual(len(self.listener), 1)
+            self.assertIsNone(waiter.wait(0.0))
         self.assertEqual(len(self.listener), 0)
         self.assertEqual(self.listener.waiters, {})
 
     def test_a_malformed_notice_is_dropped(self) -> None:
-        thread, answers = self.wait_in_thread(30)
+        thread, answers = self.wait_in_thread()
         redis_client.get().publish(notices.channel(), b"\xff not ids")
         self.finish()
         self.tell([uuid4(), self.job.id], answers)
@@ -79,6 +84,7 @@ class ListenerTests(TransactionTestCase):
     def test_a_redis_that_is_away_is_asked_once_and_one_that_refuses_keeps_no_message(self) -> None:
         for error, asked, is_resting in ((ConnectionError("away"), 1, True), (NoPermissionError("PUBLISH"), 3, False)):
             breaker, client = redis_client.new_breaker(), Mock(publish=Mock(side_effect=error))
+            breaker.rest_s = PATIENCE_S
             away = patch.multiple(redis_client, get=lambda found=client: found, breaker=breaker)
             with self.subTest(error), away, self.assertLogs("inference.store.notices", "WARNING"):
                 for _ in range(3):
@@ -91,7 +97,7 @@ class ListenerTests(TransactionTestCase):
         def wait() -> None:
             Job.objects.count()
             with self.listener.expect(self.job.id) as waiter:
-                waiter.wait(0.2)
+                waiter.wait(0.0)
                 held.append(connection.connection)
 
         thread = threading.Thread(target=wait)
