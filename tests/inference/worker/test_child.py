@@ -54,7 +54,7 @@ def run_batch(engines: dict[str, Engine], *jobs: Job, verdict: str = "", is_last
     digest = next((engine.spec.digest for engine in engines.values()), "of what is not loaded")
     ids = tuple(job.pk for job in jobs)
     call = BatchCall(
-        batch=uuid4(), model=jobs[0].model, digest=digest, job_ids=ids, time_limit_s=60, verdict=verdict,
+        batch=uuid4(), model=jobs[0].model, digest=digest, job_ids=ids, time_limit_s=3600, verdict=verdict,
         is_last=is_last,
     )  # fmt: skip
     with patch.object(child, "replica", replica, create=True):
@@ -191,7 +191,7 @@ class RaisedTests(TestCase):
             patch.object(child, "stages_of", side_effect=error),
         ):
             try:
-                child.run_batch(BatchCall(batch=uuid4(), model="m", digest="", job_ids=(), time_limit_s=60))
+                child.run_batch(BatchCall(batch=uuid4(), model="m", digest="", job_ids=(), time_limit_s=3600))
             except BaseException:
                 info = pickle.loads(pickle.dumps(ExceptionInfo()))
                 return info, getattr(info.exception, "exc", info.exception)

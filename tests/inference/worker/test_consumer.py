@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from types import SimpleNamespace
 from typing import Any
 from unittest import TestCase
@@ -82,7 +81,7 @@ class ConsumerTests(TestCase):
     def job(self, model: str = "a") -> JobMessage:
         return JobMessage(
             job_id=str(uuid4()), model=model, queue=f"inference.{model}", group="", size=1, length=1, priority=2,
-            created_at=time.time(), expires_at=None,
+            created_at=1760000000.0, expires_at=None,
         )  # fmt: skip
 
     def load(self, **models: str) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from datetime import timedelta
 from typing import Any
 from unittest.mock import Mock, patch
 from uuid import uuid4
@@ -23,7 +24,7 @@ from inference.worker.heartbeat import LATE_S, Facts, Heartbeat
 from inference.worker.housekeeping import Housekeeping
 from inference.worker.replicas import Replicas
 from inference.worker.watchdog import STALLED_S
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 
 
 def facts(**values: Any) -> Facts:
@@ -31,7 +32,7 @@ def facts(**values: Any) -> Facts:
         "state": "ready", "model_names": ["embeddings"], "replicas": {}, "catalog": {}, "error": "", "connected": True,
         "replicas_ready": 1, "replicas_busy": 0, "held": 0, "finished": 0, "speeds": {}, "reached": {},
     }  # fmt: skip
-    return Facts(**{**idle, "generation": {}, "costs": {}, "looped_at": time.monotonic(), **values})
+    return Facts(**{**idle, "generation": {}, "costs": {}, "looped_at": time.monotonic(), **values})  # just now
 
 
 def make_heartbeat(**values: Any) -> Heartbeat:
@@ -51,13 +52,13 @@ class HeartbeatTests(TransactionTestCase):
 
         def takes_long(**_: object) -> None:
             reached.set()
-            go_on.wait(60)
+            go_on.wait(PATIENCE_S)
 
         with patch.object(reconcile, "reconcile", takes_long):
             self.start(heartbeat)
             self.start(housekeeping)
             self.addCleanup(go_on.set)
-            self.assertTrue(reached.wait(20))
+            self.assertTrue(reached.wait(PATIENCE_S))
             row = Worker.objects.get(pk=heartbeat.plan.worker)
             eventually(lambda: Worker.objects.filter(pk=row.pk, heartbeat_at__gt=row.heartbeat_at).exists())
             self.assertFalse(go_on.is_set())
@@ -68,11 +69,13 @@ class HeartbeatTests(TransactionTestCase):
         with patch.object(upkeep_module, "ROUND_S", 600):
             self.start(housekeeping)
             eventually(lambda: housekeeping.sweeper.next_at_s, "the first round is over")
-            job = Job.objects.create(model="m", inputs="x", expires_at=timezone.now())
+            late = timezone.now() - timedelta(minutes=1)  # by the database's clock too
+            job = Job.objects.create(model="m", inputs="x", expires_at=late)
             housekeeping.expire_soon()
             eventually(lambda: Job.objects.filter(pk=job.pk, status=Status.EXPIRED).exists())
 
     def test_the_database_answers_for_as_long_as_no_heartbeat_came_late(self) -> None:
+        self.enterContext(patch("time.monotonic", return_value=time.monotonic()))  # no heartbeat is late by chance
         heartbeat = make_heartbeat()
         heartbeat.answering_since -= 1000
         self.assertTrue(heartbeat.try_to_beat())
@@ -145,14 +148,14 @@ class HeartbeatTests(TransactionTestCase):
         counted.assert_called_once_with([models()["embeddings"].queue])
 
     def test_the_watchdog_does_not_judge_while_the_broker_counts_queues_and_takes_nothing(self) -> None:
-        heartbeat = make_heartbeat(looped_at=time.monotonic() - 10 * STALLED_S)
+        heartbeat = make_heartbeat(looped_at=time.monotonic() - 10 * STALLED_S)  # it hangs
         housekeeping = Housekeeping(heartbeat, Replicas(heartbeat.plan, models()))
-        housekeeping.watchdog.looked_at = time.monotonic()
+        housekeeping.watchdog.looked_at = time.monotonic()  # just now
         with patch.object(publish, "ping", side_effect=BrokerUnavailable("no room")), patch("os._exit") as ended:
             self.assertRaises(BrokerUnavailable, housekeeping.watch)
         ended.assert_not_called()
 
     def start(self, thread: Heartbeat | Housekeeping) -> None:
         thread.start()
-        self.addCleanup(thread.join, 20)
+        self.addCleanup(thread.join, PATIENCE_S)
         self.addCleanup(thread.stop)

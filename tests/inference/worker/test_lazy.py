@@ -19,6 +19,7 @@ from inference.worker.calls import READY, Loaded
 from inference.worker.devices import Plan
 from inference.worker.lazy import LazyModels
 from inference.worker.replicas import Replicas
+from tests.conditions import PATIENCE_S
 
 PID = 11
 LAZY = ("a", "b")
@@ -200,7 +201,7 @@ class LookoutTests(TestCase):
             self.lookout.look()
         self.assertEqual((set(self.lookout.waiting), self.lookout.ours), ({"a"}, {"a"}))
         self.assertEqual(self.lookout.waiting["a"].priority, 1)
-        self.assertAlmostEqual(self.lookout.waiting["a"].since_s, first.created_at.timestamp(), delta=1.0)
+        self.assertAlmostEqual(self.lookout.waiting["a"].since_s, first.created_at.timestamp(), delta=PATIENCE_S)
 
     def test_an_idle_service_asks_one_query_and_one_with_all_in_memory_none(self) -> None:
         with self.assertNumQueries(1):

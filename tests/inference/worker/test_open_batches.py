@@ -260,7 +260,7 @@ class TurnTests(OpenCase):
         self.step(errors={alone: ""})
         self.add()
         self.kick()
-        self.assertGreater(self.dispatcher.backlog.isolation.others_until, time.monotonic() + 50)
+        self.assertGreater(self.dispatcher.backlog.isolation.others_until, time.monotonic() + 50)  # the clock stands
 
     def test_nobody_joins_while_the_child_is_to_load_something(self) -> None:
         one, _ = self.add()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 from unittest import TestCase
 from unittest.mock import patch
 from uuid import uuid4
-
-from django.utils import timezone
 
 from inference import errors
 from inference.catalog.specs import ModelSpec
@@ -15,13 +14,14 @@ from inference.store import transitions
 from inference.store.transitions import Claimed
 from inference.worker.outcomes import condemned, outcome_of
 
+MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 SPEC = ModelSpec(name="m", engine="x:Y", max_batch_size=2)
 
 
 def claimed(inputs: Any, **values: Any) -> Claimed:
     return Claimed(
         **{"id": uuid4(), "model": "m", "inputs": inputs, "parameters": {}, "size": 2, "length": 1, "whole": None,
-           "created_at": timezone.now(), "started_at": timezone.now(), "place": None, **values}
+           "created_at": MOMENT, "started_at": MOMENT, "place": None, **values}
     )  # fmt: skip
 
 

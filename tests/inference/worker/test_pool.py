@@ -1,6 +1,7 @@
 """The pool's book-keeping; with whole workers it is in tests/e2e and tests/faults."""
 
 import errno
+import math
 import os
 import signal
 import time
@@ -24,7 +25,8 @@ from inference.worker.calls import READY, Loaded, Order, Shared
 from inference.worker.devices import Plan
 from inference.worker.pool import ReplicaPool
 from inference.worker.replicas import Replicas
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
+from tests.inference.worker.test_dispatch import stop_clock
 
 MORE_THAN_A_PIPE = 300_000  # bytes that it holds
 
@@ -50,7 +52,7 @@ class PoolCase(TestCase):
         self.replicas = Replicas(plan, {"a": ModelSpec(name="a", engine="x:Y")})
         self.enterContext(patch.object(Forked, "replicas", self.replicas))
         self.enterContext(patch.object(child, "start", loads_all))
-        self.pool: Any = Forked(self.count, threads=False, context=get_context("fork"))
+        self.pool: Any = Forked(self.count, threads=False, proc_alive_timeout=PATIENCE_S, context=get_context("fork"))
         self.addCleanup(self.pool.terminate)
         self.addCleanup(self.kill_all)  # who is asked to leave takes a second
         self.hub = Hub()
@@ -143,7 +145,7 @@ class EndedChildTests(PoolCase):
 
     def test_what_it_had_begun_is_lost(self) -> None:
         killed = self.pid
-        self.pool.send(killed, time.sleep, (60,), error_callback=self.answers.append)
+        self.pool.send(killed, time.sleep, (3600,), error_callback=self.answers.append)  # does not end
         self.until(lambda: self.pool._cache and next(iter(self.pool._cache.values())).accepted(), "it has begun")
         self.kill()
         self.until(lambda: self.answers, "it is told")
@@ -179,21 +181,23 @@ class NotStartedTests(PoolCase):
         first, second = self.replicas.replicas
         (other,) = (process.pid for process in self.pool._pool if process.index == 1)
         killed = first.pid
-        open_before = len(os.listdir("/proc/self/fd"))
+        pauses, opened = [], []
         with self.refuse() as popen, self.assertLogs("inference.worker.replicas", "ERROR") as logs:
             os.kill(killed or 0, signal.SIGKILL)
-            for tries in range(1, 5):
+            for tries in range(1, 11):
                 self.until_tried(popen, tries)
-                pause_until, first.retry_at = first.retry_at, 0.0
-            first.retry_at = pause_until
+                self.assertGreater(first.retry_at, 0.0)
+                pauses.append(first.pauses.pause_s)
+                opened.append(len(os.listdir("/proc/self/fd")))
+                first.retry_at = 0.0 if tries < 10 else math.inf
             for _ in range(5):
                 self.hub.run_once()
-        self.assertEqual(popen.call_count, 4)
-        self.assertGreater(first.retry_at - time.monotonic(), 4.0)
+        self.assertEqual(popen.call_count, 10)
+        self.assertEqual(pauses[:4], [2.0, 4.0, 8.0, 16.0])
+        self.assertLess(opened[-1], opened[0] + 9)  # other threads may have opened some
         self.assertIn("replica 0 not started", logs.output[0])
         self.assertEqual(([process.pid for process in self.pool._pool], second.pid), ([other], other))
         self.assertEqual([owner is None for owner in self.pool._queues.values()].count(True), 1)
-        self.assertLess(len(os.listdir("/proc/self/fd")), open_before)
         self.pool.send(other, str, ("text",), callback=self.answers.append)
         self.until(lambda: self.answers, "the other one answers")
         first.retry_at = 0.0
@@ -239,6 +243,7 @@ class OrderTests(TestCase):
     """Two children run model a, and each is to load b beside it."""
 
     def setUp(self) -> None:
+        stop_clock(self)
         models = {name: ModelSpec(name=name, engine="x:Y") for name in ("a", "b")}
         replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=2, threads=1), {"a": models["a"]})
         for index, pid in enumerate((11, 22)):

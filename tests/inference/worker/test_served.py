@@ -1,10 +1,9 @@
 """Which models of the file a worker runs, and until when those that are gone from it."""
 
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 from uuid import uuid4
 
 from django.test import TestCase
@@ -25,6 +24,8 @@ PID = 7
 
 class ServedModelsTests(TestCase):
     def setUp(self) -> None:
+        self.now_s = 1000.0
+        self.enterContext(patch.object(served, "time", Mock(monotonic=lambda: self.now_s)))
         self.path = Path(self.enterContext(tempfile.TemporaryDirectory())) / "models.toml"
         self.path.write_text(ONE + TWO)
         self.enterContext(self.settings(MODELS_FILE=self.path))
@@ -35,6 +36,7 @@ class ServedModelsTests(TestCase):
         self.idle = True
 
     def write(self, text: str) -> None:
+        self.now_s += 1
         self.path.write_text(text)
         catalog = reader.load(self.path)
         self.enterContext(patch.object(lookup, "models", lambda: catalog))
@@ -45,8 +47,8 @@ class ServedModelsTests(TestCase):
 
     def find_jobless(self) -> None:
         """A while later."""
-        with patch.object(time, "monotonic", return_value=time.monotonic() + served.LINGER_S + 1):
-            self.served.find_jobless()
+        self.now_s += served.LINGER_S + 1
+        self.served.find_jobless()
 
     def test_the_file_is_followed_for_the_models_that_were_asked_for(self) -> None:
         self.write(ONE + TWO.replace('"x:Y"', '"x:Z"') + THREE)

@@ -16,12 +16,13 @@ from django.db import InterfaceError
 
 from inference.catalog import reader
 from inference.worker import devices, setup
+from tests.conditions import PATIENCE_S
 
 
 def worker(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "celery", "-A", "project", "worker", *options], env={**os.environ, **environment},
-        cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=60, check=False,
+        cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ WORDS = ParameterSpec(type="integer", min=1, max=1000)
 
 
 class SteppingCase(TransactionTestCase):
-    time_limit_s = 60.0
+    time_limit_s = 3600.0
 
     def setUp(self) -> None:
         self.spec = ModelSpec(
@@ -60,7 +60,7 @@ class SteppingCase(TransactionTestCase):
         """One step, if not asked otherwise."""
         self.replica.shared.asked = asked
         call = BatchCall(
-            batch=self.batch, model="words", digest=self.spec.digest, job_ids=ids, time_limit_s=60, goes_on=goes_on,
+            batch=self.batch, model="words", digest=self.spec.digest, job_ids=ids, time_limit_s=3600, goes_on=goes_on,
             **fields,
         )  # fmt: skip
         return child.run_batch(call)
@@ -155,8 +155,8 @@ class BesideTests(SteppingCase):
     def test_jobs_of_a_batch_that_waits_are_not_given_back_meanwhile(self) -> None:
         one = self.job(9)
         self.call(one)
+        late = timezone.now() + timedelta(seconds=300 + self.time_limit_s)  # leases are moments of the real clock
         self.beside()
-        late = timezone.now() + timedelta(seconds=300 + self.time_limit_s)
         self.assertTrue(Job.objects.filter(pk=one, lease_until__gt=late).exists())
         self.assertEqual(self.call(goes_on=True).left, {one})
 
@@ -196,22 +196,37 @@ class StreamTests(SteppingCase):
 
 
 class LimitTests(SteppingCase):
-    time_limit_s = 0.2
+    """On a clock of the test's own."""
+
+    time_limit_s = 60.0
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.now_s = time.monotonic()  # an open batch reads the real clock as it is made
+        self.enterContext(patch.object(stepping, "time", Mock(monotonic=lambda: self.now_s)))
+
+    def later(self) -> None:
+        """Something else takes longer than a job may."""
+        self.now_s += 2 * self.time_limit_s
+
+    def let_steps_take(self, seconds: float) -> None:
+        step = cast("words.Words", self.engine.stepper).step
+
+        def slowly() -> Any:
+            self.now_s += seconds
+            return step()
+
+        self.enterContext(patch.object(self.engine.stepper, "step", slowly))
 
     def test_a_job_past_the_limit_fails_and_frees_its_room(self) -> None:
-        with patch.object(self.engine.stepper, "step_s", 0.05):
-            report = self.call(self.job(90), asked=Asked.TO_THE_END)
+        self.let_steps_take(self.time_limit_s / 4)
+        report = self.call(self.job(90), asked=Asked.TO_THE_END)
         self.assertEqual((set(report.errors.values()), report.room.tokens), ({"timed_out"}, 100))
-
-    def later(self, seconds: float) -> None:
-        """Something else takes so long."""
-        later = Mock(monotonic=lambda: time.monotonic() + seconds)
-        self.enterContext(patch("inference.worker.stepping.time", later))
 
     def test_what_its_child_does_between_two_calls_does_not_count(self) -> None:
         one = self.job(9)
         self.call(one)
-        self.later(60)
+        self.later()
         self.assertEqual((self.call(goes_on=True).left, self.row(one).status), ({one}, Status.RUNNING))
 
     def test_nor_does_a_wait_for_the_database_that_another_is_recorded_in(self) -> None:
@@ -219,7 +234,7 @@ class LimitTests(SteppingCase):
         record = claims.record
 
         def slowly(*arguments: Any, **named: Any) -> Any:
-            self.later(60)
+            self.later()
             return record(*arguments, **named)
 
         with patch.object(claims, "record", slowly):
@@ -232,23 +247,12 @@ class LimitTests(SteppingCase):
         Job.objects.update(lease_until=None)
         self.call(goes_on=True)
         self.assertIsNone(self.row(one).lease_until)
-        self.later(stepping.KEEP_S + 1)
+        self.now_s += stepping.KEEP_S + 1
         self.call(goes_on=True)
         self.assertIsNotNone(self.row(one).lease_until)
 
     def test_the_time_in_which_one_waits_for_the_room_of_others_does_not_count(self) -> None:
-        clock = Mock(monotonic=Mock(return_value=0.0))
-        stepper = cast("words.Words", self.engine.stepper)
-        step = stepper.step
-
-        def slowly() -> Any:
-            clock.monotonic.return_value += 0.01
-            return step()
-
-        with (
-            patch("inference.worker.stepping.time", clock),
-            patch.object(stepper, "step", slowly),
-            patch.object(stepper, "capacity", 20),
-        ):
+        self.let_steps_take(self.time_limit_s / 20)
+        with patch.object(self.engine.stepper, "capacity", 20):
             report = self.call(self.job(15), self.job(15), asked=Asked.TO_THE_END)
         self.assertEqual((len(report.errors), set(report.errors.values()), report.tokens), (2, {""}, 30))

@@ -13,7 +13,7 @@ from inference.worker.dispatch import Dispatcher
 from inference.worker.isolation import MOST_ON_ONE_DEVICE
 from inference.worker.pool import ReplicaPool
 from inference.worker.replicas import Replicas
-from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase, Pool
+from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase, Pool, stop_clock
 
 BAD, GOOD = "cuda:0", "cuda:1"
 FAILED = errors.DeviceFailed("illegal memory access")
@@ -21,6 +21,7 @@ FAILED = errors.DeviceFailed("illegal memory access")
 
 class TrustTests(DispatcherCase):
     def setUp(self) -> None:
+        stop_clock(self)
         self.pool = Pool(replicas=2)
         plan = Plan(worker=uuid4(), devices=(BAD, GOOD), replicas=2, threads=1)
         self.replicas = Replicas(plan, CATALOG)
@@ -79,7 +80,8 @@ class TrustTests(DispatcherCase):
                     self.fails_on_bad()
                     self.ends_on_good()
             pauses.append(self.replicas.trust.withdrawn_s(BAD))
-            with patch("inference.worker.trust.time.monotonic", return_value=time.monotonic() + 2 * pauses[-1]):
+            later = time.monotonic() + 2 * pauses[-1]  # the clock stands
+            with patch("inference.worker.trust.time.monotonic", return_value=later):
                 self.assertTrue(self.replicas.may_start(0))
             self.replicas.trust._records[BAD].until = 0.0  # noqa: SLF001 - as if it were over
         self.assertEqual(pauses, sorted(pauses))
