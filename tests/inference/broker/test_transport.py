@@ -69,6 +69,13 @@ class OnOwnBroker(TestCase):
     def driven(self, *queues: str, **options: Any) -> Driven:
         return Driven(self, self.url, queues or [A], **options)
 
+    def idle(self) -> Driven:
+        """A consumer that knows that its queue is empty."""
+        consumer = self.driven()
+        consumer.turn()
+        consumer.run_until(lambda: not consumer.channel._in_poll)  # noqa: SLF001
+        return consumer
+
     def send(self, *bodies: Any, queue: str = A, step: int = 2, rows: int = 1, jobs: Any = 1, **options: Any) -> None:
         with connect(self, address.stock_kombu_url(self.broker.url), **options) as connection:
             producer = Producer(connection, serializer="json")
@@ -95,8 +102,7 @@ class TransportTests(OnOwnBroker):
 
     def test_an_idle_consumer_asks_nothing(self) -> None:
         with mock.patch.object(channel, "RECHECK_S", 3600):
-            consumer = self.driven()
-            consumer.turn()
+            consumer = self.idle()
             before = self.calls("evalsha")
             consumer.turn(20)
             self.assertEqual(self.calls("evalsha"), before)
@@ -236,8 +242,7 @@ class TransportTests(OnOwnBroker):
 
     def fetching(self) -> Driven:
         """A consumer whose fetch of 0, 1, 2 was executed, and whose answer it has not read."""
-        consumer = self.driven()
-        consumer.turn()
+        consumer = self.idle()
         self.send(*range(3))
         consumer.channel._update_queue_cycle()  # noqa: SLF001 - as when its queues change
         consumer.channel.connection.cycle.on_poll_start()
