@@ -25,6 +25,7 @@ from inference.worker.inflight import MOST_OVER
 from inference.worker.isolation import LONGEST_RETRY_S, LONGEST_STUCK_S
 from inference.worker.pool import ReplicaPool
 from inference.worker.replicas import Replicas
+from tests.conditions import PATIENCE_S
 
 PID = 4711
 CATALOG = {
@@ -441,7 +442,7 @@ class DispatcherTests(DispatcherCase):
         self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict), ((job_id,), "timed_out"))
 
     def test_a_child_that_is_stuck_outside_its_engine_is_killed_and_its_job_tried_again(self) -> None:
-        child = subprocess.Popen(["sleep", "3600"])
+        child = subprocess.Popen(["sleep", f"{PATIENCE_S:g}"])
         self.addCleanup(child.wait)
         self.addCleanup(child.kill)
         self.add()

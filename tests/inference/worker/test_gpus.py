@@ -124,7 +124,7 @@ class GpusTests(TestCase):
     def test_a_tool_that_is_stuck_in_the_driver_is_not_waited_for(self) -> None:
         """It does not end when it is killed."""
         self.files("nvidia0")
-        self.tool(script="exec sleep 3600")
+        self.tool(script=f"exec sleep {PATIENCE_S:g}")
         survived = patch.object(subprocess.Popen, "kill", autospec=True)
         with self.hurried(), survived as kill, patch.object(gpus, "ENDED_S", 0.1):
             found = self.find()
