@@ -47,7 +47,7 @@ class RabbitMQTests(SimpleTestCase):
             self.delete(name)
 
     def delete(self, queue: str) -> None:
-        self.connection.ensure_connection(timeout=PATIENCE_S)
+        self.connection.ensure_connection(timeout=int(PATIENCE_S))
         with self.connection.channel() as channel:
             channel.queue_delete(queue)
 

@@ -30,14 +30,14 @@ app.conf.update(
 )
 
 
-class NotedRequest(Request):
+class NotedRequest(Request):  # type: ignore[misc]  # without types
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         super().on_accepted(pid, time_accepted)
         (FOLDER / f"accepted-{self.id}").touch()
 
 
 class NotedTask(Task[Any, Any]):
-    Request = NotedRequest
+    Request = f"{__name__}:NotedRequest"
 
 
 @app.task(name="tiny.note", base=NotedTask)

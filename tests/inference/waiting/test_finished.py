@@ -1,4 +1,5 @@
 import threading
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock, patch
 from uuid import UUID, uuid4
@@ -35,13 +36,16 @@ class ListenerTests(TransactionTestCase):
         return thread, answers
 
     def tell(self, ids: list[UUID], answers: list[Any]) -> None:
+        self.tell_until(lambda: bool(answers), ids)
+
+    def tell_until(self, condition: Callable[[], bool], ids: list[UUID]) -> None:
         """Again and again: the listener may not have subscribed yet."""
 
-        def told() -> list[Any]:
+        def told() -> bool:
             notices.publish(ids)
-            return answers
+            return condition()
 
-        eventually(told)
+        eventually(told, "the notice is heard")
 
     def test_a_notice_wakes_the_waiter_with_what_became_of_the_job(self) -> None:
         thread, answers = self.wait_in_thread()
@@ -59,8 +63,8 @@ class ListenerTests(TransactionTestCase):
 
     def test_a_notice_of_an_unfinished_job_wakes_nobody(self) -> None:
         thread, answers = self.wait_in_thread()
-        with patch.object(finished.rows, "finished", wraps=rows.finished) as read:
-            eventually(lambda: notices.publish([self.job.id]) or read.called, "the notice is read")
+        with patch.object(rows, "finished", wraps=rows.finished) as read:
+            self.tell_until(lambda: read.called, [self.job.id])
         self.finish()
         self.tell([self.job.id], answers)
         thread.join()
