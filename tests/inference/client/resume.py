@@ -18,6 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.conditions import eventually
+from tests.ports import HOST
+
 ROOT = Path(__file__).parent.parent.parent.parent
 MODELS = """
 [echo]
@@ -42,6 +45,7 @@ class Program:
 
     def __init__(self, url: str, lines: Path, answers: Path) -> None:
         self.answers = answers
+        self.memory_mb = 0.0  # the most that it took, once it has ended
         with lines.open("rb") as source:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "inference.client", "--url", url, "map", "echo", "--name", NAME,
@@ -55,17 +59,18 @@ class Program:
     def answered(self) -> int:
         return self.answers.read_bytes().count(b"\n") if self.answers.exists() else 0
 
-    def end(self, limit_s: float) -> tuple[int, float]:
-        """Its exit status, and the most memory that it took, in MB."""
-        give_up_at = time.monotonic() + limit_s
-        while time.monotonic() < give_up_at:
+    def wait_for(self, count: int) -> None:
+        """Returns once so many are answered, or it has ended; nothing new for the whole patience fails."""
+        while not self.has_ended() and (before := self.answered()) < count:
+            eventually(lambda: self.has_ended() or self.answered() > before, f"more than {before} answers")
+
+    def has_ended(self) -> bool:
+        if self.process.returncode is None:
             pid, status, used = os.wait4(self.process.pid, os.WNOHANG)
             if pid:
                 self.process.returncode = os.waitstatus_to_exitcode(status)
-                return self.process.returncode, used.ru_maxrss / 1024
-            time.sleep(0.1)
-        self.kill()
-        raise AssertionError(f"not finished after {limit_s:g} s, with {self.answered()} answers")
+                self.memory_mb = used.ru_maxrss / 1024
+        return self.process.returncode is not None
 
 
 def wrong(answers: Path, count: int) -> Iterator[str]:
@@ -81,29 +86,30 @@ def wrong(answers: Path, count: int) -> Iterator[str]:
         yield f"{number + 1} answers to {count} lines"
 
 
-def killed_and_resumed(stack: Any, folder: Path, count: int, limit_s: float) -> float:
+def killed_and_resumed(stack: Any, folder: Path, count: int) -> float:
     """Most memory in MB of the run that ended. Raises `AssertionError`."""
-    from tests.conditions import eventually
-    from tests.ports import HOST
-
     lines, answers = folder / "lines.jsonl", folder / "answers.jsonl"
     write_lines(lines, count)
     url = f"http://{HOST}:{stack.port}"
     for share in (0.3, 0.6):
         program = Program(url, lines, answers)
-        eventually(lambda: program.answered() >= share * count, "some are answered", limit_s=limit_s)  # noqa: B023
+        program.wait_for(int(share * count))
         program.kill()
         stack.children["worker1"].kill()
         with answers.open("ab") as file:
             file.write(b'{"output": {"ec')  # as if it had been cut
         stack.start_worker("worker1")
-    status, memory_mb = Program(url, lines, answers).end(limit_s)
+    last = Program(url, lines, answers)
+    last.wait_for(count)
+    eventually(last.has_ended, "it ends after its last answer")
     told = list(wrong(answers, count))[:5]
-    jobs = stack.jobs.filter(model="echo")
+    jobs = stack.jobs.filter(bulk__idempotency_key__contains=f"map:{NAME}:")
     made, inputs = jobs.count(), jobs.values("inputs").distinct().count()
-    if status or told or (made, inputs) != (count, count):
-        raise AssertionError(f"exit {status}, {made} jobs of {inputs} inputs for {count} lines; {told}")
-    return memory_mb
+    if last.process.returncode or told or (made, inputs) != (count, count):
+        raise AssertionError(
+            f"exit {last.process.returncode}, {made} jobs of {inputs} inputs for {count} lines; {told}"
+        )
+    return last.memory_mb
 
 
 def main() -> None:
@@ -125,7 +131,7 @@ def main() -> None:
         else:
             with Stack(models=MODELS) as stack:
                 began_at = time.monotonic()
-                memory_mb = killed_and_resumed(stack, Path(folder), count, 3600.0)
+                memory_mb = killed_and_resumed(stack, Path(folder), count)
                 sys.stdout.write(f"{count} lines, once each and in order; {memory_mb:.0f} MB at most,")
                 sys.stdout.write(f" {time.monotonic() - began_at:.0f} s with two kills\n")
 
@@ -165,7 +171,6 @@ def used_s(stack: Any) -> dict[str, float]:
 
 def by_map(stack: Any, count: int) -> int:
     from inference.client import Client
-    from tests.ports import HOST
 
     with Client(f"http://{HOST}:{stack.port}") as client:
         return sum(1 for _ in client.map("echo", map(line, range(count))))

@@ -7,6 +7,8 @@ import sys
 import unittest
 from pathlib import Path
 
+from tests.conditions import PATIENCE_S
+
 ROOT = Path(__file__).parent.parent.parent.parent
 SCRIPT = """
 import sys
@@ -29,6 +31,6 @@ print(inference.client.Client("http://127.0.0.1:1"))
 class AloneTests(unittest.TestCase):
     def test_it_needs_the_standard_library_and_urllib3_only(self) -> None:
         done = subprocess.run(
-            [sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
         self.assertEqual((done.returncode, done.stderr), (0, ""))

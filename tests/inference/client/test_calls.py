@@ -11,18 +11,19 @@ from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
 
-from inference.client import Client, ClientError, JobError, JobFuture, mapping
+from inference.client import Client, ClientError, JobError, JobFuture, client, mapping
 from tests import echo
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 from tests.e2e.case import StackCase
+from tests.inference.client.held import HELD
 from tests.ports import HOST
 from tests.stack import ECHO
 
 MODELS = f"""{ECHO}
 [slow]
-engine = "tests.echo:EchoEngine"
+engine = "tests.inference.client.held:HeldEcho"
 max_batch_size = 1
-options = {{ fixed_ms = 300 }}
+time_limit_s = 600
 
 [unserved]
 engine = "no.such.module:Engine"
@@ -33,7 +34,21 @@ class CallTests(StackCase):
     options = {"models": MODELS, "replicas": 2}
 
     def setUp(self) -> None:
-        self.client = self.enterContext(Client(f"http://{HOST}:{self.stack.port}", patience_s=30))
+        self.client = self.enterContext(Client(f"http://{HOST}:{self.stack.port}", patience_s=PATIENCE_S))
+        self.held = self.stack.folder / HELD
+
+    def hold(self) -> None:
+        """No call of `slow` is answered before `release`, which the end of the test is too."""
+        self.held.touch()
+        self.addCleanup(self.release)
+
+    def release(self) -> None:
+        self.held.unlink(missing_ok=True)
+
+    def running(self, *futures: JobFuture) -> None:
+        """Wait until these run."""
+        jobs = self.stack.jobs.filter(pk__in=[future.id for future in futures], status="running")
+        eventually(lambda: jobs.count() == len(futures), "the jobs run")
 
     # Calls
 
@@ -55,16 +70,18 @@ class CallTests(StackCase):
             self.assertIsNotNone(refused.exception.request_id)
 
     def test_after_its_time_the_job_goes_on_and_is_found_again(self) -> None:
-        with self.assertRaises(TimeoutError) as late:
+        self.hold()
+        with patch.object(client, "GRACE_S", PATIENCE_S), self.assertRaises(TimeoutError) as late:
             self.client.run("slow", "x", timeout=0.01)
         job_id = str(late.exception).split()[2]
-        self.assertEqual(self.client.job(job_id).result(30), echo.expected("x"))
+        self.release()
+        self.assertEqual(self.client.job(job_id).result(PATIENCE_S), echo.expected("x"))
 
     def test_the_same_key_is_the_same_job(self) -> None:
         key = str(uuid4())
         first, second = (self.client.submit("echo", "x", key=key) for _ in range(2))
         self.assertEqual(first.id, second.id)
-        self.assertEqual(first.result(30), second.result(30))
+        self.assertEqual(first.result(PATIENCE_S), second.result(PATIENCE_S))
 
     # Futures
 
@@ -73,16 +90,18 @@ class CallTests(StackCase):
         futures: dict[concurrent.futures.Future[Any], int] = {
             self.client.submit("echo", f"text {number}"): number for number in range(300)
         }
-        found = {futures[done]: done.result() for done in concurrent.futures.as_completed(futures, timeout=60)}
+        found = {futures[done]: done.result() for done in concurrent.futures.as_completed(futures, timeout=PATIENCE_S)}
         self.assertEqual(found, {number: echo.expected(f"text {number}") for number in range(300)})
         self.assertLessEqual(len(set(threading.enumerate()) - others), 4)
 
     def test_a_quick_job_is_not_kept_waiting_by_slow_ones(self) -> None:
-        slow = [self.client.submit("echo", {"fail": "hang-sleep", "seconds": 3}) for _ in range(1)]
-        self.assertEqual(self.client.submit("echo", "quick").result(30), echo.expected("quick"))
-        done, waiting = concurrent.futures.wait([*slow, self.client.submit("echo", "b")], 30, "FIRST_COMPLETED")
-        self.assertEqual((len(done), waiting), (1, set(slow)))
-        self.assertFalse(slow[0].done())
+        self.hold()
+        slow = self.client.submit("slow", "x")
+        self.running(slow)
+        self.assertEqual(self.client.submit("echo", "quick").result(PATIENCE_S), echo.expected("quick"))
+        both = [slow, self.client.submit("echo", "b")]
+        done, waiting = concurrent.futures.wait(both, PATIENCE_S, "FIRST_COMPLETED")
+        self.assertEqual((len(done), waiting), (1, {slow}))
 
     def test_callbacks_are_told(self) -> None:
         told: list[Any] = []
@@ -90,20 +109,20 @@ class CallTests(StackCase):
         self.assertEqual(eventually(lambda: told), [echo.expected("x")])
 
     def test_what_is_cancelled_before_it_runs_and_while_it_runs(self) -> None:
-        running = self.client.submit("slow", {"fail": "hang-sleep", "seconds": 5})
-        also = self.client.submit("slow", {"fail": "hang-sleep", "seconds": 5})
-        eventually(lambda: self.stack.jobs.filter(pk__in=[running.id, also.id], status="running").count() == 2)
+        self.hold()
+        running, also = (self.client.submit("slow", text) for text in ("a", "b"))
+        self.running(running, also)
         queued = self.client.submit("slow", "x")
         for future, was_running in ((queued, False), (running, True), (also, True)):
             self.assertTrue(future.cancel())
             self.assertEqual((future.cancelled(), future.was_running), (True, was_running))
             with self.assertRaises(concurrent.futures.CancelledError):
                 future.result()
-        self.assertEqual(len(concurrent.futures.wait([queued, running], 5).done), 2)
+        self.assertEqual(len(concurrent.futures.wait([queued, running], PATIENCE_S).done), 2)
 
     def test_what_is_finished_cannot_be_cancelled(self) -> None:
         future = self.client.submit("echo", "x")
-        future.result(30)
+        future.result(PATIENCE_S)
         self.assertFalse(future.cancel())
         service = self.client.service
         queued = {"id": future.id, "status": "queued"}
@@ -115,13 +134,15 @@ class CallTests(StackCase):
         future = self.client.submit("unserved", "[MASK]")
         self.client.cancel(future.id)
         with self.assertRaises(concurrent.futures.CancelledError):
-            future.result(30)
+            future.result(PATIENCE_S)
 
     def test_a_wait_that_is_over_leaves_the_job_alone(self) -> None:
+        self.hold()
         future = self.client.submit("slow", "x")
         with self.assertRaises(TimeoutError):
             future.result(0.01)
-        self.assertEqual(future.result(30), echo.expected("x"))
+        self.release()
+        self.assertEqual(future.result(PATIENCE_S), echo.expected("x"))
 
     def test_a_job_that_is_not_there(self) -> None:
         with self.assertRaises(ClientError) as missing:
@@ -132,7 +153,7 @@ class CallTests(StackCase):
         with Client(f"http://{HOST}:{self.stack.port}") as client:
             future = client.submit("unserved", "[MASK]")
         with self.assertRaises(ClientError) as closed:
-            future.result(5)
+            future.result(PATIENCE_S)
         self.assertEqual(closed.exception.code, "closed")
 
     # Maps
@@ -222,10 +243,13 @@ class CallTests(StackCase):
         asyncio.run(main())
 
     def test_an_await_that_is_cancelled_leaves_the_job_alone(self) -> None:
+        self.hold()
+
         async def main() -> None:
             future = await self.client.asubmit("slow", "x")
             with self.assertRaises(TimeoutError):
                 await asyncio.wait_for(future, 0.01)
+            self.release()
             self.assertEqual(await future, echo.expected("x"))
             cancelled = await self.client.asubmit("unserved", "[MASK]")
             await self.client.acancel(cancelled.id)
@@ -238,7 +262,7 @@ class CallTests(StackCase):
         with self.assertRaises(JobError):
             asyncio.run(self.client.arun("echo", {"fail": "exception"}))
         with self.assertRaises(TimeoutError):
-            asyncio.run(self.client.arun("slow", "x", timeout=0.05))
+            asyncio.run(self.client.arun("unserved", "x", timeout=0.05))
 
 
 class NarrowTests(StackCase):
@@ -250,7 +274,7 @@ class NarrowTests(StackCase):
     }
 
     def test_bulks_are_made_smaller_and_wait_for_room(self) -> None:
-        with Client(f"http://{HOST}:{self.stack.port}", patience_s=60) as client:
+        with Client(f"http://{HOST}:{self.stack.port}", patience_s=PATIENCE_S) as client:
             inputs = [f"text {number}" for number in range(300)] + ["x" * 19_000]
             with patch.object(mapping, "BULK", 100):
                 answers = list(client.map("echo", inputs))

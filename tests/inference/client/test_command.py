@@ -11,6 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from tests import echo
+from tests.conditions import PATIENCE_S
 from tests.e2e.case import StackCase
 from tests.inference.client import resume
 from tests.ports import HOST, free_port
@@ -26,7 +27,7 @@ class CommandCase(StackCase):
         url = url or f"http://{HOST}:{self.stack.port}"
         return subprocess.run(
             [sys.executable, "-m", "inference.client", "--url", url, *arguments],
-            cwd=resume.ROOT, input=given, capture_output=True, text=True, timeout=120, check=False,
+            cwd=resume.ROOT, input=given, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
 
 
@@ -60,6 +61,10 @@ class CommandTests(CommandCase):
         other = self.call("map", "echo", "--output", str(answers), "--name", name, given=given.replace("1", "7"))
         self.assertIn("are not those of the earlier run", other.stderr)
 
+    def test_a_map_whose_program_and_worker_are_killed_answers_each_line_once_in_order(self) -> None:
+        resume.killed_and_resumed(self.stack, self.folder, 6000)
+        self.stack.ready()
+
     def test_status_and_cancel(self) -> None:
         told = self.call("status")
         self.assertEqual((told.returncode, told.stdout.splitlines()[1].split()[0]), (0, "echo"))
@@ -88,12 +93,7 @@ class CommandTests(CommandCase):
 
 
 class KeyTests(CommandCase):
-    options = {"models": resume.MODELS, "environment": {"API_KEY_REQUIRED": "1"}}
+    options = {"models": resume.MODELS, "workers": 0, "environment": {"API_KEY_REQUIRED": "1"}}
 
     def test_who_has_no_key_is_told_where_to_put_it(self) -> None:
         self.assertIn("INFERENCE_API_KEY", self.call("run", "echo", "x").stderr)
-
-
-class ResumeTests(CommandCase):
-    def test_a_map_whose_program_and_worker_are_killed_answers_each_line_once_in_order(self) -> None:
-        resume.killed_and_resumed(self.stack, self.folder, 6000, limit_s=240.0)

@@ -22,12 +22,14 @@ from unittest.mock import Mock, patch
 from inference.client import BaseClient, Client, ClientError, JobError
 from inference.client.command import answers_file, encoded, main, parser
 from inference.client.service import MOST_IDS, Service
+from tests.conditions import PATIENCE_S
 from tests.inference.client import pauses
 from tests.inference.client.resume import ROOT
 from tests.inference.client.test_trouble import FULL, JOB, Scripted, Server
 
 QUEUED = {**JOB, "status": "queued", "output": None}
 OTHERS: Scripted = (200, {"ok": True}, {})  # of another service
+BEGAN_AT = 1000.0  # by a clock that goes on as who sleeps says
 NOTHING: dict[str, Any] = {"items": [], "missing": [], "left": 1}
 
 
@@ -47,7 +49,7 @@ class AnswerTests(TestCase):
     def test_another_service_that_speaks_json_is_told_from_this_one(self) -> None:
         calls: dict[str, Callable[[Client], Any]] = {
             "run": lambda client: client.run("echo", "x"),
-            "a future": lambda client: client.submit("echo", "x").result(20),
+            "a future": lambda client: client.submit("echo", "x").result(PATIENCE_S),
             "map": lambda client: list(client.map("echo", ["x"])),
             "status": lambda client: client.ready(),
             "models": lambda client: client.models(),
@@ -64,7 +66,7 @@ class AnswerTests(TestCase):
         answered = {"items": [JOB], "missing": []}
         script: list[Scripted] = [(202, QUEUED, {}), (200, NOTHING, dated), (200, answered, {})]
         with Server(*script) as server, Client(server.url) as client:
-            self.assertEqual(client.submit("echo", "x").result(20), "done")
+            self.assertEqual(client.submit("echo", "x").result(PATIENCE_S), "done")
 
     def test_there_is_always_a_pause(self) -> None:
         with Server((503, FULL, {"Retry-After": "0"}), (200, JOB, {})) as server, Client(server.url) as client:
@@ -106,14 +108,14 @@ class MapTests(ServedCase):
         super().setUp()
         self.others = set(threading.enumerate()) - {threading.current_thread()}  # that clients of other tests left
         self.clock = Mock()
-        self.began_at = self.clock.monotonic.return_value = time.monotonic()
+        self.clock.monotonic.return_value = BEGAN_AT
         self.clock.sleep.side_effect = self.go_on
         for module in ("mapping", "service"):
             self.enterContext(patch(f"inference.client.{module}.time", self.clock))
 
     def go_on(self, seconds: float) -> None:
         if threading.current_thread() in self.others:
-            time.sleep(seconds)
+            time.sleep(seconds)  # or they would ask without a pause
         else:
             self.clock.monotonic.return_value += seconds
 
@@ -132,7 +134,7 @@ class MapTests(ServedCase):
         self.service.submit_bulk.side_effect = ClientError("Full.", code="queue_full", passing=True)
         with self.assertRaises(ClientError):
             list(self.client.map("m", ["a"]))
-        self.assertLess(self.clock.monotonic(), self.began_at + 61.0)
+        self.assertLess(self.clock.monotonic(), BEGAN_AT + 61.0)
 
     def test_without_order_slow_jobs_keep_no_others_waiting(self) -> None:
         slow = {str(number) for number in range(MOST_IDS)}
@@ -161,14 +163,14 @@ class CallbackTests(ServedCase):
         self.service.submit.side_effect = [{**QUEUED, "id": str(number)} for number in range(12)]
         told = threading.Event()
         self.service.wait.side_effect = lambda ids, wait_s: (
-            told.wait(20) and {"items": list(map(finished, ids)), "missing": []}
+            told.wait(PATIENCE_S) and {"items": list(map(finished, ids)), "missing": []}
         )
         futures = [self.client.submit("m", "x") for _ in range(12)]
         for future in futures:
             future.add_done_callback(lambda _: sys.exit(1))
         with self.assertLogs("inference.client"):
             told.set()
-            self.assertEqual(wait(futures, timeout=20).not_done, set())
+            self.assertEqual(wait(futures, timeout=PATIENCE_S).not_done, set())
 
 
 class AsyncTests(ServedCase):
@@ -200,18 +202,22 @@ class AsyncTests(ServedCase):
             asyncio.run(self.client.arun("m", "x"))
         self.assertEqual((cancelled.exception.code, cancelled.exception.job_id), ("cancelled", JOB["id"]))
         self.service.wait.side_effect = lambda ids, wait_s: {"items": [], "missing": [], "pause_s": 0.05}
-        with self.assertRaises(TimeoutError) as late:
-            asyncio.run(self.client.arun("m", "x", timeout=0.2))
+
+        async def submitted(model: str, inputs: Any) -> Any:
+            return self.client.submit(model, inputs)  # without a thread, for which the time could be too short
+
+        with patch.object(self.client, "asubmit", submitted), self.assertRaises(TimeoutError) as late:
+            asyncio.run(self.client.arun("m", "x", timeout=0.05))
         self.assertIn(JOB["id"], str(late.exception))
 
 
 class ForkTests(ServedCase):
     def test_a_forked_process_has_threads_and_connections_of_its_own(self) -> None:
         self.service.submit.return_value = QUEUED
-        output = self.client.submit("m", "x").result(20)
+        output = self.client.submit("m", "x").result(PATIENCE_S)
         if not (child := os.fork()):
             try:
-                own = self.client.submit("m", "x").result(5)
+                own = self.client.submit("m", "x").result(PATIENCE_S)
                 os._exit(0 if own == output and self.service.reconnect.called else 1)
             finally:
                 os._exit(2)
@@ -251,6 +257,6 @@ class CommandTests(TestCase):
             done = subprocess.run(
                 [sys.executable, "-m", "inference.client", "--url", server.url, "run", "echo", "x"],
                 cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": ""},
-                stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+                stdout=closed, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False,
             )  # fmt: skip
         self.assertEqual((done.returncode, done.stderr), (1, ""))

@@ -9,6 +9,7 @@ from typing import Any
 from inference.client import Client
 from inference.engines import parity
 from tests import tiny_models
+from tests.conditions import PATIENCE_S
 from tests.e2e.case import StackCase
 from tests.ports import HOST
 from tests.stack import Stack
@@ -39,7 +40,7 @@ class SameAnswerTests(StackCase):
                 ways = {
                     "listed": client.run(task, inputs, parameters=parameters),
                     "mapped": list(client.map(task, inputs, parameters=parameters)),
-                    "as futures": [future.result(60) for future in futures],
+                    "as futures": [future.result(PATIENCE_S) for future in futures],
                     "in pages": self.in_pages([future.id for future in futures]),
                     "blocking": [self.blocking(task, each, parameters) for each in inputs],
                 }

@@ -9,7 +9,9 @@ from typing import Any, Self
 from unittest import TestCase
 from unittest.mock import patch
 
-from inference.client import Client, ClientError, client, http
+from inference.client import BaseClient, Client, ClientError, client
+from inference.client.http import Http
+from tests.conditions import PATIENCE_S, eventually
 from tests.inference.client import pauses
 
 Scripted = tuple[int, Any, dict[str, str]]
@@ -69,11 +71,25 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+class Hasty(Http):
+    """Gives up its first request soon, and no other."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server.url)
+        self.server, self.limits_s = server, [1.2]
+
+    def _send(self, *arguments: Any, **options: Any) -> Any:
+        if self.limits_s:
+            return super()._send(*arguments, **{**options, "read_s": self.limits_s.pop()})
+        eventually(lambda: len(self.server.script) == 1, "the first request is read")
+        return super()._send(*arguments, **{**options, "read_s": PATIENCE_S})
+
+
 class TroubleTests(TestCase):
     def setUp(self) -> None:
         self.slept = pauses.recorded(self)
 
-    def run_against(self, *script: Scripted | None, patience_s: float = 60.0) -> tuple[Any, list[dict[str, str]]]:
+    def run_against(self, *script: Scripted | None, patience_s: float = PATIENCE_S) -> tuple[Any, list[dict[str, str]]]:
         with Server(*script) as server, Client(server.url, "secret", patience_s=patience_s) as client:
             try:
                 found = client.run("echo", "x")
@@ -95,18 +111,21 @@ class TroubleTests(TestCase):
 
     def test_an_answer_that_never_comes_is_asked_for_again(self) -> None:
         """It may have taken longer than the patience."""
-        with patch.object(http, "ANSWER_S", 0.7 - client.LONGEST_WAIT_S):
-            output, asked = self.run_against(SILENCE, (200, JOB, {}), patience_s=0.5)
-        self.assertEqual((output, len(asked)), ("done", 2))
+        with (
+            Server(SILENCE, (200, JOB, {})) as server,
+            BaseClient(Hasty(server), patience_s=1.0) as client_,
+        ):
+            self.assertEqual((client_.run("echo", "x"), len(server.asked)), ("done", 2))
 
     def test_a_service_that_does_not_answer_is_waited_for_as_long_as_the_caller_says(self) -> None:
         with (
             Server(SILENCE) as server,
             Client(server.url) as client_,
             patch.object(client, "GRACE_S", 0.1),
-            self.assertRaises(ClientError) as away,
         ):
-            client_.run("echo", "x", timeout=0.1)
+            with self.assertRaises(ClientError) as away:
+                client_.run("echo", "x", timeout=0.1)
+            eventually(lambda: server.asked, "what was sent is read")
         self.assertEqual((away.exception.code, len(server.asked)), ("unreachable", 1))
 
     def test_each_submission_has_a_key_of_its_own(self) -> None:
@@ -119,7 +138,7 @@ class TroubleTests(TestCase):
         self.assertEqual((error.code, error.request_id, len(asked)), ("invalid_input", "r2", 1))
 
     def test_patience_ends(self) -> None:
-        error, asked = self.run_against((503, FULL, {"Retry-After": "90"}))
+        error, asked = self.run_against((503, FULL, {"Retry-After": "90"}), patience_s=60.0)
         self.assertEqual((error.code, len(asked), self.slept), ("queue_full", 1, []))
 
     def test_a_redirect_is_not_followed_with_the_key(self) -> None:
