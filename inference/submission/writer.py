@@ -70,7 +70,7 @@ class Writer:
 
     def accept(self, job: Job) -> None:
         """Returns when the row is committed. Raises `IntegrityError` for a key that is taken, `StoreUnavailable`."""
-        self.confirm(self.offer(job))
+        self.confirm(self.offer(job), PATIENCE_S)
 
     def offer(self, job: Job, refused: Callable[[Exception], None] | None = None) -> PendingWrite:
         """Returns at once: for who waits for the job's end anyway, and confirms when that does not come soon."""
@@ -86,7 +86,7 @@ class Writer:
             self._arrived.notify()
         return pending
 
-    def confirm(self, pending: PendingWrite, patience_s: float = PATIENCE_S) -> None:
+    def confirm(self, pending: PendingWrite, patience_s: float) -> None:
         """Returns when the row is committed. Raises `IntegrityError` for a key that is taken, `StoreUnavailable`."""
         with lending(patience_s) as left_s:
             pending.wait(left_s)

@@ -3,10 +3,9 @@
 import dataclasses
 import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 from django.contrib.auth import get_user_model
 from django.db import OperationalError, connection, connections
@@ -23,7 +22,8 @@ from inference.store import rows
 from inference.submission import admission, bulk, jobs, lines
 from inference.submission.submissions import BulkSubmission, Item, Submission, Terms
 from inference.submission.writer import writer
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
+from tests.inference.submission import patience
 
 MODEL = "embeddings"
 SPEC = spec_of(MODEL)
@@ -32,6 +32,7 @@ SPEC = spec_of(MODEL)
 class ShareTests(TransactionTestCase):
     def setUp(self) -> None:
         admission.forget()
+        patience.lend(self)
         self.owner = get_user_model().objects.create(username="ada")
 
     def submit(self, limit: int = 3, **fields: Any) -> bool:
@@ -53,7 +54,7 @@ class ShareTests(TransactionTestCase):
         barrier = threading.Barrier(60)
 
         def submit(number: int) -> bool:
-            barrier.wait()
+            barrier.wait(PATIENCE_S)
             return self.submit_from_a_thread(2 * number)
 
         with ThreadPoolExecutor(60) as pool:
@@ -117,13 +118,17 @@ class BulkTests(TransactionTestCase):
 
 
 class LineTests(TransactionTestCase):
+    def setUp(self) -> None:
+        patience.lend(self)
+
     def line(self) -> lines.Line:
         return lines.Line(lambda: Job.objects.filter(status=Status.QUEUED))
 
     def test_a_long_line_that_is_full_is_not_counted_for_every_refusal(self) -> None:
         Job.objects.bulk_create(Job(model=MODEL, inputs="x") for _ in range(60))
         line = self.line()
-        with patch.object(lines, "EXACT", 50), CaptureQueriesContext(connection) as queries:
+        stopped = patch.object(lines, "time", Mock(monotonic=lambda: 0.0))
+        with stopped, patch.object(lines, "EXACT", 50), CaptureQueriesContext(connection) as queries:
             self.assertEqual([line.enter([Job().pk], 60) for _ in range(5)], [False] * 5)
         self.assertEqual((len(queries), line.waiting), (1, 60))
 
@@ -135,7 +140,7 @@ class LineTests(TransactionTestCase):
             return counts.pop(0)
 
         slow = patch.object(QuerySet, "count", count)
-        with patch.object(lines, "EXACT", 50), slow, patch.object(time, "monotonic", lambda: now[0]):
+        with patch.object(lines, "EXACT", 50), slow, patch.object(lines, "time", Mock(monotonic=lambda: now[0])):
             line = self.line()
             self.assertFalse(line.enter([Job().pk], 60))
             now[0] += 1.0
@@ -151,14 +156,14 @@ class LineTests(TransactionTestCase):
         def away() -> QuerySet[Job]:
             counts.append(1)
             counting.set()
-            go_on.wait(30)
+            go_on.wait(PATIENCE_S)
             raise OperationalError("away")
 
         line = lines.Line(away)
         give_back = patch.object(store_connections, "give_back")
         with give_back as waiting, ThreadPoolExecutor(4) as pool:
             first = pool.submit(line.enter, [Job().pk], 3)
-            counting.wait(30)
+            self.assertTrue(counting.wait(PATIENCE_S))
             others = [pool.submit(line.enter, [Job().pk], 3) for _ in range(3)]
             eventually(lambda: waiting.call_count == 3, "they wait")
             go_on.set()
@@ -173,7 +178,7 @@ class LineTests(TransactionTestCase):
         def away_at_first() -> QuerySet[Job]:
             if not counting.is_set():
                 counting.set()
-                go_on.wait(30)
+                go_on.wait(PATIENCE_S)
                 raise OperationalError("spent")
             return Job.objects.none()
 
@@ -185,10 +190,10 @@ class LineTests(TransactionTestCase):
                 return line.enter([Job().pk], 3)
 
         line = lines.Line(away_at_first)
-        limit = patch.dict(os.environ, DATABASE_ANSWER_S="4")
+        limit = patch.dict(os.environ, DATABASE_ANSWER_S=str(PATIENCE_S))
         with limit, patch.object(store_connections, "give_back") as waiting, ThreadPoolExecutor(4) as pool:
-            spent = pool.submit(enter, 9.0)
-            counting.wait(30)
+            spent = pool.submit(enter, 2 * PATIENCE_S)
+            self.assertTrue(counting.wait(PATIENCE_S))
             fresh = [pool.submit(enter, 0.0) for _ in range(3)]
             eventually(lambda: waiting.call_count == 3, "they wait")
             go_on.set()

@@ -17,6 +17,8 @@ from inference.status.workers import served_models
 from inference.submission import admission, bulk, idempotency, jobs
 from inference.submission.submissions import BulkSubmission, Item, Submission
 from inference.waiting import compute_slots
+from tests.conditions import PATIENCE_S
+from tests.inference.submission import patience
 
 CLIENTS = 10
 SPEC = dataclasses.replace(spec_of("embeddings"), max_queued=1)
@@ -28,13 +30,14 @@ class OnceTests(TransactionTestCase):
     def setUp(self) -> None:
         served_models.forget()
         admission.forget()
+        patience.lend(self)
 
     def at_once(self, call: Callable[[], object]) -> list[object]:
         """What each of many requests got."""
         barrier = threading.Barrier(CLIENTS)
 
         def client(_: int) -> object:
-            barrier.wait()
+            barrier.wait(PATIENCE_S)
             try:
                 return call()
             finally:
@@ -53,7 +56,7 @@ class OnceTests(TransactionTestCase):
 
         def fail() -> Job:
             others.append(pool.submit(jobs.submit, ONE))
-            waits.wait(30)
+            self.assertTrue(waits.wait(PATIENCE_S))
             raise errors.QueueFull("full")
 
         with ThreadPoolExecutor(1) as pool, patch.object(idempotency, "lending", lending):

@@ -19,7 +19,8 @@ from inference.status.workers import served_models
 from inference.store import notices
 from inference.submission import admission, jobs
 from inference.submission.submissions import Submission, Terms
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
+from tests.inference.submission import patience
 from tests.messages import messages_for
 
 MODEL = "embeddings"
@@ -32,6 +33,7 @@ class JobsTests(TransactionTestCase):
     def setUp(self) -> None:
         served_models.forget()
         admission.forget()
+        patience.lend(self)
 
     def serve(self) -> None:
         Worker.objects.create(name="w", pid=1, state=WorkerState.READY, model_names=[MODEL])
@@ -90,7 +92,8 @@ class JobsTests(TransactionTestCase):
 
     def test_a_worker_that_is_silent_for_too_long_does_not_count(self) -> None:
         self.serve()
-        Worker.objects.update(heartbeat_at=timezone.now() - datetime.timedelta(minutes=1))
+        long_ago = timezone.now() - datetime.timedelta(minutes=1)  # heartbeats are compared with the database's clock
+        Worker.objects.update(heartbeat_at=long_ago)
         with self.assertRaises(errors.NoWorker):
             jobs.run(Submission(spec=SPEC, inputs="x"), timeout_s=1)
 
@@ -98,7 +101,7 @@ class JobsTests(TransactionTestCase):
         self.serve()
         answers: list[Job] = []
         thread = threading.Thread(
-            target=lambda: answers.append(jobs.run(Submission(spec=SPEC, inputs="x"), timeout_s=30))
+            target=lambda: answers.append(jobs.run(Submission(spec=SPEC, inputs="x"), timeout_s=PATIENCE_S))
         )
         thread.start()
         eventually(Job.objects.exists)

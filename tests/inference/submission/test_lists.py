@@ -25,6 +25,7 @@ from inference.submission import admission, jobs
 from inference.submission.submissions import Submission
 from inference.upkeep import reconcile
 from tests.conditions import eventually
+from tests.inference.submission import patience
 from tests.messages import messages_for
 
 SPEC = dataclasses.replace(spec_of("embeddings"), max_batch_size=4)
@@ -38,6 +39,7 @@ class ListTests(TransactionTestCase):
     def setUp(self) -> None:
         redis_client.get().flushdb()
         admission.forget()
+        patience.lend(self)
 
     def submit(self, inputs: Any = TEXTS, **fields: Any) -> Job:
         return jobs.submit(Submission(**{"spec": SPEC, "inputs": inputs, **fields}))
@@ -66,7 +68,7 @@ class ListTests(TransactionTestCase):
 
     def test_no_message_of_the_whole_is_missing(self) -> None:
         whole = self.submit()
-        Job.objects.update(created_at=timezone.now() - datetime.timedelta(minutes=1))
+        Job.objects.update(created_at=timezone.now() - datetime.timedelta(minutes=1))  # long enough to be missed
         Job.objects.filter(whole=whole.pk).update(published_at=None)
         with (
             patch.object(publish, "publish") as sent,

@@ -16,19 +16,22 @@ from inference.broker.breaker import Breaker
 from inference.models import Job
 from inference.store import rows
 from inference.submission import writer
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
+from tests.inference.submission import patience
 from tests.messages import messages_for
 
 MODEL = "embeddings"
 
 
 def new_job(**values: Any) -> Job:
+    """Of now: what was to be sent long ago would be sent again."""
     return Job(**{"model": MODEL, "inputs": "text", "published_at": timezone.now(), **values})
 
 
 class WriterTests(TransactionTestCase):
     def setUp(self) -> None:
         self.writer = writer.Writer()
+        patience.lend(self)
 
     def accept_together(self, jobs: list[Job]) -> list[Exception | None]:
         """Submit from many threads at once; what each of them got."""
@@ -84,7 +87,7 @@ class WriterTests(TransactionTestCase):
             with self.assertRaisesRegex(errors.StoreUnavailable, "nothing was stored") as certain:
                 self.writer.confirm(second, 0.0)
             go_on.set()
-            self.writer.confirm(first)
+            self.writer.confirm(first, PATIENCE_S)
             self.writer.accept(new_job())
         self.assertEqual((perhaps.exception.job_id, certain.exception.job_id), (first.job.id, None))
         self.assertIn(str(first.job.id), perhaps.exception.message)
@@ -99,7 +102,7 @@ class WriterTests(TransactionTestCase):
             go_on.set()
             for submission in offered[1:]:
                 with self.assertRaisesRegex(errors.StoreUnavailable, "nothing was stored"):
-                    self.writer.confirm(submission)
+                    self.writer.confirm(submission, PATIENCE_S)
         self.assertEqual(Job.objects.count(), 0)
 
     @contextlib.contextmanager
@@ -108,13 +111,16 @@ class WriterTests(TransactionTestCase):
         go_on, insert = threading.Event(), writer.insert
 
         def wait_and_insert(group: Sequence[Any]) -> None:
-            go_on.wait(30)
+            go_on.wait(PATIENCE_S)
             if error:
                 raise error
             insert(group)
 
         with patch.object(writer, "insert", wait_and_insert):
-            yield go_on
+            try:
+                yield go_on
+            finally:
+                go_on.set()
 
     def test_only_what_the_broker_refused_is_marked_as_not_sent(self) -> None:
         messages = [writer.message_of(new_job(model=model)) for model in (MODEL, "refused")]
