@@ -11,10 +11,11 @@ from inference.models import Bulk, Job, Priority, Status
 from inference.store import rows
 from inference.submission import writer
 
+ANY_TIME = timezone.now()  # is only stored and read
 CHANGED_LATER = {
     "status": Status.SUCCEEDED, "output": {"score": 0.5}, "error_code": "x", "error_detail": "y", "batch": uuid.uuid4(),
     "batch_size": 3, "attempts": 2, "recoveries": 1, "worker": uuid.uuid4(), "device": "cpu",
-    "published_at": timezone.now(), "started_at": timezone.now(), "finished_at": timezone.now(),
+    "published_at": ANY_TIME, "started_at": ANY_TIME, "finished_at": ANY_TIME,
 }  # fmt: skip
 
 
@@ -25,7 +26,7 @@ class RowsTests(TransactionTestCase):
         bulk = Bulk.objects.create(model="echo", total=1)
         return Job(
             model="echo", inputs=["ä", {"b": 2**70}], parameters={"top_k": 2}, size=2, length=7, priority=Priority.LOW,
-            published_at=timezone.now(), expires_at=timezone.now() + datetime.timedelta(seconds=9), owner=owner,
+            published_at=ANY_TIME, expires_at=ANY_TIME + datetime.timedelta(seconds=9), owner=owner,
             idempotency_key="1:key", idempotency_digest="d", request_id="r", bulk=bulk, bulk_index=0,
         )  # fmt: skip
 

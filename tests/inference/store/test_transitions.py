@@ -16,9 +16,10 @@ from inference.fields.ids import new_job_id
 from inference.models import Job, Status
 from inference.store import notices, rows, transitions
 from inference.store.transitions import Outcome
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 
 WORKER = uuid4()
+AN_HOUR = datetime.timedelta(hours=1)  # before and after now, however slow the machine is
 
 
 def make_job(**values: Any) -> Job:
@@ -89,8 +90,7 @@ class ClaimTests(TestCase):
                 self.assertEqual(claim(make_job(status=status), batch=uuid4()), [])
 
     def test_a_job_past_its_deadline_is_not_claimed(self) -> None:
-        past = make_job(expires_at=timezone.now() - datetime.timedelta(seconds=5))
-        future = make_job(expires_at=timezone.now() + datetime.timedelta(seconds=60))
+        past, future = make_job(expires_at=timezone.now() - AN_HOUR), make_job(expires_at=timezone.now() + AN_HOUR)
         self.assertEqual([job.id for job in claim(past, future, batch=uuid4())], [future.pk])
 
     def test_a_job_of_another_model_or_an_unknown_id_is_not_claimed(self) -> None:
@@ -185,7 +185,7 @@ class NoticeTests(TestCase):
         for how, end in ends.items():
             job = make_job(recoveries=settings.MAX_RECOVERIES - 1)
             if how == "expired":
-                Job.objects.filter(pk=job.pk).update(expires_at=timezone.now() - datetime.timedelta(seconds=5))
+                Job.objects.filter(pk=job.pk).update(expires_at=timezone.now() - AN_HOUR)
             else:
                 claim(job, batch=batch, alone=True)
             with self.subTest(how), patch.object(notices, "publish") as publish:
@@ -215,10 +215,13 @@ class LockTests(TransactionTestCase):
             recording.start()
             eventually(self.somebody_waits, "the record waits for a row")
             Job.objects.select_for_update(nowait=True).get(pk=younger.pk)
-        recording.join(30)
+        recording.join(PATIENCE_S)
+        self.assertFalse(recording.is_alive())
         self.assertEqual(Job.objects.filter(status=Status.SUCCEEDED).count(), 2)
 
     def somebody_waits(self) -> bool:
         with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            cursor.execute(
+                "SELECT count(*) FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid))"
+            )
             return bool(cursor.fetchone()[0])

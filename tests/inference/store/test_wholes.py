@@ -25,6 +25,7 @@ from inference.store.transitions import Outcome
 from tests.conditions import at_once
 
 ROUNDS = 5
+A_DAY = datetime.timedelta(days=1)  # before and after now, however slow the machine is
 CHUNKS = rows.chunks
 LOCKS = re.compile(r'SELECT "\w+"."id"[^,]*, "\w+"."parts"[^,]* FROM ')  # wholes
 
@@ -192,7 +193,7 @@ class HousekeepingTests(WholeCase):
 
     def test_nothing_is_given_back_of_a_whole(self) -> None:
         claim(self.parts[0])
-        transitions.give_back_lost(Q(lease_until__lt=timezone.now() + datetime.timedelta(days=1)))
+        transitions.give_back_lost(Q(lease_until__lt=timezone.now() + A_DAY))
         self.assertEqual(self.statuses(), ["queued"] * 4)
         self.assert_whole(Status.RUNNING)
 
@@ -241,9 +242,9 @@ class HousekeepingTests(WholeCase):
 
 class ExpiryTests(TestCase):
     def expiring(self, *started: int) -> tuple[Job, list[Job], UUID]:
-        whole, parts = make_whole(3, expires_at=timezone.now() + datetime.timedelta(minutes=1))
+        whole, parts = make_whole(3, expires_at=timezone.now() + A_DAY)
         batch = claim(*(parts[number] for number in started)) if started else uuid4()
-        Job.objects.update(expires_at=timezone.now() - datetime.timedelta(seconds=5))
+        Job.objects.update(expires_at=timezone.now() - A_DAY)
         transitions.expire()
         whole.refresh_from_db()
         return whole, parts, batch
