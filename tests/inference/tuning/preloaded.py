@@ -1,0 +1,11 @@
+"""What many replicas import is imported here once, for processes that are forked; none looks through it for garbage."""
+
+import gc
+
+import transformers.pipelines
+
+from inference.tuning import replica
+
+__all__ = ["replica", "transformers"]
+
+gc.freeze()
