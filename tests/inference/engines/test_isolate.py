@@ -1,3 +1,4 @@
+import gc
 import logging
 import math
 import sys
@@ -17,9 +18,11 @@ from tests.echo import EchoEngine, expected
 
 def setUpModule() -> None:
     logging.disable(logging.WARNING)
+    gc.freeze()  # where memory is short garbage is looked for, and not in all that was ever imported
 
 
 def tearDownModule() -> None:
+    gc.unfreeze()
     logging.disable(logging.NOTSET)
 
 

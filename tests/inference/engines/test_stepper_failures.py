@@ -1,5 +1,6 @@
 """A step that fails is narrowed down to the row at fault: the others go on from where they were."""
 
+import gc
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,14 @@ from tests.inference.engines.test_stepper import GREEDY, StepperTestCase, alone
 PROMPTS = ["a", "hello", "hello you there", "bcd", "how is it", "ok then", "z" * 30]
 GIVEN = {**GREEDY, "max_new_tokens": 16}
 NO_MEMORY = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+
+def setUpModule() -> None:
+    gc.freeze()  # where memory is short garbage is looked for, and not in all that was ever imported
+
+
+def tearDownModule() -> None:
+    gc.unfreeze()
 
 
 @contextmanager
