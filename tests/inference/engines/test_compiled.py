@@ -267,7 +267,7 @@ class KeptTests(CompiledCase):
         shutil.rmtree(model / install.HOME, ignore_errors=True)
         engine = self.loaded(model=str(model))
         (used,) = (path for path in (model / install.HOME).iterdir() if path.is_dir())
-        with patch.object(kept, "IDLE_S", -1.0):
+        with patch.object(kept, "IDLE_S", -3600.0):
             self.loaded(model=str(model), precision="int8")
             self.assertTrue(used.exists())
             del engine

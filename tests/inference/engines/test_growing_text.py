@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from inference.engines.generation.text import Decoder, GrowingText
 from tests import tiny_models
+from tests.properties import QUICK
 
 TEXT = "Hello, wörld 👩‍👩‍👧 \n\n done. €5"
 
@@ -52,6 +53,7 @@ def grown(decoder: Decoder, tokens: list[int], stops: list[str] = []) -> tuple[l
 
 
 class GrowingTextTests(TestCase):
+    @QUICK
     @given(st.sampled_from(sorted(TOKENIZERS)), st.randoms(use_true_random=False), st.integers(0, 40))
     def test_what_is_told_is_the_whole_text(self, name: str, chosen: random.Random, count: int) -> None:
         tokens = chosen.choices(range(len(TOKENIZERS[name])), k=count)
@@ -89,6 +91,7 @@ class GrowingTextTests(TestCase):
         self.assertEqual(said, ["a", "", "", "", "", "\n\nUs ", "", "#x", *[""] * 7])
         self.assertEqual((text.surplus, text.news(last=True)), ("\n\nUser:", ""))
 
+    @QUICK
     @given(st.text("ab\n", max_size=30), st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3))
     def test_a_text_ends_before_its_first_stop_string(self, whole: str, stops: list[str]) -> None:
         told, text = grown(DECODERS["bytes"], self.bytes_of("bytes", whole), stops)

@@ -10,6 +10,7 @@ from unittest import TestCase
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from tests import tiny_models
+from tests.conditions import PATIENCE_S
 from tests.inference.engines.hub import COMMIT, Hub
 
 # In a process of its own: the client reads its environment when it is imported.
@@ -50,9 +51,10 @@ class HubTests(TestCase):
             "HF_HOME": self.cache,
             "HF_HUB_OFFLINE": str(int(offline)),
             "HF_HUB_DISABLE_XET": "1",
+            **dict.fromkeys(("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"), f"{PATIENCE_S:.0f}"),
         }
         command = [sys.executable, "-c", FETCH, model, revision]
-        done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout.strip()
 

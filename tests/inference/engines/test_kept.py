@@ -16,6 +16,7 @@ from unittest import TestCase, skipIf
 from unittest.mock import patch
 
 from inference.engines.compiled import kept
+from tests.conditions import PATIENCE_S
 
 # Says that it has begun, and never ends: a process to kill in the middle.
 MAKER = """
@@ -26,7 +27,7 @@ from inference.engines.compiled import kept
 def make(folder):
     (folder / "weights").write_text("half")
     print("begun", flush=True)
-    time.sleep(600)
+    time.sleep(3600)  # until it is killed
 
 kept.folder([Path(sys.argv[1])], "model", make)
 """
@@ -78,16 +79,16 @@ class KeptTests(KeptCase):
 
         def slow(folder: Path) -> None:
             begun.set()
-            self.assertTrue(go_on.wait(60))
+            self.assertTrue(go_on.wait(PATIENCE_S))
             self.make(folder)
 
         with ThreadPoolExecutor(3) as threads:
             first = threads.submit(self.folder, make=slow)
-            self.assertTrue(begun.wait(60))
+            self.assertTrue(begun.wait(PATIENCE_S))
             others = [threads.submit(self.kept) for _ in range(2)]
             go_on.set()
-            self.assertEqual([other.result(60) for other in others], ["whole", "whole"])
-            self.assertEqual(first.result(60), self.home / "model")
+            self.assertEqual([other.result(PATIENCE_S) for other in others], ["whole", "whole"])
+            self.assertEqual(first.result(PATIENCE_S), self.home / "model")
         self.assertEqual(self.made, 1)
 
     def test_who_waits_does_so_for_a_limited_time(self) -> None:
@@ -106,7 +107,7 @@ class KeptTests(KeptCase):
         assert maker.stdout
         self.assertEqual(maker.stdout.readline(), b"begun\n")
         maker.send_signal(signal.SIGKILL)
-        maker.wait(60)
+        maker.wait(PATIENCE_S)
         self.assertEqual(self.kept(), "whole")
         self.assertEqual(sorted(path.name for path in self.home.iterdir()), ["model", "model.lock"])
 
@@ -133,7 +134,7 @@ class IdleTests(KeptCase):
 
     def age(self, *names: str) -> None:
         """To be of so long ago that they are removed."""
-        long_ago = time.time() - kept.IDLE_S - 60
+        long_ago = time.time() - kept.IDLE_S - 60  # by the clock that the files have
         for path in (self.home / name for name in names):
             for file in (path, path / kept.SUMS):
                 if file.exists():

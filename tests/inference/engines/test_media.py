@@ -21,6 +21,7 @@ from inference.engines import media
 from inference.engines.pipeline import inputs
 from inference.errors import InvalidInput
 from tests import tiny_models
+from tests.conditions import PATIENCE_S
 
 ROOM = 200 << 20  # bytes that refusing may take
 
@@ -111,7 +112,7 @@ def refused(kind: str, content: bytes) -> tuple[str, int]:
     """The sentence, and the bytes that it took."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(REFUSE), kind], input=encoded(content), capture_output=True, text=True,
-        check=True, timeout=120, cwd=Path(__file__).parents[3], env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        check=True, timeout=PATIENCE_S, cwd=Path(__file__).parents[3], env={**os.environ, "PYTHONWARNINGS": "ignore"},
     )  # fmt: skip
     *sentence, taken = done.stdout.splitlines()
     return " ".join(sentence), int(taken)

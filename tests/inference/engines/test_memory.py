@@ -1,3 +1,4 @@
+import gc
 import json
 import os
 import platform
@@ -16,6 +17,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import memory
 from inference.engines.memory import CPU
 from tests import tiny_models
+from tests.conditions import PATIENCE_S
 from tests.cuda import GB, gpus
 
 MIB = 2**20
@@ -72,11 +74,16 @@ class EstimateTests(SimpleTestCase):
 
 
 class MeasureTests(SimpleTestCase):
+    def setUp(self) -> None:
+        gc.freeze()  # garbage is looked for, and not in all that was ever imported
+        self.addCleanup(gc.unfreeze)
+
     def test_a_model_takes_what_the_process_grows_by(self) -> None:
+        """A quarter is the margin for what this process takes and gives back besides."""
         for _ in range(2):  # what is free again counts again
             with memory.measured(spec(""), CPU) as taken:
-                held = [bytes([1]) * MIB for _ in range(64)]
-            self.assertAlmostEqual(taken.bytes / MIB, len(held), delta=8)
+                held = [bytes([1]) * MIB for _ in range(256)]
+            self.assertAlmostEqual(taken.bytes / MIB, len(held), delta=64)
             del held
 
     def test_it_takes_at_least_its_weights_which_may_be_mapped(self) -> None:
@@ -108,7 +115,7 @@ class KeptTests(SimpleTestCase):
         """
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
         command = [sys.executable, "-c", textwrap.dedent(faults)]
-        told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+        told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
         before, after = map(int, told.stdout.split())
         self.assertLess(after, before / 10)
 

@@ -18,6 +18,7 @@ from inference.engines import loading, parity, placement
 from inference.engines.stacks import Together
 from inference.errors import ModelUnavailable
 from tests import tiny_models
+from tests.conditions import PATIENCE_S
 
 
 def spec(**values: Any) -> ModelSpec:
@@ -139,7 +140,7 @@ class LoadedTests(TestCase):
         """In a process of its own, where what requirements-quantized.txt lists can be imported."""
         own = {**os.environ, "PYTHONPATH": f"{sys.prefix}/quantized"}
         asked = (sys.executable, "-W", "ignore", "-m", "tests.inference.engines.quantized", str(self.folder))
-        done = subprocess.run(asked, env=own, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(asked, env=own, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         plain = self.answer(dtype="float32")
         for options, found in json.loads(done.stdout.splitlines()[-1]).items():

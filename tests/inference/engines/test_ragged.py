@@ -3,12 +3,13 @@
 from unittest import TestCase
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
 from inference.engines.accelerate.packed import rounded
 from inference.engines.accelerate.ragged import CALL_COST, Attention, Texts, near
+from tests.properties import QUICK
 
 HEADS, SIZE = 2, 4
 HIDDEN = HEADS * SIZE
@@ -30,7 +31,7 @@ def attention_alone(row: torch.Tensor) -> torch.Tensor:
 
 
 class TextsTests(TestCase):
-    @settings(deadline=None)
+    @QUICK
     @given(lengths_of_texts)
     def test_there_and_back_leaves_zeros_for_padding(self, lengths: list[int]) -> None:
         padded, own = batch(lengths)
@@ -44,7 +45,7 @@ class TextsTests(TestCase):
         texts = Texts(padded.shape, own)
         torch.testing.assert_close(texts.padded(texts.rows(padded)), padded * own.unsqueeze(2))
 
-    @settings(deadline=None)
+    @QUICK
     @given(lengths_of_texts)
     def test_attention_is_that_of_each_text_alone(self, lengths: list[int]) -> None:
         padded, own = batch(lengths)
@@ -57,7 +58,7 @@ class TextsTests(TestCase):
             torch.testing.assert_close(attended[text, :length], alone)
             torch.testing.assert_close(firsts[text], alone[0])
 
-    @settings(deadline=None)
+    @QUICK
     @given(lengths_of_texts, st.data())
     def test_a_text_that_is_no_number_stays_by_itself(self, lengths: list[int], data: st.DataObject) -> None:
         padded, own = batch(lengths)
@@ -69,7 +70,7 @@ class TextsTests(TestCase):
         for text, length in enumerate(lengths):
             self.assertEqual(bool(attended[text, :length].isnan().any()), text == bad)
 
-    @settings(deadline=None)
+    @QUICK
     @given(lengths_of_texts)
     def test_attention_in_bfloat16_is_that_of_float32(self, lengths: list[int]) -> None:
         padded, own = batch(lengths)
@@ -86,7 +87,7 @@ class TextsTests(TestCase):
 
 
 class NearTests(TestCase):
-    @settings(deadline=None)
+    @QUICK
     @given(lengths_of_texts.map(sorted), st.sampled_from([32, 384, 768]))
     def test_every_text_is_in_one_group_whose_padding_is_cheaper_than_a_call(
         self, lengths: list[int], hidden: int

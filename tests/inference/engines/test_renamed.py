@@ -14,6 +14,7 @@ from django.conf import settings
 
 from inference.engines.parity import alike
 from tests import tiny_models
+from tests.conditions import PATIENCE_S
 
 TEXTS = ["the cat runs in paris", "a dog"]
 CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
@@ -45,7 +46,13 @@ class RenamedTests(TestCase):
             command = [sys.executable, "-m", "tests.renamed", folder, *sorted(names)]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # the models are smaller than the cost of sharing them
             run = subprocess.run(
-                command, capture_output=True, text=True, cwd=settings.BASE_DIR, env=environment, check=False
+                command,
+                capture_output=True,
+                text=True,
+                cwd=settings.BASE_DIR,
+                env=environment,
+                check=False,
+                timeout=PATIENCE_S,
             )
         self.assertEqual(run.returncode, 0, run.stderr)
         found = json.loads(run.stdout)
