@@ -225,11 +225,12 @@ def build(kind: str, task: str, **settings: Any) -> Any:
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of layers without weights, which small settings make
         torch.manual_seed(SEED)
+        small = config(kind, **settings)
         with torch.device("meta"):
-            size = sum(weights.numel() for weights in auto.from_config(config(kind, **settings)).parameters())
+            size = sum(weights.numel() for weights in auto.from_config(small).parameters())
         if size > MAX_WEIGHTS:
             raise ValueError(f"{kind} has {size:,} weights with small settings")
-        return auto.from_config(config(kind, **settings)).eval()
+        return auto.from_config(small).eval()
 
 
 @functools.cache

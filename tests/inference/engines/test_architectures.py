@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import gc
 import random
 from typing import Any
 from unittest import TestCase
@@ -50,6 +51,8 @@ def engine(kind: str, task: str) -> Any:
 @tag("heavy")
 class BatchTests(TestCase):
     def setUp(self) -> None:
+        gc.freeze()  # hundreds of models are garbage soon, and what was imported before never is
+        self.addCleanup(gc.unfreeze)
         self.addCleanup(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)  # the models are smaller than the cost of sharing them
         verbosity = transformers.utils.logging.get_verbosity()
