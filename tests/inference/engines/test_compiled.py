@@ -48,11 +48,14 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def tearDownModule() -> None:
+    KeptTests.graphs.clear()
     _folder().cleanup()
     _folder.cache_clear()
 
 
 class CompiledCase(EqualTestCase):
+    answers_of_torch: dict[str, list[Any]] = {}  # by task: the small models have the same weights each time
+
     def setUp(self) -> None:
         data = self.enterContext(tempfile.TemporaryDirectory())
         self.data = Path(data)
@@ -73,7 +76,9 @@ class CompiledCase(EqualTestCase):
         return report.outcomes
 
     def torch_answers(self, task: str = CLASSIFICATION) -> list[Any]:
-        return self.asked(self.loaded(task, backend="torch"), task)
+        if task not in self.answers_of_torch:
+            self.answers_of_torch[task] = self.asked(self.loaded(task, backend="torch"), task)
+        return self.answers_of_torch[task]
 
     def model(self, engine: Any) -> Any:
         return getattr(engine, "model", None) or engine.pipe.model
@@ -257,6 +262,19 @@ class WeightsTests(CompiledCase):
 
 
 class KeptTests(CompiledCase):
+    graphs: dict[bool, Any] = {}  # of the one model, by whether its weights are of int8
+
+    def setUp(self) -> None:
+        super().setUp()
+        trace = graph.exported
+
+        def exported(*arguments: Any, short: bool) -> Any:
+            if short not in self.graphs:
+                self.graphs[short] = trace(*arguments, short=short)
+            return self.graphs[short]
+
+        self.enterContext(patch.object(graph, "exported", exported))
+
     def test_it_is_exported_once(self) -> None:
         self.loaded()
         with patch.object(graph, "exported", side_effect=AssertionError):
