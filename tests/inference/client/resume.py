@@ -2,7 +2,8 @@
 
     python -m tests.inference.client.resume 100000
 
-With `--beside` it compares the time of `map` with that of the bulk interface, in turns.
+With `--beside` it compares the time of `map` with that of the bulk interface, in turns. Seconds are printed for
+docs/client.md, and no test looks at them.
 """
 
 from __future__ import annotations
