@@ -110,6 +110,7 @@ class ParallelTestSuite(runner.ParallelTestSuite):
 
     def run(self, result: Any, debug: bool = False) -> Any:
         self.initialize_suite()
+        gc.freeze()  # what is imported lives as long as the processes, which share it
         context = multiprocessing.get_context("fork")
         shared = (
             os.environ["REDIS_URL"], context.Value("i", 0), None, None, None, None, self.debug_mode, self.used_aliases
