@@ -23,6 +23,7 @@ from inference.engines.base import Engine
 from inference.errors import InvalidInput, ModelUnavailable
 
 FOREVER_S = 86_400.0
+HELD = "held"  # in DATA_DIR: while there is such a file, what is told to wait for it does
 OPTIONS = ("fixed_ms", "per_item_ms", "per_token_ms", "max_tokens", "gate")
 
 
@@ -36,6 +37,7 @@ class Fail(enum.StrEnum):
     SURROGATE = "surrogate"  # this item's answer has half a character
     SHORT = "short"  # the call answers one item less
     OOM = "oom"  # the call raises what torch raises when a device's memory is full
+    HELD = "held"  # waits while there is the file `HELD`, and is answered as any other then
     HANG_SLEEP = "hang-sleep"  # sleeps, for "seconds"
     HANG_BUSY = "hang-busy"  # computes in Python, for "seconds"
     HANG_GIL = "hang-gil"  # a C call that holds the interpreter and hears no signal, for "seconds"
@@ -121,12 +123,19 @@ def misbehave(value: Any) -> None:
         raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
     if fail == Fail.DEVICE:
         raise RuntimeError("CUDA error: device-side assert triggered")
+    if fail == Fail.HELD:
+        while is_held():
+            time.sleep(0.02)
     if fail == Fail.CRASH:
         ctypes.string_at(0)
     if fail == Fail.EXHAUST:
         _exhaust(int(value.get("megabytes", 1024)))
     if fail.startswith("hang-"):
         _hang(fail, float(value.get("seconds", FOREVER_S)))
+
+
+def is_held(name: str = HELD) -> bool:
+    return (Path(os.environ["DATA_DIR"]) / name).exists()
 
 
 def _exhaust(megabytes: int) -> None:

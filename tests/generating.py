@@ -1,7 +1,8 @@
 """Generates text without a model, and tells it piece by piece as a pool child does.
 
 As a program, `python -m tests.generating`, it serves the model `words` of `MODELS` in place of a worker: `pieces` of a
-prompt, as many as its `max_new_tokens`.
+prompt, as many as its `max_new_tokens`. One that begins with "held" has `FEW`, and no more while there is a file `held`
+in DATA_DIR.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from typing import Any
 from uuid import UUID, uuid4
 
+from tests import echo
 from tests.conditions import PATIENCE_S
 
 MODELS = """
@@ -21,6 +23,7 @@ task = "text-generation"
 max_queued = 10000
 """
 PACE_S = 0.05  # between pieces
+FEW = 3
 PIECES = 20  # where the request does not say how many
 
 
@@ -110,10 +113,14 @@ class Generator(threading.Thread):
             self.open += [(attempt, left)] if attempt.claimed else []
         running = set(Job.objects.filter(status=Status.RUNNING).values_list("pk", flat=True))
         self.open = [(attempt, left) for attempt, left in self.open if attempt.job.pk in running]
-        history.write([attempt.chunk(left.pop(0)) for attempt, left in self.open if left])
+        history.write([attempt.chunk(left.pop(0)) for attempt, left in self.open if left and not is_held(attempt)])
         for attempt, left in self.open:
             if not left:
                 attempt.end()
+
+
+def is_held(attempt: Attempt) -> bool:
+    return attempt.tokens >= FEW and attempt.job.inputs.startswith(echo.HELD) and echo.is_held()
 
 
 def main() -> None:

@@ -30,9 +30,9 @@ from inference.broker.embedded import is_answering
 from inference.launcher import programs
 from inference.launcher.reaper import Reaper
 from inference.launcher.supervisor import Child, Program
-from inference.models import Job, Worker
+from inference.models import TERMINAL, Job, Worker
 from inference.status.workers import SERVING
-from tests import databases
+from tests import databases, echo
 from tests.conditions import PATIENCE_S, eventually
 from tests.ports import HOST, free_port
 
@@ -41,7 +41,7 @@ ECHO = """
 [echo]
 engine = "tests.echo:EchoEngine"
 max_batch_size = 16
-time_limit_s = 10
+time_limit_s = 180
 """
 
 
@@ -199,6 +199,27 @@ class Stack:
             raise AssertionError(f"not accepted: {answer.status} {answer.body!r:.500}")
         return UUID(answer.json["id"])
 
+    def submit_together(self, inputs: Iterable[Any], *, model: str = "echo") -> list[UUID]:
+        """The ids of jobs that are queued at one moment, in the order of their inputs."""
+        answer = self.post("/v1/jobs/bulk", {"model": model, "inputs": list(inputs)})
+        if answer.status != 202:
+            raise AssertionError(f"not accepted: {answer.status} {answer.body!r:.500}")
+        return [UUID(job["id"]) for job in answer.json["jobs"]]
+
+    def call(self, inputs: Any, *, model: str = "echo", **fields: Any) -> Answer:
+        """The answer of a blocking call, which waits for long."""
+        path = f"/v1/models/{model}?timeout={PATIENCE_S:g}"
+        return self.post(path, {"inputs": inputs, **fields}, timeout_s=2 * PATIENCE_S)
+
+    # What is told to wait
+
+    def hold(self, name: str = echo.HELD) -> None:
+        """From now on what is told to wait for this file does: see `tests.echo` and `tests.words`."""
+        (self.folder / name).touch()
+
+    def release(self, name: str = echo.HELD) -> None:
+        (self.folder / name).unlink(missing_ok=True)
+
     # The database, read and written beside the service
 
     def issue_key(self, username: str) -> str:
@@ -222,11 +243,10 @@ class Stack:
     def finished(self, *ids: UUID) -> list[Job]:
         """The jobs, in the order of `ids`, once all are finished."""
 
-        def all_finished() -> list[Job]:
-            found = {job.id: job for job in self.jobs.filter(pk__in=ids)}
-            return [found[job_id] for job_id in ids] if all(job.is_finished for job in found.values()) else []
-
-        return eventually(all_finished, f"{len(ids)} jobs finish", every_s=0.05)
+        left = self.jobs.filter(pk__in=ids).exclude(status__in=TERMINAL)
+        eventually(lambda: not left.exists(), f"{len(ids)} jobs finish")
+        found = self.jobs.in_bulk(ids)
+        return [found[job_id] for job_id in ids]
 
     def replica_pids(self, name: str = "worker1") -> list[int]:
         """The pool children of a worker."""

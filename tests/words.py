@@ -1,6 +1,7 @@
 """An engine with no weights that generates step by step: the words that follow from its input, one a step.
 
-An input {"text": "…", "fail": "crash", "at": 3} misbehaves as `tests.echo` does, once it has so many words. In the
+An input {"text": "…", "fail": "crash", "at": 3} misbehaves as `tests.echo` does, once it has so many words. A text that
+begins with "held", or "held-NAME", has one word, and no more while there is a file of that name in DATA_DIR. In the
 catalog, options = { step_ms, capacity } say what a step costs, and how many tokens all rows share.
 """
 
@@ -52,7 +53,7 @@ class Words(Stepper):
         self._let_in()
         if self.rows:
             time.sleep(self.step_s)  # what a step costs
-        progress = [self._next(key, row) for key, row in self.rows.items()]
+        progress = [self._next(key, row) for key, row in self.rows.items() if not is_held(row)]
         self.rows = {key: row for key, row in self.rows.items() if len(row.found) < row.most}
         return progress
 
@@ -95,11 +96,19 @@ class WordsEngine(Engine):
         return [expected(value, parameters.get("max_new_tokens", NEW_TOKENS)) for value in inputs]
 
 
-def word(value: Any, place: int) -> str:
+def is_held(row: Row) -> bool:
+    text = text_of(row.value)
+    return bool(row.found) and text.startswith(echo.HELD) and echo.is_held(text.split()[0])
+
+
+def text_of(value: Any) -> str:
     if isinstance(value, list):  # a chat: what was said last
         value = value[-1]["content"]
-    text = value if isinstance(value, str) else str(value.get("text", ""))
-    return hashlib.sha256(f"{text} {place}".encode("utf-8", "surrogatepass")).hexdigest()[:4]
+    return value if isinstance(value, str) else str(value.get("text", ""))
+
+
+def word(value: Any, place: int) -> str:
+    return hashlib.sha256(f"{text_of(value)} {place}".encode("utf-8", "surrogatepass")).hexdigest()[:4]
 
 
 def expected(value: Any, words: int) -> list[dict[str, str]]:

@@ -3,9 +3,13 @@ from __future__ import annotations
 import unittest
 from collections.abc import Mapping
 from typing import Any
+from uuid import UUID
 
 from django.test import tag
 
+from inference.models import Status
+from tests.conditions import eventually
+from tests.echo import HELD
 from tests.second_look import TAG
 from tests.stack import Stack
 
@@ -22,6 +26,18 @@ class ShowingLog(unittest.TestCase):
         if good and result and not result.wasSuccessful() and hasattr(self, "stack"):
             self.stack.show_log()
         return result
+
+    def hold(self, name: str = HELD) -> None:
+        """What is told to wait for this file does, until it is released or the test ends."""
+        self.stack.hold(name)
+        self.addCleanup(self.stack.release, name)
+
+    def is_running(self, job: UUID) -> bool:
+        return self.stack.jobs.filter(pk=job, status=Status.RUNNING).exists()
+
+    def log_shows(self, text: str, what: str) -> None:
+        """What a process writes is read a moment later."""
+        eventually(lambda: any(text in line for line in list(self.stack.log)), what)
 
 
 class StackCase(ShowingLog):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.errors import ModelUnavailable
-from tests.echo import EchoEngine, misbehave
+from tests.echo import EchoEngine, Fail, misbehave
 
 CALLS = "engine-calls"  # in DATA_DIR: a line an engine call: its process, and the number of its items
 CANNOT_LOAD = "cannot-load"  # in DATA_DIR: while there is such a file, no fragile model can be loaded
@@ -25,13 +25,14 @@ class RecordingEcho(EchoEngine):
 
 
 class ReadsAhead(RecordingEcho):
-    """Misbehaves as it reads, too."""
+    """Misbehaves as it reads, too, but for what is told to wait."""
 
     prepares = True
 
     def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         for value in inputs:
-            misbehave(value)
+            if value.get("fail") != Fail.HELD:
+                misbehave(value)
         return inputs
 
     def predict_prepared(self, prepared: list[Any], parameters: dict[str, Any]) -> list[Any]:
