@@ -15,10 +15,12 @@ from pathlib import Path
 
 from inference.launcher import programs
 from inference.launcher.supervisor import Child
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
+from tests.e2e.case import ShowingLog
 from tests.ports import HOST
 from tests.stack import Stack
 
+PAUSE_S = 0.02  # between two requests of a client: without one, they take the cores that start the processes
 CLOSED = ("RemoteDisconnected", "ConnectionResetError", "BrokenPipeError")  # and not refused
 
 
@@ -42,8 +44,8 @@ class TwoProcesses(Stack):
 
 
 class Clients:
-    """Ask one after the other, each on connections of its own, until they are stopped. As browsers and proxies do, they
-    ask once more on a connection that was closed before anything of the request was read."""
+    """Ask one after the other, a moment after the last answer and each time on another connection, until they are
+    stopped. As browsers and proxies do, they ask once more on one that was closed before anything was read of it."""
 
     def __init__(self, port: int, count: int) -> None:
         self.port = port
@@ -54,7 +56,7 @@ class Clients:
             thread.start()
 
     def _ask(self) -> None:
-        while not self.stopping.is_set():
+        while not self.stopping.wait(PAUSE_S):
             self.answers[self._answer()] += 1
 
     def _answer(self) -> str:
@@ -62,7 +64,7 @@ class Clients:
         return self._asked() if first in CLOSED else first
 
     def _asked(self) -> str:
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=30)
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=PATIENCE_S)
         try:
             connection.request("GET", "/v1/models")
             return str(connection.getresponse().status)
@@ -79,21 +81,26 @@ class Clients:
 
 
 @unittest.skipUnless(Path("/proc/self/task").exists(), "Linux only")
-class TestWebServer(unittest.TestCase):
+class TestWebServer(ShowingLog):
+    stack: TwoProcesses
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.stack = cls.enterClassContext(TwoProcesses(workers=0))
+
     def test_each_process_stays_on_one_core(self) -> None:
-        with TwoProcesses(workers=0) as stack:
-            pids = eventually(stack.both, "two processes serve")
-            for pid in pids:
-                threads = os.listdir(f"/proc/{pid}/task")
-                self.assertEqual({len(os.sched_getaffinity(int(thread))) for thread in threads}, {1})
+        for pid in eventually(self.stack.both, "two processes serve"):
+            threads = os.listdir(f"/proc/{pid}/task")
+            self.assertEqual({len(os.sched_getaffinity(int(thread))) for thread in threads}, {1})
 
     def test_a_reload_loses_no_request(self) -> None:
         """SIGHUP, which ExecReload of the unit sends."""
-        with TwoProcesses(workers=0) as stack:
-            pids = eventually(stack.both, "two processes serve")
-            clients = Clients(stack.port, 4)
+        pids = eventually(self.stack.both, "two processes serve")
+        clients = Clients(self.stack.port, 4)
+        try:
             for _ in range(2):
-                stack.children["web"].process.send_signal(signal.SIGHUP)
-                pids = eventually(partial(stack.both, but=pids), "both processes are new")
+                self.stack.children["web"].process.send_signal(signal.SIGHUP)
+                pids = eventually(partial(self.stack.both, but=pids), "both processes are new")
+        finally:
             answers = clients.stop()
         self.assertEqual(answers.keys(), {"200"})
