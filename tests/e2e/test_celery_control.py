@@ -8,51 +8,70 @@ import subprocess
 import sys
 import urllib.request
 from typing import Any
-from unittest import TestCase
+from uuid import UUID
 
+from celery import Celery
 from django.conf import settings
 
-from inference.models import Status, WorkerState
-from tests.conditions import eventually
-from tests.e2e.case import ShowingLog, StackCase
+from inference.broker.address import kombu_url
+from inference.models import Status, Worker, WorkerState
+from tests.conditions import PATIENCE_S, eventually
+from tests.e2e.case import StackCase
+from tests.echo import Fail
 from tests.ports import HOST, free_port
-from tests.stack import Stack
 
-ONE_AT_A_TIME = '[echo]\nengine = "tests.echo:EchoEngine"\nmax_batch_size = 1\ntime_limit_s = 60\n'
-
-
-def celery(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "project", *arguments], env={**os.environ, **stack.environment},
-        cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+ONE_AT_A_TIME = '[echo]\nengine = "tests.echo:EchoEngine"\nmax_batch_size = 1\ntime_limit_s = 180\n'
+HELD = {"text": "", "fail": Fail.HELD}
 
 
-def slow(seconds: float) -> dict[str, Any]:
-    return {"text": "", "fail": "hang-sleep", "seconds": seconds}
-
-
-class TestInspect(StackCase):
+class CeleryTests(StackCase):
     options = {"replicas": 1, "models": ONE_AT_A_TIME, "worker_options": ("-E",)}
 
+    def celery(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "celery", "-A", "project", *arguments],
+            env={**os.environ, **self.stack.environment}, cwd=settings.BASE_DIR,
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+
     def ask(self, *arguments: str) -> Any:
-        """The answer of the one worker."""
-        run = celery(self.stack, *arguments, "--json", "--timeout", "10", "-d", self.stack.workers.get().name)
+        """The answer of the one worker to the command line."""
+        run = self.celery(*arguments, "--json", "--timeout", f"{PATIENCE_S:g}", "-d", self.worker().name)
         found = json.loads(run.stdout)
         [answer] = (found[0] if isinstance(found, list) else found).values()
         return answer
 
+    def told(self, command: str, **arguments: Any) -> Any:
+        """The answer of the one worker to what the command line sends."""
+        broker = Celery(broker=kombu_url(self.stack.environment["REDIS_URL"]))
+        broker.conf.broker_transport_options = settings.CELERY_BROKER_TRANSPORT_OPTIONS
+        self.addCleanup(broker.close)
+        name = self.worker().name
+        [answer] = broker.control.broadcast(
+            command, arguments=arguments, destination=[name], reply=True, timeout=PATIENCE_S, limit=1
+        )
+        return answer[name]
+
+    def worker(self) -> Worker:
+        return self.stack.workers.get(pid=self.stack.children["worker1"].pid)
+
+    def held(self) -> UUID:
+        """A job that runs until the test releases it."""
+        self.hold()
+        job = self.stack.submit(HELD)
+        eventually(lambda: self.is_running(job), "it runs")
+        return job
+
     def test_what_runs_and_what_waits_is_shown(self) -> None:
-        running = self.stack.submit(slow(50))
-        eventually(lambda: self.stack.jobs.get(pk=running).status == Status.RUNNING, "it runs")
+        running = self.held()
         waiting = self.stack.submit("a")
-        self.assertIn("1 node online", celery(self.stack, "status").stdout)
-        self.assertEqual(self.ask("inspect", "ping"), {"ok": "pong"})
-        self.assertEqual(self.ask("inspect", "registered"), ["inference.run"])
-        self.assertEqual([queue["name"] for queue in self.ask("inspect", "active_queues")], ["inference.echo"])
+        self.assertIn("1 node online", self.celery("status").stdout)
+        self.assertEqual(self.told("ping"), {"ok": "pong"})
+        self.assertEqual(self.told("registered"), ["inference.run"])
+        self.assertEqual([queue["name"] for queue in self.told("active_queues")], ["inference.echo"])
+        eventually(lambda: str(waiting) in [task["id"] for task in self.told("reserved")], "it is held")
         self.assertEqual([task["id"] for task in self.ask("inspect", "active")], [str(running)])
-        self.assertIn(str(waiting), [task["id"] for task in self.ask("inspect", "reserved")])
-        stats = self.ask("inspect", "stats")
+        stats = self.told("stats")
         self.assertEqual(stats["pool"]["processes"], self.stack.replica_pids())
         self.assertGreaterEqual(stats["total"]["inference.run"], 1)
 
@@ -61,57 +80,52 @@ class TestInspect(StackCase):
         self.assertEqual([job.status for job in ended], [Status.CANCELLED, Status.CANCELLED])
 
     def test_what_would_break_batching_or_change_nothing_says_what_does(self) -> None:
-        for command, instead in (
-            (("pool_grow",), "-c N"), (("pool_shrink",), "-c N"), (("rate_limit", "x", "1/m"), "max_queued"),
-            (("time_limit", "inference.run", "1"), "time_limit_s"), (("cancel_consumer", "inference.echo"), "admin"),
+        self.assertIn("-c N", self.ask("control", "pool_grow")["error"])
+        for command, arguments, instead in (
+            ("pool_shrink", {"n": 1}, "-c N"), ("rate_limit", {"task_name": "x", "rate_limit": "1/m"}, "max_queued"),
+            ("time_limit", {"task_name": "inference.run", "soft": 1, "hard": None}, "time_limit_s"),
+            ("cancel_consumer", {"queue": "inference.echo"}, "admin"),
         ):  # fmt: skip
-            self.assertIn(instead, self.ask("control", *command)["error"])
+            self.assertIn(instead, self.told(command, **arguments)["error"])
         self.assertEqual(self.stack.finished(self.stack.submit("a"))[0].status, Status.SUCCEEDED)
 
-
-class TestShutdown(ShowingLog):
     def test_a_worker_that_is_asked_to_stop_ends_what_runs_and_gives_the_rest_back(self) -> None:
-        with Stack(replicas=1, models=ONE_AT_A_TIME) as self.stack:
-            running = self.stack.submit(slow(3))
-            eventually(lambda: self.stack.jobs.get(pk=running).status == Status.RUNNING, "it runs")
-            waiting = [self.stack.submit(f"{number}") for number in range(5)]
-            celery(self.stack, "control", "shutdown")
-            eventually(lambda: self.stack.children["worker1"].exit_code == 0, "the worker ends")
-            self.assertEqual(self.stack.workers.get().state, WorkerState.STOPPED)
-            self.stack.start_worker()
-            for job in self.stack.finished(running, *waiting):
-                self.assertEqual((job.status, job.attempts, job.recoveries), (Status.SUCCEEDED, 1, 0))
+        running, worker = self.held(), self.worker()
+        waiting = [self.stack.submit(f"{number}") for number in range(5)]
+        self.celery("control", "shutdown")
+        self.stack.release()
+        eventually(lambda: self.stack.children["worker1"].exit_code == 0, "the worker ends")
+        self.assertEqual(self.stack.workers.get(pk=worker.pk).state, WorkerState.STOPPED)
+        self.stack.start_worker()
+        self.stack.ready()
+        for job in self.stack.finished(running, *waiting):
+            self.assertEqual((job.status, job.attempts, job.recoveries), (Status.SUCCEEDED, 1, 0))
 
+    def test_flower_sees_the_worker_and_its_tasks(self) -> None:
+        port = free_port()
+        own = {"BROKER_URL": f"redis+socket://{self.stack.socket}", "PYTHONPATH": f"{sys.prefix}/flower"}
+        flower = subprocess.Popen(
+            [sys.executable, "-m", "celery", "-A", "project", "flower", "--address=127.0.0.1", f"--port={port}"],
+            env={**os.environ, **self.stack.environment, **own, "FLOWER_UNAUTHENTICATED_API": "1"},
+            cwd=settings.BASE_DIR, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            eventually(lambda: self.worker().name in self.shown(port, "workers?refresh=1"), "the worker is shown")
+            good, bad = self.stack.submit("a"), self.stack.submit({"text": "", "fail": "exception"})
+            self.stack.finished(good, bad)
+            wanted = {str(good): "SUCCESS", str(bad): "FAILURE"}
 
-class TestFlower(TestCase):
-    def test_it_sees_the_worker_and_its_tasks(self) -> None:
-        with Stack(replicas=1, worker_options=("-E",)) as stack:
-            port = free_port()
-            own = {"BROKER_URL": f"redis+socket://{stack.socket}", "PYTHONPATH": f"{sys.prefix}/flower"}
-            environment = {**os.environ, **stack.environment, **own}
-            flower = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", "project", "flower", "--address=127.0.0.1", f"--port={port}"],
-                env={**environment, "FLOWER_UNAUTHENTICATED_API": "1"}, cwd=settings.BASE_DIR,
-                stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-            try:
-                [name] = eventually(lambda: self.shown(port, "workers?refresh=1"), "the worker is shown")
-                self.assertTrue(name.startswith("worker1@"))
-                good, bad = stack.submit("a"), stack.submit({"text": "", "fail": "exception"})
-                stack.finished(good, bad)
-                wanted = {str(good): "SUCCESS", str(bad): "FAILURE"}
+            def states() -> dict[str, str]:
+                return {job: task["state"] for job, task in self.shown(port, "tasks").items() if job in wanted}
 
-                def states() -> dict[str, str]:
-                    return {job: task["state"] for job, task in self.shown(port, "tasks").items() if job in wanted}
-
-                eventually(lambda: states() == wanted, "both tasks are shown as they ended")
-            finally:
-                flower.kill()
-                flower.wait()
+            eventually(lambda: states() == wanted, "both tasks are shown as they ended")
+        finally:
+            flower.kill()
+            flower.wait()
 
     def shown(self, port: int, what: str) -> dict[str, Any]:
         try:
-            with urllib.request.urlopen(f"http://{HOST}:{port}/api/{what}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://{HOST}:{port}/api/{what}", timeout=PATIENCE_S) as answer:
                 return dict(json.load(answer))
         except OSError:
             return {}
