@@ -12,28 +12,45 @@ from openai.types.chat import ChatCompletionChunk
 from inference.launcher import programs
 from tests import javascript, words
 from tests.conditions import eventually
-from tests.e2e.case import ShowingLog
+from tests.e2e.case import StackCase
 from tests.ports import HOST, free_port
-from tests.stack import Stack
 from tests.streaming import is_open
 
 MODELS = """
 [words]
 engine = "tests.words:WordsEngine"
 task = "text-generation"
-options = { step_ms = 60 }
+time_limit_s = 180
+options = { step_ms = 10 }
 """
-COUNT = 60  # words: some seconds
-ANSWER = words.expected("hello", COUNT)[0]["generated_text"]
+COUNT = 60  # words
+PROMPT = "held"  # after its first word
+ANSWER = words.expected(PROMPT, COUNT)[0]["generated_text"]
 
 
-class WebServerGone(ShowingLog):
-    def setUp(self) -> None:
-        self.stack = self.enterContext(Stack(models=MODELS, replicas=1))
+class WebServerGone(StackCase):
+    """Each test ends the first of two web servers in the middle of an answer."""
+
+    options = {"models": MODELS, "replicas": 1}
+    addresses: list[str]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
         port = free_port()
-        self.stack.start(replace(programs.web(host=HOST, port=port), name="web2"))
-        self.addresses = [f"http://{HOST}:{each}" for each in (self.stack.port, port)]
+        cls.stack.start(replace(programs.web(host=HOST, port=port), name="web2"))
+        cls.addresses = [f"http://{HOST}:{each}" for each in (cls.stack.port, port)]
         eventually(lambda: is_open(port), "the other server listens")
+
+    def setUp(self) -> None:
+        self.hold()
+        self.before = self.stack.jobs.count()
+
+    def tearDown(self) -> None:
+        self.assertEqual(self.stack.jobs.count(), self.before + 1)
+        self.stack.children["web"].kill()
+        self.stack.start_web()
+        self.stack.ready()
 
     def kill(self) -> None:
         self.stack.children["web"].kill()
@@ -50,12 +67,15 @@ class WebServerGone(ShowingLog):
     def read(self, end: Callable[[], Any], told: type[openai.APIError]) -> None:
         here, there = map(self.client, self.addresses)
         stream = here.chat.completions.create(
-            model="words", messages=[{"role": "user", "content": "hello"}], max_tokens=COUNT, stream=True
+            model="words", messages=[{"role": "user", "content": PROMPT}], max_tokens=COUNT, stream=True
         )
-        chunks = [next(stream) for _ in range(4)]
+        chunks = [next(stream)]
+        while not chunks[-1].choices[0].delta.content:
+            chunks.append(next(stream))
         end()
         with self.assertRaises(told) as raised:
             chunks.extend(stream)
+        self.stack.release()
         self.assertIn(raised.exception.code, (None, "cut"))
         self.assertIsNone(chunks[-1].choices[0].finish_reason)
         place: Any = chunks[-1]
@@ -67,16 +87,15 @@ class WebServerGone(ShowingLog):
         chunks.extend(rest)
         self.assertEqual("".join(chunk.choices[0].delta.content or "" for chunk in chunks), ANSWER)
         self.assertEqual(chunks[-1].choices[0].finish_reason, "stop")
-        self.assertEqual(self.stack.jobs.count(), 1)
 
     @javascript.needed
     def test_javascript(self) -> None:
-        script = javascript.start("streams.mjs", *self.addresses, "any")
+        script = javascript.start("streams.mjs", *self.addresses, "any", PROMPT)
         self.addCleanup(script.kill)
         assert script.stdout
         self.assertEqual(script.stdout.readline(), "it has begun\n")
         self.kill()
+        self.stack.release()
         told = javascript.ended(script)
         self.assertTrue(told["error"])
         self.assertEqual((told["text"], told["finish_reason"]), (ANSWER, "stop"))
-        self.assertEqual(self.stack.jobs.count(), 1)
