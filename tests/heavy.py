@@ -35,7 +35,7 @@ options = {{ megabytes = {megabytes}, load_s = {load_s} }}
 load = "lazy"
 idle_unload_s = {idle_unload_s}
 max_batch_size = 8
-time_limit_s = 10
+time_limit_s = 180
 """
         for name in names
     )
