@@ -47,10 +47,10 @@ class CeleryTests(StackCase):
         broker.conf.broker_transport_options = settings.CELERY_BROKER_TRANSPORT_OPTIONS
         self.addCleanup(broker.close)
         name = self.worker().name
-        [answer] = broker.control.broadcast(
+        answers: Any = broker.control.broadcast(
             command, arguments=arguments, destination=[name], reply=True, timeout=PATIENCE_S, limit=1
         )
-        return answer[name]
+        return answers[0][name]
 
     def worker(self) -> Worker:
         return self.stack.workers.get(pid=self.stack.children["worker1"].pid)

@@ -12,6 +12,7 @@ from django.conf import settings
 
 from inference.models import Job, Status
 from tests import echo
+from tests.conditions import PATIENCE_S
 from tests.e2e.case import StackCase
 from tests.stack import ECHO
 
@@ -36,7 +37,7 @@ class CommandsTests(StackCase):
     def manage(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "manage.py", *arguments], env={**os.environ, **self.stack.environment, **environment},
-            cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=60, check=False,
+            cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
 
     def refused(self, *arguments: str, **environment: str) -> str:

@@ -15,7 +15,7 @@ from django.conf import settings
 from django.test import SimpleTestCase
 
 from inference.launcher.supervisor import Program
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 from tests.e2e.case import StackCase
 from tests.ports import HOST, free_port
 
@@ -33,13 +33,15 @@ class ExamplesTests(StackCase):
     def script(self, name: str, *arguments: str) -> list[str]:
         """The lines that it prints."""
         command = [sys.executable, "-m", f"examples.{name}", self.url, *arguments]
-        run = subprocess.run(command, cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=120, check=False)
+        run = subprocess.run(
+            command, cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
         self.assertEqual((run.returncode, run.stderr), (0, ""))
         return run.stdout.splitlines()
 
     def test_a_plain_function_and_an_engine_are_models(self) -> None:
         for model, text, answer in (("words", "three short words", 3), ("language", FINNISH, "finnish")):
-            self.assertEqual(self.stack.post(f"/v1/models/{model}", {"inputs": text}).json, answer)
+            self.assertEqual(self.stack.call(text, model=model).json, answer)
 
     def test_a_script_submits_first_and_waits_later(self) -> None:
         languages = [line.partition(":")[0] for line in self.script("futures")]

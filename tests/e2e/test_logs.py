@@ -19,7 +19,7 @@ from django.contrib.auth import get_user_model
 
 from api.models import ApiKey
 from tests import databases
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 from tests.e2e.buggy import BUGS, IN_WEB, IN_WEBHOOKS, IN_WORKER
 from tests.e2e.test_up import Up
 from tests.inference.test_admin import INVISIBLE, UNSEEN
@@ -96,7 +96,8 @@ class Client:
         self.up.shows(f"job={self.good} not delivered")
         eventually(lambda: self.up.output.count("KeyError: ") >= len(BUGS), "each bug is told of")
         self.up.process.send_signal(signal.SIGINT)
-        case.assertEqual(self.up.process.wait(60), 0)
+        case.assertEqual(self.up.process.wait(PATIENCE_S), 0)
+        self.up.reader.join()
         for secret in (MARK, self.key, *SECRETS.values()):
             case.assertNotIn(secret, self.up.output)
         for place in ("validate", "outcome_of", "_post"):
@@ -112,7 +113,7 @@ class Client:
         """What is answered, where that is JSON."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body)
         own = {"Content-Type": "application/json", "X-Request-Id": "request-echo", **(headers or {})}
-        with contextlib.closing(http.client.HTTPConnection(HOST, self.port, timeout=60)) as connection:
+        with contextlib.closing(http.client.HTTPConnection(HOST, self.port, timeout=PATIENCE_S)) as connection:
             connection.request(method, path, data, own)
             answer = connection.getresponse().read()
         with contextlib.suppress(ValueError):
@@ -179,7 +180,8 @@ class TestHostileTexts(TestCase):
         file.write_text(f"{MODELS}\n[{json.dumps(HOSTILE[0])}]\nengine = {json.dumps(HOSTILE[1])}\n")
         up.shows("Nothing changes before that is put right")
         up.process.send_signal(signal.SIGINT)
-        self.assertEqual(up.process.wait(60), 0)
+        self.assertEqual(up.process.wait(PATIENCE_S), 0)
+        up.reader.join()
         self.assertIn("told to fail: late", up.output)
         self.assertIsNone(UNSEEN.search(up.output))
         self.assertEqual([line for line in up.output.splitlines() if FORGED.match(line)], [])

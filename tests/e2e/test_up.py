@@ -20,7 +20,7 @@ from unittest import TestCase
 from django.conf import settings
 
 from tests import processes
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 from tests.ports import HOST, free_port
 
 
@@ -95,9 +95,9 @@ def impatient_client(port: int) -> Iterator[None]:
     def ask() -> None:
         request = urllib.request.Request(f"http://{HOST}:{port}/v1/models/embeddings", b'{"inputs": "now?"}')
         request.add_header("Content-Type", "application/json")
-        while not ended.wait(0.05):
+        while not ended.wait(0.2):  # between two requests: it takes the core that loads the models
             with contextlib.suppress(OSError, http.client.HTTPException):
-                urllib.request.urlopen(request, timeout=5).close()
+                urllib.request.urlopen(request, timeout=PATIENCE_S).close()
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -123,7 +123,7 @@ class TestUp(TestCase):
             up.shows('"... 381 more"]')
             up.shows("Ctrl-C stops everything")
             up.process.send_signal(signal.SIGINT)
-            self.assertEqual(up.process.wait(60), 0)
+            self.assertEqual(up.process.wait(PATIENCE_S), 0)
             self.assertEqual(up.descendants(), [])
         stops = [up.output.index(f"stopping {name}") for name in ("web", "worker", "broker")]
         self.assertEqual(stops, sorted(stops))
@@ -141,12 +141,12 @@ class TestUp(TestCase):
         with Up(free_port(), self.echo()) as up:
             up.shows("worker | ")  # it says more: that it is connected, and how loading went
             up.stop_reading()
-            self.assertEqual(up.process.wait(60), 0)
+            self.assertEqual(up.process.wait(PATIENCE_S), 0)
             self.assertEqual(up.descendants(), [])
 
     def test_a_taken_port_is_named_with_the_way_out(self) -> None:
         with socket.create_server((HOST, 0)) as taken, Up(taken.getsockname()[1]) as up:
-            self.assertEqual(up.process.wait(60), 1)
+            self.assertEqual(up.process.wait(PATIENCE_S), 1)
             up.reader.join()
             self.assertIn(f"Something listens on {HOST} port {taken.getsockname()[1]} already", up.output)
             self.assertIn("make run PORT=", up.output)

@@ -13,6 +13,7 @@ import unittest
 from pathlib import Path
 from unittest import TestCase
 
+from tests.conditions import PATIENCE_S
 from tests.e2e.test_up import Up
 from tests.inference.broker.test_storage import BASE, WRITTEN_BY, mount_small_disk
 from tests.ports import free_port
@@ -58,7 +59,7 @@ class TestData(TestCase):
 
     def assert_refused(self, sentence: str) -> None:
         with self.up() as up:
-            self.assertEqual(up.process.wait(60), 1)
+            self.assertEqual(up.process.wait(PATIENCE_S), 1)
             up.reader.join()
             self.assertIn(sentence, up.output)
             self.assertNotIn("Traceback", up.output)
