@@ -23,24 +23,25 @@ from django.db.models import Avg
 
 from inference.catalog import reader
 from inference.engines import weights
-from inference.models import Status
+from inference.models import PausedModel, Status
+from inference.status.catalog import entries
 from tests import processes
+from tests.conditions import eventually
 from tests.e2e.case import StackCase
 from tests.ports import HOST
 
 CLIENTS = 64
-REQUESTS = 2  # of each client
 README_EXAMPLE = re.compile(
     r"curl http://127\.0\.0\.1:8000(\S+) .*\n +-d '(.*)'\n```\n\n```\n\[(.*), \.\.\. 384 numbers\]"
 )
 README_COMMANDS = re.compile(r"^```\n(curl .*?)```", re.DOTALL | re.MULTILINE)
-SLOW = """
-[slow]
+HELD = """
+[held]
 engine = "tests.echo:EchoEngine"
-options = { fixed_ms = 500 }
+time_limit_s = 180
 """
 SENTENCE = "a cat sat on the mat while the queue of jobs grew longer and the batch was formed by length"
-TEXTS = [f"{SENTENCE[n % 40 :]} {n}" for n in range(CLIENTS * REQUESTS)]
+TEXTS = [f"{SENTENCE[n % 40 :]} {n}" for n in range(CLIENTS)]
 
 
 def bare_answers(texts: list[str]) -> list[list[float]]:
@@ -76,22 +77,31 @@ def normal(tokens: list[list[float]]) -> list[float]:
 
 
 class TestMainJob(StackCase):
-    options = {"models": (settings.BASE_DIR / "models.toml").read_text() + SLOW}
+    options = {"models": (settings.BASE_DIR / "models.toml").read_text() + HELD}
 
     def embed(self, text: str) -> Any:
-        answer = self.stack.post("/v1/models/embeddings?timeout=60", {"inputs": text})
+        answer = self.stack.call(text, model="embeddings")
         self.assertEqual(answer.status, 200, answer.body)
         return answer.json
 
     def test_64_clients_get_the_bare_pipeline_s_answers_in_batches(self) -> None:
+        paused, queued = PausedModel.objects.using(self.stack.alias), self.stack.jobs.filter(status=Status.QUEUED)
+        paused.create(model="embeddings")
+        eventually(self.is_held_back, "the worker begins nothing")
         with ThreadPoolExecutor(CLIENTS) as clients:
-            answers = list(clients.map(self.embed, TEXTS))
+            answering = clients.map(self.embed, TEXTS)
+            eventually(lambda: queued.count() == CLIENTS, "all have asked", every_s=0.2)
+            paused.all().delete()
+            answers = list(answering)
         for text, answer, bare in zip(TEXTS, answers, bare_answers(TEXTS), strict=True):
             self.assertLess(max(abs(a - b) for a, b in zip(answer, bare, strict=True)), 1e-4, text)
-        served = self.stack.jobs.filter(model="embeddings", status=Status.SUCCEEDED)
+        served = self.stack.jobs.filter(status=Status.SUCCEEDED, inputs__in=TEXTS)
         self.assertEqual(served.count(), len(TEXTS))
         self.assertGreater(served.aggregate(mean=Avg("batch_size"))["mean"], 4)
         self.assert_admin_shows_batches(set(served.values_list("batch_size", flat=True)))
+
+    def is_held_back(self) -> bool:
+        return any(e["name"] == "embeddings" and e["held_back"] for e in entries(self.stack.workers.get()))
 
     def assert_admin_shows_batches(self, sizes: set[int | None]) -> None:
         User.objects.db_manager(self.stack.alias).create_superuser("operator", password="secret")
@@ -121,15 +131,17 @@ class TestMainJob(StackCase):
         self.assertEqual(len(finished["output"]), 384)
 
     def test_a_wait_that_is_over_gives_504_and_the_job_is_polled_later(self) -> None:
-        busy = [self.stack.submit(f"keeps a replica busy {n}", model="slow") for n in range(40)]
-        answer = self.stack.post("/v1/models/slow?timeout=0.01", {"inputs": "late"})
+        self.hold()
+        late = {"text": "late", "fail": "held"}
+        answer = self.stack.post("/v1/models/held?timeout=0.01", {"inputs": late})
         self.assertEqual(answer.status, 504)
         self.assertEqual(answer.headers["content-type"], "application/problem+json")
         job_id = UUID(answer.json["job_id"])
-        self.stack.finished(*busy, job_id)
+        self.stack.release()
+        self.stack.finished(job_id)
         polled = self.stack.get(f"/v1/jobs/{job_id}")
         self.assertEqual((polled.status, polled.json["status"]), (200, "succeeded"))
-        self.assertEqual(self.stack.get(f"/v1/jobs/{job_id}/output").json["echo"], "late")
+        self.assertEqual(self.stack.get(f"/v1/jobs/{job_id}/output").json["echo"], late)
 
     def test_torch_is_loaded_in_pool_children_and_what_forks_them_only(self) -> None:
         self.embed("so that each part has done its work")

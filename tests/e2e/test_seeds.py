@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import skipUnless
@@ -19,6 +18,7 @@ from django.conf import settings
 from django.db.models import Max
 
 from inference.models import Status
+from tests.conditions import PATIENCE_S
 from tests.e2e.case import StackCase
 from tests.inference.engines.hub import COMMIT, Hub
 from tests.inference.engines.test_fill_mask import save
@@ -63,7 +63,7 @@ class SeedsTests(StackCase):
         super().setUpClass()
 
     def call(self, model: str, inputs: Any) -> Any:
-        answer = self.stack.post(f"/v1/models/{model}?timeout=60", {"inputs": inputs})
+        answer = self.stack.call(inputs, model=model)
         self.assertEqual(answer.status, 200, answer.body)
         return answer.json
 
@@ -86,21 +86,20 @@ class SeedsTests(StackCase):
     def test_a_mask_is_filled_by_curl(self) -> None:
         url = f"http://{HOST}:{self.stack.port}/v1/models/fill"
         command = ["curl", "-s", url, "-H", "Content-Type: application/json", "-d", json.dumps({"inputs": MASKED[0]})]
-        answers = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
+        answers = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S).stdout)
         self.assertEqual(set(answers[0]), {"score", "token", "token_str", "sequence"})
         self.assertEqual(answers[0]["token_str"], "O")
 
     def test_batching_can_be_off_for_one_model(self) -> None:
-        with ThreadPoolExecutor(16) as clients:
-            list(clients.map(lambda text: self.call("apart", text), MASKED * 8))
+        self.stack.finished(*self.stack.submit_together(MASKED * 4, model="apart"))
         largest = self.stack.jobs.filter(model="apart", status=Status.SUCCEEDED).aggregate(most=Max("batch_size"))
         self.assertEqual(largest["most"], 1)
 
     def test_alone_in_a_batch_in_a_list_and_mapped_an_input_has_the_same_answer(self) -> None:
         for model, inputs in (("fill", MASKED), ("embeddings", TEXTS)):
             alone = [self.call(model, value) for value in inputs]
-            with ThreadPoolExecutor(32) as clients:
-                together = list(clients.map(lambda value, model=model: self.call(model, value), inputs * 8))
+            jobs = self.stack.finished(*self.stack.submit_together(inputs * 4, model=model))
+            together = [job.output for job in jobs]
             largest = self.stack.jobs.filter(model=model, size=1).aggregate(most=Max("batch_size"))["most"]
             self.assertGreater(largest, 1)
             for number, way in enumerate((together[: len(inputs)], together[-len(inputs) :], self.call(model, inputs))):
