@@ -7,7 +7,6 @@ import shutil
 import signal
 import tempfile
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 from inference.models import Status, Worker, WorkerState
@@ -19,24 +18,17 @@ MODELS = """
 [late]
 engine = "tests.faults.engines:GatedEcho"
 max_batch_size = 4
-time_limit_s = 10
+time_limit_s = 180
 
 [good]
 engine = "tests.faults.engines:GatedEcho"
 max_batch_size = 4
-time_limit_s = 10
+time_limit_s = 180
 """
-QUICK = {"WORKER_HEARTBEAT_S": "0.5", "WORKER_SILENT_S": "4"}
+QUICK = {"WORKER_HEARTBEAT_S": "0.5"}
 
 
 class ReplicaCase(ShowingLog):
-    def start(self, *files: str, **options: Any) -> None:
-        """The stack; `files` are in its folder before anything starts."""
-        self.stack = Stack(models=MODELS, environment=QUICK, **options)
-        for file in files:
-            self.file(file).touch()
-        self.enterContext(self.stack)
-
     def file(self, name: str) -> Path:
         return self.stack.folder / name
 
@@ -63,11 +55,41 @@ class ReplicaCase(ShowingLog):
         self.assertLessEqual(max(job.attempts for job in jobs), attempts)
 
 
-class BrokenModelTests(ReplicaCase):
+class ReplicaTests(ReplicaCase):
+    """Each test has workers of its own."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.stack = cls.enterClassContext(Stack(models=MODELS, environment=QUICK, workers=0))
+
+    def start(self, *files: str, replicas: int, workers: int = 1, **environment: str) -> None:
+        """The workers; `files` are in the folder of the stack before."""
+        self.addCleanup(self.end)
+        for file in files:
+            self.file(file).touch()
+        self.stack.worker_options = ("-c", str(replicas))
+        for number in range(workers):
+            self.stack.start_worker(f"worker{1 + number}", **environment)
+        self.stack.ready()
+
+    def end(self) -> None:
+        """Nothing is left of them and their jobs."""
+        for name in [name for name in self.stack.children if name.startswith("worker")]:
+            child = self.stack.children.pop(name)
+            child.kill()
+            child.pump.join()
+        for rows in (self.stack.workers, self.stack.jobs):
+            rows.all().delete()
+        for file in (*self.stack.folder.glob("*-late"), *self.stack.folder.glob("*-good")):
+            file.unlink()
+        self.stack.log.clear()
+
+    # A model that cannot be loaded
+
     def test_jobs_of_a_model_that_cannot_be_loaded_wait_through_restarts_until_it_can(self) -> None:
         self.start("broken-late", replicas=1)
         waiting = self.submit(6, "late")
-        for _ in range(4):
+        for _ in range(2):
             self.assert_succeeded(self.submit(2, "good"))
             self.stack.children["worker1"].stop()
             self.stack.start_worker("worker1")
@@ -75,11 +97,11 @@ class BrokenModelTests(ReplicaCase):
         self.assertTrue(self.serves("good"))
         self.assertEqual(self.row().state, WorkerState.DEGRADED)
         self.assert_untouched(waiting)
-        self.assertEqual(self.stack.get("/readyz").json["reasons"].count(self.reason("late")), 1)
+        eventually(lambda: self.stack.get("/readyz").json["reasons"].count(self.reason("late")) == 1, "it says why")
         self.file("broken-late").unlink()
         self.assert_succeeded(waiting)
         eventually(lambda: self.serves("good", "late"), "the row says so")
-        self.assertEqual(self.stack.get("/readyz").status, 200)
+        eventually(lambda: self.stack.get("/readyz").status == 200, "it is ready")
 
     def reason(self, model: str) -> str:
         return f"{model}: could not be loaded on cpu: RuntimeError: no weights yet"
@@ -98,9 +120,8 @@ class BrokenModelTests(ReplicaCase):
         self.start("deadly-late", replicas=2)
         waiting = self.submit(4, "late")
         self.assert_succeeded(self.submit(4, "good"), attempts=2)
-        self.assertIn(
-            "late: a process ended while it loaded this model.", str(self.stack.get("/readyz").json["reasons"])
-        )
+        why = "late: a process ended while it loaded this model."
+        eventually(lambda: why in str(self.stack.get("/readyz").json["reasons"]), "it says why")
         self.assert_untouched(waiting)
         self.file("deadly-late").unlink()
         self.assert_succeeded(waiting)
@@ -118,9 +139,9 @@ class BrokenModelTests(ReplicaCase):
         self.start(replicas=2)
         self.file("broken-late").touch()
         self.kill_replica()
-        eventually(lambda: any("no weights yet" in line for line in self.stack.log), "it tries")
+        self.log_shows("no weights yet", "it tries")
         self.assert_succeeded(self.submit(20, "late"))
-        self.assertTrue(self.serves("good", "late", ready=1))
+        eventually(lambda: self.serves("good", "late", ready=1), "the row says so")
         self.file("broken-late").unlink()
         eventually(lambda: self.serves("good", "late", ready=2), "it is back")
 
@@ -130,13 +151,13 @@ class BrokenModelTests(ReplicaCase):
         self.kill_replica()
         eventually(lambda: self.serves("good", ready=1), "late is withdrawn")
         waiting = self.submit(4, "late")
-        self.assertEqual(self.stack.post("/v1/models/late", {"inputs": "a"}).json["code"], "no_worker")
+        self.assertEqual(self.stack.call("a", model="late").json["code"], "no_worker")
         self.assert_succeeded(self.submit(4, "good"))
         self.assert_untouched(waiting)
         self.file("broken-late").unlink()
         self.assert_succeeded(waiting)
         eventually(lambda: self.stack.get("/readyz").status == 200, "all is served")
-        self.assertEqual(self.stack.post("/v1/models/late", {"inputs": "a"}).status, 200)
+        self.assertEqual(self.stack.call("a", model="late").status, 200)
 
     def test_a_worker_that_can_load_nothing_tries_again(self) -> None:
         self.start("broken-late", "broken-good", replicas=1)
@@ -147,8 +168,8 @@ class BrokenModelTests(ReplicaCase):
         self.file("broken-good").unlink()
         self.assert_succeeded(waiting)
 
+    # Workers beside each other
 
-class JoiningTests(ReplicaCase):
     def test_a_worker_that_loads_takes_nothing_from_one_that_serves(self) -> None:
         self.start(replicas=1)
         self.file("held-late").touch()
@@ -171,37 +192,32 @@ class JoiningTests(ReplicaCase):
         self.file("held-late").unlink()
         eventually(lambda: self.row().replicas_ready == 1, "it is back")
 
-
-class CatalogTests(ReplicaCase):
     def test_a_child_that_starts_again_serves_what_its_worker_runs_and_not_what_the_file_says_now(self) -> None:
         self.start(replicas=1)
+        self.addCleanup(self.stack.models_file.write_text, MODELS)
         self.stack.models_file.write_text(MODELS.replace("tests.faults.engines:GatedEcho", "not.there:Engine"))
         self.kill_replica()
         self.assert_succeeded(self.submit(3, "late"), attempts=2)
 
-
-class ConnectionTests(ReplicaCase):
     def test_the_row_of_a_worker_says_whether_it_is_connected_to_the_broker(self) -> None:
         self.start(replicas=1)
         eventually(lambda: self.row().connected, "it is connected")
         self.stack.children["broker"].kill()
         eventually(lambda: not self.row().connected, "it says that it is not")
-        self.assertIn("good: its worker is not connected to the broker.", self.stack.get("/readyz").json["reasons"])
+        why = "good: its worker is not connected to the broker."
+        eventually(lambda: why in self.stack.get("/readyz").json["reasons"], "the service says so")
         self.stack.start_broker()
         eventually(lambda: self.stack.get("/readyz").status == 200, "it is ready again")
 
-
-class ForkTests(ReplicaCase):
     def test_one_whose_process_cannot_be_forked_is_tried_again_while_the_other_goes_on(self) -> None:
         folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         refuses = folder / "refuses"
         shutil.copy(Path(__file__).parent.parent / "inference/worker/refused_forks.py", folder / "sitecustomize.py")
-        environment = {**QUICK, "PYTHONPATH": str(folder), "REFUSES_FORKS": str(refuses)}
-        self.stack = self.enterContext(Stack(models=MODELS, environment=environment, replicas=2))
+        self.start(replicas=2, PYTHONPATH=str(folder), REFUSES_FORKS=str(refuses))
         killed, other = self.stack.replica_pids()
         refuses.touch()
         os.kill(killed, signal.SIGKILL)
-        eventually(lambda: [line for line in self.stack.log if "replica 0 not started" in line], "it is told")
+        self.log_shows("replica 0 not started", "it is told")
         self.assert_succeeded(self.submit(20, "good"))
         eventually(lambda: self.serves("good", "late", ready=1), "the row says so")
         self.assertEqual(self.stack.replica_pids()[1], other)
