@@ -20,15 +20,13 @@ MODEL = """
 [{name}]
 engine = "tests.echo:EchoEngine"
 max_batch_size = 4
-time_limit_s = 20
-options = {{ fixed_ms = 1500 }}
+time_limit_s = 180
 """
 READ = """
 [read]
 engine = "tests.faults.engines:ReadsAhead"
 max_batch_size = 1
-time_limit_s = 3
-options = { fixed_ms = 1500 }
+time_limit_s = 10
 """
 TINY = """
 [tiny]
@@ -36,6 +34,7 @@ task = "text-classification"
 model = "{folder}"
 max_batch_size = 4
 """
+INPUTS = [{"text": f"text {number}", "fail": Fail.HELD} for number in range(13)]
 NEW = ("killed", "cancelled", "stopped")  # once it is known that its calls are long, a model has two batches in hand
 
 
@@ -47,25 +46,28 @@ class WorkAheadTests(StackCase):
     }
 
     def three_batches(self, model: str) -> list[UUID]:
-        """All claimed, while the first is computed."""
-        inputs = [f"text {number}" for number in range(13)]
-        bulk = self.stack.post("/v1/jobs/bulk", {"model": model, "inputs": inputs}).json
-        ids = [UUID(job["id"]) for job in bulk["jobs"]]
+        """All claimed, while the first is computed until it is released."""
+        self.hold()
+        ids = self.stack.submit_together(INPUTS, model=model)
         claimed = self.stack.jobs.filter(pk__in=ids, status=Status.RUNNING)
-        eventually(lambda: claimed.values("batch").distinct().count() == 3, "three batches are claimed", every_s=0.01)
+        eventually(lambda: claimed.values("batch").distinct().count() == 3, "three batches are claimed")
         return ids
 
     def test_the_child_that_has_them_dies(self) -> None:
         ids = self.three_batches("killed")
         os.kill(self.stack.replica_pids()[0], signal.SIGKILL)
+        self.stack.release()
         jobs = self.stack.finished(*ids)
-        self.assertEqual([job.output for job in jobs], [expected(f"text {number}") for number in range(13)])
+        self.assertEqual([job.output for job in jobs], [expected(value) for value in INPUTS])
 
     def beside_one_that_hangs_as_it_is_read(self, how: Fail) -> Job:
         """What became of the job that was computed meanwhile."""
-        first = self.stack.submit("text", model="read")
-        eventually(lambda: self.stack.jobs.filter(pk=first, status=Status.RUNNING), "it is computed", every_s=0.01)
+        self.hold()
+        first = self.stack.submit({"text": "a", "fail": Fail.HELD}, model="read")
+        eventually(lambda: self.is_running(first), "it is computed")
         hangs = self.stack.submit({"text": "b", "fail": how}, model="read")
+        eventually(lambda: self.is_running(hangs), "it is read")
+        self.stack.release()
         computed, read = self.stack.finished(first, hangs)
         self.assertEqual((computed.status, read.error_code), (Status.SUCCEEDED, TimedOut.code))
         return computed
@@ -79,6 +81,7 @@ class WorkAheadTests(StackCase):
     def test_one_of_them_is_cancelled(self) -> None:
         ids = self.three_batches("cancelled")
         self.assertEqual(self.stack.post(f"/v1/jobs/{ids[8]}/cancel", {}).status, 200)
+        self.stack.release()
         jobs = self.stack.finished(*ids)
         self.assertEqual([job.status for job in jobs].count(Status.SUCCEEDED), 12)
         self.assertEqual(jobs[8].status, Status.CANCELLED)
@@ -86,6 +89,8 @@ class WorkAheadTests(StackCase):
     def test_a_worker_that_is_stopped_ends_all_of_them(self) -> None:
         ids = self.three_batches("stopped")
         begun = list(self.stack.jobs.filter(pk__in=ids, status=Status.RUNNING).values_list("pk", flat=True))
+        self.stack.children["worker1"].terminate()
+        self.stack.release()
         self.assertEqual(self.stack.children["worker1"].stop(), 0)
         done = self.stack.jobs.filter(pk__in=begun, status=Status.SUCCEEDED, attempts=1)
         self.assertEqual(done.count(), len(begun))
@@ -103,7 +108,7 @@ class TokenizedAheadTests(StackCase):
 
     def test_answers_are_those_of_each_input_alone(self) -> None:
         texts = [" ".join(tiny_models.WORDS[: 1 + number % 9]) for number in range(60)]
-        together = self.stack.finished(*(self.stack.submit(text, model="tiny") for text in texts))
+        together = self.stack.finished(*self.stack.submit_together(texts, model="tiny"))
         alone = {text: self.stack.finished(self.stack.submit(text, model="tiny"))[0].output for text in {*texts}}
         for text, job in zip(texts, together, strict=True):
             self.assertEqual([told["label"] for told in job.output], [told["label"] for told in alone[text]])
