@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from django.conf import settings
 
@@ -31,6 +32,19 @@ engine = "no.such.module:Engine"
 """
 
 
+ONE_AFTER_THE_OTHER = """
+import json, manage, sys
+
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["manage.py", *arguments]
+    try:
+        manage.main()
+    except SystemExit as end:
+        assert end.code
+        print("refused", file=sys.stderr)
+"""
+
+
 class CommandsTests(StackCase):
     options = {"models": MODELS, "replicas": 1}
 
@@ -40,12 +54,17 @@ class CommandsTests(StackCase):
             cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
 
-    def refused(self, *arguments: str, **environment: str) -> str:
-        """The one line, or argparse's usage, that it says."""
-        run = self.manage(*arguments, **environment)
-        self.assertNotEqual(run.returncode, 0)
+    def refused(self, *commands: Sequence[str], **environment: str) -> list[str]:
+        """For each, which all run in one process: the one line, or argparse's usage, that it says."""
+        run = subprocess.run(
+            [sys.executable, "-c", ONE_AFTER_THE_OTHER, json.dumps(commands)],
+            env={**os.environ, **self.stack.environment, **environment},
+            cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
         self.assertNotIn("Traceback", run.stderr)
-        return run.stderr
+        *said, rest = run.stderr.split("refused\n")
+        self.assertEqual((len(said), rest), (len(commands), ""))
+        return said
 
     def newest(self) -> Job:
         job = self.stack.jobs.first()
@@ -58,24 +77,25 @@ class CommandsTests(StackCase):
         self.assertEqual((self.newest().parameters, self.newest().attempts), ({"loud": True}, 1))
 
     def test_what_is_wrong_is_one_sentence(self) -> None:
-        for arguments, sentence in (
+        cases = (
             (("run", "ecko", "a"), "There is no model 'ecko'. Known models: echo, missing, reviews."),
             (("run", "missing", "a"), "No worker serves 'missing' now."),
             (("run", "echo", "a", "--parameters", '{"lout": true}'), "did you mean loud?"),
             (("run", "echo", "a", "--parameters", "[3]"), "--parameters: must be an object, such as '{\"top_k\": 3}'"),
             (("run", "echo", "a", "--parameters", "{"), "--parameters: not JSON: "),
             (("run", "echo", "a", "--timeout", "soon"), "--timeout: must be a number of seconds from 0 to 86400"),
-        ):
+        )
+        for (arguments, sentence), said in zip(cases, self.refused(*(case[0] for case in cases)), strict=True):
             with self.subTest(arguments):
-                self.assertIn(sentence, self.refused(*arguments))
+                self.assertIn(sentence, said)
 
     def test_without_a_database_that_is_said(self) -> None:
-        for command in (("run", "echo", "a"), ("models",)):
-            said = self.refused(*command, DATABASE_URL=f"sqlite:///{self.stack.folder}/empty.sqlite3")
+        empty = f"sqlite:///{self.stack.folder}/empty.sqlite3"
+        for said in self.refused(("run", "echo", "a"), ("models",), DATABASE_URL=empty):
             self.assertIn("The database does not answer: no such table", said)
 
     def test_a_job_that_is_not_finished_in_time_goes_on_and_is_named(self) -> None:
-        said = self.refused("run", "echo", "a", "--timeout", "0")
+        (said,) = self.refused(("run", "echo", "a", "--timeout", "0"))
         job = self.newest()
         self.assertIn(f"Not finished within 0 s. The job goes on: /v1/jobs/{job.pk}", said)
         self.assertEqual(self.stack.finished(job.pk)[0].status, Status.SUCCEEDED)
