@@ -24,6 +24,7 @@ from tests.conditions import PATIENCE_S, eventually
 from tests.ports import HOST, free_port
 
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")  # those on Debian's PATH insist on the system's own server
+_NAMES = re.compile(r'"(.*?)"')
 _MESSAGES = re.compile(r'{"(.+?)", *(\d+)}')
 
 
@@ -115,6 +116,11 @@ class RabbitMQ:
             f"[{{binary_to_list(Name), Count}} || [{{name, {{_, _, _, Name}}}}, {{messages, Count}}] <- {queues}]"
         )
         return {name: int(count) for name, count in _MESSAGES.findall(listed)}
+
+    def names_of(self, kind: str) -> set[str]:
+        """Of its queues, `amqqueue`, or of its exchanges, `exchange`, that have one."""
+        listed = self.evaluate(f"[binary_to_list(Name) || {{_, _, _, Name}} <- rabbit_{kind}:list_names()]")
+        return set(filter(None, _NAMES.findall(listed)))
 
     def close(self) -> None:
         self.kill()

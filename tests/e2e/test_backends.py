@@ -11,6 +11,18 @@ from tests.conditions import eventually
 from tests.e2e.case import ShowingLog
 from tests.stack import Stack
 
+HOLDS_EXPORTS = """
+import pathlib, signal
+
+rename = pathlib.Path.rename
+
+def held(self, target):
+    if ".part-" in self.name:
+        signal.pause()
+    return rename(self, target)
+
+pathlib.Path.rename = held
+"""
 TEXTS = ["the cat runs in paris", "a dog", "it was a good house and the red cat sleeps on it", "small"]
 FAST = """
 [fast]
@@ -41,14 +53,12 @@ class BackendsTests(ShowingLog):
         tiny_models.build("text-classification", folder / "classes")
         tiny_models.build("feature-extraction", folder / "states")
         self.stack = self.enterContext(Stack(models=TABLES.format(folder) + FAST.format(folder), replicas=2))
-        plain, fast = (self.stack.post(f"/v1/models/{name}", {"inputs": TEXTS}).json for name in ("plain", "fast"))
+        plain, fast = (self.stack.call(TEXTS, model=name).json for name in ("plain", "fast"))
         for wanted, found in zip(plain, fast, strict=True):
             self.assertEqual([label["label"] for label in found], [label["label"] for label in wanted])
             self.assertAlmostEqual(found[0]["score"], wanted[0]["score"], places=4)
         self.assertRegex(self.note("fast"), "openvino computes it in float32: 12 of 12 labels are those of torch")
-        vectors = [
-            self.stack.post(f"/v1/models/{name}", {"inputs": TEXTS}).json for name in ("vectors", "fast-vectors")
-        ]
+        vectors = [self.stack.call(TEXTS, model=name).json for name in ("vectors", "fast-vectors")]
         for wanted, found in zip(*vectors, strict=True):
             self.assertGreater(sum(a * b for a, b in zip(wanted, found, strict=True)), 0.98)
         self.assertRegex(self.note("fast-vectors"), "openvino computes it in int8")
@@ -60,10 +70,11 @@ class BackendsTests(ShowingLog):
         folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         tiny_models.build("text-classification", folder / "classes")
         exports = folder / "classes" / "exported"
-        self.stack = self.enterContext(Stack(models=FAST.format(folder), workers=0))
+        (folder / "sitecustomize.py").write_text(HOLDS_EXPORTS)
+        self.stack = self.enterContext(Stack(models=FAST.format(folder), workers=0, replicas=1))
         job = self.stack.submit(TEXTS, model="fast")
-        worker = self.stack.start_worker()
-        eventually(lambda: any(exports.glob("*.part-*")), "an export begins", every_s=0.005)
+        worker = self.stack.start_worker(PYTHONPATH=str(folder))
+        eventually(lambda: any(exports.glob("*.part-*")), "an export begins")
         worker.kill()
         (begun,) = (path for path in exports.iterdir() if path.is_dir())
         self.assertIn(".part-", begun.name)

@@ -86,12 +86,7 @@ class OnRabbitMQTests(TwoServices):
         cls.server = cls.enterClassContext(rabbitmq.RabbitMQ())
         cls.environment = {"BROKER_URL": cls.server.url}
 
-    def names(self, what: str) -> set[str]:
-        """Of RabbitMQ's queues or exchanges, without its own."""
-        _, *names = self.server.control(f"list_{what}", "name").splitlines()
-        return {name for name in names if name and not name.startswith("amq.")}
-
     def test_they_share_no_queue_no_exchange_and_no_job(self) -> None:
-        self.assert_mirrored(self.names("queues"))
-        self.assert_mirrored(self.names("exchanges"))
+        for kind in ("amqqueue", "exchange"):
+            self.assert_mirrored({name for name in self.server.names_of(kind) if not name.startswith("amq.")})
         self.assert_apart()
