@@ -31,7 +31,7 @@ class TestFigures(StackCase):
 
     def test_they_agree_with_the_rows(self) -> None:
         numbers = itertools.count()
-        with Load(self.stack.port, lambda: self.inputs(next(numbers)), per_s=20) as load:
+        with Load(self.stack.port, lambda: self.inputs(next(numbers)), per_s=10) as load:
             self.passed(1)
             os.kill(self.stack.replica_pids()[0], signal.SIGKILL)
             self.passed(2)

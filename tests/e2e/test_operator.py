@@ -78,6 +78,9 @@ class OperatorTests(StackCase):
         self.browser.open(self.value("location.href"))
         return bool(self.value(f"!!document.querySelector('{selector}')"))
 
+    def is_heeded(self) -> bool:
+        return self.shows("#content-main") and self.text("#content-main").count("held back") == 2
+
     def test_each_group_is_shown_what_it_may_see_and_do(self) -> None:
         job_id = self.stack.submit("a")
         worker = self.stack.workers.all()[0]
@@ -134,7 +137,7 @@ class OperatorTests(StackCase):
         self.browser.click("#content a", "other")
         self.browser.click("button", "Pause")
         self.assertIn("by may-act", self.text("#content-main"))
-        eventually(lambda: self.shows("#content-main") and self.text("#content-main").count("held back") == 2, "heeded")
+        eventually(self.is_heeded, "both workers heed it", every_s=0.5)
         waiting = [self.stack.submit(f"text {number}", model="other") for number in range(WAITING)]
         kept = self.stack.submit("another model's")
         self.open(f"{JOBS}?model=other&status__exact=queued")
@@ -158,12 +161,12 @@ class OperatorTests(StackCase):
         self.browser.click("#places a", "Workers")
         self.browser.click("#result_list a", drained.name)
         self.browser.click("button", "Drain")
-        eventually(lambda: self.shows(".badge-drained"), "it is drained")
+        eventually(lambda: self.shows(".badge-drained"), "it is drained", every_s=0.5)
         done = self.stack.finished(*(self.stack.submit(f"text {number}") for number in range(20)))
         self.assertEqual({job.worker for job in done}, {other.pk})
         self.open("/admin/")
         self.assertIn(f"{drained.name} is drained", self.text(".attention"))
         self.browser.click(".attention a")
         self.browser.click("button", "Resume")
-        eventually(lambda: self.shows(".badge-ready"), "it serves again")
+        eventually(lambda: self.shows(".badge-ready"), "it serves again", every_s=0.5)
         self.assertFalse(Worker.objects.using(self.stack.alias).filter(is_to_rest=True).exists())

@@ -23,7 +23,7 @@ from tests.ports import HOST
 from tests.postgres import Postgres
 from tests.stack import ECHO, Stack
 
-DAY = datetime.timedelta(days=1)
+DAY = datetime.timedelta(days=1)  # that a session is valid for, from now
 EACH_WAY_S = 1.3  # twice for a statement, which may take 4: two of them are too many
 JOB = {"model": "echo", "inputs": "x"}
 
@@ -67,7 +67,8 @@ class SlowDatabase(unittest.TestCase):
         user = {SESSION_KEY: str(self.owner.pk), HASH_SESSION_KEY: self.owner.get_session_auth_hash()}
         data = SessionStore().encode({**user, BACKEND_SESSION_KEY: settings.AUTHENTICATION_BACKENDS[0]})
         sessions = Session.objects.using(self.stack.alias)
-        return sessions.create(session_key=uuid4().hex, session_data=data, expire_date=timezone.now() + DAY).pk
+        expires_at = timezone.now() + DAY  # the service judges it by its own clock
+        return sessions.create(session_key=uuid4().hex, session_data=data, expire_date=expires_at).pk
 
     def headers(self) -> dict[str, str]:
         """With a key that the service has not seen, so that it is looked up too."""
