@@ -183,6 +183,9 @@ class GenerationTests(StackCase):
         self.hold("held-next")
         following = self.generate("held-next")
         eventually(lambda: self.worker().held or self.is_running(following), "it waits for the load, or joins")
+        for number in range(2):  # the batch has had a turn to let it in
+            self.assertEqual(self.stack.call(f"between {number}").status, 200)
+        self.assertFalse(self.is_running(following))
         self.stack.release()
         eventually(lambda: self.stack.call("x", model="added").status == 200, "it is loaded", every_s=0.5)
         self.stack.release("held-next")
