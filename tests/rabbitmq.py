@@ -118,7 +118,7 @@ class RabbitMQ:
         return {name: int(count) for name, count in _MESSAGES.findall(listed)}
 
     def names_of(self, kind: str) -> set[str]:
-        """Of its queues, `amqqueue`, or of its exchanges, `exchange`, that have one."""
+        """Return the names of its queues, `amqqueue`, or of its exchanges, `exchange`."""
         listed = self.evaluate(f"[binary_to_list(Name) || {{_, _, _, Name}} <- rabbit_{kind}:list_names()]")
         return set(filter(None, _NAMES.findall(listed)))
 

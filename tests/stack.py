@@ -200,21 +200,21 @@ class Stack:
         return UUID(answer.json["id"])
 
     def submit_together(self, inputs: Iterable[Any], *, model: str = "echo") -> list[UUID]:
-        """The ids of jobs that are queued at one moment, in the order of their inputs."""
+        """Queue jobs at one moment, and return their ids in the order of the inputs."""
         answer = self.post("/v1/jobs/bulk", {"model": model, "inputs": list(inputs)})
         if answer.status != 202:
             raise AssertionError(f"not accepted: {answer.status} {answer.body!r:.500}")
         return [UUID(job["id"]) for job in answer.json["jobs"]]
 
     def call(self, inputs: Any, *, model: str = "echo", **fields: Any) -> Answer:
-        """The answer of a blocking call, which waits for long."""
+        """Return the answer of a blocking call, which waits patiently."""
         path = f"/v1/models/{model}?timeout={PATIENCE_S:g}"
         return self.post(path, {"inputs": inputs, **fields}, timeout_s=2 * PATIENCE_S)
 
     # What is told to wait
 
     def hold(self, name: str = echo.HELD) -> None:
-        """From now on what is told to wait for this file does: see `tests.echo` and `tests.words`."""
+        """Have what is told to wait for this file do so from now on: see `tests.echo` and `tests.words`."""
         (self.folder / name).touch()
 
     def release(self, name: str = echo.HELD) -> None:

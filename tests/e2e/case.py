@@ -28,7 +28,7 @@ class ShowingLog(unittest.TestCase):
         return result
 
     def hold(self, name: str = HELD) -> None:
-        """What is told to wait for this file does, until it is released or the test ends."""
+        """Have what is told to wait for this file do so, until it is released or the test ends."""
         self.stack.hold(name)
         self.addCleanup(self.stack.release, name)
 
@@ -36,7 +36,7 @@ class ShowingLog(unittest.TestCase):
         return self.stack.jobs.filter(pk=job, status=Status.RUNNING).exists()
 
     def log_shows(self, text: str, what: str) -> None:
-        """What a process writes is read a moment later."""
+        """Wait for a line with this text: what a process writes is read a moment later."""
         eventually(lambda: any(text in line for line in list(self.stack.log)), what)
 
 

@@ -35,14 +35,14 @@ class CeleryTests(StackCase):
         )  # fmt: skip
 
     def ask(self, *arguments: str) -> Any:
-        """The answer of the one worker to the command line."""
+        """Return the answer of the one worker to the command line."""
         run = self.celery(*arguments, "--json", "--timeout", f"{PATIENCE_S:g}", "-d", self.worker().name)
         found = json.loads(run.stdout)
         [answer] = (found[0] if isinstance(found, list) else found).values()
         return answer
 
     def told(self, command: str, **arguments: Any) -> Any:
-        """The answer of the one worker to what the command line sends."""
+        """Return the answer of the one worker to what the command line sends."""
         broker = Celery(broker=kombu_url(self.stack.environment["REDIS_URL"]))
         broker.conf.broker_transport_options = settings.CELERY_BROKER_TRANSPORT_OPTIONS
         self.addCleanup(broker.close)
@@ -56,7 +56,7 @@ class CeleryTests(StackCase):
         return self.stack.workers.get(pid=self.stack.children["worker1"].pid)
 
     def held(self) -> UUID:
-        """A job that runs until the test releases it."""
+        """Return a job that runs until the test releases it."""
         self.hold()
         job = self.stack.submit(HELD)
         eventually(lambda: self.is_running(job), "it runs")

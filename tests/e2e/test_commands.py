@@ -55,7 +55,7 @@ class CommandsTests(StackCase):
         )  # fmt: skip
 
     def refused(self, *commands: Sequence[str], **environment: str) -> list[str]:
-        """For each, which all run in one process: the one line, or argparse's usage, that it says."""
+        """Run all in one process, and return the one line, or argparse's usage, that each says."""
         run = subprocess.run(
             [sys.executable, "-c", ONE_AFTER_THE_OTHER, json.dumps(commands)],
             env={**os.environ, **self.stack.environment, **environment},

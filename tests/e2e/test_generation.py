@@ -63,14 +63,14 @@ class GenerationTests(StackCase):
         return self.stack.workers.get(pid=self.stack.children["worker1"].pid)
 
     def held(self, count: int = 1) -> list[UUID]:
-        """Jobs that are being answered until the test releases them."""
+        """Return jobs that are being answered until the test releases them."""
         self.hold()
         jobs = [self.generate(f"held {number}") for number in range(count)]
         eventually(lambda: all(map(self.is_running, jobs)), "they run")
         return jobs
 
     def assert_answered(self, jobs: list[UUID], text: str, count: int = COUNT) -> None:
-        """Each with what follows from `text` and its place."""
+        """Each has what follows from `text` and its place."""
         found = [job.output for job in self.stack.finished(*jobs)]
         self.assertEqual(found, [words.expected(f"{text} {number}", count) for number in range(len(jobs))])
 

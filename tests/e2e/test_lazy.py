@@ -76,7 +76,7 @@ class TenModelsTests(LazyCase):
         self.assertEqual(sorted(self.loads()), self.names)
 
     def test_one_after_the_other_they_are_loaded_as_in_the_simulator(self) -> None:
-        """Also those that have left, and none that is still there."""
+        """Those that have left are loaded again, and none that is still there."""
         asked = [*self.names, *self.names[-3:], *self.names[:3]]
         for name in asked:
             self.assert_answered([self.stack.submit("text", model=name)])
@@ -194,7 +194,7 @@ class SeveralWorkersTests(LazyCase):
         self.assertEqual(self.loads(), loads)
 
     def having(self, model: str) -> list[Worker]:
-        """The workers whose rows say that they have it in memory."""
+        """Return the workers whose rows say that they have it in memory."""
         return [
             row
             for row in self.stack.workers.all()

@@ -39,14 +39,14 @@ class LongListTests(StackCase):
         return list(self.stack.jobs.filter(whole=whole).order_by("place").values_list("status", "worker"))
 
     def begun(self, inputs: list[Any] = HELD) -> UUID:
-        """A list of which all four replicas run parts."""
+        """Submit a list, and return once all four replicas run parts of it."""
         self.hold()
         whole = self.stack.submit(inputs)
         eventually(lambda: len(self.running(whole)) >= 4, "all run parts of it")
         return whole
 
     def running(self, whole: UUID) -> list[UUID | None]:
-        """The workers of the parts that run."""
+        """Return the workers of the parts that run."""
         return [worker for status, worker in self.parts(whole) if status == Status.RUNNING]
 
     def assert_answered(self, whole: UUID, inputs: list[Any] = HELD) -> None:

@@ -72,7 +72,7 @@ def many(inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
 
 
 def wait() -> None:
-    """While it is told to, whatever is asked: see `tests.echo`."""
+    """Wait while the test holds what runs: see `tests.echo`."""
     misbehave({"fail": Fail.HELD})
 
 
@@ -97,7 +97,7 @@ class DevicesTests(StackCase):
         return {replica["pid"]: replica["device"] for replica in self.row().replicas.values()}
 
     def seen_by_pid(self) -> dict[int, str]:
-        """What each process has seen itself: one that runs a batch waits until all do."""
+        """Return what each process has seen itself: one that runs a batch waits until all do."""
         self.hold()
         ids = self.stack.submit_together(["where?"] * 32, model="where")
         running = self.stack.jobs.filter(pk__in=ids, status=Status.RUNNING)

@@ -87,7 +87,7 @@ class TestPrometheus(StackCase):
         eventually(lambda: "WorkerGone" not in self.alerts(), "it is back")
 
     def board(self) -> dict[str, list[float]]:
-        """By panel: what it shows."""
+        """Return what each panel shows, by its title."""
         panels = json.loads((DEPLOY / "grafana" / "board.json").read_text())["panels"]
         shown: dict[str, list[float]] = {}
         for panel in panels:

@@ -63,7 +63,7 @@ class ReplicaTests(ReplicaCase):
         cls.stack = cls.enterClassContext(Stack(models=MODELS, environment=QUICK, workers=0))
 
     def start(self, *files: str, replicas: int, workers: int = 1, **environment: str) -> None:
-        """The workers; `files` are in the folder of the stack before."""
+        """Start the workers; `files` are in the folder of the stack before."""
         self.addCleanup(self.end)
         for file in files:
             self.file(file).touch()
@@ -73,7 +73,7 @@ class ReplicaTests(ReplicaCase):
         self.stack.ready()
 
     def end(self) -> None:
-        """Nothing is left of them and their jobs."""
+        """Leave nothing of them and their jobs."""
         for name in [name for name in self.stack.children if name.startswith("worker")]:
             child = self.stack.children.pop(name)
             child.kill()

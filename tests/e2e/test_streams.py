@@ -22,7 +22,7 @@ MANY = 200
 
 class StreamTests(StreamCase):
     def held(self, count: int) -> tuple[UUID, str]:
-        """A job whose text comes to its end once it is released, and that text."""
+        """Return a job whose text comes to its end once it is released, and that text."""
         self.hold()
         return self.stack.words("held", count), text_of("held", count)
 

@@ -33,7 +33,7 @@ class TestSurvival(StackCase):
         return [self.stack.submit(value(number)) for number in range(count)]
 
     def begun(self) -> list[UUID]:
-        """Jobs of which each replica runs a batch, and others wait."""
+        """Return jobs of which each replica runs a batch, and others wait."""
         self.hold()
         ids = self.submit()
         running = self.stack.jobs.filter(pk__in=ids, status=Status.RUNNING)

@@ -46,7 +46,7 @@ class WorkAheadTests(StackCase):
     }
 
     def three_batches(self, model: str) -> list[UUID]:
-        """All claimed, while the first is computed until it is released."""
+        """Return jobs that are all claimed, while the first batch is computed until it is released."""
         self.hold()
         ids = self.stack.submit_together(INPUTS, model=model)
         claimed = self.stack.jobs.filter(pk__in=ids, status=Status.RUNNING)

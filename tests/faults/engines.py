@@ -25,7 +25,7 @@ class RecordingEcho(EchoEngine):
 
 
 class ReadsAhead(RecordingEcho):
-    """Misbehaves as it reads, too, but for what is told to wait."""
+    """Misbehaves as it reads, too, where it is not told to wait."""
 
     prepares = True
 

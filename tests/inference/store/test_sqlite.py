@@ -1,4 +1,4 @@
-"""The waits of a request for the lock of SQLite's file, counted together."""
+"""A request's waits for the lock of SQLite's file are counted together."""
 
 from __future__ import annotations
 
