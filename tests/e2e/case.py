@@ -8,6 +8,7 @@ from uuid import UUID
 from django.test import tag
 
 from inference.models import Status
+from inference.status.workers import SERVING
 from tests.conditions import eventually
 from tests.echo import HELD
 from tests.second_look import TAG
@@ -34,6 +35,11 @@ class ShowingLog(unittest.TestCase):
 
     def is_running(self, job: UUID) -> bool:
         return self.stack.jobs.filter(pk=job, status=Status.RUNNING).exists()
+
+    def all_are_busy(self) -> None:
+        """Wait until each replica of each worker has a batch."""
+        rows = self.stack.workers.filter(state__in=SERVING)
+        eventually(lambda: all(row.replicas_busy >= row.replicas_total for row in rows.all()), "all replicas are busy")
 
     def log_shows(self, text: str, what: str) -> None:
         """Wait for a line with this text: what a process writes is read a moment later."""

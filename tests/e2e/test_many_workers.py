@@ -100,8 +100,7 @@ class DevicesTests(StackCase):
         """Return what each process has seen itself: one that runs a batch waits until all do."""
         self.hold()
         ids = self.stack.submit_together(["where?"] * 32, model="where")
-        running = self.stack.jobs.filter(pk__in=ids, status=Status.RUNNING)
-        eventually(lambda: running.count() >= 8, "each runs one")
+        self.all_are_busy()
         self.stack.release()
         return {pid: f"cuda:{device}" for device, pid in (job.output for job in self.stack.finished(*ids))}
 
@@ -122,8 +121,7 @@ class DevicesTests(StackCase):
     def test_jobs_run_in_batches_of_a_gpu_s_size_in_a_share_of_its_memory_and_name_it_as_the_host_does(self) -> None:
         self.hold()
         ids = self.stack.submit_together(["text"] * 2000, model="many")
-        running = self.stack.jobs.filter(pk__in=ids, status=Status.RUNNING)
-        eventually(lambda: running.values("batch").distinct().count() >= 8, "each replica runs a batch", every_s=0.2)
+        self.all_are_busy()
         self.stack.release()
         jobs = self.stack.finished(*ids)
         self.assertEqual({job.output for job in jobs}, {1 / 2 - 1 / 16})  # two share it, each has a context in it
@@ -165,10 +163,10 @@ class ManyServersTests(StackCase):
         eventually(lambda: status(f"{second}/healthz") == 200, "the second web server answers")
         self.hold()
         ids = self.stack.submit_together(["where?"] * 8, model="where")
-        running = self.stack.jobs.filter(status=Status.RUNNING)
-        eventually(lambda: running.values("worker").distinct().count() == 2, "both workers run some")
+        self.all_are_busy()
         self.stack.release()
         self.stack.finished(*ids)
+        self.assertEqual(len(set(self.stack.jobs.values_list("worker", flat=True))), 2)
         self.assertEqual({status(f"{second}/v1/jobs/{job_id}/output") for job_id in ids}, {200})
 
 

@@ -11,7 +11,6 @@ from django.conf import settings
 
 from inference.models import Job, Status
 from tests import echo, processes
-from tests.conditions import eventually
 from tests.e2e.case import StackCase
 
 HELD_ECHO = """
@@ -36,8 +35,7 @@ class TestSurvival(StackCase):
         """Return jobs of which each replica runs a batch, and others wait."""
         self.hold()
         ids = self.submit()
-        running = self.stack.jobs.filter(pk__in=ids, status=Status.RUNNING)
-        eventually(lambda: running.values("batch").distinct().count() >= 2, "each replica has a batch")
+        self.all_are_busy()
         return ids
 
     def assert_each_succeeded(self, ids: list[UUID]) -> None:
