@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -68,8 +69,8 @@ class TenModelsTests(LazyCase):
         chance = random.Random(1)
         for name in self.names:
             self.file(f"held-{name}").touch()
-        models = [*self.names, *chance.choices(self.names, k=70)]
-        jobs = [self.stack.submit(f"text {number}", model=model) for number, model in enumerate(models)]
+        asked = Counter([*self.names, *chance.choices(self.names, k=70)])
+        jobs = [job for name in asked for job in self.stack.submit_together(["text"] * asked[name], model=name)]
         for name in self.names:
             self.file(f"held-{name}").unlink()
         self.assert_answered(jobs)

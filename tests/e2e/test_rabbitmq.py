@@ -29,7 +29,7 @@ class RabbitMQTests(StackCase):
         super().setUpClass()
 
     def assert_served(self, count: int = 20) -> None:
-        ids = [self.stack.submit(f"text {number}") for number in range(count)]
+        ids = self.stack.submit_together(f"text {number}" for number in range(count))
         self.assertEqual({job.status for job in self.stack.finished(*ids)}, {Status.SUCCEEDED})
 
     def make_anew(self, queue: str, arguments: dict[str, str]) -> None:

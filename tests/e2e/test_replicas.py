@@ -40,7 +40,7 @@ class ReplicaCase(ShowingLog):
         return set(row.model_names) == set(models) and ready in (None, row.replicas_ready)
 
     def submit(self, count: int, model: str) -> list[UUID]:
-        return [self.stack.submit(f"text {number}", model=model) for number in range(count)]
+        return self.stack.submit_together([f"text {number}" for number in range(count)], model=model)
 
     def kill_replica(self) -> None:
         os.kill(self.stack.replica_pids()[0], signal.SIGKILL)

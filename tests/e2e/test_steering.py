@@ -34,7 +34,7 @@ class SteeringTests(StackCase):
         pause = PausedModel.objects.using(self.stack.alias)
         pause.create(model="echo")
         eventually(lambda: self.are_held_back("echo"), "the workers know")
-        waiting = [self.stack.submit(f"text {number}") for number in range(50)]
+        waiting = self.stack.submit_together(f"text {number}" for number in range(50))
         self.stack.finished(*[self.stack.submit("b", model="other") for _ in range(5)])
         self.assertEqual(self.queued(waiting), 50)
         self.assertEqual(self.stack.get("/readyz").status, 200)
@@ -64,7 +64,7 @@ class SteeringTests(StackCase):
         self.assertEqual([(job.status, job.attempts, job.recoveries) for job in self.stack.finished(busy)], [
             (Status.SUCCEEDED, 1, 0)
         ])  # fmt: skip
-        done = self.stack.finished(*[self.stack.submit(f"text {number}") for number in range(30)])
+        done = self.stack.finished(*self.stack.submit_together(f"text {number}" for number in range(30)))
         self.assertEqual({job.worker for job in done}, {other.pk})
         Worker.objects.using(self.stack.alias).filter(pk=other.pk).update(is_to_rest=True)
         eventually(lambda: self.stack.get("/readyz").status == 503, "nobody serves")

@@ -28,13 +28,13 @@ def value(number: int) -> dict[str, str]:
 class TestSurvival(StackCase):
     options = {"models": HELD_ECHO, "environment": {"WORKER_HEARTBEAT_S": "0.5"}}
 
-    def submit(self, count: int = 40) -> list[UUID]:
+    def submit(self, count: int) -> list[UUID]:
         return [self.stack.submit(value(number)) for number in range(count)]
 
     def begun(self) -> list[UUID]:
         """Return jobs of which each replica runs a batch, and others wait."""
         self.hold()
-        ids = self.submit()
+        ids = self.stack.submit_together(value(number) for number in range(40))
         self.all_are_busy()
         return ids
 
