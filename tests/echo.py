@@ -77,15 +77,10 @@ class EchoEngine(Engine):
         if tokens > options.get("max_tokens", math.inf):
             raise RuntimeError(f"CUDA out of memory. Tried to allocate {tokens} tokens")
         if gate := options.get("gate"):
-            _wait_at(Path(os.environ["DATA_DIR"]) / gate)
+            wait_while_held(gate)
         items_ms = options.get("per_item_ms", 0) * len(inputs)
         # what a call costs is real time: the worker measures it
         time.sleep((options.get("fixed_ms", 0) + items_ms + options.get("per_token_ms", 0) * tokens) / 1000)
-
-
-def _wait_at(gate: Path) -> None:
-    while gate.exists():
-        time.sleep(0.02)  # between two looks at what only the test changes
 
 
 def expected(value: Any) -> dict[str, Any]:
@@ -124,8 +119,7 @@ def misbehave(value: Any) -> None:
     if fail == Fail.DEVICE:
         raise RuntimeError("CUDA error: device-side assert triggered")
     if fail == Fail.HELD:
-        while is_held():
-            time.sleep(0.02)
+        wait_while_held()
     if fail == Fail.CRASH:
         ctypes.string_at(0)
     if fail == Fail.EXHAUST:
@@ -134,7 +128,13 @@ def misbehave(value: Any) -> None:
         _hang(fail, float(value.get("seconds", FOREVER_S)))
 
 
+def wait_while_held(name: str = HELD) -> None:
+    while is_held(name):
+        time.sleep(0.02)  # between two looks at what only the test changes
+
+
 def is_held(name: str = HELD) -> bool:
+    """Return whether a test holds what waits for this file in DATA_DIR."""
     return (Path(os.environ["DATA_DIR"]) / name).exists()
 
 

@@ -26,7 +26,7 @@ engine = "tests.echo:EchoEngine"
 max_batch_size = 64
 max_queued = 700
 time_limit_s = 300
-options = { fixed_ms = 700, gate = "gate" }
+options = { fixed_ms = 700, gate = "held" }
 """
 HOST = "127.0.0.1"
 TIMEOUT_S = 3.0

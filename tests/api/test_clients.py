@@ -46,7 +46,7 @@ max_length = 256
 [held]
 engine = "tests.echo:EchoEngine"
 task = "text-generation"
-options = { gate = "gate" }
+options = { gate = "held" }
 time_limit_s = 300
 
 [unserved]
@@ -171,10 +171,9 @@ class ClientTests(StackCase):
                 self.assertIn(failure.response.headers["X-Request-Id"], str(failure))
 
     def test_a_wait_that_is_over_names_the_job_that_goes_on(self) -> None:
-        gate = self.stack.folder / "gate"
-        gate.touch()
+        self.hold()
         failure = self.failure(lambda: self.client("held?timeout=0.001").text_generation(TEXT))
-        gate.unlink()
+        self.stack.release()
         self.assertEqual(failure.response.status_code, 504)
         job_id = failure.response.json()["job_id"]
         headers = {"Authorization": f"Bearer {self.key}"}

@@ -20,14 +20,14 @@ QUICK = """
 [quick]
 engine = "tests.echo:EchoEngine"
 max_batch_size = 4
-options = { fixed_ms = 15, gate = "gate" }
+options = { fixed_ms = 15, gate = "held" }
 time_limit_s = 300
 """
 ONE_BY_ONE = """
 [steady]
 engine = "tests.echo:EchoEngine"
 max_batch_size = 1
-options = { fixed_ms = 30, gate = "gate" }
+options = { fixed_ms = 30, gate = "held" }
 time_limit_s = 300
 """
 SHARE = 40  # jobs of one owner that may wait
@@ -35,9 +35,7 @@ SHARE = 40  # jobs of one owner that may wait
 
 class CrowdCase(StackCase):
     def setUp(self) -> None:
-        self.gate = self.stack.folder / "gate"
-        self.gate.touch()  # calls end once it is gone
-        self.addCleanup(self.gate.unlink, missing_ok=True)
+        self.hold()
 
 
 class CrowdTests(CrowdCase):
@@ -48,7 +46,7 @@ class CrowdTests(CrowdCase):
         with ThreadPoolExecutor(1) as thread:
             done = thread.submit(crowd, self.stack.port, CLIENTS, outcome, timeout_s=PATIENCE_S)
             eventually(lambda: len(outcome.told) == CLIENTS - ROOM, "whoever finds no room is answered")
-            self.gate.unlink()
+            self.stack.release()
             done.result()
         self.assertEqual(outcome.lacking, [])
         self.assertEqual(outcome.answers, {"200": ROOM, "504 not_finished": CLIENTS - ROOM})
@@ -58,7 +56,7 @@ class CrowdTests(CrowdCase):
         self.stack.post("/v1/jobs/bulk", {"model": "quick", "inputs": ["text"] * CANCELS})
         first, *ids = self.stack.jobs.filter(model="quick").values_list("pk", flat=True)
         self.assertEqual(self.cancel(first), Status.CANCELLED)
-        self.gate.unlink()
+        self.stack.release()
         chance.shuffle(ids)
         with ThreadPoolExecutor(8) as clients:
             statuses = list(clients.map(lambda job_id: self.cancel(job_id, chance.uniform(0, 0.06)), ids))
@@ -101,7 +99,7 @@ class FairnessTests(CrowdCase):
             try:
                 eventually(lambda: [answer for answer in self.flood if answer.status == 429], "the flood is refused")
                 accepted = [self.submit_as(quiet) for _ in range(10)]
-                self.gate.unlink()
+                self.stack.release()
                 mine = self.stack.finished(*(UUID(answer.json["id"]) for answer in accepted))
             finally:
                 over.set()

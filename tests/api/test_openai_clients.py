@@ -39,7 +39,7 @@ max_length = 120
 [held]
 engine = "tests.echo:EchoEngine"
 task = "text-generation"
-options = {{ gate = "gate" }}
+options = {{ gate = "held" }}
 time_limit_s = 300
 
 [unserved]
@@ -180,9 +180,8 @@ class ClientTests(StackCase):
         self.assertEqual(nobody.exception.code, "no_worker")
 
     def test_a_wait_that_is_over_runs_nothing_twice(self) -> None:
-        before, gate = self.stack.jobs.count(), self.stack.folder / "gate"
-        gate.touch()
-        self.addCleanup(gate.unlink)
+        before = self.stack.jobs.count()
+        self.hold()
         with self.assertRaises(openai.InternalServerError) as over:
             self.client().chat.completions.create(model="held", messages=HELLO, extra_query={"timeout": "0.001"})
         self.assertEqual((over.exception.status_code, over.exception.code), (504, "not_finished"))

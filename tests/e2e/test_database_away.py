@@ -8,11 +8,13 @@ from typing import Any
 from uuid import uuid4
 
 from django.contrib.auth import get_user_model
+from django.test import tag
 
 from api.models import ApiKey
 from tests.conditions import eventually
 from tests.faults.load import Load, crowd
 from tests.postgres import Postgres
+from tests.second_look import TAG
 from tests.stack import Stack
 
 MODELS = """
@@ -23,6 +25,7 @@ max_queued = 1000000
 CLIENTS, PER_S = 120, 300
 
 
+@tag(TAG)
 class DatabaseAway(unittest.TestCase):
     server: Postgres
     stack: Stack

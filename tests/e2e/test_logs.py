@@ -16,6 +16,7 @@ from unittest import TestCase
 from urllib.parse import quote, urlencode
 
 from django.contrib.auth import get_user_model
+from django.test import tag
 
 from api.models import ApiKey
 from tests import databases
@@ -24,6 +25,7 @@ from tests.e2e.buggy import BUGS, IN_WEB, IN_WEBHOOKS, IN_WORKER
 from tests.e2e.test_up import Up
 from tests.inference.test_admin import INVISIBLE, UNSEEN
 from tests.ports import HOST, free_port
+from tests.second_look import TAG
 
 MARK = "marked-input"
 SECRETS = {"SECRET_KEY": "marked-secret-" + "k" * 40, "WEBHOOK_SECRET": "whsec_" + "bWFya2Vk" * 5}
@@ -120,6 +122,7 @@ class Client:
             return json.loads(answer)
 
 
+@tag(TAG)
 class TestLines(TestCase):
     def test_no_line_of_any_program_has_an_input_a_secret_or_a_key(self) -> None:
         """In both formats, of two services beside each other."""
@@ -162,6 +165,7 @@ class TestLines(TestCase):
         self.assertIn("inference.worker.settlement", [line["logger"] for line in of_batch])
 
 
+@tag(TAG)
 class TestHostileTexts(TestCase):
     """With `DEVELOPMENT=1`, where lines quote what a model said."""
 

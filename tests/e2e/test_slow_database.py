@@ -13,6 +13,7 @@ from django.contrib.auth.models import User
 from django.contrib.sessions.backends.db import SessionStore
 from django.contrib.sessions.models import Session
 from django.db import connection
+from django.test import tag
 from django.utils import timezone
 
 from api.models import ApiKey
@@ -21,6 +22,7 @@ from tests.faults.database import locked
 from tests.faults.proxy import Mode, Proxy
 from tests.ports import HOST
 from tests.postgres import Postgres
+from tests.second_look import TAG
 from tests.stack import ECHO, Stack
 
 DAY = datetime.timedelta(days=1)  # that a session is valid for, from now
@@ -28,6 +30,7 @@ EACH_WAY_S = 1.3  # twice for a statement, which may take 4: two of them are too
 JOB = {"model": "echo", "inputs": "x"}
 
 
+@tag(TAG)
 class SlowDatabase(unittest.TestCase):
     proxy: Proxy
     stack: Stack
@@ -86,6 +89,7 @@ class SlowDatabase(unittest.TestCase):
 
 
 @unittest.skipUnless(connection.vendor == "sqlite", "who waits for other locks waits for a statement")
+@tag(TAG)
 class LockedFile(unittest.TestCase):
     def test_requests_that_write_once_and_twice_are_answered_before_it_is_free(self) -> None:
         with Stack(models=ECHO, workers=0) as stack:

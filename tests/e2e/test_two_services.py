@@ -7,16 +7,19 @@ from unittest import TestCase, skipUnless
 from uuid import UUID
 
 import redis
+from django.test import tag
 
 from inference.models import Status
 from tests import rabbitmq
 from tests.conditions import eventually
+from tests.second_look import TAG
 from tests.stack import ECHO, Stack
 
 PREFIX = "shop."
 TOGETHER = f"{ECHO}max_batch_size = 4\nmax_wait_ms = 60000\n".replace("max_batch_size = 16\n", "")
 
 
+@tag(TAG)
 class TwoServices(TestCase):
     environment: ClassVar[dict[str, str]] = {}
 

@@ -18,10 +18,12 @@ from typing import Self
 from unittest import TestCase
 
 from django.conf import settings
+from django.test import tag
 
 from tests import processes
 from tests.conditions import PATIENCE_S, eventually
 from tests.ports import HOST, free_port
+from tests.second_look import TAG
 
 
 class Up:
@@ -108,6 +110,7 @@ def impatient_client(port: int) -> Iterator[None]:
         thread.join()
 
 
+@tag(TAG)
 class TestUp(TestCase):
     def echo(self) -> Path:
         """A models.toml whose model is loaded at once."""

@@ -13,14 +13,18 @@ import unittest
 from pathlib import Path
 from unittest import TestCase
 
+from django.test import tag
+
 from tests.conditions import PATIENCE_S
 from tests.e2e.test_up import Up
 from tests.inference.broker.test_storage import BASE, WRITTEN_BY, mount_small_disk
 from tests.ports import free_port
+from tests.second_look import TAG
 
 ECHO = '[echo]\nengine = "tests.echo:EchoEngine"\n'
 
 
+@tag(TAG)
 class TestData(TestCase):
     def setUp(self) -> None:
         root = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="up-data-")))

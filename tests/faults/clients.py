@@ -19,7 +19,6 @@ from django.db.models import Count, Max, Min
 from tests.conditions import PATIENCE_S, eventually
 from tests.faults.fault import Fault
 from tests.faults.load import post
-from tests.faults.oracle import echoed
 from tests.faults.service import CATALOG
 from tests.faults.trial import Trial
 from tests.ports import HOST
@@ -28,10 +27,10 @@ JSON = {"Content-Type": "application/json"}
 P95_S = 0.3  # of a plain GET beside many requests that wait
 HELD = """
 [held]                     # while its gate is there
-engine = "tests.faults.engines:Revised"
-revision = "held"
+engine = "tests.faults.engines:RecordingEcho"
 max_batch_size = 8
 time_limit_s = 600
+options = { gate = "held" }
 """
 NOBODY_WAITS = re.compile(rb"^inference_requests_waiting 0\.0$", re.MULTILINE)
 
@@ -110,10 +109,6 @@ class Leaving(Fault):
         trial.expect(waited.status == 200, f"a wait is not granted any more: {waited.status}")
 
 
-def echoed_by_a_revision(inputs: Any, output: Any) -> bool:
-    return echoed(inputs, {key: value for key, value in output.items() if key != "revision"})
-
-
 class Waiting(Fault):
     row, title, ci, full = "18", "200 requests wait while jobs are submitted; a plain GET meanwhile", 1, 5
     options = {"blocking_threads": 512, "models": CATALOG + HELD}
@@ -122,9 +117,7 @@ class Waiting(Fault):
     WAITERS = 200
 
     def trial(self, trial: Trial) -> None:
-        trial.right = echoed_by_a_revision
-        gate = trial.service.folder / "busy-held"
-        gate.touch()
+        trial.service.hold()
         ids = trial.submit_together([trial.text() for _ in range(self.WAITERS)], model="held")
         waits = threading.Thread(target=together, args=(self.WAITERS, lambda number: self.wait(trial, ids[number])))
         waits.start()
@@ -132,7 +125,7 @@ class Waiting(Fault):
         with trial.load(per_s=30, clients=3) as load:
             plain_get_is_quick(trial, ids[0])
             trial.expect(waiting(trial), "nobody waits any more: nothing was measured")
-        gate.unlink()
+        trial.service.release()
         waits.join()
         trial.add(load)
 

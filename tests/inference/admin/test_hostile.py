@@ -16,7 +16,6 @@ from typing import Any
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth.models import User
 from django.core.management import call_command
-from django.test import tag
 from django.urls import reverse
 
 from api.models import ApiKey
@@ -80,7 +79,6 @@ def named(text: str) -> str:
     return re.sub("[\r\n]", " ", text)[:100]
 
 
-@tag("heavy")
 class HostileTests(AdminCase):
     def setUp(self) -> None:
         super().setUp()

@@ -5,7 +5,7 @@ import threading
 from unittest import mock, skipUnless
 
 import kombu
-from django.test import SimpleTestCase, override_settings
+from django.test import SimpleTestCase, override_settings, tag
 
 from inference.broker import address, anybroker, publish
 from inference.errors import BrokerUnavailable
@@ -13,6 +13,7 @@ from inference.status import health
 from tests import rabbitmq
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.broker.test_publish import QUEUE, job_message
+from tests.second_look import TAG
 
 OTHER = "inference.test-other"
 
@@ -22,6 +23,7 @@ def declared(queue: str, url: str) -> kombu.Queue:
 
 
 @skipUnless(rabbitmq.is_installed(), "rabbitmq-server is not installed")
+@tag(TAG)
 class RabbitMQTests(SimpleTestCase):
     server: rabbitmq.RabbitMQ
 

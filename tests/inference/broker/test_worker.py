@@ -12,12 +12,14 @@ from typing import Any
 from unittest import TestCase
 
 from celery import Celery
+from django.test import tag
 
 from inference.broker import address
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.broker.servers import client_of, own_broker, wait_for_its_log
 from tests.inference.broker.test_transport import NO_MESSAGES, envelope
 from tests.inference.broker.tiny_app import QUEUE
+from tests.second_look import TAG
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = (
@@ -26,6 +28,7 @@ COMMAND = (
 )  # fmt: skip
 
 
+@tag(TAG)
 class OnOwnBroker(TestCase):
     @staticmethod
     def kombu_url(redis_url: str) -> str:

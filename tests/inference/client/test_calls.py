@@ -15,14 +15,14 @@ from inference.client import Client, ClientError, JobError, JobFuture, client, m
 from tests import echo
 from tests.conditions import PATIENCE_S, eventually
 from tests.e2e.case import StackCase
-from tests.inference.client.held import HELD
 from tests.ports import HOST
 from tests.stack import ECHO
 
 MODELS = f"""{ECHO}
 [slow]
-engine = "tests.inference.client.held:HeldEcho"
+engine = "tests.echo:EchoEngine"
 max_batch_size = 1
+options = {{ gate = "held" }}
 time_limit_s = 600
 
 [unserved]
@@ -35,15 +35,6 @@ class CallTests(StackCase):
 
     def setUp(self) -> None:
         self.client = self.enterContext(Client(f"http://{HOST}:{self.stack.port}", patience_s=PATIENCE_S))
-        self.held = self.stack.folder / HELD
-
-    def hold(self) -> None:
-        """No call of `slow` is answered before `release`, which the end of the test is too."""
-        self.held.touch()
-        self.addCleanup(self.release)
-
-    def release(self) -> None:
-        self.held.unlink(missing_ok=True)
 
     def running(self, *futures: JobFuture) -> None:
         """Wait until these run."""
@@ -74,7 +65,7 @@ class CallTests(StackCase):
         with patch.object(client, "GRACE_S", PATIENCE_S), self.assertRaises(TimeoutError) as late:
             self.client.run("slow", "x", timeout=0.01)
         job_id = str(late.exception).split()[2]
-        self.release()
+        self.stack.release()
         self.assertEqual(self.client.job(job_id).result(PATIENCE_S), echo.expected("x"))
 
     def test_the_same_key_is_the_same_job(self) -> None:
@@ -141,7 +132,7 @@ class CallTests(StackCase):
         future = self.client.submit("slow", "x")
         with self.assertRaises(TimeoutError):
             future.result(0.01)
-        self.release()
+        self.stack.release()
         self.assertEqual(future.result(PATIENCE_S), echo.expected("x"))
 
     def test_a_job_that_is_not_there(self) -> None:
@@ -249,7 +240,7 @@ class CallTests(StackCase):
             future = await self.client.asubmit("slow", "x")
             with self.assertRaises(TimeoutError):
                 await asyncio.wait_for(future, 0.01)
-            self.release()
+            self.stack.release()
             self.assertEqual(await future, echo.expected("x"))
             cancelled = await self.client.asubmit("unserved", "[MASK]")
             await self.client.acancel(cancelled.id)

@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 import torch
 import transformers
-from django.test import tag
 
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading, weights
@@ -48,7 +47,6 @@ def engine(kind: str, task: str) -> Any:
         return loading.ready(ModelSpec(name=kind, task=task, model="m"), "cpu")
 
 
-@tag("heavy")
 class BatchTests(TestCase):
     def setUp(self) -> None:
         gc.freeze()  # hundreds of models are garbage soon, and what was imported before never is
