@@ -120,19 +120,18 @@ def _count(fault: type[Fault], options: argparse.Namespace) -> int:
 def _runs(faults: Trials, backends: Backends, options: argparse.Namespace, logs: Path) -> Iterable[Run]:
     """The trials in chunks. Those of faults that share a service are together, until they take long enough."""
     common = {"seed": options.seed, "quick": options.trials != "full", "backends": backends, "logs": logs}
-    together = Run(trials=[], **common)
+    shared: dict[str, Run] = {}  # by the options of the service
     for fault, count in faults.items():
         for start in range(0, count, fault.chunk):
             chunk = (fault, range(start, min(start + fault.chunk, count)))
             if not fault.shares:
                 yield Run(trials=[chunk], **common)
                 continue
-            together.trials.append(chunk)
-            if together.takes_s >= SHARED_S:
-                yield together
-                together = Run(trials=[], **common)
-    if together.trials:
-        yield together
+            run = shared.setdefault(str(fault.options), Run(trials=[], **common))
+            run.trials.append(chunk)
+            if run.takes_s >= SHARED_S:
+                yield shared.pop(str(fault.options))
+    yield from shared.values()
 
 
 def _is_alone(run: Run) -> bool:

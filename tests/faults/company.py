@@ -25,7 +25,7 @@ class InCompany(Generating):
     """Every third job is read as a stream."""
 
     row, title, ci, full = "48", "a transformers model in company: cancels, kills; answers as generate alone", 1, 25
-    takes_s = 25.0
+    takes_s, shares = 25.0, False
     model = "greedy"
     options = {"environment": {"MAX_ESTIMATED_WAIT_S": "0"}}  # its first answers tell little of its speed
     settle_limit_s = recovery_limit_s = LIMIT_S

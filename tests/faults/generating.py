@@ -110,6 +110,7 @@ class Generating(Fault):
     """Two replicas, jobs of random lengths, of which some are read as streams."""
 
     options = {"models": MODELS}
+    shares = True
     model = "story"
     chunk = 25
     JOBS, READ = 24, 3  # every third
@@ -305,7 +306,7 @@ class ManyOpen(Generating):
     """Each is told a word ten times a second."""
 
     row, title, ci, full = "18", "200 streams are open; a plain GET meanwhile", 0, 5
-    takes_s = 40.0
+    takes_s, shares = 40.0, False
     alone = True
     chunk = 1
     options = {

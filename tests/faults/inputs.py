@@ -138,7 +138,7 @@ class PoisonousForDevices(Fault):
     """As many device errors as would condemn a device, if jobs could."""
 
     row, title, ci, full = "34", "8 inputs that put the device into an error state, two workers", 1, 5
-    takes_s = 47.0
+    takes_s, shares = 47.0, True
     options = {"workers": 2}
     chunk = 5
     settle_limit_s = 240.0

@@ -30,7 +30,7 @@ def is_writable(database: Path) -> bool:
 
 class WorkerKilled(Fault):
     row, title, ci, full = "1", "SIGKILL of the whole worker under load", 2, 100
-    takes_s = 9.0
+    takes_s, shares = 9.0, True
 
     def trial(self, trial: Trial) -> None:
         with trial.load(per_s=120, count=240) as load:
@@ -79,7 +79,7 @@ class ChildKilled(Fault):
 
 class RollingRestart(Fault):
     row, title, ci, full = "3", "SIGTERM, rolling restart of two workers", 1, 30
-    takes_s = 25.0
+    takes_s, shares = 25.0, True
     options = {"workers": 2}
     chunk = 5
     may_repeat = False
@@ -101,7 +101,7 @@ class WorkerStopped(Fault):
     """The zombie comes back with outcomes of jobs that another worker has finished."""
 
     row, title, ci, full = "4", "SIGSTOP of a worker past its limit, then SIGCONT", 1, 30
-    takes_s = 7.0
+    takes_s, shares = 7.0, True
     options = {"workers": 2}
     chunk = 5
 
