@@ -98,11 +98,27 @@ def init_worker(url: str, *arguments: Any) -> None:
     use_broker(f"{url}?db={runner._worker_id}")  # type: ignore[attr-defined]  # noqa: SLF001
 
 
+class RemoteResult(runner.RemoteTestResult):
+    """Tells the main process of a sub-test that failed as of its test, since it holds all that the test case has."""
+
+    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
+        if err is not None:
+            err[1].add_note(f"In {subtest}.")
+            tell = self.addFailure if issubclass(err[0], test.failureException) else self.addError
+            tell(test, err)
+
+
+class RemoteRunner(runner.RemoteTestRunner):
+    resultclass = RemoteResult
+
+
 class ParallelTestSuite(runner.ParallelTestSuite):
     """Runs test classes in several processes; when one of these dies the run ends, where Django's would wait for ever.
 
     What starts processes of its own begins first, since it takes longest.
     """
+
+    runner_class = RemoteRunner
 
     def __init__(self, subsuites: Iterable[unittest.TestSuite], *arguments: Any, **options: Any) -> None:
         first = sorted(subsuites, key=lambda tests: TAG not in getattr(next(iter(tests)), "tags", ()))

@@ -20,6 +20,10 @@ class ListenerTests(TransactionTestCase):
         self.listener = finished.Listener()
         self.job = Job.objects.create(model="echo", inputs="text")
 
+    def without_polls(self) -> None:
+        """Let nothing but a notice wake who waits."""
+        self.enterContext(patch.object(self.listener, "_wake_all"))
+
     def finish(self) -> None:
         Job.objects.filter(pk=self.job.pk).update(status=Status.SUCCEEDED, output="done")
 
@@ -48,6 +52,7 @@ class ListenerTests(TransactionTestCase):
         eventually(told, "the notice is heard")
 
     def test_a_notice_wakes_the_waiter_with_what_became_of_the_job(self) -> None:
+        self.without_polls()
         thread, answers = self.wait_in_thread()
         self.finish()
         self.tell([self.job.id], answers)
@@ -62,6 +67,7 @@ class ListenerTests(TransactionTestCase):
         self.assertEqual(answers[0]["output"], "done")
 
     def test_a_notice_of_an_unfinished_job_wakes_nobody(self) -> None:
+        self.without_polls()
         thread, answers = self.wait_in_thread()
         with patch.object(rows, "finished", wraps=rows.finished) as read:
             self.tell_until(lambda: read.called, [self.job.id])
@@ -78,6 +84,7 @@ class ListenerTests(TransactionTestCase):
         self.assertEqual(self.listener.waiters, {})
 
     def test_a_malformed_notice_is_dropped(self) -> None:
+        self.without_polls()
         thread, answers = self.wait_in_thread()
         redis_client.get().publish(notices.channel(), b"\xff not ids")
         self.finish()
