@@ -35,7 +35,7 @@ def wait_for(
     condition: Callable[[], T | Literal[False] | None], *, limit_s: float, every_s: float | None = None
 ) -> T | Literal[False] | None:
     """Ask `condition` until it returns a true value, for at most `limit_s` seconds. Return what it returned last."""
-    started = time.monotonic()
+    started = time.monotonic()  # patience with a slow machine
     while not (value := condition()):
         waited_s = time.monotonic() - started
         if waited_s > limit_s:

@@ -20,7 +20,7 @@ class HeavyEcho(GatedEcho):
 
     def load(self, device: str) -> None:
         self.held = bytes([1]) * (self.spec.options["megabytes"] * MIB)
-        time.sleep(self.spec.options["load_s"])
+        time.sleep(self.spec.options["load_s"])  # a load takes real time, which the worker measures
         super().load(device)
 
 

@@ -77,7 +77,7 @@ class Result(unittest.TextTestResult):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.dots = False
-        self.started = time.monotonic()
+        self.started = time.monotonic()  # for the person who waits
 
     def addSuccess(self, test: unittest.TestCase) -> None:
         super().addSuccess(test)
