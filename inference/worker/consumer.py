@@ -217,6 +217,7 @@ class BatchingStep(bootsteps.StartStopStep):
     def register_with_event_loop(self, c: Any, hub: Any) -> None:
         c.pool.replicas.on_idle, c.pool.replicas.keeps = c.dispatch_soon, c.dispatcher.keeps
         c.dispatcher.connected = True
+        c.dispatcher.looped_at = time.monotonic()  # no sweep may come before the connection breaks again
         c.dispatcher.answering_s = lambda: c.controller.heartbeat.answering_s
         hub.call_repeatedly(SWEEP_S, self._sweep, c)
         self.follow(c)

@@ -192,6 +192,12 @@ class ConsumerTests(TestCase):
         self.follow()
         self.assertEqual(sorted(self.events), ["began inference.a", "began inference.b"])
 
+    def test_a_connection_that_breaks_before_each_sweep_is_no_event_loop_that_hangs(self) -> None:
+        self.dispatcher.looped_at = 0.0
+        self.consumer.pool, self.consumer.dispatch_soon = SimpleNamespace(replicas=self.replicas), Mock()
+        self.step.register_with_event_loop(self.consumer, Mock())
+        self.assertGreater(self.dispatcher.looped_at, 0.0)
+
     def follow(self) -> None:
         """As the event loop does after each message and twice a second."""
         self.step.follow(self.consumer)
