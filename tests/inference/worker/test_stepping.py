@@ -185,6 +185,30 @@ class BesideTests(SteppingCase):
 
 
 class StreamTests(SteppingCase):
+    def test_each_piece_is_told_by_itself_as_it_comes(self) -> None:
+        """And not only with all of the text, which is told seldom."""
+        one, write = self.job(9), cast("Mock", history.write)
+        with patch.object(telling, "WHOLE_S", 3600.0):
+            self.call(one)
+            for _ in range(2):
+                self.call(goes_on=True)
+        told = [chunk for call in write.call_args_list for chunk in call.args[0]]
+        texts = [words.expected("text", count)[0]["generated_text"] for count in range(4)]
+        self.assertEqual([(chunk.at, texts[place] + chunk.text) for place, chunk in enumerate(told)], [
+            (len(texts[place]), texts[place + 1]) for place in range(3)
+        ])  # fmt: skip
+
+    def test_in_a_long_call_too_text_is_told_again_a_moment_later(self) -> None:
+        teller, write = telling.Teller(self.batch), cast("Mock", history.write)
+        told, now = [], 1000.0
+        with patch.object(telling, "time", Mock(monotonic=lambda: now)):
+            for later_s in (0.0, telling.TELL_S / 2, telling.TELL_S):
+                now += later_s
+                teller.add(uuid4(), "word", tokens=1)
+                teller.tell_soon()
+                told.append([len(call.args[0]) for call in write.call_args_list])
+        self.assertEqual(told, [[1], [1], [1, 2]])
+
     def test_text_that_was_lost_on_its_way_is_told_again_while_the_job_runs(self) -> None:
         one = self.job(9)
         self.call(one)
