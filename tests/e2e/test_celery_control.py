@@ -93,9 +93,11 @@ class CeleryTests(StackCase):
         running, worker = self.held(), self.worker()
         waiting = [self.stack.submit(f"{number}") for number in range(5)]
         self.celery("control", "shutdown")
+        self.log_shows("Got shutdown from remote", "it is told to stop")
         self.stack.release()
         eventually(lambda: self.stack.children["worker1"].exit_code == 0, "the worker ends")
         self.assertEqual(self.stack.workers.get(pk=worker.pk).state, WorkerState.STOPPED)
+        self.assertEqual(self.stack.jobs.filter(pk__in=waiting, status=Status.QUEUED).count(), len(waiting))
         self.stack.start_worker()
         self.stack.ready()
         for job in self.stack.finished(running, *waiting):
