@@ -33,10 +33,11 @@ class Unstable:
 def look_again(result: unittest.TestResult, run: Run) -> list[Unstable]:
     """Run the end-to-end tests that failed once more, and take those that hold now out of the result's failures.
 
-    Nothing runs, and all stay failures, where a test of one process failed too: such a run fails anyway.
+    Nothing runs, and all stay failures, where a test of one process failed too: such a run fails anyway. So does one
+    that was stopped at a failure, as `--failfast` asks: other tests have not run.
     """
     failed = {_name(test): said for test, said in [*result.failures, *result.errors]}
-    if not all(map(is_end_to_end, failed)):
+    if result.shouldStop or not all(map(is_end_to_end, failed)):
         return []
     unstable = find_unstable(failed, lambda name: _holds(name, run))
     names = {test.name for test in unstable}

@@ -7,11 +7,12 @@ from tests.second_look import MOST, Unstable, look_again
 from tests.unstable_samples import tries
 
 SAMPLES = unstable_samples.__name__
+STOPPED = ("test_fails_first", "test_holds")
 
 
-def run(suite: unittest.TestSuite) -> unittest.TestResult:
+def run(suite: unittest.TestSuite, *, failfast: bool = False) -> unittest.TestResult:
     kind = type("Result", (Result,), {"total": suite.countTestCases()})
-    return unittest.TextTestRunner(io.StringIO(), resultclass=kind).run(suite)
+    return unittest.TextTestRunner(io.StringIO(), failfast=failfast, resultclass=kind).run(suite)
 
 
 class SecondLookTests(unittest.TestCase):
@@ -52,6 +53,12 @@ class SecondLookTests(unittest.TestCase):
     def test_a_second_look_that_is_skipped_shows_nothing(self) -> None:
         result, unstable = self.look("EndToEnd.test_fails_and_is_skipped_then")
         self.assertEqual((len(result.failures), unstable), (1, []))
+
+    def test_a_run_that_was_stopped_fails(self) -> None:
+        suite = unittest.TestLoader().loadTestsFromNames([f"{SAMPLES}.EndToEnd.{name}" for name in STOPPED])
+        result = run(suite, failfast=True)
+        self.assertEqual((look_again(result, run), len(result.failures)), ([], 1))
+        self.assertEqual((tries["one"], tries["good"]), (1, 0))
 
     def test_more_than_three_fail_the_run(self) -> None:
         names = ("EndToEnd.test_fails_always", "EndToEnd.test_fails_first", "EndToEnd.test_fails_first_in_parts")
