@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 from uuid import uuid4
 
 from django.db import connection
@@ -250,6 +251,23 @@ class ReaderTests(ReaderCase):
         stalled.has(attempt.text)
         attempt.end()
         stalled.ends()
+
+    def test_there_is_a_notice_of_each_piece(self) -> None:
+        """With a clock that stands, by which nothing is polled for; the listener may not have subscribed yet."""
+        stands = Mock(monotonic=lambda: 0.0, sleep=time.sleep)
+        with patch.object(reader, "live", live.Live()), patch.object(live, "time", stands):
+            reading, attempt = Reader(self.job), Attempt(self.job)
+            for _ in range(3):
+                before = reading.text
+
+                def is_heard() -> bool:
+                    attempt.tell(" more")
+                    return reading.text != before  # noqa: B023
+
+                eventually(is_heard, "there is a notice")
+            attempt.end()
+            reading.ends()
+        self.assertEqual(reading.text, attempt.text)
 
     def test_a_missed_notice_is_made_good_by_the_slow_poll(self) -> None:
         reading = Reader(self.job)
