@@ -59,6 +59,16 @@ class ListenerTests(TransactionTestCase):
         thread.join()
         self.assertEqual(answers[0]["output"], "done")
 
+    def test_a_notice_tells_who_waits_for_any_of_many_jobs(self) -> None:
+        self.without_polls()
+        with self.listener.hints([uuid4(), self.job.id]) as hints:
+
+            def told() -> set[UUID]:
+                notices.publish([self.job.id])
+                return hints.wait(0.0)
+
+            self.assertEqual(eventually(told, "the notice is heard"), {self.job.id})
+
     def test_a_missed_notice_is_found_by_the_slow_poll(self) -> None:
         self.enterContext(patch.object(finished, "POLL_S", 0.1))
         thread, answers = self.wait_in_thread()
