@@ -79,6 +79,10 @@ class RabbitMQ:
             self.process.wait(PATIENCE_S)
             self.reaper.remove(self.process.pid)
 
+    def write_to_disk(self) -> None:
+        """Have it write which queues it has: a kill before that leaves new ones that it cannot recover."""
+        self.evaluate("[dets:sync(Table) || Table <- dets:all()]")
+
     def kill(self) -> None:
         if self.process:
             self.process.kill()

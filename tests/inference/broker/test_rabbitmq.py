@@ -92,6 +92,7 @@ class RabbitMQTests(SimpleTestCase):
     def test_one_that_is_away_is_named_and_after_a_restart_every_thread_publishes_and_counts_again(self) -> None:
         anybroker.broker_at(self.server.url).breaker.rest_s = 0  # each call asks the server
         self.use_many_connections()
+        self.server.write_to_disk()
         self.server.kill()
         for _ in range(3):  # each takes as long as connecting is tried
             self.assertRaises(BrokerUnavailable, publish.queue_lengths, [QUEUE])
@@ -131,6 +132,7 @@ class RabbitMQTests(SimpleTestCase):
         threads = [threading.Thread(target=use) for _ in range(8)]
         for thread in threads:
             thread.start()
+        self.server.write_to_disk()
         self.server.kill()
         self.server.start()
         eventually(self.is_delivered, "publishing works again")
