@@ -134,7 +134,7 @@ class Waiting(Fault):
 
 
 class SameKey(Fault):
-    row, title, ci, full = "25", "50 clients, one idempotency key", 1, 100
+    row, title, ci, full = "25", "50 clients, one idempotency key", 5, 100
     takes_s, shares = 1.0, True
     chunk = 50
     CLIENTS = 50
@@ -156,7 +156,7 @@ class SameKey(Fault):
 
 
 class Cancelling(Fault):
-    row, title, ci, full = "26", "cancel at random moments", 2, 200
+    row, title, ci, full = "26", "cancel at random moments", 5, 200
     takes_s, shares = 1.0, True
     units = 10  # jobs a trial
     chunk = 50

@@ -46,8 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def look_again(tallies: Sequence[Tally], play: Callable[[Tally], Sequence[Tally]]) -> list[Unstable]:
-    """Play each row with problems once more by itself, and forget the problems of those that hold then."""
+    """Play each row with problems once more by itself, and forget the problems of those that hold then.
+
+    Nothing forgives a job that was lost, or recorded twice: then no row is played again.
+    """
     failed = {f"{tally.stack}, row {tally.row}, {tally.fault}": tally for tally in tallies if tally.problems}
+    if any(tally.lost or tally.recorded_twice for tally in failed.values()):
+        return []
 
     def holds(name: str) -> bool:
         say(f"A second look at {name}")

@@ -26,6 +26,14 @@ class SecondLookTests(unittest.TestCase):
                 self.assertEqual(command.look_again(played, Mock(return_value=again)), [])
                 self.assertEqual(played[0].problems, ["a job is lost"])
 
+    def test_a_job_that_was_lost_or_recorded_twice_is_never_forgiven(self) -> None:
+        for harm in ("lost", "recorded_twice"):
+            with self.subTest(harm):
+                played, play = [row(1, "late"), row(2, harm)], Mock()
+                setattr(played[1], harm, 1)
+                self.assertEqual(command.look_again(played, play), [])
+                play.assert_not_called()
+
     def test_more_than_three_rows_are_problems(self) -> None:
         played, play = [row(number, "a job is lost") for number in range(MOST + 1)], Mock()
         self.assertEqual(command.look_again(played, play), [])
