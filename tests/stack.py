@@ -211,7 +211,7 @@ class Stack:
         path = f"/v1/models/{model}?timeout={PATIENCE_S:g}"
         return self.post(path, {"inputs": inputs, **fields}, timeout_s=2 * PATIENCE_S)
 
-    # What is told to wait
+    # Gates
 
     def hold(self, name: str = echo.HELD) -> None:
         """Have what is told to wait for this file do so from now on: see `tests.echo` and `tests.words`."""

@@ -77,7 +77,7 @@ class TenModelsTests(LazyCase):
         self.assertEqual(sorted(self.loads()), self.names)
 
     def test_one_after_the_other_they_are_loaded_as_in_the_simulator(self) -> None:
-        """Those that have left are loaded again, and none that is still there."""
+        """Expect that models are loaded again that have left, and none that is still there."""
         asked = [*self.names, *self.names[-3:], *self.names[:3]]
         for name in asked:
             self.assert_answered([self.stack.submit("text", model=name)])

@@ -1,4 +1,4 @@
-"""How slow the machine is while a trial runs: a limit in seconds is one of the machine that it was chosen on."""
+"""Measure how slow the machine is while a trial runs: a limit in seconds was chosen on one machine."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Machine:
         return contextlib.nullcontext()
 
     def patience_s(self, limit_s: float) -> float:
-        """How long a case waits for what is to come within `limit_s`."""
+        """Return how long a case waits for what is to come within `limit_s`."""
         return limit_s
 
 

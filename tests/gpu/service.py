@@ -91,7 +91,7 @@ def _ready_meanwhile(stack: Stack, tries: Path, *, noticed_s: float) -> str:
     eventually(lambda: failed() >= 1, "the reload is blocked")
 
     def told() -> int:
-        """What /readyz says, once it is wrong or the reloads have failed."""
+        """Return what /readyz says, once it is wrong or the reloads have failed."""
         status = stack.get("/readyz").status
         return status if status != 503 or failed() >= BLOCKED_RELOADS else 0
 

@@ -24,7 +24,7 @@ MODEL = "embeddings"
 
 
 def new_job(**values: Any) -> Job:
-    """Of now: what was to be sent long ago would be sent again."""
+    """Make a notice of now: what was to be sent long ago would be sent again."""
     return Job(**{"model": MODEL, "inputs": "text", "published_at": timezone.now(), **values})
 
 

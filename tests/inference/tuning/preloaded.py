@@ -1,4 +1,4 @@
-"""What many replicas import is imported here once, for processes that are forked; none looks through it for garbage."""
+"""Import once what many replicas import, for processes that are forked; none looks through it for garbage."""
 
 import gc
 

@@ -88,7 +88,7 @@ def ended(process: Any) -> Any:
 
 
 def told(tell: Callable[[Any], None]) -> Any:
-    """What a new child tells before it ends."""
+    """Return what a new child tells before it ends."""
     ours, theirs = get_context("spawn").Pipe()
     process = ForkedProcess(target=tell, args=(theirs,))
     process.start()
