@@ -129,10 +129,12 @@ class RabbitMQTests(SimpleTestCase):
                     wrong.append(error)
                     raise
 
-        threads = [threading.Thread(target=use) for _ in range(8)]
+        publish.publish([job_message(), job_message(queue=OTHER)])
+        self.server.write_to_disk()
+        self.addCleanup(over.set)  # else they would publish to the brokers of later tests
+        threads = [threading.Thread(target=use, daemon=True) for _ in range(8)]
         for thread in threads:
             thread.start()
-        self.server.write_to_disk()
         self.server.kill()
         self.server.start()
         eventually(self.is_delivered, "publishing works again")
