@@ -23,7 +23,7 @@ MEMORY_MB = 200
 ANSWER_BYTES = 64_000
 ID_BYTES = 100  # of an accepted job of a bulk
 REFUSED_BYTES = 200  # of a refused input
-# Of the requests, by parts of their names, those that a process of its own is sent: what each takes most memory for.
+# A process of its own is sent these requests, by parts of their names: each takes most memory for something.
 LARGEST = (
     "unknown fields", "299000 marks", "74750 nested", "wide for", "ten thousand good", "lines of full", "of 8 MB",
     "backslashes", "a picture",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 from inference.errors import ModelUnavailable
-from tests.echo import EchoEngine, Fail, misbehave
+from tests.echo import EchoEngine, Fail, misbehave, wait_while_held
 
 CALLS = "engine-calls"  # in DATA_DIR: a line an engine call: its process, and the number of its items
 CANNOT_LOAD = "cannot-load"  # in DATA_DIR: while there is such a file, no fragile model can be loaded
@@ -75,8 +74,7 @@ class GatedEcho(RecordingEcho):
 
     def load(self, device: str) -> None:
         folder, name = Path(os.environ["DATA_DIR"]), self.spec.revision or self.spec.name
-        while (folder / f"held-{name}").exists():
-            time.sleep(0.02)
+        wait_while_held(f"held-{name}")
         if (folder / f"deadly-{name}").exists():
             os.kill(os.getpid(), signal.SIGKILL)
         if (folder / f"broken-{name}").exists():
@@ -88,8 +86,7 @@ class Revised(GatedEcho):
     """Each answer names the revision that gave it. A call takes its time while there is busy-REVISION in DATA_DIR."""
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
-        while (Path(os.environ["DATA_DIR"]) / f"busy-{self.spec.revision}").exists():
-            time.sleep(0.02)
+        wait_while_held(f"busy-{self.spec.revision}")
         return [{**answer, "revision": self.spec.revision} for answer in super().predict(inputs, parameters)]
 
 

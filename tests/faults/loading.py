@@ -139,15 +139,14 @@ class Joining(Fault):
 
     def join(self, trial: Trial, name: str) -> None:
         """Start the worker, whose models are loaded only once the jobs that came meanwhile have ended."""
-        held = trial.service.folder / "held-echo"
-        held.touch()
+        trial.service.hold("held-echo")
         pid = trial.service.start_worker(name).pid
         trial.until(trial.service.workers.filter(pid=pid).exists, "the worker has reported")
         jobs = trial.submit_some(self.MEANWHILE)
         trial.until(lambda: not trial.service.unfinished(jobs), "others run what comes while a worker loads", 60)
         if not trial.quick:
             trial.pause(self.LOADING_S, self.LOADING_S)
-        held.unlink()
+        trial.service.release("held-echo")
         trial.service.whole_again()
 
     def roll(self, trial: Trial) -> None:

@@ -48,8 +48,10 @@ class Blocked(Engine):
 
 
 class Meets(Engine):
-    """Its first calls wait for each other, until as many replicas compute at once as the file "replicas" says. One that
-    is alone waits for none."""
+    """Lets its first calls wait for each other, until as many replicas compute at once as the file "replicas" says.
+
+    One that is alone waits for none.
+    """
 
     def load(self, device: str) -> None:
         self.folder = Path(self.spec.options["folder"])
