@@ -163,6 +163,8 @@ class Runner(runner.DiscoverRunner):
         super().setup_test_environment(**kwargs)
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", ResourceWarning)  # raised where nobody can catch it
+        # Threads that outlive their test use the module, too: Hypothesis takes that for the work of its strategy.
+        warnings.filterwarnings("ignore", "Do not use the `random` module inside strategies")
         if self.verbosity < 2:  # what tests provoke is not news
             for handler in logging.getLogger().handlers:
                 handler.setLevel(logging.CRITICAL)
