@@ -128,7 +128,7 @@ class OutOfMemory(JobError):
 
 
 class TimedOut(JobError):
-    code = "timed_out"  # ran past the model's time_limit_s, alone
+    code = "timed_out"  # ran past the model's time_limit_s, alone and twice
 
 
 class Crashed(JobError):

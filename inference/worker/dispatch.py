@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 STUCK_S = 30.0  # past the limit that a child keeps to itself, while the database answers: a child may wait for that
 KILL_GRACE_S = 1.0  # between asking a stuck child for its stack and killing it
 GIVE_UP_S = 30.0  # after that: what is stuck in a driver does not end
+TURN_S = 2.0  # the longest turn of the event loop that is no pause: a sweep comes twice a second
 
 
 def _nobody(*_: object) -> None:
@@ -121,7 +122,7 @@ class Dispatcher:
         self.replicas.ask(batch.pid, Asked.GO_ON if self.turns.may_begin else Asked.TO_THE_END)
         batch.device = self.replicas.device_of(batch.pid)  # which is not known any more once its process is gone
         batch.called_at = batch.accepted_at = time.monotonic()
-        batch.has_begun = False
+        batch.has_begun, batch.paused_s = False, 0.0
         batch.result = self.pool.send(
             batch.pid, run_batch, (call,), callback=lambda report: self._guarded(self._reported, batch, report),
             error_callback=lambda info: self._guarded(self._failed, batch, info),
@@ -153,6 +154,7 @@ class Dispatcher:
         """The pool swallows what its callbacks raise: say it, and never leave the batch behind."""
         if batch.id not in self.batches:  # given up before
             return
+        self._note_pause()
         try:
             settle(batch, result)
         except Exception as error:
@@ -170,7 +172,8 @@ class Dispatcher:
 
     def sweep(self) -> None:
         """Twice a second: kill stuck children, forget calls that the pool dropped, drop what expired."""
-        self.looped_at = now = time.monotonic()
+        self._note_pause()
+        now = self.looped_at
         for batch in list(self.batches.values()):
             if batch.result is None:  # open, and it waits for its turn
                 if not self.pool.has(batch.pid):
@@ -182,6 +185,17 @@ class Dispatcher:
         if self.backlog.drop_expired():
             self.on_expired()  # the rows are marked beside the event loop
         self.kick()
+
+    def _note_pause(self) -> None:
+        """Count no time in which this process was stopped: its children were, too, or nobody looked at them."""
+        now, before = time.monotonic(), self.looped_at
+        self.looped_at = now
+        if now - before > TURN_S and self.turns.may_begin:  # as it leaves the loop does not turn
+            logger.warning("this process was stopped, or kept from running, for %.1f s", now - before)
+            for batch in self.batches.values():
+                batch.paused_s += now - before
+                batch.accepted_at = min(now, batch.accepted_at + now - before)
+                batch.killed_at += now - before
 
     def _end_if_stuck(self, batch: Batch, now: float) -> None:
         """One that is stuck outside its engine, whose own limit it does not reach, or that its child never begins."""

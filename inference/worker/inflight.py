@@ -26,6 +26,7 @@ class HeldJob:
     takes_over: tuple[UUID, ...] = ()  # the batches of its runs, known to be over: the last may not have claimed it
     crashes_alone: int = 0  # of its process
     times_stuck: int = 0  # that its process was killed for what no engine did
+    times_paused: int = 0  # that its time ended while the worker was stopped
     verdict: str = ""  # the error code it fails with, instead of being run
     incident: Incident | None = None  # that it was in when a device failed
     failed_on: frozenset[str] = frozenset()  # devices
@@ -83,6 +84,7 @@ class Batch:
     is_open: bool = False  # its first call came back, and jobs of it go on
     room: Room = field(default_factory=Room)  # for those that join
     timed_out: bool = False  # its engine ran past the model's limit
+    paused_s: float = 0.0  # for which the worker itself was stopped during the last call
     stuck: bool = False  # its child was killed, and not for what its engine did
     killed_at: float = math.inf  # monotonic: when that began
 

@@ -17,7 +17,8 @@ from inference.worker.inflight import Batch, HeldJob, Search
 
 logger = logging.getLogger(__name__)
 
-CRASHES_ALONE = 2  # a lone job whose process died may have been killed from outside: one more try
+CRASHES_ALONE = 2  # a lone job whose process died may have been killed from outside, or stopped: one more try
+MOST_PAUSES = 5  # tries of a job that do not count, as the worker was stopped meanwhile
 MOST_ON_ONE_DEVICE = 6  # tries of a lone job whose device failed, before it fails though no other device had it
 RETRY_S, LONGEST_RETRY_S = 1.0, 5.0  # after a failure that may pass, such as a database that is away
 STUCK_S, LONGEST_STUCK_S = 5.0, 60.0  # longer by the first each time, after a wait that ended with the process
@@ -131,6 +132,17 @@ class Isolation:
         logger.error("batch=%s killed, tried again in %.0f s: %s", batch.id, after_s, logs.said(cause))
         self.again(batch, after_s)
 
+    def was_paused(self, batch: Batch, cause: BaseException) -> None:
+        """Run a batch again whose limit ended while the worker itself was stopped: no job is blamed, a few times."""
+        if any(held.times_paused >= MOST_PAUSES for held in batch.jobs):
+            self.died(batch, cause)
+            return
+        for held in batch.jobs:
+            held.times_paused += 1
+        why = logs.said(cause)
+        logger.error("batch=%s lost, the worker was stopped for %.1f s meanwhile: %s", batch.id, batch.paused_s, why)
+        self.again(batch)
+
     def halve(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
         """Run its halves, and what its search has not run yet: perhaps one of its jobs only is at fault."""
         if batch.shares:
@@ -193,10 +205,10 @@ class Isolation:
 
 def _verdict(batch: Batch, held: HeldJob, cause: BaseException, *, devices: int) -> str:
     """The code that a job fails with whose process died with it alone, or nothing for one more try."""
-    if batch.timed_out:
-        return errors.TimedOut.code
     if held.crashes_alone < CRASHES_ALONE:
         return ""
+    if batch.timed_out:
+        return errors.TimedOut.code
     if isinstance(cause, errors.DeviceFailed):
         may_be_another = len(held.failed_on) < min(2, devices) and held.crashes_alone < MOST_ON_ONE_DEVICE
         return "" if may_be_another else errors.DeviceFailed.code

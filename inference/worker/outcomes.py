@@ -22,7 +22,7 @@ VERDICTS = {
         errors.Crashed("The process that ran this input died, twice, and with this input alone."),
         errors.DeviceFailed("The device went into an error state with this input alone, twice."),
         errors.JobError("The worker failed with this input alone, twice; its log says why."),
-        errors.TimedOut("This input ran past the model's time_limit_s, alone in its batch."),
+        errors.TimedOut("This input ran past the model's time_limit_s, alone in its batch, twice."),
     )
 }
 

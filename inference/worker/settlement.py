@@ -21,6 +21,8 @@ from inference.worker.turns import LONG
 
 logger = logging.getLogger(__name__)
 
+PAUSED = 0.25  # of a limit: for so long the worker itself was stopped before it was over, and no job is blamed
+
 
 class Settlement:
     """`end` ends the process of a pool child."""
@@ -148,7 +150,10 @@ class Settlement:
             self.backlog.isolation.again(batch)
         elif isinstance(cause, (WorkerLostError, Terminated)):
             batch.timed_out = f"signal {PAST_ITS_LIMIT:d} " in str(cause)
-            self.backlog.isolation.died(batch, cause)
+            if batch.timed_out and batch.paused_s > PAUSED * batch.spec.time_limit_s:
+                self.backlog.isolation.was_paused(batch, cause)
+            else:
+                self.backlog.isolation.died(batch, cause)
         elif isinstance(cause, errors.InferenceError) and cause.retryable:
             self.backlog.isolation.retry(batch, cause)
         else:

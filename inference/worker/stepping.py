@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 SLICE_S = 0.5  # of steps in one call
 LOOK_S = 0.25  # between two looks at the rows for those that were cancelled
 KEEP_S = 10.0  # between two renewals of the leases, at least: less than what these have beyond the time limit
+COUNTED = 0.25  # of the time limit, that one step counts at most: for longer its process may have been stopped
 SEEDS = 2**63
 
 Key = tuple[UUID, int]  # of a row: its job, and the how many-th of its items it is
@@ -143,8 +144,9 @@ class OpenBatch:
 
     def _count(self, step_s: float) -> None:
         """Whoever has no token yet while others have waits for their room, for all that is known: it does not count."""
-        self.steps_s += step_s
         tallies.add(self.tally, {"engine_s": step_s})
+        step_s = min(step_s, COUNTED * self.spec.time_limit_s)
+        self.steps_s += step_s
         if any(running.tokens for running in self.jobs.values()):
             for running in self.jobs.values():
                 running.until_s += 0.0 if running.tokens else step_s

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Callable
 from uuid import UUID
 
 import redis
@@ -11,13 +13,22 @@ from django.conf import settings
 
 from inference.models import Job, Status
 from tests import echo, processes
+from tests.conditions import eventually
 from tests.e2e.case import StackCase
+from tests.faults.engines import CALLS
 
 HELD_ECHO = """
 [echo]
 engine = "tests.echo:EchoEngine"
 max_batch_size = 8
 time_limit_s = 180
+"""
+LIMIT_S = 3.0
+HASTY = f"""
+[hasty]
+engine = "tests.faults.engines:RecordingEcho"
+max_batch_size = 8
+time_limit_s = {LIMIT_S:g}
 """
 
 
@@ -92,3 +103,45 @@ class TestSurvival(StackCase):
         self.assert_each_succeeded(ids)
         self.stack.start_web()
         self.stack.ready()
+
+
+class PauseTests(StackCase):
+    """Processes are stopped for longer than a job may take, as by a frozen container or a suspended machine."""
+
+    options = {"models": HASTY, "environment": {"WORKER_HEARTBEAT_S": "0.5"}}
+
+    def engine_calls(self) -> int:
+        file = self.stack.folder / CALLS
+        return len(file.read_text().splitlines()) if file.exists() else 0
+
+    def pause(self, stop: Callable[[int], None]) -> Job:
+        """Have a job at work while `stop` is called with SIGSTOP and then, past its limit, with SIGCONT. Return it."""
+        before = self.engine_calls()
+        self.hold()
+        job_id = self.stack.submit(value(1), model="hasty")
+        eventually(lambda: self.engine_calls() > before, "its engine runs", every_s=0.01)
+        stop(signal.SIGSTOP)
+        try:
+            over_at = time.monotonic() + 1.5 * LIMIT_S  # what is stopped does nothing that could be waited for
+            eventually(lambda: time.monotonic() > over_at, "its limit is over")
+            self.stack.release()
+        finally:
+            stop(signal.SIGCONT)
+        [job] = self.stack.finished(job_id)
+        return job
+
+    def assert_succeeded(self, job: Job) -> None:
+        self.assertEqual((job.status, job.error_code, job.output), (Status.SUCCEEDED, "", echo.expected(value(1))))
+
+    def test_a_job_outlives_a_pause_of_the_whole_worker(self) -> None:
+        worker = self.stack.children["worker1"].pid
+        self.assert_succeeded(self.pause(lambda number: os.killpg(worker, number)))
+
+    def test_a_job_outlives_a_pause_of_the_children_alone(self) -> None:
+        children = self.stack.replica_pids()
+
+        def stop(number: int) -> None:
+            for pid in children:
+                os.kill(pid, number)
+
+        self.assert_succeeded(self.pause(stop))

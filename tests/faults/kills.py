@@ -1,4 +1,4 @@
-"""Rows 1 to 4: processes that are killed, asked to leave, or stopped for a while."""
+"""Rows 1 to 4, and 51: processes that are killed, asked to leave, or stopped for a while."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from inference.models import Status
+from inference.models import Status, Worker
+from tests.echo import Fail
 from tests.faults.fault import Fault
 from tests.faults.oracle import echoed_in_order
 from tests.faults.trial import Trial
@@ -97,6 +98,16 @@ class RollingRestart(Fault):
         trial.add(load)
 
 
+def stop_between_writes(trial: Trial, pid: int) -> None:
+    """Stop a group of processes, but not in a write: SQLite's one lock would stay with it, and nobody could write."""
+    while True:
+        os.killpg(pid, signal.SIGSTOP)
+        if trial.service.database or is_writable(trial.service.folder / "db.sqlite3"):
+            return
+        os.killpg(pid, signal.SIGCONT)
+        trial.pause(0.0, 0.05)
+
+
 class WorkerStopped(Fault):
     """The zombie comes back with outcomes of jobs that another worker has finished."""
 
@@ -111,7 +122,7 @@ class WorkerStopped(Fault):
         held = trial.service.jobs.filter(status=Status.RUNNING, worker=zombie.pk)
         trial.until(held.exists, "the worker runs a batch")
         trial.pause(0.0, 0.5)
-        self.stop_between_writes(trial, zombie.pid)
+        stop_between_writes(trial, zombie.pid)
         claimed = set(held.values_list("pk", flat=True))
         trial.broken()
         try:
@@ -120,18 +131,45 @@ class WorkerStopped(Fault):
             os.killpg(zombie.pid, signal.SIGCONT)
         self.zombie_is_refused(trial, claimed)
 
-    def stop_between_writes(self, trial: Trial, pid: int) -> None:
-        """SQLite's one lock stays with a process that is stopped in a write: nobody writes until it goes on."""
-        while True:
-            os.killpg(pid, signal.SIGSTOP)
-            if trial.service.database or is_writable(trial.service.folder / "db.sqlite3"):
-                return
-            os.killpg(pid, signal.SIGCONT)
-            trial.pause(0.0, 0.05)
-
     def zombie_is_refused(self, trial: Trial, claimed: set[UUID]) -> None:
         stolen = trial.service.jobs.filter(pk__in=claimed, recoveries__gt=0).count()
         if stolen:
             trial.until(lambda: trial.logged("outcomes dropped"), "the zombie's outcomes are refused")
         alive = trial.service.worker_row("worker1")
         trial.until(lambda: trial.service.workers.get(pk=alive.pk).state == "ready", "the zombie serves again")
+
+
+class WorkerPaused(Fault):
+    """Nobody else takes the jobs meanwhile: their leases last longer."""
+
+    row, title, ci, full = "51", "a worker, or its children alone, stopped for three times time_limit_s", 1, 10
+    takes_s, shares = 12.0, True
+    BESIDE, LIMIT_S = 8, 2.0  # of the model "brief"
+
+    def trial(self, trial: Trial) -> None:
+        trial.service.whole_again()
+        trial.service.hold()
+        try:
+            for batch in (1, self.BESIDE):  # one job that is alone, and others together
+                self.begin(trial, batch)
+            worker = trial.service.worker_row()
+            self.stop(trial, worker)
+            trial.broken()
+            trial.pause(3 * self.LIMIT_S, 3 * self.LIMIT_S)
+        finally:
+            trial.service.release()
+        os.killpg(worker.pid, signal.SIGCONT)
+        trial.healed()
+
+    def begin(self, trial: Trial, batch: int) -> None:
+        before = len(trial.engine_calls())
+        inputs = [{"text": trial.text(), "fail": Fail.HELD} for _ in range(batch)]
+        trial.submit_together(inputs, model="brief")
+        trial.until(lambda: len(trial.engine_calls()) > before, "the engine runs")
+
+    def stop(self, trial: Trial, worker: Worker) -> None:
+        if trial.number % 2 == 0:
+            stop_between_writes(trial, worker.pid)
+            return
+        for replica in worker.replicas.values():
+            os.kill(replica["pid"], signal.SIGSTOP)

@@ -78,6 +78,7 @@ FAULTS: tuple[type[Fault], ...] = (
     hour.HourOfStreams,
     drill.OfAService,
     drill.OfADatabase,
+    kills.WorkerPaused,
 )
 
 # A quick run plays a trial of these rows on other stacks, besides: of those in which the stack plays a part.

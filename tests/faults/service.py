@@ -57,6 +57,11 @@ engine = "tests.faults.engines:RecordingEcho"
 max_batch_size = 8
 max_wait_ms = 30000
 time_limit_s = 2
+
+[brief]                    # the same limit, and nobody waits for company
+engine = "tests.faults.engines:RecordingEcho"
+max_batch_size = 8
+time_limit_s = 2
 """
 
 

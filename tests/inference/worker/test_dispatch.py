@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 from billiard.exceptions import WorkerLostError
 
-from inference import clock
+from inference import clock, errors
 from inference.batching.queue import Item
 from inference.catalog.specs import ModelSpec
 from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
@@ -22,12 +22,14 @@ from inference.worker.calls import READY, BatchReport, Loaded
 from inference.worker.devices import Plan
 from inference.worker.dispatch import GIVE_UP_S, KILL_GRACE_S, STUCK_S, Dispatcher
 from inference.worker.inflight import MOST_OVER
-from inference.worker.isolation import LONGEST_RETRY_S, LONGEST_STUCK_S
+from inference.worker.isolation import CRASHES_ALONE, LONGEST_RETRY_S, LONGEST_STUCK_S, MOST_PAUSES
 from inference.worker.pool import ReplicaPool
 from inference.worker.replicas import Replicas
+from inference.worker.settlement import PAUSED
 from tests.conditions import PATIENCE_S
 
 PID = 4711
+PAST_LIMIT = WorkerLostError("Worker exited prematurely: signal 14 (SIGALRM) Job: 0.")
 CATALOG = {
     "a": ModelSpec(name="a", engine="x:Y", max_batch_size=8, time_limit_s=5),
     "b": ModelSpec(name="b", engine="x:Y", max_batch_size=8),
@@ -435,11 +437,66 @@ class DispatcherTests(DispatcherCase):
         self.pool.finish(self.last)
         self.assertEqual(request.events, [("finished", "")])
 
-    def test_a_lone_job_whose_engine_ran_past_the_limit_fails_at_once(self) -> None:
+    def test_a_lone_job_whose_engine_ran_past_the_limit_twice_fails(self) -> None:
         job_id, _ = self.add()
         self.dispatcher.kick()
-        self.pool.lose(self.last, WorkerLostError("Worker exited prematurely: signal 14 (SIGALRM) Job: 0."))
-        self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict), ((job_id,), "timed_out"))
+        for verdict in ("", errors.TimedOut.code):
+            self.pool.lose(self.last, PAST_LIMIT)
+            self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict), ((job_id,), verdict))
+
+    def later(self, seconds: float) -> None:
+        self.enterContext(patch("time.monotonic", return_value=time.monotonic() + seconds))
+
+    def lose_after_pause(self, pause_s: float, call: SimpleNamespace) -> None:
+        """The worker is stopped for so long, and its child hears of its own limit first as both go on."""
+        call.accept(PID, None)
+        self.dispatcher.sweep()
+        self.later(pause_s)
+        self.pool.lose(call, PAST_LIMIT)
+
+    def test_nobody_is_blamed_for_the_time_in_which_the_worker_was_stopped(self) -> None:
+        self.fill(4)
+        jobs = self.last.batch.job_ids
+        for _ in range(MOST_PAUSES):
+            with self.assertLogs("inference.worker", "WARNING"):
+                self.lose_after_pause(CATALOG["a"].time_limit_s, self.last)
+            self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict), (jobs, ""))
+        held = [held for batch in self.dispatcher.batches.values() for held in batch.jobs]
+        self.assertEqual([each.crashes_alone for each in held], [0] * 4)
+
+    def test_a_worker_that_is_stopped_again_and_again_does_not_keep_a_job_for_ever(self) -> None:
+        self.add()
+        self.dispatcher.kick()
+        tries = 0
+        while not self.last.batch.verdict:
+            self.lose_after_pause(CATALOG["a"].time_limit_s, self.last)
+            tries += 1
+        self.assertEqual((self.last.batch.verdict, tries), (errors.TimedOut.code, MOST_PAUSES + CRASHES_ALONE))
+
+    def test_a_short_pause_excuses_no_job(self) -> None:
+        self.add()
+        self.dispatcher.kick()
+        for _ in range(CRASHES_ALONE):
+            self.lose_after_pause(PAUSED * CATALOG["a"].time_limit_s / 2, self.last)
+        self.assertEqual(self.last.batch.verdict, errors.TimedOut.code)
+
+    def test_a_worker_that_leaves_whose_event_loop_does_not_turn_any_more_tells_of_no_pause(self) -> None:
+        self.add()
+        self.dispatcher.kick()
+        self.dispatcher.leave()
+        self.later(CATALOG["a"].time_limit_s)
+        with self.assertNoLogs("inference.worker.dispatch", "WARNING"):
+            self.pool.finish(self.last)
+
+    def test_no_child_is_stuck_for_the_time_in_which_the_worker_was_stopped(self) -> None:
+        self.add()
+        self.dispatcher.kick()
+        self.last.accept(PID, None)
+        with patch("os.kill", Mock()) as kill:
+            self.dispatcher.sweep()
+            self.later(CATALOG["a"].time_limit_s + STUCK_S + 1)
+            self.dispatcher.sweep()
+            kill.assert_not_called()
 
     def test_a_child_that_is_stuck_outside_its_engine_is_killed_and_its_job_tried_again(self) -> None:
         child = subprocess.Popen(["sleep", f"{PATIENCE_S:g}"])

@@ -233,11 +233,12 @@ class LimitTests(SteppingCase):
         """Something else takes longer than a job may."""
         self.now_s += 2 * self.time_limit_s
 
-    def let_steps_take(self, seconds: float) -> None:
-        step = cast("words.Words", self.engine.stepper).step
+    def let_steps_take(self, *seconds: float) -> None:
+        """Let each step take so long; of several figures the last holds for all that follow."""
+        step, left = cast("words.Words", self.engine.stepper).step, list(seconds)
 
         def slowly() -> Any:
-            self.now_s += seconds
+            self.now_s += left.pop(0) if len(left) > 1 else left[0]
             return step()
 
         self.enterContext(patch.object(self.engine.stepper, "step", slowly))
@@ -264,6 +265,11 @@ class LimitTests(SteppingCase):
         with patch.object(claims, "record", slowly):
             self.assertEqual(self.call(one, short).errors, {short: ""})
         self.assertEqual(self.call(goes_on=True).left, {one})
+
+    def test_a_pause_of_its_process_within_a_step_counts_as_a_part_of_the_limit(self) -> None:
+        self.let_steps_take(0.0, 3 * self.time_limit_s, 0.0)
+        report = self.call(self.job(9), asked=Asked.TO_THE_END)
+        self.assertEqual((set(report.errors.values()), report.tokens), ({""}, 9))
 
     def test_one_that_goes_on_is_kept_for_longer(self) -> None:
         one = self.job(9)
