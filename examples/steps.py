@@ -26,6 +26,11 @@ class Rows(Stepper):
     def leave(self, key: Hashable) -> None:
         self.rows.pop(key, None)
 
+    def finish(self, key: Hashable) -> Any:
+        """At its time limit a row answers with what it has."""
+        words, _, _ = self.rows.pop(key)
+        return [{"generated_text": " ".join(words)}]
+
     def step(self) -> list[Progress]:
         time.sleep(0.02)  # a model would compute here
         return [self.next_word(key) for key in list(self.rows)]

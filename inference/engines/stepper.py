@@ -38,6 +38,15 @@ class Stepper(ABC):
     def leave(self, key: Hashable) -> None:
         """Give up a row: cancelled, expired, past its time. One that is not here is none."""
 
+    def finish(self, key: Hashable) -> Any:
+        """End a row before its time, and answer with what it has generated, as one whose tokens are used up.
+
+        Returns the answer, as `Engine.predict` gives it, or `OPEN`: the service then makes one of the text that was
+        told. A row that has generated nothing may be asked, too.
+        """
+        self.leave(key)
+        return OPEN
+
     @abstractmethod
     def step(self) -> list[Progress]:
         """One step of all rows that are in. A row at fault ends with its error, and the others go on from where they

@@ -52,9 +52,10 @@ class Row:
             reason = "stop_sequence"
         else:
             return
-        self._end(reason)
+        self.end(reason)
 
-    def _end(self, reason: str) -> None:
+    def end(self, reason: str) -> None:
+        """No token follows."""
         self.text.end()
         self.ending = Ending(
             reason=reason if self.text.stop is None else "stop_sequence",

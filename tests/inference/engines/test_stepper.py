@@ -11,6 +11,7 @@ import torch
 
 from inference.batching.room import Room
 from inference.engines.generation import batch, forwards, prefixes
+from inference.engines.stepper import OPEN
 from inference.errors import InvalidInput
 from tests import decoders, tiny_models
 from tests.decoders import Told
@@ -229,6 +230,24 @@ class SamplingTests(StepperTestCase):
 
 
 class EndTests(StepperTestCase):
+    def test_a_row_that_is_ended_before_its_time_answers_with_what_it_has(self) -> None:
+        engine = decoders.engine("Llama")
+        given = {**GREEDY, "details": True, "max_new_tokens": 30}
+        told = Told(engine.stepper)
+        for key in ("begun", "beside"):
+            engine.stepper.join(key, "hello", given, seed=0)
+        for _ in range(5):
+            told.step()
+        engine.stepper.join("new", "hello", given, seed=0)
+        for key in ("begun", "new"):
+            tokens = told.tokens.get(key, 0)
+            shown = alone(engine, "hello", **{**given, "max_new_tokens": tokens})[0] if tokens else {}
+            details = {"finish_reason": "length", "prompt_tokens": 5, "generated_tokens": tokens}
+            expected = [{"generated_text": shown.get("generated_text", ""), "details": details}]
+            self.assertEqual(engine.stepper.finish(key), expected)
+        self.assertIs(engine.stepper.finish("nobody"), OPEN)
+        self.assertEqual(told.all().answers, {"beside": alone(engine, "hello", **given)})
+
     def test_a_text_ends_before_the_first_stop_string_as_in_a_static_batch(self) -> None:
         engine = decoders.engine("Llama")
         whole = text(alone(engine, "hello", max_new_tokens=30))

@@ -23,6 +23,7 @@ from inference.worker import child, claims, stepping, telling
 from inference.worker.calls import Asked, BatchCall, BatchReport, Raised
 from inference.worker.loaded import LoadedModels
 from inference.worker.opened import OpenBatches
+from inference.worker.stepping import COUNTED
 from tests import words
 from tests.echo import EchoEngine
 
@@ -243,9 +244,36 @@ class LimitTests(SteppingCase):
 
         self.enterContext(patch.object(self.engine.stepper, "step", slowly))
 
-    def test_a_job_past_the_limit_fails_and_frees_its_room(self) -> None:
-        self.let_steps_take(self.time_limit_s / 4)
-        report = self.call(self.job(90), asked=Asked.TO_THE_END)
+    def test_a_job_past_the_limit_ends_with_its_text_and_frees_its_room(self) -> None:
+        self.let_steps_take(COUNTED * self.time_limit_s + 1)  # four of them are the limit
+        late = self.job(90)
+        report = self.call(late, asked=Asked.TO_THE_END)
+        self.assertEqual((report.errors, report.room.tokens, report.answers), ({late: ""}, 100, (4,)))
+        row = self.row(late)
+        self.assertEqual((row.status, row.output), (Status.SUCCEEDED, words.expected("text", 4)))
+
+    def test_its_details_say_why_it_ended(self) -> None:
+        self.let_steps_take(COUNTED * self.time_limit_s + 1)  # four of them are the limit
+        with patch.object(claims, "parameters_of", return_value={"max_new_tokens": 90, "details": True}):
+            self.call(late := self.job(90), asked=Asked.TO_THE_END)
+        self.assertEqual(self.row(late).output[0]["details"], {"finish_reason": "length", "generated_tokens": 4})
+
+    def test_a_list_past_the_limit_keeps_what_has_ended_and_what_has_begun(self) -> None:
+        self.let_steps_take(COUNTED * self.time_limit_s + 1)  # four of them are the limit
+        with patch.object(self.engine.stepper, "capacity", 10):
+            self.call(late := self.job(8, inputs=["one", "two"]), asked=Asked.TO_THE_END)
+        self.assertEqual(self.row(late).output, [words.expected("one", 4), words.expected("two", 0)])
+
+    def test_the_text_is_what_the_model_makes_of_it_where_it_can(self) -> None:
+        self.let_steps_take(COUNTED * self.time_limit_s + 1)  # four of them are the limit
+        with patch.object(self.engine.stepper, "finish", lambda key: [{"generated_text": "so far"}]):
+            self.call(late := self.job(90), asked=Asked.TO_THE_END)
+        self.assertEqual(self.row(late).output, [{"generated_text": "so far"}])
+
+    def test_a_job_without_a_word_at_the_limit_fails(self) -> None:
+        self.let_steps_take(COUNTED * self.time_limit_s + 1)  # four of them are the limit
+        with patch.object(words, "is_held", return_value=True):
+            report = self.call(self.job(90), asked=Asked.TO_THE_END)
         self.assertEqual((set(report.errors.values()), report.room.tokens), ({"timed_out"}, 100))
 
     def test_what_its_child_does_between_two_calls_does_not_count(self) -> None:
