@@ -1,6 +1,7 @@
 """An engine with no weights that generates step by step: the words that follow from its input, one a step.
 
-An input {"text": "…", "fail": "crash", "at": 3} misbehaves as `tests.echo` does, once it has so many words. A text that
+An input {"text": "…", "fail": "crash", "at": 3} misbehaves as `tests.echo` does, once it has so many words, or as it
+joins: "at": "join". A text that
 begins with "held", or "held-NAME", has one word, and no more while there is a file of that name in DATA_DIR. In the
 catalog, options = { step_ms, capacity } say what a step costs, and how many tokens all rows share.
 """
@@ -40,6 +41,8 @@ class Words(Stepper):
         self.rows: dict[Hashable, Row] = {}
 
     def join(self, key: Hashable, value: Any, parameters: Mapping[str, Any], *, seed: int) -> None:
+        if isinstance(value, dict) and value.get("at") == "join":
+            echo.misbehave(value)
         row = Row(value, parameters.get("max_new_tokens", NEW_TOKENS))
         if row.tokens > self.capacity:
             raise InvalidInput(f"It needs {row.tokens} tokens of the {self.capacity} that there are.")

@@ -12,6 +12,7 @@ from inference.batching.room import Room
 from inference.catalog.specs import ModelSpec
 from inference.fields.uuids import packed, unpacked
 
+NO_JOB = bytes(16)
 Order = tuple[ModelSpec, ...]  # what a child is to have loaded, and nothing else
 
 READY = "ready"  # the state of a model that a replica has loaded
@@ -42,6 +43,7 @@ class Shared(ctypes.Structure):
         ("called_back", ctypes.c_longlong * IN_HAND),  # numbers of those that begin no other engine call: likewise
         ("computing", ctypes.c_longlong),  # the number of the call whose engine runs, or ran last: as the child says
         ("reading", ctypes.c_longlong),  # the number of the call whose inputs are read beside that, or 0: likewise
+        ("job", ctypes.c_ubyte * len(NO_JOB)),  # that an open batch's engine is busy with alone, or `NO_JOB`: likewise
     ]
 
 

@@ -86,7 +86,7 @@ def steps_of(call: BatchCall) -> BatchReport:
     spec = replica.specs[call.digest]
     stepper = cast("Stepper", replica.engine(spec).stepper)
     with logs.about(batch=call.batch, model=call.model):
-        return opened.run(call, spec, stepper, lambda call: claimed(call, replica), lambda: replica.shared.asked)
+        return opened.run(call, spec, stepper, lambda call: claimed(call, replica), replica.shared)
 
 
 @contextlib.contextmanager

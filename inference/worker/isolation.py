@@ -173,6 +173,13 @@ class Isolation:
         elif search:
             self._add(search.aside)
 
+    def died_of(self, culprit: HeldJob, batch: Batch, cause: BaseException) -> None:
+        """Its process died with it as it was busy with this job alone: the others run again together, unblamed."""
+        search = batch.search
+        others = [*search.suspects, *search.aside] if search else batch.jobs
+        self._add([held for held in others if held is not culprit])
+        self._suspect(culprit, batch, cause)
+
     def _apart(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
         """What they shared is over: a culprit is searched for among those that the engine had at once."""
         why = logs.said(cause)
@@ -194,13 +201,16 @@ class Isolation:
         """Whether it was one job; that is condemned then, or tried once more."""
         if len(batch.jobs) > 1:
             return False
-        (held,) = batch.jobs
+        self._suspect(batch.jobs[0], batch, cause, after_s)
+        return True
+
+    def _suspect(self, held: HeldJob, batch: Batch, cause: BaseException, after_s: float = 0.0) -> None:
+        """Condemn the one job that a process died of, or try it once more."""
         held.crashes_alone += 1
         held.verdict = _verdict(batch, held, cause, devices=self.devices)
         fate = f"fails as {held.verdict}" if held.verdict else "tried once more"
         logger.error("batch=%s job=%s lost alone, %s: %s", batch.id, held.item.id, fate, logs.said(cause))
         self._add([held], after_s=after_s)
-        return True
 
 
 def _verdict(batch: Batch, held: HeldJob, cause: BaseException, *, devices: int) -> str:

@@ -10,7 +10,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import isolate
 from inference.engines.stepper import Stepper
 from inference.store.transitions import Claimed
-from inference.worker.calls import BatchCall, BatchReport
+from inference.worker.calls import BatchCall, BatchReport, Shared
 from inference.worker.stepping import OpenBatch
 
 logger = logging.getLogger(__name__)
@@ -28,10 +28,10 @@ class OpenBatches:
         spec: ModelSpec,
         stepper: Stepper,
         claim: Callable[[BatchCall], Sequence[Claimed]],
-        asked: Callable[[], int],
+        shared: Shared,
     ) -> BatchReport:
         """The next steps of a batch. What it raises closes it."""
-        batch = self.batches.setdefault(call.batch, OpenBatch(call.batch, spec, stepper, asked))
+        batch = self.batches.setdefault(call.batch, OpenBatch(call.batch, spec, stepper, shared))
         try:
             try:
                 claimed = claim(call)

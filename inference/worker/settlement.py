@@ -12,7 +12,7 @@ from inference.batching.queue import BatchQueue
 from inference.figures import ledger
 from inference.telemetry import logs
 from inference.worker.backlog import Backlog
-from inference.worker.calls import PAST_ITS_LIMIT, BatchReport
+from inference.worker.calls import NO_JOB, PAST_ITS_LIMIT, BatchReport
 from inference.worker.generated import Generated
 from inference.worker.inflight import Batch, HeldJob
 from inference.worker.isolation import RETRY_S
@@ -152,6 +152,8 @@ class Settlement:
             batch.timed_out = f"signal {PAST_ITS_LIMIT:d} " in str(cause)
             if batch.timed_out and batch.paused_s > PAUSED * batch.spec.time_limit_s:
                 self.backlog.isolation.was_paused(batch, cause)
+            elif culprit := self._at_work(batch):
+                self.backlog.isolation.died_of(culprit, batch, cause)
             else:
                 self.backlog.isolation.died(batch, cause)
         elif isinstance(cause, errors.InferenceError) and cause.retryable:
@@ -160,6 +162,12 @@ class Settlement:
             cause.__cause__ = None  # the same trace, as a text
             logger.error("batch=%s its call raised", batch.id, exc_info=(type(cause), cause, info.tb))
             self.broke(batch, cause)
+
+    def _at_work(self, batch: Batch) -> HeldJob | None:
+        """The one job that the engine of an open batch was busy with as its process ended."""
+        shared = self.backlog.replicas.shared_with(batch.pid)
+        job = bytes(shared.job) if shared else NO_JOB
+        return next((held for held in batch.jobs if held.job_id.bytes == job), None)
 
     def _is_innocent(self, batch: Batch) -> bool:
         """As far as it is known of one of several in a child: it was not computed, or it is a single job beside which

@@ -7,8 +7,8 @@ jobs are claimed as they join and recorded as they end; each has the model's tim
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import Any, cast
 from uuid import UUID
 
@@ -25,8 +25,8 @@ from inference.store import rows, transitions
 from inference.store.transitions import Claimed, Outcome
 from inference.telemetry import logs
 from inference.worker import claims
-from inference.worker.calls import Asked, BatchReport
-from inference.worker.deadline import limited
+from inference.worker.calls import Asked, BatchReport, Shared
+from inference.worker.limited_stepper import Key, LimitedStepper
 from inference.worker.outcomes import failed, outcome_of
 from inference.worker.telling import Teller
 
@@ -37,8 +37,6 @@ LOOK_S = 0.25  # between two looks at the rows for those that were cancelled
 KEEP_S = 10.0  # between two renewals of the leases, at least: less than what these have beyond the time limit
 COUNTED = 0.25  # of the time limit, that one step counts at most: for longer its process may have been stopped
 SEEDS = 2**63
-
-Key = tuple[UUID, int]  # of a row: its job, and the how many-th of its items it is
 
 
 @dataclass(slots=True, eq=False)
@@ -68,13 +66,23 @@ class Running:
 
 
 @dataclass(slots=True, eq=False)
+class Joining:
+    """A job that was let in, and has not been read."""
+
+    running: Running
+    items: Sequence[Any]
+    parameters: dict[str, Any]
+
+
+@dataclass(slots=True, eq=False)
 class OpenBatch:
-    """`asked` tells what the main process wants while a call runs."""
+    """`shared` tells what the main process wants while a call runs."""
 
     id: UUID
     spec: ModelSpec
-    stepper: Stepper
-    asked: Callable[[], int]
+    engine: InitVar[Stepper]
+    shared: Shared
+    stepper: LimitedStepper = field(init=False)
     jobs: dict[UUID, Running] = field(default_factory=dict)  # that have not ended
     most: int = 0  # rows that ran together
     steps_s: float = 0.0  # that all its steps took
@@ -86,7 +94,8 @@ class OpenBatch:
     tally: Tally = field(default_factory=dict)  # what the figures tell, since the last record
     teller: Teller = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, engine: Stepper) -> None:
+        self.stepper = LimitedStepper(engine, self.spec.time_limit_s, self.shared)
         self.teller = Teller(self.id)
 
     def run(self, claimed: Sequence[Claimed], *, is_last: bool) -> BatchReport:
@@ -95,11 +104,18 @@ class OpenBatch:
         codes: dict[UUID, str] = {}
         before_s, steps, put_off = self.steps_s, 0, []
         outcomes: list[Outcome] = []
+        joining: list[Joining] = []
         for job in claimed:
             try:
-                outcomes += self._join(job, is_last=is_last)
+                joining.append(self._let_in(job, is_last=is_last))
             except errors.NotYet:
                 put_off.append(job.id)
+            except errors.InvalidInput as error:
+                outcomes.append(failed(job, error))
+        for each in joining:
+            self._drop_cancelled()  # and keep all of them, as each may take as long as the limit
+            self._join(each)
+        outcomes += self._ended()
         while True:
             codes |= self._record(outcomes)
             self._drop_cancelled()
@@ -107,8 +123,7 @@ class OpenBatch:
                 break
             self.most = max(self.most, sum(running.answers.count(OPEN) for running in self.jobs.values()))
             step_at = time.monotonic()
-            with limited(self.spec.time_limit_s):
-                progress = self.stepper.step()
+            progress = self.stepper.step()
             self._count(time.monotonic() - step_at)
             steps += 1
             outcomes = self._settle(progress)
@@ -128,31 +143,35 @@ class OpenBatch:
         return Room(rows=most - rows, tokens=self.stepper.room, longest=self.stepper.longest, others=rows)
 
     def _is_over(self, began_at: float, *, has_news: bool) -> bool:
-        asked = self.asked()
+        asked = self.shared.asked
         if asked == Asked.TO_THE_END:
             return False
         return has_news or asked == Asked.COME_BACK or time.monotonic() - began_at > SLICE_S
 
-    def _join(self, job: Claimed, *, is_last: bool) -> list[Outcome]:
-        """Its outcome, if it cannot run."""
-        try:
-            parameters = claims.parameters_of(self.spec, job, is_last=is_last)
-        except errors.InvalidInput as error:
-            return [failed(job, error)]
+    def _let_in(self, job: Claimed, *, is_last: bool) -> Joining:
+        """Make a job one of the batch, whose lease is kept from now on. Raises `InvalidInput`, and `NotYet`."""
+        parameters = claims.parameters_of(self.spec, job, is_last=is_last)
         items = lengths.items(self.spec, job.inputs)
         running = Running(
             job, [OPEN] * len(items), until_s=self.steps_s + self.spec.time_limit_s,
             is_told=not lengths.is_list(self.spec, job.inputs), details=bool(parameters.get("details")),
             pieces=[[] for _ in items], counts=[0] * len(items),
         )  # fmt: skip
-        for index, item in enumerate(items):
-            try:
-                self.stepper.join((job.id, index), item, parameters, seed=(job.id.int + index) % SEEDS)
-            except Exception as error:
-                running.answers[index] = isolate.failure(error)
         self.jobs[job.id] = running
         self.leased_until = min(self.leased_until, self._lease_end())
-        return self._ended()
+        return Joining(running, items, parameters)
+
+    def _join(self, joining: Joining) -> None:
+        """Have the engine read what a job asks. One that it refuses has its answer then."""
+        running = joining.running
+        for index, item in enumerate(joining.items):
+            if running.job.id not in self.jobs:  # cancelled meanwhile
+                return
+            key, seed = (running.job.id, index), (running.job.id.int + index) % SEEDS
+            try:
+                self.stepper.join(key, item, joining.parameters, seed=seed)
+            except Exception as error:
+                running.answers[index] = isolate.failure(error)
 
     def _count(self, step_s: float) -> None:
         """Whoever has no token yet while others have waits for their room, for all that is known: it does not count."""
@@ -178,7 +197,7 @@ class OpenBatch:
                 if told.text and running.is_told:
                     self.teller.add(job_id, told.text, tokens=running.tokens)
                 if told.answer is not OPEN:
-                    running.answers[index] = isolate.outcome(told.answer)
+                    running.answers[index] = self.stepper.read((job_id, index), told.answer)
         ended = self._ended() + self._overdue()  # what has ended in this step is not late
         (self.teller.tell if ended else self.teller.tell_soon)()  # the text of a job comes before its end
         return ended
@@ -216,7 +235,7 @@ class OpenBatch:
             answer = self.stepper.finish((running.job.id, index))
         except Exception as error:
             return isolate.failure(error)
-        return isolate.outcome(running.cut(index) if answer is OPEN else answer)
+        return running.cut(index) if answer is OPEN else self.stepper.read((running.job.id, index), answer)
 
     def _forget(self, running: Running) -> None:
         del self.jobs[running.job.id]

@@ -162,6 +162,15 @@ class GenerationTests(StackCase):
         text = words.expected("held", 1)[0]["generated_text"]
         self.assertEqual((choice["message"]["content"], choice["finish_reason"]), (text, "length"))
 
+    def test_one_whose_reading_never_ends_times_out_and_costs_its_neighbours_no_life(self) -> None:
+        bad = {"text": "bad", "fail": Fail.HANG_GIL, "at": "join"}
+        first, hangs, last = self.stack.finished(*self.stack.submit_together(["first", bad, "last"], model="hasty"))
+        self.assertEqual((hangs.status, hangs.error_code), (Status.FAILED, "timed_out"))
+        for job, text in ((first, "first"), (last, "last")):
+            self.assertEqual((job.status, job.output), (Status.SUCCEEDED, words.expected(text, words.NEW_TOKENS)))
+            self.assertEqual((job.attempts, job.recoveries), (2, 0))
+        self.assertEqual(hangs.recoveries, 0)
+
     # The end of a process
 
     def kill_replicas(self) -> None:

@@ -10,7 +10,7 @@ from uuid import UUID
 from inference.batching.room import Room
 from inference.errors import NotYet
 from inference.worker.calls import READY, Asked, BatchReport, Loaded
-from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase
+from tests.inference.worker.test_dispatch import CATALOG, PAST_LIMIT, PID, DispatcherCase
 
 
 class OpenCase(DispatcherCase):
@@ -354,6 +354,36 @@ class EndTests(OpenCase):
         self.assertEqual((self.last.batch.job_ids, self.last.batch.goes_on), ((), True))
         self.step(errors={one: ""})
         self.assertEqual(self.last.batch.job_ids, (second,))
+
+    def busy_with(self, job: UUID) -> None:
+        """The child says of which job alone a call of its engine is."""
+        self.replicas.replicas[0].shared.job[:] = job.bytes
+
+    def test_the_job_that_the_engine_was_busy_with_alone_is_to_blame_and_no_other(self) -> None:
+        jobs = [self.add()[0] for _ in range(4)]
+        self.kick()
+        self.step(*jobs)
+        late, _ = self.add()
+        self.step(*jobs)
+        self.busy_with(late)
+        self.pool.lose(self.last, PAST_LIMIT)
+        self.assertEqual((self.last.batch.job_ids, self.last.batch.again), (tuple(jobs), True))
+        self.pool.finish(self.last)
+        self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict), ((late,), ""))
+        self.busy_with(late)
+        self.pool.lose(self.last, PAST_LIMIT)
+        self.assertEqual((self.last.batch.job_ids, self.last.batch.verdict), ((late,), "timed_out"))
+
+    def test_it_ends_a_search_for_the_culprit(self) -> None:
+        jobs = [self.add()[0] for _ in range(4)]
+        self.kick()
+        self.pool.lose(self.last)
+        suspects = self.last.batch.job_ids
+        self.busy_with(suspects[0])
+        self.pool.lose(self.last)
+        self.assertEqual(set(self.last.batch.job_ids), {*jobs} - {suspects[0]})
+        self.pool.finish(self.last)
+        self.assertEqual(self.last.batch.job_ids, suspects[:1])
 
     def test_one_that_is_not_open_in_its_child_any_more_runs_again(self) -> None:
         one, request = self.add()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, cast
 from unittest.mock import Mock, patch
@@ -13,14 +15,15 @@ from django.utils import timezone
 
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
+from inference.engines.stepper import Progress
 from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
 from inference.models import Job, Status
 from inference.store import rows, transitions
 from inference.streams import history
 from inference.streams.positions import BEGINNING
 from inference.streams.tale import Tale
-from inference.worker import child, claims, stepping, telling
-from inference.worker.calls import Asked, BatchCall, BatchReport, Raised
+from inference.worker import child, claims, limited_stepper, stepping, telling
+from inference.worker.calls import NO_JOB, Asked, BatchCall, BatchReport, Raised
 from inference.worker.loaded import LoadedModels
 from inference.worker.opened import OpenBatches
 from inference.worker.stepping import COUNTED
@@ -135,6 +138,89 @@ class OpenBatchTests(SteppingCase):
         bad, good = self.job(5000), self.job(2)
         report = self.call(bad, good, asked=Asked.TO_THE_END)
         self.assertEqual(report.errors, {bad: "invalid_input", good: ""})
+
+
+class EngineLimitTests(SteppingCase):
+    """Each call of the engine runs within the limit, and the main process can read of which job it is."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.seen: list[tuple[str, UUID | None]] = []
+        self.is_limited = False
+        self.enterContext(patch.object(limited_stepper, "limited", self.limited))
+        stepper = cast("words.Words", self.engine.stepper)
+        self.engine.stepper = cast("words.Words", Watched(stepper, self.note))
+
+    @contextlib.contextmanager
+    def limited(self, limit_s: float) -> Iterator[None]:
+        self.is_limited = limit_s == self.spec.time_limit_s
+        yield
+        self.is_limited = False
+
+    def note(self, name: str) -> None:
+        job = bytes(self.replica.shared.job)
+        self.assertTrue(self.is_limited, name)
+        self.seen.append((name, UUID(bytes=job) if job != NO_JOB else None))
+
+    def test_each_call(self) -> None:
+        one, cut, other = self.job(2), self.job(9), self.job(9)
+        self.call(one, cut)
+        transitions.cancel(cut)
+        self.call(other, goes_on=True)
+        self.opened.close()
+        told = set(self.seen)
+        self.assertEqual({("join", one), ("join", cut), ("join", other), ("leave", cut), ("leave", other)}, {
+            (name, job) for name, job in told if job
+        })  # fmt: skip
+        self.assertEqual({name for name, job in told if not job}, {"step", "__len__", "room", "longest", "capacity"})
+        self.assertEqual(bytes(self.replica.shared.job), NO_JOB)
+
+    def test_its_answer_is_read_within_it_too(self) -> None:
+        note, job_id = self.note, self.job(1)
+
+        class Answer(list[Any]):
+            def __iter__(self) -> Iterator[Any]:
+                note("read")
+                return super().__iter__()
+
+        progress = [Progress(key=(job_id, 0), tokens=1, answer=Answer(["text"]))]
+        with patch.object(words.Words, "step", return_value=progress):
+            self.call(job_id)
+        self.assertEqual({job for name, job in self.seen if name == "read"}, {job_id})
+
+    def test_the_leases_of_all_are_kept_while_one_after_the_other_is_read(self) -> None:
+        jobs = [self.job(9) for _ in range(3)]
+        kept: list[int] = []
+        join = words.Words.join
+
+        def slowly(*arguments: Any, **named: Any) -> None:
+            kept.append(Job.objects.filter(lease_until__isnull=False).count())
+            Job.objects.update(lease_until=None)
+            self.now_s += self.time_limit_s
+            join(*arguments, **named)
+
+        self.now_s = time.monotonic()
+        with (
+            patch.object(stepping, "time", Mock(monotonic=lambda: self.now_s)),
+            patch.object(words.Words, "join", slowly),
+        ):
+            self.call(*jobs)
+        self.assertEqual(kept, [3, 3, 3])
+
+
+class Watched:
+    """A stepper that tells of each call of it."""
+
+    def __init__(self, stepper: words.Words, note: Callable[[str], None]) -> None:
+        self.stepper, self.note = stepper, note
+
+    def __getattr__(self, name: str) -> Any:
+        self.note(name)
+        return getattr(self.stepper, name)
+
+    def __len__(self) -> int:
+        self.note("__len__")
+        return len(self.stepper)
 
 
 class BesideTests(SteppingCase):
