@@ -1,7 +1,7 @@
 """How long a request may wait: each of its waits has a limit, and all of them together have one, which is kept here.
 
-Counted is what it waits for the database, the broker and its turn; not what its client asked to wait for, and not what
-is computed. Who serves no request has no budget.
+Counted is what it waits for the database, the broker and its turn; not what its client asked to wait for, after which
+all begins anew, and not what is computed. Who serves no request has no budget.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ class of_a_request:  # a class, as `spent`
 
     def __exit__(self, *error: object) -> None:
         _own.left_s = math.inf
+
+
+def renew() -> None:
+    """Begin anew, after a wait that the client asked for: however often a request has looked, it may look again."""
+    if _own.left_s < math.inf:
+        _own.left_s = answer_limit_s() + GRACE_S
 
 
 def left_s() -> float:

@@ -217,6 +217,12 @@ def finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
     return {told[0]: dict(zip(_TOLD, told, strict=True)) for told in from_db(rows, _TOLD, database)}
 
 
+def ended(ids: Iterable[UUID]) -> set[UUID]:
+    """Those of these jobs that are finished."""
+    found = (Job.objects.filter(pk__in=chunk, status__in=TERMINAL).order_by() for chunk in chunks(ids))
+    return {job_id for jobs in found for job_id in jobs.values_list("pk", flat=True)}
+
+
 @functools.lru_cache(maxsize=SHAPES)
 def _finished_sql(count: int) -> str:
     where = f"id IN ({marks(count)}) AND status IN ({marks(len(TERMINAL))})"

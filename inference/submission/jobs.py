@@ -72,6 +72,7 @@ def wait(job_id: UUID, *, timeout_s: float) -> Job:
         if job.is_finished or timeout_s <= 0:
             return job
         changes = waiter.wait(timeout_s)
+        budget.renew()
     return _changed(job, changes) if changes else fetch(job_id)
 
 
@@ -84,6 +85,7 @@ def wait_for_any(ids: Collection[UUID], among: QuerySet[Job], *, timeout_s: floa
         ended = [job_id for job_id, status in statuses.items() if status in TERMINAL]
         give_up_at = time.monotonic() + (0.0 if missing else timeout_s)
         while not ended and (told := hints.wait(max(0.0, give_up_at - time.monotonic()))):
+            budget.renew()
             ended = list(among.filter(pk__in=told, status__in=TERMINAL).order_by().values_list("pk", flat=True))
     return ended, missing
 
@@ -173,6 +175,8 @@ def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
             if not changes:
                 writer.confirm(offered, patience_s - first_s)
         changes = changes or waiter.wait(timeout_s - first_s)
+        if timeout_s > first_s:
+            budget.renew()
     return _changed(job, changes) if changes else wait_for(job, timeout_s=0.0)
 
 

@@ -8,7 +8,7 @@ notice is a hint: a slow poll of the waiting ids finds what it missed. A waiting
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Generic, TypeVar
 from uuid import UUID
 
@@ -29,6 +29,7 @@ POLL_DEAF_S = 0.5  # while they do not
 LONGEST_DEAF_S = 5.0  # between tries to hear them again
 
 W = TypeVar("W", "Waiter", "Hints")
+R = TypeVar("R")
 
 
 class Waiter:
@@ -164,24 +165,33 @@ class Listener:
             time.sleep(POLL_DEAF_S)
 
     def _wake_all(self) -> None:
-        self._wake([*self.waiters, *self.hinted])
+        """Look for what notices missed: once for all, so that nobody is woken in vain."""
+        self._wake_waiters(list(self.waiters))
+        self._hint(self._read(rows.ended, list(self.hinted)) or ())
 
     def _wake(self, ids: Collection[UUID]) -> None:
+        """Heed a notice."""
         self._hint(ids)
-        wanted = [job_id for job_id in ids if job_id in self.waiters]
-        if not wanted:
-            return
-        try:
-            connections.ready()
-            finished = rows.finished(wanted)
-        except (DatabaseError, InterfaceError) as error:
-            logger.warning("finished jobs not read, polling: %s", error)
-            connection.close()
-            return
+        self._wake_waiters([job_id for job_id in ids if job_id in self.waiters])
+
+    def _wake_waiters(self, ids: Collection[UUID]) -> None:
+        finished = self._read(rows.finished, ids) or {}
         with self._lock:
             for job_id, changes in finished.items():
                 for waiter in self.waiters.get(job_id, ()):
                     waiter.wake(changes)
+
+    def _read(self, read: Callable[[Collection[UUID]], R], ids: Collection[UUID]) -> R | None:
+        """Return what is read of these jobs; None of no jobs, and while the database is away."""
+        if not ids:
+            return None
+        try:
+            connections.ready()
+            return read(ids)
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("finished jobs not read, polling: %s", error)
+            connection.close()
+            return None
 
     def _hint(self, ids: Collection[UUID]) -> None:
         with self._lock:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 from uuid import UUID, uuid4
 
 from django.contrib.auth import get_user_model
@@ -17,9 +18,10 @@ from django.test.utils import CaptureQueriesContext
 from api.auth import keyring
 from api.models import ApiKey
 from api.waiting import slots
+from inference import budget
 from inference.errors import InvalidInput
 from inference.fields.ids import first_id_at
-from inference.models import Job, Status
+from inference.models import Bulk, Job, Status
 from inference.store import outputs
 from inference.waiting import finished
 from tests import echo
@@ -46,6 +48,66 @@ class Asking(threading.Thread):
     def result(self) -> Any:
         self.join(PATIENCE_S)
         return self.answer.json()
+
+
+class WakeTests(ApiTestCase):
+    """Each wake of a request that waits costs it most of the time that its answer has."""
+
+    COST_S = 3.0  # of the 4.5 s
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.now = 100.0
+        self.enterContext(patch.dict(os.environ, DATABASE_ANSWER_S="4"))
+        self.enterContext(patch.object(budget, "time", Mock(monotonic=lambda: self.now)))
+        self.left = [UUID(self.submit(str(number))["id"]) for number in range(4)]
+
+    def spend(self) -> None:
+        with budget.spent():
+            self.now += self.COST_S
+
+    def finish(self) -> None:
+        Job.objects.filter(pk=self.left.pop()).update(status=Status.SUCCEEDED, output="x")
+
+    def test_who_waits_for_any_of_many_jobs_is_woken_any_number_of_times(self) -> None:
+        *others, last = ids = list(self.left)
+        woken = iter([others, others, others, [last]])
+
+        def wait(hints: finished.Hints, timeout_s: float) -> set[UUID]:
+            self.spend()
+            told = next(woken)
+            if last in told:
+                self.finish()
+            return set(told)
+
+        with patch.object(finished.Hints, "wait", wait):
+            shown = self.post(f"/v1/jobs/wait?wait={PATIENCE_S}", {"ids": list(map(str, ids))})
+        self.assertEqual([job["id"] for job in shown.json()["items"]], [str(last)])
+
+    def test_so_is_who_waits_for_all_of_a_bulk(self) -> None:
+        bulk = Bulk.objects.create(model="echo", total=len(self.left))
+        Job.objects.filter(pk__in=self.left).update(bulk=bulk)
+
+        def wait(waiter: finished.Waiter, timeout_s: float) -> None:
+            self.spend()
+            self.finish()
+
+        with patch.object(finished.Waiter, "wait", wait):
+            shown = self.client.get(f"/v1/jobs/bulk/{bulk.pk}?wait={PATIENCE_S:g}")
+        self.assertEqual(shown.json()["finished"], True)
+
+    def test_who_blocks_is_answered_though_no_notice_came(self) -> None:
+        before = set(Job.objects.values_list("pk", flat=True))
+
+        def wait(waiter: finished.Waiter, timeout_s: float) -> None:
+            self.spend()
+            made = Job.objects.exclude(pk__in=before).filter(status=Status.SUCCEEDED)
+            with budget.uncounted():  # the test's own look
+                eventually(made.exists, "the worker answers")
+
+        with self.worker(), patch.object(finished.Waiter, "wait", wait):
+            answer = self.post(f"/v1/models/echo?timeout={PATIENCE_S:g}", {"inputs": "x"})
+        self.assertEqual((answer.status_code, answer.json()), (200, echo.expected("x")))
 
 
 class WaitForAnyTests(ApiTestCase):

@@ -41,6 +41,17 @@ class BudgetTests(TestCase):
                 self.assertEqual(self.wait(9.0), math.inf)
             self.assertEqual(budget.left_s(), 4.5)
 
+    def test_it_begins_anew_after_what_the_client_asked_to_wait_for(self) -> None:
+        with budget.of_a_request():
+            self.wait(9.0)
+            budget.renew()
+            self.assertEqual(budget.left_s(), 4.5)
+            with budget.uncounted():
+                budget.renew()
+                self.assertEqual(budget.left_s(), math.inf)
+        budget.renew()
+        self.assertEqual(budget.left_s(), math.inf)
+
     def test_who_serves_no_request_has_no_budget(self) -> None:
         found: list[float] = []
         with budget.of_a_request():

@@ -1,3 +1,4 @@
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +7,7 @@ from uuid import UUID, uuid4
 
 from django.db import connection
 from django.test import TransactionTestCase
+from django.test.utils import CaptureQueriesContext
 from redis.exceptions import ConnectionError, NoPermissionError
 
 from inference.broker import redis_client
@@ -75,6 +77,20 @@ class ListenerTests(TransactionTestCase):
         self.finish()
         thread.join()
         self.assertEqual(answers[0]["output"], "done")
+
+    def test_the_slow_poll_wakes_only_those_of_whose_jobs_one_has_finished_and_asks_once_for_all(self) -> None:
+        self.enterContext(patch.object(finished.Listener, "_ensure_thread"))
+        poll = self.listener._wake_all  # noqa: SLF001 - in the place of the thread
+        jobs = Job.objects.bulk_create(Job(model="echo", inputs="text") for _ in range(3))
+        with contextlib.ExitStack() as stack:
+            waiting = [stack.enter_context(self.listener.hints([job.id, self.job.id])) for job in jobs]
+            late = stack.enter_context(self.listener.hints([uuid4()]))
+            with CaptureQueriesContext(connection) as asked:
+                poll()
+            self.assertEqual((len(asked), [hints.wait(0.0) for hints in waiting]), (1, [set()] * 3))
+            self.finish()
+            poll()
+            self.assertEqual([hints.wait(0.0) for hints in (*waiting, late)], [*[{self.job.id}] * 3, set()])
 
     def test_a_notice_of_an_unfinished_job_wakes_nobody(self) -> None:
         self.without_polls()
