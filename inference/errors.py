@@ -1,23 +1,30 @@
 """What can go wrong, as the public may read it.
 
 `code` is stable and part of the interface; `retryable` says whether the same call may succeed later.
-The message of an exception is what the public may read: it names what would be right, and no secret.
+The message of an exception is what the public may read: it names what would be right, and no secret. What an engine's
+own code or a library raised is for operators, and kept beside it: `raised` in words, and `trace`, where.
 """
 
 from typing import Any
 from uuid import UUID
 
-UNREADABLE = "The model cannot read this input or its parameters."  # what follows is the library's, for the operator
+UNREADABLE = "The model cannot read this input or its parameters."
 
 
 class InferenceError(Exception):
     code = "error"
     retryable = False
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, *, retry_after_s: float | None = None, raised: str = "", trace: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
+        self.raised, self.trace = raised, trace
+
+    @property
+    def full(self) -> str:
+        """The words for operators."""
+        return f"{self.message} {self.raised}".rstrip()
 
 
 class SubmissionError(InferenceError):
@@ -33,8 +40,8 @@ class InvalidInput(SubmissionError):
 
     code = "invalid_input"
 
-    def __init__(self, message: str, *, field: str = "inputs") -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, field: str = "inputs", raised: str = "", trace: str = "") -> None:
+        super().__init__(message, raised=raised, trace=trace)
         self.field = field
 
 
@@ -116,7 +123,12 @@ class JobError(InferenceError):
 
 
 class EngineError(JobError):
-    code = "engine_error"  # the engine raised
+    """The engine raised: of what it raised nothing is public."""
+
+    code = "engine_error"
+
+    def __init__(self, raised: str, *, trace: str = "") -> None:
+        super().__init__("The model failed on this input.", raised=raised, trace=trace)
 
 
 class BadOutput(JobError):
@@ -124,7 +136,12 @@ class BadOutput(JobError):
 
 
 class OutOfMemory(JobError):
-    code = "out_of_memory"  # the item does not fit on the device, even alone
+    """The item does not fit on the device, even alone. Of what was raised nothing is public."""
+
+    code = "out_of_memory"
+
+    def __init__(self, raised: str, *, trace: str = "") -> None:
+        super().__init__("This input does not fit in the memory of the device.", raised=raised, trace=trace)
 
 
 class TimedOut(JobError):

@@ -86,9 +86,12 @@ class Bulk(models.Model):
         return f"{self.model} {self.id}"
 
 
-EXCEPTIONS = {  # what clients read of these errors, whose details are a model's own exceptions
-    errors.EngineError.code: "The model failed on this input.",
-    errors.OutOfMemory.code: "This input does not fit in the memory of the device.",
+ASK = "Its operator finds the reason by the job's id."
+_MIXED = {  # by code: what was public in a detail of the version before, which what was raised followed
+    "engine_error": "The model failed on this input.",
+    "out_of_memory": "This input does not fit in the memory of the device.",
+    "bad_output": "The engine's answer could not be read.",
+    "invalid_input": errors.UNREADABLE,
 }
 
 
@@ -104,6 +107,10 @@ class Job(models.Model):
     output = JSONField(null=True, default=None)
     error_code = models.CharField(max_length=40, blank=True, default="")
     error_detail = models.TextField(blank=True, default="")
+    error_raised = models.TextField(
+        null=True, default=None, help_text="What a model's own code or a library raised, for operators."
+    )
+    error_trace = models.TextField(null=True, default=None, help_text="Where that was raised, for operators.")
 
     batch = models.UUIDField(null=True, default=None, help_text="The claim: who may record the outcome.")
     batch_size = models.PositiveIntegerField(null=True, default=None, help_text="Items of the whole batch.")
@@ -173,13 +180,26 @@ class Job(models.Model):
 
     @property
     def public_detail(self) -> str:
-        """What clients may read of `error_detail`."""
-        if settings.ENGINE_ERRORS == "redacted" and self.error_code in EXCEPTIONS:
-            return f"{EXCEPTIONS[self.error_code]} Its operator finds the reason by the job's id."
-        if settings.ENGINE_ERRORS == "redacted" and self.error_code == errors.InvalidInput.code:
-            ours, unreadable, _ = self.error_detail.partition(errors.UNREADABLE)
-            return ours + unreadable
-        return self.error_detail
+        """What clients read of the error."""
+        if settings.ENGINE_ERRORS == "full":
+            return self.full_detail
+        if self.error_raised is None:
+            return self._public_part
+        return f"{self.error_detail} {ASK}" if self.error_raised else self.error_detail
+
+    @property
+    def full_detail(self) -> str:
+        """What operators read of the error."""
+        return f"{self.error_detail} {self.error_raised}" if self.error_raised else self.error_detail
+
+    @property
+    def _public_part(self) -> str:
+        """Of the detail of a job that a worker of an earlier version has ended."""
+        ours = _MIXED.get(self.error_code, "")
+        if self.error_code in (errors.EngineError.code, errors.OutOfMemory.code):
+            return f"{ours} {ASK}"
+        before, found, _ = self.error_detail.partition(ours) if ours else (self.error_detail, "", "")
+        return before + found
 
     @property
     def is_finished(self) -> bool:

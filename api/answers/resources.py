@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from django.conf import settings
+
 from api.answers import huggingface
 from inference.catalog.lookup import last_spec_of
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.errors import RETRYABLE_OUTCOMES
 from inference.models import Bulk, Job, Priority, Status
-from inference.status import backlog, catalog, workers
+from inference.status import backlog, catalog, health, workers
 from inference.submission import bulk as bulks
 
 
@@ -105,9 +107,9 @@ def model(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _run(run: catalog.Run, count: int) -> dict[str, Any]:
+    why = run.why if settings.ENGINE_ERRORS == "full" or not run.why else health.FAILED
     return {
-        "model": run.model, "revision": run.revision or None, "state": run.state, "why": run.why or None,
-        "workers": count,
+        "model": run.model, "revision": run.revision or None, "state": run.state, "why": why or None, "workers": count,
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from inference.models import Job
 from inference.telemetry.visible import visible as visible  # noqa: PLC0414 - of this module, too
 
 LONGEST_TEXT = 20_000  # characters of one input or output that a page shows
@@ -76,6 +77,11 @@ def pretty_json(value: Any) -> SafeString:
 def block(text: str) -> SafeString | str:
     """Text of several lines, as it was written."""
     return format_html('<pre class="data">{}</pre>', visible(text[:LONGEST_TEXT])) if text else ""
+
+
+def failure(job: Job) -> SafeString:
+    """What is known of why a job failed: in words, and where its model's code raised."""
+    return format_html("{}{}", block(job.full_detail), block(job.error_trace or ""))
 
 
 class _Budget:

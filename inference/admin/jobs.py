@@ -98,7 +98,7 @@ class JobAdmin(ReadOnlyAdmin):
     def error(self, job: Job) -> SafeString | str:
         if not job.error_code:
             return display.NONE
-        return format_html("<strong>{}</strong>{}", job.error_code, display.block(job.error_detail))
+        return format_html("<strong>{}</strong>{}", job.error_code, display.failure(job))
 
     @admin.display(description="message sent")
     def sent(self, job: Job) -> str:

@@ -154,13 +154,13 @@ def _ended(job: Job) -> Iterator[Event]:
     if job.status == Status.SUCCEEDED:
         yield _event(job, "Recorded: succeeded", job.finished_at, detail=ran)
     elif job.status == Status.FAILED:
-        why = format_html("<strong>{}</strong> {}{}", job.error_code, ran, display.block(job.error_detail))
+        why = format_html("<strong>{}</strong> {}{}", job.error_code, ran, display.failure(job))
         yield _event(job, "Recorded: failed", job.finished_at, detail=why, state="failed")
     elif job.status == Status.CANCELLED:
         dropped = "while it ran: its output is dropped" if job.started_at else "before a run"
         yield _event(job, "Cancelled", job.finished_at, detail=dropped, state="failed")
     else:
-        why = format_html("{}", display.visible(job.error_detail))
+        why = format_html("{}", display.visible(job.full_detail))
         yield _event(job, f"Ended: {job.status}", job.finished_at, detail=why, state="failed")
 
 

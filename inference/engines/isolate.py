@@ -22,6 +22,7 @@ from inference.engines.faults import describe, is_device_failure, is_in_use, is_
 from inference.engines.json_values import plain
 from inference.errors import BadOutput, DeviceFailed, EngineError, InferenceError, InvalidInput, OutOfMemory
 from inference.telemetry import logs
+from inference.telemetry.raised import places
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +79,7 @@ class _Batch:
         problem = self.call(indexes)
         if problem is None or len(indexes) == 1:
             return
-        logger.warning(
-            "call of %d items failed, looking for the culprit: %s", len(indexes), logs.private(problem.message)
-        )
+        logger.warning("call of %d items failed, looking for the culprit: %s", len(indexes), logs.private(problem.full))
         if isinstance(problem, OutOfMemory):
             self.halve(indexes)
         elif self.searches < MAX_SEARCHES:
@@ -179,19 +178,22 @@ def outcome(answer: Any) -> Any:
         return error
     except Exception as error:  # an object's own code, or lists that hold themselves
         raise_if_device_failed(error)  # as a tensor's does that was computed in vain
-        return BadOutput(f"The engine's answer could not be read. {describe(error)}")
+        return BadOutput("The engine's answer could not be read.", raised=describe(error), trace=places(error))
 
 
 def failure(error: BaseException) -> InferenceError:
     """The error for the row. The exception itself is let go: its traceback holds the call's tensors."""
-    if isinstance(error, InferenceError):
+    if isinstance(error, InvalidInput | EngineError | OutOfMemory):
         error.__cause__ = error.__context__ = None
         return error.with_traceback(None)
+    if isinstance(error, BadOutput):  # in words of the engine
+        return BadOutput("The model's answer cannot be used.", raised=error.full, trace=places(error))
     raise_if_device_failed(error)
+    raised, trace = describe(error), places(error)
     if is_out_of_memory(error):
         _free_memory(error)
-        return OutOfMemory(f"It does not fit in the memory of the device. {describe(error)}")
-    return EngineError(describe(error))
+        return OutOfMemory(raised, trace=trace)
+    return EngineError(raised, trace=trace)
 
 
 def raise_if_device_failed(error: BaseException) -> None:

@@ -16,6 +16,7 @@ from inference.engines.base import Engine
 from inference.engines.faults import describe, device_problem, is_device_failure, is_in_use, is_out_of_memory
 from inference.engines.memory import CPU
 from inference.errors import ModelUnavailable
+from inference.telemetry import raised
 
 logger = logging.getLogger(__name__)
 
@@ -89,11 +90,14 @@ def broken(device: str) -> ModelUnavailable | None:
     return ModelUnavailable(f"the device does not compute: {describe(problem)}") if problem else None
 
 
-def is_bug(failure: ModelUnavailable) -> bool:
-    """Whether an engine's own code failed, and not what it was given: its author needs to know where."""
-    cause = failure.__cause__
+def trace_of(failure: ModelUnavailable) -> str:
+    """Return where an engine's own code failed, for its author. It is empty where no such code was called, and what
+    failed is what it was given."""
+    cause = failure.__cause__ or failure
     expected = isinstance(cause, OSError | ImportError | ModelUnavailable)
-    return cause is not None and not (expected or is_out_of_memory(cause) or is_device_failure(cause))
+    if raised.has_own(cause) or not (expected or is_out_of_memory(cause) or is_device_failure(cause)):
+        return raised.places(cause, describe)
+    return ""
 
 
 def _resolve(spec: ModelSpec) -> Any:

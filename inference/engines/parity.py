@@ -3,6 +3,7 @@
 Some architectures see their neighbours' padding (FNet, Nyströmformer, Perceiver …), some see their neighbours.
 """
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from inference.engines.faults import describe, is_device_failure, is_out_of_memo
 from inference.engines.json_values import pairs
 from inference.engines.stacks import Row, Together
 from inference.errors import InvalidInput
+
+logger = logging.getLogger(__name__)
 
 # Of lengths as far apart as a few tokens allow, and two of one length.
 TEXTS = (
@@ -91,7 +94,8 @@ class Trial:
         try:
             difference = self.difference(together)
         except Exception as error:
-            return f"makes it raise {describe(error)}"
+            logger.warning("a trial in a batch raised %s", describe(error))
+            return "makes it raise an exception, which the worker's log has"
         if difference <= 1.0:
             return ""
         return (

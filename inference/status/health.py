@@ -1,8 +1,9 @@
 """Whether this service can answer for its models: what /readyz says."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import redis
+from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 
 from inference.broker import publish, redis_client
@@ -12,10 +13,16 @@ from inference.models import Worker
 from inference.status import workers
 
 READY = "ready"
+CUT_OFF = "its worker is not connected to the broker."
+DRAINED = "its worker is drained."
+LOADS = "its worker is loading it."
+FAILED = "its worker cannot run it. Its operator finds the reason with `manage.py models`, and in the admin."
+NOBODY = "no living worker serves it."
 
 
 def problems() -> list[str]:
-    """Why the service is not ready; nothing when it is: the database and the broker answer, every model is served."""
+    """Return why the service is not ready, as the public may read it. It is ready when the database and the broker
+    answer, and every model is served."""
     found = list(broker_problems())
     try:
         living = list(workers.living())
@@ -38,24 +45,40 @@ def broker_problems() -> Iterator[str]:
 
 
 def _models(living: Sequence[Worker]) -> Iterator[str]:
-    for name, reason in unserved(living):
+    is_full = settings.ENGINE_ERRORS == "full"
+    for name, reason in unserved(living, why_not if is_full else public_why_not):
         yield f"{name}: {reason}"
 
 
-def unserved(living: Sequence[Worker]) -> Iterator[tuple[str, str]]:
-    """Models that none of these workers serves, and why."""
+def unserved(living: Sequence[Worker], why: Callable[[Worker, str], str] | None = None) -> Iterator[tuple[str, str]]:
+    """Yield the models that none of these workers serves, each with the reason, in the words that `why` has for it:
+    those of `why_not` unless told otherwise."""
+    why = why or why_not
     served = workers.count_served(worker for worker in living if worker.connected)
     for name in models():
         if not served[name]:
-            reasons = (reason for worker in living if (reason := why_not(worker, name)))
-            yield name, next(reasons, "no living worker serves it.")
+            yield name, next((reason for worker in living if (reason := why(worker, name))), NOBODY)
 
 
 def why_not(worker: Worker, name: str) -> str:
-    """Why the worker does not serve the model; nothing when it does, or knows nothing of it."""
+    """Return why the worker does not serve the model, for operators: in the words of what loading it raised.
+
+    It is empty when the worker serves the model, or knows nothing of it."""
     if name in worker.model_names:
-        return "" if worker.connected else "its worker is not connected to the broker."
-    states = [str(state) for replica in worker.replicas.values() if (state := replica.get("models", {}).get(name))]
+        return "" if worker.connected else CUT_OFF
+    states = _states(worker, name)
     if worker.is_to_rest and READY in states:
-        return "its worker is drained."
+        return DRAINED
     return next((state for state in states if state != READY), "")
+
+
+def public_why_not(worker: Worker, name: str) -> str:
+    """Return the same as the public may read it: nothing of what was raised."""
+    if not (why := why_not(worker, name)) or why in (CUT_OFF, DRAINED, LOADS):
+        return why
+    return FAILED
+
+
+def _states(worker: Worker, name: str) -> list[str]:
+    """Of the model in each replica."""
+    return [str(state) for replica in worker.replicas.values() if (state := replica.get("models", {}).get(name))]

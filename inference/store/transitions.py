@@ -40,7 +40,7 @@ Sizes = int | Mapping[UUID, int]  # rows that a job was computed with: of all jo
 
 
 class Outcome(NamedTuple):  # as `Claimed`: a dataclass that is frozen takes five times as long to make
-    """What became of one job: `output`, or an error's code and detail."""
+    """What became of one job: `output`, or an error's code and detail, with what was raised and where for operators."""
 
     job_id: UUID
     model: str
@@ -48,6 +48,8 @@ class Outcome(NamedTuple):  # as `Claimed`: a dataclass that is frozen takes fiv
     output_size: int | None = None  # numbers
     error_code: str = ""
     error_detail: str = ""
+    error_raised: str = ""
+    error_trace: str = ""
     whole: UUID | None = None  # that the job is a part of
     created_at: datetime.datetime | None = None
     started_at: datetime.datetime | None = None
@@ -253,6 +255,8 @@ def _record_row(job_id: Any, outcome: Outcome, batch_size: Sizes, database: Any)
             "output_size": outcome.output_size,
             "error_code": outcome.error_code,
             "error_detail": outcome.error_detail and storable(outcome.error_detail),
+            "error_raised": storable(outcome.error_raised) if outcome.error_code else None,
+            "error_trace": storable(outcome.error_trace) if outcome.error_code else None,
             "batch_size": batch_size if isinstance(batch_size, int) else batch_size[outcome.job_id],
         }
     )
@@ -279,7 +283,7 @@ def _settle(whole: UUID, count: int | None) -> str:
         return ""
     end: dict[str, Any] = {"status": Status.SUCCEEDED, "output": rows.outputs_of_parts(whole)}
     if broken:
-        end = {name: getattr(broken, name) for name in ("status", "error_code", "error_detail")}
+        end = {name: getattr(broken, name) for name in ("status", *rows.ERROR)}
     else:
         held = parts.aggregate(outputs=Count("output"), numbers=Sum("output_size"))
         if held["outputs"] != count:  # somebody deleted rows: the others would be taken for answers to other inputs
@@ -293,7 +297,7 @@ def _settle(whole: UUID, count: int | None) -> str:
 
 
 def _failure(code: str, detail: str) -> dict[str, Any]:
-    return {"status": Status.FAILED, "error_code": code, "error_detail": detail}
+    return {"status": Status.FAILED, "error_code": code, "error_detail": detail, "error_raised": "", "error_trace": ""}
 
 
 def _end_whole(whole: UUID, end: dict[str, Any]) -> str:

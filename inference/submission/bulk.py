@@ -90,7 +90,7 @@ def progress(bulk: Bulk) -> Progress:
     failed = bulk.job_set.filter(status=Status.FAILED).order_by("bulk_index")[:SHOWN_ERRORS]
     errors = bulk.rejected + [
         {"index": job.bulk_index, "job": job.pk, "code": job.error_code, "detail": job.public_detail}
-        for job in failed.only("bulk_index", "error_code", "error_detail")
+        for job in failed.only("bulk_index", "error_code", "error_detail", "error_raised")
     ]
     return _progress(counts, errors)
 

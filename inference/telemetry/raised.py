@@ -2,12 +2,18 @@
 servers, devices and files: those of a bug, of a model or of a refused row may quote an input."""
 
 import sqlite3
+import sysconfig
 import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 
 from inference.errors import InferenceError
 from inference.failures import is_away
 
+HEADING = "Traceback (own code first, the last call last):"
+MOST_TRACE = 4000  # characters
+MOST_OWN, MOST_OTHERS = 8, 4  # calls that are shown of each exception
 OURS = ("inference.", "api.", "project.", "billiard.exceptions")  # the last say of what a process died
 
 
@@ -20,13 +26,47 @@ def said(error: BaseException) -> str:
 def told(error: BaseException | None, trace: TracebackType | None) -> str:
     """With its places, behind those of what it came of, without values."""
     blocks = []
-    told_of: set[int] = set()
-    while error is not None and id(error) not in told_of:
-        told_of.add(id(error))
-        blocks.append("".join(traceback.format_tb(trace)) + said(error))
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        trace = error.__traceback__ if error else None
+    for each in _chain(error):
+        blocks.append("".join(traceback.format_tb(trace if each is error else each.__traceback__)) + said(each))
     return "\n".join(reversed(blocks))
+
+
+def places(error: BaseException, words: Callable[[BaseException], str] = lambda error: type(error).__name__) -> str:
+    """Return where it was raised, by file and line without values: first the calls of a model's own code, then those of
+    libraries and of this service. Last comes what it came of. It is empty for what was never raised."""
+    blocks = [HEADING]
+    for each in _chain(error):
+        frames = traceback.extract_tb(each.__traceback__)
+        own = [frame for frame in frames if not frame.filename.startswith(_NOT_OWN)]
+        others = [frame for frame in frames if frame.filename.startswith(_NOT_OWN)]
+        shown = [*own[-MOST_OWN:], *others[-MOST_OTHERS:]]
+        blocks.append("".join(traceback.format_list(shown)) + words(each))
+    return "\n".join(blocks)[:MOST_TRACE] if error.__traceback__ else ""
+
+
+def has_own(error: BaseException) -> bool:
+    """Return whether code of the model's author was called on the way to where it was raised."""
+    frames = (frame for each in _chain(error) for frame, _ in traceback.walk_tb(each.__traceback__))
+    return any(not frame.f_code.co_filename.startswith(_NOT_OWN) for frame in frames)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception, then what it came of."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _folders() -> Sequence[str]:
+    """Where the code of libraries, of Python and of this service is."""
+    paths = sysconfig.get_paths()
+    found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return [f"{folder}/" for folder in (*found, str(Path(__file__).parents[1]))]
+
+
+_NOT_OWN = ("<", *_folders())
 
 
 def _words(error: BaseException) -> str:

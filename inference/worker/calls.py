@@ -23,7 +23,13 @@ IN_HAND = 3  # calls of a child that works ahead: one is claimed, one computed a
 
 
 class Raised(Exception):
-    """By a call of a child, in words: what it was the main process may not know, or not be able to make."""
+    """By a call of a child, in words: what it was the main process may not know, or not be able to make.
+
+    `raised` and `trace` are for operators, as those of an `InferenceError`."""
+
+    def __init__(self, said: str, raised: str = "", trace: str = "") -> None:
+        super().__init__(said)
+        self.raised, self.trace = raised, trace
 
 
 class Asked(enum.IntEnum):
@@ -79,6 +85,8 @@ class BatchCall:
     goes_on: bool = False  # with a batch that is open in this child
     waiting: tuple[UUID, ...] = ()  # batches that are open in this child, and wait for their turn
     verdict: str = ""  # do not run: fail the jobs with this error code
+    raised: str = ""  # by the call that this verdict is of, for operators
+    trace: str = ""  # where that was raised
 
     def __reduce__(self) -> Any:
         return _call, (packed(self.job_ids), *(getattr(self, name) for name in _OF_CALL))

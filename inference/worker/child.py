@@ -10,8 +10,10 @@ from typing import cast
 from celery.utils.log import current_process_index
 
 from inference import errors
+from inference.engines.faults import describe
 from inference.engines.stepper import Stepper
 from inference.telemetry import logs
+from inference.telemetry.raised import places
 from inference.worker.calls import PAST_ITS_LIMIT, Asked, BatchCall, BatchReport, Loaded, Order, Raised, Shared
 from inference.worker.devices import Plan
 from inference.worker.loaded import LoadedModels
@@ -33,7 +35,7 @@ def readable() -> Iterator[None]:
     except BaseException as error:
         if type(error).__module__ == errors.__name__:
             raise
-        raise Raised(logs.said(error)).with_traceback(error.__traceback__) from None
+        raise Raised(logs.said(error), describe(error), places(error)).with_traceback(error.__traceback__) from None
 
 
 def start(plan: Plan, order: Order, shared: Shared) -> Loaded:

@@ -118,6 +118,8 @@ class Dispatcher:
             goes_on=batch.is_open,
             waiting=tuple(other.id for other in self.turns.open_in(batch.pid) if other is not batch),
             verdict=batch.begun[0].verdict,
+            raised=batch.begun[0].raised,
+            trace=batch.begun[0].trace,
         )
         self.replicas.ask(batch.pid, Asked.GO_ON if self.turns.may_begin else Asked.TO_THE_END)
         batch.device = self.replicas.device_of(batch.pid)  # which is not known any more once its process is gone

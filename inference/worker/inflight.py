@@ -28,6 +28,8 @@ class HeldJob:
     times_stuck: int = 0  # that its process was killed for what no engine did
     times_paused: int = 0  # that its time ended while the worker was stopped
     verdict: str = ""  # the error code it fails with, instead of being run
+    raised: str = ""  # by its last call, for operators
+    trace: str = ""  # where that was raised
     incident: Incident | None = None  # that it was in when a device failed
     failed_on: frozenset[str] = frozenset()  # devices
     job_id: UUID = field(init=False)

@@ -13,6 +13,7 @@ from billiard.exceptions import Terminated, WorkerLostError
 from inference import errors
 from inference.failures import Pauses
 from inference.telemetry import logs
+from inference.worker.calls import Raised
 from inference.worker.inflight import Batch, HeldJob, Search
 
 logger = logging.getLogger(__name__)
@@ -208,6 +209,8 @@ class Isolation:
         """Condemn the one job that a process died of, or try it once more."""
         held.crashes_alone += 1
         held.verdict = _verdict(batch, held, cause, devices=self.devices)
+        if isinstance(cause, Raised):
+            held.raised, held.trace = cause.raised, cause.trace
         fate = f"fails as {held.verdict}" if held.verdict else "tried once more"
         logger.error("batch=%s job=%s lost alone, %s: %s", batch.id, held.item.id, fate, logs.said(cause))
         self._add([held], after_s=after_s)

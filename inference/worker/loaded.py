@@ -4,7 +4,6 @@ import importlib
 import logging
 import os
 import time
-import traceback
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -54,7 +53,7 @@ class LoadedModels:
             pid=os.getpid(),
             models={spec.digest: _state(failures.get(spec.digest)) for spec in order},
             notes={spec.name: note for spec in self.specs.values() if (note := self.engine(spec).note)},
-            tracebacks={digest: _trace(failure) for digest, failure in failures.items() if loading.is_bug(failure)},
+            tracebacks={digest: trace for digest, failure in failures.items() if (trace := loading.trace_of(failure))},
             memory={digest: self.memory[spec.load_digest] for digest, spec in self.specs.items()},
             total=memory.total(self.device),
             steps=frozenset(digest for digest, spec in self.specs.items() if self.engine(spec).stepper is not None),
@@ -96,7 +95,3 @@ class LoadedModels:
 
 def _state(failure: errors.ModelUnavailable | None) -> str:
     return storable(failure.message) if failure else READY
-
-
-def _trace(failure: errors.ModelUnavailable) -> str:
-    return "".join(traceback.format_exception(failure.__cause__)).rstrip()

@@ -35,8 +35,8 @@ def outcome_of(spec: ModelSpec, job: Claimed, answers: Sequence[object]) -> Outc
             where = f"inputs[{index}]: " if is_list else ""
             if isinstance(answer, errors.JobError):
                 known_as = job.whole or job.id
-                said = logs.private(answer.message)
-                logger.warning("job=%s model=%s %s: %s%s", known_as, job.model, answer.code, where, said)
+                said, trace = logs.private(answer.full), f"\n{answer.trace}" if answer.trace else ""
+                logger.warning("job=%s model=%s %s: %s%s%s", known_as, job.model, answer.code, where, said, trace)
             return failed(job, answer, where)
     if (held := size(answers)) > transitions.MOST_ANSWERED:
         return failed(job, errors.BadOutput(transitions.too_much(held)))
@@ -44,24 +44,32 @@ def outcome_of(spec: ModelSpec, job: Claimed, answers: Sequence[object]) -> Outc
     return _of(job, output=output, output_size=held if job.whole else None)
 
 
-def condemned(job: Claimed, verdict: str) -> Outcome:
-    """A part says where it lies in the list: the process knows no more."""
+def condemned(job: Claimed, verdict: str, raised: str = "", trace: str = "") -> Outcome:
+    """Return how a job ends by a verdict of the main process, with what its call raised, and where.
+
+    A part says where it lies in the list: the process knows no more."""
     where = ""
     if job.place is not None:
         last = job.place + len(job.inputs) - 1
         where = f"inputs[{job.place}]: " if last == job.place else f"inputs[{job.place}] to inputs[{last}]: "
-    return failed(job, VERDICTS[verdict], where)
+    error = VERDICTS[verdict]
+    return failed(job, type(error)(error.message, raised=raised, trace=trace), where)
 
 
 def failed(job: Claimed, error: errors.InferenceError, where: str = "") -> Outcome:
-    """With a bounded text: it may quote the input, or be an engine's own."""
-    detail = shorten(storable(f"{where}{error.message}"))
-    return _of(job, error_code=error.code, error_detail=detail)
+    """With bounded texts: they may quote the input, or be an engine's own."""
+    return _of(
+        job, error_code=error.code, error_detail=shorten(storable(f"{where}{error.message}")),
+        error_raised=shorten(storable(error.raised)), error_trace=storable(error.trace),
+    )  # fmt: skip
 
 
 def unstorable(refused: Outcome) -> Outcome:
     detail = "The database refused to store the answer."
-    return refused._replace(output=None, output_size=None, error_code=errors.BadOutput.code, error_detail=detail)
+    return refused._replace(
+        output=None, output_size=None, error_code=errors.BadOutput.code, error_detail=detail, error_raised="",
+        error_trace="",
+    )  # fmt: skip
 
 
 def _of(job: Claimed, **values: Any) -> Outcome:

@@ -76,7 +76,7 @@ class Stages:
         """With what was claimed."""
         self.jobs = jobs
         if self.call.verdict or self.spec is None:
-            self.refused = [condemned(job, self.call.verdict) for job in jobs]
+            self.refused = [condemned(job, self.call.verdict, self.call.raised, self.call.trace) for job in jobs]
             return
         for same in _by_parameters(jobs):
             try:

@@ -10,6 +10,7 @@ from django.test import Client, override_settings
 
 from api import codec
 from inference.models import Job
+from inference.status import health
 from inference.submission import jobs
 from tests.api.base import ApiTestCase
 
@@ -264,10 +265,12 @@ class HealthTests(ApiTestCase):
         with self.worker():
             self.assertEqual(self.client.get("/readyz").json(), {"ready": True, "reasons": []})
 
-    def test_a_model_that_could_not_be_loaded_says_why(self) -> None:
+    def test_of_a_model_that_could_not_be_loaded_the_reason_is_public_where_the_setting_says_so(self) -> None:
         with self.worker() as laborer:
             laborer.row.model_names.remove("echo")
             laborer.row.replicas["0"]["models"]["echo"] = "no weights at /nowhere"
             laborer.row.save()
-            answer = self.client.get("/readyz")
-        self.assertEqual((answer.status_code, answer.json()["reasons"]), (503, ["echo: no weights at /nowhere"]))
+            for setting, why in (("full", "no weights at /nowhere"), ("redacted", health.FAILED)):
+                with override_settings(ENGINE_ERRORS=setting):
+                    answer = self.client.get("/readyz")
+                self.assertEqual((answer.status_code, answer.json()["reasons"]), (503, [f"echo: {why}"]))

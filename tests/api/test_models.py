@@ -1,9 +1,11 @@
 import base64
 from typing import Any
 
+from django.test import override_settings
+
 from inference.errors import BadOutput
 from inference.models import Job, Worker, WorkerState
-from inference.status import catalog
+from inference.status import catalog, health
 from inference.status.workers import notes
 from tests import echo
 from tests.api.base import ApiTestCase, echo_answer
@@ -96,14 +98,16 @@ class ListTests(ApiTestCase):
             Worker.objects.create(name="w", pid=1, state=WorkerState.READY, catalog={"digest": "z", "models": models})
         Worker.objects.create(name="of the version before", pid=1, state=WorkerState.READY, catalog=None)
         catalog.runs.forget()
-        shown = self.client.get("/v1/models/echo").json()
-        self.assertEqual(
-            shown["served"]["entries"],
-            [
-                {"model": "a/b", "revision": "1", "state": "ready", "why": None, "workers": 2},
-                {"model": "a/b", "revision": "2", "state": "failed", "why": "no weights", "workers": 1},
-            ],
-        )
+        for setting, why in (("full", "no weights"), ("redacted", health.FAILED)):
+            with override_settings(ENGINE_ERRORS=setting):
+                shown = self.client.get("/v1/models/echo").json()
+            self.assertEqual(
+                shown["served"]["entries"],
+                [
+                    {"model": "a/b", "revision": "1", "state": "ready", "why": None, "workers": 2},
+                    {"model": "a/b", "revision": "2", "state": "failed", "why": why, "workers": 1},
+                ],
+            )
         self.assertIsNone(shown["revision"])
 
     def test_an_unknown_model_is_404(self) -> None:

@@ -90,6 +90,21 @@ class LineTests(TestCase):
             self.assertEqual(raised.said(plain).partition(": ")[2], "m")
         self.assertEqual(raised.said(EOFError()), "EOFError: …")
 
+    def test_of_a_model_s_own_code_it_has_the_places_first_and_bounded(self) -> None:
+        def deep(left: int) -> str:
+            return deep(left - 1) if left else json.loads("{")
+
+        try:
+            deep(900)
+        except ValueError as error:
+            found = raised.places(error)
+        own, others = found.index(", in deep\n"), found.index("json/__init__.py")
+        self.assertLess(own, others)
+        self.assertTrue(found.startswith(raised.HEADING) and found.endswith("\nJSONDecodeError"), found)
+        self.assertNotIn("Expecting", found)
+        self.assertLess(len(found), raised.MOST_TRACE)
+        self.assertEqual(raised.places(ValueError("never raised")), "")
+
     def test_what_came_of_itself_is_told_once(self) -> None:
         error, other = ValueError(), KeyError()
         error.__cause__, other.__context__ = other, error

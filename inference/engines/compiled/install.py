@@ -107,7 +107,10 @@ def install(spec: ModelSpec, model: Any, answers: parity.Answers, inputs: Sequen
     try:
         found = _computed(spec, model, spec.precision or "float32", answers, inputs, shortcuts)
     except Exception as error:
-        return _refused(spec, str(error) if isinstance(error, Unfit) else describe(error))
+        if isinstance(error, Unfit):
+            return _refused(spec, str(error))
+        logger.warning("model=%s %s raised %s", spec.name, spec.backend, describe(error))
+        return _refused(spec, "it raises an exception, which the worker's log has")
     return Installed(shortcuts=shortcuts, backend=spec.backend, note=f"{spec.backend} computes it {found}.")
 
 

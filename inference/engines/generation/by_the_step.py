@@ -28,4 +28,4 @@ def stepper(spec: ModelSpec, pipe: Any, feed: Any, steps: Any, trial: Trial) -> 
         if is_device_failure(error):
             raise
         logger.warning("model=%s is not stepped: %s", spec.name, describe(error), exc_info=True)
-        return None, f"generating by the step raises {describe(error)}"
+        return None, "generating by the step raises an exception, which the worker's log has"

@@ -8,6 +8,7 @@ from transformers.utils.chat_template_utils import jinja2
 
 from inference.engines.faults import describe
 from inference.errors import UNREADABLE, EngineError, InvalidInput
+from inference.telemetry.raised import places
 
 _WRONG_INPUT = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, PipelineException,
@@ -20,7 +21,7 @@ def read(step: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return step(*arguments)
     except _WRONG_INPUT as error:
-        raise InvalidInput(f"{UNREADABLE} {describe(error)}") from None
+        raise InvalidInput(UNREADABLE, raised=describe(error), trace=places(error)) from None
 
 
 def of_the_model(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -30,6 +31,6 @@ def of_the_model(step: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return step(*arguments, **named)
         except _WRONG_INPUT as error:
-            raise EngineError(describe(error)) from None
+            raise EngineError(describe(error), trace=places(error)) from None
 
     return run

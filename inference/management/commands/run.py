@@ -40,7 +40,7 @@ def output_of(job: Job, waited_s: float) -> Any:
         return job.output
     if not job.is_finished:
         raise CommandError(f"Not finished within {waited_s:g} s. The job goes on: /v1/jobs/{job.id}")
-    raise CommandError(f"The job {job.id} {job.status}: {': '.join(filter(None, (job.error_code, job.error_detail)))}")
+    raise CommandError(f"The job {job.id} {job.status}: {': '.join(filter(None, (job.error_code, job.full_detail)))}")
 
 
 def seconds(text: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import html
 import io
 import re
 import struct
@@ -86,6 +87,15 @@ class StoryTests(AdminCase):
         page = self.text(page_of(job))
         for told in ("counted 2 times of 3: it runs with nothing beside it", "the 4th attempt", "its process died"):
             self.assertIn(told, page)
+
+    def test_of_a_failure_it_has_what_was_raised_and_where_though_clients_read_neither(self) -> None:
+        job = make_job(
+            status=Status.FAILED, started_at=ago(), finished_at=ago(), error_code="engine_error",
+            error_detail="It failed.", error_raised="KeyError: 'secret'", error_trace='File "mine.py", line 12',
+        )  # fmt: skip
+        page = self.text(page_of(job))
+        for told in ("It failed. KeyError: 'secret'", 'File "mine.py", line 12'):
+            self.assertIn(html.escape(told), page)
 
     def test_one_that_waits_is_told_its_place_and_what_keeps_it(self) -> None:
         make_job()

@@ -9,8 +9,8 @@ from inference.catalog.specs import CatalogError, ModelSpec
 from inference.catalog.validation import validate
 from inference.engines.isolate import run
 from inference.engines.loading import FunctionEngine
-from inference.errors import InvalidInput
-from inference.models import Job
+from inference.errors import UNREADABLE, InvalidInput
+from inference.models import ASK, Job
 
 CATALOG = '[shout]\nengine = "my:shout"\ninput = { type = "string", max_length = 5 }\n'
 
@@ -58,6 +58,23 @@ class PublicDetailTests(SimpleTestCase):
                 self.assertNotIn("AttributeError", job.public_detail)
             with override_settings(ENGINE_ERRORS="full"):
                 self.assertEqual(job.public_detail, job.error_detail)
+
+    def test_what_was_raised_is_kept_apart_from_what_clients_read_whatever_the_code(self) -> None:
+        for code in ("engine_error", "bad_output", "invalid_input", "anything"):
+            job = Job(error_code=code, error_detail="inputs[3]: It failed.", error_raised="KeyError: 'secret'")
+            with override_settings(ENGINE_ERRORS="redacted"):
+                self.assertEqual(job.public_detail, f"{job.error_detail} {ASK}")
+            with override_settings(ENGINE_ERRORS="full"):
+                self.assertEqual(job.public_detail, "inputs[3]: It failed. KeyError: 'secret'")
+
+    @override_settings(ENGINE_ERRORS="redacted")
+    def test_of_a_job_that_an_earlier_version_ended_clients_read_what_is_known_to_be_ours(self) -> None:
+        for code, ours in (
+            ("bad_output", "The engine's answer could not be read."),
+            ("invalid_input", f"inputs[3]: {UNREADABLE}"),
+        ):
+            job = Job(error_code=code, error_detail=f"{ours} KeyError: 'secret'")
+            self.assertEqual(job.public_detail, ours)
 
     @override_settings(ENGINE_ERRORS="redacted")
     def test_what_is_wrong_with_an_input_is_for_its_client(self) -> None:

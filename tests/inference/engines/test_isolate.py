@@ -126,7 +126,7 @@ class OneBadInputTests(TestCase):
                 report = run(FunctionOf(predict), ["a", "bad", "c"], {})
                 self.assertEqual(report.outcomes[::2], ["a", "c"])
                 self.assertIsInstance(report.outcomes[1], EngineError)
-                self.assertIn(type(error).__name__, report.outcomes[1].message)
+                self.assertIn(type(error).__name__, report.outcomes[1].raised)
 
     def test_what_ends_the_process_does(self) -> None:
         for error in (SystemExit, KeyboardInterrupt):
@@ -309,7 +309,7 @@ class DetailTests(TestCase):
         def predict(items: list[Any]) -> list[Any]:
             raise error
 
-        return str(run(FunctionOf(predict), ["a"], {}).outcomes[0].message)
+        return str(run(FunctionOf(predict), ["a"], {}).outcomes[0].raised)
 
     def test_the_author_reads_type_and_message(self) -> None:
         self.assertEqual(self.detail(ValueError("labels must be sorted")), "ValueError: labels must be sorted")

@@ -72,7 +72,7 @@ class FailureTests(StepperTestCase):
         with forwards(self.engine, spoil):
             answers = self.answers()
         self.assertIsInstance(answers["ok then"], EngineError)
-        self.assertIn("poison", answers["ok then"].message)
+        self.assertIn("poison", answers["ok then"].raised)
         self.assert_others_are_right(answers, "ok then")
 
     def test_a_row_that_raises_in_the_middle_fails_alone(self) -> None:

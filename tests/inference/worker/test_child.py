@@ -203,6 +203,8 @@ class RaisedTests(TestCase):
                 self.assertIs(type(raised), Raised)
                 self.assertIn(type(error).__name__, str(raised))
                 self.assertIn("run_batch", "".join(traceback.format_tb(info.tb)))
+                self.assertIn(type(error).__name__, raised.raised)
+                self.assertIn("in run_batch", raised.trace)
 
     def test_an_input_that_it_quotes_is_not_told(self) -> None:
         self.assertNotIn("marked", str(self.raised(KeyError("marked"))[1]))
@@ -264,5 +266,5 @@ class RecordTests(TransactionTestCase):
     def test_the_text_of_an_error_is_bounded(self) -> None:
         for error in (errors.InvalidInput("a" * 100_000), errors.EngineError("\0" * 100_000)):
             job = self.run_with(error)
-            self.assertEqual((job.error_code, len(job.error_detail)), (error.code, 2000))
-            self.assertEqual(job.error_detail[-1], "…")
+            text = job.error_raised or job.error_detail
+            self.assertEqual((job.error_code, len(text), text[-1]), (error.code, 2000, "…"))

@@ -18,7 +18,7 @@ from inference import clock, errors
 from inference.batching.queue import Item
 from inference.catalog.specs import ModelSpec
 from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
-from inference.worker.calls import READY, BatchReport, Loaded
+from inference.worker.calls import READY, BatchReport, Loaded, Raised
 from inference.worker.devices import Plan
 from inference.worker.dispatch import GIVE_UP_S, KILL_GRACE_S, STUCK_S, Dispatcher
 from inference.worker.inflight import MOST_OVER
@@ -626,9 +626,10 @@ class DispatcherTests(DispatcherCase):
             if self.last.over:
                 break
             if self.last.batch.verdict:
+                self.assertEqual((self.last.batch.raised, self.last.batch.trace), ("a secret", "here"))
                 self.pool.finish(self.last, {bad: self.last.batch.verdict})
             elif bad in self.last.batch.job_ids:
-                self.pool.lose(self.last, RuntimeError("nobody foresaw this"))
+                self.pool.lose(self.last, Raised("nobody foresaw this", "a secret", "here"))
             else:
                 self.pool.finish(self.last)
             self.now()

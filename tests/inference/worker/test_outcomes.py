@@ -50,6 +50,11 @@ class OutcomeTests(TestCase):
         self.assertRegex(condemned(claimed(["a", "b"]), "crashed").error_detail, "^The process")
         self.assertRegex(condemned(claimed(7), "crashed").error_detail, "^The process")
 
+    def test_of_one_that_its_call_raised_with_operators_read_what_and_where(self) -> None:
+        outcome = condemned(claimed("a"), "failed", "a secret", "here")
+        self.assertEqual((outcome.error_raised, outcome.error_trace), ("a secret", "here"))
+        self.assertNotIn("secret", outcome.error_detail)
+
     def test_a_part_says_how_much_it_answered_as_the_whole_has_the_bound(self) -> None:
         answers = [[0.5] * 3, [0.5] * 4]
         self.assertEqual(outcome_of(SPEC, part("a", "b"), answers).output_size, 8)
