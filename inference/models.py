@@ -136,6 +136,10 @@ class Job(models.Model):
         max_length=55, null=True, default=None, editable=False,
         help_text="The trace that it came with, where traces are on.",
     )  # fmt: skip
+    reader = models.UUIDField(
+        null=True, default=None, editable=False,
+        help_text="The last of the streams whose clients want the job cancelled when they go.",
+    )  # fmt: skip
     bulk = models.ForeignKey(Bulk, null=True, default=None, on_delete=models.CASCADE, db_index=False)
     bulk_index = models.PositiveIntegerField(null=True, default=None, help_text="Its place among the bulk's inputs.")
 

@@ -18,14 +18,11 @@ from api.errors import ApiError
 from api.requests import bodies
 from api.views.base import ApiView
 from api.waiting import slots
-from inference.errors import InferenceError
 from inference.models import Job
-from inference.streams import reader
+from inference.streams import reader, readers
 from inference.streams.events import Event
 from inference.streams.live import live
 from inference.streams.positions import BEGINNING, Position
-from inference.streams.readers import Reader
-from inference.submission import jobs
 
 logger = logging.getLogger(__name__)
 
@@ -82,9 +79,8 @@ def answer(
         row = job()
         if cancels:
             require_steering(view.principal, row)
-        pieces, left = written(row, reader.read(row, after=after)), None
-        if cancels:
-            pieces, left = _cancelling(row.id, pieces)
+        left = _cancelling(row.id) if cancels else None
+        pieces = written(row, reader.read(row, after=after))
         body = Body(pieces, held.pop_all(), left)
     headers = {**HEADERS, "Content-Location": f"/v1/jobs/{row.id}/stream"}
     return StreamingHttpResponse(body, content_type=events.CONTENT_TYPE, headers=headers)
@@ -105,27 +101,23 @@ def refuse_others(job: Job) -> None:
         )
 
 
-def _cancelling(job_id: UUID, pieces: Iterator[bytes]) -> tuple[Generator[bytes, None, None], Callable[[], None]]:
-    """The pieces, and what is to be done when their client has gone."""
-    own = Reader(job_id)
-
-    def read() -> Generator[bytes, None, None]:
-        own.come(stays_s=reader.LONGEST_S)
-        yield from pieces
+def _cancelling(job_id: UUID) -> Callable[[], None]:
+    """Return what is to be done when the client of a new stream has gone."""
+    name = readers.come(job_id)
 
     def left() -> None:
-        if not live.is_stopping and own.is_last():
-            _cancel(job_id)
+        if not live.is_stopping:
+            _leave(job_id, name)
 
-    return read(), left
+    return left
 
 
-def _cancel(job_id: UUID) -> None:
-    """Its client has gone. A job that has ended stays as it is."""
+def _leave(job_id: UUID, name: UUID) -> None:
+    """Cancel the job of a client that has gone. One that has ended, or whose client has come back, stays as it is."""
     try:
-        jobs.cancel(job_id)
-        logger.info("job=%s is cancelled: its client has gone", job_id)
-    except (InferenceError, DatabaseError, InterfaceError) as error:
+        if readers.leave(job_id, name):
+            logger.info("job=%s is cancelled: its client has gone", job_id)
+    except (DatabaseError, InterfaceError) as error:
         logger.warning("job=%s goes on, though its client has gone: %s", job_id, error)
     finally:
         connection.close()

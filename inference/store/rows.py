@@ -28,14 +28,14 @@ T = TypeVar("T")
 Changes = dict[str, Any]  # what happened to a job since it was inserted, by attribute
 
 _FIELDS: Sequence[Any] = Job._meta.concrete_fields
-_UNUSED = ("error_raised", "error_trace", *(() if tracing.on else ("traceparent",)))  # of a new job
+_UNUSED = ("error_raised", "error_trace", "reader", *(() if tracing.on else ("traceparent",)))  # of a new job
 ERROR = ("error_code", "error_detail", "error_raised", "error_trace")
 _TOLD = (  # to who waits for a job
     "id", "status", "output", "error_code", "error_detail", "error_raised", "batch_size", "attempts", "started_at",
     "finished_at",
     "recoveries",  # who sends the job may still look at it
 )  # fmt: skip
-_UNTOLD = ("batch", "worker", "device", "published_at", "lease_until", "error_trace")  # of what changes too
+_UNTOLD = ("batch", "worker", "device", "published_at", "lease_until", "error_trace", "reader")  # of what changes too
 
 
 def _is_stored_as_it_is(field: Any) -> bool:

@@ -349,9 +349,11 @@ def _count(model: str, *ends: str) -> None:
         ledger.write(model, {"ended": dict(found)})
 
 
-def cancel(job_id: UUID) -> None:
-    """A queued or running job that has no parts; a running job's outcome is dropped."""
-    _end(Job.objects.filter(status__in=WAITING), [job_id], Status.CANCELLED)
+def cancel(job_id: UUID, *, reader: UUID | None = None) -> bool:
+    """Cancel a queued or running job that has no parts; a running job's outcome is dropped. With a `reader`, only while
+    that one is the last. Returns whether it was cancelled."""
+    jobs = Job.objects.filter(status__in=WAITING)
+    return bool(_end(jobs.filter(reader=reader) if reader else jobs, [job_id], Status.CANCELLED))
 
 
 def cancel_many(ids: Collection[UUID]) -> Counter[str]:

@@ -1,38 +1,22 @@
 """Of the streams of a job whose clients want it cancelled when they go, the last decides: a client that has come back,
-perhaps to another web process, is not to lose its job when its old connection is found to be closed."""
+perhaps to another web process, is not to lose its job when its old connection is found to be closed. The job's row says
+which stream is the last, as what it decides is final."""
 
 from __future__ import annotations
 
-import logging
 from uuid import UUID, uuid4
 
-import redis
-
-from inference.broker import redis_client
-from inference.errors import BrokerUnavailable
-from inference.streams import history
-
-logger = logging.getLogger(__name__)
+from inference.models import WAITING, Job
+from inference.store import transitions
 
 
-class Reader:
-    """One stream."""
+def come(job_id: UUID) -> UUID:
+    """Write on the row that a new stream is the last one. Returns the name of the stream."""
+    name = uuid4()
+    Job.objects.filter(pk=job_id, status__in=WAITING).update(reader=name)
+    return name
 
-    def __init__(self, job_id: UUID) -> None:
-        self.key, self.name = history.key_of(job_id) + b".reader", uuid4().hex.encode()
 
-    def come(self, *, stays_s: float) -> None:
-        """At its beginning. `stays_s`: at most."""
-        try:
-            with redis_client.call() as client:
-                client.set(self.key, self.name, ex=int(stays_s) + 1)
-        except (BrokerUnavailable, redis.RedisError) as error:
-            logger.warning("it is not known which stream of a job is the last: %s", error)
-
-    def is_last(self) -> bool:
-        """Also where Redis does not say."""
-        try:
-            with redis_client.call() as client:
-                return client.get(self.key) in (None, self.name)
-        except (BrokerUnavailable, redis.RedisError):
-            return True
+def leave(job_id: UUID, name: UUID) -> bool:
+    """Cancel the job if that stream is still the last one. Returns whether it was cancelled."""
+    return transitions.cancel(job_id, reader=name)

@@ -21,6 +21,7 @@ from api.models import ApiKey
 from api.waiting import slots
 from inference.broker import redis_client
 from inference.client import ClientError
+from inference.errors import BrokerUnavailable
 from inference.models import Job
 from inference.status.workers import served_models
 from inference.store import transitions
@@ -288,6 +289,19 @@ class WaitingTests(StreamCase):
         old, new = (self.stream(job, "?on_disconnect=cancel") for _ in range(2))
         for answer in (old, new):
             next(iter(answer.streaming_content))  # type: ignore[attr-defined]
+        redis_client.get().flushdb()  # what it holds may be lost
+        old.close()
+        self.assertEqual(Job.objects.get().status, "queued")
+        new.close()
+        self.assertEqual(Job.objects.get().status, "cancelled")
+
+    def test_so_does_one_that_came_back_while_redis_was_away(self) -> None:
+        job = self.job()
+        old = self.stream(job, "?on_disconnect=cancel")
+        next(iter(old.streaming_content))  # type: ignore[attr-defined]
+        with patch.object(redis_client, "call", side_effect=BrokerUnavailable("away")):
+            new = self.stream(job, "?on_disconnect=cancel")
+            next(iter(new.streaming_content))  # type: ignore[attr-defined]
         old.close()
         self.assertEqual(Job.objects.get().status, "queued")
         new.close()
