@@ -26,10 +26,10 @@ class Rows(Stepper):
     def leave(self, key: Hashable) -> None:
         self.rows.pop(key, None)
 
-    def finish(self, key: Hashable) -> Any:
+    def finish(self, key: Hashable) -> Progress:
         """At its time limit a row answers with what it has."""
         words, _, _ = self.rows.pop(key)
-        return [{"generated_text": " ".join(words)}]
+        return Progress(key=key, answer=[{"generated_text": " ".join(words)}])
 
     def step(self) -> list[Progress]:
         time.sleep(0.02)  # a model would compute here

@@ -100,6 +100,9 @@ class Job(models.Model):
     model = models.CharField(max_length=100)
     inputs = JSONField(help_text="One input, or a list of several, as the client sent it.")
     parameters = JSONField(default=dict)
+    prompt_length = models.IntegerField(
+        null=True, default=None, help_text="Characters of the prompt before the generated text in the output."
+    )
     size = models.PositiveIntegerField(default=1, help_text="Items in the inputs.")
     length = models.PositiveIntegerField(default=1, help_text="Estimated tokens of the longest item.")
     priority = models.PositiveSmallIntegerField(choices=Priority, default=Priority.NORMAL)

@@ -80,7 +80,7 @@ def head(kind: Kind, job: Job) -> dict[str, Any]:
 
 def _generated(job: Job) -> tuple[str, Mapping[str, Any]]:
     """The text, as a stream tells it, and its details. Raises `ApiError`."""
-    text = generated(job.output, Prompt.of(job.inputs, job.parameters))
+    text = generated(job, Prompt.of(job.inputs, job.parameters))
     if text is None:
         raise ApiError(NO_TEXT, "bad_output")
     return text, details_of(job.output)

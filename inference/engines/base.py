@@ -18,6 +18,7 @@ class Engine(ABC):
     """One loaded model on one device. Made, loaded and called in one thread of one pool child."""
 
     padded = True  # each item of a batch costs what the longest costs; False, set by `load`, when each costs its own
+    full_text = False  # a generated text has its prompt before it where `return_full_text` is not given
     note = ""  # how the model is run, if in another way than most: its page and the log show it; set by `load`
 
     backend = TORCH  # what computes it; set by `load` where that is another

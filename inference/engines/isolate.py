@@ -36,6 +36,7 @@ class RunReport:
     engine_s: float  # time within the engine's calls
     calls: int  # engine calls made; 1 when nothing failed
     padded: bool = True
+    full_text: bool = False  # a generated text has its prompt before it, unless told otherwise
     cut_at: int | None = None  # tokens of a text, that the model reads
     oom_shape: tuple[int, float] | None = None  # (rows, tokens of each) that did not fit, though its halves did
 
@@ -48,7 +49,7 @@ def run(engine: Engine, items: Sequence[Any], parameters: dict[str, Any], prepar
         batch.run(takes)
     return RunReport(
         outcomes=batch.outcomes, engine_s=batch.engine_s, calls=batch.calls, padded=engine.padded,
-        cut_at=engine.max_tokens, oom_shape=batch.oom_shape,
+        full_text=engine.full_text, cut_at=engine.max_tokens, oom_shape=batch.oom_shape,
     )  # fmt: skip
 
 

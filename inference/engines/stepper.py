@@ -38,14 +38,14 @@ class Stepper(ABC):
     def leave(self, key: Hashable) -> None:
         """Give up a row: cancelled, expired, past its time. One that is not here is none."""
 
-    def finish(self, key: Hashable) -> Any:
+    def finish(self, key: Hashable) -> Progress:
         """End a row before its time, and answer with what it has generated, as one whose tokens are used up.
 
-        Returns the answer, as `Engine.predict` gives it, or `OPEN`: the service then makes one of the text that was
-        told. A row that has generated nothing may be asked, too.
+        Returns the text that was held back, and the answer. Where that is `OPEN`, the service makes one of the text
+        that was told. A row that has generated nothing may be asked, too.
         """
         self.leave(key)
-        return OPEN
+        return Progress(key=key)
 
     @abstractmethod
     def step(self) -> list[Progress]:

@@ -28,11 +28,17 @@ T = TypeVar("T")
 Changes = dict[str, Any]  # what happened to a job since it was inserted, by attribute
 
 _FIELDS: Sequence[Any] = Job._meta.concrete_fields
-_UNUSED = ("error_raised", "error_trace", "reader", *(() if tracing.on else ("traceparent",)))  # of a new job
+_UNUSED = (
+    "prompt_length",
+    "error_raised",
+    "error_trace",
+    "reader",
+    *(() if tracing.on else ("traceparent",)),
+)  # of a new job
 ERROR = ("error_code", "error_detail", "error_raised", "error_trace")
 _TOLD = (  # to who waits for a job
     "id", "status", "output", "error_code", "error_detail", "error_raised", "batch_size", "attempts", "started_at",
-    "finished_at",
+    "finished_at", "prompt_length",
     "recoveries",  # who sends the job may still look at it
 )  # fmt: skip
 _UNTOLD = ("batch", "worker", "device", "published_at", "lease_until", "error_trace", "reader")  # of what changes too

@@ -46,6 +46,7 @@ class Outcome(NamedTuple):  # as `Claimed`: a dataclass that is frozen takes fiv
     model: str
     output: Any = None
     output_size: int | None = None  # numbers
+    prompt_length: int | None = None  # characters before the generated text in the output
     error_code: str = ""
     error_detail: str = ""
     error_raised: str = ""
@@ -253,6 +254,7 @@ def _record_row(job_id: Any, outcome: Outcome, batch_size: Sizes, database: Any)
             "status": outcome.status.value,
             "output": rows.to_db("output", outcome.output, database),
             "output_size": outcome.output_size,
+            "prompt_length": outcome.prompt_length,
             "error_code": outcome.error_code,
             "error_detail": outcome.error_detail and storable(outcome.error_detail),
             "error_raised": storable(outcome.error_raised) if outcome.error_code else None,

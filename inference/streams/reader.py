@@ -45,7 +45,7 @@ def _events(job: Job, prompt: Prompt, tale: Tale) -> Iterator[Event]:
         yield Cut()
         return
     rows.change(job, changes)
-    yield from _end(job, generated(job.output, prompt) if job.status == Status.SUCCEEDED else None, tale)
+    yield from _end(job, generated(job, prompt) if job.status == Status.SUCCEEDED else None, tale)
 
 
 def _look(ear: Ear) -> None:

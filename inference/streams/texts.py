@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from inference.models import Job
+
 _DIGEST = 16  # bytes
 
 
@@ -34,13 +36,20 @@ class Prompt:
         return text[self.length :] if _digest(text[: self.length]) == self.digest else text
 
 
-def generated(output: Any, prompt: Prompt) -> str | None:
-    """None where the output holds no text."""
-    answer = answer_of(output)
-    text = answer.get("generated_text")
+def generated(job: Job, prompt: Prompt) -> str | None:
+    """Return the text that the job generated, without its prompt. It is None where the output holds no text."""
+    text = full_text(job.output)
+    if text is None or job.prompt_length is None:  # of a worker of an earlier version, which did not say
+        return None if text is None else prompt.taken_off(text)
+    return text[job.prompt_length :]
+
+
+def full_text(output: Any) -> str | None:
+    """Return the text in an output, perhaps with its prompt. It is None where there is none."""
+    text = answer_of(output).get("generated_text")
     if isinstance(text, list) and text and isinstance(text[-1], dict):  # a chat with its answer
         text = text[-1].get("content")
-    return prompt.taken_off(text) if isinstance(text, str) else None
+    return text if isinstance(text, str) else None
 
 
 def answer_of(output: Any) -> Mapping[str, Any]:

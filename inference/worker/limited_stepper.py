@@ -40,7 +40,7 @@ class LimitedStepper:
         with self._limited(key[0]):
             self._stepper.leave(key)
 
-    def finish(self, key: Key) -> Any:
+    def finish(self, key: Key) -> Progress:
         with self._limited(key[0]):
             return self._stepper.finish(key)
 

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from inference import errors
-from inference.catalog import lengths
+from inference.catalog import lengths, tasks
 from inference.catalog.specs import ModelSpec
 from inference.engines.faults import shorten
 from inference.engines.json_values import size
 from inference.fields.json_field import storable
 from inference.store import transitions
 from inference.store.transitions import Claimed, Outcome
+from inference.streams import texts
 from inference.telemetry import logs
 
 logger = logging.getLogger(__name__)
@@ -27,8 +28,21 @@ VERDICTS = {
 }
 
 
-def outcome_of(spec: ModelSpec, job: Claimed, answers: Sequence[object]) -> Outcome:
-    """A job of several items fails with its first failed item."""
+def outcome_of(
+    spec: ModelSpec,
+    job: Claimed,
+    answers: Sequence[object],
+    *,
+    full_text: bool = False,
+    generated: int | None = None,
+) -> Outcome:
+    """Return what becomes of a job with these answers to its items. One of several items fails with its first failed
+    item.
+
+    Args:
+        full_text: Whether the engine puts the prompt before what it generates, unless told otherwise.
+        generated: Characters that a model generated step by step, where that is known.
+    """
     is_list = lengths.is_list(spec, job.inputs)
     for index, answer in enumerate(answers, job.place or 0):
         if isinstance(answer, errors.InferenceError):
@@ -41,7 +55,23 @@ def outcome_of(spec: ModelSpec, job: Claimed, answers: Sequence[object]) -> Outc
     if (held := size(answers)) > transitions.MOST_ANSWERED:
         return failed(job, errors.BadOutput(transitions.too_much(held)))
     output = list(answers) if is_list else answers[0]
-    return _of(job, output=output, output_size=held if job.whole else None)
+    before = None if is_list else _prompt_length(spec, job, output, full_text=full_text, generated=generated)
+    return _of(job, output=output, output_size=held if job.whole else None, prompt_length=before)
+
+
+def _prompt_length(
+    spec: ModelSpec, job: Claimed, output: object, *, full_text: bool, generated: int | None
+) -> int | None:
+    """Return how many characters of the prompt stand before the generated text. It is None where no text is."""
+    text = texts.full_text(output)
+    if text is None:
+        return None
+    if generated is not None:
+        return max(0, len(text) - generated)
+    if not tasks.of(spec.task).generates:
+        return None
+    asked = job.parameters.get("return_full_text")
+    return texts.Prompt.of(job.inputs, job.parameters).length if asked or (asked is None and full_text) else 0
 
 
 def condemned(job: Claimed, verdict: str, raised: str = "", trace: str = "") -> Outcome:

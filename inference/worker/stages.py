@@ -45,8 +45,9 @@ class EngineCall:
 
     def outcomes(self) -> Iterator[Outcome]:
         answers = iter(self.report.outcomes if self.report else ())
+        full_text = self.report is not None and self.report.full_text
         for job, items in zip(self.jobs, self.items, strict=True):
-            yield outcome_of(self.spec, job, [next(answers) for _ in items])
+            yield outcome_of(self.spec, job, [next(answers) for _ in items], full_text=full_text)
 
 
 @dataclass(slots=True, eq=False)

@@ -56,6 +56,11 @@ class Running:
         return sum(self.counts)
 
     @property
+    def characters(self) -> int:
+        """Return how many characters were generated."""
+        return sum(len(piece) for pieces in self.pieces for piece in pieces)
+
+    @property
     def has_ended(self) -> bool:
         return all(answer is not OPEN for answer in self.answers)
 
@@ -194,20 +199,23 @@ class OpenBatch:
                 running.pieces[index].append(told.text)
                 self.tokens += told.tokens
                 tallies.add(self.tally, {"tokens": told.tokens})
-                if told.text and running.is_told:
-                    self.teller.add(job_id, told.text, tokens=running.tokens)
+                self._tell(running, told.text)
                 if told.answer is not OPEN:
                     running.answers[index] = self.stepper.read((job_id, index), told.answer)
         ended = self._ended() + self._overdue()  # what has ended in this step is not late
         (self.teller.tell if ended else self.teller.tell_soon)()  # the text of a job comes before its end
         return ended
 
+    def _tell(self, running: Running, text: str) -> None:
+        if text and running.is_told:
+            self.teller.add(running.job.id, text, tokens=running.tokens)
+
     def _ended(self) -> list[Outcome]:
         ended = [running for running in self.jobs.values() if running.has_ended]
         self.answers += [running.tokens for running in ended if running.tokens]
         for running in ended:
             self._forget(running)
-        return [outcome_of(self.spec, running.job, running.answers) for running in ended]
+        return [outcome_of(self.spec, each.job, each.answers, generated=each.characters) for each in ended]
 
     def _overdue(self) -> list[Outcome]:
         """Past the limit: their text ends there. What their child did between the steps, and waits for the database, do
@@ -232,10 +240,12 @@ class OpenBatch:
 
     def _finished(self, running: Running, index: int) -> Any:
         try:
-            answer = self.stepper.finish((running.job.id, index))
+            last = self.stepper.finish((running.job.id, index))
         except Exception as error:
             return isolate.failure(error)
-        return running.cut(index) if answer is OPEN else self.stepper.read((running.job.id, index), answer)
+        running.pieces[index].append(last.text)
+        self._tell(running, last.text)
+        return running.cut(index) if last.answer is OPEN else self.stepper.read((running.job.id, index), last.answer)
 
     def _forget(self, running: Running) -> None:
         del self.jobs[running.job.id]

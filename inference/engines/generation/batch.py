@@ -62,13 +62,14 @@ class Batch(Stepper):
         with torch.inference_mode():
             self._drop([row for row in self.rows if row.key == key])
 
-    def finish(self, key: Hashable) -> Any:
+    def finish(self, key: Hashable) -> Progress:
         found = next((row for row in [*self.rows, *self._new, *self._waiting] if row.key == key), None)
         self.leave(key)
         if found is None:
-            return OPEN
+            return Progress(key=key)
         found.end("length")
-        return self._requests.answer(found)
+        answer = self._requests.answer(found)
+        return Progress(key=key, text=found.text.news(last=True), answer=answer)
 
     def step(self) -> list[Progress]:
         for ceiling in (self._rows_at_most, self._rows_a_forward):

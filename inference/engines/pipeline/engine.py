@@ -40,6 +40,7 @@ class Prepared:
 class PipelineEngine(Engine):
     """A transformers pipeline: `task` and `model` in the catalog say which."""
 
+    full_text = True
     steps: Steps | None = None  # without which the pipeline is called as a whole
     at_once: Any = None
 

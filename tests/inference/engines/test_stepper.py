@@ -244,8 +244,8 @@ class EndTests(StepperTestCase):
             shown = alone(engine, "hello", **{**given, "max_new_tokens": tokens})[0] if tokens else {}
             details = {"finish_reason": "length", "prompt_tokens": 5, "generated_tokens": tokens}
             expected = [{"generated_text": shown.get("generated_text", ""), "details": details}]
-            self.assertEqual(engine.stepper.finish(key), expected)
-        self.assertIs(engine.stepper.finish("nobody"), OPEN)
+            self.assertEqual(engine.stepper.finish(key).answer, expected)
+        self.assertIs(engine.stepper.finish("nobody").answer, OPEN)
         self.assertEqual(told.all().answers, {"beside": alone(engine, "hello", **given)})
 
     def test_a_text_ends_before_the_first_stop_string_as_in_a_static_batch(self) -> None:

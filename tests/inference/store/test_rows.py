@@ -14,7 +14,7 @@ from inference.submission import writer
 ANY_TIME = timezone.now()  # is only stored and read
 CHANGED_LATER = {
     "status": Status.SUCCEEDED, "output": {"score": 0.5}, "error_code": "x", "error_detail": "y",
-    "error_raised": "z", "error_trace": "w", "batch": uuid.uuid4(),
+    "prompt_length": 4, "error_raised": "z", "error_trace": "w", "batch": uuid.uuid4(),
     "batch_size": 3, "attempts": 2, "recoveries": 1, "worker": uuid.uuid4(), "device": "cpu",
     "published_at": ANY_TIME, "started_at": ANY_TIME, "finished_at": ANY_TIME,
 }  # fmt: skip

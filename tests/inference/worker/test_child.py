@@ -19,11 +19,13 @@ from django.test import TransactionTestCase
 
 from api import codec
 from inference import errors
+from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.engines import isolate, json_values
 from inference.engines.base import Engine
 from inference.models import Job, Status
 from inference.store import rows
+from inference.streams.texts import Prompt, generated
 from inference.worker import child
 from inference.worker.calls import READY, BatchCall, BatchReport, Raised
 from inference.worker.loaded import LoadedModels
@@ -115,6 +117,33 @@ class NewerTests(TransactionTestCase):
         self.assertEqual(self.run_with({"z": 1}).error_code, errors.InvalidInput.code)
         self.file.write_text("[m")
         self.assertEqual(self.run_with({"k": 1}).error_code, errors.InvalidInput.code)
+
+
+class FullTextTests(TransactionTestCase):
+    """Who made an answer knows whether it begins with its prompt: nobody guesses."""
+
+    def text(self, answer: str, *, full_text: bool = False, **parameters: Any) -> str | None:
+        spec = ModelSpec(
+            name="m",
+            engine="x:Y",
+            task="text-generation",
+            parameters={"return_full_text": ParameterSpec(type="boolean")},
+        )
+        engine = Answers({"A": {"generated_text": answer}})
+        engine.spec, engine.full_text = spec, full_text
+        job = Job(model="m", inputs="A", parameters=parameters)
+        run_batch({"m": engine}, job)
+        return generated(job, Prompt.of(job.inputs, job.parameters))
+
+    def test_an_engine_of_one_s_own_answers_what_it_generated(self) -> None:
+        self.assertEqual(self.text("All right"), "All right")
+
+    def test_unless_it_is_asked_for_the_full_text(self) -> None:
+        self.assertEqual(self.text("A is B", return_full_text=True), " is B")
+
+    def test_a_pipeline_answers_the_full_text_unless_asked_not_to(self) -> None:
+        self.assertEqual(self.text("AA", full_text=True), "A")
+        self.assertEqual(self.text("AA", full_text=True, return_full_text=False), "AA")
 
 
 class OrderTests(TestCase):

@@ -19,7 +19,8 @@ from inference.engines.stepper import Progress
 from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
 from inference.models import Job, Status
 from inference.store import rows, transitions
-from inference.streams import history
+from inference.streams import history, reader
+from inference.streams.events import Delta, End
 from inference.streams.positions import BEGINNING
 from inference.streams.tale import Tale
 from inference.worker import child, claims, limited_stepper, stepping, telling
@@ -305,6 +306,15 @@ class StreamTests(SteppingCase):
         told = Tale(one, BEGINNING).hear(entries)
         self.assertEqual(told and told.text, words.expected("text", 2)[0]["generated_text"])
 
+    def test_an_answer_that_begins_as_its_prompt_does_loses_no_character(self) -> None:
+        answer = "All right then"
+        with patch.object(words, "word", lambda value, place: answer.split()[place]):
+            job_id = self.job(3, inputs="A")
+            self.call(job_id, asked=Asked.TO_THE_END)
+        events = list(reader.read(self.row(job_id)))
+        self.assertEqual([event.text for event in events if isinstance(event, Delta)], [answer])
+        self.assertEqual([event.text for event in events if isinstance(event, End)], [answer])
+
 
 class LimitTests(SteppingCase):
     """On a clock of the test's own."""
@@ -352,9 +362,10 @@ class LimitTests(SteppingCase):
 
     def test_the_text_is_what_the_model_makes_of_it_where_it_can(self) -> None:
         self.let_steps_take(COUNTED * self.time_limit_s + 1)  # four of them are the limit
-        with patch.object(self.engine.stepper, "finish", lambda key: [{"generated_text": "so far"}]):
+        answer = [{"generated_text": "so far"}]
+        with patch.object(self.engine.stepper, "finish", lambda key: Progress(key=key, answer=answer)):
             self.call(late := self.job(90), asked=Asked.TO_THE_END)
-        self.assertEqual(self.row(late).output, [{"generated_text": "so far"}])
+        self.assertEqual(self.row(late).output, answer)
 
     def test_a_job_without_a_word_at_the_limit_fails(self) -> None:
         self.let_steps_take(COUNTED * self.time_limit_s + 1)  # four of them are the limit
