@@ -72,14 +72,18 @@ def device_problem() -> Exception | None:
 
 def describe(error: BaseException) -> str:
     """The type and message of an exception, for the model's author: one that may be shown, so no paths or secrets."""
+    name, message = type(error).__name__, message_of(error)
+    return shorten(f"{name}: {message}" if message else name)
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of an exception, without paths and secrets."""
     message = _text(error).strip()
     if "Traceback (most recent call last)" in message:  # transformers quotes whole tracebacks: the last line says it
         message = message.splitlines()[-1].strip()
     for pattern, shown in _SECRETS:
         message = pattern.sub(shown, message)
-    message = _PATH.sub("", message)
-    name = type(error).__name__
-    return shorten(f"{name}: {message}" if message else name)
+    return shorten(_PATH.sub("", message))
 
 
 def _text(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import torch
 from inference.batching.room import Room
 from inference.engines.generation import batch, forwards, prefixes
 from inference.engines.stepper import OPEN
-from inference.errors import InvalidInput
+from inference.errors import UNREADABLE, InvalidInput
 from tests import decoders, tiny_models
 from tests.decoders import Told
 
@@ -163,7 +163,18 @@ class AnswerTests(StepperTestCase):
                     engine.stepper.join("k", [{"role": "system", "content": "hello"}], GREEDY, seed=0)
                 answer = alone(engine, [{"role": "system", "content": "hello"}])
                 self.assertIsInstance(answer, InvalidInput)
+                self.assertIn(words, answer.message)
         self.assertEqual(len(engine.stepper), 0)
+
+    def test_what_the_tokenizer_says_of_an_input_is_its_sender_s_and_what_a_bug_says_is_not(self) -> None:
+        engine = decoders.engine("Llama")
+        with self.assertRaises(InvalidInput) as caught:
+            engine.stepper.join("k", "hello \ud800", GREEDY, seed=0)
+        self.assertIn("TextEncodeInput must be", caught.exception.message)
+        bug = patch.object(engine.pipe, "preprocess", side_effect=ValueError("a secret"))
+        with bug, self.assertRaises(InvalidInput) as caught:
+            engine.stepper.join("k", "hello", GREEDY, seed=0)
+        self.assertEqual((caught.exception.message, caught.exception.raised), (UNREADABLE, "ValueError: a secret"))
 
     def test_processors_of_scores_see_the_row_alone(self) -> None:
         for parameters in ({"repetition_penalty": 3.0}, {"no_repeat_ngram_size": 2}, {"max_length": 60}):
