@@ -46,6 +46,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "body_too_large": (413, "The body is too large"),
     "unsupported_media_type": (415, "The body's media type is not taken here"),
     "invalid_input": (422, "The input, or a field beside it, is not valid"),
+    "context_length_exceeded": (422, "The input is longer than the model reads"),
     "out_of_memory": (422, "The input does not fit on the device, even alone"),
     "idempotency_mismatch": (422, "The Idempotency-Key was used with another body"),
     "too_many_requests": (429, "The key's request rate is used up"),
@@ -69,8 +70,8 @@ TABLE: dict[str, tuple[int, str]] = {
 OUTCOMES = {  # what a job without output ends with: its client must neither wait nor ask again
     code: TABLE[code]
     for code in (
-        "cancelled", "expired", "invalid_input", "out_of_memory", "engine_error", "bad_output", "timed_out", "crashed",
-        "lost", "failed", "device_failed", "model_unavailable",
+        "cancelled", "expired", "invalid_input", "context_length_exceeded", "out_of_memory", "engine_error",
+        "bad_output", "timed_out", "crashed", "lost", "failed", "device_failed", "model_unavailable",
     )
 }  # fmt: skip
 

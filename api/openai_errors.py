@@ -12,6 +12,7 @@ import orjson
 from django.http import HttpRequest, HttpResponse
 
 from api import errors
+from inference.errors import ContextLengthExceeded
 
 PREFIX = "/openai/"
 CONTENT_TYPE = "application/json"
@@ -33,7 +34,7 @@ def reshaped(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     if answer.headers.get("Content-Type") != errors.CONTENT_TYPE:
         return answer
     problem = orjson.loads(answer.content)
-    answer.content = orjson.dumps(body(problem))
+    answer.content = orjson.dumps(body(problem, inputs="messages" if "/chat/" in request.path_info else "prompt"))
     answer.headers["Content-Type"] = CONTENT_TYPE
     answer.status_code = BAD_REQUEST if answer.status_code == UNPROCESSABLE else answer.status_code
     is_same = request.method == "GET" or "HTTP_IDEMPOTENCY_KEY" in request.META
@@ -48,9 +49,10 @@ def told(message: str, code: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": "server_error", "param": None, "code": code}}
 
 
-def body(problem: dict[str, Any]) -> dict[str, Any]:
+def body(problem: dict[str, Any], *, inputs: str) -> dict[str, Any]:
+    """`inputs` is the field of the request that its inputs are in."""
     code: str = problem["code"]
-    fields = problem.get("errors") or [{}]
+    fields = problem.get("errors") or [{"field": inputs} if code == ContextLengthExceeded.code else {}]
     error = {
         "message": problem["detail"],
         "type": _type(problem["status"]),

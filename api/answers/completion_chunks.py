@@ -36,7 +36,7 @@ class Chunks:
 
     def ended(self, end: End) -> Iterator[bytes]:
         if end.job.status != Status.SUCCEEDED:
-            yield _data(openai_errors.body(orjson.loads(errors.job_problem(end.job).content)))
+            yield _data(openai_errors.body(orjson.loads(errors.job_problem(end.job).content), inputs=self.kind.inputs))
             return
         if end.text is None:
             yield _data(openai_errors.told(NO_TEXT, "bad_output"))

@@ -23,6 +23,7 @@ class Kind:
     """Of completions."""
 
     prefix: str  # of an id, before the job's
+    inputs: str  # the field of a request that they are in
     name: str
     chunk: str  # the name of a part
     whole: Callable[[str], dict[str, Any]]  # of a choice with this text
@@ -34,6 +35,7 @@ class Kind:
 
 CHAT = Kind(
     prefix="chatcmpl-",
+    inputs="messages",
     name="chat.completion",
     chunk="chat.completion.chunk",
     whole=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
@@ -43,6 +45,7 @@ CHAT = Kind(
 )
 TEXT = Kind(
     prefix="cmpl-",
+    inputs="prompt",
     name="text_completion",
     chunk="text_completion",
     whole=lambda text: {"text": text},

@@ -16,7 +16,8 @@ from api.requests import bodies, listing
 from inference.catalog.specs import NAME
 from inference.models import Status
 
-WITH_BODY = ("invalid_json", "body_too_large", "unsupported_media_type", "invalid_input")
+REFUSED = ("invalid_input", "context_length_exceeded")
+WITH_BODY = ("invalid_json", "body_too_large", "unsupported_media_type", *REFUSED)
 ADMISSION = ("unknown_model", "idempotency_mismatch", "too_many_queued", "queue_full", "overloaded")
 SUBMITTING = (*WITH_BODY, *ADMISSION)
 FAILED_JOB = (*OUTCOMES, "not_finished")
@@ -141,7 +142,7 @@ retry_job = operation(
     "jobs_retry",
     "Run a job again, as a new job with the same inputs, parameters and priority",
     answers={202: shapes.JobShown},
-    problems=(*JOB, *_STEERED, *ADMISSION, "invalid_input"),
+    problems=(*JOB, *_STEERED, *ADMISSION, *REFUSED),
     parameters=[_JOB_ID, IDEMPOTENCY_KEY],
     headers={"Location": [202], "Retry-After": [202, 429, 503]},
 )

@@ -50,7 +50,7 @@ class Completion:
         try:
             yield
         except InvalidInput as error:
-            raise InvalidInput(self._reworded(error.message), field=self._reworded(error.field)) from None
+            raise type(error)(self._reworded(error.message), field=self._reworded(error.field)) from None
 
     def _reworded(self, text: str) -> str:
         ours = next((ours for ours in self.words if text.startswith(ours)), "")

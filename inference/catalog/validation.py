@@ -8,7 +8,7 @@ from typing import Any
 from inference.catalog import inputs as checks
 from inference.catalog import lengths, parameters, tasks
 from inference.catalog.specs import ModelSpec
-from inference.errors import InvalidInput
+from inference.errors import ContextLengthExceeded, InvalidInput, context_length_exceeded
 
 SURELY_TOO_LONG = 2.0  # times the limit: the estimate of a text's tokens is rough, the engine counts them
 MAX_ROWS = 1024  # that one claim runs: an input, times its labels or with its sentences; never below max_batch_size
@@ -55,4 +55,5 @@ def validate_inputs(spec: ModelSpec, inputs: Any, *, most: int | None = None) ->
 def _check_room(spec: ModelSpec, where: str, prompt: Any) -> None:
     tokens = lengths.length(spec, prompt)
     if spec.max_length and tokens > SURELY_TOO_LONG * spec.max_length:
-        raise InvalidInput(f"{where}: about {tokens} tokens, where at most {spec.max_length} fit.", field=where)
+        error = context_length_exceeded(spec.max_length, tokens)
+        raise ContextLengthExceeded(f"{where}: {error.message} The tokens are estimated.", field=where)

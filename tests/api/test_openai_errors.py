@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 from unittest.mock import patch
 
@@ -13,13 +14,14 @@ from django.test import override_settings
 from api.auth import keyring
 from api.models import ApiKey
 from inference.catalog.lookup import spec_of
-from inference.errors import InferenceError, InvalidInput, Lost, OutOfMemory
+from inference.errors import InferenceError, InvalidInput, Lost, OutOfMemory, context_length_exceeded
 from inference.models import Job, Priority
 from inference.submission import jobs
 from inference.submission.submissions import Submission
 from tests.api.base import ApiTestCase, Response
 from tests.api.test_completions import CHAT, HELLO, MODELS, MODELS_FILE, TEXT, answering, generated
 
+TOO_LONG = r"Input tokens exceed the configured limit of \d+ tokens\. Your messages resulted in \d+ tokens"
 BODY = {"model": "prompts", "messages": HELLO}
 
 
@@ -78,7 +80,6 @@ class ErrorTests(ApiTestCase):
             ({"temperature": 0, "top_p": 2}, "top_p"),
             ({"temperature": 0, "top_k": "x"}, "top_k"),
             ({"style": "odd"}, "style"),
-            ({"messages": [{"role": "user", "content": "word " * 500}]}, "messages"),
         ]
         with self.worker(generated):
             for fields, field in wrong:
@@ -86,9 +87,30 @@ class ErrorTests(ApiTestCase):
                     answer = self.post(CHAT, {**BODY, **fields})
                     message = self.assert_error(answer, 400, "invalid_input", param=field)
                     self.assertTrue(message.startswith(f"{field}: "), message)
-            long = self.post(TEXT, {"model": "prompts", "prompt": "word " * 500})
-            self.assert_error(long, 400, "invalid_input", param="prompt")
         self.assertEqual(Job.objects.count(), 0)
+
+    def test_a_prompt_that_is_surely_too_long_is_told_as_openai_s_clients_know_it(self) -> None:
+        long = "word " * 500
+        for path, param, fields in (
+            (CHAT, "messages", {"messages": [{"role": "user", "content": long}]}), (TEXT, "prompt", {"prompt": long}),
+        ):  # fmt: skip
+            answer = self.post(path, {"model": "prompts", **fields})
+            message = self.assert_error(answer, 400, "context_length_exceeded", param=param)
+            self.assertRegex(message, TOO_LONG)
+        self.assertEqual(Job.objects.count(), 0)
+
+    def test_so_is_one_that_only_its_tokens_show_to_be(self) -> None:
+        error = context_length_exceeded(8192, 9031, more=5)
+        with self.worker(lambda value, parameters: error):
+            for path, param, fields in ((CHAT, "messages", {"messages": HELLO}), (TEXT, "prompt", {"prompt": "x"})):
+                answer = self.post(path, {"model": "prompts", **fields})
+                message = self.assert_error(answer, 400, "context_length_exceeded", param=param)
+                self.assertRegex(message, TOO_LONG)
+                self.assertEqual(self.again(answer), "false")
+                streamed = self.post(path, {"model": "prompts", "stream": True, **fields}).getvalue().decode()
+                told = json.loads(streamed.strip().splitlines()[-1].removeprefix("data: "))["error"]
+                self.assertEqual((told["code"], told["param"]), ("context_length_exceeded", param))
+                self.assertRegex(told["message"], TOO_LONG)
 
     @override_settings(API_KEY_REQUIRED=True)
     def test_keys(self) -> None:

