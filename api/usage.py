@@ -12,9 +12,9 @@ from collections import Counter
 
 from django.db import DatabaseError, InterfaceError, transaction
 from django.db.models import F
-from django.utils import timezone
 
 from api.models import ApiKey, KeyUse
+from inference import clock
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Usage:
             return taken
 
     def write(self, counted: dict[int, int]) -> None:
-        hour = timezone.now().replace(minute=0, second=0, microsecond=0)
+        hour = clock.of_database().replace(minute=0, second=0, microsecond=0)
         with transaction.atomic():
             known = sorted(ApiKey.objects.filter(pk__in=counted).order_by().values_list("pk", flat=True))
             KeyUse.objects.bulk_create([KeyUse(key_id=pk, hour=hour) for pk in known], ignore_conflicts=True)

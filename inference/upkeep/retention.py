@@ -1,5 +1,5 @@
-"""Finished jobs are removed when they are old, and the rows of workers that have ended. An id tells its own age: the
-removed are told from the unknown.
+"""Finished jobs are removed when they ended long ago, and the rows of workers that have ended. An id tells its own age:
+the removed are told from the unknown.
 
 Rows are deleted where they lie, what refers to them first: Django's own `delete` would read each with its inputs and
 output, to look for what else to delete.
@@ -12,10 +12,10 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Exists, Model, OuterRef, QuerySet
+from django.db.models import Exists, Model, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
-from django.utils import timezone
 
+from inference import clock
 from inference.fields.ids import first_id_at
 from inference.figures import fold
 from inference.models import ENDED, TERMINAL, WAITING, Bulk, Job, Webhook, Worker
@@ -31,27 +31,45 @@ WORKER_DAYS = 7  # that the row of a worker that has ended is kept
 
 
 def is_past(job_id: UUID) -> bool:
-    """Whether a job of this id, made by this service, would have been removed by now."""
+    """Whether a job of this id, made by this service, that is not there may have been removed by now."""
     if not settings.JOB_RETENTION_DAYS or job_id.version != 7:
         return False
-    return milliseconds(job_id) / 1000 < time.time() - settings.JOB_RETENTION_DAYS * 86_400
+    return milliseconds(job_id) / 1000 < clock.time_s() - settings.JOB_RETENTION_DAYS * 86_400
 
 
 def remove_old() -> int:
     """Remove a chunk of finished jobs past the retention time, and bulks without jobs. Returns how many jobs."""
-    if not settings.JOB_RETENTION_DAYS:
-        return 0
-    limit_s = max(0.0, timezone.now().timestamp() - settings.JOB_RETENTION_DAYS * 86_400)  # no id is from before 1970
-    limit = first_id_at(datetime.datetime.fromtimestamp(limit_s, datetime.UTC))
-    needed = Exists(Job.objects.filter(pk=OuterRef("whole"), status__in=WAITING))  # by the job that it is a part of
-    old = Job.objects.filter(~needed, status__in=TERMINAL, pk__lt=limit).order_by("pk").values_list("pk", flat=True)
-    ids = list(old[:CHUNK])
-    for start in range(0, len(ids), STATEMENT):
-        _remove_jobs(ids[start : start + STATEMENT])
-    _delete(Bulk.objects.filter(pk__lt=limit, job=None))
-    if ids:
-        logger.info("%d finished jobs older than %g days removed", len(ids), settings.JOB_RETENTION_DAYS)
-    return len(ids)
+    return Sweep().remove_some() if settings.JOB_RETENTION_DAYS else 0
+
+
+class Sweep:
+    """Removes what has ended more than `JOB_RETENTION_DAYS` before the sweep began, by the database's clock."""
+
+    def __init__(self) -> None:
+        kept_s = settings.JOB_RETENTION_DAYS * 86_400
+        limit_s = max(0.0, clock.of_database().timestamp() - kept_s)  # no id is from before 1970
+        self.limit = datetime.datetime.fromtimestamp(limit_s, datetime.UTC)
+        self._reached = UUID(int=0)  # jobs up to this id have been looked at
+
+    def remove_some(self) -> int:
+        """Remove a chunk of jobs, and bulks without jobs. Returns how many jobs."""
+        kept = Q(status__in=WAITING) | Q(finished_at__gte=self.limit)
+        needed = Exists(Job.objects.filter(kept, pk=OuterRef("whole")))  # by the job that it is a part of
+        old = _ended_before(self.limit).filter(~needed, pk__gt=self._reached)
+        ids = list(old.order_by("pk").values_list("pk", flat=True)[:CHUNK])
+        for start in range(0, len(ids), STATEMENT):
+            _remove_jobs(ids[start : start + STATEMENT])
+        _delete(Bulk.objects.filter(pk__lt=first_id_at(self.limit), job=None))
+        if ids:
+            self._reached = ids[-1]
+            logger.info("%d jobs that ended more than %g days ago removed", len(ids), settings.JOB_RETENTION_DAYS)
+        return len(ids)
+
+
+def _ended_before(moment: datetime.datetime) -> QuerySet[Job]:
+    """Found by their ids, as a job is made before it ends. Those that waited for long are looked at in vain."""
+    ended = Q(finished_at__lt=moment) | Q(finished_at=None)
+    return Job.objects.filter(ended, status__in=TERMINAL, pk__lt=first_id_at(moment))
 
 
 def _remove_jobs(ids: list[UUID]) -> None:
@@ -74,10 +92,21 @@ class Sweeper:
 
     def __init__(self) -> None:
         self.next_at_s = 0.0
+        self._sweep: Sweep | None = None  # that has begun
 
     def sweep(self) -> None:
-        if time.monotonic() >= self.next_at_s and remove_old() < CHUNK:
-            remove_ended_workers()
-            acts.remove_old()
-            fold.remove_old()
-            self.next_at_s = time.monotonic() + PAUSE_S
+        if time.monotonic() < self.next_at_s or self._goes_on():
+            return
+        self._sweep = None
+        self.next_at_s = time.monotonic() + PAUSE_S
+
+    def _goes_on(self) -> bool:
+        """Whether there is more to remove now."""
+        if settings.JOB_RETENTION_DAYS:
+            sweep = self._sweep = self._sweep or Sweep()
+            if sweep.remove_some() == CHUNK:
+                return True
+        remove_ended_workers()
+        acts.remove_old()
+        fold.remove_old()
+        return False

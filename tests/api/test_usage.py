@@ -48,6 +48,15 @@ class UsageTests(TestCase):
             writer.write_if_due()
         self.assertEqual(self.used(), {self.key.pk: 10})
 
+    def test_the_clock_of_a_host_removes_nothing(self) -> None:
+        hour = ago().replace(minute=0, second=0, microsecond=0)
+        KeyUse.objects.create(key=self.key, hour=hour, requests=7)
+        real = timezone.now
+        self.usage.count(self.other.pk)
+        with patch.object(timezone, "now", lambda: real() + 2 * usage_module.KEPT):
+            self.usage.write_if_due()
+        self.assertEqual(self.used()[self.key.pk], 7)
+
     def test_a_round_is_bounded_and_loses_nobody(self) -> None:
         self.usage.count(self.key.pk)
         self.usage.count(self.other.pk)

@@ -36,12 +36,21 @@ class ClockTests(TransactionTestCase):
     @skipUnless(connection.vendor == "postgresql", "the clock of a file is the host's")
     def test_how_far_the_host_is_off_is_measured(self) -> None:
         real = time.time
-        with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf")):
+        with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf"), _begun_s=0.0):
+            with patch.object(time, "time", lambda: real() + AHEAD_S):
+                clock.measure(connection)
+            self.assertAlmostEqual(clock.off_s(), -AHEAD_S, delta=AHEAD_S / 2)
+
+    @skipUnless(connection.vendor == "postgresql", "the clock of a file is the host's")
+    def test_a_host_whose_clock_is_set_while_it_runs_is_measured_at_once(self) -> None:
+        real = time.time
+        with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf"), _begun_s=0.0):
+            clock.measure(connection)
             with patch.object(time, "time", lambda: real() + AHEAD_S):
                 clock.measure(connection)
             self.assertAlmostEqual(clock.off_s(), -AHEAD_S, delta=AHEAD_S / 2)
 
     def test_clocks_that_agree_are_left_alone(self) -> None:
-        with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf")):
+        with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf"), _begun_s=0.0):
             clock.measure(connection)
             self.assertEqual(clock.off_s(), 0.0)

@@ -1,11 +1,14 @@
 import datetime
+import time
 from typing import Any
+from unittest.mock import patch
 from uuid import UUID
 
 from django.conf import settings
 from django.db import connection
 from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from inference.fields.ids import first_id_at
 from inference.models import Bulk, Job, Status, Webhook, Worker, WorkerState
@@ -22,6 +25,7 @@ def id_of(days: float, number: int = 0) -> UUID:
 
 
 OLD = settings.JOB_RETENTION_DAYS + 1
+HOST_AHEAD = datetime.timedelta(days=OLD)
 
 
 class OldJobsTests(TestCase):
@@ -45,6 +49,47 @@ class OldJobsTests(TestCase):
         self.assertEqual(set(Job.objects.all()), {whole, *parts})
         Job.objects.update(status=Status.SUCCEEDED)
         self.assertEqual(retention.remove_old(), 3)
+
+    def test_a_job_is_kept_for_the_retention_time_from_its_end_on(self) -> None:
+        kept = self.make(finished_at=ago(hours=1))  # it waited for longer than jobs are kept
+        self.make(1, finished_at=days_ago(OLD))
+        self.assertEqual(retention.remove_old(), 1)
+        self.assertEqual(list(Job.objects.all()), [kept])
+
+    def test_the_parts_of_a_list_are_kept_as_long_as_it_is(self) -> None:
+        whole = self.make(parts=1, finished_at=ago(hours=1))
+        part = self.make(1, whole=whole.pk, place=0, finished_at=days_ago(OLD))
+        self.assertEqual(retention.remove_old(), 0)
+        self.assertEqual(set(Job.objects.all()), {whole, part})
+
+    def test_the_clock_of_a_host_removes_nothing(self) -> None:
+        kept = self.make(days=0.0, finished_at=ago())
+        real, real_now = time.time, timezone.now
+        with (
+            patch.object(time, "time", lambda: real() + HOST_AHEAD.total_seconds()),
+            patch.object(timezone, "now", lambda: real_now() + HOST_AHEAD),
+        ):
+            self.assertEqual(retention.remove_old(), 0)
+        self.assertEqual(list(Job.objects.all()), [kept])
+
+    def test_old_jobs_are_found_by_their_ids(self) -> None:
+        """Not by a look at each job that there is."""
+        Job.objects.bulk_create(
+            Job(id=id_of(1, number), model="m", inputs="x", status=Status.SUCCEEDED, finished_at=ago())
+            for number in range(300)
+        )
+        self.make(finished_at=days_ago(OLD))
+        with CaptureQueriesContext(connection) as queries:
+            retention.remove_old()
+        look = next(query["sql"] for query in queries if "finished_at" in query["sql"])
+        with connection.cursor() as cursor:
+            if connection.vendor == "postgresql":  # a table this small would be scanned in any case
+                cursor.execute("SET LOCAL enable_seqscan = off")
+                cursor.execute(f"EXPLAIN {look}")
+                self.assertRegex(str(cursor.fetchall()), r"Index Cond: \(.*id < ")
+            else:
+                cursor.execute(f"EXPLAIN QUERY PLAN {look}")
+                self.assertRegex(str(cursor.fetchall()), r"SEARCH inference_job USING INDEX \w+ \(.*id<\?\)")
 
     def test_what_is_to_be_kept_for_longer_than_ids_can_tell_is_kept(self) -> None:
         kept = self.make()
