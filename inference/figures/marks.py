@@ -1,14 +1,26 @@
 """What changed, and when, beside what happened since."""
 
 from django.conf import settings
+from django.db.models.functions import Now
 
 from inference.models import Mark
 
 DEPLOYED, STARTED, STOPPED, GONE = "deployed", "started", "stopped", "gone"
+RETENTION = "retention"  # of at most ten letters, as the column
 
 
 def mark(kind: str, text: str) -> None:
-    Mark.objects.create(kind=kind, text=text[:300])
+    Mark.objects.create(kind=kind, text=text[:300], at=Now())
+
+
+def retention_stopped(why: str) -> None:
+    """Marked since when, and why now, until `retention_goes_on`."""
+    if not Mark.objects.filter(kind=RETENTION).update(text=why[:300]):
+        mark(RETENTION, why)
+
+
+def retention_goes_on() -> None:
+    Mark.objects.filter(kind=RETENTION).delete()
 
 
 def started(worker: str) -> None:

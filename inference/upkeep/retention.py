@@ -6,7 +6,9 @@ output, to look for what else to delete.
 """
 
 import datetime
+import functools
 import logging
+import math
 import time
 from uuid import UUID
 
@@ -17,7 +19,7 @@ from django.db.models.functions import Now
 
 from inference import clock
 from inference.fields.ids import first_id_at
-from inference.figures import fold
+from inference.figures import fold, marks
 from inference.models import ENDED, TERMINAL, WAITING, Bulk, Job, Webhook, Worker
 from inference.status.backlog import milliseconds
 from inference.upkeep import acts
@@ -28,6 +30,8 @@ CHUNK = 2000  # jobs of one round
 STATEMENT = 500  # jobs of one statement
 PAUSE_S = 600.0  # when there is nothing left to remove
 WORKER_DAYS = 7  # that the row of a worker that has ended is kept
+USUAL_SHARE = 0.1  # of all finished jobs: a sweep that finds more of them overdue removes nothing
+OVERDUE = datetime.timedelta(hours=1)  # past the retention time: any of many sweeps should have removed such a job
 
 
 def is_past(job_id: UUID) -> bool:
@@ -50,6 +54,23 @@ class Sweep:
         limit_s = max(0.0, clock.of_database().timestamp() - kept_s)  # no id is from before 1970
         self.limit = datetime.datetime.fromtimestamp(limit_s, datetime.UTC)
         self._reached = UUID(int=0)  # jobs up to this id have been looked at
+
+    @functools.cached_property
+    def problem(self) -> str:
+        """A sentence where an unusual share of all finished jobs is overdue: a clock may have been set forward."""
+        overdue_since = self.limit - OVERDUE
+        overdue = _ended_before(overdue_since).count()
+        ended = Job.objects.filter(status__in=TERMINAL)
+        later = ended.filter(Q(pk__gte=first_id_at(overdue_since)) | Q(finished_at__gte=overdue_since))
+        enough = math.ceil(overdue * (1 / USUAL_SHARE - 1))
+        others = later.order_by("-pk").values("pk")[:enough].count() if overdue else 0
+        if others >= enough:
+            return ""
+        return (
+            f"{overdue:,} of {overdue + others:,} finished jobs ended more than JOB_RETENTION_DAYS"
+            f" ({settings.JOB_RETENTION_DAYS:g}) and an hour ago by the database's clock, and are still there."
+            " Nothing that is old is removed."
+        )
 
     def remove_some(self) -> int:
         """Remove a chunk of jobs, and bulks without jobs. Returns how many jobs."""
@@ -104,6 +125,11 @@ class Sweeper:
         """Whether there is more to remove now."""
         if settings.JOB_RETENTION_DAYS:
             sweep = self._sweep = self._sweep or Sweep()
+            if sweep.problem:
+                logger.warning("%s Look at that clock, then: manage.py remove_old_jobs --force", sweep.problem)
+                marks.retention_stopped(sweep.problem)
+                return False
+            marks.retention_goes_on()
             if sweep.remove_some() == CHUNK:
                 return True
         remove_ended_workers()

@@ -3,18 +3,28 @@
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from inference.figures import marks
 from inference.upkeep import retention
 
 
 class Command(BaseCommand):
-    help = "Remove finished jobs that are older than JOB_RETENTION_DAYS. Workers do this too, a little at a time."
+    help = "Remove jobs that ended more than JOB_RETENTION_DAYS ago. Workers do this too, a little at a time."
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--force", action="store_true", help="Also where that is an unusual share of all finished jobs."
+        )
+
+    def handle(self, *args: Any, force: bool, **options: Any) -> None:
         if not settings.JOB_RETENTION_DAYS:
             raise CommandError("JOB_RETENTION_DAYS is 0: jobs are kept for ever.")
+        sweep = retention.Sweep()
+        if sweep.problem and not force:
+            raise CommandError(f"{sweep.problem} If that clock is right, remove them with --force.")
         removed = 0
-        while count := retention.remove_old():
+        while count := sweep.remove_some():
             removed += count
+        marks.retention_goes_on()
         self.stdout.write(f"{removed} jobs removed")

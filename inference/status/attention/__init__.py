@@ -18,6 +18,7 @@ CODES = (
     "DatabaseAway", "DatabaseSlow", "DatabaseLocked", "BrokerAway", "BrokerSlow", "DiskFills", "ModelsFileRefused",
     "ModelUnserved", "ModelPaused", "WorkerGone", "WorkerCutOff", "WorkerDegraded", "WorkerDrained", "ReplicaCrashes",
     "DeviceWithdrawn", "QueueGrows", "QueueStuck", "FailuresUnusual", "WebhooksFail", "WebhooksWait",
+    "RetentionStopped",
 )  # fmt: skip
 
 
@@ -50,3 +51,4 @@ def _of_rows() -> Iterator[Item]:
     yield from load.queues(living, quiet={*unserved, *paused})
     yield from load.failures()
     yield from load.webhooks()
+    yield from fleet.retention()

@@ -1,4 +1,5 @@
-"""The models file, the models and the workers: who does not serve what, and whether somebody wants it so."""
+"""The models file, the models and the workers: who does not serve what, and whether somebody wants it so; and what the
+workers do not remove."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from django.utils import timezone
 
 from inference.catalog import lookup
-from inference.models import PausedModel, Worker, WorkerState
+from inference.figures import marks
+from inference.models import Mark, PausedModel, Worker, WorkerState
 from inference.status import workers
 from inference.status.attention.item import Item
 
@@ -90,4 +92,14 @@ def _replicas(worker: Worker) -> Iterator[Item]:
             code="DeviceWithdrawn", about=about,
             text=f"{device} of {worker.name} is given no work for {left_s} s: what failed there succeeds elsewhere.",
             todo="Look at the device (nvidia-smi, and Xid in dmesg); it is tried again by itself.",
+        )  # fmt: skip
+
+
+def retention() -> Iterator[Item]:
+    """As the last sweep found it."""
+    for stopped in Mark.objects.filter(kind=marks.RETENTION)[:1]:
+        yield Item(
+            code="RetentionStopped", text=stopped.text,
+            todo="Look at that clock. If it is right, as after a long rest or with JOB_RETENTION_DAYS made shorter,"
+            " remove them: manage.py remove_old_jobs --force.",
         )  # fmt: skip

@@ -1,17 +1,22 @@
 import datetime
 import time
+from collections.abc import Sequence
+from io import StringIO
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
 from django.conf import settings
+from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from inference import clock
 from inference.fields.ids import first_id_at
-from inference.models import Bulk, Job, Status, Webhook, Worker, WorkerState
+from inference.models import Bulk, Job, Mark, Status, Webhook, Worker, WorkerState
+from inference.status import attention
 from inference.upkeep import retention
 from tests.conditions import ago
 
@@ -109,6 +114,85 @@ class OldJobsTests(TestCase):
         self.assertIn('"id"', read)
         for column in ("inputs", "output", "rejected"):
             self.assertNotIn(column, read)
+
+
+class StoppedSweepTests(TestCase):
+    """A clock that is set forward, also the database's, makes all finished jobs old at once."""
+
+    def setUp(self) -> None:
+        self.sweeper = retention.Sweeper()
+        self.others = [self.make(number, 1.0) for number in range(8)]
+
+    def make(self, number: int, days: float) -> Job:
+        moment = days_ago(days)
+        values = {"model": "m", "inputs": "x", "status": Status.SUCCEEDED, "finished_at": moment}
+        return Job.objects.create(id=UUID(int=first_id_at(moment).int + number), **values)
+
+    def sweep(self) -> None:
+        self.sweeper.next_at_s = 0.0
+        self.sweeper.sweep()
+
+    def codes(self) -> Sequence[str]:
+        return [item.code for item in attention.items()]
+
+    def test_a_sweep_that_would_remove_an_unusual_share_removes_nothing_and_says_so(self) -> None:
+        self.make(8, OLD)
+        worker = Worker.objects.create(name="w", pid=1, state=WorkerState.GONE, heartbeat_at=days_ago(OLD))
+        with self.assertLogs("inference.upkeep.retention", "WARNING") as logs:
+            self.sweep()
+        self.assertIn("1 of 9 finished jobs", logs.output[0])
+        self.assertEqual(Job.objects.count(), 9)
+        self.assertTrue(Worker.objects.filter(pk=worker.pk).exists())
+        (item,) = [item for item in attention.items() if item.code == "RetentionStopped"]
+        self.assertIn("1 of 9 finished jobs", item.text)
+        self.assertIn("remove_old_jobs --force", item.todo)
+
+    def test_it_is_said_for_as_long_as_it_is_so(self) -> None:
+        self.make(8, OLD)
+        for _ in range(2):
+            with self.assertLogs("inference.upkeep.retention", "WARNING"):
+                self.sweep()
+            self.assertIn("RetentionStopped", self.codes())
+        self.assertEqual(Mark.objects.count(), 1)
+        with self.settings(JOB_RETENTION_DAYS=2 * OLD):
+            self.sweep()
+        self.assertNotIn("RetentionStopped", self.codes())
+
+    def test_an_operator_lets_it_go_on(self) -> None:
+        self.make(8, OLD)
+        with self.assertLogs("inference.upkeep.retention", "WARNING"):
+            self.sweep()
+        with self.assertRaisesRegex(CommandError, "1 of 9 finished jobs.* --force"):
+            call_command("remove_old_jobs", stdout=StringIO())
+        self.assertEqual(Job.objects.count(), 9)
+        call_command("remove_old_jobs", force=True, stdout=StringIO())
+        self.assertEqual(set(Job.objects.all()), set(self.others))
+        self.assertNotIn("RetentionStopped", self.codes())
+
+    def test_what_is_due_since_a_moment_is_removed_whatever_share_that_is(self) -> None:
+        """As the last jobs of a service that nobody uses any more."""
+        Job.objects.all().delete()
+        self.make(0, settings.JOB_RETENTION_DAYS + 0.01)
+        self.sweep()
+        self.assertFalse(Job.objects.exists())
+
+    def test_a_small_share_is_removed_however_old_it_is(self) -> None:
+        self.make(8, 2 * OLD)
+        self.make(9, 2.0)
+        self.make(10, 3.0)
+        self.sweep()
+        self.assertEqual(Job.objects.count(), 10)
+
+    def test_a_clock_that_is_set_forward_in_the_middle_of_a_sweep_adds_nothing_to_it(self) -> None:
+        self.others += [self.make(number, 1.0) for number in range(8, 30)]
+        for number in range(30, 33):
+            self.make(number, OLD)
+        with patch.object(retention, "CHUNK", 2):
+            self.sweep()
+            self.assertEqual(Job.objects.count(), 31)
+            with patch.object(clock, "of_database", lambda: timezone.now() + HOST_AHEAD):
+                self.sweeper.sweep()
+        self.assertEqual(set(Job.objects.all()), set(self.others))
 
 
 class EndedWorkersTests(TestCase):
