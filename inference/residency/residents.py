@@ -17,7 +17,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 600.0  # after a load that failed, twice a
 class Waiting:
     """The jobs of a model that is not in memory."""
 
-    since_s: float  # when the first of them was made
+    since_s: float  # when the first of them was made, by the caller's clock
     priority: int
 
 

@@ -1,7 +1,8 @@
 """How often something may happen: so many times a minute, evenly, with a tenth of a minute's worth at once.
 
 The generic cell rate algorithm (ITU-T I.371): one moment a name, kept in Redis for all processes, by its clock. While
-Redis is away each process counts for itself.
+Redis is away each process counts for itself. A moment further ahead than any time that was allowed is of a clock that
+was set back since, and counts no more.
 """
 
 import threading
@@ -17,6 +18,7 @@ LUA = """
 local now = redis.call('TIME'); now = now[1] + now[2] / 1e6
 local step, burst = tonumber(ARGV[1]), tonumber(ARGV[2])
 local due = math.max(tonumber(redis.call('GET', KEYS[1]) or '0'), now)
+if due - now > burst + step + 0.001 then due = now end
 if due - now > burst then return tostring(due - now - burst) end
 redis.call('SET', KEYS[1], string.format('%.6f', due + step), 'PX', math.ceil((burst + step) * 1000) + 1000)
 return '0'

@@ -12,7 +12,7 @@ import datetime
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from uuid import UUID
 
@@ -23,6 +23,7 @@ from django.db.models.functions import Now
 from inference import errors
 from inference.broker import publish
 from inference.broker.address import queue_of
+from inference.broker.anybroker import Refused
 from inference.broker.messages import JobMessage
 from inference.catalog.lookup import models
 from inference.fields.ids import first_id_at
@@ -33,12 +34,14 @@ from inference.store import rows, transitions
 from inference.submission.writer import message_of
 
 logger = logging.getLogger(__name__)
+_model = attrgetter("model")
 
 RESEND_S = settings.WORKER_SILENT_S * 2 / 3  # a message younger than this may still be on its way
 HELD_S = settings.WORKER_SILENT_S  # what left its queue and was not started for longer is not waited for any more
 PASSED_S = settings.WORKER_SILENT_S / 3  # a job is passed when one that is this much younger was started before it
 CHUNK = 500
 MOST = 20 * CHUNK  # jobs sent again in a round
+SET_BACK_S = 60.0  # a message that was sent so far in the future was sent before the database's clock was set back
 
 
 def reconcile(*, answering_s: float = math.inf) -> None:
@@ -74,15 +77,16 @@ def _of(state: WorkerState) -> QuerySet[Worker, UUID]:
     return Worker.objects.filter(state=state).values_list("pk", flat=True)
 
 
+def _before(column: str, seconds: float) -> Q:
+    """Where `column` is longer ago than that, or was written before the clock was set back."""
+    return Q(**{f"{column}__lt": _ago(seconds)}) | Q(**{f"{column}__gt": _ago(-SET_BACK_S)})
+
+
 def _send_again() -> None:
-    """High priorities first: a round is bounded. What was sent is marked before more is, so that a failure in between
-    has nothing sent twice."""
-    lost = Q(published_at=None, created_at__lt=_ago(1.0)) | (Q(published_at__lt=_ago(RESEND_S)) & _missing())
-    jobs = Job.objects.filter(lost, status=Status.QUEUED, model__in=_run_here()).defer("inputs", "output")
-    found = jobs.order_by("priority", "pk")[:MOST].iterator(CHUNK)
+    """What was sent is marked before more is, so that a failure in between has nothing sent twice."""
     sent = 0
     failure: errors.BrokerUnavailable | None = None
-    for messages in _at_once([message_of(job, recovered=True) for job in found]):
+    for messages in _at_once([message_of(job, recovered=True) for job in _lost()]):
         try:
             publish.publish(messages)
         except errors.BrokerUnavailable as error:  # of this queue, or of all: then the others fail at once
@@ -93,6 +97,41 @@ def _send_again() -> None:
         logger.warning("%d queued jobs had no message, sent again", sent)
     if failure:
         raise failure
+
+
+def _lost() -> list[Job]:
+    """Queued jobs to be sent again. High priorities first: a round is bounded. Where all messages were sent, never more
+    of a model wait than jobs do: whatever is wrong with a clock, what is there is not sent again and again."""
+    lost = (Q(published_at=None) & _before("created_at", 1.0)) | (_before("published_at", RESEND_S) & _missing())
+    jobs = Job.objects.filter(lost, status=Status.QUEUED, parts=None, model__in=_run_here()).defer("inputs", "output")
+    jobs = jobs.order_by("priority", "pk")
+    full: set[str] = set()
+    while found := list(jobs.exclude(model__in=full)[:MOST]):
+        of_model = {name: list(each) for name, each in itertools.groupby(sorted(found, key=_model), _model)}
+        fitting = {job.pk for name, each in of_model.items() for job in _fitting(name, each)}
+        if fitting:
+            return [job for job in found if job.pk in fitting]
+        full |= of_model.keys()
+    return []
+
+
+def _fitting(model: str, jobs: Sequence[Job]) -> list[Job]:
+    """Those that were never sent, and as many of the others as make no more messages than jobs of this model wait."""
+    unsent = [job for job in jobs if job.published_at is None]
+    sent = [job for job in jobs if job.published_at is not None]
+    room = _room(model, len(jobs)) - len(unsent) if sent else 0
+    return unsent + sent[: max(0, room)]
+
+
+def _room(model: str, most: int) -> int:
+    """How many more messages of this model may wait, at most `most`."""
+    queue = queue_of(model)
+    try:
+        messages = publish.queue_lengths([queue])[queue]
+    except Refused:  # sending to it fails too, and says why
+        messages = 0
+    queued = Job.objects.filter(model=model, status=Status.QUEUED, parts=None).order_by().values("pk")
+    return max(0, queued[: messages + most].count() - messages)
 
 
 def _at_once(messages: Iterable[JobMessage]) -> Iterator[list[JobMessage]]:
@@ -118,7 +157,7 @@ def _missing() -> Q:
     held = any(worker.held or worker.replicas_busy for worker in living)
     missing = Q(pk__in=[])
     for name in waiting:
-        of_lost = Q(model=name, published_at__lt=_ago(HELD_S if held else RESEND_S))
+        of_lost = Q(model=name) & _before("published_at", HELD_S if held else RESEND_S)
         missing |= of_lost & ~Q(priority__in=priorities[queue_of(name)])
         for priority, reached in _reached(living, name).items():
             missing |= Q(

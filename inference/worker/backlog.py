@@ -84,7 +84,9 @@ class Backlog:
         reached = self.reached[batch.spec.name]
         for priority, arrived_at_s in {(held.item.priority, held.item.arrived_at_s) for held in batch.called}:
             key = str(priority)
-            reached[key] = max(reached.get(key, 0.0), arrived_at_s)
+            known = reached.get(key, 0.0)
+            was_set_back = known > clock.time_s() + SET_BACK_S
+            reached[key] = arrived_at_s if was_set_back else max(known, arrived_at_s)
 
     def ended(self, batch: Batch) -> None:
         self.batches.pop(batch.id, None)

@@ -6,13 +6,13 @@ replicas follow that as they follow the models file.
 
 import logging
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from django.conf import settings
 
-from inference import clock
 from inference.catalog.specs import Catalog, ModelSpec
 from inference.engines.memory import CPU
 from inference.residency.residents import MIB, Residents
@@ -50,7 +50,7 @@ class LazyModels:
         self._follow_catalog()
         if not self.replicas.have_told:
             return self.report
-        now_s = clock.time_s()
+        now_s = time.monotonic()
         self.residents.room = self._room()
         self._settle(now_s)
         self._see(backlog, now_s)

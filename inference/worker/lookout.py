@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Mapping
+from uuid import UUID
 
 from inference import clock
 from inference.catalog.specs import Catalog
@@ -32,6 +33,7 @@ class Lookout(threading.Thread):
         self.ours: frozenset[str] = frozenset()  # models that this worker is to load, since it has jobs
         self.estimates: dict[str, int | None] = {}  # bytes, by load_digest
         self._seen_at: dict[str, float] = {}  # monotonic: since when jobs of a model wait
+        self._made_at: dict[UUID, float] = {}  # monotonic: of the first jobs, by their age when first seen
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -50,13 +52,14 @@ class Lookout(threading.Thread):
             if spec.load_digest not in self.estimates:
                 self.estimates[spec.load_digest] = memory.estimate(spec)
         if not models or not absent:  # nobody waits for a turn
-            self.waiting, self.ours, self._seen_at = {}, frozenset(), {}
+            self.waiting, self.ours, self._seen_at, self._made_at = {}, frozenset(), {}, {}
             return
         found = {name: first for name, first in backlog.first_queued(models).items() if name not in self.held_back}
         now = time.monotonic()
         self._seen_at = {name: self._seen_at.get(name, now) for name in found if name in absent}
+        self._made_at = {job_id: self._made_at.get(job_id, now - _age_s(job_id)) for _, job_id in found.values()}
         self.waiting = {
-            name: Waiting(since_s=backlog.milliseconds(job_id) / 1000, priority=priority)
+            name: Waiting(since_s=self._made_at[job_id], priority=priority)
             for name, (priority, job_id) in found.items()
         }
         self.ours = frozenset(self._ours(now)) if self._seen_at else frozenset()
@@ -68,7 +71,7 @@ class Lookout(threading.Thread):
             for name, seen_at in self._seen_at.items()
             if is_ours(
                 name, str(self.worker), {other: states[name] for other, states in others.items() if name in states},
-                seen_s=now - seen_at, waited_s=clock.time_s() - self.waiting[name].since_s,
+                seen_s=now - seen_at, waited_s=now - self.waiting[name].since_s,
                 load_s=self.residents.load_s(name),
             )
         ]  # fmt: skip
@@ -80,3 +83,7 @@ class Lookout(threading.Thread):
             str(worker.pk): {entry["name"]: entry["state"] in INSIDE for entry in catalog.entries(worker)}
             for worker in others.only("catalog")
         }
+
+
+def _age_s(job_id: UUID) -> float:
+    return max(0.0, clock.time_s() - backlog.milliseconds(job_id) / 1000)

@@ -165,6 +165,32 @@ class ReconcileTests(TransactionTestCase):
         self.assertGreater(passed.published_at, sent_at)
         self.assertEqual(next_.published_at, sent_at)
 
+    def test_never_more_messages_wait_than_jobs(self) -> None:
+        """As when a clock was set back, by which the workers have come further than any job that waits."""
+        jobs = [make_job() for _ in range(3)]
+        writer.send([message_of(job) for job in jobs[1:]])
+        make_worker(held=1, reached={MODEL: {"2": ago(-OLD_S).timestamp()}})
+        for _ in range(3):
+            Job.objects.update(published_at=ago(OLD_S))
+            reconcile.reconcile()
+            self.assertEqual(self.queued_messages(), 3)
+
+    def test_a_model_whose_messages_all_wait_keeps_no_lost_one_of_another_from_being_sent(self) -> None:
+        catalog = {**models(), "other": replace(models()[MODEL], name="other")}
+        writer.send([message_of(make_job(priority=1)) for _ in range(2)])
+        make_worker(reached={MODEL: {"1": ago(-OLD_S).timestamp()}})
+        make_job(model="other")
+        with patch.object(reconcile, "MOST", 2), patch.object(reconcile, "models", return_value=catalog):
+            reconcile.reconcile()
+        queue = address.queue_of("other")
+        self.assertEqual((self.queued_messages(), publish.queue_lengths([queue])[queue]), (2, 1))
+
+    def test_a_message_that_was_sent_before_the_clock_was_set_back_is_found_when_it_is_lost(self) -> None:
+        make_job(created_at=ago(-OLD_S), published_at=ago(-OLD_S))
+        make_job(created_at=ago(-OLD_S), published_at=None)
+        reconcile.reconcile()
+        self.assertEqual(self.queued_messages(), 2)
+
     def waiting(self, step: int) -> list[str]:
         """The ids of the messages of a priority, the next one first."""
         texts = redis_client.get().lrange(address.redis_key(self.queue, step), 0, -1)

@@ -810,6 +810,15 @@ class DispatcherTests(DispatcherCase):
         self.assertEqual((facts.held, facts.finished), (1, 1))
         self.assertLessEqual(facts.reached["a"]["2"], self.clock)
 
+    def test_after_a_clock_was_set_back_a_model_has_come_as_far_as_its_newest_job(self) -> None:
+        self.add(arrived_at_s=clock.time_s())
+        self.dispatcher.kick()
+        self.pool.finish(self.last)
+        with patch.object(clock, "_off_s", -3600.0):
+            self.add(arrived_at_s=clock.time_s())
+            self.dispatcher.kick()
+            self.assertLessEqual(self.dispatcher.facts().reached["a"]["2"], clock.time_s())
+
     def test_what_runs_is_not_counted_as_held_while_its_messages_are_acknowledged(self) -> None:
         held = []
         jobs = self.fill(2)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 from uuid import uuid4
 
 from django.test import SimpleTestCase, TestCase, override_settings
@@ -13,13 +14,12 @@ from inference import clock
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status, Worker, WorkerState
 from inference.residency.residents import MIB, Waiting
-from inference.worker import reports
+from inference.worker import lazy, reports
 from inference.worker.backlog import Backlog
 from inference.worker.calls import READY, Loaded
 from inference.worker.devices import Plan
 from inference.worker.lazy import LazyModels
 from inference.worker.replicas import Replicas
-from tests.conditions import PATIENCE_S
 
 PID = 11
 LAZY = ("a", "b")
@@ -38,7 +38,7 @@ class LazyModelsTests(SimpleTestCase):
         self.lazy.lookout.estimates = {spec.load_digest: 50 * MIB for spec in CATALOG.values()}
         self.backlog = Backlog(self.replicas)
         self.now_s = 1000.0
-        self.enterContext(patch.object(clock, "time_s", lambda: self.now_s))
+        self.enterContext(patch.object(lazy, "time", Mock(monotonic=lambda: self.now_s)))
         self.replicas.started(0, PID, self.replicas.first_order(0))
         self.tell("eager")
 
@@ -85,6 +85,13 @@ class LazyModelsTests(SimpleTestCase):
         following = self.replicas.next_order([PID])
         assert following
         self.assertEqual([spec.name for spec in following[1]], ["eager"])  # first without either
+
+    def test_its_turn_ends_though_the_clock_is_set_back(self) -> None:
+        self.test_one_is_loaded_for_its_job_within_what_eager_ones_leave()
+        with patch.object(clock, "_off_s", -3600.0):
+            self.now_s += 5.0
+            self.wait_for("b")
+        self.assertEqual(self.ordered(), {"eager", "b"})
 
     def test_it_is_unloaded_when_it_is_idle_and_eager_ones_never(self) -> None:
         self.test_one_is_loaded_for_its_job_within_what_eager_ones_leave()
@@ -195,13 +202,22 @@ class LookoutTests(TestCase):
 
     def test_it_sees_the_first_job_of_each_model_in_one_query(self) -> None:
         self.job("a")
-        first = self.job("a", priority=1)
+        self.job("a", priority=1)
         self.job("b", status=Status.RUNNING)
         with self.assertNumQueries(2):  # and the other workers
             self.lookout.look()
         self.assertEqual((set(self.lookout.waiting), self.lookout.ours), ({"a"}, {"a"}))
         self.assertEqual(self.lookout.waiting["a"].priority, 1)
-        self.assertAlmostEqual(self.lookout.waiting["a"].since_s, first.created_at.timestamp(), delta=PATIENCE_S)
+        self.assertLessEqual(self.lookout.waiting["a"].since_s, time.monotonic())
+
+    def test_how_long_a_job_has_waited_follows_no_clock_that_is_set(self) -> None:
+        self.job("a")
+        self.lookout.look()
+        since_s = self.lookout.waiting["a"].since_s
+        for off_s in (-3600.0, 3600.0):
+            with patch.object(clock, "_off_s", off_s):
+                self.lookout.look()
+            self.assertEqual(self.lookout.waiting["a"].since_s, since_s)
 
     def test_an_idle_service_asks_one_query_and_one_with_all_in_memory_none(self) -> None:
         with self.assertNumQueries(1):
