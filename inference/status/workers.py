@@ -1,4 +1,6 @@
-"""Which workers are alive, by the database's clock."""
+"""Which workers are alive, by the database's clock. Where that is set, a living worker is missed until its next
+heartbeat; nothing is taken from it (`inference.upkeep.observer`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from django.conf import settings
 from django.db import OperationalError
@@ -32,12 +34,13 @@ T = TypeVar("T")
 
 
 def living() -> QuerySet[Worker]:
-    return Worker.objects.filter(state__in=PRESENT, heartbeat_at__gte=_silent_since())
+    """Those heard lately. A heartbeat in the future was written before the clock was set back: the next one tells."""
+    return Worker.objects.filter(state__in=PRESENT, heartbeat_at__range=_lately())
 
 
 def silent() -> QuerySet[Worker]:
-    """Those whose rows say that they are there, and whose heartbeats are too old."""
-    return Worker.objects.filter(state__in=PRESENT, heartbeat_at__lt=_silent_since())
+    """Those whose rows say that they are there, and that were not heard lately."""
+    return Worker.objects.filter(state__in=PRESENT).exclude(heartbeat_at__range=_lately())
 
 
 def beside(worker: Worker) -> dict[str, list[str]]:
@@ -52,8 +55,9 @@ def _gpus(worker: Worker) -> set[str]:
     return {part for device in worker.devices for part in device.split("+")} - {"cpu"}
 
 
-def _silent_since() -> Now:
-    return Now() - datetime.timedelta(seconds=settings.WORKER_SILENT_S)  # type: ignore[return-value]
+def _lately() -> tuple[Any, Any]:
+    silent = datetime.timedelta(seconds=settings.WORKER_SILENT_S)
+    return Now() - silent, Now() + silent
 
 
 def shown(rows: QuerySet[Worker]) -> QuerySet[Worker]:

@@ -82,6 +82,7 @@ class Claimed(NamedTuple):
 
 
 MOST_ANSWERED = 2_000_000  # numbers of one job: what a process that shows them takes 150 MB for
+SET_BACK_S = 60.0  # what was written so far in the future was written before the database's clock was set back
 LEASE_MARGIN_S = 20.0  # past the model's time limit, which the worker itself enforces
 _BROKEN = (Status.FAILED, Status.EXPIRED, Status.CANCELLED)
 _QUEUED_AGAIN = {"status": Status.QUEUED, "batch": None, "worker": None, "started_at": None, "published_at": None}
@@ -379,6 +380,12 @@ def expire() -> None:
     ):
         logger.info("%d jobs expired", expired)
         settle_wholes()
+
+
+def renew_future_leases() -> None:
+    """Those given before the database's clock was set back would be over as much later: each begins anew."""
+    set_back = Job.objects.filter(status=Status.RUNNING, started_at__gt=Now() + datetime.timedelta(seconds=SET_BACK_S))
+    set_back.update(lease_until=Now() + (F("lease_until") - F("started_at")), started_at=Now())
 
 
 def give_back_lost(which: Q) -> None:

@@ -1,6 +1,6 @@
 """What was lost is found again. Every worker runs this every few seconds; several at once do no harm.
 
-1. A worker that is silent for too long is gone.
+1. A worker that is silent for too long is gone (`inference.upkeep.observer`).
 2. A running job whose worker has stopped, is gone, or kept it for longer than it said, is given back; it fails when it
    was lost too often, the last time alone in its worker.
 3. A queued job past its deadline expires.
@@ -32,6 +32,7 @@ from inference.models import Job, Status, Worker, WorkerState
 from inference.status import workers
 from inference.store import rows, transitions
 from inference.submission.writer import message_of
+from inference.upkeep.observer import Observer
 
 logger = logging.getLogger(__name__)
 _model = attrgetter("model")
@@ -41,15 +42,19 @@ HELD_S = settings.WORKER_SILENT_S  # what left its queue and was not started for
 PASSED_S = settings.WORKER_SILENT_S / 3  # a job is passed when one that is this much younger was started before it
 CHUNK = 500
 MOST = 20 * CHUNK  # jobs sent again in a round
-SET_BACK_S = 60.0  # a message that was sent so far in the future was sent before the database's clock was set back
 
 
-def reconcile(*, answering_s: float = math.inf) -> None:
+def reconcile(*, answering_s: float = math.inf, observer: Observer | None = None) -> None:
     """One round. `answering_s`: for how long the database has answered whoever asks. After an outage nobody is judged
-    before all have had the time to be heard again: the first to come back would take the jobs of all others."""
+    before all have had the time to be heard again: the first to come back would take the jobs of all others.
+    `observer`: of this process, which keeps it from round to round."""
+    observer = observer or Observer()
+    observer.look()
+    transitions.renew_future_leases()
     if answering_s >= settings.WORKER_SILENT_S:
-        _mark_silent()
-        transitions.give_back_lost(Q(worker__in=_of(WorkerState.GONE)) | Q(lease_until__lt=Now()))
+        _mark_silent(observer)
+        lost = Q(worker__in=_of(WorkerState.GONE)) | observer.lease_is_over(answering_s=answering_s)
+        transitions.give_back_lost(lost)
     transitions.give_back_stopped(Q(worker__in=_of(WorkerState.STOPPED)))
     transitions.expire()
     try:
@@ -63,12 +68,16 @@ def _ago(seconds: float) -> Now:
     return Now() - datetime.timedelta(seconds=seconds)  # type: ignore[return-value]
 
 
-def _mark_silent() -> None:
-    silent = workers.silent()
+def _mark_silent(observer: Observer) -> None:
+    """Unless it was heard since."""
     idle = {"replicas_ready": 0, "replicas_busy": 0, "held": 0}
-    silent.filter(state=WorkerState.STOPPING).update(state=WorkerState.STOPPED, **idle)
-    for worker, name in list(silent.values_list("pk", "name")):
-        if silent.filter(pk=worker).update(state=WorkerState.GONE, **idle):
+    for worker, beat in observer.silent().items():
+        last_heard = (beat - datetime.timedelta(milliseconds=1), beat)  # a file keeps milliseconds
+        silent = Worker.objects.filter(pk=worker, heartbeat_at__range=last_heard, state__in=workers.PRESENT)
+        if silent.filter(state=WorkerState.STOPPING).update(state=WorkerState.STOPPED, **idle):
+            continue
+        name = silent.values_list("name", flat=True).first()
+        if name and silent.update(state=WorkerState.GONE, **idle):
             logger.warning("worker=%s silent for %g s, its jobs are given back", name, settings.WORKER_SILENT_S)
             marks.mark(marks.GONE, name)
 
@@ -79,7 +88,7 @@ def _of(state: WorkerState) -> QuerySet[Worker, UUID]:
 
 def _before(column: str, seconds: float) -> Q:
     """Where `column` is longer ago than that, or was written before the clock was set back."""
-    return Q(**{f"{column}__lt": _ago(seconds)}) | Q(**{f"{column}__gt": _ago(-SET_BACK_S)})
+    return Q(**{f"{column}__lt": _ago(seconds)}) | Q(**{f"{column}__gt": _ago(-transitions.SET_BACK_S)})
 
 
 def _send_again() -> None:

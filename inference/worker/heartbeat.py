@@ -81,7 +81,7 @@ class Heartbeat(threading.Thread):
     def register(self) -> None:
         row = Worker.objects.create(
             id=self.plan.worker, name=self.node, pid=os.getpid(), devices=list(self.plan.devices),
-            replicas_total=self.plan.replicas,
+            replicas_total=self.plan.replicas, started_at=Now(), heartbeat_at=Now(),
         )  # fmt: skip
         marks.started(self.node)
         for name, devices in workers.beside(row).items():

@@ -17,6 +17,7 @@ from inference.broker.address import queue_of
 from inference.figures import fold, ledger, sample
 from inference.store import transitions
 from inference.upkeep import acts, reconcile, retention
+from inference.upkeep.observer import Observer
 from inference.worker.heartbeat import Heartbeat, succeeds
 from inference.worker.replicas import Replicas
 from inference.worker.watchdog import Watchdog
@@ -46,6 +47,7 @@ class Housekeeping(threading.Thread):
             acts.work,
             *FIGURES,
         ]
+        self._observer = Observer()
         self._given_up: deque[UUID] = deque()
         self._revoked: deque[UUID] = deque(maxlen=MOST_REVOKED)
         self._stopping = threading.Event()
@@ -96,7 +98,7 @@ class Housekeeping(threading.Thread):
             self._given_up.popleft()
 
     def _reconcile(self) -> None:
-        reconcile.reconcile(answering_s=self.heartbeat.answering_s)
+        reconcile.reconcile(answering_s=self.heartbeat.answering_s, observer=self._observer)
 
     def watch(self) -> None:
         """Leave at once when the main process no longer works: its supervisor starts another."""

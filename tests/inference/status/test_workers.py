@@ -16,7 +16,7 @@ from inference.status.workers import InMemory, Remembered
 from inference.store import connections
 from inference.worker import devices, gpus
 from inference.worker.gpus import Found
-from tests.conditions import PATIENCE_S, eventually
+from tests.conditions import PATIENCE_S, ago, eventually
 
 
 class BesideTests(DatabaseTestCase):
@@ -42,6 +42,16 @@ class BesideTests(DatabaseTestCase):
         self.make("b@host", second)
         self.assertEqual(workers.beside(self.make("a@host", first)), {})
         self.assertEqual(workers.beside(self.make("c@host", third))["a@host"], ["cuda:3"])
+
+
+class LivingTests(DatabaseTestCase):
+    def test_a_worker_lives_whose_heartbeat_is_near_the_database_s_clock(self) -> None:
+        worker = Worker.objects.create(name="w", pid=1, state=WorkerState.READY)
+        for age_s, lives in ((0.0, True), (2 * PATIENCE_S, False), (-2 * PATIENCE_S, False)):
+            with self.subTest(age_s), self.settings(WORKER_SILENT_S=PATIENCE_S):
+                Worker.objects.update(heartbeat_at=ago(age_s))
+                self.assertEqual(list(workers.living()), [worker] if lives else [])
+                self.assertEqual(list(workers.silent()), [] if lives else [worker])
 
 
 class RememberedTests(TestCase):

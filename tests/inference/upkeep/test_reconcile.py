@@ -3,10 +3,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 from uuid import UUID, uuid4
 
 from django.conf import settings
+from django.db.models.functions import Now
 from django.test import TransactionTestCase, override_settings
 
 from inference import errors
@@ -17,7 +18,10 @@ from inference.fields.ids import first_id_at
 from inference.models import Job, Status, Worker, WorkerState
 from inference.submission import writer
 from inference.submission.writer import message_of
+from inference.upkeep import observer as observer_module
 from inference.upkeep import reconcile
+from inference.upkeep.observer import Observer
+from tests.clocks import database_clock
 from tests.conditions import PATIENCE_S, ago
 
 MODEL = "embeddings"
@@ -41,6 +45,7 @@ class ReconcileTests(TransactionTestCase):
     """The broker is the real one of the test run. What is young stays so."""
 
     def setUp(self) -> None:
+        self.now_s = 1000.0
         self.enterContext(patch.multiple(reconcile, RESEND_S=PATIENCE_S, HELD_S=2 * PATIENCE_S))
         self.queue = models()[MODEL].queue
         redis_client.get().flushdb()
@@ -95,6 +100,68 @@ class ReconcileTests(TransactionTestCase):
         worker.refresh_from_db()
         job.refresh_from_db()
         self.assertEqual((worker.state, job.status), (WorkerState.READY, Status.RUNNING))
+
+    def seen(self, observer: Observer, after_s: float = 0.0) -> None:
+        """A round of a process whose own clock has moved on."""
+        self.now_s += after_s
+        with patch.object(observer_module, "time", Mock(monotonic=lambda: self.now_s)):
+            reconcile.reconcile(observer=observer)
+
+    def test_a_clock_that_is_set_forward_ends_no_worker_and_no_lease(self) -> None:
+        worker, observer = make_worker(), Observer()
+        job = self.running(worker, lease_until=ago(-60), recoveries=settings.MAX_RECOVERIES - 1)
+        self.seen(observer)
+        with database_clock(3600):
+            for _ in range(2):
+                self.seen(observer, after_s=2.0)
+        worker.refresh_from_db()
+        job.refresh_from_db()
+        self.assertEqual((worker.state, job.status), (WorkerState.READY, Status.RUNNING))
+
+    def test_what_was_lost_before_a_clock_was_set_forward_is_found_as_late_as_without(self) -> None:
+        worker, observer = make_worker(), Observer()
+        of_dead = self.running(worker, lease_until=ago(-OLD_S))
+        left = self.running(make_worker(name="living"), lease_until=ago(-60))  # for 65 s
+        self.seen(observer)
+        with database_clock(3600):
+            self.seen(observer, after_s=2.0)
+        with database_clock(3600 + settings.WORKER_SILENT_S):  # it goes on beside the process's
+            Worker.objects.filter(name="living").update(heartbeat_at=Now())
+            self.seen(observer, after_s=settings.WORKER_SILENT_S)
+        worker.refresh_from_db()
+        self.assertEqual(worker.state, WorkerState.GONE)
+        self.assertEqual(Worker.objects.get(name="living").state, WorkerState.READY)
+        for job in (of_dead, left):
+            job.refresh_from_db()
+            self.assertEqual((job.status, job.recoveries), (Status.QUEUED, 1))
+
+    def test_what_was_lost_before_a_clock_was_set_back_is_found_as_late_as_without(self) -> None:
+        worker, observer = make_worker(heartbeat_at=ago(-OLD_S)), Observer()
+        job = self.running(worker)
+        self.seen(observer)
+        job.refresh_from_db()
+        self.assertEqual(job.status, Status.RUNNING)
+        self.seen(observer, after_s=settings.WORKER_SILENT_S + 1)
+        worker.refresh_from_db()
+        job.refresh_from_db()
+        self.assertEqual((worker.state, job.status), (WorkerState.GONE, Status.QUEUED))
+
+    def test_a_worker_that_is_heard_lives_whatever_moment_it_writes(self) -> None:
+        worker, observer = make_worker(), Observer()
+        for moment in (ago(-OLD_S), ago(OLD_S), ago(2 * OLD_S)):
+            Worker.objects.update(heartbeat_at=moment)
+            self.seen(observer, after_s=settings.WORKER_SILENT_S)
+        worker.refresh_from_db()
+        self.assertEqual(worker.state, WorkerState.READY)
+
+    def test_a_lease_from_before_a_clock_was_set_back_begins_anew(self) -> None:
+        job = self.running(make_worker(), lease_until=ago(-OLD_S - 60))
+        Job.objects.update(started_at=ago(-OLD_S))
+        reconcile.reconcile()
+        job.refresh_from_db()
+        assert job.lease_until
+        self.assertLess(job.lease_until, ago(-OLD_S / 2))
+        self.assertGreater(job.lease_until, ago())
 
     def test_the_stop_of_a_worker_does_not_count_against_the_jobs_that_it_ran(self) -> None:
         last = settings.MAX_RECOVERIES - 1

@@ -1,0 +1,61 @@
+"""Who is silent, and which leases are over: judged by one process, by its own monotonic clock.
+
+The moments in rows are those of the database's clock, which may be set while workers run, or go on while all of them
+sleep, as on a laptop.
+"""
+
+import datetime
+import time
+from uuid import UUID
+
+from django.conf import settings
+from django.db.models import F, Q
+
+from inference import clock
+from inference.models import Worker
+from inference.status import workers
+
+SET_S = 5.0  # the database's clock was set when it went so much more or less far than this process's between two looks
+
+
+class Observer:
+    """What a process has seen of heartbeats and of the database's clock. It is to look every few seconds."""
+
+    def __init__(self) -> None:
+        self._heartbeats: dict[UUID, tuple[datetime.datetime, float]] = {}  # and since when each is the last
+        self._looked: tuple[float, float] | None = None  # the database's clock and this process's, in seconds
+        self._steady_since = float("-inf")  # that the database's clock was not set
+
+    def look(self) -> None:
+        """Raises what the database raises."""
+        now, seen_at = clock.of_database(), time.monotonic()
+        if self._looked and abs(now.timestamp() - self._looked[0] - (seen_at - self._looked[1])) > SET_S:
+            self._steady_since = seen_at
+        self._looked = now.timestamp(), seen_at
+        present = Worker.objects.filter(state__in=workers.PRESENT).values_list("pk", "heartbeat_at")
+        self._heartbeats = {worker: self._last(worker, beat, now, seen_at) for worker, beat in present}
+
+    def _last(
+        self, worker: UUID, beat: datetime.datetime, now: datetime.datetime, seen_at: float
+    ) -> tuple[datetime.datetime, float]:
+        """Any change of the moment is a sign of life. Of a worker that is new here the database tells its age."""
+        if known := self._heartbeats.get(worker):
+            return known if known[0] == beat else (beat, seen_at)
+        return beat, seen_at - max(0.0, (now - beat).total_seconds())
+
+    def silent(self) -> dict[UUID, datetime.datetime]:
+        """By worker that has not been heard for `WORKER_SILENT_S` at the last look: its last heartbeat."""
+        silent_since = time.monotonic() - settings.WORKER_SILENT_S
+        return {worker: beat for worker, (beat, since) in self._heartbeats.items() if since < silent_since}
+
+    def lease_is_over(self, *, answering_s: float) -> Q:
+        """Of a running job. A lease counts for as long as it was given for, in which the database has answered this
+        process, for `answering_s` by now, and its clock was not set."""
+        if self._looked is None:
+            return Q(pk__in=())
+        now_s, seen_at = self._looked
+        over = Q(lease_until__lt=datetime.datetime.fromtimestamp(now_s, datetime.UTC))
+        seen_s = min(answering_s, seen_at - self._steady_since)
+        if seen_s < datetime.timedelta.max.total_seconds():
+            over &= Q(lease_until__lte=F("started_at") + datetime.timedelta(seconds=seen_s))
+        return over
