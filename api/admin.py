@@ -11,12 +11,12 @@ from django.contrib.auth import get_user_model
 from django.db.models import OuterRef, Q, QuerySet, Subquery, Sum, Value
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from api import auth
 from api.models import ApiKey, KeyUse
+from inference import clock
 from inference.admin import drawing
 
 MINUTE, HOUR, DAY = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(days=1)
@@ -60,7 +60,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ApiKey]:
         """With what each and all have been used."""
-        now = timezone.now()
+        now = clock.now()
         day, hour = now - DAY, _hour(now) - HOUR
         of_all = KeyUse.objects.filter(hour__gte=day).aggregate(all=Sum("requests"))["all"] or 0
         keys: QuerySet[ApiKey] = super().get_queryset(request)
@@ -77,7 +77,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
     @admin.display(description="requests a minute", ordering="used_hour")
     def a_minute(self, key: Any) -> str:
         """Over the hour that runs and the one before it, and what it may."""
-        now = timezone.now()
+        now = clock.now()
         most = auth.or_default(key.requests_per_minute, settings.API_KEY_RATE)
         return f"{key.used_hour / ((now - _hour(now) + HOUR) / MINUTE):.1f} of {most or 'any'}"
 
@@ -86,7 +86,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
         """An hour after the other."""
         if key.pk is None:
             return "-"
-        now = _hour(timezone.now())
+        now = _hour(clock.now())
         used = dict(KeyUse.objects.filter(key=key, hour__gt=now - DAY).values_list("hour", "requests"))
         hours = [used.get(now - HOUR * ago, 0) for ago in reversed(range(24))]
         return format_html('{}<p class="help">{} requests, an hour each</p>', drawing.lengths(hours), f"{sum(hours):,}")
@@ -95,7 +95,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
     def state(self, key: ApiKey) -> str:
         if key.revoked_at:
             return "revoked"
-        return "expired" if key.expires_at and key.expires_at <= timezone.now() else "valid"
+        return "expired" if key.expires_at and key.expires_at <= clock.now() else "valid"
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **options: Any) -> Any:
         if db_field.name == "owner":

@@ -12,11 +12,11 @@ from django.conf import settings
 from django.db.models import QuerySet
 from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
-from django.utils import timezone
 
 from api.errors import ApiError
 from api.models import PREFIX, ApiKey, digest
 from api.usage import usage
+from inference import clock
 from inference.failures import is_away
 from inference.models import Bulk, Job, Priority
 from inference.submission import rates
@@ -155,12 +155,12 @@ def or_default(own: int | None, default: int) -> int:
 def _remembered_s(row: ApiKey) -> float:
     if row.expires_at is None:
         return REMEMBERED_S
-    return min(REMEMBERED_S, (row.expires_at - timezone.now()).total_seconds())
+    return min(REMEMBERED_S, (row.expires_at - clock.now()).total_seconds())
 
 
 def _note_use(row: ApiKey) -> None:
     """A courtesy: a database that only reads, or that others keep from writing, keeps no key out."""
-    now = timezone.now()
+    now = clock.now()
     if row.last_used_at and now - row.last_used_at < datetime.timedelta(seconds=USED_EVERY_S):
         return
     try:

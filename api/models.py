@@ -9,7 +9,9 @@ from typing import Any
 from django.conf import settings
 from django.db import models
 from django.db.models import Q
-from django.utils import timezone
+from django.db.models.functions import Now
+
+from inference import clock
 
 PREFIX = "inf_"
 SHOWN = 12  # characters of the key that are kept to tell keys apart
@@ -32,7 +34,7 @@ class ApiKey(models.Model):
     name = models.CharField(max_length=100, blank=True, help_text="What it is for.")
     start = models.CharField(max_length=SHOWN, editable=False, help_text="Its first characters.")
     digest = models.CharField(max_length=64, unique=True, editable=False)
-    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    created_at = models.DateTimeField(default=clock.moment, editable=False)
     expires_at = models.DateTimeField(null=True, blank=True, default=None, help_text="Empty: never.")
     revoked_at = models.DateTimeField(null=True, blank=True, default=None, editable=False)
     last_used_at = models.DateTimeField(null=True, blank=True, default=None, editable=False)
@@ -53,13 +55,13 @@ class ApiKey(models.Model):
     @staticmethod
     def valid() -> Q:
         """Keys that open the door now."""
-        unexpired = Q(expires_at=None) | Q(expires_at__gt=timezone.now())
+        unexpired = Q(expires_at=None) | Q(expires_at__gt=Now())
         return unexpired & Q(revoked_at=None, owner__is_active=True)
 
     def revoke(self) -> None:
         """Effective at once in this process, and within `auth.REMEMBERED_S` in others. A revoked key stays revoked."""
         if self.revoked_at is None:
-            self.revoked_at = timezone.now()
+            self.revoked_at = clock.now()
             self.save(update_fields=["revoked_at"])
 
 

@@ -14,9 +14,8 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.signals import pre_delete
 from django.dispatch import receiver
-from django.utils import timezone
 
-from inference import errors
+from inference import clock, errors
 from inference.fields.ids import new_job_id
 from inference.fields.indexes import IndexWithoutParts
 from inference.fields.json_field import JSONField
@@ -73,7 +72,7 @@ class Bulk(models.Model):
     model = models.CharField(max_length=100)
     total = models.PositiveIntegerField(help_text="Inputs posted, accepted or refused.")
     rejected = JSONField(default=list)
-    created_at = models.DateTimeField(default=timezone.now)
+    created_at = models.DateTimeField(default=clock.moment)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET(former_user))
     idempotency_key = models.CharField(max_length=300, null=True, default=None, unique=True)
     idempotency_digest = models.CharField(max_length=64, blank=True, default="")
@@ -122,7 +121,7 @@ class Job(models.Model):
     worker = models.UUIDField(null=True, default=None)
     device = models.CharField(max_length=20, blank=True, default="")
 
-    created_at = models.DateTimeField(default=timezone.now)
+    created_at = models.DateTimeField(default=clock.moment)
     published_at = models.DateTimeField(null=True, default=None, help_text="When its message was last sent.")
     started_at = models.DateTimeField(null=True, default=None)
     lease_until = models.DateTimeField(null=True, default=None, help_text="When a running job may be given back.")
@@ -270,8 +269,8 @@ class Worker(models.Model):
         help_text="By model: what a call costs as was learnt, and the last calls of each shape as they were measured.",
     )  # fmt: skip
     is_to_rest = models.BooleanField(default=False, db_default=False, help_text="Drained by an operator.")
-    started_at = models.DateTimeField(default=timezone.now)
-    heartbeat_at = models.DateTimeField(default=timezone.now)
+    started_at = models.DateTimeField(default=clock.moment)
+    heartbeat_at = models.DateTimeField(default=clock.moment)
 
     class Meta:
         ordering = ["-started_at"]
@@ -285,7 +284,7 @@ class PausedModel(models.Model):
     """A model that no worker begins jobs of, as an operator wants: they are accepted, and wait."""
 
     model = models.CharField(max_length=100, primary_key=True)
-    paused_at = models.DateTimeField(default=timezone.now)
+    paused_at = models.DateTimeField(default=clock.moment)
     paused_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET_NULL)
 
     class Meta:
@@ -326,7 +325,7 @@ class Act(models.Model):
     done = models.PositiveIntegerField(default=0)
     left = models.JSONField(default=dict, help_text="How many jobs were left as they were, by reason.")
     by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET_NULL)
-    created_at = models.DateTimeField(default=timezone.now)
+    created_at = models.DateTimeField(default=clock.moment)
     finished_at = models.DateTimeField(null=True, default=None)
     lease_until = models.DateTimeField(null=True, default=None, help_text="A worker is at it until then at least.")
 
@@ -359,7 +358,7 @@ class Webhook(models.Model):
     url = models.URLField(max_length=500)
     state = models.CharField(max_length=10, choices=WebhookState, default=WebhookState.PENDING)
     attempts = models.PositiveIntegerField(default=0)
-    due_at = models.DateTimeField(default=timezone.now, help_text="Not before, nor before the job is finished.")
+    due_at = models.DateTimeField(default=clock.moment, help_text="Not before, nor before the job is finished.")
     last_error = models.CharField(max_length=300, blank=True, default="")
 
     class Meta:
@@ -404,8 +403,8 @@ class Mark(models.Model):
     """What an operator looks for on the axis of time when the figures change."""
 
     id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
-    at = models.DateTimeField(default=timezone.now)
-    kind = models.CharField(max_length=10, help_text="deployed, started, stopped or gone")
+    at = models.DateTimeField(default=clock.moment)
+    kind = models.CharField(max_length=10, help_text="deployed, started, stopped, gone or retention")
     text = models.CharField(max_length=300)
 
     class Meta:

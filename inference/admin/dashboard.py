@@ -14,8 +14,8 @@ from uuid import UUID
 
 from django.db.models import Count, Min
 from django.urls import reverse
-from django.utils import timezone
 
+from inference import clock
 from inference.admin import display
 from inference.catalog.lookup import models
 from inference.fields.ids import first_id_at
@@ -29,7 +29,7 @@ SIZES = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33+")  # items of a batch
 
 
 def now() -> dict[str, Any]:
-    hour = series.ends_since(timezone.now() - datetime.timedelta(hours=1))
+    hour = series.ends_since(clock.now() - datetime.timedelta(hours=1))
     return {
         "attention": [(item, _place_of(item.about)) for item in attention.items()],
         "models": model_rows(),
@@ -58,7 +58,7 @@ def _place_of(about: tuple[str, ...]) -> str:
 
 def model_rows() -> list[dict[str, Any]]:
     queued, running = _by_model(Status.QUEUED), _by_model(Status.RUNNING)
-    living, recent = list(workers.living()), series.since(timezone.now() - RECENT)
+    living, recent = list(workers.living()), series.since(clock.now() - RECENT)
     serving, runs = workers.count_served(living), catalog.count(living)
     gone = sorted((queued.keys() | running.keys() | runs.keys()) - models().keys())
     return [
@@ -120,7 +120,7 @@ def failure_rows(ended: Mapping[str, Counter[str]]) -> list[dict[str, Any]]:
 
 def _day_ago() -> UUID:
     """What failed within the hour was mostly made within the day; a search is not to go on for ever."""
-    return first_id_at(timezone.now() - datetime.timedelta(days=1))
+    return first_id_at(clock.now() - datetime.timedelta(days=1))
 
 
 def finished_in_last_hour(ended: Mapping[str, Counter[str]]) -> dict[str, str]:

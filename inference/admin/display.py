@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from django.contrib import admin
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from inference import clock
 from inference.models import Job
 from inference.telemetry.visible import visible as visible  # noqa: PLC0414 - of this module, too
 
@@ -60,7 +60,7 @@ def at(moment: datetime.datetime) -> str:
 
 
 def _relative(moment: datetime.datetime) -> str:
-    age_s = (timezone.now() - moment).total_seconds()
+    age_s = (clock.now() - moment).total_seconds()
     return f"{duration(age_s)} ago" if age_s >= 0 else f"in {duration(-age_s)}"
 
 

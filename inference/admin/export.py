@@ -13,6 +13,7 @@ import orjson
 from django.db.models import QuerySet
 from django.http import StreamingHttpResponse
 
+from inference import clock
 from inference.models import Job
 from inference.store import connections
 from inference.submission.lists import NEVER_DUE
@@ -47,7 +48,7 @@ class Form:
 def answer(jobs: QuerySet[Job], name: str) -> StreamingHttpResponse:
     """Raises `KeyError` for a form that there is none of."""
     form = FORMS[name]
-    file = f"jobs-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}.{name}"
+    file = f"jobs-{clock.now():%Y%m%dT%H%M%SZ}.{name}"
     headers = {"Content-Disposition": f'attachment; filename="{file}"', "X-Content-Type-Options": "nosniff"}
     return StreamingHttpResponse(_lines(jobs, form), content_type=form.content_type, headers=headers)
 

@@ -15,9 +15,8 @@ from django.core.paginator import Paginator
 from django.db import DataError
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils import timezone
 
-from inference import errors
+from inference import clock, errors
 from inference.admin.selection import MINUTES
 from inference.catalog.lookup import models
 from inference.fields.ids import first_id_at
@@ -159,4 +158,4 @@ class AcceptedFilter(admin.SimpleListFilter):
         minutes = MINUTES.get(self.value() or "")
         if minutes is None:
             return queryset
-        return queryset.filter(id__gte=first_id_at(timezone.now() - datetime.timedelta(minutes=minutes)))
+        return queryset.filter(id__gte=first_id_at(clock.now() - datetime.timedelta(minutes=minutes)))

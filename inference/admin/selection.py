@@ -8,8 +8,8 @@ from typing import Any
 from uuid import UUID
 
 from django.http import QueryDict
-from django.utils import timezone
 
+from inference import clock
 from inference.fields.ids import first_id_at
 from inference.models import Job
 
@@ -51,7 +51,7 @@ def of(query: QueryDict) -> dict[str, Any] | None:
         if key in LOOKUPS or key in SAME:
             found |= {LOOKUPS.get(key, key): value} if value else {}  # an empty filter lets all through
         elif key == "accepted" and value in MINUTES:
-            since = timezone.now() - datetime.timedelta(minutes=MINUTES[value])
+            since = clock.now() - datetime.timedelta(minutes=MINUTES[value])
             found["id__gte"] = str(first_id_at(since))
         elif key not in PASSED_OVER | {"q"}:
             return None

@@ -10,9 +10,9 @@ from django.contrib import admin, messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import URLPattern, path
-from django.utils import timezone
 from django.utils.safestring import SafeString
 
+from inference import clock
 from inference.admin import display
 from inference.admin.filters import EndedFilter
 from inference.admin.readonly import ReadOnlyAdmin
@@ -28,7 +28,7 @@ def live_state(worker: Worker) -> str:
     """The state it reported, or "silent" once its heartbeat is late: the reconciler is about to call it gone."""
     if worker.state in ENDED:
         return worker.state
-    silent = timezone.now() - worker.heartbeat_at > datetime.timedelta(seconds=settings.WORKER_SILENT_S)
+    silent = clock.now() - worker.heartbeat_at > datetime.timedelta(seconds=settings.WORKER_SILENT_S)
     return "silent" if silent else worker.state
 
 

@@ -69,7 +69,8 @@ def _blame_the_files(folder: Path, start: Callable[[Path], str], reason: str) ->
 
 
 def _set_aside(folder: Path) -> Path:
-    kept = folder / f"unreadable-{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H-%M-%SZ}"
+    now = datetime.datetime.now(datetime.UTC)  # noqa: TID251 - a name for people; no database is asked yet
+    kept = folder / f"unreadable-{now:%Y-%m-%dT%H-%M-%SZ}"
     kept.mkdir(mode=0o700)
     for name in FILES:
         if (folder / name).exists():

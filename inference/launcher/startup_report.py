@@ -15,8 +15,8 @@ from typing import Any
 
 from django.conf import settings
 from django.db import DatabaseError, connection
-from django.utils import timezone
 
+from inference import clock
 from inference.catalog import lookup, tasks
 from inference.catalog.specs import ModelSpec
 from inference.failures import Pauses
@@ -49,7 +49,7 @@ class StartupReport(threading.Thread):
         reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
         self.url = f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
         self.log, self.stopping = log, stopping
-        self.begun_at: datetime = timezone.now()
+        self.begun_at: datetime = clock.moment()
 
     def run(self) -> None:
         try:

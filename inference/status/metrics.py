@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from django.db.models import Count, Min
-from django.utils import timezone
 from prometheus_client import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
+from inference import clock
 from inference.models import WAITING, Job, Status, Worker
 from inference.status import attention, counters, workers
 from inference.status.workers import Remembered
@@ -68,7 +68,7 @@ def _waiting() -> Iterator[Sample]:
 def _oldest() -> Iterator[Sample]:
     queued = Job.objects.filter(status=Status.QUEUED, parts=None).order_by()
     for model, created_at in queued.values_list("model").annotate(Min("created_at")):
-        yield {"model": model}, (timezone.now() - created_at).total_seconds()
+        yield {"model": model}, (clock.now() - created_at).total_seconds()
 
 
 def _states(living: Iterable[Worker]) -> Iterator[Sample]:

@@ -17,9 +17,8 @@ from django.conf import settings
 from django.db import OperationalError
 from django.db.models import QuerySet
 from django.db.models.functions import Now
-from django.utils import timezone
 
-from inference import budget
+from inference import budget, clock
 from inference.catalog import lookup
 from inference.models import ENDED, Worker, WorkerState
 from inference.waiting.compute_slots import lending
@@ -62,7 +61,7 @@ def _lately() -> tuple[Any, Any]:
 
 def shown(rows: QuerySet[Worker]) -> QuerySet[Worker]:
     """But those that ended long ago."""
-    return rows.exclude(state__in=ENDED, heartbeat_at__lt=timezone.now() - ENDED_SHOWN)
+    return rows.exclude(state__in=ENDED, heartbeat_at__lt=clock.now() - ENDED_SHOWN)
 
 
 class Remembered(Generic[T]):

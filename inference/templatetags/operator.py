@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from django import template
-from django.utils import timezone
 
+from inference import clock
 from inference.admin import dashboard, display, navigation, workers
 from inference.catalog.lookup import models
 
@@ -20,7 +20,7 @@ register.simple_tag(navigation.places, name="places")
 
 @register.filter
 def age(moment: Any) -> str:
-    return display.duration(timezone.now() - moment if moment else None)
+    return display.duration(clock.now() - moment if moment else None)
 
 
 @register.simple_tag

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from django.db import connection
 
+from inference import clock
 from inference.figures import ledger
 from inference.figures.sample import SERVICE
 from inference.store import connections
@@ -38,7 +39,7 @@ class Teller:
     def _tell_forever(self) -> None:
         connections.own()
         while True:
-            time.sleep(ledger.TICK_S - time.time() % ledger.TICK_S)
+            time.sleep(ledger.TICK_S - clock.time_s() % ledger.TICK_S)
             self.tell()
             connection.close()
 

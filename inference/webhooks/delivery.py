@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import logging
 import re
-import time
 from collections import Counter
 from urllib.parse import urlsplit
 
@@ -20,8 +19,8 @@ import orjson
 from django.conf import settings
 from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
-from django.utils import timezone
 
+from inference import clock
 from inference.errors import InvalidInput
 from inference.fields.json_field import storable
 from inference.models import TERMINAL, Job, Webhook, WebhookState
@@ -125,7 +124,7 @@ def payload(job: Job) -> bytes:
     return orjson.dumps(
         {
             "type": "job.finished",
-            "timestamp": job.finished_at or timezone.now(),
+            "timestamp": job.finished_at or clock.now(),
             "data": {
                 "id": job.id,
                 "model": job.model,
@@ -159,7 +158,7 @@ def _post(webhook: Webhook) -> None:
     host = host_of(webhook.url)
     if host not in settings.WEBHOOK_HOSTS:
         raise outbound.NotSent(f"the host {host} may not be called any more")
-    body, now = payload(webhook.job), int(time.time())
+    body, now = payload(webhook.job), int(clock.time_s())
     headers = {
         "Content-Type": "application/json",
         "webhook-id": str(webhook.pk),

@@ -52,7 +52,7 @@ class JobRequest(Request):
         if self.worker_pid == pid:
             return
         self.worker_pid = pid
-        self.time_start = time.time()
+        self.time_start = clock.time_s()
         state.task_accepted(self)
         self.send_event("task-started")
 

@@ -1,3 +1,4 @@
+import datetime
 from collections.abc import Callable
 from io import StringIO
 from typing import Any
@@ -10,6 +11,7 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from api.auth import keyring
 from api.errors import ApiError
@@ -18,6 +20,7 @@ from inference.broker import redis_client
 from inference.models import Job, Priority
 from inference.submission import rates
 from tests.api.base import ApiTestCase, Response
+from tests.clocks import database_clock
 from tests.conditions import ago
 
 
@@ -64,6 +67,15 @@ class KeyTests(ApiTestCase):
             with self.subTest(key):
                 problem = self.assert_problem(self.get(key), 401, "unauthorized")
                 self.assertIn("may have been revoked", problem["detail"])
+
+    def test_a_key_expires_by_the_database_s_clock_and_not_by_its_host_s(self) -> None:
+        key = self.issue(expires_at=ago(-3600))[1]
+        real = timezone.now
+        with patch.object(timezone, "now", lambda: real() + datetime.timedelta(hours=2)):
+            self.assertEqual(self.get(key).status_code, 200)
+        keyring.forget()
+        with database_clock(7200):
+            self.assert_problem(self.get(key), 401, "unauthorized")
 
     def test_other_schemes_are_told_the_right_one(self) -> None:
         answer = self.client.get("/v1/models", headers={"Authorization": "Basic YTpi"})

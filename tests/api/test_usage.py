@@ -15,6 +15,7 @@ from api import usage as usage_module
 from api.auth import keyring, principal_of
 from api.models import ApiKey, KeyUse
 from api.usage import Usage, usage
+from inference import clock
 from tests.conditions import ago
 
 KEYS = reverse("admin:api_apikey_changelist")
@@ -89,7 +90,7 @@ class UsageTests(TestCase):
         KeyUse.objects.create(key=self.other, hour=now, requests=1000)
         ApiKey.objects.filter(pk=self.key.pk).update(requests_per_minute=60)
         self.client.force_login(self.owner)
-        with patch.object(timezone, "now", return_value=now + datetime.timedelta(seconds=1)):
+        with patch.object(clock, "now", return_value=now + datetime.timedelta(seconds=1)):
             page = self.client.get(KEYS).content.decode()
         for told in ("3,000", "75.0%", "20.0 of 60", "25.0%", "of any"):
             self.assertIn(told, page)

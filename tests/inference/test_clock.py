@@ -12,7 +12,7 @@ from django.utils import timezone
 from inference import clock
 from inference.catalog.lookup import spec_of
 from inference.fields.ids import first_id_at
-from inference.models import Job
+from inference.models import Act, Job, Webhook, Worker
 from inference.submission import admission, jobs
 from inference.submission.submissions import Submission
 
@@ -32,6 +32,14 @@ class ClockTests(TransactionTestCase):
         for moment in (job.created_at, job.published_at, job.expires_at - datetime.timedelta(seconds=60)):
             self.assertLess(moment, late)
         self.assertLess(job.pk, first_id_at(late))
+
+    def test_rows_begin_with_the_database_s_time(self) -> None:
+        """A notice of a host that is ahead would be due as much later, and a worker of one seem to live for longer."""
+        late = timezone.now() - datetime.timedelta(seconds=AHEAD_S / 2)
+        with patch.object(clock, "_off_s", -AHEAD_S):
+            webhook, worker, act = Webhook(), Worker(), Act()
+        for moment in (webhook.due_at, worker.heartbeat_at, worker.started_at, act.created_at):
+            self.assertLess(moment, late)
 
     @skipUnless(connection.vendor == "postgresql", "the clock of a file is the host's")
     def test_how_far_the_host_is_off_is_measured(self) -> None:

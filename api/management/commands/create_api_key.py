@@ -8,9 +8,9 @@ from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError
-from django.utils import timezone
 
 from api.models import ApiKey
+from inference import clock
 
 
 class Command(BaseCommand):
@@ -32,7 +32,7 @@ class Command(BaseCommand):
         row, key = ApiKey.objects.issue(
             owner=self.owner(options["owner"], options["staff"]),
             name=options["name"][:100],
-            expires_at=timezone.now() + datetime.timedelta(days=days) if days else None,
+            expires_at=clock.now() + datetime.timedelta(days=days) if days else None,
             requests_per_minute=options["rate"],
             max_queued=options["max_queued"],
         )

@@ -10,12 +10,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from queue import Empty
-from time import monotonic, time
+from time import monotonic
 from typing import Any
 
 import redis
 from kombu.transport import redis as stock
 
+from inference import clock
 from inference.broker.json_types import loads
 from inference.broker.kombu_redis.qos import QoS, Unacked
 from inference.broker.kombu_redis.scripts import FETCH
@@ -169,7 +170,7 @@ class Channel(stock.Channel):
         self._asked = list(self._lists(queues, self._kinds))
         if queues:
             self._queue_cycle.rotate(queues[0])
-        self._fetched_at = time()
+        self._fetched_at = clock.time_s()
         connection.send_packed_command(connection.pack_commands(self._commands(len(queues))), check_health=False)
         self._in_poll, self._brpop_sent_at = connection, monotonic()
 

@@ -112,7 +112,7 @@ def _remove_idle(home: Path) -> None:
     """What nobody has loaded for long and no process uses, and what was left of what was not made to its end."""
     for path in home.iterdir():
         with contextlib.suppress(OSError):  # it is used, or made, or may not be removed
-            if path.is_dir() and time.time() - _loaded_at_s(path) > IDLE_S:
+            if path.is_dir() and time.time() - _loaded_at_s(path) > IDLE_S:  # noqa: TID251 - the clock that files have
                 with _locked(home / f"{path.name.partition('.part-')[0]}.lock", 0.0), _unused(path):
                     shutil.rmtree(path)
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 from django.db import DatabaseError, InterfaceError, connection
-from django.utils import timezone
 
+from inference import clock
 from inference.catalog.lookup import models
 from inference.figures import sample, series, tallies
 from inference.figures.tallies import Tally
@@ -81,8 +81,8 @@ def facts() -> Facts:
     try:
         living = list(workers.living())
         queued, ages = sample.queues()
-        running, recent = sample.running(), series.since(timezone.now() - RECENT)
-        ended = series.ends_since(timezone.now() - HOUR)
+        running, recent = sample.running(), series.since(clock.now() - RECENT)
+        ended = series.ends_since(clock.now() - HOUR)
         serving = workers.count_served(living)
     except (DatabaseError, InterfaceError):
         connection.close()

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from django.utils import timezone
-
+from inference import clock
 from inference.catalog import lookup
 from inference.figures import marks
 from inference.models import Mark, PausedModel, Worker, WorkerState
@@ -47,7 +46,7 @@ def gone(living: Sequence[Worker]) -> Iterator[Item]:
     """Until one of its name is back, or for an hour."""
     there = {worker.name for worker in living}
     lost = workers.silent() | Worker.objects.filter(state=WorkerState.GONE)
-    recent = lost.filter(heartbeat_at__gte=timezone.now() - workers.ENDED_SHOWN).order_by("heartbeat_at")
+    recent = lost.filter(heartbeat_at__gte=clock.now() - workers.ENDED_SHOWN).order_by("heartbeat_at")
     for worker in {worker.name: worker for worker in recent if worker.name not in there}.values():
         served = ", ".join(worker.model_names) or "nothing"
         yield Item(

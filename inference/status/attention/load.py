@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from django.db.models import Exists, OuterRef
-from django.utils import timezone
 
+from inference import clock
 from inference.figures import sample, series
 from inference.models import TERMINAL, Figure, Grain, Job, Status, Webhook, WebhookState, Worker
 from inference.status.attention.item import Item
@@ -45,7 +45,7 @@ def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item
 
 
 def _past_queues() -> list[tuple[datetime.datetime, Mapping[str, int]]]:
-    ticks = Figure.objects.filter(grain=Grain.TICK, model=sample.SERVICE, start__gte=timezone.now() - SEEN)
+    ticks = Figure.objects.filter(grain=Grain.TICK, model=sample.SERVICE, start__gte=clock.now() - SEEN)
     return [
         (at, tally["now"].get("queued", {}))
         for at, tally in ticks.order_by("start").values_list("start", "tally")
@@ -62,7 +62,7 @@ def _grown_since(count: int, past: Sequence[tuple[datetime.datetime, int]]) -> t
 
 
 def failures() -> Iterator[Item]:
-    now = timezone.now()
+    now = clock.now()
     recent, usual = series.ends_since(now - RECENT), series.ends_since(now - USUAL)
     for model, ends in recent.items():
         before = usual.get(model, Counter()) - ends
@@ -89,7 +89,7 @@ def _todo_of(code: str) -> str:
 
 def webhooks() -> Iterator[Item]:
     """Of those that are not told yet; what was told or given up says nothing more."""
-    now = timezone.now()
+    now = clock.now()
     pending = Webhook.objects.filter(state=WebhookState.PENDING)
     tried = pending.filter(attempts__gte=1, due_at__gt=now - RECENT).order_by("-due_at")
     hosts: dict[str, list[tuple[int, str]]] = {}
