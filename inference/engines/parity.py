@@ -26,6 +26,8 @@ TEXTS = (
     "in the end it was not so much that he ran as that all of us let him go on, and on: a long day for an old man",
 )
 
+MOST_SPECIAL = 8  # tokens of a text to try
+
 Answer = Sequence[torch.Tensor]  # to one text: a tensor, or of a text that is generated the scores of each step
 Answers = Callable[[Sequence[Any], Together], list[Answer]]
 
@@ -33,6 +35,22 @@ Answers = Callable[[Sequence[Any], Together], list[Answer]]
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
 SHORT_TYPES = 0.02
 HUGE = 1e30  # what models write where nothing is to be chosen
+
+
+def texts_with_special_tokens(tokenizer: Any) -> list[str]:
+    """Make texts that hold the tokenizer's special tokens, as users may write them.
+
+    Each token that may be chosen for padding is the end of one: the end is what decoders that classify score.
+    """
+    named = list(dict.fromkeys(tokenizer.all_special_tokens))[:MOST_SPECIAL]
+    last = [tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token]
+    others = [token for token in named if token not in last]
+    return [f"the cat {''.join(others)}", *(f"the cat{token}" for token in dict.fromkeys(last) if token)]
+
+
+def trial_texts(tokenizer: Any) -> list[str]:
+    """Make texts of several lengths, one of which ends in the token that others are padded with."""
+    return [f"the cat{tokenizer.pad_token}", *TEXTS] if tokenizer.pad_token else list(TEXTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,7 @@ def graphs(model: Any, tokenizer: Any) -> Override | None:
     if not is_known(model):
         return None
     encoder, most = model.base_model, min(tokenizer.model_max_length, loader.max_positions(model))
-    pad = model.config.pad_token_id or 0
+    pad = max(model.config.pad_token_id or 0, 0)
     made = Graphs(encoder, {name: pad if name == "input_ids" else 0 for name in tokenizer.model_input_names})
     shapes = [(size, length) for size in SIZES for length in LENGTHS if length <= most and size * length <= MOST_TOKENS]
     capturing = Override(encoder, "forward", made.capture)

@@ -20,9 +20,9 @@ from inference.engines.base import Engine
 from inference.engines.compiled import agreement
 from inference.engines.compiled import install as backend
 from inference.engines.generation import by_the_step, static
-from inference.engines.json_values import plain
 from inference.engines.pipeline import blame, loader
 from inference.engines.pipeline.feeds import FEEDS
+from inference.engines.pipeline.reference import Reference
 from inference.engines.pipeline.steps import Parameters, Steps
 from inference.engines.stacks import Row, Together
 from inference.errors import ModelUnavailable
@@ -55,27 +55,36 @@ class PipelineEngine(Engine):
             )
         self.feed = FEEDS[self.task]
         self.pipe = loader.load(self.spec, self.task, device)
+        reference = Reference(self.pipe, self.feed) if self.feed.batched else None
         if tasks.of(self.task).generates:
             static.install(self.pipe)
         if self.pipe.tokenizer is not None:
-            self.pipe.tokenizer.padding_side = self.feed.padding_side
+            loader.prepare_batches(
+                self.spec, self.pipe, padding_side=self.feed.padding_side, scores_texts=self.feed.scores_texts
+            )
         if self.feed.is_cut:
             self.max_tokens = self.pipe.tokenizer.model_max_length
         self.shortcuts = accelerate.Shortcuts(self.task, parity.Verdict(together=Together.PADDED))
-        if self.feed.batched:
-            self._install()
+        if reference:
+            self._install(reference)
         if self.steps is None:  # the pipeline calls them by itself
             for step in ("forward", "postprocess"):
                 setattr(self.pipe, step, blame.of_the_model(getattr(self.pipe, step)))
 
-    def _install(self) -> None:
+    def _install(self, reference: Reference) -> None:
         """Find out how inputs may run together, and what may be computed in a cheaper way."""
         accelerate.Shortcuts(self.task, self.shortcuts.plain).add(
             "step by step",
             lambda: accelerate.Override(self, "steps", Steps(self.pipe, self.feed)),
-            self._same_step_by_step,
+            lambda: not reference.difference(self.predict),
         )
         if self.steps is None:
+            if difference := reference.difference(self._whole):
+                raise ModelUnavailable(
+                    f"it cannot be served with the answers that transformers' own pipeline gives: {difference}."
+                    " Report it with the name of the model; an engine class of your own can serve it, see"
+                    " docs/models.md."
+                )
             self.padded, self.note = False, "This transformers is not known well enough: each input runs alone."
             return
         self.prepares = True
@@ -96,7 +105,7 @@ class PipelineEngine(Engine):
         self.shortcuts.add(
             "texts at once",
             lambda: accelerate.at_once(self, self.pipe, self.task),
-            lambda: self._same_at_once(inputs[:1]) and self._same_at_once(inputs),
+            lambda: self._same_at_once(inputs[:1]) and self._same_at_once([*inputs, *reference.inputs]),
         )
         self.padded, self.note = self.shortcuts.padded, f"{self.shortcuts.verdict.note} {compiled.note}".strip()
         if tasks.of(self.task).generates:
@@ -122,13 +131,6 @@ class PipelineEngine(Engine):
         return [
             parity.read(output, row, self.pipe) for row, output in steps.outputs(ready, parameters, limit=len(ready))
         ]
-
-    def _same_step_by_step(self) -> bool:
-        """As the pipeline as a whole answers; of a model that answers otherwise from call to call, nothing is known."""
-        self.warm_up()
-        inputs, parameters = self.feed.examples(self.pipe), self.feed.parameters
-        found, whole, again = (plain(answer(inputs, parameters)) for answer in (self.predict, self._whole, self._whole))
-        return parity.alike(found, whole) or not parity.alike(whole, again)
 
     def _same_at_once(self, inputs: list[Any]) -> bool:
         if self.steps is None:

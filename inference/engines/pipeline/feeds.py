@@ -24,6 +24,7 @@ class Feed:
 
     prepare: inputs.Prepare
     batched: bool = False  # its pipeline's forward takes several items at once
+    scores_texts: bool = False  # its answer is of a text as a whole
     preprocess: dict[str, Any] = field(default_factory=dict)  # parameters of the pipeline's preprocess
     example: Callable[[], Any] | None = lambda: parity.TEXTS[1]  # an input, or a text to make one of, that is right
     parameters: dict[str, Any] = field(default_factory=dict)  # and parameters with it
@@ -69,7 +70,7 @@ class Texts(Feed):
     is_cut = True
 
     def trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
-        return [self.around(text, pipe) for text in parity.TEXTS], self.parameters
+        return [self.around(text, pipe) for text in parity.trial_texts(pipe.tokenizer)], self.parameters
 
 
 class States(Texts):
@@ -109,7 +110,7 @@ class Prompts(Texts):
     is_cut = False
 
     def trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
-        return list(parity.TEXTS), TRIAL
+        return parity.trial_texts(pipe.tokenizer), TRIAL
 
     def completed(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
         """With a number of new tokens, unless the request or the model asks for a total length."""
@@ -148,12 +149,12 @@ _image = functools.partial(Feed, prepare=inputs.image, example=media.example_ima
 _audio = functools.partial(Feed, prepare=inputs.audio, example=media.example_audio)
 
 FEEDS: dict[str, Feed] = {
-    "text-classification": Texts(prepare=inputs.text_or_pair, batched=True, preprocess=CUT),
+    "text-classification": Texts(prepare=inputs.text_or_pair, batched=True, scores_texts=True, preprocess=CUT),
     "feature-extraction": States(prepare=inputs.text, batched=True, preprocess=CUT),
     "fill-mask": Masked(prepare=inputs.masked_text, batched=True, preprocess={"tokenizer_kwargs": CUT}),
     "token-classification": Texts(prepare=inputs.long_text, batched=True),
     "zero-shot-classification": Labelled(
-        prepare=inputs.text, batched=True, parameters={"candidate_labels": ["one", "other"]}
+        prepare=inputs.text, batched=True, scores_texts=True, parameters={"candidate_labels": ["one", "other"]}
     ),
     "text-generation": Prompts(
         prepare=inputs.prompt, batched=True, parameters={"max_new_tokens": 1, "do_sample": False}

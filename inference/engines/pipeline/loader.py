@@ -1,4 +1,4 @@
-"""Loads a transformers pipeline safely, and makes its tokenizer fit for batches."""
+"""Loads a transformers pipeline safely, and makes it ready for batches."""
 
 from typing import Any
 
@@ -14,10 +14,14 @@ from inference.errors import ModelUnavailable
 logging.disable_progress_bar()  # thousands of lines in a log file
 
 NO_LIMIT = 1_000_000  # tokens; tokenizers that know of no limit say 1e30
+NO_TOKEN = -1  # is the id of no token; transformers' own configurations mark an absent token so
 
 
 def load(spec: ModelSpec, task: str, device: str) -> Any:
-    """The pipeline of `spec` on `device`. Raises `ModelUnavailable`."""
+    """Make the pipeline of `spec` on `device` as transformers does, with nothing changed but what the catalog asks for.
+
+    Raises `ModelUnavailable`.
+    """
     folder = weights.folder(spec)
     placed = placement.arguments(spec, device)
     quantized = {key: placed.pop(key) for key in ("quantization_config",) if key in placed}
@@ -33,9 +37,42 @@ def load(spec: ModelSpec, task: str, device: str) -> Any:
     except Exception as error:
         raise ModelUnavailable(f"{spec.model} could not be loaded for {task}: {describe(error)}") from error
     placement.compute_as_asked(spec, pipe.model)
-    if pipe.tokenizer is not None:
-        _fit_tokenizer(spec, pipe)
+    tokenizer = pipe.tokenizer
+    if tokenizer is not None:
+        if len(tokenizer) <= len(tokenizer.all_special_tokens):
+            raise ModelUnavailable(f"{spec.model} has no tokenizer: save it with tokenizer.save_pretrained(folder).")
+        if spec.max_length:
+            tokenizer.model_max_length = min(tokenizer.model_max_length, spec.max_length)
     return pipe
+
+
+def prepare_batches(spec: ModelSpec, pipe: Any, *, padding_side: str, scores_texts: bool) -> None:
+    """Give the tokenizer what batches need, a padding token and a limit to cut at: many checkpoints lack one of them.
+
+    Nothing that a head reads of a single text is changed. `scores_texts`: a text has one answer, for which a decoder
+    reads one token.
+    """
+    tokenizer, config = pipe.tokenizer, pipe.model.config
+    tokenizer.padding_side = padding_side
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = _padding_token(tokenizer, config)
+    parts = [part for part in (config, config.get_text_config()) if hasattr(part, "pad_token_id")]
+    if scores_texts and parts and parts[-1].pad_token_id is None:
+        # Without a padding token a decoder's head scores the last token of a text, and refuses batches. With the id of
+        # no token it scores the same and takes them. Padding on the left leaves a text's last token where it is.
+        tokenizer.padding_side = "left"
+        for part in parts:
+            part.pad_token_id = NO_TOKEN
+    tokenizer.model_max_length = max_tokens(spec, pipe.model, tokenizer)
+
+
+def _padding_token(tokenizer: Any, config: Any) -> str | None:
+    """Choose the token that the model takes for padding, if it is a special one; else one that is there."""
+    known = tokenizer.added_tokens_decoder.get(getattr(config.get_text_config(), "pad_token_id", None))
+    if known is not None and known.special:
+        return str(known)
+    other: str | None = tokenizer.eos_token or tokenizer.unk_token
+    return other
 
 
 def max_tokens(spec: ModelSpec, model: nn.Module, tokenizer: Any, *more: int | None) -> int:
@@ -57,16 +94,3 @@ def max_positions(model: nn.Module) -> int:
                 positions - int(module.padding_idx) - 1
             )  # RoBERTa and its kin count positions from behind the padding
     return positions
-
-
-def _fit_tokenizer(spec: ModelSpec, pipe: Any) -> None:
-    """Batches need a padding token, and a limit to cut at: many checkpoints lack one of them."""
-    tokenizer = pipe.tokenizer
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise ModelUnavailable(f"{spec.model} has no tokenizer: save it with tokenizer.save_pretrained(folder).")
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
-    for config in (pipe.model.config, pipe.model.config.get_text_config()):
-        if getattr(config, "pad_token_id", None) is None:
-            config.pad_token_id = tokenizer.pad_token_id
-    tokenizer.model_max_length = max_tokens(spec, pipe.model, tokenizer)

@@ -1,0 +1,75 @@
+"""What transformers' own pipeline answers, asked before anything of it is changed for batches."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from transformers.pipelines import Pipeline
+
+from inference.engines import parity
+from inference.engines.faults import describe, is_device_failure, is_out_of_memory
+from inference.engines.json_values import plain
+from inference.engines.pipeline.feeds import Feed, Texts
+from inference.engines.pipeline.loader import max_positions
+
+LONG = 512  # tokens; a limit above that is not reached in a trial, as it would take long
+CASED = "The CAT sat in PARIS, in an \u00c9t\u00e9"  # tells tokenizers that keep capitals or accents from others
+
+Answers = Callable[[list[Any], dict[str, Any]], list[Any]]
+
+
+class Reference:
+    """Inputs with special tokens, capitals and more tokens than are read, and the answers of one pipeline to them."""
+
+    def __init__(self, pipe: Any, feed: Feed) -> None:
+        self.parameters = feed.parameters
+        self.inputs: list[Any] = []  # those which the pipeline answers
+        self.answers: list[Any] = []
+        self.repeats = True  # is False for a model that answers the same input differently from call to call
+        ask = functools.partial(_ask, pipe, feed)
+        for value in _inputs(pipe, feed):
+            try:
+                answer = plain(ask(value))
+            except Exception as error:
+                if is_device_failure(error) or is_out_of_memory(error):
+                    raise
+                continue
+            self.inputs.append(value)
+            self.answers.append(answer)
+        if self.inputs:
+            self.repeats = parity.alike(plain(ask(self.inputs[0])), self.answers[0])
+
+    def difference(self, answers: Answers) -> str:
+        """Compare what `answers` makes of each input alone; return a sentence on the first that differs, or nothing."""
+        if not self.repeats:
+            return ""
+        for value, expected in zip(self.inputs, self.answers, strict=True):
+            [found] = answers([value], self.parameters)
+            if isinstance(found, BaseException):
+                return f"{_shown(value)} raises {describe(found)}"
+            if not parity.alike(plain(found), expected):
+                return f"{_shown(value)} is answered otherwise"
+        return ""
+
+
+def _ask(pipe: Any, feed: Feed, value: Any) -> Any:
+    """Call the pipeline as a whole, without what a task's own call makes of one answer."""
+    parameters = {**feed.preprocess, **feed.parameters}
+    if not isinstance(feed, Texts):
+        value, parameters = feed.read(value, pipe, parameters)
+    return Pipeline.__call__(pipe, value, **parameters)
+
+
+def _inputs(pipe: Any, feed: Feed) -> Iterator[Any]:
+    if not isinstance(feed, Texts):
+        yield from feed.examples(pipe)
+        return
+    for text in (CASED, *parity.texts_with_special_tokens(pipe.tokenizer)):
+        yield feed.around(text, pipe)
+    limit = pipe.tokenizer.model_max_length
+    if feed.is_cut and limit <= min(LONG, max_positions(pipe.model)):
+        yield feed.around("cat " * limit, pipe)
+
+
+def _shown(value: Any) -> str:
+    return f"the text {value[:60]!r}" if isinstance(value, str) else "its example"
