@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
-from inference.engines import parity, placement, pooling, weights
+from inference.engines import parity, placement, pooling, sentence_folder, weights
 from inference.engines.accelerate import install as accelerate
 from inference.engines.base import Engine
 from inference.engines.beginnings import beginning
@@ -31,7 +31,7 @@ class SentenceEmbeddings(Engine):
         backend.require(self.spec)
         encoder = placement.encoder(self.spec, device)
         folder = weights.folder(self.spec)
-        self.modes = pooling.modes_of(folder)
+        self.asked = sentence_folder.read(folder)
         self.device = torch.device(device)
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         self.tokenizer.padding_side = "right"
@@ -48,18 +48,20 @@ class SentenceEmbeddings(Engine):
         if "device_map" not in placed:
             self.model.to(self.device)
         placement.compute_as_asked(self.spec, self.model)
-        saved = weights.read_json(folder / "sentence_bert_config.json", missing={}).get("max_seq_length")
-        self.max_tokens = loader.max_tokens(self.spec, self.model, self.tokenizer, saved)
+        self.max_tokens = loader.max_tokens(self.spec, self.model, self.tokenizer, self.asked.max_tokens)
+        self.left_out = 0 if self.asked.pools_prompt else self._prompt_tokens()
         compiled = backend.install(self.spec, self.model, self._own_states, agreement.TEXTS)
         self.backend = compiled.backend
         self.shortcuts = compiled.shortcuts or accelerate.install(
             self.model,
             self.tokenizer,
             "",
-            parity.Trial(self._own_states, parity.TEXTS, placement.tolerance(self.spec)),
+            parity.Trial(self._own_states, parity.trial_texts(self.tokenizer), placement.tolerance(self.spec)),
             encoder=encoder,
         )
-        self.padded, self.note = self.shortcuts.padded, f"{compiled.note} {self.shortcuts.verdict.note}".strip()
+        prompt = f'"{self.asked.prompt}" stands before each text, as {sentence_folder.MODEL_FILE} says.'
+        notes = (prompt if self.asked.prompt else "", compiled.note, self.shortcuts.verdict.note)
+        self.padded, self.note = self.shortcuts.padded, " ".join(filter(None, notes))
 
     def warm_up(self) -> None:
         self.embed(["warm up"])
@@ -87,7 +89,8 @@ class SentenceEmbeddings(Engine):
     def _pooled(self, groups: Iterable[tuple[list[int], torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         parts, order = [], []
         for rows, states, mask in groups:
-            parts.append(functional.normalize(pooling.pool(self.modes, states.float(), mask), dim=1).cpu())
+            pooled = pooling.pool(self.asked.modes, states.float(), self._without_prompt(mask))
+            parts.append(functional.normalize(pooled, dim=1).cpu())
             order += rows
         return torch.cat(parts)[torch.tensor(order).argsort()]
 
@@ -99,9 +102,24 @@ class SentenceEmbeddings(Engine):
 
     def _tokens(self, texts: Sequence[str]) -> Any:
         return self.tokenizer(
-            [beginning(self.tokenizer, text, self.max_tokens) for text in texts],
+            [beginning(self.tokenizer, self.asked.text(text), self.max_tokens) for text in texts],
             padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt",
         )  # fmt: skip
+
+    def _without_prompt(self, mask: torch.Tensor) -> torch.Tensor:
+        """Hide the prompt's tokens from the pooling, where the folder asks for that."""
+        if not self.left_out:
+            return mask
+        own = mask.clone()
+        own[:, : self.left_out] = 0
+        return own
+
+    def _prompt_tokens(self) -> int:
+        """Count the tokens of the prompt as `encode` does: alone, without a special token at its end."""
+        if not self.asked.prompt:
+            return 0
+        ids = self._tokens([""])["input_ids"][0].tolist()
+        return len(ids) - int(ids[-1] in self.tokenizer.all_special_ids)
 
     def _states_of(self, tokens: Any, together: Together) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
         lengths = tokens["attention_mask"].sum(1).tolist()

@@ -18,12 +18,14 @@ TEXTS = ["the cat runs in paris", "a dog", "it was a good house and the red cat 
 STEPS = ("Transformer", "Pooling", "Normalize")
 
 
-def vector(mode: str, states: torch.Tensor) -> torch.Tensor:
+def vector(mode: str, states: torch.Tensor, skip: int = 0) -> torch.Tensor:
     """Of the states of one text, (tokens, hidden): written down once more, without a mask."""
+    if mode == "cls":
+        return states[0]
+    weights = torch.arange(1.0, len(states) + 1).unsqueeze(1)[skip:]
+    states = states[skip:]
     count = len(states)
-    weights = torch.arange(1.0, count + 1).unsqueeze(1)
     return {
-        "cls": states[0],
         "max": states.max(0).values,
         "mean": states.mean(0),
         "mean_sqrt_len_tokens": states.sum(0) / count**0.5,
@@ -53,14 +55,19 @@ class FolderTestCase(TestCase):
         spec = ModelSpec(name="m", engine="inference.engines.embeddings:SentenceEmbeddings", model=str(self.folder))
         return loading.ready(spec, "cpu")
 
-    def expected(self, *modes: str, positions: int = 64) -> torch.Tensor:
+    def expected(
+        self, *modes: str, positions: int = 64, prompt: str = "", lower: bool = False, skip: int = 0
+    ) -> torch.Tensor:
+        """As `SentenceTransformer.encode` reads a text; the first `skip` tokens are not pooled."""
         model, tokenizer = AutoModel.from_pretrained(self.folder), AutoTokenizer.from_pretrained(self.folder)
         rows = []
         for text in TEXTS:
-            ids = tokenizer(text, return_tensors="pt", truncation=True, max_length=positions)
+            whole = (prompt + text).strip()
+            whole = whole.lower() if lower else whole
+            ids = tokenizer(whole, return_tensors="pt", truncation=True, max_length=positions)
             with torch.inference_mode():
                 states = model(**ids).last_hidden_state[0]
-            found = torch.cat([vector(mode, states) for mode in modes])
+            found = torch.cat([vector(mode, states, skip) for mode in modes])
             rows.append(found / found.norm())
         return torch.stack(rows)
 
@@ -107,6 +114,59 @@ class KindTests(FolderTestCase):
         self.assertEqual(len(engine.predict(["cat " * 500], {})[0]), tiny_models.WIDTH)
 
 
+class TextTests(FolderTestCase):
+    PROMPT = "In PARIS: "
+
+    def prompts(self, name: Any) -> None:
+        prompts = {"query": self.PROMPT, "document": ""}
+        self.write("config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": name})
+
+    def test_the_default_prompt_stands_before_each_text_and_the_note_says_so(self) -> None:
+        self.prompts("query")
+        self.assert_vectors("mean", prompt=self.PROMPT)
+        self.assertIn("In PARIS", self.engine().note)
+        for name in (None, "document"):
+            self.prompts(name)
+            self.assert_vectors("mean")
+            self.assertEqual(self.engine().note, "")
+
+    def test_a_prompt_counts_where_a_text_is_cut(self) -> None:
+        self.prompts("query")
+        self.write("sentence_bert_config.json", {"max_seq_length": 6})
+        self.assert_vectors("mean", prompt=self.PROMPT, positions=6)
+
+    def test_a_prompt_that_is_not_to_be_included_is_not_pooled(self) -> None:
+        self.prompts("query")
+        self.steps(*STEPS)
+        skip = 4  # [CLS] in paris :
+        self.assertEqual(len(AutoTokenizer.from_pretrained(self.folder)(self.PROMPT)["input_ids"]), skip + 1)
+        for mode in pooling.POOLS:
+            with self.subTest(mode):
+                self.write("1_Pooling/config.json", {"pooling_mode": mode, "include_prompt": False})
+                self.assert_vectors(mode, prompt=self.PROMPT, skip=skip)
+                self.write("1_Pooling/config.json", {"pooling_mode": mode, "include_prompt": True})
+                self.assert_vectors(mode, prompt=self.PROMPT)
+
+    def test_texts_are_made_lower_case_where_the_folder_says_so(self) -> None:
+        tokenizer = json.loads((self.folder / "tokenizer.json").read_text())
+        self.write("tokenizer.json", {**tokenizer, "normalizer": None})
+        self.prompts("query")
+        self.write("sentence_bert_config.json", {"do_lower_case": True})
+        self.assert_vectors("mean", prompt=self.PROMPT, lower=True)
+        self.write("sentence_bert_config.json", {"do_lower_case": False})
+        self.assert_vectors("mean", prompt=self.PROMPT)
+
+    def test_blanks_around_a_text_are_taken_off(self) -> None:
+        gpt2 = self.folder / "gpt2"
+        self.folder = tiny_models.build("gpt2-features", gpt2)
+        found = torch.tensor(self.engine().predict([f" {text}\n" for text in TEXTS], {}))
+        torch.testing.assert_close(found, self.expected("mean"), rtol=1e-4, atol=1e-4)
+
+    def test_files_of_older_releases_are_read_too(self) -> None:
+        self.write("sentence_roberta_config.json", {"max_seq_length": 5})
+        self.assert_vectors("mean", positions=5)
+
+
 class RefusedTests(FolderTestCase):
     def assert_refused(self, *words: str) -> None:
         with self.assertRaises(ModelUnavailable) as caught:
@@ -125,6 +185,36 @@ class RefusedTests(FolderTestCase):
             with self.subTest(config):
                 self.write("1_Pooling/config.json", config)
                 self.assert_refused("pooling", "weightedmean")
+
+    def test_what_is_not_understood_is_named_by_file_and_field(self) -> None:
+        model, transformer, pools = (
+            "config_sentence_transformers.json",
+            "sentence_bert_config.json",
+            "1_Pooling/config.json",
+        )
+        cases: tuple[tuple[str, Any, str], ...] = (
+            (model, {"prompts": {"a": "b"}, "default_prompt_name": "query"}, "default_prompt_name"),
+            (model, {"prompts": {"query": 3}}, "prompts"),
+            (model, {"model_type": "SparseEncoder"}, "model_type"),
+            (model, {"truncate_dim": 64}, "truncate_dim"),
+            (model, {"colour": "red"}, "colour"),
+            (model, ["prompts"], "object"),
+            (transformer, {"max_seq_length": "long"}, "max_seq_length"),
+            (transformer, {"do_lower_case": "yes"}, "do_lower_case"),
+            (transformer, {"tokenizer_args": {"add_special_tokens": False}}, "tokenizer_args"),
+            (transformer, {"mask_prompt": True}, "mask_prompt"),
+            (pools, {"pooling_mode": "mean", "include_prompt": "no"}, "include_prompt"),
+            (pools, {"pooling_mode": "mean", "temperature": 2}, "temperature"),
+            ("adapter_config.json", {"peft_type": "LORA"}, "adapter"),
+            ("modules.json", [{"type": "Transformer", "path": "0_X"}, {"type": "Pooling", "path": "1"}], "path"),
+            ("modules.json", [{"type": "Transformer", "path": "", "kwargs": ["task"]}, {"type": "Pooling"}], "kwargs"),
+            ("modules.json", {"type": "Transformer"}, "list"),
+        )  # fmt: skip
+        for file, content, field in cases:
+            with self.subTest(file=file, content=content):
+                self.write(file, content)
+                self.assert_refused(file, field)
+                (self.folder / file).unlink()
 
     def test_a_folder_elsewhere(self) -> None:
         self.write("modules.json", [{"path": "", "type": "Transformer"}, {"path": "../x", "type": "Pooling"}])
