@@ -194,11 +194,37 @@ TASKS = table((
     Task(is_pipeline=False, example={"inputs": _TEXT}),
 ))  # fmt: skip
 _UNKNOWN = Task(is_pipeline=False)
+# The classes of transformers that have a task's head; of other tasks a model has none.
+_MODEL_CLASSES = {
+    "text-classification": ("AutoModelForSequenceClassification",),
+    "fill-mask": ("AutoModelForMaskedLM",),
+    "token-classification": ("AutoModelForTokenClassification",),
+    "zero-shot-classification": ("AutoModelForSequenceClassification",),
+    "text-generation": ("AutoModelForCausalLM",),
+    "image-classification": ("AutoModelForImageClassification",),
+    "audio-classification": ("AutoModelForAudioClassification",),
+    "automatic-speech-recognition": ("AutoModelForCTC", "AutoModelForTDT", "AutoModelForSpeechSeq2Seq"),
+    "image-segmentation": ("AutoModelForImageSegmentation", "AutoModelForSemanticSegmentation"),
+    "object-detection": ("AutoModelForObjectDetection",),
+    "depth-estimation": ("AutoModelForDepthEstimation",),
+    "mask-generation": ("AutoModelForMaskGeneration",),
+    "zero-shot-image-classification": ("AutoModelForZeroShotImageClassification",),
+    "zero-shot-object-detection": ("AutoModelForZeroShotObjectDetection",),
+    "document-question-answering": ("AutoModelForDocumentQuestionAnswering",),
+    "image-text-to-text": ("AutoModelForImageTextToText",),
+    "table-question-answering": ("AutoModelForTableQuestionAnswering",),
+    "text-to-audio": ("AutoModelForTextToWaveform", "AutoModelForTextToSpectrogram"),
+}
 
 
 def of(name: str) -> Task:
     """By its name or an alias; of a name that an engine of one's own has made up, nothing is known."""
     return TASKS.get(name, _UNKNOWN)
+
+
+def model_classes(name: str) -> tuple[str, ...]:
+    """List the classes of transformers, one of which loads a model for the task with all its weights."""
+    return _MODEL_CLASSES.get(of(name).name, ("AutoModel",))
 
 
 def served() -> list[str]:

@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
-from inference.engines import parity, placement, pooling, sentence_folder, weights
+from inference.engines import checkpoints, parity, placement, pooling, sentence_folder, weights
 from inference.engines.accelerate import install as accelerate
 from inference.engines.base import Engine
 from inference.engines.beginnings import beginning
@@ -38,18 +38,23 @@ class SentenceEmbeddings(Engine):
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.unk_token
         placed = placement.arguments(self.spec, device)
-        self.model = AutoModel.from_pretrained(
+        self.model, report = AutoModel.from_pretrained(
             folder,
             **placed,
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
+            output_loading_info=True,
         )
         if "device_map" not in placed:
             self.model.to(self.device)
         placement.compute_as_asked(self.spec, self.model)
         self.max_tokens = loader.max_tokens(self.spec, self.model, self.tokenizer, self.asked.max_tokens)
         self.left_out = 0 if self.asked.pools_prompt else self._prompt_tokens()
+        checkpoints.refuse_random_answers(
+            self.spec, self.model, checkpoints.missing_weights(self.model, report),
+            lambda: list(self._states(parity.TEXTS[1:2], Together.PADDED)), first_only=True,
+        )  # fmt: skip
         compiled = backend.install(self.spec, self.model, self._own_states, agreement.TEXTS)
         self.backend = compiled.backend
         self.shortcuts = compiled.shortcuts or accelerate.install(

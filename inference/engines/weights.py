@@ -13,6 +13,7 @@ from typing import Any
 
 from django.conf import settings
 
+from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
 from inference.engines.faults import describe
 from inference.errors import ModelUnavailable
@@ -29,14 +30,14 @@ MAX_HEADER = 100_000_000  # bytes, the limit of the safetensors library itself
 def folder(spec: ModelSpec) -> Path:
     """The checked folder of the model's files, fetched from the hub if it is not here. Raises `ModelUnavailable`."""
     path = local(spec) or _from_hub(spec)
-    _check_folder(path)
+    _check_folder(path, spec)
     return path
 
 
 def check(spec: ModelSpec) -> None:
     """What can be said of a model's files before it is loaded, and without the hub. Raises `ModelUnavailable`."""
     if path := local(spec):
-        _check_folder(path)
+        _check_folder(path, spec)
     else:
         _require_revision(spec)
 
@@ -121,14 +122,20 @@ def _hub_problem(spec: ModelSpec, error: Exception) -> str:
     return f"{where} could not be fetched from the hub: {describe(error)}"
 
 
-def _check_folder(path: Path) -> None:
+def cure(spec: ModelSpec, checkpoint: str = "folder") -> str:
+    """Write how a model is saved as safetensors, with the head of its task: as `AutoModel` it would lose it."""
+    classes = tasks.model_classes(spec.task)
+    return " or ".join(f"{name}.from_pretrained({checkpoint}).save_pretrained(folder)" for name in classes)
+
+
+def _check_folder(path: Path, spec: ModelSpec) -> None:
     """Refuse what could run code or read elsewhere when it is loaded, before anything loads it."""
     _check_links(path)
     if not (path / "config.json").is_file():
         raise ModelUnavailable("its folder has no config.json: save it with model.save_pretrained(folder).")
     for file in path.glob("*config.json"):
         _check_config(file)
-    _check_weights(path)
+    _check_weights(path, spec)
 
 
 def _check_links(path: Path) -> None:
@@ -154,10 +161,10 @@ def _check_config(file: Path) -> None:
             )
 
 
-def _check_weights(path: Path) -> None:
+def _check_weights(path: Path, spec: ModelSpec) -> None:
     found = files(path)
     if not found:
-        raise ModelUnavailable(_no_weights(path))
+        raise ModelUnavailable(_no_weights(path, spec))
     for file in found:
         _check_header(file)
 
@@ -181,13 +188,13 @@ def _indexed(index: Path) -> list[str]:
     return files
 
 
-def _no_weights(path: Path) -> str:
+def _no_weights(path: Path, spec: ModelSpec) -> str:
     pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
     if not pickles:
         return "the weight file model.safetensors is missing: fetch the whole folder again."
     return (
         f"its weights are in {pickles[0]}, a format that can run code when it is loaded. Save them as safetensors, on a"
-        " machine where you trust the file: AutoModel.from_pretrained(folder).save_pretrained(folder)."
+        f" machine where you trust the file: {cure(spec)}."
     )
 
 

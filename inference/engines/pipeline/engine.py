@@ -14,7 +14,7 @@ from typing import Any
 from transformers.pipelines import Pipeline
 
 from inference.catalog import tasks
-from inference.engines import media, parity, placement
+from inference.engines import checkpoints, media, parity, placement
 from inference.engines.accelerate import install as accelerate
 from inference.engines.base import Engine
 from inference.engines.compiled import agreement
@@ -54,7 +54,7 @@ class PipelineEngine(Engine):
                 " For another, write an engine class: see docs/models.md."
             )
         self.feed = FEEDS[self.task]
-        self.pipe = loader.load(self.spec, self.task, device)
+        self.pipe, missing = loader.load(self.spec, self.task, device)
         reference = Reference(self.pipe, self.feed) if self.feed.batched else None
         if tasks.of(self.task).generates:
             static.install(self.pipe)
@@ -64,6 +64,10 @@ class PipelineEngine(Engine):
             )
         if self.feed.is_cut:
             self.max_tokens = self.pipe.tokenizer.model_max_length
+        checkpoints.refuse_random_answers(
+            self.spec, self.pipe.model, missing, self._answer_example if self.feed.example else None,
+            first_only=self.feed.reads_states and "pool" not in self.spec.parameters,
+        )  # fmt: skip
         self.shortcuts = accelerate.Shortcuts(self.task, parity.Verdict(together=Together.PADDED))
         if reference:
             self._install(reference)
@@ -139,6 +143,10 @@ class PipelineEngine(Engine):
         return parity.alike(
             self._together(self.steps, inputs, parameters), self._item_by_item(self.steps, inputs, parameters)
         )
+
+    def _answer_example(self) -> None:
+        for value in self.feed.examples(self.pipe):
+            self._alone(value, self.feed.parameters)
 
     def warm_up(self) -> None:
         for answer in self.predict(self.feed.examples(self.pipe), self.feed.parameters):

@@ -25,6 +25,7 @@ class Feed:
     prepare: inputs.Prepare
     batched: bool = False  # its pipeline's forward takes several items at once
     scores_texts: bool = False  # its answer is of a text as a whole
+    reads_states: bool = False  # its answer is made of the first of the model's outputs
     preprocess: dict[str, Any] = field(default_factory=dict)  # parameters of the pipeline's preprocess
     example: Callable[[], Any] | None = lambda: parity.TEXTS[1]  # an input, or a text to make one of, that is right
     parameters: dict[str, Any] = field(default_factory=dict)  # and parameters with it
@@ -150,7 +151,7 @@ _audio = functools.partial(Feed, prepare=inputs.audio, example=media.example_aud
 
 FEEDS: dict[str, Feed] = {
     "text-classification": Texts(prepare=inputs.text_or_pair, batched=True, scores_texts=True, preprocess=CUT),
-    "feature-extraction": States(prepare=inputs.text, batched=True, preprocess=CUT),
+    "feature-extraction": States(prepare=inputs.text, batched=True, reads_states=True, preprocess=CUT),
     "fill-mask": Masked(prepare=inputs.masked_text, batched=True, preprocess={"tokenizer_kwargs": CUT}),
     "token-classification": Texts(prepare=inputs.long_text, batched=True),
     "zero-shot-classification": Labelled(
@@ -162,7 +163,7 @@ FEEDS: dict[str, Feed] = {
     "image-classification": _image(batched=True),
     "audio-classification": _audio(batched=True),
     "automatic-speech-recognition": _audio(batched=True),
-    "image-feature-extraction": _image(),
+    "image-feature-extraction": _image(reads_states=True),
     "image-segmentation": _image(),
     "object-detection": _image(),
     "depth-estimation": _image(),

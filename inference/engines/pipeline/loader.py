@@ -1,13 +1,16 @@
 """Loads a transformers pipeline safely, and makes it ready for batches."""
 
+from collections.abc import Callable
 from typing import Any
 
+from django.utils.module_loading import import_string
 from torch import nn
 from transformers import pipeline
+from transformers.pipelines import check_task
 from transformers.utils import logging
 
 from inference.catalog.specs import ModelSpec
-from inference.engines import placement, weights
+from inference.engines import checkpoints, placement, weights
 from inference.engines.faults import describe
 from inference.errors import ModelUnavailable
 
@@ -17,14 +20,15 @@ NO_LIMIT = 1_000_000  # tokens; tokenizers that know of no limit say 1e30
 NO_TOKEN = -1  # is the id of no token; transformers' own configurations mark an absent token so
 
 
-def load(spec: ModelSpec, task: str, device: str) -> Any:
+def load(spec: ModelSpec, task: str, device: str) -> tuple[Any, frozenset[str]]:
     """Make the pipeline of `spec` on `device` as transformers does, with nothing changed but what the catalog asks for.
 
-    Raises `ModelUnavailable`.
+    Return it, and the names of weights that its files lack. Raises `ModelUnavailable`.
     """
     folder = weights.folder(spec)
     placed = placement.arguments(spec, device)
     quantized = {key: placed.pop(key) for key in ("quantization_config",) if key in placed}
+    missing: set[str] = set()
     try:
         pipe = pipeline(
             task,
@@ -32,7 +36,8 @@ def load(spec: ModelSpec, task: str, device: str) -> Any:
             **({} if "device_map" in placed else {"device": device}),
             **placed,
             trust_remote_code=False,
-            model_kwargs={"use_safetensors": True, **quantized},
+            model_kwargs={"use_safetensors": True, "output_loading_info": True, **quantized},
+            pipeline_class=_reporting(task, missing.update),
         )
     except Exception as error:
         raise ModelUnavailable(f"{spec.model} could not be loaded for {task}: {describe(error)}") from error
@@ -43,7 +48,24 @@ def load(spec: ModelSpec, task: str, device: str) -> Any:
             raise ModelUnavailable(f"{spec.model} has no tokenizer: save it with tokenizer.save_pretrained(folder).")
         if spec.max_length:
             tokenizer.model_max_length = min(tokenizer.model_max_length, spec.max_length)
-    return pipe
+    return pipe, frozenset(missing)
+
+
+def _reporting(task: str, tell: Callable[[frozenset[str]], None]) -> type:
+    """Make the task's own class of pipeline take what `from_pretrained` returns with a report: the model and that.
+
+    `tell` is given the names of the weights that the model's files lack.
+    """
+    kind = check_task(task)[1]["impl"]
+    kind = import_string(kind) if isinstance(kind, str) else kind
+
+    class Reporting(kind):  # type: ignore[valid-type, misc]
+        def __init__(self, model: Any, **parts: Any) -> None:
+            loaded, report = model
+            tell(checkpoints.missing_weights(loaded, report))
+            super().__init__(model=loaded, **parts)
+
+    return Reporting
 
 
 def prepare_batches(spec: ModelSpec, pipe: Any, *, padding_side: str, scores_texts: bool) -> None:
