@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from inference.engines.generation.rows import Row
-from inference.engines.generation.text import Decoder, GrowingText
+from inference.engines.generation.text import Decoder, GrowingText, goes_on, read_stops
 from inference.engines.pipeline import blame
 from inference.engines.pipeline.feeds import Feed
 from inference.engines.pipeline.steps import Steps
@@ -36,14 +36,15 @@ class Requests:
         tokens = found.features["input_ids"][0].tolist()
         config, processors = self._as_generate_would(found.features, parameters.forward)
         self.feed.check(found, self.pipe, {"max_new_tokens": config.max_length - len(tokens)})
-        ends = config.eos_token_id
+        ends, asked = config.eos_token_id, read_stops(self.pipe.tokenizer, stops)
+        before = tokens if goes_on(found.features["prompt_text"], parameters.postprocess) else ()
         return Row(
             key=key, features=found.features, after=parameters.postprocess, details=details,
             tokens=tokens, prompt=len(tokens), longest=config.max_length,
             ends=frozenset(ends if isinstance(ends, list) else [ends]),
-            processors=processors, samples=config.do_sample,
+            stops=asked.tokens, processors=processors, samples=config.do_sample,
             generator=torch.Generator(self.pipe.model.device).manual_seed(seed),
-            text=GrowingText(self.decoder, stops),
+            text=GrowingText(self.decoder, asked.texts, self.decoder.context(before)),
         )  # fmt: skip
 
     def _as_generate_would(self, features: Mapping[str, Any], run: dict[str, Any]) -> tuple[Any, Any]:

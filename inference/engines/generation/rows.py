@@ -22,6 +22,7 @@ class Row:
     prompt: int  # tokens
     longest: int  # tokens, prompt and all
     ends: frozenset[int]  # tokens that end it
+    stops: frozenset[int]  # tokens that the request asks it to end at
     processors: Any  # of the scores, as `generate` makes them
     samples: bool
     generator: torch.Generator
@@ -44,7 +45,9 @@ class Row:
         """A token is generated."""
         self.tokens.append(token)
         self.text.add(token)
-        if token in self.ends:
+        if token in self.stops:
+            reason = "stop_sequence"
+        elif token in self.ends:
             reason = "eos_token"
         elif len(self.tokens) >= self.longest:
             reason = "length"
@@ -60,5 +63,5 @@ class Row:
         self.ending = Ending(
             reason=reason if self.text.stop is None else "stop_sequence",
             prompt=self.prompt, generated=len(self.tokens) - self.prompt,
-            surplus=self.text.surplus, told=self.details,
+            found=self.text.alone(self.tokens[self.prompt :]), text=self.text.final, told=self.details,
         )  # fmt: skip

@@ -4,28 +4,45 @@ For models that do not generate by the step, and for calls of many at once.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from inference.engines.generation.ending import Ending
-from inference.engines.generation.text import first_stop
+from inference.engines.generation.text import Decoder, Stops, first_stop, goes_on, read_stops
 
 
 class AtStop(StoppingCriteria):
-    """Ends a row at a stop string in what it generates, and knows then how many tokens that were."""
+    """Ends a row at a stop in what it generates, and knows then how many tokens that were."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str], prompt: int) -> None:
-        self.tokenizer, self.stops, self.prompt = tokenizer, stops, prompt
+    def __init__(self, decoder: Decoder, stops: Stops, contexts: Sequence[Sequence[int]], prompt: int) -> None:
+        self.decoder, self.stops, self.contexts, self.prompt = decoder, stops, contexts, prompt
         self.lengths: dict[int, int] = {}
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        for row, text in enumerate(self.tokenizer.batch_decode(input_ids[:, self.prompt :], skip_special_tokens=True)):
-            if row not in self.lengths and first_stop(text, self.stops) is not None:
-                self.lengths[row] = input_ids.shape[1] - self.prompt
+        each = len(input_ids) // len(self.contexts)  # sequences of one prompt
+        for row, tokens in enumerate(input_ids[:, self.prompt :].tolist()):
+            if row not in self.lengths and self._ends(self.contexts[row // each], tokens):
+                self.lengths[row] = len(tokens)
         return torch.tensor([row in self.lengths for row in range(len(input_ids))], device=input_ids.device)
+
+    def _ends(self, context: Sequence[int], tokens: Sequence[int]) -> bool:
+        text = self.decoder.continuation(context, tokens)
+        return tokens[-1] in self.stops.tokens or first_stop(text, self.stops.texts) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """One sequence, with what stands behind its end where it ended before its neighbours."""
+
+    tokens: list[int]
+    prompt: list[int]
+    stops: Stops
+    stopped: int | None  # after so many tokens
+    told: bool  # with details
 
 
 class Static:
@@ -33,48 +50,64 @@ class Static:
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
+        self.decoder = Decoder(pipe.tokenizer)
         self._forward, self._postprocess = pipe.forward, pipe.postprocess
 
     def forward(
         self, inputs: Any, *, stop: Sequence[str] = (), seed: int | None = None, details: bool = False, **run: Any
     ) -> Any:
-        if "custom_generate" in run or not (stop or details or seed is not None):
+        if "custom_generate" in run:
             return self._forward(inputs, **run)
-        prompts, width = inputs["attention_mask"].sum(1).tolist(), inputs["input_ids"].shape[1]
-        criteria = AtStop(self.pipe.tokenizer, stop, width)
+        stops, width = read_stops(self.pipe.tokenizer, stop), inputs["input_ids"].shape[1]
+        masked = zip(inputs["input_ids"].tolist(), inputs["attention_mask"].tolist(), strict=True)
+        prompts = [[token for token, kept in zip(*row, strict=True) if kept] for row in masked]
+        texts = inputs.get("prompt_text")
+        texts = texts if isinstance(texts, list) else [texts] * len(prompts)
+        contexts = [self._context(prompt, text, {}) for prompt, text in zip(prompts, texts, strict=True)]
+        criteria = AtStop(self.decoder, stops, contexts, width)
         with self._seeded(seed):
             output = self._forward(
                 inputs, **run, **({"stopping_criteria": StoppingCriteriaList([criteria])} if stop else {})
             )
         output["ends"] = [
-            self._ending(row[0, width:].tolist(), prompts[place], stop, criteria.lengths.get(place), told=details)
+            tuple(
+                Generated(
+                    tokens=tokens[width:], prompt=prompts[place], stops=stops,
+                    stopped=criteria.lengths.get(place * len(row) + number), told=details,
+                )
+                for number, tokens in enumerate(row.tolist())
+            )
             for place, row in enumerate(output["generated_sequence"])
-        ]
+        ]  # fmt: skip
         return output
 
     def postprocess(self, output: Any, **after: Any) -> Any:
-        ends = output.pop("ends", None)
-        ending = ends[0] if isinstance(ends, list) else ends  # of a batch that was taken apart
+        ends = output.pop("ends", ())
+        generated = ends[0] if isinstance(ends, list) else ends  # of a batch that was taken apart
+        prompt = output.get("prompt_text")
         answers = self._postprocess(output, **after)
-        return [ending.shown(answer) for answer in answers] if ending else answers
+        if not generated:
+            return answers
+        endings = [self._ending(one, self._context(one.prompt, prompt, after)) for one in generated]
+        return [ending.shown(answer) for ending, answer in zip(endings, answers, strict=True)]
 
-    def _ending(
-        self, tokens: list[int], prompt: int, stops: Sequence[str], stopped: int | None, *, told: bool
-    ) -> Ending:
-        """`tokens`: what was generated, with what stands behind the end of a row that ended before its neighbours."""
-        text, read = self._text(tokens), self._text(tokens[:stopped])
-        stop = first_stop(read, stops)
+    def _context(self, prompt: Sequence[int], text: Any, after: Mapping[str, Any]) -> list[int]:
+        return self.decoder.context(prompt) if goes_on(text, after) else []
+
+    def _ending(self, generated: Generated, context: Sequence[int]) -> Ending:
+        tokens, stops = generated.tokens, generated.stops
         ends = self.pipe.model.generation_config.eos_token_id
         ends = ends if isinstance(ends, list) else [ends]
         ended = next((count for count, token in enumerate(tokens, 1) if token in ends), None)
-        reason = "stop_sequence" if stop is not None else "length" if ended is None else "eos_token"
+        count = min(generated.stopped or len(tokens), ended or len(tokens))
+        text = self.decoder.continuation(context, tokens[:count])
+        stop = first_stop(text, stops.texts)
+        is_stopped = stop is not None or (count > 0 and tokens[count - 1] in stops.tokens)
         return Ending(
-            reason=reason, prompt=prompt, generated=min(stopped or len(tokens), ended or len(tokens)),
-            surplus="" if stop is None else text[stop:], told=told,
+            reason="stop_sequence" if is_stopped else "length" if ended is None else "eos_token",
+            prompt=len(generated.prompt), generated=count,
+            found=self.decoder(tokens), text=text[:stop], told=generated.told,
         )  # fmt: skip
-
-    def _text(self, tokens: list[int]) -> str:
-        return str(self.pipe.tokenizer.decode(tokens, skip_special_tokens=True))
 
     @contextlib.contextmanager
     def _seeded(self, seed: int | None) -> Iterator[None]:

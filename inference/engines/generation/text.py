@@ -1,11 +1,46 @@
 """The text of what a row generates, as it grows: tokens in, and out what of their text is final."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from inference.errors import InvalidInput
 
 UNFINISHED = "\ufffd"  # what bytes decode to of which a character's last are still to come
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+CONTEXT = 16  # tokens of a prompt, on which blanks and characters behind it depend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stops:
+    """What a request asks a text to end at."""
+
+    texts: tuple[str, ...]
+    tokens: frozenset[int]  # special ones, which no text shows
+
+
+def read_stops(tokenizer: Any, asked: Sequence[str]) -> Stops:
+    """Tell special tokens from texts. Raises `InvalidInput` for a stop that is in part a special token."""
+    special = _special_tokens(tokenizer) if asked else {}
+    tokens = set()
+    for stop in asked:
+        if (number := special.get(stop.strip())) is not None:
+            tokens.add(number)
+        elif part := next((name for name in special if name and name in stop), None):
+            raise InvalidInput(
+                f"stop: {stop!r} holds the special token {part!r} with other text. A special token ends a text by"
+                f" itself: send {part!r} alone.",
+                field="parameters.stop",
+            )
+    return Stops(texts=tuple(asked), tokens=frozenset(tokens))
+
+
+def _special_tokens(tokenizer: Any) -> dict[str, int]:
+    """Find the tokens that are left out of texts, by what they are written as."""
+    return {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
 class Decoder:
@@ -15,6 +50,7 @@ class Decoder:
         self._tokenizer = tokenizer
         known = tokenizer.get_vocab()
         self.bytes = frozenset(token for name, token in known.items() if BYTE.fullmatch(name))
+        self._hidden = frozenset(_special_tokens(tokenizer).values())
         # Such a tokenizer takes back blanks before what comes later: its text is final at its end only.
         self.takes_back = bool(tokenizer.clean_up_tokenization_spaces) and not self._is_bpe()
 
@@ -25,22 +61,33 @@ class Decoder:
     def __call__(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
+    def context(self, prompt: Sequence[int]) -> list[int]:
+        """Take the last tokens of a prompt that show in its text."""
+        return [token for token in prompt if token not in self._hidden][-CONTEXT:]
+
+    def continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
+        """Return the text of tokens that follow others: by itself a first word may lose the blank before it."""
+        return self([*context, *tokens])[len(self(context)) :]
+
     def may_change(self, token: int, text: str) -> bool:
         """Whether the end of a text may be another with the next token. Bytes are read with their neighbours."""
         return self.takes_back or text.endswith(UNFINISHED) or token in self.bytes
 
 
 class GrowingText:
-    """Of one row. A few tokens before a new one are decoded with it, as blanks and characters depend on them."""
+    """Of one row. A few tokens before a new one are decoded with it, as blanks and characters depend on them.
 
-    def __init__(self, decoder: Decoder, stops: Sequence[str] = ()) -> None:
+    `context`: the last tokens of what the text goes on from.
+    """
+
+    def __init__(self, decoder: Decoder, stops: Sequence[str] = (), context: Sequence[int] = ()) -> None:
         self.value = ""  # that can be no other any more, but for a stop string
         self.stop: int | None = None  # the place of the first stop string, where the text ends
         self._decoder, self._stops = decoder, stops
-        self._window: list[int] = []
-        self._read = 0  # tokens of the window that are in the value
-        self._before = ""  # their text
-        self._found = ""  # that of the window
+        self._window = list(context)
+        self._read = len(context)  # tokens of the window that are in the value, or before it
+        self._before = decoder(context) if context else ""  # their text
+        self._found = self._before  # that of the window
         self._told = 0
 
     def add(self, token: int) -> None:
@@ -66,9 +113,13 @@ class GrowingText:
         return self.value[told : self._told]
 
     @property
-    def surplus(self) -> str:
-        """From the stop string on."""
-        return "" if self.stop is None else self.value[self.stop :]
+    def final(self) -> str:
+        """The text up to the stop string."""
+        return self.value[: self.stop]
+
+    def alone(self, tokens: Sequence[int]) -> str:
+        """Return the text of the row's tokens by themselves, as the pipeline reads them."""
+        return self._decoder(tokens)
 
     def _take(self) -> None:
         start = len(self.value)
@@ -87,6 +138,17 @@ class GrowingText:
             ),
             0,
         )
+
+
+def goes_on(prompt: Any, after: Mapping[str, Any]) -> bool:
+    """Tell whether an answer continues its prompt, as `pipeline` decides: else it is a message of its own.
+
+    `prompt` is a text or a chat of transformers, `after` the parameters of the pipeline's last step.
+    """
+    if isinstance(prompt, str):
+        return True
+    asked = after.get("continue_final_message")
+    return prompt.messages[-1]["role"] == "assistant" if asked is None else bool(asked)
 
 
 def first_stop(text: str, stops: Sequence[str], start: int = 0) -> int | None:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from inference.catalog.lengths import NEW_TOKENS
 from inference.engines import media, parity
+from inference.engines.generation.text import read_stops
 from inference.engines.pipeline import inputs
 from inference.engines.pipeline.loader import max_positions
 from inference.engines.stacks import Row, Together
@@ -29,6 +30,7 @@ class Feed:
     preprocess: dict[str, Any] = field(default_factory=dict)  # parameters of the pipeline's preprocess
     example: Callable[[], Any] | None = lambda: parity.TEXTS[1]  # an input, or a text to make one of, that is right
     parameters: dict[str, Any] = field(default_factory=dict)  # and parameters with it
+    compared: dict[str, Any] = field(default_factory=dict)  # and those with which it is compared with the library's
 
     # A model that counts positions from the left sees padding there, except where `generate` corrects for it.
     padding_side: ClassVar[str] = "right"
@@ -137,6 +139,7 @@ class Prompts(Texts):
         return Together.EQUAL if penalized else Together.PADDED
 
     def check(self, row: Row, pipe: Any, run: dict[str, Any]) -> None:
+        read_stops(pipe.tokenizer, run.get("stop", ()))
         longest, new_tokens = pipe.tokenizer.model_max_length, run.get("max_new_tokens", 0)
         if row.tokens + new_tokens > longest:
             raise context_length_exceeded(longest, row.tokens, more=new_tokens)
@@ -158,7 +161,10 @@ FEEDS: dict[str, Feed] = {
         prepare=inputs.text, batched=True, scores_texts=True, parameters={"candidate_labels": ["one", "other"]}
     ),
     "text-generation": Prompts(
-        prepare=inputs.prompt, batched=True, parameters={"max_new_tokens": 1, "do_sample": False}
+        prepare=inputs.prompt,
+        batched=True,
+        parameters={"max_new_tokens": 1, "do_sample": False},
+        compared={"return_tensors": True},  # the library takes the blank before a first word off its text
     ),
     "image-classification": _image(batched=True),
     "audio-classification": _audio(batched=True),

@@ -22,7 +22,7 @@ class Reference:
     """Inputs with special tokens, capitals and more tokens than are read, and the answers of one pipeline to them."""
 
     def __init__(self, pipe: Any, feed: Feed) -> None:
-        self.parameters = feed.parameters
+        self.parameters = {**feed.parameters, **feed.compared}
         self.inputs: list[Any] = []  # those which the pipeline answers
         self.answers: list[Any] = []
         self.repeats = True  # is False for a model that answers the same input differently from call to call
@@ -54,7 +54,7 @@ class Reference:
 
 def _ask(pipe: Any, feed: Feed, value: Any) -> Any:
     """Call the pipeline as a whole, without what a task's own call makes of one answer."""
-    parameters = {**feed.preprocess, **feed.parameters}
+    parameters = {**feed.preprocess, **feed.parameters, **feed.compared}
     if not isinstance(feed, Texts):
         value, parameters = feed.read(value, pipe, parameters)
     return Pipeline.__call__(pipe, value, **parameters)

@@ -15,6 +15,7 @@ from inference.engines.stepper import OPEN
 from inference.errors import UNREADABLE, InvalidInput
 from tests import decoders, tiny_models
 from tests.decoders import Told
+from tests.inference.engines.test_growing_text import with_bytes
 
 GREEDY = {"do_sample": False, "return_full_text": False}
 STEPPED = sorted(decoders.SETTINGS.keys() - {"Mamba"})
@@ -277,6 +278,76 @@ class EndTests(StepperTestCase):
             self.assertEqual(found, alone(engine, "hello", **given))
             self.assertEqual([found, found], engine.predict(["hello", "hello"], given))
             self.assert_told(told)
+
+    def over(self, tokenizer: Any, *allowed: str) -> Any:
+        """An engine whose model generates these tokens alone."""
+        tokens = tokenizer.convert_tokens_to_ids(list(allowed))
+        self.assertNotIn(tokenizer.unk_token_id, tokens)
+        with patch.object(tiny_models, "byte_tokenizer", return_value=tokenizer):
+            made = decoders.model("Llama")
+            others = set(range(len(tokenizer))) - set(tokens)
+            made.generation_config.update(suppress_tokens=sorted(others))
+            return decoders.over(made)
+
+    def test_a_text_ends_at_a_special_token_that_the_request_names(self) -> None:
+        mark = "<|im_end|>"
+        engine = self.over(tiny_models.byte_tokenizer(mark), "a", "b", mark)
+        number = engine.pipe.tokenizer.convert_tokens_to_ids(mark)
+        drawn = {"do_sample": True, "max_new_tokens": 30, "seed": 3, "details": True}
+        given = {**drawn, "return_full_text": False}
+        [tokens] = engine.predict(["hello"], {**drawn, "return_tensors": True})[0]
+        tokens = tokens["generated_token_ids"][len("hello") :]
+        count = tokens.index(number) + 1
+        self.assertLess(count, 30)
+        for stop in ([mark], ["never there", f"{mark}\n"]):
+            told = Told(engine.stepper)
+            engine.stepper.join("stopped", "hello", {**given, "stop": stop}, seed=0)
+            engine.stepper.join("beside", "hello", given, seed=0)
+            told.all()
+            for [answer] in (told.answers["stopped"], alone(engine, "hello", **{**given, "stop": stop})):
+                self.assertEqual(answer["generated_text"], engine.pipe.tokenizer.decode(tokens[: count - 1]))
+                self.assertEqual(answer["details"]["finish_reason"], "stop_sequence")
+                self.assertEqual(answer["details"]["generated_tokens"], count)
+            self.assertEqual(told.answers["beside"][0]["details"]["generated_tokens"], 30)
+            self.assert_told(told)
+
+    def test_a_stop_that_no_text_can_show_is_refused(self) -> None:
+        engine = self.over(tiny_models.byte_tokenizer("<|im_end|>"), "a", "b")
+        given = {**GREEDY, "max_new_tokens": 3, "stop": ["a<|im_end|>b"]}
+        with self.assertRaisesRegex(InvalidInput, r"'<\|im_end\|>' alone"):
+            engine.stepper.join("stopped", "hello", given, seed=0)
+        self.assertIsInstance(alone(engine, "hello", **given), InvalidInput)
+
+    def test_the_blank_before_the_first_word_is_kept_behind_a_prompt(self) -> None:
+        engine = self.over(with_bytes(), "▁Hello", "▁done")
+        new, chat = {"max_new_tokens": 2, "stop": ["never"]}, [{"role": "user", "content": "ab"}]
+        begun = [*chat, {"role": "assistant", "content": "ab"}]
+        for given in (new, {**new, "details": True, "seed": 1}, {"max_new_tokens": 2}):
+            asked = {key: {**GREEDY, **given, "return_full_text": key == "whole"} for key in ("new", "whole")}
+            told = Told(engine.stepper)
+            for key, parameters in asked.items():
+                engine.stepper.join(key, "ab", parameters, seed=0)
+            for key, value in (("message", chat), ("begun", begun)):
+                engine.stepper.join(key, value, asked["new"], seed=0)
+            told.all()
+            self.assertRegex(text(told.answers["new"]), "^ (Hello|done) (Hello|done)$")
+            self.assertEqual(text(told.answers["whole"]), "ab" + text(told.answers["new"]))
+            self.assertRegex(text(told.answers["message"]), "^(Hello|done) (Hello|done)$")
+            self.assertRegex(text(told.answers["begun"]), "^ (Hello|done) (Hello|done)$")
+            for key, parameters in asked.items():
+                self.assertEqual(told.answers[key], alone(engine, "ab", **parameters))
+            self.assertEqual(told.answers["message"], alone(engine, chat, **asked["new"]))
+            self.assertEqual(told.texts["whole"], text(told.answers["new"]))
+            self.assertEqual(told.texts["message"], text(told.answers["message"]))
+            self.assertEqual([told.answers["new"]] * 2, engine.predict(["ab", "ab"], asked["new"]))
+
+    def test_a_stop_may_begin_with_the_blank_behind_a_prompt(self) -> None:
+        engine = self.over(with_bytes(), "▁Hello")
+        given = {**GREEDY, "max_new_tokens": 3, "return_full_text": False, "stop": [" Hello"], "details": True}
+        told = Told(engine.stepper)
+        engine.stepper.join("stopped", "ab", given, seed=0)
+        for [answer] in (told.all().answers["stopped"], alone(engine, "ab", **given)):
+            self.assertEqual((answer["generated_text"], answer["details"]["generated_tokens"]), ("", 1))
 
     def test_a_template_of_answers_leaves_no_token_in_them_that_was_not_told(self) -> None:
         tokenizer = tiny_models.byte_tokenizer()
