@@ -71,6 +71,7 @@ class PipelineEngine(Engine):
         self.shortcuts = accelerate.Shortcuts(self.task, parity.Verdict(together=Together.PADDED))
         if reference:
             self._install(reference)
+        self.note = f"{self.note} {self.feed.note(self.pipe)}".strip()
         if self.steps is None:  # the pipeline calls them by itself
             for step in ("forward", "postprocess"):
                 setattr(self.pipe, step, blame.of_the_model(getattr(self.pipe, step)))

@@ -43,6 +43,10 @@ class Feed:
     def examples(self, pipe: Any) -> list[Any]:
         return [self.around(self.example(), pipe)] if self.example else []
 
+    def note(self, pipe: Any) -> str:
+        """Say what an operator should know of this model's answers, or nothing."""
+        return ""
+
     def trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
         """Inputs of several lengths, which are tried out together at load, and parameters with them."""
         return [], {}
@@ -90,6 +94,15 @@ class Masked(Texts):
 
 class Labelled(Texts):
     """A text, or {"sequences", "candidate_labels"}: a text with labels of its own."""
+
+    def note(self, pipe: Any) -> str:
+        if pipe.entailment_id != UNKNOWN_LABEL:
+            return ""
+        names = ", ".join(list(pipe.model.config.label2id)[:MOST_NAMED])
+        return (
+            f'None of its labels ({names}) begins with "entail": the last is taken for it, and scores may be wrong.'
+            " Name them in id2label and label2id of config.json."
+        )
 
     def completed(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
         if "hypothesis_template" in parameters:
@@ -145,6 +158,8 @@ class Prompts(Texts):
             raise context_length_exceeded(longest, row.tokens, more=new_tokens)
 
 
+UNKNOWN_LABEL = -1  # what the pipeline finds for entailment where no label is named so: scores of the last are read
+MOST_NAMED = 4
 CUT = {"truncation": True}  # to what the model can take
 ONE_LABEL = {"candidate_labels": ["one"]}
 TABLE = {"table": {"city": ["Paris", "Rome"]}, "query": "which city?"}

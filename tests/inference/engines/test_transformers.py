@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -142,6 +143,18 @@ class TextTests(EqualTestCase):
         self.assert_equal(
             self.answers("zero-shot-classification", PROMPTS, LABELS), [pipe(text, **LABELS) for text in PROMPTS]
         )
+
+    def test_zero_shot_by_labels_that_do_not_say_entailment_has_a_note(self) -> None:
+        self.assertNotIn("entail", engine("zero-shot-classification").note)
+        model = Path(_folder().name) / "zero-shot-classification"
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(model, folder, dirs_exist_ok=True)
+            config = json.loads((model / "config.json").read_text())
+            names = {f"LABEL_{number}": number for number in range(3)}
+            config |= {"label2id": names, "id2label": {number: name for name, number in names.items()}}
+            Path(folder, "config.json").write_text(json.dumps(config))
+            made = loading.ready(ModelSpec(name="m", task="zero-shot-classification", model=folder), "cpu")
+        self.assertIn('None of its labels (LABEL_0, LABEL_1, LABEL_2) begins with "entail"', made.note)
 
     def test_zero_shot_inputs_may_bring_labels_of_their_own(self) -> None:
         own = {"sequences": "the cat runs", "candidate_labels": ["cat", "dog"]}
