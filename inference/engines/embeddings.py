@@ -23,7 +23,7 @@ logging.disable_progress_bar()  # thousands of lines in a log file
 
 
 class SentenceEmbeddings(Engine):
-    """A text in, a list of floats of length one out."""
+    """A text in, a list of floats out: a vector of length one, unless `normalize` is false."""
 
     prepares = True
 
@@ -80,22 +80,32 @@ class SentenceEmbeddings(Engine):
         return self._tokens(inputs) if all(isinstance(text, str) for text in inputs) else None
 
     def predict_prepared(self, prepared: Any, parameters: dict[str, Any]) -> list[Any] | None:
-        return _told(self._pooled(self._states_of(prepared, self.shortcuts.verdict.together)), parameters)
+        groups = self._states_of(prepared, self.shortcuts.verdict.together)
+        return _told(self._pooled(groups, normalize=_normalizes(parameters)), parameters)
 
     def _answers(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         problems = [None if isinstance(text, str) else _not_a_text(text) for text in inputs]
-        embedded = iter(_told(self.embed([text for text in inputs if isinstance(text, str)]), parameters))
+        texts = [text for text in inputs if isinstance(text, str)]
+        vectors = self.embed(texts) if _normalizes(parameters) else self._pool(texts, normalize=False)
+        embedded = iter(_told(vectors, parameters))
         return [problem or next(embedded) for problem in problems]
 
     def embed(self, texts: list[str]) -> torch.Tensor:
-        """One row a text, float32, on the CPU. Texts are cut at `max_tokens`."""
-        return self._pooled(self._states(texts, self.shortcuts.verdict.together)) if texts else torch.empty(0, 0)
+        """One row a text, float32, of length one, on the CPU. Texts are cut at `max_tokens`."""
+        return self._pool(texts, normalize=True)
 
-    def _pooled(self, groups: Iterable[tuple[list[int], torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    def _pool(self, texts: list[str], *, normalize: bool) -> torch.Tensor:
+        if not texts:
+            return torch.empty(0, 0)
+        return self._pooled(self._states(texts, self.shortcuts.verdict.together), normalize=normalize)
+
+    def _pooled(
+        self, groups: Iterable[tuple[list[int], torch.Tensor, torch.Tensor]], *, normalize: bool
+    ) -> torch.Tensor:
         parts, order = [], []
         for rows, states, mask in groups:
             pooled = pooling.pool(self.asked.modes, states.float(), self._without_prompt(mask))
-            parts.append(functional.normalize(pooled, dim=1).cpu())
+            parts.append((functional.normalize(pooled, dim=1) if normalize else pooled).cpu())
             order += rows
         return torch.cat(parts)[torch.tensor(order).argsort()]
 
@@ -184,6 +194,10 @@ def _groups(lengths: Sequence[int], together: Together) -> list[list[int]]:
     for place, length in enumerate(lengths):
         groups.setdefault(length if together is Together.EQUAL else place, []).append(place)
     return list(groups.values())
+
+
+def _normalizes(parameters: dict[str, Any]) -> bool:
+    return parameters.get("normalize") is not False
 
 
 def _told(vectors: torch.Tensor, parameters: dict[str, Any]) -> list[Any]:

@@ -89,6 +89,17 @@ class SentenceEmbeddingsTests(TestCase):
             bad, good = run(self.engine, ["a", "b"], {"encoding_format": "base64"}).outcomes
         self.assertEqual((type(bad), good), (BadOutput, base64.b64encode(struct.pack("<2f", 1, 0)).decode()))
 
+    def test_vectors_can_be_had_as_they_are_before_they_are_made_length_one(self) -> None:
+        plain = self.answers(TEXTS)
+        for made in (run(self.engine, TEXTS, {"normalize": False}).outcomes, self.prepared(normalize=False)):
+            for one, raw in zip(plain, made, strict=True):
+                length = math.hypot(*raw)
+                self.assertGreater(abs(length - 1), 0.1)
+                self.assertLess(max(abs(a - b / length) for a, b in zip(one, raw, strict=True)), 1e-5)
+
+    def prepared(self, **parameters: Any) -> list[Any]:
+        return list(self.engine.predict_prepared(self.engine.prepare(TEXTS, parameters), parameters))
+
     def test_its_entry_allows_to_ask_for_it(self) -> None:
         entry = reader.parse('[m]\nengine = "inference.engines.embeddings:SentenceEmbeddings"\nmodel = "x"\n')["m"]
         self.assertEqual(validate(entry.parameters, {"encoding_format": "base64"}), {"encoding_format": "base64"})
