@@ -50,10 +50,11 @@ def _gather(document: dict[str, Any]) -> dict[str, Any]:
     """Parameters at the root of the body, moved to where they belong."""
     own = {*RUN_BODY.names, *RUN_BODY.elsewhere}
     at_root = {name: value for name, value in document.items() if name not in own}
-    if not at_root or "inputs" not in document or not isinstance(document.get("parameters", {}), dict):
+    given = {} if document.get("parameters") is None else document["parameters"]
+    if not at_root or "inputs" not in document or not isinstance(given, dict):
         return document
     rest = {name: value for name, value in document.items() if name in own}
-    return {**rest, "parameters": {**at_root, **document.get("parameters", {})}}
+    return {**rest, "parameters": {**at_root, **given}}
 
 
 def shape(task: str, output: Any, *, size: int, user_agent: str = "") -> Any:

@@ -11,6 +11,7 @@ from api.errors import CONTENT_TYPE, TABLE
 from api.openapi.shapes import ProblemShown
 from inference.catalog.lookup import models
 
+BODIES = ("JobBody", "BulkBody", "LineBody", "RunBody", "ChatBody", "TextBody")
 ALWAYS = ("bad_request", "store_unavailable", "internal")
 WITH_KEY = ("unauthorized", "too_many_requests")
 
@@ -81,9 +82,22 @@ def _problems(codes: Iterable[str], media_type: str) -> dict[Any, Any]:
     }
 
 
+def _allow_null(shape: dict[str, Any]) -> None:
+    if "type" in shape:
+        types = shape["type"] if isinstance(shape["type"], list) else [shape["type"]]
+        shape["type"] = [*types, *({"null"} - set(types))]
+    for wrapper in {"$ref", "allOf"} & shape.keys():
+        shape["oneOf"] = [{wrapper: shape.pop(wrapper)}, {"type": "null"}]
+
+
 def complete(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-    """What the fields cannot say: unknown ones are refused, and which models there are."""
+    """What the fields cannot say: unknown ones are refused, null is not given, and which models there are."""
     names = {"type": "string", "enum": sorted(models())}
+    for name in BODIES:
+        body = result["components"]["schemas"][name]
+        for field, shape in body["properties"].items():
+            if field not in body["required"]:
+                _allow_null(shape)
     for name in ("JobBody", "BulkBody"):
         body = result["components"]["schemas"][name]
         body["additionalProperties"] = False

@@ -13,6 +13,7 @@ from typing import Any
 
 from inference.catalog import tasks, words
 from inference.catalog.lookup import spec_of
+from inference.catalog.neutral import OPENAI, OPENAI_IGNORED, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
@@ -20,18 +21,6 @@ from inference.submission.submissions import Submission
 RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}  # theirs: the model's
 LIMITS = (*RENAMED, "max_new_tokens")
 OWN = {"return_full_text": False, "details": True}  # parameters that the answer is made of
-IGNORED = {
-    "details", "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options",
-    "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
-}  # fmt: skip
-REFUSED: Mapping[str, tuple[Any, ...]] = {  # but for the values that ask for nothing
-    "audio": (), "best_of": (1,), "echo": (False,), "frequency_penalty": (0,), "function_call": ("auto", "none"),
-    "functions": ([],), "logit_bias": ({},), "logprobs": (False,), "modalities": (["text"],), "moderation": (),
-    "n": (1,), "presence_penalty": (0,), "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
-    "return_full_text": (False,), "suffix": ("",),
-    "tool_choice": ("auto", "none"), "tools": ([],), "top_logprobs": (0,), "verbosity": ("medium",),
-    "web_search_options": (),
-}  # fmt: skip
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 MESSAGE = ("role", "content", "name", "annotations")  # what is read of one, and what is ignored
 STREAM_OPTIONS = ("include_usage", "include_obfuscation")
@@ -118,20 +107,19 @@ def _parameters(spec: ModelSpec, rest: dict[str, Any]) -> dict[str, Any]:
     """Those of the model may stand beside OpenAI's."""
     known = {**RENAMED, **{name: name for name in spec.parameters if name not in OWN}}
     for name, value in rest.items():
-        if name not in known and name not in IGNORED:
+        if name not in known and name not in OPENAI_IGNORED:
             _refuse(name, value, known)
     asked = {known[name]: value for name, value in rest.items() if name in known}
-    return {**OWN, **_sampled(_stopped(asked))}
+    return {**OWN, **_sampled(spec, _stopped(asked))}
 
 
 def _refuse(name: str, value: Any, known: Collection[str]) -> None:
     """Raises `InvalidInput`, unless the value asks for nothing."""
-    if name not in REFUSED:
+    if name not in OPENAI:
         shown = words.name(name)
         raise InvalidInput(f"{shown}: unknown field; {words.hint(name, known)}", field=shown)
-    harmless = REFUSED[name]
-    if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in harmless):
-        right = f", or send {' or '.join(map(json.dumps, harmless))}" if harmless else ""
+    if not is_neutral(OPENAI, name, value):
+        right = f", or send {' or '.join(map(json.dumps, OPENAI[name]))}" if OPENAI[name] else ""
         raise InvalidInput(f"{name}: is not served here; leave it out{right}.", field=name)
 
 
@@ -143,20 +131,16 @@ def _refuse_others(where: str, given: dict[str, Any], known: Collection[str]) ->
 
 
 def _stopped(parameters: dict[str, Any]) -> dict[str, Any]:
-    stop = parameters.pop("stop", [])
-    if isinstance(stop, str):
-        stop = [stop]
-    return parameters if stop == [] else {**parameters, "stop": stop}
+    stop = parameters.pop("stop", None)
+    if is_neutral(OPENAI, "stop", stop):
+        return parameters
+    return {**parameters, "stop": [stop] if isinstance(stop, str) else stop}
 
 
-def _sampled(parameters: dict[str, Any]) -> dict[str, Any]:
-    """A temperature or a top_p of 0 asks for the likeliest token, any other of either for one that is drawn."""
-    asked = {name: parameters[name] for name in ("temperature", "top_p") if name in parameters}
-    zero = [name for name, value in asked.items() if value == 0 and not isinstance(value, bool)]
-    if zero:
-        rest = {name: value for name, value in parameters.items() if name not in zero}
-        return {**rest, "do_sample": False}
-    return {"do_sample": True, **parameters} if asked else parameters
+def _sampled(spec: ModelSpec, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Ask for tokens that are drawn where a temperature or a top_p is given that is not greedy."""
+    named = tasks.of(spec.task).translate(parameters)
+    return {"do_sample": True, **named} if parameters.keys() & {"temperature", "top_p"} else named
 
 
 def _prompt(given: dict[str, Any]) -> str:

@@ -91,7 +91,7 @@ class Choice(serializers.Field[Any, Any, Any, Any]):
 
 
 class Body(serializers.Serializer[None]):
-    """A request's body: unknown fields are refused by name.
+    """A request's body: unknown fields are refused by name, and a field that is null is not given.
 
     One instance a class serves all requests: `run_validation` keeps nothing, and making the fields anew for every
     request costs more than the validation.
@@ -106,14 +106,15 @@ class Body(serializers.Serializer[None]):
     def to_internal_value(self, data: Any) -> dict[str, Any]:
         if not isinstance(data, dict):
             raise serializers.ValidationError(f"The body must be a JSON object, not {words.type_of(data)}.")
-        unknown = (name for name in data if name not in self.own)
+        unknown = (name for name, value in data.items() if name not in self.own and value is not None)
         if told := {words.name(name): self._unknown(name) for name in islice(unknown, UNKNOWN_TOLD)}:
             raise serializers.ValidationError(told)
         values: dict[str, Any] = {}
         wrong: dict[str, Any] = {}
         for name, field in self.own.items():
+            value = data.get(name, empty)
             try:
-                values[name] = field.run_validation(data.get(name, empty))
+                values[name] = field.run_validation(empty if value is None and not field.required else value)
             except serializers.SkipField:
                 pass
             except serializers.ValidationError as error:

@@ -89,7 +89,8 @@ _KEYS: dict[str, tuple[Callable[[dict[str, Any], Any], bool], str]] = {
 
 
 def validate(specs: Mapping[str, ParameterSpec], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters with defaults filled in, in the order of `specs`. Raises `InvalidInput`."""
+    """The parameters with defaults filled in, in the order of `specs`; null is not given. Raises `InvalidInput`."""
+    parameters = {name: value for name, value in parameters.items() if value is not None}
     if unknown := next((name for name in parameters if name not in specs), None):
         raise _invalid(f"parameters.{words.name(unknown)}", f"unknown parameter; {_hint(unknown, specs)}")
     values = {}
@@ -105,6 +106,15 @@ def validate(specs: Mapping[str, ParameterSpec], parameters: Mapping[str, Any]) 
 
 def _hint(name: str, specs: Mapping[str, ParameterSpec]) -> str:
     return words.hint(name, specs) if specs else "this model takes none."
+
+
+def is_taken(spec: ParameterSpec, value: Any) -> bool:
+    """Return whether `value` is what `spec` says."""
+    try:
+        check("", spec, value)
+    except InvalidInput:
+        return False
+    return True
 
 
 def check(path: str, spec: ParameterSpec, value: Any) -> Any:

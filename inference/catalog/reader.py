@@ -112,8 +112,10 @@ class _Reader:
         if "input" in table:
             values["input"] = self.input(name, table["input"])
         own = self.parameters(name, table.get("parameters", {}))
-        common = {**tasks.of(values.get("task", "")).parameters, **tasks.OF_ENGINES.get(values.get("engine", ""), {})}
-        known = {**common, **own}
+        engine = tasks.built_in(values.get("engine", TRANSFORMERS_ENGINE))
+        if engine.task:
+            values.setdefault("task", engine.task)
+        known = {**tasks.of(values.get("task", "")).parameters, **engine.parameters, **own}
         spec = ModelSpec(name=name, parameters=known, stated=frozenset(ON_GPU.keys() & table.keys()), **values)
         self.consistent(spec, table)
         self.computable(spec, table)

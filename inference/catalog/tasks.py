@@ -11,11 +11,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from inference.catalog import inputs, units
+from inference.catalog import inputs, neutral, units
+from inference.catalog.neutral import Neutral
 from inference.catalog.parameters import ParameterSpec
 
 # Of an input with its parameters: the texts that the model runs, and how often each.
 Rows = Callable[[Any, Mapping[str, Any]], tuple[list[Any], int]]
+
+
+# From parameters in the words of other servers, to those of the task.
+Translate = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 class Shape(enum.Enum):
@@ -41,6 +46,37 @@ def row_a_sentence(item: Any, parameters: Mapping[str, Any]) -> tuple[list[Any],
     return [text for value in item.values() for text in (value if isinstance(value, list) else [value])], 1
 
 
+def untranslated(given: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(given)
+
+
+def list_labels(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Split labels that are one string at its commas, as the pipelines do."""
+    labels = given.get("candidate_labels")
+    if not isinstance(labels, str):
+        return dict(given)
+    return {**given, "candidate_labels": [label.strip() for label in labels.split(",") if label.strip()]}
+
+
+def name_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of sampling as `generate` takes them: a temperature or a top_p next to 0 is greedy, a top_k of -1
+    is no limit, and a seed is taken modulo 2**63."""
+    numbers = {name: value for name, value in given.items() if _is_number(value)}
+    near = [name for name in ("temperature", "top_p") if 0 <= numbers.get(name, 1) < NEAR_ZERO]
+    named = {name: value for name, value in given.items() if name not in near}
+    if near:
+        named["do_sample"] = False
+    if numbers.get("top_k") == -1:
+        named["top_k"] = 0
+    if isinstance(seed := numbers.get("seed"), int):
+        named["seed"] = seed % SEEDS
+    return named
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One task. What is left out holds for an engine of one's own, of which nothing is known."""
@@ -55,6 +91,8 @@ class Task:
     compiles: bool = False  # one call of the model answers a batch, so that another backend than torch may compute it
     generates: bool = False  # from a prompt, which must leave room: what is generated counts
     parameters: Mapping[str, ParameterSpec] = field(default_factory=dict)  # bounded, as is what one request costs
+    neutral: Neutral = field(default_factory=dict)  # values of parameters that ask for nothing
+    translate: Translate = untranslated
     parameters_at_root: bool = False  # clients put them beside "inputs"
     shape: Shape = Shape.AS_IT_IS
     example: Mapping[str, Any] | None = None  # the body of a request; none where an input is a file
@@ -65,11 +103,14 @@ class Task:
         return self.unit is not units.tokens
 
 
+NEAR_ZERO = 0.01  # of a temperature: scores divided by less are infinite
+SEEDS = 2**63
 _TEXT = "Django records the job, Celery runs the batch."
 _LABELS = ParameterSpec(type="array", items="string", min_items=1, max_items=100, max_length=1000, required=True)
 _HYPOTHESIS = ParameterSpec(type="string", max_length=1000)
 _SCORING = ParameterSpec(type="string", choices=("sigmoid", "softmax", "none"))
 _FLAG = ParameterSpec(type="boolean")
+_EMPTY_SETTINGS: Neutral = {"generation_parameters": ({},), "generate_kwargs": ({},)}
 _ZERO_SHOT = {"candidate_labels": _LABELS, "hypothesis_template": _HYPOTHESIS}
 
 
@@ -79,16 +120,32 @@ def _top_k(limit: int, default: int | None = None) -> ParameterSpec:
 
 _CLASSIFICATION = {"top_k": _top_k(1000, 5), "function_to_apply": _SCORING}
 
-# Of an engine class of ours, beside those of its model's task.
-OF_ENGINES: Mapping[str, Mapping[str, ParameterSpec]] = {
-    "inference.engines.embeddings:SentenceEmbeddings": {
-        "encoding_format": ParameterSpec(type="string", choices=("float", "base64")),
-    },
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltIn:
+    """An engine class of this project: what is known of it beside its model's task."""
+
+    task: str = ""  # of a model whose table names none
+    parameters: Mapping[str, ParameterSpec] = field(default_factory=dict)
+    neutral: Neutral = field(default_factory=dict)
+
+
+BUILT_IN: Mapping[str, BuiltIn] = {
+    "inference.engines.pipeline.engine:PipelineEngine": BuiltIn(neutral={"normalize": (False,)}),  # none does it
+    "inference.engines.embeddings:SentenceEmbeddings": BuiltIn(
+        task="feature-extraction",
+        parameters={
+            "encoding_format": ParameterSpec(type="string", choices=("float", "base64")),
+            "normalize": _FLAG,
+        },
+        neutral={"encoding_format": ("float",), "normalize": (True,)},
+    ),
+    "inference.engines.embeddings:SentenceSimilarity": BuiltIn(task="sentence-similarity"),
 }
 
 EMBEDDINGS = ("feature-extraction", "sentence-similarity")  # as traces call them
 
-_text = partial(Task, check=inputs.text, example={"inputs": _TEXT})
+_text = partial(Task, check=inputs.text, neutral=neutral.CUT, example={"inputs": _TEXT})
 _image = partial(Task, check=inputs.file, unit=units.patches)
 _sound = partial(Task, check=inputs.file, unit=units.frames)
 
@@ -134,6 +191,7 @@ TASKS = table((
         compiles=True,
         rows=row_a_label,
         parameters={**_ZERO_SHOT, "multi_label": _FLAG},
+        translate=list_labels,
         shape=Shape.PAIRS,
         example={"inputs": _TEXT, "parameters": {"candidate_labels": ["software", "cooking"]}},
         measured_with={"candidate_labels": ["politics", "sports"]},
@@ -143,18 +201,20 @@ TASKS = table((
         check=inputs.prompt,
         takes_chats=True,
         generates=True,
+        neutral=neutral.GENERATION,
+        translate=name_sampling,
         parameters={
             "max_new_tokens": ParameterSpec(type="integer", min=1, max=1024),
             "do_sample": _FLAG,
-            "temperature": ParameterSpec(type="number", min=0.01, max=100),
-            "top_k": _top_k(1000),
-            "top_p": ParameterSpec(type="number", min=0.01, max=1),
+            "temperature": ParameterSpec(type="number", min=NEAR_ZERO, max=100),
+            "top_k": ParameterSpec(type="integer", min=0, max=1000),  # 0: no limit
+            "top_p": ParameterSpec(type="number", min=NEAR_ZERO, max=1),
             "typical_p": ParameterSpec(type="number", min=0.01, max=1),
             "repetition_penalty": ParameterSpec(type="number", min=0.1, max=10),
             "stop": ParameterSpec(
                 type="array", items="string", min_items=1, max_items=8, min_length=1, max_length=100
             ),
-            "seed": ParameterSpec(type="integer", min=0, max=2**63 - 1),
+            "seed": ParameterSpec(type="integer", min=0, max=SEEDS - 1),
             "return_full_text": _FLAG,
             "details": _FLAG,
         },
@@ -163,7 +223,9 @@ TASKS = table((
     ),
     _image(name="image-classification", compiles=True, parameters=_CLASSIFICATION),
     _sound(name="audio-classification", compiles=True, parameters=_CLASSIFICATION),
-    _sound(name="automatic-speech-recognition", parameters={"return_timestamps": _FLAG}),
+    _sound(
+        name="automatic-speech-recognition", parameters={"return_timestamps": _FLAG}, neutral=_EMPTY_SETTINGS
+    ),
     _image(name="image-feature-extraction"),
     _image(name="image-segmentation"),
     _image(name="object-detection", parameters={"threshold": ParameterSpec(type="number", min=0, max=1)}),
@@ -172,28 +234,32 @@ TASKS = table((
     _image(
         name="zero-shot-image-classification",
         parameters=_ZERO_SHOT,
+        translate=list_labels,
         measured_with={"candidate_labels": ["a town", "a river"]},
     ),
     _sound(
         name="zero-shot-audio-classification",
         parameters=_ZERO_SHOT,
+        translate=list_labels,
         measured_with={"candidate_labels": ["speech", "music"]},
     ),
     Task(name="zero-shot-object-detection"),
     Task(name="document-question-answering"),
-    Task(name="image-text-to-text", takes_chats=True),
+    Task(name="image-text-to-text", takes_chats=True, neutral=neutral.GENERATION),
     Task(name="table-question-answering"),
-    _text(name="text-to-audio", aliases=("text-to-speech",), example=None),
+    _text(name="text-to-audio", aliases=("text-to-speech",), neutral=_EMPTY_SETTINGS, example=None),
     Task(
         name="sentence-similarity",
         is_pipeline=False,
         check=inputs.sentences,
         rows=row_a_sentence,
+        neutral=neutral.CUT,
         example={"inputs": {"source_sentence": _TEXT, "sentences": ["A queue of jobs.", "I like tea."]}},
     ),
     Task(is_pipeline=False, example={"inputs": _TEXT}),
 ))  # fmt: skip
 _UNKNOWN = Task(is_pipeline=False)
+_OWN = BuiltIn()
 # The classes of transformers that have a task's head; of other tasks a model has none.
 _MODEL_CLASSES = {
     "text-classification": ("AutoModelForSequenceClassification",),
@@ -215,6 +281,11 @@ _MODEL_CLASSES = {
     "table-question-answering": ("AutoModelForTableQuestionAnswering",),
     "text-to-audio": ("AutoModelForTextToWaveform", "AutoModelForTextToSpectrogram"),
 }
+
+
+def built_in(engine: str) -> BuiltIn:
+    """Return what is known of an engine, by its name in models.toml. Of one's own, nothing is known."""
+    return BUILT_IN.get(engine, _OWN)
 
 
 def of(name: str) -> Task:

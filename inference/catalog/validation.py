@@ -7,6 +7,7 @@ from typing import Any
 
 from inference.catalog import inputs as checks
 from inference.catalog import lengths, parameters, tasks
+from inference.catalog.neutral import is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import ContextLengthExceeded, InvalidInput, context_length_exceeded
 
@@ -27,8 +28,24 @@ def check_rows(spec: ModelSpec, rows: int) -> None:
 
 
 def validate_parameters(spec: ModelSpec, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The child calls this again: a row may have been written by anybody."""
-    return parameters.validate(spec.parameters, given)
+    """Return the parameters that ask for something, as the model's own table or its task describes them.
+
+    A value that the table takes stays as it is. Others may be neutral, or in the words of another server. The child
+    calls this again: a row may have been written by anybody.
+    """
+    task, engine = tasks.of(spec.task), tasks.built_in(spec.engine)
+    table = {**task.neutral, **engine.neutral}
+    shared = {**task.parameters, **engine.parameters}
+    taken: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in given.items():
+        described = spec.parameters.get(name)
+        is_own = described is not None and described != shared.get(name)
+        is_taken = described is not None and parameters.is_taken(described, value)
+        if is_neutral(table, name, value) and not (is_own and is_taken):
+            continue
+        (taken if is_taken else others)[name] = value
+    return parameters.validate(spec.parameters, {**taken, **task.translate(others)})
 
 
 def validate_inputs(spec: ModelSpec, inputs: Any, *, most: int | None = None) -> None:

@@ -136,6 +136,28 @@ class ClientTests(StackCase):
         self.assertTrue(client.text_generation(TEXT, max_new_tokens=3, return_full_text=True).startswith(TEXT))
         self.assertFalse(client.text_generation(TEXT, max_new_tokens=3, return_full_text=False).startswith(TEXT))
 
+    def test_text_generation_with_all_that_asks_for_nothing(self) -> None:
+        neutral: dict[str, Any] = {
+            "best_of": 1, "decoder_input_details": False, "frequency_penalty": 0.0, "stop": [], "top_n_tokens": 0,
+            "watermark": False, "temperature": 0.001, "seed": -1,
+        }  # fmt: skip
+        client = self.client("text-generation")
+        greedy = client.text_generation(TEXT, max_new_tokens=3, do_sample=False)
+        self.assertEqual(client.text_generation(TEXT, max_new_tokens=3, do_sample=True, **neutral), greedy)
+        nulls: dict[str, Any] = dict.fromkeys(("temperature", "top_k", "truncate", "grammar", "seed"))
+        of_langchain = {**nulls, "stop": [], "watermark": False, "max_new_tokens": 3}
+        body = {"inputs": TEXT, "parameters": of_langchain, "options": None}
+        headers = {"Authorization": f"Bearer {self.key}"}
+        answer = self.stack.post("/v1/models/text-generation", body, headers=headers)
+        self.assertEqual(answer.status, 200, answer.body)
+
+    def test_feature_extraction_as_text_embeddings_inference_takes_it(self) -> None:
+        client = self.client("embeddings")
+        raw = client.feature_extraction(TEXT, normalize=False, truncate=True, truncation_direction="right")
+        self.assertGreater(abs(float((raw**2).sum()) - 1.0), 0.1)
+        made = client.feature_extraction(TEXT, normalize=True)
+        self.assertLess(float(abs(made - raw / float((raw**2).sum()) ** 0.5).max()), 1e-5)
+
     def test_image_classification_of_bytes_and_with_parameters(self) -> None:
         image = base64.b64decode(tiny_models.png())
         raw = self.client("image-classification").image_classification(image)

@@ -78,7 +78,9 @@ class ReadTests(SimpleTestCase):
             "response_format": {"type": "text"}, "modalities": ["text"], "parallel_tool_calls": True,
             "prompt_cache_key": "x", "safety_identifier": "x", "prediction": {"type": "content", "content": "x"},
             "stream_options": {"include_usage": True, "include_obfuscation": True, "other": None},
-            "reasoning_effort": "none", "verbosity": "medium",
+            "reasoning_effort": "none", "verbosity": "medium", "max_retries": 0, "min_p": 0.0, "min_tokens": 0,
+            "ignore_eos": False, "skip_special_tokens": True, "stop_token_ids": [], "use_beam_search": False,
+            "chat_template_kwargs": {}, "watermark": False, "stop": "",
         }  # fmt: skip
         self.assertEqual(self.parameters(**harmless), {})
 

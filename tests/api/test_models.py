@@ -66,6 +66,22 @@ class RunTests(ApiTestCase):
         self.assertEqual(answer.status_code, 200)
         self.assertEqual(Job.objects.get().parameters, {"normalize": True})
 
+    def test_a_field_that_is_null_is_not_given(self) -> None:
+        nulls = {"parameters": None, "options": None, "stream": None, "unheard_of": None}
+        with self.worker():
+            for model, body in (("echo", nulls), ("vectors", {**nulls, "truncate": True, "prompt_name": None})):
+                with self.subTest(model):
+                    answer = self.post(f"/v1/models/{model}", {"inputs": "text", **body})
+                    self.assertEqual(answer.status_code, 200, answer.content)
+        self.assertEqual(Job.objects.get(model="vectors").parameters, {})
+        self.submit(parameters=None, priority=None, expires_in=None, webhook=None)
+        bulk = self.post("/v1/jobs/bulk", {"model": "echo", "inputs": ["a"], "priority": None, "parameters": None})
+        self.assertEqual(bulk.status_code, 202, bulk.content)
+        line = b'{"inputs": "a", "parameters": null}'
+        lines = self.post("/v1/jobs/bulk?model=echo", line, content_type="application/x-ndjson")
+        self.assertEqual(lines.status_code, 202, lines.content)
+        self.assert_problem(self.post("/v1/models/echo", {"inputs": None}), 422, "invalid_input")
+
     def test_a_stream_is_refused_and_no_stream_is_fine(self) -> None:
         with self.worker():
             self.assertEqual(self.post("/v1/models/echo", {"inputs": "x", "stream": False}).status_code, 200)

@@ -62,6 +62,14 @@ class SchemaTests(ApiTestCase):
         schemas = self.document()["components"]["schemas"]
         self.assertIs(schemas["JobBody"]["additionalProperties"], False)
 
+    def test_null_is_not_given_in_the_document_too(self) -> None:
+        schemas = self.document()["components"]["schemas"]
+        for name in ("JobBody", "BulkBody", "LineBody", "RunBody", "ChatBody", "TextBody"):
+            for field, shape in schemas[name]["properties"].items():
+                with self.subTest(f"{name}.{field}"):
+                    kinds = [*shape.get("type", ()), *(kind.get("type") for kind in shape.get("oneOf", ()))]
+                    self.assertEqual("null" in kinds, field not in schemas[name]["required"])
+
     def test_every_code_is_explained_at_its_type(self) -> None:
         for code, (status, title) in errors.TABLE.items():
             with self.subTest(code):

@@ -120,7 +120,7 @@ class ParameterTests(SimpleTestCase):
 
     def test_what_is_wrong_is_refused_by_name(self) -> None:
         tried: list[dict[str, Any]] = [
-            {"count": 0}, {"count": 11}, {"count": "7"}, {"count": 1.0}, {"count": True}, {"count": None},
+            {"count": 0}, {"count": 11}, {"count": "7"}, {"count": 1.0}, {"count": True},
             {"share": 1.01}, {"share": float("nan")}, {"share": float("inf")}, {"share": "0.5"}, {"mode": "c"},
             {"names": []}, {"names": ["a", "b", "c"]}, {"names": "a"}, {"tag": "abcd"}, {"flag": 1}, {"extra": []},
         ]  # fmt: skip
