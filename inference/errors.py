@@ -51,20 +51,17 @@ class ContextLengthExceeded(InvalidInput):
     code = "context_length_exceeded"
 
 
-def context_length_exceeded(limit: int, tokens: int, *, more: int = 0, at_least: bool = False) -> ContextLengthExceeded:
+def context_length_exceeded(limit: int, tokens: int, *, at_least: bool = False) -> ContextLengthExceeded:
     """Return the error of an input that is too long.
 
     Args:
         limit: Tokens that the model takes, those included that it generates.
         tokens: Tokens of the input.
-        more: Tokens that are to be generated.
         at_least: Whether the input has perhaps more: no more of it was read.
     """
     found = f"{tokens} tokens{' or more' if at_least else ''}"
-    asked = f" and {more} more are to be generated" if more else ""
     return ContextLengthExceeded(
-        f"Input tokens exceed the configured limit of {limit} tokens. Your messages resulted in {found}{asked}."
-        f" Send less{', or ask for fewer tokens' if more else ''}."
+        f"Input tokens exceed the configured limit of {limit} tokens. Your messages resulted in {found}. Send less."
     )
 
 

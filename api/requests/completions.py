@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.catalog import tasks, words
+from inference.catalog.lengths import CHAT_TOKENS
 from inference.catalog.lookup import spec_of
 from inference.catalog.neutral import OPENAI, OPENAI_IGNORED, is_neutral
 from inference.catalog.specs import ModelSpec
@@ -49,7 +50,8 @@ class Completion:
 def chat(document: Any, spec: ModelSpec | None = None) -> Completion:
     """`spec` is of the address; else the body names the model. Raises `InvalidInput`, `UnknownModel`."""
     given = _given(document)
-    return _completion(given, spec, "messages", [_message(*numbered) for numbered in enumerate(_messages(given))])
+    inputs = [_message(*numbered) for numbered in enumerate(_messages(given))]
+    return _completion(given, spec, "messages", inputs, most_tokens=CHAT_TOKENS)
 
 
 def text(document: Any, spec: ModelSpec | None = None) -> Completion:
@@ -65,7 +67,10 @@ def _given(document: Any) -> dict[str, Any]:
     return {name: value for name, value in document.items() if value is not None}
 
 
-def _completion(given: dict[str, Any], spec: ModelSpec | None, field: str, inputs: Any) -> Completion:
+def _completion(
+    given: dict[str, Any], spec: ModelSpec | None, field: str, inputs: Any, *, most_tokens: int | None = None
+) -> Completion:
+    """`most_tokens` may be generated where neither the request nor the model's table says how many."""
     spec = spec or spec_of(_name(given))
     if not tasks.of(spec.task).generates:
         told = f"model: {spec.name!r} does not generate text: post to /v1/models/{spec.name}."
@@ -75,7 +80,9 @@ def _completion(given: dict[str, Any], spec: ModelSpec | None, field: str, input
         raise InvalidInput(f"{limits[0]}: is the same as {limits[1]}; send one of them.", field=limits[0])
     renamed = {f"parameters.{ours}": theirs for theirs, ours in RENAMED.items() if theirs in rest}
     return Completion(
-        submission=Submission(spec=spec, inputs=inputs, parameters=_parameters(spec, rest)),
+        submission=Submission(
+            spec=spec, inputs=inputs, parameters=_limited(spec, _parameters(spec, rest), most_tokens)
+        ),
         words={**renamed, "parameters.": "", "inputs": field},
         is_streamed=_flag(given, "stream"),
         include_usage=_includes_usage(given.get("stream_options", {})),
@@ -111,6 +118,13 @@ def _parameters(spec: ModelSpec, rest: dict[str, Any]) -> dict[str, Any]:
             _refuse(name, value, known)
     asked = {known[name]: value for name, value in rest.items() if name in known}
     return {**OWN, **_sampled(spec, _stopped(asked))}
+
+
+def _limited(spec: ModelSpec, parameters: dict[str, Any], most_tokens: int | None) -> dict[str, Any]:
+    described = spec.parameters["max_new_tokens"]
+    if most_tokens is None or described.default is not None or parameters.keys() & {"max_new_tokens", "max_length"}:
+        return parameters
+    return {**parameters, "max_new_tokens": int(min(most_tokens, described.max or most_tokens))}
 
 
 def _refuse(name: str, value: Any, known: Collection[str]) -> None:

@@ -16,6 +16,9 @@ from inference.catalog.units import SAMPLE, Unit
 NEW_TOKENS = (
     256  # of a generated text, when neither the request nor the model says how many: the pipeline's own default
 )
+CHAT_TOKENS = (
+    1024  # of an answer to a chat of OpenAI's interface, where neither the request nor the model says how many
+)
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -86,7 +89,8 @@ def _shape(spec: ModelSpec, task: Task, item: Any, parameters: Mapping[str, Any]
     tokens = -(-sum(each) // count)
     if task.generates:
         new_tokens = parameters.get("max_new_tokens", 0 if "max_length" in parameters else NEW_TOKENS)
-        tokens = max(tokens + new_tokens, parameters.get("max_length", 0))
+        most = max(tokens, spec.max_length or spec.max_batch_tokens)  # what is left of the context bounds the answer
+        tokens = min(most, max(tokens + new_tokens, parameters.get("max_length", 0)))
     return times * count, tokens
 
 

@@ -138,7 +138,8 @@ def _check_number(path: str, spec: ParameterSpec, value: float) -> None:
     low = -math.inf if spec.min is None else spec.min
     high = math.inf if spec.max is None else spec.max
     if not math.isfinite(value) or not low <= value <= high:
-        raise _invalid(path, f"must be from {low:g} to {high:g}, not {value!r}.")
+        up_to = "upwards" if high == math.inf else f"to {high:g}"
+        raise _invalid(path, f"must be from {low:g} {up_to}, not {value!r}.")
 
 
 def _check_array(path: str, spec: ParameterSpec, value: list[Any]) -> None:

@@ -204,7 +204,7 @@ TASKS = table((
         neutral=neutral.GENERATION,
         translate=name_sampling,
         parameters={
-            "max_new_tokens": ParameterSpec(type="integer", min=1, max=1024),
+            "max_new_tokens": ParameterSpec(type="integer", min=1),  # what is left of the context bounds it
             "do_sample": _FLAG,
             "temperature": ParameterSpec(type="number", min=NEAR_ZERO, max=100),
             "top_k": ParameterSpec(type="integer", min=0, max=1000),  # 0: no limit

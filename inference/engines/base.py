@@ -25,7 +25,7 @@ class Engine(ABC):
 
     stepper: Stepper | None = None  # set by `load` where the model generates step by step: `predict` is not called then
 
-    max_tokens: int | None = None  # of a text, that are read: the rest is cut off; set by `load`
+    max_tokens: int | None = None  # of a text, that are read, or of a prompt and its answer; set by `load`
 
     prepares = False  # whether `prepare` does something; set by `load`
 

@@ -1,8 +1,8 @@
 """Which rows can share a forward of the model, and taking a forward's answer apart again."""
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ class Row:
 
     item: int  # place in the batch
     features: Any  # a dict, or a dict-like of transformers
+    own: Mapping[str, Any] = field(default_factory=dict)  # parameters of the forward, in place of those of its call
 
     @property
     def tokens(self) -> int:
@@ -33,7 +34,7 @@ def groups(rows: Sequence[Row], *, limit: int, together: Together) -> Iterator[l
     limit = 1 if together is Together.ALONE else limit
     stacks: dict[Any, list[Row]] = {}
     for row in rows:
-        stacks.setdefault(_shape(row.features, together), []).append(row)
+        stacks.setdefault((_shape(row.features, together), *sorted(row.own.items())), []).append(row)
     for stack in stacks.values():
         for start in range(0, len(stack), limit):
             yield stack[start : start + limit]
@@ -52,7 +53,9 @@ def _shape(features: Any, together: Together) -> tuple[Any, ...]:
 def forward(
     rows: Sequence[Row], run: Callable[..., Any], collate: Callable[..., Any], parameters: dict[str, Any]
 ) -> list[Any]:
-    """One forward of the model; an output a row, each as if it had run alone."""
+    """One forward of the model; an output a row, each as if it had run alone. Rows of a group have the same of their
+    own."""
+    parameters = {**parameters, **rows[0].own}
     if len(rows) == 1:
         return [run(dict(rows[0].features), **parameters)]
     output = run(collate([row.features for row in rows]), **parameters)

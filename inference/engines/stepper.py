@@ -25,6 +25,7 @@ class Stepper(ABC):
     """Of one loaded model. Called in the thread of its engine, which owns it."""
 
     capacity: int  # tokens of cache, prompts and what is generated, that all rows share
+    context: int | None = None  # tokens of one row at most, prompt and answer, where that is known
 
     @abstractmethod
     def join(self, key: Hashable, value: Any, parameters: Mapping[str, Any], *, seed: int) -> None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from inference.catalog import tasks
+from inference.catalog.lengths import CHAT_TOKENS
 from inference.catalog.specs import TF32, TORCH, ModelSpec
 from inference.engines.memory import MIB
 from inference.tuning.measure import Arrangement, Choice, Grid, Trial
@@ -84,14 +85,15 @@ def generating_lines(spec: ModelSpec, grid: Grid) -> list[str]:
     rows, longest = max(knee(grid, length) for length in grid.lengths), max(grid.lengths)
     fitting = [size * (length + ANSWER) - 1 for size, length in grid.too_large]
     step_s = max(seconds for (size, _), seconds in grid.seconds.items() if size <= rows)
-    most = tasks.of(spec.task).parameters["max_new_tokens"]
-    limit_s = math.ceil(SLACK_OF_STEPS * step_s * (spec.parameters.get("max_new_tokens", most).max or 0))
+    shared = tasks.of(spec.task).parameters["max_new_tokens"]
+    most = spec.parameters.get("max_new_tokens", shared).max or CHAT_TOKENS
+    limit_s = math.ceil(SLACK_OF_STEPS * step_s * most)
     return [
         f"[{spec.name}]",
         f"max_batch_size = {rows}",
         f"max_batch_tokens = {min([rows * (longest + ANSWER), *fitting])}"
         f"  # of prompts of {longest} tokens and answers of {ANSWER}",
-        f"time_limit_s = {max(MIN_TIME_LIMIT_S, limit_s)}  # of the longest answer that may be asked for",
+        f"time_limit_s = {max(MIN_TIME_LIMIT_S, limit_s)}  # of an answer of {most:g} tokens",
     ]
 
 

@@ -103,7 +103,7 @@ class BatchReport:
     jobs: int = 0  # of the engine call
     size: int = 0  # its rows
     length: float = 0.0  # tokens of each: of the longest where items are padded, else of all on average
-    cut_at: int | None = None  # tokens of a text, that the model reads
+    cut_at: int | None = None  # tokens of a text, that the model reads; of a prompt and its answer, where it generates
     padded: bool = True
     calls: int = 0  # engine calls; more than one when a culprit was isolated
     oom_shape: tuple[int, float] | None = None  # (size, length) that did not fit on the device

@@ -80,7 +80,8 @@ class Settlement:
     def stepped(self, batch: Batch, report: BatchReport) -> None:
         """Some of an open batch have ended, the others go on."""
         batch.room = report.room
-        self.backlog.queues[batch.spec.name].padded = report.room.longest > 0
+        queue = self.backlog.queues[batch.spec.name]
+        queue.padded, queue.cut_at = report.room.longest > 0, report.cut_at or math.inf
         self._observe_steps(batch, report)
         self._put_off(batch, report)
         left = [held for held in batch.jobs if held.job_id in report.left]

@@ -139,7 +139,8 @@ class OpenBatch:
         return BatchReport(
             errors=codes, engine_s=engine_s, overhead_s=time.monotonic() - began_at - engine_s, size=self.most,
             left=frozenset(self.jobs), put_off=frozenset(put_off), room=self._room,
-            capacity=self.stepper.capacity, tokens=tokens, firsts_s=tuple(firsts), answers=tuple(answers),
+            capacity=self.stepper.capacity, cut_at=self.stepper.context,
+            tokens=tokens, firsts_s=tuple(firsts), answers=tuple(answers),
         )  # fmt: skip
 
     @property

@@ -10,8 +10,11 @@ from uuid import uuid4
 from django.test import SimpleTestCase, override_settings
 
 from api.requests import completions
+from inference.catalog.lengths import CHAT_TOKENS
 from inference.catalog.lookup import spec_of
+from inference.catalog.reader import parse
 from inference.catalog.specs import ModelSpec
+from inference.catalog.validation import validate_parameters
 from inference.errors import InvalidInput, UnknownModel
 from inference.models import Job
 from inference.submission import jobs
@@ -43,6 +46,8 @@ class ReadTests(SimpleTestCase):
         asked = completions.chat({"model": "prompts", "messages": HELLO, **fields})
         parameters = dict(asked.submission.parameters)
         self.assertEqual({name: parameters.pop(name) for name in OWN}, OWN)
+        if not any(fields.get(name) for name in completions.LIMITS):
+            self.assertEqual(parameters.pop("max_new_tokens"), CHAT_TOKENS)
         return parameters
 
     def refused(self, document: Any, read: Any = completions.chat) -> InvalidInput:
@@ -70,6 +75,31 @@ class ReadTests(SimpleTestCase):
         for fields, expected in table:
             with self.subTest(fields):
                 self.assertEqual(self.parameters(**fields), expected)
+
+    def test_what_ends_a_chat_without_a_limit_is_said_by_the_model_s_table(self) -> None:
+        for table, expected in (
+            ("", CHAT_TOKENS),
+            ("default = 2000", None),  # which the job gets as any other default
+            ("max = 100", 100),
+            ("max = 5000", CHAT_TOKENS),
+        ):
+            with self.subTest(table):
+                comma = "," if table else ""
+                limit = f'max_new_tokens = {{ type = "integer"{comma} {table} }}'
+                spec = parse(f'[m]\ntask = "text-generation"\nengine = "a:B"\n[m.parameters]\n{limit}\n')["m"]
+                asked = completions.chat({"messages": HELLO}, spec).submission
+                self.assertEqual(asked.parameters.get("max_new_tokens"), expected)
+                validated = validate_parameters(spec, asked.parameters)
+                self.assertEqual(validated["max_new_tokens"], expected or 2000)
+
+    def test_a_text_without_a_limit_has_the_model_s_own(self) -> None:
+        asked = completions.text({"model": "prompts", "prompt": "hello"}).submission
+        self.assertEqual(asked.parameters, OWN)
+
+    def test_any_number_of_tokens_may_be_asked_for(self) -> None:
+        for most in (4096, 2**62):
+            validated = validate_parameters(spec_of("prompts"), self.parameters(max_tokens=most))
+            self.assertEqual(validated["max_new_tokens"], most)
 
     def test_what_would_not_change_the_answer_is_ignored(self) -> None:
         harmless: dict[str, Any] = {

@@ -29,12 +29,13 @@ from tests.ports import HOST
 from tests.stack import Stack
 
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
+CONTEXT = 120  # tokens of `tiny`
 TEMPLATED = "user: hello\n"  # by the template of the small model, a token a byte
 MODELS = """
 [tiny]
 task = "text-generation"
 model = "{folder}"
-max_length = 120
+max_length = {context}
 
 [held]
 engine = "tests.echo:EchoEngine"
@@ -67,7 +68,7 @@ class ClientTests(StackCase):
     def setUpClass(cls) -> None:
         folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         tiny = str(tiny_models.build("text-generation", folder / "tiny"))
-        models = MODELS.format(folder=tiny) + TABLE.replace(ENTRY["model"], tiny)
+        models = MODELS.format(folder=tiny, context=CONTEXT) + TABLE.replace(ENTRY["model"], tiny)
         cls.stack = cls.enterClassContext(Stack(models=models, replicas=1, environment={"API_KEY_REQUIRED": "1"}))
         cls.key = cls.stack.issue_key("client")
         cls.base = f"http://{HOST}:{cls.stack.port}"
@@ -133,6 +134,24 @@ class ClientTests(StackCase):
         answer = self.client().chat.completions.create(model="tiny", messages=HELLO)
         assert answer.usage
         self.assertGreater(answer.usage.completion_tokens, 0)
+
+    def test_an_answer_has_what_the_prompt_leaves_of_the_context(self) -> None:
+        """User interfaces ask for 2,000 or 4,096 tokens, whatever the model."""
+        question = "x" * (CONTEXT - len(TEMPLATED.replace("hello", "")) - 7)
+        messages = [{"role": "user", "content": question}]
+        for fields in ({"max_tokens": 4096}, {"max_tokens": None}, {"max_completion_tokens": 2000, "max_tokens": None}):
+            with self.subTest(fields):
+                answer = self.chat(messages=messages, temperature=0, **fields)
+                assert answer.usage
+                self.assertEqual(answer.usage.prompt_tokens, CONTEXT - 7)
+                ended = answer.choices[0].finish_reason
+                self.assertEqual(answer.usage.completion_tokens == 7, ended == "length")
+        text = self.client().completions.create(model="tiny", prompt="x" * (CONTEXT - 2), temperature=0)
+        assert text.usage
+        self.assertLessEqual(text.usage.completion_tokens, 2)
+        with self.assertRaises(openai.BadRequestError) as refused:
+            self.client().completions.create(model="tiny", prompt="x" * CONTEXT)
+        self.assertIn("leave no room for an answer", refused.exception.message)
 
     def test_a_seed_draws_the_same_again(self) -> None:
         drawn = {self.chat(temperature=1.0, seed=seed, max_tokens=20).choices[0].message.content for seed in (1, 1, 2)}

@@ -72,7 +72,7 @@ class ErrorTests(ApiTestCase):
     def test_fields_are_named_as_the_client_named_them(self) -> None:
         wrong: list[tuple[dict[str, Any], str]] = [
             ({"max_tokens": 0}, "max_tokens"),
-            ({"max_completion_tokens": 100_000}, "max_completion_tokens"),
+            ({"max_completion_tokens": -5}, "max_completion_tokens"),
             ({"temperature": 1000}, "temperature"),
             ({"temperature": "hot"}, "temperature"),
             ({"temperature": False}, "temperature"),

@@ -20,8 +20,9 @@ from inference.engines.generation.halves import narrowed
 from inference.engines.generation.prefixes import Prefixes
 from inference.engines.generation.requests import Requests
 from inference.engines.generation.rows import Row
+from inference.engines.pipeline.feeds import no_room
 from inference.engines.stepper import OPEN, Progress, Stepper
-from inference.errors import InferenceError, OutOfMemory, context_length_exceeded
+from inference.errors import InferenceError, OutOfMemory
 
 PIECE = 256  # tokens of new prompts that a step reads, so that those who generate do not wait for long
 PREFIXES = 8  # of the room for rows, that beginnings of prompts have beside it: its eighth part
@@ -34,6 +35,7 @@ class Batch(Stepper):
 
     def __init__(self, capacity: int, requests: Requests, *, choose: Choose = choice.choose) -> None:
         self.capacity = capacity
+        self.context = min(capacity, requests.context)
         self._requests, self._choose = requests, choose
         self._forwards = Forwards(requests.pipe.model)
         self._waiting: deque[Row] = deque()
@@ -48,8 +50,9 @@ class Batch(Stepper):
             row = self._requests.row(key, value, parameters, seed=seed)
         except Exception as error:
             raise isolate.failure(error) from None
-        if row.longest > self.capacity:
-            raise context_length_exceeded(self.capacity, row.prompt, more=row.longest - row.prompt)
+        if row.prompt >= self.capacity:
+            raise no_room(row.prompt, self.capacity)
+        row.longest = min(row.longest, self.capacity)
         self._waiting.append(row)
 
     def leave(self, key: Hashable) -> None:

@@ -24,6 +24,7 @@ class Requests:
     def __init__(self, pipe: Any, feed: Feed, steps: Steps) -> None:
         self.pipe, self.feed, self.steps = pipe, feed, steps
         self.decoder = Decoder(pipe.tokenizer)
+        self.context: int = pipe.tokenizer.model_max_length  # tokens of a prompt and its answer
 
     def row(self, key: Hashable, value: Any, parameters: Mapping[str, Any], *, seed: int) -> Row:
         """Raises `InvalidInput`."""
@@ -34,13 +35,12 @@ class Requests:
         parameters = self.steps.parameters(self.feed.completed(self.pipe, given))
         [found] = self.steps.rows(0, value, parameters)
         tokens = found.features["input_ids"][0].tolist()
-        config, processors = self._as_generate_would(found.features, parameters.forward)
-        self.feed.check(found, self.pipe, {"max_new_tokens": config.max_length - len(tokens)})
+        config, processors = self._as_generate_would(found.features, {**parameters.forward, **found.own})
         ends, asked = config.eos_token_id, read_stops(self.pipe.tokenizer, stops)
         before = tokens if goes_on(found.features["prompt_text"], parameters.postprocess) else ()
         return Row(
             key=key, features=found.features, after=parameters.postprocess, details=details,
-            tokens=tokens, prompt=len(tokens), longest=config.max_length,
+            tokens=tokens, prompt=len(tokens), longest=min(config.max_length, self.context),
             ends=frozenset(ends if isinstance(ends, list) else [ends]),
             stops=asked.tokens, processors=processors, samples=config.do_sample,
             generator=torch.Generator(self.pipe.model.device).manual_seed(seed),

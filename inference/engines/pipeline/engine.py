@@ -62,7 +62,7 @@ class PipelineEngine(Engine):
             loader.prepare_batches(
                 self.spec, self.pipe, padding_side=self.feed.padding_side, scores_texts=self.feed.scores_texts
             )
-        if self.feed.is_cut:
+        if self.feed.is_cut or tasks.of(self.task).generates:
             self.max_tokens = self.pipe.tokenizer.model_max_length
         checkpoints.refuse_random_answers(
             self.spec, self.pipe.model, missing, self._answer_example if self.feed.example else None,

@@ -9,9 +9,8 @@ from inference.catalog.lengths import NEW_TOKENS
 from inference.engines import media, parity
 from inference.engines.generation.text import read_stops
 from inference.engines.pipeline import inputs
-from inference.engines.pipeline.loader import max_positions
 from inference.engines.stacks import Row, Together
-from inference.errors import context_length_exceeded
+from inference.errors import InvalidInput, context_length_exceeded
 
 # What shows of a prompt whether its neighbours change the answer: the scores of a few steps.
 TRIAL = {
@@ -63,8 +62,10 @@ class Feed:
         """Which rows may share a forward with these parameters of it."""
         return Together.PADDED
 
-    def check(self, row: Row, pipe: Any, run: dict[str, Any]) -> None:
-        """Raises `InvalidInput` for a row that the model must not be given."""
+    def bounded(self, row: Row, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
+        """Parameters of the forward that are the row's own, in place of those of its call: what its tokens leave room
+        for. Raises `InvalidInput` for a row that the model must not be given."""
+        return {}
 
     def own(self, output: Any, row: Row) -> Any:
         """Of a row's output, what is not of its padding."""
@@ -133,8 +134,7 @@ class Prompts(Texts):
         own = pipe.model.generation_config
         if parameters.keys() & {"max_new_tokens", "max_length"} or (own.max_length and not own.max_new_tokens):
             return parameters
-        new_tokens = own.max_new_tokens or min(NEW_TOKENS, max_positions(pipe.model) // 2)
-        return {"max_new_tokens": new_tokens, **parameters}
+        return {"max_new_tokens": own.max_new_tokens or NEW_TOKENS, **parameters}
 
     def together(self, pipe: Any, run: dict[str, Any]) -> Together:
         """Alone, with a seed. Prompts of one length only, where an answer would depend on how far it is padded: a total
@@ -151,11 +151,21 @@ class Prompts(Texts):
         penalized = active.get("repetition_penalty", 1.0) != 1.0 or active.get("no_repeat_ngram_size", 0) > 0
         return Together.EQUAL if penalized else Together.PADDED
 
-    def check(self, row: Row, pipe: Any, run: dict[str, Any]) -> None:
+    def bounded(self, row: Row, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
+        """The answer has what the prompt leaves of the model's context, or of a total length."""
         read_stops(pipe.tokenizer, run.get("stop", ()))
-        longest, new_tokens = pipe.tokenizer.model_max_length, run.get("max_new_tokens", 0)
-        if row.tokens + new_tokens > longest:
-            raise context_length_exceeded(longest, row.tokens, more=new_tokens)
+        longest = pipe.tokenizer.model_max_length
+        if not run.get("max_new_tokens"):
+            longest = min(longest, run.get("max_length") or pipe.model.generation_config.max_length or longest)
+        if row.tokens >= longest:
+            raise no_room(row.tokens, longest)
+        left = {"max_new_tokens": longest - row.tokens, "max_length": longest}
+        return {name: most for name, most in left.items() if (run.get(name) or 0) > most}
+
+
+def no_room(tokens: int, longest: int) -> InvalidInput:
+    """Return the error of a prompt of so many tokens, where it and its answer have at most `longest`."""
+    return context_length_exceeded(longest - 1, tokens)  # an answer has a token at least
 
 
 UNKNOWN_LABEL = -1  # what the pipeline finds for entailment where no label is named so: scores of the last are read

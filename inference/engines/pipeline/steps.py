@@ -5,7 +5,7 @@ is then called as a whole.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from inference.engines import stacks
@@ -53,8 +53,7 @@ class Steps:
         for row in rows:
             if "input_ids" in row.features and not row.tokens:
                 raise InvalidInput("The text is empty for this model's tokenizer: send at least one word.")
-            self.feed.check(row, self.pipe, parameters.forward)
-        return rows
+        return [replace(row, own=self.feed.bounded(row, self.pipe, parameters.forward)) for row in rows]
 
     def outputs(self, rows: Sequence[Row], parameters: Parameters, *, limit: int) -> list[tuple[Row, Any]]:
         """Rows in their order, each with the model's output to it."""

@@ -19,6 +19,7 @@ from tests.inference.engines.test_growing_text import with_bytes
 
 GREEDY = {"do_sample": False, "return_full_text": False}
 STEPPED = sorted(decoders.SETTINGS.keys() - {"Mamba"})
+NEVER = 10_000  # is no token of these models
 TOLD = {"return_full_text": False, "details": True}
 LETTERS = "abcdefghij klmnop, ZÄ€🙂"
 
@@ -383,16 +384,29 @@ class EndTests(StepperTestCase):
 class RoomTests(StepperTestCase):
     def test_what_never_fits_is_refused_with_the_figure(self) -> None:
         engine = decoders.over(decoders.model("Llama"), max_batch_tokens=64)
-        for prompt, new, figure in (("a" * 250, 10, "256"), ("a" * 60, 10, "64")):
+        for prompt, figure in (("a" * 256, 255), ("a" * 64, 63)):
             with self.assertRaises(InvalidInput) as caught:
-                engine.stepper.join("k", prompt, {**GREEDY, "max_new_tokens": new}, seed=0)
-            self.assertIn(f"{len(prompt)} tokens and {new} more", caught.exception.message)
+                engine.stepper.join("k", prompt, {**GREEDY, "max_new_tokens": 1}, seed=0)
             self.assertIn(f"the configured limit of {figure} tokens", caught.exception.message)
+            self.assertIn(f"resulted in {len(prompt)} tokens.", caught.exception.message)
             self.assertEqual(caught.exception.code, "context_length_exceeded")
         for bad in ("", [], 3, [{"role": "user"}]):
             with self.assertRaises(InvalidInput):
                 engine.stepper.join("k", bad, GREEDY, seed=0)
         self.assertEqual(len(engine.stepper), 0)
+
+    def test_an_answer_has_what_the_prompt_leaves_of_the_context(self) -> None:
+        """The context is that of the model, or the cache where that is less."""
+        for kind, spec, context in (("Llama", {}, 256), ("GPT2", {}, 256), ("Llama", {"max_batch_tokens": 64}, 64)):
+            engine = decoders.over(decoders.model(kind), **spec)
+            engine.pipe.model.generation_config.eos_token_id = NEVER
+            for length in (context - 1, context - 9, context // 2 + 1):
+                for asked in ({"max_new_tokens": 4096}, {"max_new_tokens": 2**62}, {}):
+                    with self.subTest(kind=kind, context=context, length=length, asked=asked):
+                        engine.stepper.join("k", "a" * length, {**GREEDY, "details": True, **asked}, seed=0)
+                        [answer] = Told(engine.stepper).all().answers["k"]
+                        self.assertEqual(answer["details"]["finish_reason"], "length")
+                        self.assertEqual(answer["details"]["generated_tokens"], context - length)
 
     def test_rows_wait_in_order_until_there_is_room(self) -> None:
         engine = decoders.over(decoders.model("Llama"), max_batch_tokens=64)

@@ -195,11 +195,24 @@ class GenerationTests(EqualTestCase):
         self.assertEqual([message["role"] for message in answer[0]["generated_text"]], ["user", "assistant"])
 
     def test_a_prompt_without_room_for_an_answer_fails_alone(self) -> None:
-        answers = run(engine("text-generation"), ["a", "b" * 125, "c"], GREEDY).outcomes
-        self.assertIsInstance(answers[1], InvalidInput)
-        self.assertIn("125 tokens and 6 more", answers[1].message)
-        self.assertEqual(answers[1].code, "context_length_exceeded")
-        self.assertEqual([isinstance(answer, list) for answer in answers], [True, False, True])
+        for length, parameters in ((128, GREEDY), (20, {"max_length": 20, "do_sample": False})):
+            answers = run(engine("text-generation"), ["a", "b" * length, "c"], parameters).outcomes
+            self.assertIsInstance(answers[1], InvalidInput)
+            self.assertIn(f"limit of {length - 1} tokens", answers[1].message)
+            self.assertEqual(answers[1].code, "context_length_exceeded")
+            self.assertEqual([isinstance(answer, list) for answer in answers], [True, False, True])
+
+    def test_an_answer_has_what_its_prompt_leaves_of_the_context(self) -> None:
+        """Beside others that have more."""
+        prompts = ["a", "b" * 125, "c", "d" * 125, "e" * 70]
+        for asked in ({"max_new_tokens": 100}, {"max_new_tokens": 4096}, {"max_length": 4096}, {}):
+            given = {"do_sample": False, "details": True, **asked}
+            for prompt, answer in zip(prompts, self.answers("text-generation", prompts, given), strict=True):
+                with self.subTest(prompt=prompt[0], asked=asked):
+                    left = min(128 - len(prompt), asked.get("max_new_tokens", 128))
+                    alone = {"do_sample": False, "details": True, "max_new_tokens": left}
+                    [expected] = self.answers("text-generation", [prompt], alone)
+                    self.assertEqual(answer, expected)
 
     def test_the_default_number_of_new_tokens_fits_the_model(self) -> None:
         self.answers("text-generation", ["a"], {"do_sample": False})

@@ -64,6 +64,14 @@ class JoinTests(OpenCase):
         )
         self.assertEqual(len(self.dispatcher.batches), 1)
 
+    def test_no_job_takes_more_room_than_the_context_that_its_model_told_of(self) -> None:
+        first, _ = self.add(length=10)
+        self.kick()
+        self.step(first, room=900, cut_at=100)
+        second, _ = self.add(length=4000)
+        self.step(first, room=900, cut_at=100)
+        self.assertEqual(self.last.batch.job_ids, (second,))
+
     def test_who_has_ended_is_released_at_once_and_the_others_go_on(self) -> None:
         (one, ended), (two, going) = self.add(), self.add()
         self.kick()
