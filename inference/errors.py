@@ -55,7 +55,7 @@ def context_length_exceeded(limit: int, tokens: int, *, at_least: bool = False) 
     """Return the error of an input that is too long.
 
     Args:
-        limit: Tokens that the model takes, those included that it generates.
+        limit: Tokens that an input may have, beside what the model is to generate.
         tokens: Tokens of the input.
         at_least: Whether the input has perhaps more: no more of it was read.
     """

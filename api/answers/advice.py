@@ -16,7 +16,7 @@ WHAT_TO_DO = {
     "body_too_large": "Send less at once, or in parts.",
     "unsupported_media_type": "Send JSON with Content-Type: application/json, or what the detail names.",
     "invalid_input": "Mend the field that the detail names; sending the same again does not help.",
-    "context_length_exceeded": "Send a shorter input, or ask for fewer tokens; sending the same again does not help.",
+    "context_length_exceeded": "Send a shorter input; sending the same again does not help.",
     "out_of_memory": "Send a shorter input; sending the same again does not help.",
     "idempotency_mismatch": "Use a new Idempotency-Key for every new request.",
     "too_many_requests": "Wait for as many seconds as Retry-After says, and send it again.",

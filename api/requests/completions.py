@@ -13,6 +13,7 @@ from typing import Any
 
 from inference.catalog import tasks, words
 from inference.catalog.lengths import CHAT_TOKENS
+from inference.catalog.lengths import NONE as NOTHING
 from inference.catalog.lookup import spec_of
 from inference.catalog.neutral import OPENAI, OPENAI_IGNORED, is_neutral
 from inference.catalog.specs import ModelSpec
@@ -22,6 +23,7 @@ from inference.submission.submissions import Submission
 RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}  # theirs: the model's
 LIMITS = (*RENAMED, "max_new_tokens")
 OWN = {"return_full_text": False, "details": True}  # parameters that the answer is made of
+TURN = {"continue_final_message": False, "add_generation_prompt": True}  # vLLM's, and what holds without them
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 MESSAGE = ("role", "content", "name", "annotations")  # what is read of one, and what is ignored
 STREAM_OPTIONS = ("include_usage", "include_obfuscation")
@@ -51,7 +53,9 @@ def chat(document: Any, spec: ModelSpec | None = None) -> Completion:
     """`spec` is of the address; else the body names the model. Raises `InvalidInput`, `UnknownModel`."""
     given = _given(document)
     inputs = [_message(*numbered) for numbered in enumerate(_messages(given))]
-    return _completion(given, spec, "messages", inputs, most_tokens=CHAT_TOKENS)
+    turn = _turn(given, inputs[-1]["role"])
+    rest = {name: value for name, value in given.items() if name not in TURN}
+    return _completion(rest, spec, "messages", inputs, own=turn, most_tokens=CHAT_TOKENS)
 
 
 def text(document: Any, spec: ModelSpec | None = None) -> Completion:
@@ -67,10 +71,30 @@ def _given(document: Any) -> dict[str, Any]:
     return {name: value for name, value in document.items() if value is not None}
 
 
+def _turn(given: dict[str, Any], last_role: str) -> dict[str, bool]:
+    """Whether the model goes on with the last message, as two fields of vLLM say together. The model's own pipeline
+    would always go on with one of the assistant."""
+    goes_on, answers = (_flag(given, name, default=default) for name, default in TURN.items())
+    if goes_on and answers:
+        told = "continue_final_message: send add_generation_prompt: false with it, as a new message is begun otherwise."
+        raise InvalidInput(told, field="continue_final_message")
+    if not goes_on and not answers:
+        told = "add_generation_prompt: false is served beside continue_final_message: true only; leave it out."
+        raise InvalidInput(told, field="add_generation_prompt")
+    return {"continue_final_message": goes_on} if goes_on or last_role == "assistant" else {}
+
+
 def _completion(
-    given: dict[str, Any], spec: ModelSpec | None, field: str, inputs: Any, *, most_tokens: int | None = None
+    given: dict[str, Any],
+    spec: ModelSpec | None,
+    field: str,
+    inputs: Any,
+    *,
+    own: Mapping[str, Any] = NOTHING,
+    most_tokens: int | None = None,
 ) -> Completion:
-    """`most_tokens` may be generated where neither the request nor the model's table says how many."""
+    """`own` are parameters beside those that are given. `most_tokens` may be generated where neither the request nor
+    the model's table says how many."""
     spec = spec or spec_of(_name(given))
     if not tasks.of(spec.task).generates:
         told = f"model: {spec.name!r} does not generate text: post to /v1/models/{spec.name}."
@@ -81,7 +105,7 @@ def _completion(
     renamed = {f"parameters.{ours}": theirs for theirs, ours in RENAMED.items() if theirs in rest}
     return Completion(
         submission=Submission(
-            spec=spec, inputs=inputs, parameters=_limited(spec, _parameters(spec, rest), most_tokens)
+            spec=spec, inputs=inputs, parameters={**_limited(spec, _parameters(spec, rest), most_tokens), **own}
         ),
         words={**renamed, "parameters.": "", "inputs": field},
         is_streamed=_flag(given, "stream"),
@@ -96,11 +120,13 @@ def _name(given: dict[str, Any]) -> str:
     return name
 
 
-def _flag(given: dict[str, Any], name: str, where: str = "") -> bool:
+def _flag(given: dict[str, Any], name: str, where: str = "", *, default: bool = False) -> bool:
     value = given.get(name)
-    if value is not None and not isinstance(value, bool):
+    if value is None:
+        return default
+    if not isinstance(value, bool):
         raise InvalidInput(f"{where}{name}: must be true or false.", field=f"{where}{name}")
-    return bool(value)
+    return value
 
 
 def _includes_usage(options: Any) -> bool:
@@ -112,7 +138,7 @@ def _includes_usage(options: Any) -> bool:
 
 def _parameters(spec: ModelSpec, rest: dict[str, Any]) -> dict[str, Any]:
     """Those of the model may stand beside OpenAI's."""
-    known = {**RENAMED, **{name: name for name in spec.parameters if name not in OWN}}
+    known = {**RENAMED, **{name: name for name in spec.parameters if name not in OWN and name not in TURN}}
     for name, value in rest.items():
         if name not in known and name not in OPENAI_IGNORED:
             _refuse(name, value, known)
@@ -181,7 +207,10 @@ def _message(index: int, message: Any) -> dict[str, str]:
     if not isinstance(role, str) or role not in ROLES:
         raise InvalidInput(f"{where}.role: must be one of {', '.join(ROLES)}.", field=f"{where}.role")
     _refuse_others(where, message, MESSAGE)
-    return {"role": ROLES[role], "content": _content(f"{where}.content", message.get("content"))}
+    content = message.get("content")
+    if content is None and role == "assistant":  # one who called a tool, or said nothing
+        content = ""
+    return {"role": ROLES[role], "content": _content(f"{where}.content", content)}
 
 
 def _content(where: str, content: Any) -> str:

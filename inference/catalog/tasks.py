@@ -216,6 +216,7 @@ TASKS = table((
             ),
             "seed": ParameterSpec(type="integer", min=0, max=SEEDS - 1),
             "return_full_text": _FLAG,
+            "continue_final_message": _FLAG,  # of a chat; the pipeline's own rule without it
             "details": _FLAG,
         },
         example={"inputs": "The capital of France is"},

@@ -28,6 +28,7 @@ class Prompt:
         if isinstance(inputs, list) and inputs:
             last = inputs[-1]
             text = last["content"] if isinstance(last, dict) and last.get("role") == "assistant" else ""
+            text = "" if parameters.get("continue_final_message") is False else text
         if not isinstance(text, str) or parameters.get("return_full_text") is False:
             text = ""
         return cls(len(text), _digest(text))

@@ -159,6 +159,41 @@ class ReadTests(SimpleTestCase):
             ],
         )
 
+    def test_an_assistant_that_said_nothing_has_an_empty_content(self) -> None:
+        silent: list[dict[str, Any]] = [
+            {"role": "assistant", "content": None, "tool_calls": []}, {"role": "assistant"}
+        ]  # fmt: skip
+        for message in silent:
+            asked = completions.chat({"model": "prompts", "messages": [*HELLO, message, *HELLO]})
+            self.assertEqual(asked.submission.inputs[1], {"role": "assistant", "content": ""})
+        nothing = {"role": "user", "content": None}
+        self.assertEqual(self.refused({"model": "prompts", "messages": [nothing]}).field, "messages[0].content")
+
+    def test_a_last_message_of_the_assistant_is_answered_unless_it_is_to_be_gone_on_with(self) -> None:
+        begun = [*HELLO, {"role": "assistant", "content": "I am"}]
+        going_on = {"continue_final_message": True, "add_generation_prompt": False}
+        answering = {"continue_final_message": False, "add_generation_prompt": True}
+        for messages, fields, expected in (
+            (HELLO, {}, {}),
+            (HELLO, answering, {}),
+            (HELLO, going_on, {"continue_final_message": True}),
+            (begun, {}, {"continue_final_message": False}),
+            (begun, {"continue_final_message": None}, {"continue_final_message": False}),
+            (begun, answering, {"continue_final_message": False}),
+            (begun, going_on, {"continue_final_message": True}),
+        ):
+            with self.subTest(fields=fields, last=messages[-1]["role"]):
+                self.assertEqual(self.parameters(messages=messages, **fields), expected)
+        wrong: list[tuple[str, Any]] = [
+            ("continue_final_message", True), ("continue_final_message", 1), ("add_generation_prompt", False)
+        ]  # fmt: skip
+        for field, value in wrong:
+            with self.subTest(field=field, value=value):
+                error = self.refused({"model": "prompts", "messages": begun, field: value})
+                self.assertEqual(error.field, field)
+        text = {"model": "prompts", "prompt": "a", "continue_final_message": True}
+        self.assertEqual(self.refused(text, completions.text).field, "continue_final_message")
+
     def test_other_messages_are_refused_with_their_place(self) -> None:
         table: list[tuple[Any, str]] = [
             (None, "messages"),

@@ -153,6 +153,23 @@ class ClientTests(StackCase):
             self.client().completions.create(model="tiny", prompt="x" * CONTEXT)
         self.assertIn("leave no room for an answer", refused.exception.message)
 
+    def test_a_last_message_of_the_assistant_is_answered_unless_it_is_to_be_gone_on_with(self) -> None:
+        """The template of the small model puts nothing before an answer but a line break after what was said."""
+        begun: list[ChatCompletionMessageParam] = [*HELLO, {"role": "assistant", "content": "I am"}]
+        going_on = {"continue_final_message": True, "add_generation_prompt": False}
+        for more, prompt in (({}, f"{TEMPLATED}assistant: I am\n"), (going_on, f"{TEMPLATED}assistant: I am")):
+            with self.subTest(more):
+                answer = self.chat(messages=begun, temperature=0, max_tokens=20, extra_body=more)
+                *_, last = self.client().chat.completions.create(
+                    model="tiny", messages=begun, temperature=0, max_tokens=20, stream=True, extra_body=more
+                )
+                text = self.client().completions.create(model="tiny", prompt=prompt, temperature=0, max_tokens=20)
+                assert answer.usage
+                self.assertEqual(answer.usage.prompt_tokens, len(prompt))
+                self.assertEqual(answer.choices[0].message.content, text.choices[0].text)
+                again = self.client().chat.completions.retrieve(last.id)
+                self.assertEqual(again.choices[0].message.content, text.choices[0].text)
+
     def test_a_seed_draws_the_same_again(self) -> None:
         drawn = {self.chat(temperature=1.0, seed=seed, max_tokens=20).choices[0].message.content for seed in (1, 1, 2)}
         self.assertEqual(len(drawn), 2)

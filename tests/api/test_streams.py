@@ -223,6 +223,12 @@ class GetTests(StreamCase):
                 Attempt(job).end(output=[{"generated_text": output}])
                 self.assertEqual(text(self.events(self.stream(job))), words)
 
+    def test_an_answer_to_what_the_assistant_said_is_told_whole(self) -> None:
+        said = [{"role": "assistant", "content": "well"}]
+        job = self.job(inputs=said, parameters={"continue_final_message": False})
+        Attempt(job).end(output=[{"generated_text": [*said, {"role": "assistant", "content": "well met"}]}])
+        self.assertEqual(text(self.events(self.stream(job))), "well met")
+
     def test_details_are_told_at_the_end(self) -> None:
         job, details = self.job(), {"finish_reason": "length", "generated_tokens": 1}
         Attempt(job).end(output=[{"generated_text": "once more", "details": details}])

@@ -24,7 +24,7 @@ ROOM = 1_000_000
 KNOWN = {
     "max_length", "min_length", "min_new_tokens", "no_repeat_ngram_size", "min_p", "epsilon_cutoff", "eta_cutoff",
     "top_h", "bad_words_ids", "suppress_tokens", "sequence_bias", "exponential_decay_length_penalty",
-    "renormalize_logits", "remove_invalid_values", "add_special_tokens", "continue_final_message",
+    "renormalize_logits", "remove_invalid_values", "add_special_tokens",
 }  # fmt: skip
 CHANGING_ROPE = ("dynamic", "longrope")  # turn a row's tokens by how long its longest neighbour is
 

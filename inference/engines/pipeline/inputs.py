@@ -127,10 +127,13 @@ def messages(value: list[Any], *, images: media.Images | None) -> list[dict[str,
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
             raise InvalidInput('A chat must be a list of {"role": "user", "content": "…"}.')
-    return [{**message, "content": _content(message["content"], images)} for message in value]
+    return [{**message, "content": _content(message, images)} for message in value]
 
 
-def _content(content: Any, images: media.Images | None) -> Any:
+def _content(message: dict[str, Any], images: media.Images | None) -> Any:
+    content = message["content"]
+    if content is None and message["role"] == "assistant":
+        return ""
     if isinstance(content, list):
         return [_part(part, images) for part in content]
     return string(content)
