@@ -57,7 +57,7 @@ def size(value: Any) -> int:
     if isinstance(value, dict):
         return 1 + sum(map(size, value.values()))
     if isinstance(value, list):
-        return len(value) if value and isinstance(value[0], float) else 1 + sum(map(size, value))
+        return len(value) if set(map(type, value)) == {float} else 1 + sum(map(size, value))
     return 1
 
 

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from inference import errors
 from inference.catalog.specs import ModelSpec
+from inference.engines import json_values
 from inference.store import transitions
 from inference.store.transitions import Claimed
 from inference.worker.outcomes import condemned, outcome_of
@@ -54,6 +55,11 @@ class OutcomeTests(TestCase):
         outcome = condemned(claimed("a"), "failed", "a secret", "here")
         self.assertEqual((outcome.error_raised, outcome.error_trace), ("a secret", "here"))
         self.assertNotIn("secret", outcome.error_detail)
+
+    def test_each_value_of_a_list_counts_whatever_the_first_is(self) -> None:
+        text = "x" * 160
+        for answer, numbers in (([0.5, text], 13), ([text, 0.5], 13), ([0.5, [0.5] * 9], 11), ([0.5, 0.5], 2)):
+            self.assertEqual(json_values.size(answer), numbers)
 
     def test_a_part_says_how_much_it_answered_as_the_whole_has_the_bound(self) -> None:
         answers = [[0.5] * 3, [0.5] * 4]
