@@ -70,7 +70,9 @@ ANONYMOUS = Principal()
 
 def principal_of(authorization: str) -> Principal:
     """Who sent this Authorization header. Raises `ApiError`."""
-    scheme, _, key = authorization.partition(" ")
+    scheme, _, key = authorization.strip().partition(" ")
+    if not key and scheme.startswith(PREFIX):
+        scheme, key = "Bearer", scheme  # some clients send a key as it is
     if not settings.API_KEY_REQUIRED and not key.startswith(PREFIX):
         return ANONYMOUS  # Hugging Face clients send a token of their own when they have one
     if not authorization:

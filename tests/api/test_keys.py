@@ -54,6 +54,13 @@ class KeyTests(ApiTestCase):
         self.assertEqual(answer.status_code, 202)
         self.assertEqual(Job.objects.get().owner, self.ada)
 
+    def test_a_key_alone_in_its_header_opens_too(self) -> None:
+        _, key = self.issue()
+        self.assertEqual(self.client.get("/v1/models", headers={"Authorization": key}).status_code, 200)
+        for wrong in ("inf_wrong", "hf_other", f"Basic {key}"):
+            answer = self.client.get("/v1/models", headers={"Authorization": wrong})
+            self.assert_problem(answer, 401, "unauthorized")
+
     def test_without_a_key_the_answer_says_how_to_send_one(self) -> None:
         answer = self.client.get("/v1/models")
         self.assertIn("Authorization: Bearer", self.assert_problem(answer, 401, "unauthorized")["detail"])
