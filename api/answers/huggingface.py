@@ -26,6 +26,7 @@ def read(spec: ModelSpec, body: bytes, media_type: str) -> tuple[Submission, boo
     """A job out of JSON, or of the bytes of an image or a sound; and whether its answer is to be streamed. Raises
     `ApiError`, `InvalidInput`."""
     if tasks.of(spec.task).takes_files and body and not bodies.is_json(media_type):
+        bodies.no_form(media_type)
         return Submission(spec=spec, inputs=base64.b64encode(body).decode("ascii"), parameters={}), False
     bodies.json_only(media_type)
     document = codec.loads(body)
@@ -62,6 +63,8 @@ def shape(task: str, output: Any, *, size: int, user_agent: str = "") -> Any:
     wanted = tasks.of(task).shape
     if wanted is Shape.LISTS:
         return _nested(output, size)
+    if wanted is Shape.SEGMENTS:
+        return _scored(output)
     if wanted is Shape.PAIRS and not _LEGACY_CLIENT.search(user_agent):
         return _pairs(output)
     return output
@@ -72,6 +75,15 @@ def _nested(output: Any, size: int) -> Any:
     if size == 1 and not (isinstance(output, list) and output and isinstance(output[0], list)):
         output = [output]
     return [item if isinstance(item, list) else [item] for item in output]
+
+
+def _scored(output: Any) -> Any:
+    """Segments of models that score none have a score of 1, as Hugging Face's own service answers."""
+    if isinstance(output, list):
+        return [_scored(item) for item in output]
+    if isinstance(output, dict) and output.get("score", 1.0) is None:
+        return {**output, "score": 1.0}
+    return output
 
 
 def _pairs(output: Any) -> Any:

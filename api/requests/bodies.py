@@ -101,6 +101,15 @@ def json_only(media_type: str) -> None:
         )
 
 
+def no_form(media_type: str) -> None:
+    """Raises `ApiError` for a form, whose parts are no file."""
+    if media_type.startswith("multipart/"):
+        raise ApiError(
+            f"Send the file's bytes as the body, or base64 of them as inputs in JSON, not {media_type[:100]}.",
+            "unsupported_media_type",
+        )
+
+
 def seconds(query: Mapping[str, str], name: str, bounds: tuple[float, float] = (0.0, MAX_WAIT_S)) -> float | None:
     """A number of seconds out of the query, if it is there. Raises `ApiError`."""
     text = query.get(name)

@@ -28,6 +28,7 @@ class Shape(enum.Enum):
 
     AS_IT_IS = enum.auto()
     LISTS = enum.auto()  # of labels, one for every text, also in a list for one text
+    SEGMENTS = enum.auto()  # [{"label", "score", "mask"}], where a pipeline's score may be null
     PAIRS = enum.auto()  # [{"label", "score"}], where the pipeline answers {"labels", "scores"}
 
 
@@ -228,7 +229,7 @@ TASKS = table((
         name="automatic-speech-recognition", parameters={"return_timestamps": _FLAG}, neutral=_EMPTY_SETTINGS
     ),
     _image(name="image-feature-extraction"),
-    _image(name="image-segmentation"),
+    _image(name="image-segmentation", shape=Shape.SEGMENTS),
     _image(name="object-detection", parameters={"threshold": ParameterSpec(type="number", min=0, max=1)}),
     _image(name="depth-estimation"),
     _image(name="mask-generation"),

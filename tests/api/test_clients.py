@@ -26,6 +26,7 @@ TINY = (
     "feature-extraction",
     "text-generation",
     "image-classification",
+    "image-segmentation",
     "audio-classification",
     "automatic-speech-recognition",
 )
@@ -163,6 +164,10 @@ class ClientTests(StackCase):
         raw = self.client("image-classification").image_classification(image)
         encoded = self.client("image-classification").image_classification(image, top_k=1)
         self.assertEqual((raw[0].label, len(encoded)), (encoded[0].label, 1))
+
+    def test_image_segmentation(self) -> None:
+        segments = self.client("image-segmentation").image_segmentation(base64.b64decode(tiny_models.png()))
+        self.assertEqual({segment.score for segment in segments}, {1.0})
 
     def test_audio_classification(self) -> None:
         sound = base64.b64decode(tiny_models.wav())

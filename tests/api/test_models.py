@@ -66,6 +66,15 @@ class RunTests(ApiTestCase):
         self.assertEqual(answer.status_code, 200)
         self.assertEqual(Job.objects.get().parameters, {"normalize": True})
 
+    def test_a_form_is_no_file(self) -> None:
+        form = b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nRIFF\r\n--x--\r\n'
+        with self.worker():
+            answer = self.post("/v1/models/pictures", form, content_type="multipart/form-data; boundary=x")
+            self.assertIn("bytes as the body", self.assert_problem(answer, 415, "unsupported_media_type")["detail"])
+            for kind in ("image/png", "application/octet-stream", "application/x-www-form-urlencoded"):
+                with self.subTest(kind):  # the last is what curl sends with --data-binary
+                    self.assertEqual(self.post("/v1/models/pictures", b"png", content_type=kind).status_code, 200)
+
     def test_a_field_that_is_null_is_not_given(self) -> None:
         nulls = {"parameters": None, "options": None, "stream": None, "unheard_of": None}
         with self.worker():

@@ -29,6 +29,8 @@ const calls = {
     model("text-generation").textGeneration({ inputs: samples.text, parameters: { max_new_tokens: 3 } }),
   "image-classification": () =>
     model("image-classification").imageClassification({ inputs: blob(samples.image, "image/png") }),
+  "image-segmentation": () =>
+    model("image-segmentation").imageSegmentation({ inputs: blob(samples.image, "image/png") }),
   "image without a type": () => model("image-classification").imageClassification({ inputs: blob(samples.image, "") }),
   "audio-classification": () =>
     model("audio-classification").audioClassification({ inputs: blob(samples.sound, "audio/wav") }),

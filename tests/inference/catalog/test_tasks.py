@@ -78,6 +78,15 @@ class MadeUpTaskTests(SimpleTestCase):
             inputs.file("inputs", samples.sample(spec, Echo(spec), 50, []))
 
 
+class ShapeTests(SimpleTestCase):
+    def test_segments_without_a_score_have_one_that_clients_read(self) -> None:
+        segments = [{"label": "sky", "score": None, "mask": "x"}, {"label": "sea", "score": 0.5, "mask": "y"}]
+        shown = huggingface.shape("image-segmentation", [segments, segments], size=2)
+        self.assertEqual([each["score"] for each in shown[0]], [1.0, 0.5])
+        self.assertEqual(shown[0], huggingface.shape("image-segmentation", segments, size=1))
+        self.assertIsNone(segments[0]["score"])
+
+
 class TableTests(SimpleTestCase):
     def test_no_other_file_names_a_task(self) -> None:
         """But for the feeds, and the shortcuts and answers that are of one task by nature."""
