@@ -68,8 +68,8 @@ SOUND = {
 def build(name: str, folder: Path) -> Path:
     """Save a model for the task `name` in `folder`, which is made, and return the folder.
 
-    "whisper" and "gpt2-features" are second architectures, of speech recognition and feature extraction. "bert-base" is
-    not small.
+    "whisper" and "gpt2-features" are second architectures, of speech recognition and feature extraction;
+    "whisper-with-times" is one that can tell times. "bert-base" is not small.
     """
     import torch
     from transformers.utils import logging
@@ -214,10 +214,18 @@ def _speech_by_letters(folder: Path) -> list[Any]:
     return [Wav2Vec2ForCTC(config).eval(), Wav2Vec2CTCTokenizer(str(vocabulary)), Wav2Vec2FeatureExtractor()]
 
 
-def _speech_by_windows() -> list[Any]:
-    from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizer
+def _speech_by_windows(*, seconds: int = 0) -> list[Any]:
+    """Whisper; one that can tell times has a token for each fiftieth of so many `seconds`."""
+    from transformers import (
+        GenerationConfig,
+        WhisperConfig,
+        WhisperFeatureExtractor,
+        WhisperForConditionalGeneration,
+        WhisperTokenizer,
+    )
 
     special = ["<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"]
+    special += [f"<|{number / 50:.2f}|>" for number in range(50 * seconds + 1)] if seconds else []
     tokenizer = byte_tokenizer(*special, kind=WhisperTokenizer)
     end, start = tokenizer.convert_tokens_to_ids(["<|endoftext|>", special[0]])
     layers = {f"{side}_layers": 1 for side in ("encoder", "decoder")}
@@ -231,6 +239,12 @@ def _speech_by_windows() -> list[Any]:
     model.generation_config.update(
         max_length=12, suppress_tokens=None, begin_suppress_tokens=None, is_multilingual=False
     )
+    if seconds:
+        none = tokenizer.convert_tokens_to_ids("<|notimestamps|>")
+        model.generation_config = GenerationConfig(
+            max_length=12, bos_token_id=end, eos_token_id=end, pad_token_id=end, decoder_start_token_id=start,
+            is_multilingual=False, return_timestamps=False, no_timestamps_token_id=none,
+        )  # fmt: skip
     return [model, tokenizer, WhisperFeatureExtractor(feature_size=80)]
 
 
@@ -251,4 +265,5 @@ BUILDERS: dict[str, Callable[[Path], list[Any]]] = {
     "audio-classification": lambda _: _audio_classification(),
     "automatic-speech-recognition": _speech_by_letters,
     "whisper": lambda _: _speech_by_windows(),
+    "whisper-with-times": lambda _: _speech_by_windows(seconds=30),
 }

@@ -163,6 +163,17 @@ class Prompts(Texts):
         return {name: most for name, most in left.items() if (run.get(name) or 0) > most}
 
 
+class Speech(Feed):
+    """Sound that is longer than the window of Whisper is heard window by window, which tells times: a text without
+    times is made of them."""
+
+    def bounded(self, row: Row, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
+        if pipe.type != "seq2seq_whisper" or run.get("return_timestamps"):
+            return {}
+        is_long = row.features["input_features"].shape[-1] > pipe.feature_extractor.nb_max_frames
+        return {"return_timestamps": True} if is_long else {}
+
+
 def no_room(tokens: int, longest: int) -> InvalidInput:
     """Return the error of a prompt of so many tokens, where it and its answer have at most `longest`."""
     return context_length_exceeded(longest - 1, tokens)  # an answer has a token at least
@@ -193,7 +204,7 @@ FEEDS: dict[str, Feed] = {
     ),
     "image-classification": _image(batched=True),
     "audio-classification": _audio(batched=True),
-    "automatic-speech-recognition": _audio(batched=True),
+    "automatic-speech-recognition": Speech(prepare=inputs.audio, example=media.example_audio, batched=True),
     "image-feature-extraction": _image(reads_states=True),
     "image-segmentation": _image(),
     "object-detection": _image(),

@@ -31,7 +31,8 @@ GREEDY = {"max_new_tokens": 6, "do_sample": False}
 TONES = [tiny_models.wav(), tiny_models.wav(880), tiny_models.wav(300, 0.5), tiny_models.wav(500, 0.4)]
 
 _engines: dict[str, Any] = {}
-TASKS = {"whisper": "automatic-speech-recognition", "gpt2-features": "feature-extraction"}
+SPEECH = "automatic-speech-recognition"
+TASKS = {"whisper": SPEECH, "whisper-with-times": SPEECH, "gpt2-features": "feature-extraction"}
 
 
 @cache
@@ -240,6 +241,14 @@ class ImageAndSoundTests(EqualTestCase):
         for name in ("audio-classification", "automatic-speech-recognition", "whisper"):
             with self.subTest(name):
                 self.assert_batching_changes_nothing(name, TONES)
+
+    def test_sound_longer_than_a_window_is_a_text_whether_times_are_asked_for_or_not(self) -> None:
+        sounds = [tiny_models.wav(300, 31), *TONES[:1], tiny_models.wav(440, 31)]
+        texts = [answer["text"] for answer in self.answers("whisper-with-times", sounds, {"return_timestamps": True})]
+        found = self.answers("whisper-with-times", sounds)
+        for place in (0, 2):
+            self.assertEqual(found[place], {"text": texts[place]})
+        self.assertEqual(found[1:2], self.answers("whisper-with-times", sounds[1:2]))
 
     def test_sound_at_another_rate_is_converted(self) -> None:
         slow, fast = tiny_models.wav(rate=16_000), tiny_models.wav(rate=48_000)
