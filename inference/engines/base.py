@@ -11,7 +11,7 @@ from typing import Any
 from inference.catalog.specs import TORCH, ModelSpec
 from inference.engines.stepper import Stepper
 
-BESIDE = {"__init__", "load", "warm_up", "sample"}  # what an answer is not made by
+BESIDE = {"__init__", "load", "warm_up", "answers_example", "sample"}  # what an answer is not made by
 
 
 class Engine(ABC):
@@ -39,6 +39,11 @@ class Engine(ABC):
 
     def warm_up(self) -> None:  # noqa: B027 - optional by design
         """Run once what is slow the first time, before the replica reports ready."""
+
+    def answers_example(self) -> bool:
+        """Return whether the model answers an example of its own now: then what it raised of an input is the fault of
+        that input or its parameters. Of one that has none, nothing is known."""
+        return False
 
     def sample(self, text: str) -> Any:
         """An input around `text`, for `manage.py tune`; a text is one itself."""

@@ -20,7 +20,15 @@ from inference.catalog.parameters import check
 from inference.engines.base import Engine
 from inference.engines.faults import describe, is_device_failure, is_in_use, is_out_of_memory
 from inference.engines.json_values import plain
-from inference.errors import BadOutput, DeviceFailed, EngineError, InferenceError, InvalidInput, OutOfMemory
+from inference.errors import (
+    UNREADABLE,
+    BadOutput,
+    DeviceFailed,
+    EngineError,
+    InferenceError,
+    InvalidInput,
+    OutOfMemory,
+)
 from inference.telemetry import logs
 from inference.telemetry.raised import places
 
@@ -47,6 +55,7 @@ def run(engine: Engine, items: Sequence[Any], parameters: dict[str, Any], prepar
     batch = _Batch(engine, items, parameters, prepared)
     if takes := [index for index in range(len(items)) if batch.takes(index)]:
         batch.run(takes)
+        batch.judge()
     return RunReport(
         outcomes=batch.outcomes, engine_s=batch.engine_s, calls=batch.calls, padded=engine.padded,
         full_text=engine.full_text, cut_at=engine.max_tokens, oom_shape=batch.oom_shape,
@@ -89,6 +98,18 @@ class _Batch:
         else:
             for index in indexes:
                 self.call([index])
+
+    def judge(self) -> None:
+        """Whose fault it is that the engine raised: that of the input, where the model answers its example."""
+        raised = [index for index, outcome in enumerate(self.outcomes) if type(outcome) is EngineError]
+        if not raised:
+            return
+        with self.engine.reading:
+            is_well = self.engine.answers_example()
+        for index in raised if is_well else ():
+            found = self.outcomes[index]
+            logger.warning("the model answers its example, and not an input: %s", logs.private(found.raised))
+            self.outcomes[index] = InvalidInput(UNREADABLE, raised=found.raised, trace=found.trace)
 
     def search(self, suspects: list[int]) -> None:
         """A culprit is among `suspects`: halve until it is alone, then run what was set aside."""

@@ -89,9 +89,12 @@ def audio(value: Any, rate: int) -> npt.NDArray[np.float32]:
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as opened:
             _check_sound(opened)
-            return np.concatenate(list(pieces(opened, rate)) or [np.zeros(0, np.float32)])
+            samples = np.concatenate(list(pieces(opened, rate)) or [np.zeros(0, np.float32)])
     except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
         raise InvalidInput("The audio cannot be read; it must be WAV, FLAC, OGG or MP3.") from error
+    if not len(samples):
+        raise InvalidInput("The audio is empty: send at least some tenths of a second.")
+    return samples
 
 
 def _check_sound(opened: Any) -> None:

@@ -20,6 +20,7 @@ from inference.engines.base import Engine
 from inference.engines.compiled import agreement
 from inference.engines.compiled import install as backend
 from inference.engines.generation import by_the_step, static
+from inference.engines.isolate import raise_if_device_failed
 from inference.engines.pipeline import blame, loader
 from inference.engines.pipeline.feeds import FEEDS
 from inference.engines.pipeline.reference import Reference
@@ -153,6 +154,16 @@ class PipelineEngine(Engine):
         for answer in self.predict(self.feed.examples(self.pipe), self.feed.parameters):
             if isinstance(answer, BaseException):
                 raise answer
+
+    def answers_example(self) -> bool:
+        if not self.feed.example:
+            return False
+        try:
+            self.warm_up()
+        except Exception as error:
+            raise_if_device_failed(error)
+            return False
+        return True
 
     def sample(self, text: str) -> Any:
         return self.feed.around(text, self.pipe)

@@ -196,5 +196,6 @@ class SoundTests(TestCase):
         self.assertEqual(sum(map(len, pieces)), 20 * 16_000)
         self.assertLessEqual(max(map(len, pieces)) / 16_000 * rate, media.MAX_BLOCK)
 
-    def test_no_samples_are_none(self) -> None:
-        self.assertEqual(media.audio(encoded(sound(frames=0)), 16_000).shape, (0,))
+    def test_no_samples_are_refused(self) -> None:
+        with self.assertRaisesRegex(InvalidInput, "The audio is empty"):
+            media.audio(encoded(sound(frames=0)), 16_000)

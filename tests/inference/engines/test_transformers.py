@@ -267,6 +267,18 @@ class WrongInputTests(EqualTestCase):
         self.assert_equal([report.outcomes[0]], [report.outcomes[2]])
         self.assertNotIsInstance(report.outcomes[0], Exception)
 
+    def test_an_input_that_the_model_cannot_compute_is_at_fault_where_the_model_answers_its_example(self) -> None:
+        for name in (SPEECH, "audio-classification"):
+            for samples in (0, 1, 10):
+                with self.subTest(name=name, samples=samples):
+                    short = tiny_models.wav(seconds=samples / 16_000)
+                    first, bad, last = run(engine(name), [TONES[0], short, TONES[1]], {}).outcomes
+                    self.assertIsInstance(bad, InvalidInput)
+                    self.assertFalse(isinstance(first, Exception) or isinstance(last, Exception))
+        # a sound of several windows, for a model that cannot tell times
+        [long] = run(engine("whisper"), [tiny_models.wav(seconds=31)], {}).outcomes
+        self.assertIsInstance(long, InvalidInput)
+
     def test_a_text_without_a_place_to_fill_fails_alone(self) -> None:
         self.assert_fails_alone("fill-mask", "a [MASK]", "no mask", "[MASK]")
 
@@ -320,7 +332,7 @@ class WrongInputTests(EqualTestCase):
 
 
 class ModelFaultTests(TestCase):
-    """What the model's own code raises is no fault of the input, whatever its type."""
+    """What the model's own code raises of its example too is no fault of the input, whatever its type."""
 
     def test_what_the_steps_behind_preprocess_raise_is_the_model_s(self) -> None:
         picture, detects, tokens = (
