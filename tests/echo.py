@@ -155,3 +155,8 @@ def _hang(fail: str, seconds: float) -> None:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         ctypes.PyDLL(None).sleep(ctypes.c_uint(math.ceil(seconds)))
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def speak(inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+    """A tone for each text, as text-to-audio answers: as many samples as the text has characters."""
+    return [{"audio": [[0.5] * len(text)], "sampling_rate": 16_000} for text in inputs]

@@ -186,7 +186,11 @@ run_model = operation(
     "models_run",
     "Run a model and wait for its answer",
     request={"application/json": bodies.RunBody, "application/octet-stream": OpenApiTypes.BINARY},
-    answers={(200, codec.CONTENT_TYPE): shapes.ANY, (200, "text/event-stream"): shapes.ANY},
+    answers={
+        (200, codec.CONTENT_TYPE): shapes.ANY,
+        (200, "text/event-stream"): shapes.ANY,
+        (200, "audio/wav"): OpenApiTypes.BINARY,
+    },
     problems=(*SUBMITTING, *FAILED_JOB, "no_worker"),
     parameters=[
         wait("timeout", bodies.DEFAULT_TIMEOUT_S, "the answer, where it is not streamed"),

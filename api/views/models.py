@@ -8,15 +8,16 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from api import codec
-from api.answers import events, huggingface, resources
+from api.answers import events, huggingface, resources, sounds
 from api.errors import ApiError
 from api.openapi import operations
 from api.requests import bodies
 from api.views import streaming
 from api.views.base import ApiView, body_of, media_type
-from api.views.jobs import output
+from api.views.jobs import location, output
 from inference.catalog.lookup import models, spec_of
-from inference.models import Job
+from inference.catalog.specs import ModelSpec
+from inference.models import Job, Status
 from inference.submission import jobs
 from inference.submission.submissions import Submission
 
@@ -41,7 +42,19 @@ class ModelView(ApiView):
         if is_streamed:
             submit = partial(jobs.submit, self.attributed(request, submission), needs_worker=True)
             return streaming.answer(self, request, submit, partial(events.named, plain=self.is_plain(request)))
-        return output(self, request, run(self, request, submission), submission.spec)
+        job = run(self, request, submission)
+        if not self.is_plain(request) and sounds.is_wanted(submission.spec, request.META.get("HTTP_ACCEPT", "")):
+            return spoken(self, request, job, submission.spec)
+        return output(self, request, job, submission.spec)
+
+
+def spoken(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec) -> HttpResponse:
+    """The sound of a job as a file; what is none, such as those of several texts, as JSON."""
+    file = sounds.wav(job.output) if job.status == Status.SUCCEEDED else None
+    if file is None:
+        return output(view, request, job, spec)
+    headers = {"Content-Location": f"{location(job)}/output"}
+    return HttpResponse(file, content_type=sounds.CONTENT_TYPE, headers=headers)
 
 
 def run(

@@ -29,6 +29,7 @@ class Shape(enum.Enum):
     AS_IT_IS = enum.auto()
     LISTS = enum.auto()  # of labels, one for every text, also in a list for one text
     SEGMENTS = enum.auto()  # [{"label", "score", "mask"}], where a pipeline's score may be null
+    SOUND = enum.auto()  # a WAV file, where the pipeline answers {"audio", "sampling_rate"}
     PAIRS = enum.auto()  # [{"label", "score"}], where the pipeline answers {"labels", "scores"}
 
 
@@ -249,7 +250,13 @@ TASKS = table((
     Task(name="document-question-answering"),
     Task(name="image-text-to-text", takes_chats=True, neutral=neutral.GENERATION),
     Task(name="table-question-answering"),
-    _text(name="text-to-audio", aliases=("text-to-speech",), neutral=_EMPTY_SETTINGS, example=None),
+    _text(
+        name="text-to-audio",
+        aliases=("text-to-speech",),
+        neutral=_EMPTY_SETTINGS,
+        shape=Shape.SOUND,
+        example=None,
+    ),
     Task(
         name="sentence-similarity",
         is_pipeline=False,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import functools
+import io
 import math
+import struct
 import tempfile
+import wave
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,10 @@ engine = "tests.echo:EchoEngine"
 task = "text-generation"
 options = { gate = "held" }
 time_limit_s = 300
+
+[speech]
+engine = "tests.echo:speak"
+task = "text-to-audio"
 
 [unserved]
 task = "fill-mask"
@@ -180,6 +187,20 @@ class ClientTests(StackCase):
         answer = self.client("automatic-speech-recognition").automatic_speech_recognition(sound)
         self.assertIsInstance(answer.text, str)
 
+    def test_text_to_speech_is_a_file(self) -> None:
+        with wave.open(io.BytesIO(self.client("speech").text_to_speech(TEXT))) as sound:
+            self.assertEqual((sound.getnchannels(), sound.getsampwidth(), sound.getframerate()), (1, 2, 16_000))
+            self.assertEqual(sound.readframes(len(TEXT)), struct.pack("<h", round(32_767 / 2)) * len(TEXT))
+        authorized = {"Authorization": f"Bearer {self.key}"}
+        for inputs, headers in (
+            (TEXT, {"Accept": "application/json"}), (TEXT, {"Prefer": "outputs=plain"}), ([TEXT, TEXT], {})
+        ):  # fmt: skip
+            with self.subTest(inputs=inputs, headers=headers):
+                answer = self.stack.post("/v1/models/speech", {"inputs": inputs}, headers={**authorized, **headers})
+                self.assertEqual(answer.headers["content-type"], "application/json")
+                [first, *_] = [answer.json] if isinstance(answer.json, dict) else answer.json
+                self.assertEqual(first["sampling_rate"], 16_000)
+
     def test_a_trailing_slash_is_no_obstacle(self) -> None:
         self.assertTrue(self.client("fill-mask/").fill_mask(MASKED))
 
@@ -231,6 +252,10 @@ class ClientTests(StackCase):
         self.assertTrue(math.isclose(answers["sentence-similarity"][0], 1.0, abs_tol=1e-4))
         self.assertFalse(answers["text-generation"]["generated_text"].startswith(TEXT))
         self.assertIsInstance(answers["automatic-speech-recognition"]["text"], str)
+
+    @javascript.needed
+    def test_text_to_speech_is_a_file_in_javascript(self) -> None:
+        self.assertEqual(self.told()["text-to-speech"]["answer"], {"type": "audio/wav", "size": 44 + 2 * len(TEXT)})
 
     @javascript.needed
     def test_errors_are_readable_in_javascript(self) -> None:

@@ -36,6 +36,10 @@ const calls = {
     model("audio-classification").audioClassification({ inputs: blob(samples.sound, "audio/wav") }),
   "automatic-speech-recognition": () =>
     model("automatic-speech-recognition").automaticSpeechRecognition({ inputs: blob(samples.sound, "audio/wav") }),
+  "text-to-speech": async () => {
+    const { type, size } = await model("speech").textToSpeech({ inputs: samples.text });
+    return { type, size };
+  },
   "slash": () =>
     new InferenceClient(key, { endpointUrl: `${base}/v1/models/fill-mask/` }).fillMask({ inputs: samples.masked }),
   "no mask": () => model("fill-mask").fillMask({ inputs: "no place to fill" }),

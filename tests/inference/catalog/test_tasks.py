@@ -80,7 +80,10 @@ class MadeUpTaskTests(SimpleTestCase):
 
 class ShapeTests(SimpleTestCase):
     def test_segments_without_a_score_have_one_that_clients_read(self) -> None:
-        segments = [{"label": "sky", "score": None, "mask": "x"}, {"label": "sea", "score": 0.5, "mask": "y"}]
+        segments: list[dict[str, Any]] = [
+            {"label": "sky", "score": None, "mask": "x"},
+            {"label": "sea", "score": 0.5, "mask": "y"},
+        ]
         shown = huggingface.shape("image-segmentation", [segments, segments], size=2)
         self.assertEqual([each["score"] for each in shown[0]], [1.0, 0.5])
         self.assertEqual(shown[0], huggingface.shape("image-segmentation", segments, size=1))

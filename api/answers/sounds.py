@@ -1,0 +1,49 @@
+"""Sound that a model made, as a WAV file: what clients of text-to-speech write to a file."""
+
+from __future__ import annotations
+
+import io
+import wave
+from array import array
+from typing import Any
+
+from inference.catalog import tasks
+from inference.catalog.specs import ModelSpec
+from inference.catalog.tasks import Shape
+
+CONTENT_TYPE = "audio/wav"
+FULL_SCALE = 32_767  # of 16 bits
+MOST_A_SECOND = 1_000_000  # samples
+JSON = "application/json"
+
+
+def is_wanted(spec: ModelSpec, accept: str) -> bool:
+    """Return whether the answer is a file: of a model that speaks, unless the Accept header asks for JSON."""
+    return tasks.of(spec.task).shape is Shape.SOUND and (JSON not in accept or CONTENT_TYPE in accept)
+
+
+def wav(output: Any) -> bytes | None:
+    """Encode `{"audio": samples from -1 to 1, "sampling_rate": a second}` in 16 bits.
+
+    Samples are a list, or a list for each channel. Returns None for an output of another shape.
+    """
+    match output:
+        case {"audio": [[*_], *_] as channels, "sampling_rate": int(rate)} if 0 < rate < MOST_A_SECOND:
+            pass
+        case {"audio": [*samples], "sampling_rate": int(rate)} if 0 < rate < MOST_A_SECOND:
+            channels = [samples]
+        case _:
+            return None
+    try:
+        frames = array("h", (_quantize(value) for frame in zip(*channels, strict=True) for value in frame))
+    except (TypeError, ValueError):  # lists of lists, or channels of several lengths
+        return None
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((len(channels), 2, rate, 0, "NONE", ""))
+        file.writeframes(frames.tobytes())
+    return buffer.getvalue()
+
+
+def _quantize(value: float) -> int:
+    return round(FULL_SCALE * min(1.0, max(-1.0, value)))
