@@ -27,6 +27,8 @@ class Engine(ABC):
 
     max_tokens: int | None = None  # of a text, that are read, or of a prompt and its answer; set by `load`
 
+    numbers_a_token = 0  # of an answer, where each token that is read has as many in it; set by `load`
+
     prepares = False  # whether `prepare` does something; set by `load`
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -57,6 +59,10 @@ class Engine(ABC):
         place = next(place for place, kind in enumerate(kinds) if "predict_prepared" in vars(kind))
         own = {name for kind in kinds[:place] for name, value in vars(kind).items() if _is_code(value)}
         return self.prepares and not (own - BESIDE) & set(dir(kinds[place]))
+
+    def count_tokens(self, inputs: list[Any], parameters: dict[str, Any]) -> list[int]:
+        """Return how many tokens of each input are read, where `numbers_a_token` is set; 0 of one that is wrong."""
+        raise NotImplementedError
 
     @abstractmethod
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:

@@ -293,7 +293,7 @@ def _settle(whole: UUID, count: int | None) -> str:
             gone = f"Of the {count} parts of this list {held['outputs']} are left: send it again."
             end = _failure(errors.Lost.code, gone)
         elif (held["numbers"] or 0) > MOST_ANSWERED:
-            end = _failure(errors.BadOutput.code, too_much(held["numbers"]))
+            end = _failure(errors.InvalidInput.code, too_much(held["numbers"]))
     ended = _end_whole(whole, end)
     parts.filter(output__isnull=False).update(output=None)  # it is stored once
     return ended

@@ -53,7 +53,8 @@ def outcome_of(
                 logger.warning("job=%s model=%s %s: %s%s%s", known_as, job.model, answer.code, where, said, trace)
             return failed(job, answer, where)
     if (held := size(answers)) > transitions.MOST_ANSWERED:
-        return failed(job, errors.BadOutput(transitions.too_much(held)))
+        error = errors.InvalidInput if is_list or spec.is_built_in else errors.BadOutput
+        return failed(job, error(transitions.too_much(held)))
     output = list(answers) if is_list else answers[0]
     before = None if is_list else _prompt_length(spec, job, output, full_text=full_text, generated=generated)
     return _of(job, output=output, output_size=held if job.whole else None, prompt_length=before)

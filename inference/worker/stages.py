@@ -17,6 +17,7 @@ from inference.engines.isolate import RunReport
 from inference.engines.isolate import run as run_engine
 from inference.figures import tallies
 from inference.figures.tallies import Tally
+from inference.store import transitions
 from inference.store.transitions import Claimed, Outcome
 from inference.telemetry import logs
 from inference.worker import claims, devices
@@ -26,6 +27,8 @@ from inference.worker.loaded import LoadedModels
 from inference.worker.outcomes import condemned, failed, outcome_of
 
 logger = logging.getLogger(__name__)
+
+NEAR = 4  # times that an estimate of tokens may be off
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +45,25 @@ class EngineCall:
     @property
     def all_items(self) -> list[Any]:
         return [item for items in self.items for item in items]
+
+    def refuse_too_large(self, engine: Engine) -> list[Outcome]:
+        """Take out jobs whose answers would hold more numbers than are kept, before they are computed. Tokens are
+        counted only where the estimate is near."""
+        near = transitions.MOST_ANSWERED / NEAR
+        if not any(job.size * job.length * engine.numbers_a_token > near for job in self.jobs):
+            return []
+        with engine.reading:
+            tokens = iter(engine.count_tokens(self.all_items, dict(self.parameters)))
+        numbers = [engine.numbers_a_token * sum(next(tokens) for _ in items) for items in self.items]
+        entries = list(zip(self.jobs, self.items, numbers, strict=True))
+        kept = [(job, items) for job, items, count in entries if count <= transitions.MOST_ANSWERED]
+        if len(kept) < len(entries):
+            self.jobs, self.items, self.prepared = [job for job, _ in kept], [items for _, items in kept], None
+        return [
+            failed(job, errors.InvalidInput(transitions.too_much(count)))
+            for job, _, count in entries
+            if count > transitions.MOST_ANSWERED
+        ]
 
     def outcomes(self) -> Iterator[Outcome]:
         answers = iter(self.report.outcomes if self.report else ())
@@ -119,6 +141,10 @@ class Stages:
             with limited(self.spec.time_limit_s):
                 if is_prepared:
                     self.is_read.wait()
+                with self._timed():
+                    self.refused += call.refuse_too_large(engine)
+                if not call.jobs:
+                    continue
                 with self._timed():
                     call.report = run_engine(engine, call.all_items, call.parameters, call.prepared)
         shared.computing = 0

@@ -94,6 +94,7 @@ class PipelineEngine(Engine):
             self.padded, self.note = False, "This transformers is not known well enough: each input runs alone."
             return
         self.prepares = True
+        self.numbers_a_token = self.feed.numbers_a_token(self.pipe)
         values = functools.partial(self._values, self.steps, self.feed.parameters)
         compiled = backend.install(self.spec, self.pipe.model, values, self._compared())
         self.shortcuts = compiled.shortcuts or self.shortcuts
@@ -167,6 +168,12 @@ class PipelineEngine(Engine):
 
     def sample(self, text: str) -> Any:
         return self.feed.around(text, self.pipe)
+
+    def count_tokens(self, inputs: list[Any], parameters: dict[str, Any]) -> list[int]:
+        if self.steps is None:
+            return [0] * len(inputs)
+        read = _read(self.steps, inputs, self.steps.parameters(self.feed.completed(self.pipe, parameters)))
+        return [sum(row.tokens for row in rows) if isinstance(rows, list) else 0 for rows in read]
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         completed = _in_place(blame.read, self.feed.completed, self.pipe, parameters)

@@ -62,6 +62,10 @@ class Feed:
         """Which rows may share a forward with these parameters of it."""
         return Together.PADDED
 
+    def numbers_a_token(self, pipe: Any) -> int:
+        """Of an answer, where each token that is read has as many in it."""
+        return 0
+
     def bounded(self, row: Row, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
         """Parameters of the forward that are the row's own, in place of those of its call: what its tokens leave room
         for. Raises `InvalidInput` for a row that the model must not be given."""
@@ -83,6 +87,9 @@ class Texts(Feed):
 
 class States(Texts):
     """Answers are the states of a text's own tokens."""
+
+    def numbers_a_token(self, pipe: Any) -> int:
+        return getattr(pipe.model.config.get_text_config(), "hidden_size", 0)
 
     def own(self, output: Any, row: Row) -> Any:
         return (output[0][:, : row.tokens],)

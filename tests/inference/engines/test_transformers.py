@@ -125,6 +125,15 @@ class TextTests(EqualTestCase):
         pipe = bare("feature-extraction")
         self.assert_equal(self.answers("feature-extraction", TEXTS), [pipe(text) for text in TEXTS])
 
+    def test_how_much_feature_extraction_will_answer_is_known_before_it_runs(self) -> None:
+        for name in ("feature-extraction", "gpt2-features"):
+            with self.subTest(name):
+                made = engine(name)
+                counted = [tokens * made.numbers_a_token for tokens in made.count_tokens(PROMPTS, {})]
+                answered = [len(states) * len(states[0]) for [states] in self.answers(name, PROMPTS)]
+                self.assertEqual(counted, answered)
+        self.assertEqual(engine("text-classification").numbers_a_token, 0)
+
     def test_feature_extraction_by_a_model_whose_tokenizer_pads_on_the_left(self) -> None:
         self.assert_batching_changes_nothing("gpt2-features", PROMPTS)
 

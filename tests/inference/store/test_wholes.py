@@ -138,7 +138,7 @@ class EndTests(WholeCase):
         batch = claim(*self.parts)
         share = transitions.MOST_ANSWERED // 3
         record(batch, *(answer(part, output_size=share) for part in self.parts))
-        self.assert_whole(Status.FAILED, "bad_output", transitions.too_much(4 * share))
+        self.assert_whole(Status.FAILED, "invalid_input", transitions.too_much(4 * share))
 
     def test_it_is_cancelled_with_its_parts_and_stays_so(self) -> None:
         batch = claim(self.parts[0], self.parts[1])

@@ -24,7 +24,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import isolate, json_values
 from inference.engines.base import Engine
 from inference.models import Job, Status
-from inference.store import rows
+from inference.store import rows, transitions
 from inference.streams.texts import Prompt, generated
 from inference.worker import child
 from inference.worker.calls import READY, BatchCall, BatchReport, Raised
@@ -90,6 +90,41 @@ class VerdictTests(TransactionTestCase):
         report = run_batch({}, job, verdict=errors.Crashed.code)
         self.assertEqual((job.status, job.error_code), (Status.FAILED, errors.Crashed.code))
         self.assertEqual((report.errors, report.calls), ({job.pk: errors.Crashed.code}, 0))
+
+
+class States(Answers):
+    """Answers two numbers for each letter of a text."""
+
+    numbers_a_token = 2
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.computed: list[str] = []
+
+    def count_tokens(self, inputs: list[Any], parameters: dict[str, Any]) -> list[int]:
+        return [len(text) for text in inputs]
+
+    def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        self.computed += inputs
+        return [[0.5] * 2 * len(text) for text in inputs]
+
+
+class TooLargeTests(TransactionTestCase):
+    def test_an_answer_that_would_be_too_large_is_refused_before_it_is_computed(self) -> None:
+        engine = States()
+        small, large = Job(model="m", inputs="ab"), Job(model="m", inputs=["abcd", "efgh"], size=2, length=4)
+        with patch.object(transitions, "MOST_ANSWERED", 15):
+            run_batch({"m": engine}, small, large)
+        self.assertEqual((small.status, small.output), (Status.SUCCEEDED, [0.5] * 4))
+        self.assertEqual((large.status, large.error_code), (Status.FAILED, "invalid_input"))
+        self.assertIn("about 16 numbers, at most 15 are kept", large.error_detail)
+        self.assertEqual(engine.computed, ["ab"])
+
+    def test_a_batch_of_nothing_else_computes_nothing(self) -> None:
+        engine, large = States(), Job(model="m", inputs="abcdefgh", length=8)
+        with patch.object(transitions, "MOST_ANSWERED", 15):
+            report = run_batch({"m": engine}, large)
+        self.assertEqual((large.error_code, report.calls, engine.computed), ("invalid_input", 0, []))
 
 
 class NewerTests(TransactionTestCase):

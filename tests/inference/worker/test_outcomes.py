@@ -66,4 +66,12 @@ class OutcomeTests(TestCase):
         self.assertEqual(outcome_of(SPEC, part("a", "b"), answers).output_size, 8)
         self.assertIsNone(outcome_of(SPEC, claimed(["a", "b"]), answers).output_size)
         with patch.object(transitions, "MOST_ANSWERED", 7):
-            self.assertEqual(outcome_of(SPEC, part("a", "b"), answers).error_code, "bad_output")
+            self.assertEqual(outcome_of(SPEC, part("a", "b"), answers).error_code, "invalid_input")
+
+    def test_an_answer_that_is_too_large_is_the_fault_of_the_input_but_for_an_engine_of_one_s_own(self) -> None:
+        pipeline = ModelSpec(name="m", task="mask-generation", model="m")
+        with patch.object(transitions, "MOST_ANSWERED", 2):
+            for spec, inputs, code in ((pipeline, "a", "invalid_input"), (SPEC, "a", "bad_output"),
+                                       (SPEC, ["a"], "invalid_input")):  # fmt: skip
+                with self.subTest(engine=spec.engine, inputs=inputs):
+                    self.assertEqual(outcome_of(spec, claimed(inputs), [[0.5] * 3]).error_code, code)
