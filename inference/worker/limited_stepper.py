@@ -71,3 +71,8 @@ class LimitedStepper:
     def capacity(self) -> int:
         with self._limited():
             return self._stepper.capacity
+
+    @property
+    def context(self) -> int | None:
+        with self._limited():
+            return self._stepper.context

@@ -100,7 +100,7 @@ class ErrorTests(ApiTestCase):
         self.assertEqual(Job.objects.count(), 0)
 
     def test_so_is_one_that_only_its_tokens_show_to_be(self) -> None:
-        error = context_length_exceeded(8192, 9031, more=5)
+        error = context_length_exceeded(8192, 9031)
         with self.worker(lambda value, parameters: error):
             for path, param, fields in ((CHAT, "messages", {"messages": HELLO}), (TEXT, "prompt", {"prompt": "x"})):
                 answer = self.post(path, {"model": "prompts", **fields})
