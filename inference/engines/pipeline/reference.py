@@ -7,24 +7,30 @@ from typing import Any
 from transformers.pipelines import Pipeline
 
 from inference.engines import parity
+from inference.engines.beginnings import beginning
 from inference.engines.faults import describe, is_device_failure, is_out_of_memory
 from inference.engines.json_values import plain
 from inference.engines.pipeline.feeds import Feed, Texts
-from inference.engines.pipeline.loader import max_positions
+from inference.engines.pipeline.loader import NO_LIMIT, max_positions
 
-LONG = 512  # tokens; a limit above that is not reached in a trial, as it would take long
 CASED = "The CAT sat in PARIS, in an \u00c9t\u00e9"  # tells tokenizers that keep capitals or accents from others
 
 Answers = Callable[[list[Any], dict[str, Any]], list[Any]]
 
 
 class Reference:
-    """Inputs with special tokens, capitals and more tokens than are read, and the answers of one pipeline to them."""
+    """Inputs with special tokens and capitals, and the answers of one pipeline to them.
+
+    Of a text that is cut the tokens are compared, as to answer it would take long.
+    """
 
     def __init__(self, pipe: Any, feed: Feed) -> None:
         self.parameters = {**feed.parameters, **feed.compared}
         self.inputs: list[Any] = []  # those which the pipeline answers
         self.answers: list[Any] = []
+        self.pipe = pipe
+        self.long = _long_text(pipe, feed)
+        self.cut = self._tokens(self.long)
         self.repeats = True  # is False for a model that answers the same input differently from call to call
         ask = functools.partial(_ask, pipe, feed)
         for value in _inputs(pipe, feed):
@@ -41,6 +47,8 @@ class Reference:
 
     def difference(self, answers: Answers) -> str:
         """Compare what `answers` makes of each input alone; return a sentence on the first that differs, or nothing."""
+        if self.long and self._tokens(beginning(self.pipe.tokenizer, self.long)) != self.cut:
+            return "a long text is cut otherwise"
         if not self.repeats:
             return ""
         for value, expected in zip(self.inputs, self.answers, strict=True):
@@ -50,6 +58,9 @@ class Reference:
             if not parity.alike(plain(found), expected):
                 return f"{_shown(value)} is answered otherwise"
         return ""
+
+    def _tokens(self, text: str) -> list[int]:
+        return list(self.pipe.tokenizer(text, truncation=True)["input_ids"]) if text else []
 
 
 def _ask(pipe: Any, feed: Feed, value: Any) -> Any:
@@ -66,9 +77,12 @@ def _inputs(pipe: Any, feed: Feed) -> Iterator[Any]:
         return
     for text in (CASED, *parity.texts_with_special_tokens(pipe.tokenizer)):
         yield feed.around(text, pipe)
-    limit = pipe.tokenizer.model_max_length
-    if feed.is_cut and limit <= min(LONG, max_positions(pipe.model)):
-        yield feed.around("cat " * limit, pipe)
+
+
+def _long_text(pipe: Any, feed: Feed) -> str:
+    """Make a text that the library cuts; none where it would give the model more than that can read."""
+    limit = pipe.tokenizer.model_max_length if feed.is_cut else 0
+    return "cat " * (limit + 1) if 0 < limit <= max_positions(pipe.model) < NO_LIMIT else ""
 
 
 def _shown(value: Any) -> str:

@@ -104,7 +104,7 @@ class TrialTests(FolderTestCase):
         tiny_models.build("text-classification", self.folder)
         changes = (
             ("CAT", lambda tokenizer: setattr(tokenizer.backend_tokenizer, "normalizer", None)),
-            ("cat cat", lambda tokenizer: setattr(tokenizer, "model_max_length", 20)),
+            ("a long text is cut", lambda tokenizer: setattr(tokenizer, "model_max_length", 20)),
         )
         for text, spoil in changes:
 
