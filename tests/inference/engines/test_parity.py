@@ -56,7 +56,9 @@ class VerdictTests(TestCase):
                 raise RuntimeError("no mask here")
             return own
 
-        self.assert_verdict(answer, Together.EQUAL, "no mask here")
+        with self.assertLogs("inference.engines.parity", "WARNING") as logged:
+            self.assert_verdict(answer, Together.EQUAL, "raise an exception")
+        self.assertIn("no mask here", str(logged.output))
 
     def test_a_model_that_answers_at_random_runs_alone_and_that_is_said(self) -> None:
         calls: list[int] = []

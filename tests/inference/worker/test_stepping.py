@@ -173,7 +173,9 @@ class EngineLimitTests(SteppingCase):
         self.assertEqual({("join", one), ("join", cut), ("join", other), ("leave", cut), ("leave", other)}, {
             (name, job) for name, job in told if job
         })  # fmt: skip
-        self.assertEqual({name for name, job in told if not job}, {"step", "__len__", "room", "longest", "capacity"})
+        self.assertEqual(
+            {name for name, job in told if not job}, {"step", "__len__", "room", "longest", "capacity", "context"}
+        )
         self.assertEqual(bytes(self.replica.shared.job), NO_JOB)
 
     def test_its_answer_is_read_within_it_too(self) -> None:
