@@ -133,6 +133,17 @@ def ends_since(moment: datetime.datetime) -> dict[str, Counter[str]]:
     return found
 
 
+def timed_ends_since(moment: datetime.datetime) -> dict[str, list[tuple[datetime.datetime, Counter[str]]]]:
+    """By model: the start of each row since a moment, and the outcomes that it counts, the newest first."""
+    found: dict[str, list[tuple[datetime.datetime, Counter[str]]]] = {}
+    for start, model, tally in _rows(moment):
+        if ended := tally.get("ended"):
+            found.setdefault(model, []).append((start, Counter(ended)))
+    for ends in found.values():
+        ends.sort(key=lambda end: end[0], reverse=True)
+    return found
+
+
 def since(moment: datetime.datetime) -> dict[str, Tally]:
     """By model, from a moment on: to the length of the rows that there are of it."""
     found: dict[str, Tally] = {}

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from django.db.models import Exists, OuterRef
 
 from inference import clock
+from inference.errors import InvalidInput
 from inference.figures import sample, series
-from inference.models import TERMINAL, Figure, Grain, Job, Status, Webhook, WebhookState, Worker
+from inference.models import TERMINAL, Figure, Grain, Job, Webhook, WebhookState, Worker
 from inference.status.attention.item import Item
 from inference.webhooks.delivery import host_of
 
 GROWN = 10  # jobs, and half as many again as there were
 SEEN = datetime.timedelta(minutes=15)  # for which a queue is looked back at
 STUCK_S = 30.0  # that a job waits while replicas do nothing, or a notice that is due
-RECENT, USUAL = datetime.timedelta(minutes=5), datetime.timedelta(days=1)  # of failures
+RECENT, HOUR, DAY = datetime.timedelta(minutes=5), datetime.timedelta(hours=1), datetime.timedelta(days=1)
 FEW, ODD_SHARE, ODD_TIMES = 5, 0.05, 3  # failures that are not worth a word: fewer, or no larger a share
+HIGH_SHARE, MOST = 0.2, 0.5  # of recent jobs: failures of an engine, and failures of any kind, that are always said
+ENOUGH = 20  # jobs that tell a share
 LOOKED_AT = 1000  # notices
+Ends = Counter[str]  # jobs by outcome
+TimedEnds = Sequence[tuple[datetime.datetime, Ends]]  # since when they are counted, and the outcomes
 
 
 def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item]:
@@ -62,19 +67,67 @@ def _grown_since(count: int, past: Sequence[tuple[datetime.datetime, int]]) -> t
 
 
 def failures() -> Iterator[Item]:
+    """Failures that are a large share of a model's recent jobs, for as long as they are. Besides, for a day, those that
+    are several times as frequent as before they began."""
     now = clock.now()
-    recent, usual = series.ends_since(now - RECENT), series.ends_since(now - USUAL)
-    for model, ends in recent.items():
-        before = usual.get(model, Counter()) - ends
-        for end, count in ends.items():
-            code = end.removeprefix(f"{Status.FAILED} ")
-            share, usually = count / ends.total(), before[end] / before.total() if before.total() else 0.0
-            if code != end and count >= FEW and share > max(ODD_SHARE, ODD_TIMES * usually):
+    for model, ends in series.timed_ends_since(now - DAY).items():
+        last = _last_of_hour(ends, now)
+        high = _high(last)
+        recent = last if high else _sum(counts for start, counts in ends if start >= now - RECENT)
+        for end, count in recent.items():
+            code = end.removeprefix(series.FAILED)
+            share, usual = count / recent.total(), _usual_share(end, ends, now)
+            is_unusual = count >= FEW and share > ODD_TIMES * usual
+            if code != end and share > ODD_SHARE and (end in high or is_unusual):
                 yield Item(
                     code="FailuresUnusual", about=("failed", model, code), todo=_todo_of(code),
                     text=f"{count:,} jobs of {model} failed with {code} in the last minutes, {share:.0%} of those that"
-                    f" ended; over the day {usually:.0%}.",
+                    f" ended; before it was {usual:.0%}.",
                 )  # fmt: skip
+
+
+def _sum(counts: Iterable[Ends]) -> Ends:
+    total = Counter[str]()
+    for each in counts:
+        total.update(each)
+    return total
+
+
+def _last_of_hour(ends: TimedEnds, now: datetime.datetime) -> Ends:
+    """Return the outcomes of the last minutes; where too few jobs ended in these, of the last jobs of the hour.
+
+    `ends` begins with the newest."""
+    last = Counter[str]()
+    for start, counts in ends:
+        if start < now - HOUR or (start < now - RECENT and last.total() >= ENOUGH):
+            break
+        last.update(counts)
+    return last
+
+
+def _high(ends: Ends) -> Ends:
+    """Return the failures that are so large a share together that it matters not what is usual.
+
+    Inputs that a model cannot read are their senders' matter, until they are most of all."""
+    failed = Counter({end: count for end, count in ends.items() if end.startswith(series.FAILED)})
+    of_engine = Counter({end: count for end, count in failed.items() if end != series.FAILED + InvalidInput.code})
+    for found, share in ((failed, MOST), (of_engine, HIGH_SHARE)):
+        if found.total() >= FEW and found.total() > share * ends.total():
+            return found
+    return Counter()
+
+
+def _usual_share(end: str, ends: TimedEnds, now: datetime.datetime) -> float:
+    """Return the share of this outcome before it became more frequent, whenever in the day that was.
+
+    It is the least share among all jobs that ended more than 5, 10, 20, 40, … minutes ago."""
+    shares, ago = [], RECENT
+    while ago < DAY:
+        before = _sum(counts for start, counts in ends if start < now - ago)
+        if before.total() >= ENOUGH:
+            shares.append(before[end] / before.total())
+        ago *= 2
+    return min(shares, default=0.0)
 
 
 def _todo_of(code: str) -> str:

@@ -149,6 +149,43 @@ class TestItems(AttentionCase):
         Figure.objects.filter(start__gte=ago(120)).update(start=ago(400))
         self.assertEqual(self.named(), [])
 
+    def test_a_large_share_of_failures_is_said_for_as_long_as_it_holds(self) -> None:
+        for share in (100, 60, 25):
+            with self.subTest(share=share):
+                Figure.objects.all().delete()
+                for age_s in (80_000, 20_000, 3000, 600, 60):
+                    figure(age_s, ended={"succeeded": 100 - share, "failed engine_error": share})
+                self.only("FailuresUnusual", f"{share} jobs of embeddings failed with engine_error", f"{share}%")
+
+    def test_a_large_share_of_several_errors_together_is_said(self) -> None:
+        for age_s in (3000, 60):
+            figure(age_s, ended={"succeeded": 70, "failed engine_error": 15, "failed crashed": 15})
+        self.assertEqual(self.named(), ["FailuresUnusual", "FailuresUnusual"])
+
+    def test_a_model_with_few_jobs_that_fails_them_all_is_said_by_its_last_ones(self) -> None:
+        for age_s in (1500, 1200, 900, 600, 400):
+            figure(age_s, ended={"failed engine_error": 1})
+        self.only("FailuresUnusual", "5 jobs of embeddings failed with engine_error", "100%")
+        figure(60, ended={"succeeded": 20})
+        self.assertEqual(self.named(), [])
+
+    def test_a_model_that_fails_all_of_few_jobs_in_several_ways_is_said(self) -> None:
+        figure(400, ended={"failed engine_error": 3, "failed crashed": 2})
+        self.assertEqual(self.named(), ["FailuresUnusual", "FailuresUnusual"])
+
+    def test_failures_are_compared_with_the_time_before_they_began(self) -> None:
+        figure(20_000, ended={"succeeded": 990, "failed invalid_input": 10})
+        for age_s in (10_000, 5000, 1000, 60):
+            figure(age_s, ended={"succeeded": 900, "failed invalid_input": 100})
+        self.only("FailuresUnusual", "100 jobs of embeddings failed with invalid_input", "10%", "1%")
+
+    def test_inputs_that_are_refused_at_a_steady_rate_are_no_news_but_where_they_are_most(self) -> None:
+        for age_s in (20_000, 5000, 1000, 60):
+            figure(age_s, ended={"succeeded": 75, "failed invalid_input": 25})
+        self.assertEqual(self.named(), [])
+        Figure.objects.update(tally={"ended": {"succeeded": 40, "failed invalid_input": 60}})
+        self.only("FailuresUnusual", "60 jobs of embeddings failed with invalid_input", "60%")
+
     def test_a_few_failures_are_nothing_to_speak_of(self) -> None:
         figure(60, ended={"failed engine_error": 4})
         self.assertEqual(self.named(), [])
