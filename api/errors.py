@@ -91,12 +91,14 @@ def problem(
     table: Mapping[str, tuple[int, str]] = TABLE,
     retry_after_s: float | None = None,
     headers: Mapping[str, str] | None = None,
+    model: str = "",
     **members: Any,
 ) -> HttpResponse:
-    """The answer for `code`; `members` are added to the document."""
+    """The answer for `code`; `members` are added to the document. A refusal is counted of the `model` that is its
+    reason."""
     status, title = table.get(code, table["failed"])
     if status in (429, 503):
-        teller.refused(code)
+        teller.refused(code, model)
     detail = detail or f"{title}."
     body = {
         "type": TYPE_PREFIX + code, "title": title, "status": status, "detail": detail, "code": code, "error": detail,
@@ -128,7 +130,7 @@ def of_exception(error: BaseException) -> HttpResponse:
                 members[name] = str(found)
         if isinstance(error, NoneAccepted):
             members["refused"] = error.rejected
-        return problem(error.code, error.message, retry_after_s=error.retry_after_s, **members)
+        return problem(error.code, error.message, retry_after_s=error.retry_after_s, model=error.model, **members)
     if isinstance(error, exceptions.ValidationError):
         return problem("invalid_input", in_words(error), errors=list(_flatten(error.detail)))
     if isinstance(error, TooManyFieldsSent):

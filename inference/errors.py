@@ -15,10 +15,19 @@ class InferenceError(Exception):
     code = "error"
     retryable = False
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None, raised: str = "", trace: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        model: str = "",
+        raised: str = "",
+        trace: str = "",
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
+        self.model = model  # whose state is the reason
         self.raised, self.trace = raised, trace
 
     @property

@@ -36,6 +36,14 @@ def badge(state: str) -> SafeString:
     return format_html('<span class="badge badge-{}">{}</span>', state.replace(" ", "-"), state)
 
 
+def meter(value: int | None, largest: int) -> SafeString:
+    """Draw a bar that is yellow from half of the largest value on, and red when nearly nothing is left."""
+    return format_html(
+        '<meter class="meter" max="{}" low="{}" high="{}" optimum="0" value="{}"></meter>',
+        largest, largest * 0.5, largest * 0.9, value or 0,
+    )  # fmt: skip
+
+
 def duration(value: datetime.timedelta | float | None) -> str:
     """12 ms, 3.4 s, 5 min, 2 h, 3 d."""
     if value is None:

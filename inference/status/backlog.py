@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models import Count, QuerySet
 
 from inference.catalog.specs import ModelSpec
-from inference.models import Job, Status
+from inference.models import Job, Priority, Status
 from inference.status import workers
 from inference.status.workers import Remembered
 
@@ -48,6 +48,11 @@ def place(job: Job) -> Place:
 
 def _bounded(jobs: QuerySet[Job]) -> int:
     return jobs.order_by().values("pk")[:EXACT_UP_TO].count()
+
+
+def count_to_limit(model: str) -> int:
+    """Count the jobs that keep others out of the model's queue: all but those of low priority."""
+    return Job.objects.filter(model=model, status=Status.QUEUED, priority__lt=Priority.LOW).order_by().count()
 
 
 def queued(spec: ModelSpec) -> int:

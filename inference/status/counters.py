@@ -38,7 +38,8 @@ SUMS = (
 
 def families() -> Iterator[Metric]:
     totals = series.totals()
-    refused = totals.pop(SERVICE, {}).get("refused", {})
+    refused = {model: tally.get("refused", {}) for model, tally in totals.items()}
+    totals.pop(SERVICE, None)
     yield _outcomes(totals)
     for key, name, description, unit, doublings in HISTOGRAMS:
         yield _histogram(totals, key, name, description, unit, doublings)
@@ -49,10 +50,11 @@ def families() -> Iterator[Metric]:
                 family.add_metric([model], value)
         yield family
     rejections = CounterMetricFamily(
-        "inference_rejections", "Requests that were refused for want of room.", labels=["code"]
+        "inference_rejections", "Requests that were refused for want of room.", labels=["model", "code"]
     )
-    for code, count in refused.items():
-        rejections.add_metric([code], count)
+    for model, codes in refused.items():
+        for code, count in codes.items():
+            rejections.add_metric([model, code], count)
     yield rejections
     waiting = "Requests of all web processes that wait, or waited seconds ago."
     yield GaugeMetricFamily("inference_requests_waiting", waiting, value=_requests_waiting())

@@ -76,6 +76,7 @@ def _full(kind: str, key: Any, waiting: int, jobs: int, limit: int) -> TooManyQu
     return QueueFull(
         f"The queue of {key!r} is full: {waiting} jobs wait, at most {limit} may. Try again later.",
         retry_after_s=min(max(room_in_s, low_s), high_s),
+        model=key,
     )
 
 
@@ -113,4 +114,5 @@ def _refuse_long_wait(model: str, ahead: int, limit_s: float) -> None:
         raise Overloaded(
             f"A new job of {model!r} would wait about {wait_s:.0f} s, more than {limit_s:g} s. Try again later.",
             retry_after_s=min(wait_s - limit_s, RETRY_AFTER_S[1]),
+            model=model,
         )

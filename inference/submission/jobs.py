@@ -189,5 +189,7 @@ def _require_worker(model: str) -> None:
     """Raises `NoWorker`."""
     if not workers.serving(model):
         raise NoWorker(
-            f"No worker serves {model!r} now. Jobs posted to /v1/jobs are kept until one does.", retry_after_s=5
+            f"No worker serves {model!r} now. Jobs posted to /v1/jobs are kept until one does.",
+            retry_after_s=5,
+            model=model,
         )

@@ -14,6 +14,7 @@ register.filter("ago", display.ago)
 register.filter("badge", display.badge)
 register.filter("live_state", workers.live_state)
 register.filter("visible", display.visible)
+register.filter("meter", display.meter)
 register.filter("took", display.duration)
 register.simple_tag(navigation.places, name="places")
 

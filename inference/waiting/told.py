@@ -32,8 +32,8 @@ class Teller:
                 self._thread = threading.Thread(target=self._tell_forever, name="figures", daemon=True)
                 self._thread.start()
 
-    def refused(self, code: str) -> None:
-        ledger.note(SERVICE, {"refused": {code: 1}})
+    def refused(self, code: str, model: str = SERVICE) -> None:
+        ledger.note(model, {"refused": {code: 1}})
         self.begin()
 
     def _tell_forever(self) -> None:

@@ -4,7 +4,8 @@ from uuid import uuid4
 
 from django.test import override_settings
 
-from inference.models import Job, Priority, Status, Webhook
+from inference.figures import ledger
+from inference.models import Figure, Job, Priority, Status, Webhook
 from inference.status import workers
 from tests import echo
 from tests.api.base import ApiTestCase
@@ -62,6 +63,15 @@ class SubmitTests(ApiTestCase):
                 answer = self.post("/v1/jobs", {"model": "echo", "inputs": "x"})
                 self.assert_problem(answer, 503, "queue_full")
                 self.assertEqual(answer["Retry-After"], seconds)
+
+    def test_a_request_that_is_refused_is_counted_of_its_model(self) -> None:
+        Job.objects.bulk_create(Job(model="echo", inputs="x") for _ in range(20))
+        ledger.forget()
+        for address, body in (("/v1/jobs", {"model": "echo", "inputs": "x"}), ("/v1/models/echo", {"inputs": "x"})):
+            self.assertEqual(self.post(address, body).status_code, 503)
+        ledger.flush()
+        refused = {figure.model: figure.tally["refused"] for figure in Figure.objects.all()}
+        self.assertEqual(refused, {"echo": {"queue_full": 1, "no_worker": 1}})
 
     @override_settings(MAX_LOW_QUEUED=23)
     def test_more_jobs_of_low_priority_may_wait_up_to_a_limit_of_their_own(self) -> None:

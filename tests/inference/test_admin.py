@@ -372,6 +372,10 @@ class TestDashboard(AdminCase):
         self.assertIn("No worker runs", text)
         self.assertIn("embeddings", text)
 
+    def test_a_queue_that_is_nearly_full_has_a_red_bar(self) -> None:
+        make_job()
+        self.assertIn('max="1000" low="500.0" high="900.0" optimum="0" value="1"', self.text(self.url))
+
     def test_it_shows_queues_batches_workers_and_failures(self) -> None:
         make_worker(model_names=["embeddings"], replicas_total=2, replicas_ready=2, replicas_busy=1, held=43)
         for _ in range(3):

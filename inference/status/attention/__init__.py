@@ -17,7 +17,7 @@ from inference.store import wishes
 CODES = (
     "DatabaseAway", "DatabaseSlow", "DatabaseLocked", "BrokerAway", "BrokerSlow", "DiskFills", "ModelsFileRefused",
     "ModelUnserved", "ModelPaused", "WorkerGone", "WorkerCutOff", "WorkerDegraded", "WorkerDrained", "ReplicaCrashes",
-    "DeviceWithdrawn", "QueueGrows", "QueueStuck", "FailuresUnusual", "WebhooksFail", "WebhooksWait",
+    "DeviceWithdrawn", "QueueGrows", "QueueFull", "QueueStuck", "FailuresUnusual", "WebhooksFail", "WebhooksWait",
     "RetentionStopped",
 )  # fmt: skip
 

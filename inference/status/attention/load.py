@@ -9,14 +9,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from django.db.models import Exists, OuterRef
 
 from inference import clock
-from inference.errors import InvalidInput
+from inference.catalog import lookup
+from inference.errors import InvalidInput, Overloaded, QueueFull
 from inference.figures import sample, series
 from inference.models import TERMINAL, Figure, Grain, Job, Webhook, WebhookState, Worker
+from inference.status import backlog
 from inference.status.attention.item import Item
 from inference.webhooks.delivery import host_of
 
 GROWN = 10  # jobs, and half as many again as there were
-SEEN = datetime.timedelta(minutes=15)  # for which a queue is looked back at
+SEEN = datetime.timedelta(minutes=15)  # in which a queue's growth is said however quickly its jobs are done
 STUCK_S = 30.0  # that a job waits while replicas do nothing, or a notice that is due
 RECENT, HOUR, DAY = datetime.timedelta(minutes=5), datetime.timedelta(hours=1), datetime.timedelta(days=1)
 FEW, ODD_SHARE, ODD_TIMES = 5, 0.05, 3  # failures that are not worth a word: fewer, or no larger a share
@@ -30,17 +32,20 @@ TimedEnds = Sequence[tuple[datetime.datetime, Ends]]  # since when they are coun
 def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item]:
     """`quiet`: models of which it is known why nothing runs."""
     queued, ages = sample.queues()
+    refused = _refusals()
     busy = sum(worker.replicas_busy for worker in living)
     past = _past_queues()
-    for model, count in queued.items():
-        age_s = ages.get(model, 0.0)
+    for model in sorted(queued.keys() | refused.keys()):
+        count, age_s = queued.get(model, 0), ages.get(model, 0.0)
         waits = f"{count:,} jobs of {model} wait, the oldest for {age_s:.0f} s"
-        if lowest := _grown_since(count, [(at, queues.get(model, 0)) for at, queues in past]):
+        todo = "Look why no replica runs them: what is said here of its worker, its models and the broker."
+        if busy:
+            todo = f"More comes in than is done: more workers or replicas, or manage.py tune {model}."
+        if full := _full(model, count, refused.get(model, 0)):
+            yield Item(code="QueueFull", text=full, todo=todo, about=("model", model))
+        elif lowest := _grown_since(count, age_s, [(at, queues.get(model, 0)) for at, queues in past]):
             at, before = lowest
-            todo = "Look why no replica runs them: what is said here of its worker, its models and the broker."
-            if busy:
-                todo = f"More comes in than is done: more workers or replicas, or manage.py tune {model}."
-            text = f"{waits}; at {at:%H:%M:%S} UTC there were {before:,}."
+            text = f"{waits}; at {at:%H:%M:%S} UTC there were {before:,.0f}."
             yield Item(code="QueueGrows", text=text, todo=todo, about=("model", model))
         elif age_s > STUCK_S and not busy and model not in quiet:
             todo = (
@@ -49,21 +54,49 @@ def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item
             yield Item(code="QueueStuck", text=f"{waits}, and no replica is busy.", todo=todo, about=("model", model))
 
 
-def _past_queues() -> list[tuple[datetime.datetime, Mapping[str, int]]]:
-    ticks = Figure.objects.filter(grain=Grain.TICK, model=sample.SERVICE, start__gte=clock.now() - SEEN)
+def _refusals() -> dict[str, int]:
+    """Count the requests of the last minutes, by model, that were refused as too many jobs waited."""
+    refused = {
+        model: sum(tally.get("refused", {}).get(error.code, 0) for error in (QueueFull, Overloaded))
+        for model, tally in series.since(clock.now() - RECENT).items()
+    }
+    return {model: count for model, count in refused.items() if count >= FEW}
+
+
+def _full(model: str, count: int, refused: int) -> str:
+    """Say that the queue takes no more jobs, or did not a moment ago; nothing where it takes them."""
+    spec, found = lookup.models().get(model), []
+    if spec and count >= spec.max_queued and (waiting := backlog.count_to_limit(model)) >= spec.max_queued:
+        found = [f"The queue of {model} is full: {waiting:,} jobs wait, and from {spec.max_queued:,} on no more may."]
+    if refused:
+        found += [f"{refused:,} requests were refused in the last minutes, as too many jobs of {model} wait."]
+    return " ".join(found)
+
+
+def _past_queues() -> list[tuple[datetime.datetime, Mapping[str, float]]]:
+    """Return the mean lengths of the queues in each stretch of the day that was looked at."""
+    grains = (Grain.TICK, Grain.TEN_MINUTES)
+    rows = Figure.objects.filter(grain__in=grains, model=sample.SERVICE, start__gte=clock.now() - DAY)
+    looks = [(at, tally.get("now", {})) for at, tally in rows.order_by("start").values_list("start", "tally")]
     return [
-        (at, tally["now"].get("queued", {}))
-        for at, tally in ticks.order_by("start").values_list("start", "tally")
-        if tally.get("now", {}).get("samples")  # else nobody looked
-    ]
+        (at, {model: count / now["samples"] for model, count in now.get("queued", {}).items()})
+        for at, now in looks if now.get("samples")
+    ]  # fmt: skip
 
 
-def _grown_since(count: int, past: Sequence[tuple[datetime.datetime, int]]) -> tuple[datetime.datetime, int] | None:
-    """The last moment at which there were fewest; none where it does not grow, or not any more."""
-    if not past or count < 0.9 * max(before for _, before in past):
+def _grown_since(
+    count: int, age_s: float, past: Sequence[tuple[datetime.datetime, float]]
+) -> tuple[datetime.datetime, float] | None:
+    """Return the last moment at which there were fewest; None where there are not many more now, or where they fall.
+
+    Many that have been there for longer than some minutes need nobody while each is soon done."""
+    if not past:
         return None
-    at, lowest = min(reversed(past), key=lambda moment: moment[1])
-    return (at, lowest) if count >= lowest + max(GROWN, lowest / 2) else None
+    place, (at, lowest) = min(enumerate(past), key=lambda moment: (moment[1][1], -moment[0]))
+    if count < 0.9 * max(before for _, before in past[place:]) or count < lowest + max(GROWN, lowest / 2):
+        return None
+    is_new = at >= clock.now() - SEEN
+    return (at, lowest) if is_new or age_s > STUCK_S else None
 
 
 def failures() -> Iterator[Item]:

@@ -18,7 +18,18 @@ from inference import clock
 from inference.broker import publish
 from inference.errors import BrokerUnavailable
 from inference.figures.ledger import at, tick_of
-from inference.models import Figure, Grain, Job, PausedModel, Status, Webhook, WebhookState, Worker, WorkerState
+from inference.models import (
+    Figure,
+    Grain,
+    Job,
+    PausedModel,
+    Priority,
+    Status,
+    Webhook,
+    WebhookState,
+    Worker,
+    WorkerState,
+)
 from inference.status import attention
 from inference.status.attention import servers
 from inference.status.attention.item import Item
@@ -132,6 +143,37 @@ class TestItems(AttentionCase):
         self.change(replicas_busy=1)
         self.only("QueueGrows", "more workers or replicas")
         Job.objects.filter(pk__in=[job.pk for job in jobs[:15]]).delete()
+        self.assertEqual(self.named(), [])
+
+    def test_a_queue_that_is_full_is_said_for_as_long_as_it_is(self) -> None:
+        for age_s in (80_000, 1200, 600, 60):
+            figure(age_s, "", now={"samples": 1, "queued": {"embeddings": 1000}})
+        jobs = Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(1001))
+        self.only("QueueFull", "is full: 1,001 jobs wait, and from 1,000 on no more may", "no replica runs them")
+        self.change(replicas_busy=1)
+        figure(60, refused={"queue_full": 12_000, "overloaded": 141, "too_many_queued": 7})
+        self.only("QueueFull", "12,141 requests were refused", "more workers or replicas")
+        Job.objects.filter(pk__in=[job.pk for job in jobs[:50]]).delete()
+        self.only("QueueFull", "embeddings", "12,141 requests were refused")
+        Figure.objects.filter(model="embeddings").update(start=ago(400))
+        self.assertEqual(self.named(), [])
+
+    def test_jobs_of_low_priority_fill_no_queue(self) -> None:
+        figure(60, "", now={"samples": 1, "queued": {"embeddings": 1000}})
+        Job.objects.bulk_create(Job(model="embeddings", inputs="x", priority=Priority.LOW) for _ in range(1000))
+        self.assertEqual(self.named(), [])
+
+    def test_a_queue_that_has_grown_is_said_until_it_falls(self) -> None:
+        figure(7200, "", now={"samples": 40, "queued": {"embeddings": 80}})
+        for age_s in (3000, 1200, 600, 60):
+            figure(age_s, "", now={"samples": 1, "queued": {"embeddings": 400}})
+        jobs = Job.objects.bulk_create(Job(model="embeddings", inputs="x", created_at=ago(90)) for _ in range(400))
+        self.change(replicas_busy=1)
+        self.only("QueueGrows", "400 jobs of embeddings wait", "there were 2.")
+        Job.objects.filter(pk__in=[job.pk for job in jobs[:50]]).delete()
+        self.assertEqual(self.named(), [])
+        Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(50))
+        Job.objects.update(created_at=ago(1))
         self.assertEqual(self.named(), [])
 
     def test_a_job_that_waits_though_nothing_runs(self) -> None:

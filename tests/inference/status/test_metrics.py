@@ -83,15 +83,15 @@ class MetricsTests(TestCase):
         with patch.object(clock, "time_s", return_value=1_000_000_005.0), patch.object(ledger, "flush"):
             for waiting in (3, 4):
                 Teller(partial(int, waiting)).tell()
-                ledger.note("", {"refused": {"queue_full": 2}})
+                ledger.note("echo", {"refused": {"queue_full": 2}})
         ledger.flush()
-        start = Figure.objects.get().start.timestamp()
+        start = Figure.objects.get(model="").start.timestamp()
         for now, waiting in ((start + counters.TOLD_S, 7), (start + ledger.TICK_S + counters.TOLD_S, 0)):
             metrics.forget()
             with patch.object(clock, "time_s", return_value=now):
                 self.assertEqual(self.samples("requests_waiting"), [("inference_requests_waiting", {}, waiting)])
         (refused,) = self.samples("rejections")
-        self.assertEqual(refused, ("inference_rejections_total", {"code": "queue_full"}, 4))
+        self.assertEqual(refused, ("inference_rejections_total", {"model": "echo", "code": "queue_full"}, 4))
 
     def test_what_waits_in_this_process_counts_at_once(self) -> None:
         with listener.expect(uuid4()), listener.expect(uuid4()):
