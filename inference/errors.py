@@ -106,8 +106,14 @@ class Overloaded(SubmissionError):
 
 
 class NoWorker(SubmissionError):
+    """`raised` is what its worker says of it, for the operator only: it may quote an engine."""
+
     code = "no_worker"  # nobody serves the model now
     retryable = True
+
+    def __init__(self, message: str, *, model: str, raised: str) -> None:
+        super().__init__(message, retry_after_s=5, model=model)
+        self.raised = raised
 
 
 class JobNotFound(InferenceError):

@@ -32,7 +32,7 @@ WHAT_TO_DO = {
     "model_unavailable": "Run it again with POST /v1/jobs/ID/retry once GET /readyz no longer names the model.",
     "queue_full": "Wait for as many seconds as Retry-After says, and send it again.",
     "overloaded": "Wait for as many seconds as Retry-After says, and send it again.",
-    "no_worker": "Post it to /v1/jobs, where it is kept until a worker serves the model; GET /readyz says why.",
+    "no_worker": "Post it to /v1/jobs, where it is kept until one serves the model; the answer says why none does.",
     "store_unavailable": "Wait for as many seconds as Retry-After says, and send it again.",
     "not_finished": "The job goes on: GET /v1/jobs/ID/output?wait=30 until it is finished.",
 }

@@ -107,7 +107,7 @@ def model(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _run(run: catalog.Run, count: int) -> dict[str, Any]:
-    why = run.why if settings.ENGINE_ERRORS == "full" or not run.why else health.FAILED
+    why = run.why if settings.ENGINE_ERRORS == "full" or not run.why else health.Cause.FAILED.value
     return {
         "model": run.model, "revision": run.revision or None, "state": run.state, "why": why or None, "workers": count,
     }  # fmt: skip

@@ -20,6 +20,7 @@ from api.views import streaming
 from api.views.base import ApiView, own_job, visible_job, with_etag
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status
+from inference.status import health
 from inference.store import outputs
 from inference.submission import admission, jobs
 from inference.upkeep import retention
@@ -155,10 +156,11 @@ def output(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec | None
         return codec.answer(shown, headers={"Content-Location": f"{location(job)}/output"})
     if job.is_finished:
         return errors.job_problem(job)
-    at_once = "" if view.kept_waiting else "Too many of your requests wait already: this one was answered at once. "
+    at_once = "" if view.kept_waiting else "Too many of your requests wait already: this one was answered at once."
+    goes_on = f"The job is {job.status}. It goes on: GET {location(job)} or {location(job)}/output later."
     return errors.problem(
         "not_finished",
-        f"{at_once}The job is {job.status}. It goes on: GET {location(job)} or {location(job)}/output later.",
+        " ".join(filter(None, (at_once, health.why_waits(job), goes_on))),
         headers={"Location": location(job), "Retry-After": retry_after(admission.wait_s(job.model, job.priority))},
         job_id=str(job.id),
     )

@@ -92,7 +92,8 @@ class StartupReport(threading.Thread):
     def introduce(self, worker: Worker) -> None:
         served = {name: spec for name, spec in lookup.models().items() if name in worker.model_names}
         for name in sorted(lookup.models().keys() - served):
-            self.say(f"model {name} is not served: {health.why_not(worker, name) or 'no worker was asked to.'}")
+            why_not = health.why_not(worker, name)
+            self.say(f"model {name} is not served: {why_not.text if why_not else 'no worker was asked to.'}")
         manage = f"{_settings_that_differ()}{min(os.path.relpath(sys.executable), sys.executable, key=len)} manage.py"
         key = "A request needs an API key, which" if settings.API_KEY_REQUIRED else "An API key"
         self.show(

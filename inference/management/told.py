@@ -7,13 +7,15 @@ from django.core.management.base import CommandError
 from django.db import DatabaseError, InterfaceError
 
 from inference.catalog.specs import CatalogError
-from inference.errors import InferenceError
+from inference.errors import InferenceError, NoWorker
 
 
 @contextlib.contextmanager
 def told() -> Iterator[None]:
     try:
         yield
+    except NoWorker as error:
+        raise CommandError(f"{error} It says: {error.raised}" if error.raised else str(error)) from error
     except (CatalogError, InferenceError) as error:
         raise CommandError(str(error)) from error
     except (DatabaseError, InterfaceError) as error:

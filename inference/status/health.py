@@ -1,6 +1,10 @@
 """Whether this service can answer for its models: what /readyz says."""
 
-from collections.abc import Callable, Iterator, Sequence
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import redis
 from django.conf import settings
@@ -9,15 +13,39 @@ from django.db import DatabaseError, InterfaceError
 from inference.broker import publish, redis_client
 from inference.catalog.lookup import models
 from inference.errors import BrokerUnavailable
-from inference.models import Worker
+from inference.failures import is_away
+from inference.models import Job, Status, Worker
 from inference.status import workers
+from inference.store import wishes
 
-READY = "ready"
-CUT_OFF = "its worker is not connected to the broker."
-DRAINED = "its worker is drained."
-LOADS = "its worker is loading it."
-FAILED = "its worker cannot run it. Its operator finds the reason with `manage.py models`, and in the admin."
-NOBODY = "no living worker serves it."
+READY, LOADING = "ready", "its worker is loading it."  # states of a model in a replica; any other says why not
+
+
+class Cause(enum.Enum):
+    """Why a worker does not serve a model, as the public may read it. What needs least comes first."""
+
+    LOADING = LOADING
+    CUT_OFF = "its worker is not connected to the broker."
+    FAILED = "its worker cannot run it. Its operator finds the reason with `manage.py models`, and in the admin."
+    DRAINED = "its worker is drained."
+    ABSENT = "no living worker serves it."
+
+    @property
+    def sentence(self) -> str:
+        return "No living worker has it." if self is Cause.ABSENT else f"{self.value[0].upper()}{self.value[1:]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why nobody serves a model: `detail` is what its worker says, which may quote an engine and is for operators."""
+
+    cause: Cause
+    detail: str = ""
+
+    @property
+    def text(self) -> str:
+        """The words for operators."""
+        return self.detail or self.cause.value
 
 
 def problems() -> list[str]:
@@ -46,39 +74,52 @@ def broker_problems() -> Iterator[str]:
 
 def _models(living: Sequence[Worker]) -> Iterator[str]:
     is_full = settings.ENGINE_ERRORS == "full"
-    for name, reason in unserved(living, why_not if is_full else public_why_not):
-        yield f"{name}: {reason}"
+    for name, reason in unserved(living).items():
+        yield f"{name}: {reason.text if is_full else reason.cause.value}"
 
 
-def unserved(living: Sequence[Worker], why: Callable[[Worker, str], str] | None = None) -> Iterator[tuple[str, str]]:
-    """Yield the models that none of these workers serves, each with the reason, in the words that `why` has for it:
-    those of `why_not` unless told otherwise."""
-    why = why or why_not
+def unserved(living: Sequence[Worker]) -> dict[str, Reason]:
+    """Return the models of the models file that none of these workers serves, and why."""
     served = workers.count_served(worker for worker in living if worker.connected)
-    for name in models():
-        if not served[name]:
-            yield name, next((reason for worker in living if (reason := why(worker, name))), NOBODY)
+    return {name: _why(living, name) for name in models() if not served[name]}
 
 
-def why_not(worker: Worker, name: str) -> str:
-    """Return why the worker does not serve the model, for operators: in the words of what loading it raised.
+def _why(living: Iterable[Worker], name: str) -> Reason:
+    """Return the reason that needs least, where workers have several."""
+    reasons = (reason for worker in living if (reason := why_not(worker, name)))
+    return min(reasons, key=lambda reason: list(Cause).index(reason.cause), default=Reason(Cause.ABSENT))
 
-    It is empty when the worker serves the model, or knows nothing of it."""
+
+def why_not(worker: Worker, name: str) -> Reason | None:
+    """Return why the worker does not serve the model; None when it does, or knows nothing of it."""
     if name in worker.model_names:
-        return "" if worker.connected else CUT_OFF
-    states = _states(worker, name)
+        return None if worker.connected else Reason(Cause.CUT_OFF)
+    states = [str(state) for replica in worker.replicas.values() if (state := replica.get("models", {}).get(name))]
     if worker.is_to_rest and READY in states:
-        return DRAINED
-    return next((state for state in states if state != READY), "")
+        return Reason(Cause.DRAINED)
+    state = next((state for state in states if state != READY), "")
+    if not state:
+        return None
+    return Reason(Cause.LOADING) if state == LOADING else Reason(Cause.FAILED, state)
 
 
-def public_why_not(worker: Worker, name: str) -> str:
-    """Return the same as the public may read it: nothing of what was raised."""
-    if not (why := why_not(worker, name)) or why in (CUT_OFF, DRAINED, LOADS):
-        return why
-    return FAILED
+def why_waits(job: Job) -> str:
+    """Return why the turn of a job does not come, for its client; nothing where it comes, or where nobody can tell now.
+
+    Nothing in it is an engine's."""
+    if job.status != Status.QUEUED:
+        return ""
+    try:
+        if job.model in wishes.paused():
+            return f"{job.model!r} is paused: its jobs wait until it is resumed."
+        return "" if workers.serving(job.model) else nobody_serves(job.model)[0]
+    except Exception as error:
+        if not is_away(error):
+            raise
+        return ""
 
 
-def _states(worker: Worker, name: str) -> list[str]:
-    """Of the model in each replica."""
-    return [str(state) for replica in worker.replicas.values() if (state := replica.get("models", {}).get(name))]
+def nobody_serves(name: str) -> tuple[str, str]:
+    """Say that nobody serves the model and why: for clients, and what its operator may read besides."""
+    reason = _why(list(workers.living()), name)
+    return f"No worker serves {name!r} now. {reason.cause.sentence}", reason.detail

@@ -21,7 +21,7 @@ from inference.catalog.lookup import spec_of
 from inference.errors import JobNotFound, NoWorker
 from inference.failures import is_away
 from inference.models import TERMINAL, Job
-from inference.status import workers
+from inference.status import health, workers
 from inference.store import rows, transitions
 from inference.store.rows import Changes
 from inference.submission import admission, idempotency, lists
@@ -188,8 +188,5 @@ def _changed(job: Job, changes: Changes) -> Job:
 def _require_worker(model: str) -> None:
     """Raises `NoWorker`."""
     if not workers.serving(model):
-        raise NoWorker(
-            f"No worker serves {model!r} now. Jobs posted to /v1/jobs are kept until one does.",
-            retry_after_s=5,
-            model=model,
-        )
+        message, raised = health.nobody_serves(model)
+        raise NoWorker(f"{message} Jobs posted to /v1/jobs are kept until one does.", model=model, raised=raised)

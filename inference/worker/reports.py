@@ -5,7 +5,7 @@ from typing import Any
 
 from inference.catalog import lookup
 from inference.catalog.specs import ModelSpec
-from inference.status.health import LOADS
+from inference.status.health import LOADING
 from inference.worker.calls import READY
 from inference.worker.lazy import LazyReport
 from inference.worker.replicas import Replicas
@@ -23,7 +23,7 @@ def replica_rows(replicas: Replicas, refused: Mapping[str, str]) -> dict[str, di
             "chosen": replicas.plan.why,
             "ended": replica.ended,
             "withdrawn_s": round(replicas.trust.withdrawn_s(replica.device)),
-            "models": {**{spec.name: replica.models.get(spec.digest, LOADS) for spec in specs}, **refused},
+            "models": {**{spec.name: replica.models.get(spec.digest, LOADING) for spec in specs}, **refused},
             "notes": dict(replica.notes),
             "memory": {spec.name: taken for spec in specs if (taken := replica.memory.get(spec.digest))},
         }

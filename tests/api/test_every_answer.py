@@ -270,7 +270,7 @@ class HealthTests(ApiTestCase):
             laborer.row.model_names.remove("echo")
             laborer.row.replicas["0"]["models"]["echo"] = "no weights at /nowhere"
             laborer.row.save()
-            for setting, why in (("full", "no weights at /nowhere"), ("redacted", health.FAILED)):
+            for setting, why in (("full", "no weights at /nowhere"), ("redacted", health.Cause.FAILED.value)):
                 with override_settings(ENGINE_ERRORS=setting):
                     answer = self.client.get("/readyz")
                 self.assertEqual((answer.status_code, answer.json()["reasons"]), (503, [f"echo: {why}"]))

@@ -4,7 +4,7 @@ from typing import Any
 from django.test import override_settings
 
 from inference.errors import BadOutput
-from inference.models import Job, Worker, WorkerState
+from inference.models import Job, PausedModel, Worker, WorkerState
 from inference.status import catalog, health
 from inference.status.workers import notes
 from tests import echo
@@ -33,6 +33,12 @@ class RunTests(ApiTestCase):
             output = self.client.get(f"/v1/jobs/{problem['job_id']}/output?wait={PATIENCE_S:g}")
         self.assertEqual(output.json(), echo.expected("text"))
 
+    def test_the_504_of_a_paused_model_says_so(self) -> None:
+        self.idle_worker()
+        PausedModel.objects.create(model="echo")
+        answer = self.post("/v1/models/echo?timeout=0.01", {"inputs": "text"})
+        self.assertIn("'echo' is paused", self.assert_problem(answer, 504, "not_finished")["detail"])
+
     def test_a_bad_input_is_422_and_a_failing_model_is_502(self) -> None:
         with self.worker(echo_or_fail):
             self.assert_problem(self.post("/v1/models/echo", {"inputs": {"fail": "invalid"}}), 422, "invalid_input")
@@ -40,7 +46,8 @@ class RunTests(ApiTestCase):
 
     def test_nobody_serves_the_model_is_503_and_nothing_is_stored(self) -> None:
         answer = self.post("/v1/models/echo", {"inputs": "text"})
-        self.assert_problem(answer, 503, "no_worker")
+        problem = self.assert_problem(answer, 503, "no_worker")
+        self.assertIn("No living worker has it.", problem["detail"])
         self.assertIn("Retry-After", answer)
         self.assertEqual(Job.objects.count(), 0)
 
@@ -123,7 +130,7 @@ class ListTests(ApiTestCase):
             Worker.objects.create(name="w", pid=1, state=WorkerState.READY, catalog={"digest": "z", "models": models})
         Worker.objects.create(name="of the version before", pid=1, state=WorkerState.READY, catalog=None)
         catalog.runs.forget()
-        for setting, why in (("full", "no weights"), ("redacted", health.FAILED)):
+        for setting, why in (("full", "no weights"), ("redacted", health.Cause.FAILED.value)):
             with override_settings(ENGINE_ERRORS=setting):
                 shown = self.client.get("/v1/models/echo").json()
             self.assertEqual(

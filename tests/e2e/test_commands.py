@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from django.conf import settings
 
-from inference.models import Job, Status
+from inference.models import Job, PausedModel, Status
 from tests import echo
 from tests.conditions import PATIENCE_S
 from tests.e2e.case import StackCase
@@ -79,7 +79,8 @@ class CommandsTests(StackCase):
     def test_what_is_wrong_is_one_sentence(self) -> None:
         cases = (
             (("run", "ecko", "a"), "There is no model 'ecko'. Known models: echo, missing, reviews."),
-            (("run", "missing", "a"), "No worker serves 'missing' now."),
+            (("run", "missing", "a"), "No worker serves 'missing' now. Its worker cannot serve it."),
+            (("run", "missing", "a"), "no.such.module:Engine' names a module that is not there"),
             (("run", "echo", "a", "--parameters", '{"lout": true}'), "did you mean loud?"),
             (("run", "echo", "a", "--parameters", "[3]"), "--parameters: must be an object, such as '{\"top_k\": 3}'"),
             (("run", "echo", "a", "--parameters", "{"), "--parameters: not JSON: "),
@@ -99,6 +100,15 @@ class CommandsTests(StackCase):
         job = self.newest()
         self.assertIn(f"Not finished within 0 s. The job goes on: /v1/jobs/{job.pk}", said)
         self.assertEqual(self.stack.finished(job.pk)[0].status, Status.SUCCEEDED)
+
+    def test_a_job_that_waits_for_a_paused_model_is_said_to(self) -> None:
+        PausedModel.objects.using(self.stack.alias).create(model="echo")
+        (said,) = self.refused(("run", "echo", "a", "--timeout", "0"))
+        PausedModel.objects.using(self.stack.alias).all().delete()
+        self.assertIn(
+            "within 0 s. 'echo' is paused: its jobs wait until it is resumed. The job goes on", said
+        )
+        self.assertEqual(self.stack.finished(self.newest().pk)[0].status, Status.SUCCEEDED)
 
     def test_the_models_are_listed_with_their_weights_who_serves_them_and_what_waits(self) -> None:
         run = self.manage("models")

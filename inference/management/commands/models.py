@@ -38,7 +38,7 @@ def servers(model: str, living: Iterable[Worker]) -> Iterator[str]:
     """The workers that have the model, or why one of them does not serve it."""
     for worker in living:
         if why_not := health.why_not(worker, model):
-            yield f"not by {worker.name}: {why_not.rstrip('.')}"
+            yield f"not by {worker.name}: {why_not.text.rstrip('.')}"
         elif model in worker.model_names:
             ready = f"{worker.replicas_ready} of {worker.replicas_total} replicas"
             yield f"{worker.name}, {ready} on {', '.join(worker.devices)}"

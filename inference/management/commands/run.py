@@ -12,6 +12,7 @@ from inference.catalog.lookup import spec_of
 from inference.client.command import json_object
 from inference.management.told import told
 from inference.models import Job, Status
+from inference.status import health
 from inference.submission import jobs
 from inference.submission.submissions import Submission
 
@@ -39,7 +40,9 @@ def output_of(job: Job, waited_s: float) -> Any:
     if job.status == Status.SUCCEEDED:
         return job.output
     if not job.is_finished:
-        raise CommandError(f"Not finished within {waited_s:g} s. The job goes on: /v1/jobs/{job.id}")
+        over = f"Not finished within {waited_s:g} s."
+        goes_on = f"The job goes on: /v1/jobs/{job.id}"
+        raise CommandError(" ".join(filter(None, (over, health.why_waits(job), goes_on))))
     raise CommandError(f"The job {job.id} {job.status}: {': '.join(filter(None, (job.error_code, job.full_detail)))}")
 
 

@@ -42,7 +42,7 @@ def _todo_of(error: Exception) -> str:
 def _of_rows() -> Iterator[Item]:
     living = list(workers.living())
     paused = wishes.paused()
-    unserved = {name: why for name, why in health.unserved(living) if name not in paused}
+    unserved = {name: why for name, why in health.unserved(living).items() if name not in paused}
     yield from fleet.file(living)
     yield from fleet.unserved(unserved, living)
     yield from fleet.paused()

@@ -11,6 +11,7 @@ from inference.figures import marks
 from inference.models import Mark, PausedModel, Worker, WorkerState
 from inference.status import workers
 from inference.status.attention.item import Item
+from inference.status.health import Reason
 
 OFTEN = 5  # ends of one replica within the minutes that its worker counts; a single poisonous job costs fewer
 
@@ -22,10 +23,10 @@ def file(living: Iterable[Worker]) -> Iterator[Item]:
         yield Item(code="ModelsFileRefused", text=text, todo="Mend the line that it names; what ran before goes on.")
 
 
-def unserved(reasons: Mapping[str, str], living: Sequence[Worker]) -> Iterator[Item]:
+def unserved(reasons: Mapping[str, Reason], living: Sequence[Worker]) -> Iterator[Item]:
     for name, why in reasons.items():
         yield Item(
-            code="ModelUnserved", text=f"Nobody serves {name}: {why}", about=("model", name),
+            code="ModelUnserved", text=f"Nobody serves {name}: {why.text}", about=("model", name),
             todo="Mend what it says; the worker tries again by itself." if living else
             "Start a worker: systemctl start inference-worker.",
         )  # fmt: skip

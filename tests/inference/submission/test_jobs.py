@@ -1,6 +1,7 @@
 import dataclasses
 import datetime
 import threading
+from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
 
@@ -15,6 +16,7 @@ from inference.broker import publish
 from inference.catalog.lookup import spec_of
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Priority, Status, Webhook, Worker, WorkerState
+from inference.status import health
 from inference.status.workers import served_models
 from inference.store import notices
 from inference.submission import admission, jobs
@@ -35,8 +37,8 @@ class JobsTests(TransactionTestCase):
         admission.forget()
         patience.lend(self)
 
-    def serve(self) -> None:
-        Worker.objects.create(name="w", pid=1, state=WorkerState.READY, model_names=[MODEL])
+    def serve(self) -> Worker:
+        return Worker.objects.create(name="w", pid=1, state=WorkerState.READY, model_names=[MODEL])
 
     def test_a_submitted_job_is_a_committed_row_and_a_message(self) -> None:
         job = jobs.submit(Submission(spec=SPEC, inputs="some text", priority=Priority.HIGH, request_id="r1"))
@@ -89,6 +91,23 @@ class JobsTests(TransactionTestCase):
         with self.assertRaises(errors.NoWorker):
             jobs.run(Submission(spec=SPEC, inputs="x"), timeout_s=1)
         self.assertEqual(Job.objects.count(), 0)
+
+    def test_who_is_refused_reads_why_nobody_serves_the_model_and_nothing_that_an_engine_said(self) -> None:
+        cases: tuple[tuple[dict[str, Any], str], ...] = (
+            ({"replicas": {"0": {"models": {MODEL: health.LOADING}}}}, "Its worker is loading it."),
+            ({"replicas": {"0": {"models": {MODEL: "no secret.bin"}}}}, "Its worker cannot serve it."),
+            ({"replicas": {"0": {"models": {MODEL: "ready"}}}, "is_to_rest": True}, "Its worker is drained."),
+            ({"state": WorkerState.GONE}, "No living worker has it."),
+        )
+        worker = self.serve()
+        for values, why in cases:
+            with self.subTest(why):
+                Worker.objects.filter(pk=worker.pk).update(model_names=[], **values)
+                with self.assertRaises(errors.NoWorker) as refused:
+                    jobs.run(Submission(spec=SPEC, inputs="x"), timeout_s=1)
+                self.assertIn(f"No worker serves {MODEL!r} now. {why}", refused.exception.message)
+                self.assertNotIn("secret", refused.exception.message)
+                self.assertEqual("secret" in refused.exception.raised, "cannot serve" in why)
 
     def test_a_worker_that_is_silent_for_too_long_does_not_count(self) -> None:
         self.serve()
