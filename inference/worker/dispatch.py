@@ -256,7 +256,7 @@ class Dispatcher:
         pool, replicas, lazy = self._pool(), self.replicas, self.lazy
         return Facts(
             state=self._state(),
-            model_names=[] if replicas.wishes.rests else sorted((replicas.served | lazy.able) - self.refused.keys()),
+            model_names=[] if replicas.wishes.rests else sorted((replicas.runnable | lazy.able) - self.refused.keys()),
             replicas=reports.replica_rows(replicas, {**lazy.why_not, **self.refused}),
             catalog=reports.catalog(replicas, lazy),
             error="; ".join(f"{name}: {why}" for name, why in self._why_not().items()),

@@ -8,6 +8,7 @@ from inference.catalog.specs import ModelSpec
 from inference.status.health import LOADING
 from inference.worker.calls import READY
 from inference.worker.lazy import LazyReport
+from inference.worker.replica import Replica
 from inference.worker.replicas import Replicas
 
 OLD_GOES_ON = "its new entry is not taken over, the one before goes on: "
@@ -23,12 +24,18 @@ def replica_rows(replicas: Replicas, refused: Mapping[str, str]) -> dict[str, di
             "chosen": replicas.plan.why,
             "ended": replica.ended,
             "withdrawn_s": round(replicas.trust.withdrawn_s(replica.device)),
-            "models": {**{spec.name: replica.models.get(spec.digest, LOADING) for spec in specs}, **refused},
+            "models": {**{spec.name: _state(replica, spec) for spec in specs}, **refused},
             "notes": dict(replica.notes),
             "memory": {spec.name: taken for spec in specs if (taken := replica.memory.get(spec.digest))},
         }
         for index, replica in enumerate(replicas.replicas)
     }
+
+
+def _state(replica: Replica, spec: ModelSpec) -> str:
+    """Return what the replica has of the model now, whatever its process before had."""
+    state = replica.models.get(spec.digest, LOADING)
+    return LOADING if state == READY and spec.digest not in replica.ready else state
 
 
 def why_not(replicas: Replicas) -> dict[str, str]:
@@ -51,7 +58,7 @@ def catalog(replicas: Replicas, lazy: LazyReport) -> dict[str, Any]:
 
 def _entry(replicas: Replicas, spec: ModelSpec, lazy: LazyReport) -> dict[str, Any]:
     why = replicas.why_not(spec) or lazy.why_not.get(spec.name, "")
-    runs = spec.name in replicas.served and _is_current(replicas, spec)
+    runs = spec.name in replicas.runnable and _is_current(replicas, spec)
     if spec.name in replicas.parked:
         is_known = spec.name in lazy.figures
         state = "loading" if not is_known else "not loaded" if spec.name in lazy.able else "failed"

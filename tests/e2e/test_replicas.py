@@ -192,6 +192,23 @@ class ReplicaTests(ReplicaCase):
         self.file("held-late").unlink()
         eventually(lambda: self.row().replicas_ready == 1, "it is back")
 
+    def test_what_no_replica_can_run_while_all_start_again_is_not_said_to_be_served(self) -> None:
+        self.start(replicas=1)
+        self.file("held-late").touch()
+        self.kill_replica()
+        eventually(lambda: self.row().replicas_ready == 0, "it loads again")
+        ready = self.stack.get("/readyz")
+        self.assertEqual(ready.status, 503)
+        self.assertEqual(ready.json["reasons"], [f"{name}: its worker is loading it." for name in ("late", "good")])
+        refused = self.stack.call("a", model="good").json
+        self.assertEqual(refused["code"], "no_worker")
+        self.assertIn("Its worker is loading it.", refused["detail"])
+        self.assertEqual(self.stack.get("/v1/models/good").json["served"]["workers"], 0)
+        waiting = self.submit(3, "good")
+        self.file("held-late").unlink()
+        self.assert_succeeded(waiting)
+        eventually(lambda: self.stack.get("/readyz").status == 200, "all is served")
+
     def test_a_child_that_starts_again_serves_what_its_worker_runs_and_not_what_the_file_says_now(self) -> None:
         self.start(replicas=1)
         self.addCleanup(self.stack.models_file.write_text, MODELS)
