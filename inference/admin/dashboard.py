@@ -31,12 +31,21 @@ SIZES = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33+")  # items of a batch
 def now() -> dict[str, Any]:
     hour = series.ends_since(clock.now() - datetime.timedelta(hours=1))
     return {
-        "attention": [(item, _place_of(item.about)) for item in attention.items()],
+        "attention": attention_rows(),
         "models": model_rows(),
         "workers": workers.shown(Worker.objects.all())[:50],
         "failures": failure_rows(hour),
         "finished": finished_in_last_hour(hour),
     }
+
+
+def attention_rows() -> list[dict[str, Any]]:
+    """Return what needs attention, each with the place to look at and with what follows from it."""
+    rows: list[dict[str, Any]] = []
+    for item in attention.items():
+        row = {"item": item, "place": _place_of(item.about), "consequences": []}
+        (rows[-1]["consequences"] if item.follows else rows).append(row)
+    return rows
 
 
 def _place_of(about: tuple[str, ...]) -> str:

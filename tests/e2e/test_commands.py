@@ -105,9 +105,7 @@ class CommandsTests(StackCase):
         PausedModel.objects.using(self.stack.alias).create(model="echo")
         (said,) = self.refused(("run", "echo", "a", "--timeout", "0"))
         PausedModel.objects.using(self.stack.alias).all().delete()
-        self.assertIn(
-            "within 0 s. 'echo' is paused: its jobs wait until it is resumed. The job goes on", said
-        )
+        self.assertIn("within 0 s. 'echo' is paused: its jobs wait until it is resumed. The job goes on", said)
         self.assertEqual(self.stack.finished(self.newest().pk)[0].status, Status.SUCCEEDED)
 
     def test_the_models_are_listed_with_their_weights_who_serves_them_and_what_waits(self) -> None:

@@ -372,6 +372,12 @@ class TestDashboard(AdminCase):
         self.assertIn("No worker runs", text)
         self.assertIn("embeddings", text)
 
+    def test_what_follows_from_a_cause_is_folded_below_it(self) -> None:
+        make_worker(name="first@host", model_names=["embeddings"], state=WorkerState.GONE)
+        text = self.text(self.url)
+        self.assertRegex(text, r"(?s)first@host is gone since [^<]*</strong>.*<details.*Nobody serves embeddings")
+        self.assertEqual(text.count("<strong>Nobody serves"), 0)
+
     def test_a_queue_that_is_nearly_full_has_a_red_bar(self) -> None:
         make_job()
         self.assertIn('max="1000" low="500.0" high="900.0" optimum="0" value="1"', self.text(self.url))

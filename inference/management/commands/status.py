@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 import os
@@ -64,7 +63,7 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(found))
             self.stdout.flush()  # who reads the lines of --watch is not at a terminal
             return
-        lines = [f"! {line(item['text'])}\n  {item['todo']}" for item in found["attention"]] or ["All is well."]
+        lines = [_told(item) for item in found["attention"]] or ["All is well."]
         ended = ", ".join(f"{count:,} {status}" for status, count in found["ended"].items())
         for rows, nothing in (
             (found["models"], ""), (found["workers"], "No worker runs." if ended else ""),
@@ -76,7 +75,10 @@ class Command(BaseCommand):
 
 def facts() -> Facts:
     """Without a database what needs attention is that it is away."""
-    needed = [dataclasses.asdict(item) for item in attention.items()]
+    needed = [
+        {"code": item.code, "text": item.text, "todo": item.todo, "about": item.about, "follows": item.follows}
+        for item in attention.items()
+    ]
     found: Facts = {"attention": needed, "models": [], "workers": [], "ended": {}, "failures": []}
     try:
         living = list(workers.living())
@@ -106,6 +108,11 @@ def facts() -> Facts:
         for worker in living
     ]  # fmt: skip
     return found | _outcomes(ended)
+
+
+def _told(item: Facts) -> str:
+    """Return the lines of one thing that needs attention. What follows from the one above has the same cure."""
+    return f"  - {line(item['text'])}" if item["follows"] else f"! {line(item['text'])}\n  {item['todo']}"
 
 
 def _outcomes(ended: Mapping[str, Counter[str]]) -> Facts:

@@ -193,7 +193,10 @@
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     for (const fresh of page.querySelectorAll("[data-now]")) {
       const old = document.getElementById(fresh.id);
-      if (!old || old.innerHTML === fresh.innerHTML) continue;
+      if (!old) continue;
+      const folds = old.querySelectorAll("details");
+      fresh.querySelectorAll("details").forEach((fold, index) => { fold.open = folds[index]?.open ?? false; });
+      if (old.innerHTML === fresh.innerHTML) continue;
       const focused = old.contains(document.activeElement) && document.activeElement.getAttribute("href");
       old.replaceChildren(...document.importNode(fresh, true).childNodes);
       if (focused) old.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });

@@ -11,7 +11,7 @@ from django.db import DatabaseError, InterfaceError, ProgrammingError
 
 from inference.status import health, workers
 from inference.status.attention import fleet, load, servers
-from inference.status.attention.item import Item
+from inference.status.attention.item import Item, arranged
 from inference.store import wishes
 
 CODES = (
@@ -23,11 +23,14 @@ CODES = (
 
 
 def items() -> list[Item]:
-    """The gravest first. Raises nothing of a database or broker that is away: that is what it tells then."""
+    """Return what needs attention, the gravest first, each with its consequences below it.
+
+    Raises nothing of a database or broker that is away: that is what it tells then."""
     found = [*servers.broker(), *servers.disk()]
     try:
         slow, locked = list(servers.slow_database()), list(servers.locked_database())
-        return [*slow, *locked, *found, *(() if locked else _of_rows())]  # what rows say is of before, then
+        # What rows say is of before, then.
+        return arranged([*slow, *locked, *found, *(() if locked else _of_rows())])
     except (DatabaseError, InterfaceError) as error:
         text = f"The database does not answer: {error}".strip()
         return [Item(code="DatabaseAway", text=text, todo=_todo_of(error)), *found]

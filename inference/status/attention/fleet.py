@@ -9,10 +9,11 @@ from inference import clock
 from inference.catalog import lookup
 from inference.figures import marks
 from inference.models import Mark, PausedModel, Worker, WorkerState
-from inference.status import workers
-from inference.status.attention.item import Item
-from inference.status.health import Reason
+from inference.status import health, workers
+from inference.status.attention.item import Item, Key
+from inference.status.health import Cause, Reason
 
+BROKER: Key = ("BrokerAway", ())
 OFTEN = 5  # ends of one replica within the minutes that its worker counts; a single poisonous job costs fewer
 
 
@@ -24,12 +25,44 @@ def file(living: Iterable[Worker]) -> Iterator[Item]:
 
 
 def unserved(reasons: Mapping[str, Reason], living: Sequence[Worker]) -> Iterator[Item]:
+    missed = list(_missed(living))
     for name, why in reasons.items():
         yield Item(
             code="ModelUnserved", text=f"Nobody serves {name}: {why.text}", about=("model", name),
-            todo="Mend what it says; the worker tries again by itself." if living else
-            "Start a worker: systemctl start inference-worker.",
+            todo=_todo_of(name, why.cause, living, missed), causes=tuple(_causes(name, why.cause, living, missed)),
         )  # fmt: skip
+
+
+def _causes(name: str, cause: Cause, living: Iterable[Worker], missed: Iterable[Worker]) -> Iterator[Key]:
+    """Yield what says why nobody serves the model. A drained worker that tells of no replica may have had it."""
+    for worker in living:
+        why_not = health.why_not(worker, name)
+        may_have = cause is Cause.DRAINED and worker.is_to_rest and not worker.replicas
+        if cause in CODE_OF and (may_have or (why_not and why_not.cause is cause)):
+            yield CODE_OF[cause], ("worker", str(worker.pk))
+    if cause is Cause.ABSENT:
+        for worker in missed:
+            if name in worker.model_names:
+                yield "WorkerGone", ("worker", str(worker.pk))
+
+
+CODE_OF = {Cause.CUT_OFF: "WorkerCutOff", Cause.FAILED: "WorkerDegraded", Cause.DRAINED: "WorkerDrained"}
+TODO_OF = {
+    Cause.LOADING: "It is served once it is loaded; where that does not end, the worker's journal says what it does.",
+    Cause.CUT_OFF: "Look at the broker, and at the network between: it connects again by itself.",
+    Cause.FAILED: "Mend what it says; the worker tries again by itself.",
+    Cause.DRAINED: "Resume a worker on its page.",
+}
+
+
+def _todo_of(name: str, cause: Cause, living: Sequence[Worker], missed: Iterable[Worker]) -> str:
+    if todo := TODO_OF.get(cause):
+        return todo
+    if any(name in worker.model_names for worker in missed):
+        return "Start it again: systemctl start inference-worker; its journal says why it ended."
+    if living:
+        return "Start a worker that has it among its --models: those that run were started for other models."
+    return "Start a worker: systemctl start inference-worker."
 
 
 def paused() -> Iterator[Item]:
@@ -45,10 +78,7 @@ def paused() -> Iterator[Item]:
 
 def gone(living: Sequence[Worker]) -> Iterator[Item]:
     """Until one of its name is back, or for an hour."""
-    there = {worker.name for worker in living}
-    lost = workers.silent() | Worker.objects.filter(state=WorkerState.GONE)
-    recent = lost.filter(heartbeat_at__gte=clock.now() - workers.ENDED_SHOWN).order_by("heartbeat_at")
-    for worker in {worker.name: worker for worker in recent if worker.name not in there}.values():
+    for worker in _missed(living):
         served = ", ".join(worker.model_names) or "nothing"
         yield Item(
             code="WorkerGone", about=("worker", str(worker.pk)),
@@ -57,13 +87,20 @@ def gone(living: Sequence[Worker]) -> Iterator[Item]:
         )  # fmt: skip
 
 
+def _missed(living: Sequence[Worker]) -> Iterable[Worker]:
+    there = {worker.name for worker in living}
+    lost = workers.silent() | Worker.objects.filter(state=WorkerState.GONE)
+    recent = lost.filter(heartbeat_at__gte=clock.now() - workers.ENDED_SHOWN).order_by("heartbeat_at")
+    return {worker.name: worker for worker in recent if worker.name not in there}.values()
+
+
 def unwell(living: Iterable[Worker]) -> Iterator[Item]:
     for worker in living:
         about = ("worker", str(worker.pk))
         if not worker.connected and worker.state in workers.SERVING:
             yield Item(
                 code="WorkerCutOff", text=f"{worker.name} is not connected to the broker.", about=about,
-                todo="Look at the broker, and at the network between: it connects again by itself.",
+                todo=TODO_OF[Cause.CUT_OFF], causes=(BROKER,),
             )  # fmt: skip
         if worker.error and worker.state == WorkerState.DEGRADED:
             text = f"{worker.name} does not serve all of its models: {worker.error[:500]}"

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import datetime
+import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from django.conf import settings
 from django.db.models import Exists, OuterRef
+from django.db.models.functions import Now
 
 from inference import clock
 from inference.catalog import lookup
 from inference.errors import InvalidInput, Overloaded, QueueFull
 from inference.figures import sample, series
 from inference.models import TERMINAL, Figure, Grain, Job, Webhook, WebhookState, Worker
-from inference.status import backlog
+from inference.status import backlog, workers
+from inference.status.attention.fleet import BROKER
 from inference.status.attention.item import Item
 from inference.webhooks.delivery import host_of
 
@@ -25,6 +29,7 @@ FEW, ODD_SHARE, ODD_TIMES = 5, 0.05, 3  # failures that are not worth a word: fe
 HIGH_SHARE, MOST = 0.2, 0.5  # of recent jobs: failures of an engine, and failures of any kind, that are always said
 ENOUGH = 20  # jobs that tell a share
 LOOKED_AT = 1000  # notices
+LATE_BEATS = 3  # heartbeats that a worker misses until its row tells nothing of what it runs
 Ends = Counter[str]  # jobs by outcome
 TimedEnds = Sequence[tuple[datetime.datetime, Ends]]  # since when they are counted, and the outcomes
 
@@ -32,26 +37,38 @@ TimedEnds = Sequence[tuple[datetime.datetime, Ends]]  # since when they are coun
 def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item]:
     """`quiet`: models of which it is known why nothing runs."""
     queued, ages = sample.queues()
-    refused = _refusals()
-    busy = sum(worker.replicas_busy for worker in living)
-    past = _past_queues()
+    refused, past = _refusals(), _past_queues()
+    late = set(workers.living().filter(heartbeat_at__lt=Now() - LATE_BEATS * _beat()).values_list("pk", flat=True))
     for model in sorted(queued.keys() | refused.keys()):
         count, age_s = queued.get(model, 0), ages.get(model, 0.0)
+        able = [worker for worker in living if model in worker.model_names and model not in quiet]
+        heard_of = [worker for worker in able if worker.pk not in late]
+        busy = any(worker.replicas_busy for worker in living if worker.pk not in late)
+        reasons = (("ModelUnserved", ("model", model)), ("ModelPaused", ("paused", model)))
+        item = functools.partial(
+            Item, about=("model", model),
+            causes=reasons if model in quiet else (BROKER,),
+            todo=f"More comes in than is done: more workers or replicas, or manage.py tune {model}."
+            if any(worker.replicas_busy for worker in heard_of) else
+            "Look why no replica runs them: what is said here of its worker, its models and the broker.",
+        )  # fmt: skip
         waits = f"{count:,} jobs of {model} wait, the oldest for {age_s:.0f} s"
-        todo = "Look why no replica runs them: what is said here of its worker, its models and the broker."
-        if busy:
-            todo = f"More comes in than is done: more workers or replicas, or manage.py tune {model}."
         if full := _full(model, count, refused.get(model, 0)):
-            yield Item(code="QueueFull", text=full, todo=todo, about=("model", model))
+            yield item(code="QueueFull", text=full)
+        elif able and not heard_of:
+            continue  # nobody knows yet why: they are heard of again, or gone, within seconds
         elif lowest := _grown_since(count, age_s, [(at, queues.get(model, 0)) for at, queues in past]):
             at, before = lowest
-            text = f"{waits}; at {at:%H:%M:%S} UTC there were {before:,.0f}."
-            yield Item(code="QueueGrows", text=text, todo=todo, about=("model", model))
+            yield item(code="QueueGrows", text=f"{waits}; at {at:%H:%M:%S} UTC there were {before:,.0f}.")
         elif age_s > STUCK_S and not busy and model not in quiet:
             todo = (
                 "Messages do not reach the workers: look at the broker. It mends itself within a minute of its return."
             )
-            yield Item(code="QueueStuck", text=f"{waits}, and no replica is busy.", todo=todo, about=("model", model))
+            yield item(code="QueueStuck", text=f"{waits}, and no replica is busy.", todo=todo)
+
+
+def _beat() -> datetime.timedelta:
+    return datetime.timedelta(seconds=settings.WORKER_HEARTBEAT_S)
 
 
 def _refusals() -> dict[str, int]:

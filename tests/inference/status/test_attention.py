@@ -16,6 +16,7 @@ from django.test import TestCase, TransactionTestCase, override_settings
 
 from inference import clock
 from inference.broker import publish
+from inference.catalog import lookup
 from inference.errors import BrokerUnavailable
 from inference.figures.ledger import at, tick_of
 from inference.models import (
@@ -30,7 +31,7 @@ from inference.models import (
     Worker,
     WorkerState,
 )
-from inference.status import attention
+from inference.status import attention, health
 from inference.status.attention import servers
 from inference.status.attention.item import Item
 from inference.store import locks
@@ -44,6 +45,7 @@ def figure(age_s: float, model: str = "embeddings", **tally: object) -> datetime
     return start
 
 
+HAS_IT = {"0": {"device": "cpu", "models": {"embeddings": "ready"}}}
 NEVER_SLOW = patch.object(servers, "SLOW_S", PATIENCE_S)
 
 
@@ -128,6 +130,65 @@ class TestItems(AttentionCase):
         self.only("WorkerDegraded", "first@host", "big: no room")
         self.change(state=WorkerState.READY, error="", connected=False)
         self.only("WorkerCutOff", "first@host", "broker")
+
+    def folded(self) -> list[tuple[str, bool]]:
+        return [(item.code, item.follows) for item in attention.items()]
+
+    def test_what_follows_from_a_cause_is_said_below_it(self) -> None:
+        names = [*lookup.models(), "other"]
+        self.change(state=WorkerState.GONE, model_names=names)
+        Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(1000))
+        self.assertEqual(self.folded(), [("WorkerGone", False), ("ModelUnserved", True), ("QueueFull", True)])
+        self.make_worker(model_names=[], pid=2, is_to_rest=True, replicas=HAS_IT)
+        self.assertEqual(self.folded(), [("WorkerDrained", False), ("ModelUnserved", True), ("QueueFull", True)])
+        Worker.objects.all().delete()
+        self.make_worker(connected=False)
+        self.assertEqual(self.folded(), [("WorkerCutOff", False), ("ModelUnserved", True), ("QueueFull", True)])
+        with patch.object(publish, "ping", side_effect=BrokerUnavailable("no")):
+            self.assertEqual(
+                self.folded(),
+                [("BrokerAway", False), ("ModelUnserved", True), ("WorkerCutOff", True), ("QueueFull", True)],
+            )
+        Worker.objects.all().delete()
+        self.assertEqual(self.folded(), [("ModelUnserved", False), ("QueueFull", True)])
+        self.make_worker()
+        PausedModel.objects.create(model="embeddings")
+        self.assertEqual(self.folded(), [("ModelPaused", False), ("QueueFull", True)])
+
+    def test_models_that_nobody_serves_for_the_same_causes_are_one_item(self) -> None:
+        two = {name: lookup.models()["embeddings"] for name in ("embeddings", "second")}
+        with patch.object(health, "models", lambda: two):
+            self.change(state=WorkerState.GONE, model_names=list(two))
+            self.make_worker(name="other@host", state=WorkerState.GONE, model_names=list(two))
+            gone = ("WorkerGone", False)
+            self.assertEqual(self.folded(), [("ModelUnserved", False), ("ModelUnserved", True), gone, gone])
+
+    def test_the_cure_is_that_of_the_reason_for_which_nobody_serves_a_model(self) -> None:
+        cases: tuple[tuple[dict[str, Any], str], ...] = (
+            (
+                {"replicas": {"0": {"device": "cpu", "models": {"embeddings": health.LOADING}}}},
+                "once it is loaded",
+            ),
+            ({"replicas": {"0": {"device": "cpu", "models": {"embeddings": "no weights"}}}}, "Mend what it says"),
+            ({"replicas": HAS_IT, "is_to_rest": True}, "Resume a worker"),
+            ({"model_names": ["embeddings"], "connected": False, "replicas": {}}, "connects again by itself"),
+            ({"model_names": [], "connected": True}, "started for other models"),
+            ({"model_names": ["embeddings"], "state": WorkerState.GONE}, "Start it again"),
+        )
+        for values, todo in cases:
+            with self.subTest(todo):
+                self.change(**{"model_names": [], "is_to_rest": False, **values})
+                [item] = [item for item in attention.items() if item.code == "ModelUnserved"]
+                self.assertIn(todo, item.todo)
+
+    @override_settings(WORKER_HEARTBEAT_S=1.0)
+    def test_nothing_is_guessed_of_a_queue_whose_worker_has_not_been_heard_of_for_some_seconds(self) -> None:
+        figure(60, "", now={"samples": 1, "queued": {"embeddings": 0}})
+        Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(30))
+        self.change(replicas_busy=1)
+        self.only("QueueGrows", "More comes in than is done")
+        self.change(heartbeat_at=ago(5))
+        self.assertEqual(self.named(), [])
 
     def test_a_models_file_that_is_refused(self) -> None:
         self.change(catalog={"problem": "models.toml, line 3: no."})

@@ -17,7 +17,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.db import OperationalError, ProgrammingError, connection
 
-from inference.models import Job, Status, Worker
+from inference.models import Job, Status, Worker, WorkerState
 from tests.inference.status.test_attention import AttentionCase, figure
 
 
@@ -63,6 +63,13 @@ class TestCommand(AttentionCase):
         text, code = self.told()
         self.assertEqual(code, 1)
         self.assertIn("! Nobody serves embeddings", text)
+
+    def test_what_follows_from_a_cause_is_indented_below_it(self) -> None:
+        Worker.objects.update(state=WorkerState.GONE)
+        text, _ = self.told()
+        self.assertRegex(text, r"^! first@host is gone since .*\n  Look into its .*\n  - Nobody serves embeddings: ")
+        found = [(item["code"], item["follows"]) for item in json.loads(self.told(json=True)[0])["attention"]]
+        self.assertEqual(found, [("WorkerGone", False), ("ModelUnserved", True)])
 
     def test_programs_read_the_same(self) -> None:
         Job.objects.create(model="gone", inputs="x", status=Status.QUEUED)
