@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 
 from inference import clock
 from inference.catalog import lookup
-from inference.errors import InvalidInput, Overloaded, QueueFull
+from inference.errors import ContextLengthExceeded, InvalidInput, Overloaded, QueueFull
 from inference.figures import sample, series
 from inference.models import TERMINAL, Figure, Grain, Job, Webhook, WebhookState, Worker
 from inference.status import backlog, workers
@@ -27,6 +27,7 @@ STUCK_S = 30.0  # that a job waits while replicas do nothing, or a notice that i
 RECENT, HOUR, DAY = datetime.timedelta(minutes=5), datetime.timedelta(hours=1), datetime.timedelta(days=1)
 FEW, ODD_SHARE, ODD_TIMES = 5, 0.05, 3  # failures that are not worth a word: fewer, or no larger a share
 HIGH_SHARE, MOST = 0.2, 0.5  # of recent jobs: failures of an engine, and failures of any kind, that are always said
+OF_CLIENTS = {series.FAILED + error.code for error in (InvalidInput, ContextLengthExceeded)}  # failures
 ENOUGH = 20  # jobs that tell a share
 LOOKED_AT = 1000  # notices
 LATE_BEATS = 3  # heartbeats that a worker misses until its row tells nothing of what it runs
@@ -160,7 +161,7 @@ def _high(ends: Ends) -> Ends:
 
     Inputs that a model cannot read are their senders' matter, until they are most of all."""
     failed = Counter({end: count for end, count in ends.items() if end.startswith(series.FAILED)})
-    of_engine = Counter({end: count for end, count in failed.items() if end != series.FAILED + InvalidInput.code})
+    of_engine = Counter({end: count for end, count in failed.items() if end not in OF_CLIENTS})
     for found, share in ((failed, MOST), (of_engine, HIGH_SHARE)):
         if found.total() >= FEW and found.total() > share * ends.total():
             return found
