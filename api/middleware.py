@@ -1,4 +1,8 @@
-"""What holds for every answer, and the API itself: it is answered before Django's middleware for pages."""
+"""What holds for every answer, and the API itself: it is answered before Django's middleware for pages.
+
+project/urls.py says what is the API's: each address whose view comes from api/urls.py, with and without a slash at its
+end. All others go through the whole of MIDDLEWARE: the admin, files, pages of an app that was added, unknown addresses.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from django.conf import settings
 from django.core.exceptions import DisallowedHost
 from django.http import HttpRequest, HttpResponse
 from django.middleware.security import SecurityMiddleware
-from django.urls import ResolverMatch, get_resolver
+from django.urls import Resolver404, ResolverMatch, get_resolver
 
 from api import errors, openai_errors, request_id
 from inference import budget
@@ -21,8 +25,8 @@ from inference.waiting.compute_slots import compute_slots
 logger = logging.getLogger("api.access")
 
 PROBES = ("/healthz", "/readyz")  # load balancers ask by address
+APP_NAME = "api"  # of api/urls.py
 KEPT = 256  # characters of an address or of a name that is remembered: anybody may send long ones
-PAGES = ("/admin/", "/static/")  # answered in HTML, with sessions; everything else is the API
 SPLIT = ("PATH_INFO", "QUERY_STRING", "HTTP_HOST", "HTTP_ORIGIN", "HTTP_REFERER")  # of pages: Python remembers 128 each
 LONGEST = 8192  # characters of one of these
 
@@ -59,12 +63,10 @@ class Api:
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         try:
-            if is_page(request.path_info):
-                refused = refusal_of_page(request)
-                return self._secured(request, refused) if refused else self._page(request)
-            if request.path_info.endswith("/"):
+            match = api_match(request.path_info)
+            if match and request.path_info.endswith("/"):
                 request.path_info = request.path = request.path_info.rstrip("/") or "/"
-            answer = refusal(request) or self._view(request)
+            answer = refusal(request, is_page=not match) or (_view(request, match) if match else self._page(request))
             reshaped = openai_errors.reshaped if openai_errors.speaks(request) else errors.typed
             return self._secured(request, reshaped(request, answer))
         finally:
@@ -81,26 +83,36 @@ class Api:
         response = self.get_response(request)
         for name in ("_stream", "_body", "_post", "_files"):
             vars(request).pop(name, None)
-        return response
-
-    def _view(self, request: HttpRequest) -> HttpResponse:
-        request.resolver_match = match = resolve(request.path_info)
-        response: HttpResponse = match.func(request, *match.args, **match.kwargs)
+        if settings.DEBUG and response.status_code == 404 and not request.resolver_match:
+            return errors.not_found(request)  # as with DEBUG off, in place of Django's own page
         return response
 
 
-def is_page(path: str) -> bool:
-    return path.startswith(PAGES) or path == "/admin"
+def _view(request: HttpRequest, match: ResolverMatch) -> HttpResponse:
+    request.resolver_match = match
+    response: HttpResponse = match.func(request, *match.args, **match.kwargs)
+    return response
 
 
-def resolve(path: str) -> ResolverMatch:
-    return resolved(path) if len(path) <= KEPT else resolved.__wrapped__(path)
+def api_match(path: str) -> ResolverMatch | None:
+    """Return the API's view at an address, or None where project/urls.py has another view there, or none."""
+    find = find_match if len(path) <= KEPT else find_match.__wrapped__
+    try:
+        return find(path.rstrip("/") or "/", settings.ROOT_URLCONF)
+    except Resolver404:
+        return None
 
 
 @functools.lru_cache(maxsize=1024)
-def resolved(path: str) -> ResolverMatch:
-    """The same few addresses are asked again and again."""
-    return get_resolver("api.urls").resolve(path)
+def find_match(path: str, urlconf: str) -> ResolverMatch:
+    """Return the API's view at an address. The same few are asked again and again.
+
+    Raises `Resolver404` for any other address, which is not remembered.
+    """
+    match = get_resolver(urlconf).resolve(path)
+    if match.app_name != APP_NAME:
+        raise Resolver404
+    return match
 
 
 def security_headers(scheme: str) -> dict[str, str]:
@@ -118,10 +130,15 @@ class _Request(HttpRequest):
         self.scheme = scheme
 
 
-def refusal(request: HttpRequest) -> HttpResponse | None:
-    """Why this request is not looked at any further."""
+def refusal(request: HttpRequest, *, is_page: bool) -> HttpResponse | None:
+    """Why this request is not looked at any further.
+
+    That of a page before Django looks for a token in the body, whose files it would store whatever their length.
+    """
     if not request.path_info.startswith("/"):
         return errors.problem("bad_request", "The address must be a path, such as /v1/models.")
+    if is_page and any(len(request.META.get(name, "")) > LONGEST for name in SPLIT):
+        return errors.problem("bad_request", f"The address, or a header, is longer than {LONGEST} characters.")
     try:
         if request.path_info not in PROBES:
             require_own_name(request)
@@ -129,16 +146,9 @@ def refusal(request: HttpRequest) -> HttpResponse | None:
         return errors.problem("bad_request", "The Host header is not one of this service's names (ALLOWED_HOSTS).")
     if refused := refusal_of_length(request):
         return refused
-    if request.META.get("HTTP_CONTENT_ENCODING", "identity") != "identity":
+    if not is_page and request.META.get("HTTP_CONTENT_ENCODING", "identity") != "identity":
         return errors.problem("unsupported_media_type", "Send the body as it is, without Content-Encoding.")
     return None
-
-
-def refusal_of_page(request: HttpRequest) -> HttpResponse | None:
-    """Before Django looks for a token in the body, whose files it would store whatever their length."""
-    if any(len(request.META.get(name, "")) > LONGEST for name in SPLIT):
-        return errors.problem("bad_request", f"The address, or a header, is longer than {LONGEST} characters.")
-    return refusal_of_length(request)
 
 
 def refusal_of_length(request: HttpRequest) -> HttpResponse | None:

@@ -1,8 +1,10 @@
 from django.urls import path, re_path
 
 from api.errors import not_found
+from api.middleware import APP_NAME
 from api.views import about, bulk, completions, jobs, models
 
+app_name = APP_NAME  # by which the middleware knows these views
 urlpatterns = [
     path("v1/models/<str:name>/v1/chat/completions", completions.ModelChatView.as_view()),
     path("v1/models/<str:name>/v1/completions", completions.ModelTextView.as_view()),
@@ -31,5 +33,5 @@ urlpatterns = [
     path("metrics", about.MetricsView.as_view()),
     path("healthz", about.LiveView.as_view()),
     path("readyz", about.ReadyView.as_view()),
-    re_path(r"", not_found),  # problem+json also with DEBUG on, where Django would show its own page
+    re_path(r"^(?:v1|openai)(?:/|$)", not_found),
 ]

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.handlers.wsgi import WSGIHandler
 from django.db import connection
 
-from api.middleware import is_page
+from api.middleware import api_match
 
 
 class Handler(WSGIHandler):
@@ -17,7 +17,8 @@ class Handler(WSGIHandler):
     addresses, is a quarter of what the API's own requests cost; of it they need the look at the connection."""
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
-        if settings.DEBUG or is_page(environ["PATH_INFO"]):
+        path = environ["PATH_INFO"].encode("iso-8859-1").decode(errors="replace")  # as WSGI passes UTF-8
+        if settings.DEBUG or not api_match(path):
             return super().__call__(environ, start_response)
         answer = self._middleware_chain(self.request_class(environ))  # type: ignore[attr-defined]  # Django's own name
         if connection.connection is not None:

@@ -37,7 +37,7 @@ MIDDLEWARE = [
     *(["api.tracing.Traces"] if tracing.on else []),
     "api.middleware.RequestIds",
     "api.middleware.Api",
-    # For the admin's pages, and the files that they name.
+    # For pages: the admin's with their files, and those of an app that was added.
     "django.middleware.security.SecurityMiddleware",
     "inference.admin.policy.ContentPolicy",
     "whitenoise.middleware.WhiteNoiseMiddleware",

@@ -7,10 +7,10 @@ from inference.admin import charts
 admin.autodiscover()
 
 urlpatterns: list[URLPattern | URLResolver] = [
+    path("", include("api.urls")),  # first: no other pattern is tried for its many requests
     path("admin", RedirectView.as_view(url="/admin/")),
     path("admin/", include((charts.urls, "charts"))),
     path("admin/", admin.site.urls),
-    path("", include("api.urls")),
 ]
 handler400 = "api.errors.bad_request"
 handler404 = "api.errors.not_found"
