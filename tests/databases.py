@@ -31,6 +31,11 @@ def create(alias: str, folder: Path) -> str:
     return _url(alias)
 
 
+def make_template() -> None:
+    """Make the empty database with all tables now: processes that are forked from this one share it."""
+    _sqlite_template() if connection.vendor == "sqlite" else _postgres_template()
+
+
 def attach(alias: str, url: str) -> None:
     """Make a database that somebody else runs known as `alias`, with all tables."""
     _add(alias, {**dj_database_url.parse(url)})

@@ -19,14 +19,12 @@ from inference.engines.base import Engine
 from inference.engines.isolate import run
 from inference.engines.memory import free as free_memory
 from inference.errors import DeviceFailed, InferenceError
-from inference.worker.deadline import limited
 from tests import cuda
 from tests.conditions import PATIENCE_S, wait_for
-from tests.echo import Fail, misbehave
 from tests.gpu.answers import MINILM
+from tests.gpu.endless import LEFT, compute_endlessly, hold
 from tests.gpu.machine import Failed, Machine, StandIn, engine, expect
 
-LEFT = 1 << 30  # bytes that a neighbour leaves
 KEPT = 64 << 20  # bytes that a process may have more once what failed is over: workspaces of libraries
 BACK_S = 30.0  # until a process that lost its device is replaced
 FREED_S = 5.0  # until the memory of one that ran past its limit is free
@@ -71,18 +69,8 @@ def memory(machine: Machine) -> str:
 def holder() -> Iterator[None]:
     """Another process has all but `LEFT` of the memory."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
-        other.submit(_hold, all_but=LEFT).result()
+        other.submit(hold, all_but=LEFT).result()
         yield
-
-
-_held: list[Any] = []
-
-
-def _hold(size: int = 0, *, all_but: int = 0) -> None:
-    """Bytes of the device, or all but so many of what is free beside what this process needs to use it."""
-    import torch
-
-    _held.append(torch.empty(size or torch.cuda.mem_get_info()[0] - all_but, dtype=torch.uint8, device="cuda:0"))
 
 
 def device_assert(machine: Machine) -> str:
@@ -165,7 +153,7 @@ def past_its_limit(machine: Machine) -> str:
         before = machine.free()
         limit_s = 3600.0 if machine.broken else 0.5
         process = multiprocessing.get_context("spawn").Process(
-            target=_sleeps, args=(machine.is_stand_in, str(began), str(lock), limit_s), daemon=True
+            target=compute_endlessly, args=(machine.is_stand_in, str(began), str(lock), limit_s), daemon=True
         )
         process.start()
         try:
@@ -177,22 +165,6 @@ def past_its_limit(machine: Machine) -> str:
         finally:
             process.kill()
             process.join()
-
-
-def _sleeps(is_stand_in: bool, began: str, lock: str, limit_s: float) -> None:
-    """Holds memory, on a stand-in a lock, and computes for ever."""
-    with Path(lock).open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        if not is_stand_in:
-            _hold(LEFT)
-        with limited(limit_s):
-            Path(began).touch()
-            if is_stand_in:
-                misbehave({"fail": Fail.HANG_SLEEP, "seconds": 3600})
-            import torch
-
-            torch.cuda._sleep(10**15)  # noqa: SLF001 - the kernel that torch's own tests use
-            torch.cuda.synchronize()
 
 
 def _is_free(machine: Machine, lock: Path, before: int) -> bool:

@@ -1,49 +1,77 @@
 """The check of a GPU, on a stand-in: each case holds, and fails once its fault is put in."""
 
+from __future__ import annotations
+
 import contextlib
 import io
 import json
-import logging
+import os
+import subprocess
+import sys
 import tempfile
+import unittest
+from concurrent.futures import Executor
 from pathlib import Path
+from typing import Any
 from unittest import TestCase
+from unittest.mock import patch
+
+from django.conf import settings
 
 from tests.gpu import command
-from tests.gpu.machine import StandIn
 
 
 def setUpModule() -> None:
-    logging.disable(logging.WARNING)
+    with patch.dict(os.environ, LOG_LEVEL="ERROR"):
+        Check.template = unittest.enterModuleContext(command.start_template(is_cpu=True))
 
 
-def tearDownModule() -> None:
-    logging.disable(logging.NOTSET)
+class Check(TestCase):
+    template: Executor
+
+    def run_check(self, *options: str) -> tuple[int, str, list[Any]]:
+        """Return the exit status, the table and the results of a check on a stand-in."""
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as table:
+            file = Path(folder, "results.json")
+            status = command.main(["--stand-in", *options, "--json", str(file)], self.template)
+            return status, table.getvalue(), json.loads(file.read_text())
 
 
-class CasesTests(TestCase):
+class CasesTests(Check):
     def test_each_case_holds(self) -> None:
-        for name in command.CASES:
-            with self.subTest(name):
-                result = command.play(name, StandIn())
-                self.assertTrue(result.passed, result.seen)
+        _, _, results = self.run_check()
+        self.assertEqual([result["name"] for result in results], list(command.CASES))
+        for result in results:
+            with self.subTest(result["name"]):
+                self.assertTrue(result["passed"], result["seen"])
 
 
-class FaultsTests(TestCase):
+class FaultsTests(Check):
     def test_each_case_fails_once_its_fault_is_put_in(self) -> None:
-        for name in command.CASES:
-            with self.subTest(name):
-                result = command.play(name, StandIn(broken=True))
-                self.assertFalse(result.passed, result.seen)
-                self.assertNotIn("raised", result.seen)
+        _, _, results = self.run_check(*(option for name in command.CASES for option in ("--broken", name)))
+        self.assertEqual(len(results), len(command.CASES))
+        for result in results:
+            with self.subTest(result["name"]):
+                self.assertFalse(result["passed"], result["seen"])
+                self.assertNotRegex(result["seen"], "raised|its process ended")
 
 
-class CommandTests(TestCase):
+class CommandTests(Check):
     def test_it_prints_a_table_writes_json_and_its_exit_code_says_whether_all_hold(self) -> None:
-        file = Path(self.enterContext(tempfile.TemporaryDirectory()), "results.json")
-        options = ["--stand-in", "--only", "environment", "--only", "timing", "--json", str(file)]
+        options = ["--only", "environment", "--only", "timing"]
         for broken, code, passed in (([], 0, [True, True]), (["--broken", "timing"], 1, [True, False])):
-            table = io.StringIO()
-            with contextlib.redirect_stdout(table):
-                self.assertEqual(command.main([*options, *broken]), code)
-            self.assertEqual([result["passed"] for result in json.loads(file.read_text())], passed)
-            self.assertIn(f"{sum(passed)} of 2 cases hold on a stand-in", table.getvalue())
+            status, table, results = self.run_check(*options, *broken)
+            self.assertEqual(status, code)
+            self.assertEqual([result["passed"] for result in results], passed)
+            self.assertIn(f"{sum(passed)} of 2 cases hold on a stand-in", table)
+
+    def test_without_a_gpu_it_says_so_in_a_sentence(self) -> None:
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.gpu"],
+            cwd=settings.BASE_DIR, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        self.assertEqual((done.returncode, done.stdout), (command.NO_GPU, ""))
+        self.assertRegex(
+            done.stderr, r"\ANo GPU can be checked here, as CUDA_VISIBLE_DEVICES hides every GPU; .*\.\n\Z"
+        )
