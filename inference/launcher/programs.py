@@ -22,7 +22,7 @@ def web(*, host: str, port: int, blocking_threads: int = 512) -> Program:
     options = ("--interface", "wsgi", "--host", host, "--port", str(port), "--no-ws", "--log-level", "error")
     log = ("--log-config", "project/granian.json")
     threads = ("--blocking-threads", str(blocking_threads), "--backlog", "2048", "--workers-kill-timeout", "10")
-    reload = ("--respawn-interval", "8")  # s that a new process has to start in, also on a busy machine
+    reload = ("--respawn-interval", "8", "--respawn-failed-workers")  # s that a new process has to start in when busy
     command = _python_module("granian", *options, *log, *threads, *reload, "project.wsgi:application")
     return Program(name="web", command=command)
 

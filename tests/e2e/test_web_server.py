@@ -39,6 +39,8 @@ class TwoProcesses(Stack):
     def web_pids(self) -> list[int]:
         """The processes that answer, each with its threads."""
         main = self.children["web"].pid
+        if self.children["web"].exit_code is not None:
+            raise AssertionError(f"the web server ended with {self.children['web'].exit_code}")
         children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
         return [int(pid) for pid in children if len(os.listdir(f"/proc/{pid}/task")) > 2]
 
@@ -92,6 +94,14 @@ class TestWebServer(ShowingLog):
         for pid in eventually(self.stack.both, "two processes serve"):
             threads = os.listdir(f"/proc/{pid}/task")
             self.assertEqual({len(os.sched_getaffinity(int(thread))) for thread in threads}, {1})
+
+    def test_a_killed_process_is_replaced_and_the_other_goes_on(self) -> None:
+        """As the kernel kills one when memory is short. The test's name has it run before the reload, soon after which
+        the server takes an end for a loop of crashes, and starts anew."""
+        killed, other = eventually(self.stack.both, "two processes serve")
+        os.kill(killed, signal.SIGKILL)
+        self.assertIn(other, eventually(partial(self.stack.both, but=[killed]), "another one takes its place"))
+        self.assertEqual(self.stack.get("/healthz").status, 200)
 
     def test_a_reload_loses_no_request(self) -> None:
         """SIGHUP, which ExecReload of the unit sends."""
