@@ -94,6 +94,8 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
 else:
     DATABASES["default"]["ENGINE"] = "inference.store.postgresql"
     DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
+    # No statement needs the session of the one before: a transaction pooler gives each transaction another.
+    DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = True
     DATABASES["default"]["OPTIONS"] = {
         # A host that is gone without a word is noticed within seconds.
         "connect_timeout": 3, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 2,

@@ -254,7 +254,7 @@ def held(batch: UUID, ids: Collection[UUID]) -> set[UUID]:
 def inputs_of_parts(whole: UUID) -> list[Any]:
     """In order."""
     parts = Job.objects.filter(whole=whole).order_by("place").values_list("inputs", flat=True)
-    return [item for part in parts.iterator() for item in part]
+    return [item for part in parts for item in part]
 
 
 def outputs_of_parts(whole: UUID) -> RawSQL:

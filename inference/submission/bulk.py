@@ -103,7 +103,7 @@ def _progress(counts: dict[str, int], errors: list[dict[str, Any]]) -> Progress:
 def _accepted_before(known: Bulk) -> Accepted:
     """As it is now. Raises `StoreUnavailable`."""
     with writer.telling(known):
-        found = list(known.job_set.order_by("bulk_index").values_list("bulk_index", "pk").iterator())
+        found = list(known.job_set.order_by("bulk_index").values_list("bulk_index", "pk"))
         return Accepted(bulk=known, progress=progress(known), jobs=found)
 
 

@@ -9,14 +9,16 @@
 """
 
 import datetime
+import functools
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from uuid import UUID
 
 from django.conf import settings
+from django.db import connection
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
@@ -32,6 +34,7 @@ from inference.models import Job, Status, Worker, WorkerState
 from inference.status import workers
 from inference.store import rows, transitions
 from inference.submission.writer import message_of
+from inference.telemetry import logs
 from inference.upkeep.observer import Observer
 
 logger = logging.getLogger(__name__)
@@ -45,23 +48,46 @@ MOST = 20 * CHUNK  # jobs sent again in a round
 
 
 def reconcile(*, answering_s: float = math.inf, observer: Observer | None = None) -> None:
-    """One round. `answering_s`: for how long the database has answered whoever asks. After an outage nobody is judged
-    before all have had the time to be heard again: the first to come back would take the jobs of all others.
-    `observer`: of this process, which keeps it from round to round."""
-    observer = observer or Observer()
+    """Run one round: each of its steps has its turn, whatever becomes of those before it.
+
+    Parameters:
+        answering_s: Seconds for which the database has answered whoever asks. After an outage nobody is judged before
+            all have had the time to be heard again: the first to come back would take the jobs of all others.
+        observer: What this process saw in the rounds before; whoever calls keeps it.
+
+    Raises what the first step that failed has raised.
+    """
+    give_back_lost = functools.partial(_give_back_lost, observer or Observer(), answering_s)
+    steps = (give_back_lost, _give_back_stopped, transitions.expire, _send_again, transitions.settle_wholes)
+    failures = [failure for step in steps if (failure := _failure_of(step))]
+    if failures:
+        raise failures[0]
+
+
+def _failure_of(step: Callable[[], None]) -> Exception | None:
+    """Run a step, and return what it raised; a broker that is away is only told."""
+    try:
+        step()
+    except errors.BrokerUnavailable as error:
+        logger.warning("lost messages not sent again yet: %s", error)
+    except Exception as error:
+        logger.warning("a step of the round failed, the others go on: %s", logs.said(error))
+        connection.close_if_unusable_or_obsolete()
+        return error
+    return None
+
+
+def _give_back_lost(observer: Observer, answering_s: float) -> None:
     observer.look()
     transitions.renew_future_leases()
     if answering_s >= settings.WORKER_SILENT_S:
         _mark_silent(observer)
         lost = Q(worker__in=_of(WorkerState.GONE)) | observer.lease_is_over(answering_s=answering_s)
         transitions.give_back_lost(lost)
+
+
+def _give_back_stopped() -> None:
     transitions.give_back_stopped(Q(worker__in=_of(WorkerState.STOPPED)))
-    transitions.expire()
-    try:
-        _send_again()
-    except errors.BrokerUnavailable as error:
-        logger.warning("lost messages not sent again yet: %s", error)
-    transitions.settle_wholes()
 
 
 def _ago(seconds: float) -> Now:

@@ -7,6 +7,7 @@ from unittest.mock import Mock, patch
 from uuid import UUID, uuid4
 
 from django.conf import settings
+from django.db import ProgrammingError
 from django.db.models.functions import Now
 from django.test import TransactionTestCase, override_settings
 
@@ -16,6 +17,7 @@ from inference.broker.messages import JobMessage
 from inference.catalog.lookup import models
 from inference.fields.ids import first_id_at
 from inference.models import Job, Status, Worker, WorkerState
+from inference.store import transitions
 from inference.submission import writer
 from inference.submission.writer import message_of
 from inference.upkeep import observer as observer_module
@@ -78,6 +80,21 @@ class ReconcileTests(TransactionTestCase):
         sent.refresh_from_db()
         self.assertIsNotNone(sent.published_at)
         self.assertEqual(self.queued_messages(), 1)
+
+    def test_a_step_that_fails_keeps_no_other_from_its_turn(self) -> None:
+        lost = make_job(published_at=None)
+        whole = make_job(status=Status.RUNNING, parts=1)
+        make_job(status=Status.CANCELLED, whole=whole.pk, place=0)
+        with (
+            patch.object(transitions, "expire", side_effect=ProgrammingError("refused")),
+            self.assertLogs("inference.upkeep.reconcile", "WARNING"),
+            self.assertRaises(ProgrammingError),
+        ):
+            reconcile.reconcile()
+        for job in (lost, whole):
+            job.refresh_from_db()
+        self.assertIsNotNone(lost.published_at)
+        self.assertEqual(whole.status, Status.CANCELLED)
 
     def test_the_jobs_of_a_living_worker_are_left_alone(self) -> None:
         job = self.running(make_worker())
