@@ -14,7 +14,7 @@ from django.db import DatabaseError, InterfaceError, transaction
 from django.db.models import F
 
 from api.models import ApiKey, KeyUse
-from inference import clock
+from inference import clock, queries
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Usage:
             for pk in known:
                 KeyUse.objects.filter(key_id=pk, hour=hour).update(requests=F("requests") + counted[pk])
             if hour != self._hour:
-                KeyUse.objects.filter(hour__lt=hour - KEPT).delete()
+                queries.delete(KeyUse.objects.filter(hour__lt=hour - KEPT))
         self._hour = hour
 
 

@@ -9,6 +9,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from inference import queries
 from inference.admin import display
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.models import Webhook, WebhookState
@@ -37,5 +38,5 @@ class WebhookAdmin(ReadOnlyAdmin):
         """What was given up too, with all of its tries before it."""
         undelivered = queryset.exclude(state=WebhookState.DELIVERED)
         LogEntry.objects.log_actions(str(request.user.pk), list(undelivered[:100]), CHANGE, "Sent anew.")
-        count = undelivered.update(state=WebhookState.PENDING, attempts=0, due_at=Now())
+        count = queries.update(undelivered, state=WebhookState.PENDING, attempts=0, due_at=Now())
         self.message_user(request, f"{count:,} are due now", messages.SUCCESS)

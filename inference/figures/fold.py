@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from django.db import transaction
 from django.db.models.functions import Now
 
+from inference import queries
 from inference.figures import tallies
 from inference.figures.ledger import TICK_S, at, tick_of
 from inference.figures.tallies import Tally
@@ -44,8 +45,8 @@ def fold() -> None:
 def remove_old() -> None:
     """Past the year; `Grain.EVER` goes on counting them."""
     old = Now() - KEPT
-    Figure.objects.filter(grain=Grain.THREE_HOURS, start__lt=old).delete()
-    Mark.objects.filter(at__lt=old).delete()
+    queries.delete(Figure.objects.filter(grain=Grain.THREE_HOURS, start__lt=old))
+    queries.delete(Mark.objects.filter(at__lt=old))
 
 
 def _some(step: Step) -> int:

@@ -20,8 +20,9 @@ from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Sum
 from django.db.models.functions import Now
+from django.db.models.lookups import IsNull
 
-from inference import budget, clock, errors, failpoints
+from inference import budget, clock, errors, failpoints, queries
 from inference.failures import Kind, kind_of
 from inference.fields.json_field import storable
 from inference.figures import ledger, tallies
@@ -135,15 +136,18 @@ def claim(
 
 @functools.lru_cache(maxsize=rows.SHAPES)
 def _claim_sql(ids: int, takes_over: int, lease: str) -> str:
-    """One statement that changes the rows and returns them: nothing can come in between."""
+    """One statement that locks the rows in order, changes and returns them: nothing can come in between."""
     now = now_sql()
     free = f"status = 'queued' AND (expires_at IS NULL OR expires_at > {now}) AND recoveries < %s"
     free += f" OR status = 'running' AND batch IN ({marks(takes_over)})"
+    table = Job._meta.db_table
+    claimable = f"id IN ({marks(ids)}) AND model = %s AND parts IS NULL AND ({free})"
+    if connections[DEFAULT_DB_ALIAS].features.has_select_for_update:
+        claimable = f"id IN (SELECT id FROM {table} WHERE {claimable} ORDER BY id FOR UPDATE)"  # noqa: S608 - as below
     return (
-        f"UPDATE {Job._meta.db_table} SET status = 'running', batch = %s, worker = %s, device = %s,"  # noqa: S608 - our own names only
+        f"UPDATE {table} SET status = 'running', batch = %s, worker = %s, device = %s,"  # noqa: S608 - our own names only
         f" started_at = {now}, lease_until = (SELECT {lease}), attempts = attempts + 1"
-        f" WHERE id IN ({marks(ids)}) AND model = %s AND parts IS NULL AND ({free})"
-        f" RETURNING {', '.join(_CLAIMED)}"
+        f" WHERE {claimable} RETURNING {', '.join(_CLAIMED)}"
     )
 
 
@@ -151,13 +155,13 @@ def take_back(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool) -> No
     """As if `batch` had not claimed these: it did not come to them."""
     held = Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING)
     unclaimed = {name: value for name, value in _QUEUED_AGAIN.items() if name != "published_at" or not keeps_messages}
-    held.update(**unclaimed, attempts=F("attempts") - 1)
+    queries.update(held, **unclaimed, attempts=F("attempts") - 1)
 
 
 def keep(batch: UUID, ids: Collection[UUID], *, time_limit_s: float) -> None:
     """Who still runs these has as long again: it was held up by what is not theirs."""
     lease: Any = Now() + datetime.timedelta(seconds=time_limit_s + LEASE_MARGIN_S)
-    Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING).update(lease_until=lease)
+    queries.update(Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING), lease_until=lease)
 
 
 def record(
@@ -189,7 +193,7 @@ def _record_held(
     with transaction.atomic():
         locked = _lock(_wholes(outcomes))
         held = Job.objects.filter(pk__in=[each.job_id for each in outcomes], batch=batch, status=Status.RUNNING)
-        ids = set(held.order_by("pk").select_for_update().values_list("pk", flat=True))
+        ids = set(queries.lock(held).values_list("pk", flat=True))
         held_outcomes = [outcome for outcome in outcomes if outcome.job_id in ids]
         wholes = _wholes(held_outcomes)
         of_held = {whole: parts for whole, parts in locked.items() if whole in wholes}
@@ -214,6 +218,7 @@ def _record_locked(
     """`wholes`, in so many parts, of which the outcomes are some, are locked."""
     if not outcomes:
         return 0, []
+    outcomes = sorted(outcomes, key=lambda outcome: outcome.job_id.int)  # of several statements, too
     database = connections[DEFAULT_DB_ALIAS]
     is_held = "job.batch = %s AND job.status = 'running'", rows.ids_to_db([batch], database)
     ids = rows.ids_to_db([outcome.job_id for outcome in outcomes], database)
@@ -271,7 +276,7 @@ def _lock(ids: Collection[UUID]) -> dict[UUID, int | None]:
     one."""
     if not ids:
         return {}
-    return dict(Job.objects.filter(pk__in=ids).order_by("pk").select_for_update().values_list("pk", "parts"))
+    return dict(queries.lock(Job.objects.filter(pk__in=ids)).values_list("pk", "parts"))
 
 
 def _settle(whole: UUID, count: int | None) -> str:
@@ -295,7 +300,7 @@ def _settle(whole: UUID, count: int | None) -> str:
         elif (held["numbers"] or 0) > MOST_ANSWERED:
             end = _failure(errors.InvalidInput.code, too_much(held["numbers"]))
     ended = _end_whole(whole, end)
-    parts.filter(output__isnull=False).update(output=None)  # it is stored once
+    queries.update(parts.filter(output__isnull=False), output=None)  # it is stored once
     return ended
 
 
@@ -385,7 +390,7 @@ def expire() -> None:
 def renew_future_leases() -> None:
     """Those given before the database's clock was set back would be over as much later: each begins anew."""
     set_back = Job.objects.filter(status=Status.RUNNING, started_at__gt=Now() + datetime.timedelta(seconds=SET_BACK_S))
-    set_back.update(lease_until=Now() + (F("lease_until") - F("started_at")), started_at=Now())
+    queries.update(set_back, lease_until=Now() + (F("lease_until") - F("started_at")), started_at=Now())
 
 
 def give_back_lost(which: Q) -> None:
@@ -398,14 +403,14 @@ def give_back_lost(which: Q) -> None:
         error_code=errors.Lost.code,
         error_detail=f"Every worker that ran it was lost, {settings.MAX_RECOVERIES} times; the last one ran it alone.",
     )
-    given = lost.update(**_QUEUED_AGAIN, recoveries=F("recoveries") + 1)
+    given = queries.update(lost, **_QUEUED_AGAIN, recoveries=F("recoveries") + 1)
     if failed or given:
         logger.warning("%d running jobs given back, %d given up as lost", given, failed)
 
 
 def give_back_stopped(which: Q) -> None:
     """Who stops a worker says nothing about its jobs: it does not count."""
-    if given := Job.objects.filter(which, status=Status.RUNNING).update(**_QUEUED_AGAIN):
+    if given := queries.update(Job.objects.filter(which, status=Status.RUNNING), **_QUEUED_AGAIN):
         logger.warning("%d running jobs of stopped workers given back", given)
 
 
@@ -425,7 +430,8 @@ def _end(jobs: QuerySet[Job], ids: Collection[UUID], status: Status, **values: A
 
 
 def _locked(jobs: QuerySet[Job]) -> QuerySet[Job]:
-    return jobs.order_by("pk").select_for_update()
+    """Wholes first: who records a part has locked its whole before any part."""
+    return jobs.order_by(IsNull(F("parts"), True), "pk").select_for_update()
 
 
 def _end_locked(held: Sequence[tuple[UUID, str, UUID | None]], status: Status, **values: Any) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from django.conf import settings
 from django.db import connection, transaction
 
-from inference import clock, failpoints
+from inference import clock, failpoints, queries
 from inference.broker import address, publish
 from inference.broker.anybroker import Refused
 from inference.broker.breaker import Resting
@@ -204,7 +204,7 @@ def _mark_unsent(messages: Sequence[publish.JobMessage], reason: BrokerUnavailab
     ids = [job_id for message in messages for job_id in message.job_ids]
     logger.log(level, "%d jobs accepted without a message, the reconciler sends it: %s", len(ids), reason)
     try:
-        Job.objects.filter(pk__in=ids).update(published_at=None)
+        queries.update(Job.objects.filter(pk__in=ids), published_at=None)
     except Exception as error:
         if not is_away(error):
             raise

@@ -22,7 +22,7 @@ from django.db import connection
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
-from inference import errors
+from inference import errors, queries
 from inference.broker import publish
 from inference.broker.address import queue_of
 from inference.broker.anybroker import Refused
@@ -127,7 +127,8 @@ def _send_again() -> None:
         except errors.BrokerUnavailable as error:  # of this queue, or of all: then the others fail at once
             failure = error
         else:
-            sent += Job.objects.filter(pk__in=[message.job_id for message in messages]).update(published_at=Now())
+            ids = [message.job_id for message in messages]
+            sent += queries.update(Job.objects.filter(pk__in=ids), published_at=Now())
     if sent:
         logger.warning("%d queued jobs had no message, sent again", sent)
     if failure:

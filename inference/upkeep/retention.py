@@ -14,10 +14,10 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Exists, Model, OuterRef, Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
-from inference import clock
+from inference import clock, queries
 from inference.fields.ids import first_id_at
 from inference.figures import fold, marks
 from inference.models import ENDED, TERMINAL, WAITING, Bulk, Job, Webhook, Worker
@@ -80,7 +80,8 @@ class Sweep:
         ids = list(old.order_by("pk").values_list("pk", flat=True)[:CHUNK])
         for start in range(0, len(ids), STATEMENT):
             _remove_jobs(ids[start : start + STATEMENT])
-        _delete(Bulk.objects.filter(pk__lt=first_id_at(self.limit), job=None))
+        without_jobs = ~Exists(Job.objects.filter(bulk=OuterRef("pk")))
+        queries.delete(Bulk.objects.filter(without_jobs, pk__lt=first_id_at(self.limit)))
         if ids:
             self._reached = ids[-1]
             logger.info("%d jobs that ended more than %g days ago removed", len(ids), settings.JOB_RETENTION_DAYS)
@@ -95,17 +96,13 @@ def _ended_before(moment: datetime.datetime) -> QuerySet[Job]:
 
 def _remove_jobs(ids: list[UUID]) -> None:
     with transaction.atomic():
-        _delete(Webhook.objects.filter(job__in=ids))
-        _delete(Job.objects.filter(pk__in=ids))
-
-
-def _delete(rows: QuerySet[Model]) -> None:
-    rows._raw_delete(rows.db)
+        queries.delete(Webhook.objects.filter(job__in=ids))
+        queries.delete(Job.objects.filter(pk__in=ids))
 
 
 def remove_ended_workers() -> None:
     since = Now() - datetime.timedelta(days=WORKER_DAYS)
-    _delete(Worker.objects.filter(state__in=ENDED, heartbeat_at__lt=since))
+    queries.delete(Worker.objects.filter(state__in=ENDED, heartbeat_at__lt=since))
 
 
 class Sweeper:

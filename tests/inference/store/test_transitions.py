@@ -1,17 +1,20 @@
 import datetime
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID, uuid4
 
 from django.conf import settings
-from django.db import connection, transaction
+from django.db import IntegrityError, connection, transaction
 from django.db.models import Q
 from django.test import TestCase, TransactionTestCase, skipUnlessDBFeature
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from inference import queries
 from inference.fields.ids import new_job_id
 from inference.models import Job, Status
 from inference.store import notices, rows, transitions
@@ -197,27 +200,91 @@ class NoticeTests(TestCase):
 
 @skipUnlessDBFeature("has_select_for_update")
 class LockTests(TransactionTestCase):
-    def test_who_records_waits_for_the_oldest_of_its_jobs_and_holds_none_that_is_younger(self) -> None:
-        """As everybody who changes several rows: two of them never wait for each other."""
-        first, second = new_job_id(), new_job_id()
-        younger, older, batch = make_job(id=second), make_job(id=first), uuid4()
-        for job in (younger, older):  # as they lie in the table then
-            claim(job, batch=batch)
-        outcomes = [outcome(job, output="done") for job in (younger, older)]
+    """Who changes several rows waits for the oldest, and holds none that is younger: two of them never wait for each
+    other."""
 
-        def record() -> None:
-            transitions.record(batch, outcomes, batch_size=2)
+    def pair(self, **values: Any) -> tuple[Job, Job]:
+        """Return an older and a younger job, which lie in the table the other way round."""
+        first, second = new_job_id(), new_job_id()
+        younger, older = (make_job(id=job_id, **values) for job_id in (second, first))
+        return older, younger
+
+    def held(self) -> tuple[Job, Job, UUID]:
+        """Return such a pair that a batch holds, and the batch."""
+        older, younger = self.pair()
+        batch = uuid4()
+        for job in (younger, older):
+            claim(job, batch=batch)
+        return older, younger, batch
+
+    def assert_locks_in_order(self, older: Job, younger: Job, change: Callable[[], object]) -> None:
+        def run() -> None:
+            change()
             connection.close()
 
-        recording = threading.Thread(target=record)
+        changing = threading.Thread(target=run)
         with transaction.atomic():
             Job.objects.select_for_update().get(pk=older.pk)
-            recording.start()
-            eventually(self.somebody_waits, "the record waits for a row")
+            changing.start()
+            eventually(self.somebody_waits, "the change waits for a row")
             Job.objects.select_for_update(nowait=True).get(pk=younger.pk)
-        recording.join(PATIENCE_S)
-        self.assertFalse(recording.is_alive())
+        changing.join(PATIENCE_S)
+        self.assertFalse(changing.is_alive())
+
+    def test_who_claims(self) -> None:
+        older, younger = self.pair()
+        self.assert_locks_in_order(older, younger, lambda: claim(younger, older, batch=uuid4()))
+        self.assertEqual(Job.objects.filter(status=Status.RUNNING).count(), 2)
+
+    def test_who_records(self) -> None:
+        older, younger, batch = self.held()
+        outcomes = [outcome(job, output="done") for job in (younger, older)]
+        self.assert_locks_in_order(older, younger, lambda: transitions.record(batch, outcomes, batch_size=2))
         self.assertEqual(Job.objects.filter(status=Status.SUCCEEDED).count(), 2)
+
+    def test_who_records_in_several_statements(self) -> None:
+        older, younger, batch = self.held()
+        outcomes = [outcome(job, output="x" * 200) for job in (younger, older)]
+        with patch.object(rows, "MOST_BYTES", 200):
+            self.assert_locks_in_order(older, younger, lambda: transitions.record(batch, outcomes, batch_size=2))
+        self.assertEqual(Job.objects.filter(status=Status.SUCCEEDED).count(), 2)
+
+    def test_whoever_else_changes_those_of_a_batch(self) -> None:
+        changes: dict[str, Callable[[UUID, list[UUID]], object]] = {
+            "keep": lambda batch, ids: transitions.keep(batch, ids, time_limit_s=60),
+            "take back": lambda batch, ids: transitions.take_back(batch, ids, keeps_messages=True),
+            "give back lost": lambda batch, ids: transitions.give_back_lost(Q(batch=batch)),
+            "give back stopped": lambda batch, ids: transitions.give_back_stopped(Q(batch=batch)),
+            "cancel": lambda batch, ids: transitions.cancel_many(ids),
+            "mark": lambda batch, ids: queries.update(Job.objects.filter(pk__in=ids), published_at=None),
+            "delete": lambda batch, ids: queries.delete(Job.objects.filter(pk__in=ids)),
+        }
+        for name, change in changes.items():
+            with self.subTest(name):
+                older, younger, batch = self.held()
+                self.assert_locks_in_order(older, younger, partial(change, batch, [younger.pk, older.pk]))
+
+    def test_who_cancels_waits_for_the_whole_before_an_older_job(self) -> None:
+        """As who records both a job and a part of the whole."""
+        older, whole = make_job(), make_job(parts=1)
+        self.assert_locks_in_order(whole, older, lambda: transitions.cancel_many([older.pk, whole.pk]))
+
+    def test_who_inserts_takes_idempotency_keys_in_order(self) -> None:
+        jobs = [Job(model="echo", inputs="text", idempotency_key=key) for key in ("b", "a")]
+
+        def insert() -> None:
+            try:
+                rows.insert([rows.prepare(job) for job in jobs])
+            finally:
+                connection.close()
+
+        with ThreadPoolExecutor(1) as threads:
+            with transaction.atomic():
+                make_job(idempotency_key="a")
+                inserting = threads.submit(insert)
+                eventually(self.somebody_waits, "the insert waits for a key")
+                make_job(idempotency_key="b")
+            self.assertIsInstance(inserting.exception(), IntegrityError)
 
     def somebody_waits(self) -> bool:
         with connection.cursor() as cursor:
