@@ -1,6 +1,7 @@
 """`manage.py check` refuses a bad models.toml before anything starts."""
 
 import importlib.util
+import io
 import sys
 import tempfile
 from pathlib import Path
@@ -20,7 +21,7 @@ class TestModelsFileCheck(SimpleTestCase):
             file = Path(folder) / "models.toml"
             file.write_text(text, encoding)
             with override_settings(MODELS_FILE=file), self.assertRaises(SystemCheckError) as caught:
-                call_command("check", fail_level="WARNING")
+                call_command("check")
         return str(caught.exception)
 
     def test_it_names_the_line_and_what_would_be_right(self) -> None:
@@ -80,10 +81,17 @@ class TestModelsFileCheck(SimpleTestCase):
                         "[c] cannot be looked at: RuntimeError"):  # fmt: skip
             self.assertIn(problem, message)
 
+    def test_it_ends_well_where_only_errors_are_asked_for(self) -> None:
+        """Before a web server starts, which serves the other models too."""
+        file = Path(self.enterContext(tempfile.TemporaryDirectory())) / "models.toml"
+        file.write_text('[a]\ntask = "text-clasification"\nmodel = "a/b"\nrevision = "1"\n')
+        with override_settings(MODELS_FILE=file):
+            call_command("check", fail_level="ERROR", stderr=io.StringIO())
+
     def test_the_tasks_it_knows_are_those_that_are_served(self) -> None:
         from inference.engines.pipeline import feeds  # needs transformers
 
         self.assertEqual({tasks.of(name).name for name in tasks.served()}, set(feeds.FEEDS))
 
     def test_the_settings_that_ship_are_good(self) -> None:
-        call_command("check", fail_level="WARNING")
+        call_command("check")

@@ -1,0 +1,10 @@
+"""`manage.py check`: ends with status 1 for warnings too, such as of a task that does not exist."""
+
+from django.core.management.base import CommandParser
+from django.core.management.commands import check
+
+
+class Command(check.Command):
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.set_defaults(fail_level="WARNING")
