@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import urllib.error
@@ -42,6 +43,15 @@ class ExamplesTests(StackCase):
     def test_a_plain_function_and_an_engine_are_models(self) -> None:
         for model, text, answer in (("words", "three short words", 3), ("language", FINNISH, "finnish")):
             self.assertEqual(self.stack.call(text, model=model).json, answer)
+
+    def test_the_command_of_the_page_asks_a_model_of_these_in_a_terminal_of_its_own(self) -> None:
+        (command,) = re.findall(r"`([^`]*manage\.py run [^`]*)`", (EXAMPLES / "README.md").read_text())
+        run = subprocess.run(
+            command.replace(".venv/bin/python", sys.executable), shell=True, cwd=settings.BASE_DIR, capture_output=True,
+            text=True, timeout=PATIENCE_S, check=False,
+            env={**os.environ, **self.stack.environment, "MODELS_FILE": str(settings.BASE_DIR / "models.toml")},
+        )  # fmt: skip
+        self.assertEqual((run.returncode, run.stdout), (0, '"english"\n'), run.stderr)
 
     def test_a_script_submits_first_and_waits_later(self) -> None:
         languages = [line.partition(":")[0] for line in self.script("futures")]
