@@ -119,23 +119,25 @@ def _with_gpus(option: str, names: Sequence[str], found: Found) -> Choice:
             logger.error("no GPU is used, though there should be one: %s. --devices cpu asks for the CPU", found.why)
         every = tuple(_device([gpu]) for gpu in found.gpus)
         return Choice(devices=every or (Device(name=CPU),), why=found.why)
-    if not found.gpus:
-        logger.error("--devices %s: no GPU was found here: %s", option, found.why)
     return Choice(devices=tuple(_asked(option, name, found) for name in names), why=f"it was asked for; {found.why}")
 
 
 def _asked(option: str, name: str, found: Found) -> Device:
-    """Numbers count the GPUs that this worker may use. What was not found is believed where nothing lists them."""
+    """Return the device of this name, whose numbers count the GPUs that this worker may use.
+
+    Raises `ValueError` where one is not there.
+    """
     if name == CPU:
         return Device(name=CPU)
     numbers = [int(part.removeprefix("cuda:")) for part in name.split("+")]
     if len(set(numbers)) < len(numbers):
         raise ValueError(f"--devices {option}: {name} names a GPU twice")
-    if found.is_listed and max(numbers) >= len(found.gpus):
+    if max(numbers) >= len(found.gpus):
         can = f"{len(found.gpus) or 'none'} can be used here: {found.why}"
+        if not found.is_listed:
+            can += f". If there is one all the same, name it: {gpus.VARIABLE}={max(numbers)}"
         raise ValueError(f"--devices {option}: there is no cuda:{max(numbers)}, {can}")
-    every = dict(enumerate(found.gpus))
-    parts = [every.get(number, Gpu(name=f"cuda:{number}", visible=str(number))) for number in numbers]
+    parts = [found.gpus[number] for number in numbers]
     if len(parts) > 1 and any(part.is_slice for part in parts):
         raise ValueError(f"--devices {option}: {name} has a slice of a GPU (MIG), and CUDA sees one of those at a time")
     return _device(parts)

@@ -53,7 +53,7 @@ def find() -> Found:
     if "+cpu" in _torch_version():
         is_there = bool(glob.glob(DEVICE_FILES))
         why = "this torch is a build for CPUs" + (", though there is a GPU: install one for CUDA" if is_there else "")
-        return Found(why=why, problem=is_there)
+        return Found(why=why, problem=is_there, is_listed=True)
     found = _listed()
     return found if os.environ.get(VARIABLE) is None else _chosen(found)
 
