@@ -25,8 +25,12 @@ class WebhookAdmin(ReadOnlyAdmin):
 
     address = display.fact("address", "url", display.visible)
     state_now = display.fact("state", "state", display.badge)
-    due = display.fact("due", "due_at", display.ago)
     failure = display.fact("last failure", "last_error", display.visible)
+
+    @admin.display(description="due")
+    def due(self, webhook: Webhook) -> SafeString | str:
+        """Show when it is sent, of one that is still to be."""
+        return display.ago(webhook.due_at) if webhook.state == WebhookState.PENDING else display.NONE
 
     @admin.display(description="job")
     def of_job(self, webhook: Webhook) -> SafeString:

@@ -339,6 +339,12 @@ class TestWebhookPages(AdminCase):
             self.assertIn("503 \\u001b[31m", text)
             self.assertNotIn("<b>", text)
 
+    def test_only_a_notice_that_is_still_to_be_sent_is_due(self) -> None:
+        for state, due in ((WebhookState.PENDING, 1), (WebhookState.DELIVERED, 0), (WebhookState.GIVEN_UP, 0)):
+            hook = Webhook.objects.create(job=make_job(), url="https://example.org", state=state, due_at=ago(hours=-5))
+            page = self.text(reverse("admin:inference_webhook_change", args=[hook.pk]))
+            self.assertEqual(page.count("in 5 h"), due, state)
+
     def test_what_could_not_be_delivered_is_sent_now(self) -> None:
         later, url = ago(hours=-5), reverse("admin:inference_webhook_changelist")
         hooks = [
