@@ -40,6 +40,7 @@ def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item
     queued, ages = sample.queues()
     refused, past = _refusals(), _past_queues()
     late = set(workers.living().filter(heartbeat_at__lt=Now() - LATE_BEATS * _beat()).values_list("pk", flat=True))
+    removed = queued.keys() - lookup.models().keys() - {name for worker in living for name in worker.model_names}
     for model in sorted(queued.keys() | refused.keys()):
         count, age_s = queued.get(model, 0), ages.get(model, 0.0)
         able = [worker for worker in living if model in worker.model_names and model not in quiet]
@@ -54,7 +55,12 @@ def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item
             "Look why no replica runs them: what is said here of its worker, its models and the broker.",
         )  # fmt: skip
         waits = f"{count:,} jobs of {model} wait, the oldest for {age_s:.0f} s"
-        if full := _full(model, count, refused.get(model, 0)):
+        if model in removed:
+            if age_s > STUCK_S:
+                todo = "Give it back its table in models.toml, or cancel them in the admin: nothing runs them before."
+                text = f"{waits}, and no models file has it any more."
+                yield Item(code="ModelUnserved", text=text, todo=todo, about=("model", model))
+        elif full := _full(model, count, refused.get(model, 0)):
             yield item(code="QueueFull", text=full)
         elif able and not heard_of:
             continue  # nobody knows yet why: they are heard of again, or gone, within seconds

@@ -244,6 +244,14 @@ class TestItems(AttentionCase):
         self.change(replicas_busy=1)
         self.assertEqual(self.named(), [])
 
+    def test_jobs_of_a_model_that_is_in_no_file_any_more_are_said_to_wait_for_ever(self) -> None:
+        job = Job.objects.create(model="removed", inputs="x", created_at=ago(40))
+        with patch.object(clock, "time_s", return_value=job.created_at.timestamp() + 40):
+            item = self.only("ModelUnserved", "1 jobs of removed wait", "no models file has it", "cancel them")
+            self.assertNotIn("mends itself", item.todo)
+            self.change(model_names=["embeddings", "removed"])  # this process has not read the newest file yet
+            self.only("QueueStuck")
+
     def test_failures_above_their_usual_share(self) -> None:
         figure(3600, ended={"succeeded": 900, "failed timed_out": 100})
         figure(60, ended={"succeeded": 80, "failed timed_out": 12, "failed out_of_memory": 8})
