@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,12 +10,16 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from dataclasses import replace
+from http.cookiejar import CookieJar
 from pathlib import Path
 from urllib.parse import urlencode
 
 from django.conf import settings
+from django.contrib.auth import get_user_model
 from django.test import SimpleTestCase
 
+from inference.launcher import programs
 from inference.launcher.supervisor import Program
 from tests.conditions import PATIENCE_S, eventually
 from tests.e2e.case import StackCase
@@ -94,6 +99,47 @@ class ExamplesTests(StackCase):
                 return error.code, json.load(error)
         except OSError:
             return 0, None
+
+    def test_an_app_beside_the_api_has_logins_sessions_forms_and_middleware(self) -> None:
+        get_user_model().objects.db_manager(self.stack.alias).create_superuser("anna", password="secret")
+        url = self.start_notes()
+        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+
+        def show(address: str, **fields: str) -> tuple[str, str]:
+            """Open a page, or send its form; return where that led, and what is there."""
+            if fields:
+                [token] = re.findall(r'name="csrfmiddlewaretoken" value="(\w+)"', show(address)[1])
+                fields["csrfmiddlewaretoken"] = token
+            with browser.open(address, urlencode(fields).encode() if fields else None) as page:
+                return page.url, page.read().decode()
+
+        self.assertEqual(show(f"{url}/notes/")[0], f"{url}/admin/login/?next=/notes/")
+        landed, page = show(f"{url}/admin/login/?next=/notes/", username="anna", password="secret")
+        self.assertEqual((landed, "anna, page" in page), (f"{url}/notes/", True))
+        first, second = (int(re.findall(r"page (\d+)", show(f"{url}/notes/")[1])[0]) for _ in range(2))
+        self.assertEqual(second, first + 1)
+        landed, page = show(f"{url}/notes/", text=FINNISH)
+        self.assertEqual((landed, f"{FINNISH}: finnish" in page), (f"{url}/notes/", True))
+        (job,) = self.stack.jobs.filter(owner__username="anna")
+        self.assertEqual(job.inputs, FINNISH)
+        with urllib.request.urlopen(f"{url}/v1/models") as answer:
+            self.assertNotIn("Set-Cookie", answer.headers)
+
+    def start_notes(self) -> str:
+        """Start the web server with the app's settings, and return where it is."""
+        port = free_port()
+        settings_of_notes = {"DJANGO_SETTINGS_MODULE": "examples.notes.settings"}
+        self.stack.start(replace(programs.web(host=HOST, port=port), name="notes", environment=settings_of_notes))
+        self.addCleanup(self.stack.children["notes"].stop)
+        url = f"http://{HOST}:{port}"
+
+        def answers() -> bool:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/healthz"):
+                return True
+            return False
+
+        eventually(answers, "the web server with the app answers")
+        return url
 
 
 class ReadmeTests(SimpleTestCase):
