@@ -45,6 +45,7 @@ HELD_S = settings.WORKER_SILENT_S  # what left its queue and was not started for
 PASSED_S = settings.WORKER_SILENT_S / 3  # a job is passed when one that is this much younger was started before it
 CHUNK = 500
 MOST = 20 * CHUNK  # jobs sent again in a round
+MILLISECOND = datetime.timedelta(milliseconds=1)
 
 
 def reconcile(*, answering_s: float = math.inf, observer: Observer | None = None) -> None:
@@ -98,7 +99,7 @@ def _mark_silent(observer: Observer) -> None:
     """Unless it was heard since."""
     idle = {"replicas_ready": 0, "replicas_busy": 0, "held": 0}
     for worker, beat in observer.silent().items():
-        last_heard = (beat - datetime.timedelta(milliseconds=1), beat)  # a file keeps milliseconds
+        last_heard = (beat - MILLISECOND, beat + MILLISECOND)  # a file keeps milliseconds, and compares them as text
         silent = Worker.objects.filter(pk=worker, heartbeat_at__range=last_heard, state__in=workers.PRESENT)
         if silent.filter(state=WorkerState.STOPPING).update(state=WorkerState.STOPPED, **idle):
             continue

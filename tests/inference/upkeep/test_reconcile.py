@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 
 from django.conf import settings
 from django.db import ProgrammingError
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.test import TransactionTestCase, override_settings
 
@@ -67,6 +68,15 @@ class ReconcileTests(TransactionTestCase):
         self.assertEqual(worker.state, WorkerState.GONE)
         self.assertEqual((job.status, job.batch, job.recoveries), (Status.QUEUED, None, 1))
         self.assertEqual(self.queued_messages(), 1)
+
+    def test_so_is_one_that_was_heard_last_at_a_whole_second(self) -> None:
+        """A file compares moments as texts: with the milliseconds that it keeps there is one behind that second."""
+        silent = make_worker()
+        Worker.objects.update(heartbeat_at=RawSQL("'2026-01-01 00:00:00.000'", []))
+        with self.assertLogs("inference.upkeep.reconcile", "WARNING"):
+            reconcile.reconcile()
+        silent.refresh_from_db()
+        self.assertEqual(silent.state, WorkerState.GONE)
 
     def test_a_queue_that_the_broker_refuses_keeps_no_job_of_the_others_from_being_sent_once(self) -> None:
         catalog = {**models(), "refused": replace(models()[MODEL], name="refused")}
