@@ -66,6 +66,14 @@ class TestMonitoring(TestCase):
         places = [tuple(panel["gridPos"].values()) for panel in board["panels"]]
         self.assertEqual(len(set(places)), len(places))
 
+    def test_each_line_of_the_board_is_named_by_what_its_query_keeps(self) -> None:
+        board = json.loads((DEPLOY / "grafana" / "board.json").read_text())
+        for target in (target for panel in board["panels"] for target in panel["targets"]):
+            kept = re.search(r"\bby \(([^)]*)\)", target["expr"])
+            labels = {name for name in kept[1].split(", ") if name != "le"} if kept else set()
+            with self.subTest(target["expr"]):
+                self.assertEqual(set(re.findall(r"{{(\w+)}}", target["legendFormat"])), labels)
+
     def test_what_several_web_servers_tell_is_added_up_once(self) -> None:
         """Each tells all: only shares of sums stay right where they are counted twice."""
         board = json.loads((DEPLOY / "grafana" / "board.json").read_text())
