@@ -32,7 +32,7 @@ from inference.models import (
     WorkerState,
 )
 from inference.status import attention, health
-from inference.status.attention import servers
+from inference.status.attention import load, servers
 from inference.status.attention.item import Item
 from inference.store import locks
 from tests.conditions import PATIENCE_S, ago, eventually
@@ -49,7 +49,7 @@ HAS_IT = {"0": {"device": "cpu", "models": {"embeddings": "ready"}}}
 NEVER_SLOW = patch.object(servers, "SLOW_S", PATIENCE_S)
 
 
-@override_settings(WORKER_SILENT_S=PATIENCE_S)
+@override_settings(WORKER_SILENT_S=PATIENCE_S, WORKER_HEARTBEAT_S=PATIENCE_S)
 class AttentionCase(TestCase):
     def setUp(self) -> None:
         self.enterContext(NEVER_SLOW)
@@ -181,13 +181,13 @@ class TestItems(AttentionCase):
                 [item] = [item for item in attention.items() if item.code == "ModelUnserved"]
                 self.assertIn(todo, item.todo)
 
-    @override_settings(WORKER_HEARTBEAT_S=1.0)
+    @override_settings(WORKER_SILENT_S=4 * PATIENCE_S, WORKER_HEARTBEAT_S=PATIENCE_S / load.LATE_BEATS)
     def test_nothing_is_guessed_of_a_queue_whose_worker_has_not_been_heard_of_for_some_seconds(self) -> None:
         figure(60, "", now={"samples": 1, "queued": {"embeddings": 0}})
         Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(30))
         self.change(replicas_busy=1)
         self.only("QueueGrows", "More comes in than is done")
-        self.change(heartbeat_at=ago(5))
+        self.change(heartbeat_at=ago(2 * PATIENCE_S))
         self.assertEqual(self.named(), [])
 
     def test_a_models_file_that_is_refused(self) -> None:
