@@ -158,6 +158,21 @@ class StoppedSweepTests(TestCase):
             self.sweep()
         self.assertNotIn("RetentionStopped", self.codes())
 
+    def test_it_is_not_said_any_more_once_jobs_are_kept_for_ever(self) -> None:
+        self.make(8, OLD)
+        with self.assertLogs("inference.upkeep.retention", "WARNING"):
+            self.sweep()
+        with self.settings(JOB_RETENTION_DAYS=0):
+            self.sweep()
+        self.assertNotIn("RetentionStopped", self.codes())
+
+    def test_no_more_are_counted_than_tell_that_they_are_too_many(self) -> None:
+        """With millions of them each worker would read all of its table, and longer than a statement may take."""
+        for number in range(8, 40):
+            self.make(number, OLD)
+        with patch.object(retention, "COUNTED", 3):
+            self.assertIn("5 or more of 40 finished jobs", retention.Sweep().problem)
+
     def test_an_operator_lets_it_go_on(self) -> None:
         self.make(8, OLD)
         with self.assertLogs("inference.upkeep.retention", "WARNING"):
