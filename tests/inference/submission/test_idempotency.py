@@ -7,8 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from unittest.mock import patch
 
-from django.db import connections
-from django.test import TransactionTestCase, override_settings
+from django.contrib.auth import get_user_model
+from django.db import IntegrityError, connections
+from django.test import TestCase, TransactionTestCase, override_settings
 
 from inference import errors
 from inference.catalog.lookup import spec_of
@@ -86,3 +87,28 @@ class OnceTests(TransactionTestCase):
         self.assertIsInstance(refused[0], errors.StoreUnavailable)
         self.assertIn("nothing was stored by this one", refused[0].message)
         self.assertEqual((refused[0].job_id, refused[0].retry_after_s, Job.objects.count()), (None, 1, 0))
+
+
+class ExplanationTests(TestCase):
+    """Why the database refused a row."""
+
+    error = IntegrityError("refused")
+
+    def test_an_owner_who_was_deleted_is_named_as_the_reason(self) -> None:
+        owner = get_user_model().objects.create(username="ada")
+        job = Job(owner_id=owner.pk)
+        owner.delete()
+        with self.assertRaises(errors.UnknownOwner) as raised:
+            idempotency.explain(job, self.error)
+        self.assertIs(raised.exception.__cause__, self.error)
+
+    def test_what_has_another_reason_is_raised_as_it_is(self) -> None:
+        owner = get_user_model().objects.create(username="ada")
+        for job in (Job(owner_id=owner.pk), Job(), Job(idempotency_key="-:k")):
+            self.assertRaisesMessage(IntegrityError, "refused", idempotency.explain, job, self.error)
+
+    def test_a_key_that_another_request_took_leads_to_its_row(self) -> None:
+        stored = Job.objects.create(model="m", inputs="x", idempotency_key="-:k", idempotency_digest="1")
+        same, other = (Job(idempotency_key="-:k", idempotency_digest=digest) for digest in "12")
+        self.assertEqual(idempotency.explain(same, self.error), stored)
+        self.assertRaises(errors.IdempotencyMismatch, idempotency.explain, other, self.error)

@@ -14,7 +14,7 @@ from inference import errors
 from inference.broker import address, publish, redis_client
 from inference.broker.breaker import Breaker
 from inference.models import Job
-from inference.store import rows
+from inference.store import connections, rows
 from inference.submission import writer
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.submission import patience
@@ -26,6 +26,13 @@ MODEL = "embeddings"
 def new_job(**values: Any) -> Job:
     """Make a notice of now: what was to be sent long ago would be sent again."""
     return Job(**{"model": MODEL, "inputs": "text", "published_at": timezone.now(), **values})
+
+
+class StateError(Exception):
+    """What the database's driver raises, with its SQLSTATE, if it has one."""
+
+    def __init__(self, sqlstate: str | None) -> None:
+        self.sqlstate = sqlstate
 
 
 class WriterTests(TransactionTestCase):
@@ -71,6 +78,27 @@ class WriterTests(TransactionTestCase):
         self.assertTrue(error.retryable)
         self.assertGreater(error.retry_after_s or 0, 0)
         self.assertEqual(self.accept_together([new_job()]), [None])
+
+    def test_nothing_was_stored_is_said_where_the_database_refused_and_not_where_it_was_cut_off(self) -> None:
+        for state in (None, "08006", "57P01", "40P01", "53100", "57014"):
+            cut_off = connection.vendor == "postgresql" and (state is None or state.startswith(writer.CUT_OFF))
+            error = OperationalError("away")
+            error.__cause__ = StateError(state)
+            with self.subTest(sqlstate=state):
+                self.assert_refused(patch.object(writer, "insert", side_effect=error), stored_perhaps=cut_off)
+
+    def test_nothing_was_stored_is_said_where_no_connection_could_be_made(self) -> None:
+        self.assert_refused(
+            patch.object(connections, "ready", side_effect=OperationalError("away")), stored_perhaps=False
+        )
+
+    def assert_refused(self, away: Any, *, stored_perhaps: bool) -> None:
+        job = new_job()
+        with away:
+            (error,) = self.accept_together([job])
+        assert isinstance(error, errors.StoreUnavailable)
+        self.assertEqual(error.job_id, job.id if stored_perhaps else None)
+        self.assertRegex(error.message, "may have stored" if stored_perhaps else "nothing was stored")
 
     def test_a_row_that_the_database_cannot_take_is_one_caller_s_error(self) -> None:
         results = self.accept_together([new_job(), new_job(length=2**70), new_job()])
