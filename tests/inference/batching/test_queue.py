@@ -16,7 +16,7 @@ from sortedcontainers import SortedList
 
 from benchmarks.simulator.workloads import cpu
 from inference.batching.costs import CostModel
-from inference.batching.queue import AT_ONCE, MEMORY_S, BatchQueue, Item, Limits, check
+from inference.batching.queue import AT_ONCE, LARGEST, MEMORY_S, BatchQueue, Item, Limits, check
 from inference.catalog.lengths import measure
 from inference.catalog.specs import ModelSpec
 from tests.properties import QUICK
@@ -171,6 +171,14 @@ class BatchTests(TestCase):
 
     def test_a_job_of_impossible_numbers_is_refused(self) -> None:
         for wrong in ({"size": 0}, {"length": 10**40}, {"arrived_at_s": float("nan")}, {"expires_at_s": float("inf")}):
+            with self.subTest(wrong), self.assertRaises(ValueError):
+                check([item("x", **wrong)])
+
+    def test_the_smallest_and_the_largest_job_are_taken(self) -> None:
+        most = {"size": LARGEST, "length": LARGEST, "priority": LARGEST}
+        for numbers in ({"size": 1, "length": 1}, most, {"priority": -LARGEST, "expires_at_s": 1.0}):
+            check([item("x", **numbers)])
+        for wrong in ({"size": LARGEST + 1}, {"length": 0}, {"priority": LARGEST + 1}):
             with self.subTest(wrong), self.assertRaises(ValueError):
                 check([item("x", **wrong)])
 

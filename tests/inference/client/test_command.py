@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
 import tempfile
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
+from unittest import TestCase
+from unittest.mock import Mock
 from uuid import uuid4
 
+from inference.client import command
 from tests import echo
 from tests.conditions import PATIENCE_S
 from tests.e2e.case import StackCase
@@ -97,3 +103,12 @@ class KeyTests(CommandCase):
 
     def test_who_has_no_key_is_told_where_to_put_it(self) -> None:
         self.assertIn("INFERENCE_API_KEY", self.call("run", "echo", "x").stderr)
+
+
+class StatusTests(TestCase):
+    def test_it_says_why_the_service_is_not_ready(self) -> None:
+        for ready, code in (({"ready": True, "reasons": []}, 0), ({"ready": False, "reasons": ["no worker"]}, 1)):
+            client, told = Mock(**{"ready.return_value": ready, "models.return_value": []}), io.StringIO()
+            with contextlib.redirect_stderr(told), contextlib.redirect_stdout(io.StringIO()):
+                self.assertEqual(command.show_status(client, Namespace(id=None)), code)
+            self.assertEqual(told.getvalue(), "not ready: no worker\n" if code else "")
