@@ -11,6 +11,7 @@ from django.contrib.auth import get_user_model
 from django.db.models import OuterRef, Q, QuerySet, Subquery, Sum, Value
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest
+from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
@@ -47,7 +48,9 @@ def is_below(user: Any, key: ApiKey | None) -> bool:
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none when it runs
-    list_display = ("start", "name", "owner", "state", "last_used_at", "requests", "a_minute", "share", "expires_at")
+    list_display = (
+        "start", "name", "owner", "state", "last_used_at", "requests", "a_minute", "share", "expires_at", "jobs",
+    )  # fmt: skip
     list_filter = ("owner",)
     list_select_related = ("owner",)
     search_fields = ("start", "name", "owner__username")
@@ -80,6 +83,11 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
         now = clock.now()
         most = auth.or_default(key.requests_per_minute, settings.API_KEY_RATE)
         return f"{key.used_hour / ((now - _hour(now) + HOUR) / MINUTE):.1f} of {most or 'any'}"
+
+    @admin.display(description="jobs")
+    def jobs(self, key: ApiKey) -> SafeString:
+        url = reverse("admin:inference_job_changelist")
+        return format_html('<a href="{}?owner={}">of its owner</a>', url, key.owner_id)
 
     @admin.display(description="last day")
     def last_day(self, key: ApiKey) -> SafeString | str:

@@ -18,8 +18,16 @@ from inference.status import workers
 
 
 def words(selection: dict[str, Any]) -> str:
-    told = (f"{lookup.replace('__', ' ')} {value}" for lookup, value in selection.items() if lookup != "whole__isnull")
+    told = (f"{name} {value}" for name, value in facts(selection))
     return display.visible(", ".join(told)) or "all jobs"
+
+
+def facts(selection: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what the jobs were chosen by, in words: jobs that a search found are counted."""
+    told = {lookup.replace("__", " "): str(value) for lookup, value in selection.items() if lookup != "whole__isnull"}
+    if found := selection.get("id__in"):
+        told["id in"] = f"{len(found):,} that a search found"
+    return list(told.items())
 
 
 @admin.register(Act)

@@ -10,6 +10,7 @@ from typing import Any, cast
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
+from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
 from django.db import DataError
@@ -22,6 +23,7 @@ from inference.catalog.lookup import models
 from inference.fields.ids import first_id_at
 from inference.models import Job, Priority, Status, Worker
 from inference.status import workers
+from inference.telemetry.visible import visible
 
 COUNT_LIMIT = 10_000
 
@@ -40,7 +42,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # it takes none wh
     def count(self) -> int:
         if len(self.first) <= self.per_page:
             return len(self.first)
-        return self._rows.order_by().values("pk")[:COUNT_LIMIT].count()
+        return self._rows.order_by().values("pk")[: self.most].count()
 
     @property
     def _rows(self) -> QuerySet[Any]:
@@ -48,6 +50,11 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # it takes none wh
 
 
 class BoundedList(ChangeList):
+    def count(self) -> str:
+        """Return how many were found, as far as they were counted."""
+        most = self.paginator.most
+        return f"{most:,}+" if self.result_count >= most else f"{self.result_count:,}"
+
     def get_results(self, request: HttpRequest) -> None:
         """What fits in one page was found already. What the database refuses to compare with, such as NUL or a number
         of 24 digits, was typed by hand."""
@@ -101,6 +108,21 @@ class WorkerFilter(JobFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [(str(worker.pk), str(worker)) for worker in Worker.objects.all()[:10]]
+
+
+class OwnerFilter(JobFilter):
+    """Whose jobs: a few to choose from, others by the search."""
+
+    title = parameter_name = "owner"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        users = get_user_model()
+        names = users.objects.order_by(users.USERNAME_FIELD).values_list("pk", users.USERNAME_FIELD)
+        listed = dict(names[:20])
+        chosen = self.value() or ""
+        if chosen.isascii() and chosen.isdecimal() and int(chosen) not in listed:
+            listed |= dict(names.filter(pk=chosen))
+        return [(str(pk), visible(name)) for pk, name in listed.items()]
 
 
 class PriorityFilter(JobFilter):

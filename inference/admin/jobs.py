@@ -8,6 +8,7 @@ from uuid import UUID
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.auth import get_user_model
 from django.core import signing
 from django.core.exceptions import PermissionDenied
 from django.db.models import OuterRef, QuerySet, Subquery
@@ -19,7 +20,16 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from inference.admin import batches, data, display, export, media, selection, steering, story
-from inference.admin.filters import AcceptedFilter, ErrorFilter, ModelFilter, PriorityFilter, StatusFilter, WorkerFilter
+from inference.admin.acts import facts as act_facts
+from inference.admin.filters import (
+    AcceptedFilter,
+    ErrorFilter,
+    ModelFilter,
+    OwnerFilter,
+    PriorityFilter,
+    StatusFilter,
+    WorkerFilter,
+)
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.fields.ids import new_job_id
 from inference.models import Act, ActKind, Job, Status, Webhook, Worker
@@ -39,13 +49,17 @@ CONFIRMED_WITHIN = datetime.timedelta(minutes=15)
 @admin.register(Job)
 class JobAdmin(ReadOnlyAdmin):
     list_display = (
-        "short_id", "model", "state", "code", "accepted", "wait", "run", "batched", "size", "priority", "attempts",
-        "ran_on",
+        "short_id", "model", "state", "code", "owner_name", "accepted", "wait", "run", "batched", "size", "priority",
+        "attempts", "ran_on",
     )  # fmt: skip
-    list_filter = (StatusFilter, ModelFilter, AcceptedFilter, PriorityFilter, WorkerFilter, ErrorFilter)
+    list_filter = (StatusFilter, ModelFilter, AcceptedFilter, PriorityFilter, WorkerFilter, OwnerFilter, ErrorFilter)
     list_per_page = list_max_show_all = 50
     search_fields = ("id",)  # shows the box; get_search_results does the work
-    search_help_text = "A job's id or its end, as the list shows it, or a request's id (X-Request-Id) in full"
+    search_help_text = (
+        "In full: an owner's name, an error's code, an X-Request-Id, an Idempotency-Key, the id of a job, a bulk or a"
+        " batch. Of a job's id its end will do. What is none of these is looked for in the texts of errors and the"
+        f" first {selection.BEGINNING} characters of inputs."
+    )
     actions = ("cancel_jobs", "retry_jobs", "retry_jobs_alone")
     change_list_template = "inference/job_list.html"
     change_form_template = "inference/job.html"
@@ -57,14 +71,18 @@ class JobAdmin(ReadOnlyAdmin):
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
-        name = Worker.objects.filter(pk=OuterRef("worker")).values("name")[:1]
+        users = get_user_model()
+        worker = Worker.objects.filter(pk=OuterRef("worker")).values("name")[:1]
+        owner = users.objects.filter(pk=OuterRef("owner")).values(users.USERNAME_FIELD)[:1]
         jobs: QuerySet[Job] = super().get_queryset(request)
-        return jobs.defer("inputs", "output").annotate(worker_name=Subquery(name))
+        return jobs.defer("inputs", "output").annotate(worker_name=Subquery(worker), owner_username=Subquery(owner))
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
-        return queryset.filter(**selection.search(search_term, set(request.GET))), False
+        found = selection.search(search_term, set(request.GET), queryset)
+        request.search_limit = found.limit  # type: ignore[attr-defined]  # for the page
+        return queryset.filter(**found.lookups), False
 
     # Columns and facts
 
@@ -75,6 +93,7 @@ class JobAdmin(ReadOnlyAdmin):
 
     state = display.fact("status", "status", display.badge)
     code = display.fact("error", "error_code")
+    owner_name = display.fact("owner", "owner_username", display.visible)
     batched = display.fact("batch", "batch_size")
     wait = display.fact("wait", "queue_wait", display.duration)
     run = display.fact("run", "run_time", display.duration)
@@ -171,7 +190,7 @@ class JobAdmin(ReadOnlyAdmin):
         }  # fmt: skip
         return self.page(
             request, "inference/confirm.html", title=f"{kind.label} {counted:,} jobs?", kind=kind, counted=counted,
-            is_more=count > counted, lookups=lookups, plan=signing.dumps(plan, salt=SALT),
+            is_more=count > counted, facts=act_facts(lookups), plan=signing.dumps(plan, salt=SALT),
             query=request.GET.urlencode(),
         )  # fmt: skip
 

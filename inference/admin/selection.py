@@ -4,49 +4,160 @@ from __future__ import annotations
 
 import datetime
 import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from django.contrib.auth import get_user_model
+from django.db.models import (
+    BooleanField,
+    Case,
+    ExpressionWrapper,
+    Func,
+    IntegerField,
+    Q,
+    QuerySet,
+    TextField,
+    Value,
+    When,
+)
+from django.db.models.functions import Cast, Left
 from django.http import QueryDict
 
-from inference import clock
+from inference import clock, errors
 from inference.fields.ids import first_id_at
+from inference.fields.json_field import dumps, storable
 from inference.models import Job
 
 END_OF_ID = re.compile(r"…?([0-9A-Fa-f]{8,12})")
 MINUTES = {"10m": 10, "1h": 60, "1d": 1440, "7d": 10_080}  # the times of the list
 LOOKUPS = {"status__exact": "status", "priority__exact": "priority"}
-SAME = ("model", "worker", "error_code", "batch", "whole", "bulk")
+SAME = ("model", "worker", "error_code", "batch", "whole", "bulk", "owner")
 OF_PARTS = {"whole", "batch", "worker"}  # which find parts, too
 PASSED_OVER = {"p", "o", "e", "all", "_changelist_filters", "_popup"}
 
+# Texts are in no index: they are looked for in so many of the newest jobs, some in each statement, for so long, until
+# enough have it.
+SCANNED, CHUNK, FOUND, SCAN_S = 10_000, 500, 500, 2.0
+BEGINNING = 200  # characters of the input, as JSON
+LARGEST = 100_000  # bytes of an input that is read for its beginning
+OWNERS = 1000  # of whom each may have used the same Idempotency-Key
 
-def search(term: str, keys: set[str]) -> dict[str, Any]:
-    """`keys`: what else is asked for. Parts are found by what they belong to, ran in, and their ids. A request's id may
-    look like that of a job, and a client may choose it so: what is a job's id is taken for that."""
-    term = term.strip()
+Lookups = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The lookups of what a search has found, and what it has not looked at, in words."""
+
+    lookups: Lookups
+    limit: str = ""
+
+
+class StoredSize(Func):
+    """The size of a value in its row, for which PostgreSQL does not read what it keeps elsewhere."""
+
+    function = "pg_column_size"
+    output_field = IntegerField()
+
+    def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        return super().as_sql(compiler, connection, function="length", **context)
+
+
+def search(term: str, keys: set[str], jobs: QuerySet[Job]) -> Search:
+    """Find jobs of `jobs` by a term.
+
+    Parts are found by what they belong to, ran in, and their ids. A request's id and an Idempotency-Key are the
+    client's choice, and may look like anything else: what is a job's id, or an owner, is taken for that.
+
+    Args:
+        term: What was typed.
+        keys: What else is asked for.
+        jobs: Those that the filters let through, among which texts are looked for.
+    """
+    term = storable(term.strip())
+    whole: Lookups = {} if keys & OF_PARTS else {"whole__isnull": True}
     if not term:
-        return {} if keys & OF_PARTS else {"whole__isnull": True}
-    return _by_id(term) or {"request_id": term, "whole__isnull": True}
+        return Search(whole)
+    if found := _by_id(term):
+        return Search(found)
+    if found := _by_index(term):
+        return Search(found)
+    return _by_text(term, jobs.filter(**whole))
 
 
-def _by_id(term: str) -> dict[str, Any]:
+def _by_id(term: str) -> Lookups:
     """Nothing where there is none of this id. An end is looked for in all ids, and then not again."""
     jobs = Job.objects.order_by()
     if end := END_OF_ID.fullmatch(term):
         digits = {"id__endswith": end[1].lower()}
         found = [str(pk) for pk in jobs.filter(**digits).values_list("pk", flat=True)[:2]]
         return {"id": found[0]} if len(found) == 1 else digits if found else {}
+    return {"id": str(job)} if (job := _uuid(term)) and jobs.filter(pk=job).exists() else {}
+
+
+def _by_index(term: str) -> Lookups:
+    """Find by what an index holds in full: nothing where no job has it."""
+    if any(error.code == term for error in errors.JobError.__subclasses__()):
+        return {"error_code": term, "whole__isnull": True}
+    jobs = Job.objects.order_by()
+    for lookups in _indexed(term):
+        if jobs.filter(**lookups).exists():
+            return lookups
+    names = [f"{pk}:{term}" for pk in get_user_model().objects.order_by("pk").values_list("pk", flat=True)[:OWNERS]]
+    keyed = jobs.filter(idempotency_key__in=[term, f"-:{term}", *names]).values_list("pk", flat=True)[:FOUND]
+    return {"id__in": found} if (found := [str(pk) for pk in keyed]) else {}
+
+
+def _indexed(term: str) -> Iterator[Lookups]:
+    if belongs_to := _uuid(term):
+        yield {"bulk": str(belongs_to)}
+        yield {"batch": str(belongs_to)}
+    users = get_user_model()
+    if owner := users.objects.filter(**{users.USERNAME_FIELD: term}).first():
+        yield {"owner": str(owner.pk), "whole__isnull": True}
+    yield {"request_id": term, "whole__isnull": True}
+
+
+def _by_text(term: str, jobs: QuerySet[Job]) -> Search:
+    """Find in the texts of errors and the beginnings of inputs of the newest jobs."""
+    in_error = Q(error_detail__icontains=term) | Q(error_raised__icontains=term)
+    in_input = Q(beginning__icontains=dumps(term)[1:-1])
+    beginning = Left(Cast("inputs", TextField()), BEGINNING)
+    newest = (
+        jobs.order_by("-pk")
+        .annotate(stored_size=StoredSize("inputs"))
+        .annotate(beginning=Case(When(stored_size__lte=LARGEST, then=beginning), default=Value("")))
+        .annotate(has_it=ExpressionWrapper(in_error | in_input, output_field=BooleanField()))
+        .values_list("pk", "has_it")
+    )
+    found: list[str] = []
+    looked_at, chunk, begun_s = 0, list(newest[:CHUNK]), time.monotonic()
+    while True:
+        looked_at += len(chunk)
+        found += [str(pk) for pk, has_it in chunk if has_it]
+        if len(found) >= FOUND:
+            return Search({"id__in": found[:FOUND]}, f"Listed are the newest {FOUND:,} that have it.")
+        if len(chunk) < CHUNK:
+            return Search({"id__in": found})
+        if looked_at >= SCANNED or time.monotonic() - begun_s > SCAN_S:
+            limit = f"It was looked for in the newest {looked_at:,} jobs that the filters let through."
+            return Search({"id__in": found}, limit)
+        chunk = list(newest.filter(pk__lt=chunk[-1][0])[:CHUNK])
+
+
+def _uuid(term: str) -> UUID | None:
     try:
-        job = UUID(term)
+        return UUID(term)
     except ValueError:
-        return {}
-    return {"id": str(job)} if jobs.filter(pk=job).exists() else {}
+        return None
 
 
-def of(query: QueryDict) -> dict[str, Any] | None:
+def of(query: QueryDict) -> Lookups | None:
     """None for a filter that acts on all do not know: they would concern more than is listed."""
-    found = search(query.get("q", ""), set(query))
+    found: Lookups = {}
     for key, value in query.items():
         if key in LOOKUPS or key in SAME:
             found |= {LOOKUPS.get(key, key): value} if value else {}  # an empty filter lets all through
@@ -55,4 +166,9 @@ def of(query: QueryDict) -> dict[str, Any] | None:
             found["id__gte"] = str(first_id_at(since))
         elif key not in PASSED_OVER | {"q"}:
             return None
-    return found
+    return _both(found, search(query.get("q", ""), set(query), Job.objects.filter(**found)).lookups)
+
+
+def _both(chosen: Lookups, found: Lookups) -> Lookups | None:
+    """What both let through; None where they ask for two values of one column, which is nothing."""
+    return None if any(key in chosen and chosen[key] != found[key] for key in found) else chosen | found

@@ -1,8 +1,10 @@
 """The operator's pages: read-only facts, harmless strings, and actions that say exactly what happened."""
 
 import datetime
+import math
 import re
 import uuid
+from unittest.mock import patch
 
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
@@ -12,7 +14,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from api import request_id
-from inference.admin import display, filters
+from api.models import ApiKey
+from inference.admin import display, filters, selection
 from inference.fields.ids import first_id_at
 from inference.models import Bulk, Figure, Grain, Job, Priority, Status, Webhook, WebhookState, Worker, WorkerState
 from tests.conditions import ago
@@ -99,6 +102,71 @@ class TestJobPages(AdminCase):
         self.assertEqual(len(compared), 1, "all ids are looked through once")
         self.assertEqual(self.listed(q="req-1"), [job])
         self.assertEqual(self.listed(q="req"), [])
+
+    def test_jobs_are_found_by_whose_they_are_and_what_they_belong_to(self) -> None:
+        alice = User.objects.create_user("alice")
+        bulk, batch = Bulk.objects.create(model="embeddings", total=1), uuid.uuid4()
+        job = make_job(
+            owner=alice, bulk=bulk, bulk_index=0, batch=batch, status=Status.FAILED, error_code="crashed",
+            idempotency_key=f"{alice.pk}:order 7",
+        )  # fmt: skip
+        make_job(owner=User.objects.get(username="operator"))
+        for term in ("alice", str(bulk.pk), str(batch), "crashed", "order 7", f"{alice.pk}:order 7"):
+            self.assertEqual(self.listed(q=term), [job], term)
+        self.assertEqual(self.listed(owner=str(alice.pk)), [job])
+        self.assertEqual(self.listed(owner=str(alice.pk), q="crashed"), [job])
+        self.assertRegex(self.text(JOBS), r"field-owner_name[^>]*>alice<")
+        self.assertIn(f"?owner={alice.pk}", self.text(JOBS), "a filter")
+
+    def test_the_keys_of_an_owner_lead_to_the_owner_s_jobs(self) -> None:
+        alice = User.objects.create_user("alice")
+        ApiKey.objects.issue(owner=alice)
+        self.assertIn(f"{JOBS}?owner={alice.pk}", self.text(reverse("admin:api_apikey_changelist")))
+
+    def test_jobs_are_found_by_the_text_of_their_error_and_the_beginning_of_their_input(self) -> None:
+        failed = make_job(status=Status.FAILED, error_code="engine_error", error_detail="The model failed on 100%.",
+                          error_raised="RuntimeError: a shape (3, 4)")  # fmt: skip
+        alone, listed, named = (make_job(inputs=inputs) for inputs in (
+            'say "Grüße" to all', ["say more", "a second"], {"question": "what do you say"},
+        ))  # fmt: skip
+        far = make_job(inputs="x" * 5_000 + " a rare word")
+        whole = make_job(inputs=[], parts=1, size=1)
+        make_job(inputs=["say nothing"], whole=whole.pk, place=0)
+        for term, found in (
+            ("shape (3", [failed]), ("on 100%", [failed]), ("on 10_%", []), ('"Grüße"', [alone]),
+            ("what do you", [named]), ("say", [named, listed, alone]), ("rare word", []), ("a second", [listed]),
+        ):  # fmt: skip
+            self.assertEqual(self.listed(q=term), found, term)
+        self.assertEqual(self.listed(q="say", model="gone"), [])
+        self.assertNotIn(far, self.listed(q="say"))
+
+    def test_texts_are_looked_for_in_so_many_of_the_newest_jobs_and_that_is_said(self) -> None:
+        old = make_job(inputs="the needle")
+        newer = [make_job(inputs=f"the needle {place}") for place in range(5)]
+        bounds = patch.multiple(selection, SCANNED=4, CHUNK=2, SCAN_S=math.inf)
+        with bounds, CaptureQueriesContext(connection) as queries:
+            answer = self.client.get(JOBS, {"q": "needle"})
+        self.assertEqual(list(answer.context["cl"].result_list), newer[:0:-1])
+        looked = [query["sql"] for query in queries if "LIKE" in query["sql"]]
+        self.assertEqual([sql.count("LIMIT 2") for sql in looked], [1, 1])
+        self.assertContains(answer, "newest 4 jobs")
+        with patch.multiple(selection, FOUND=3, CHUNK=2, SCAN_S=math.inf):
+            answer = self.client.get(JOBS, {"q": "needle"})
+        self.assertEqual(list(answer.context["cl"].result_list), newer[:1:-1])
+        self.assertContains(answer, "newest 3 that have it")
+        self.assertEqual(self.listed(q="needle"), [*reversed(newer), old])
+        self.assertNotContains(self.client.get(JOBS, {"q": str(old.pk)}), "looked for in the newest")
+
+    def test_a_count_that_was_not_made_to_its_end_is_not_told_as_a_number(self) -> None:
+        Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(60))
+        for query in ({}, {"model": "embeddings"}):
+            with patch.object(filters.BoundedPaginator, "most", 55):
+                text = self.text(JOBS, **query)
+            self.assertIn("55+ jobs", text)
+            self.assertNotRegex(text, r"\b55 (results|jobs|selected)")
+        self.assertIn("60 jobs", self.text(JOBS))
+        self.assertNotIn("60+", self.text(JOBS))
+        self.assertIn("1 result", self.text(JOBS, q=str(make_job().pk)))
 
     def test_a_request_s_id_that_looks_like_a_job_s_is_found_too(self) -> None:
         """Those that the service makes do."""

@@ -58,7 +58,7 @@ class ActOnAllTests(AdminCase):
         part = make_job(whole=whole.pk, place=0, worker=worker.pk, batch=batch)
         job = make_job(
             status=Status.FAILED, error_code="crashed", priority=Priority.HIGH, worker=worker.pk, batch=batch,
-            bulk=bulk, request_id="req-1",
+            bulk=bulk, request_id="req-1", owner=User.objects.get(), idempotency_key="-:order", inputs="a needle",
         )  # fmt: skip
         make_job(model="other", request_id="0" * 32)
         make_job(request_id="1" * 8)
@@ -68,6 +68,8 @@ class ActOnAllTests(AdminCase):
             {"whole": str(whole.pk)}, {"bulk": str(bulk.pk)}, {"q": "req-1"}, {"q": str(part.pk)},
             {"q": job.pk.hex[-8:]}, {"q": "…" + job.pk.hex[-12:]},
             {"status__exact": "queued", "model": "other", "p": "1"}, {"q": "0" * 32}, {"q": "1" * 8},
+            {"owner": str(job.owner_id)}, {"q": "operator"}, {"q": "crashed"}, {"q": "order"}, {"q": "needle"},
+            {"q": str(bulk.pk)}, {"q": str(batch)}, {"q": "needle", "model": "other"}, {"q": "needle", "owner": ""},
             {"worker": ""}, {"priority__exact": ""}, {"model": "", "error_code": ""}, {"status__exact": ""},
         ]  # fmt: skip
         for query in queries:
@@ -78,9 +80,15 @@ class ActOnAllTests(AdminCase):
                 assert lookups is not None
                 self.assertEqual(set(acts.chosen(lookups, new_job_id())), set(self.listed(**query)))
 
+    def test_a_search_that_contradicts_a_filter_acts_on_nothing(self) -> None:
+        make_job(status=Status.FAILED, error_code="lost")
+        make_job(status=Status.FAILED, error_code="crashed")
+        self.assertEqual(self.listed(error_code="lost", q="crashed"), [])
+        self.assertIsNone(selection.of(QueryDict("error_code=lost&q=crashed")))
+
     def test_filters_that_acts_do_not_know_are_refused(self) -> None:
         make_job()
-        for query in ({"owner": "1"}, {"size__gt": "3"}, {"accepted": "x"}):
+        for query in ({"device": "cpu"}, {"size__gt": "3"}, {"accepted": "x"}):
             self.assertIsNone(selection.of(QueryDict(urlencode(query))), query)
         with patch.object(selection, "of", return_value=None):
             self.assertIn("cannot be acted on at once", self.ask("cancel_jobs"))
