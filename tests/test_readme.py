@@ -48,6 +48,12 @@ class TestReadme(SimpleTestCase):
         missing = {name for name in named if not ((ROOT / name).exists() or (ROOT / f"{name}.py").exists())}
         self.assertEqual(missing, set())
 
+    def test_a_key_in_a_sample_can_be_sent_as_it_is_printed(self) -> None:
+        """A header holds no "…"; and where no keys are needed any word will do that looks like none of ours."""
+        keys = r"""(?:Bearer |(?:api_key|apiKey|token)(?:=|: )|API_KEY=|Client\("http[^"]*", )"?([^\s"')]+)"""
+        samples = "".join(re.findall(r"^```.*?^```", PAGES, re.MULTILINE | re.DOTALL))
+        self.assertEqual({key.strip("$.") for key in re.findall(keys, samples)}, {"KEY"})
+
     def test_the_versions_are_those_of_the_requirements(self) -> None:
         pins = dict(re.findall(r"^([A-Za-z-]+)==([\d.]+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
         for name, package in (("Django", "Django"), ("Celery", "celery"), ("torch", "torch"), ("transformers",) * 2):

@@ -239,7 +239,7 @@ class ClientTests(StackCase):
         names: dict[str, Any] = {}
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             for code in EXAMPLES:
-                exec(code.replace("http://127.0.0.1:8000", self.base).replace("inf_…", self.key), names)
+                exec(code.replace("http://127.0.0.1:8000", self.base).replace("KEY", self.key), names)
         self.addCleanup(names["client"].close)
         jobs = self.stack.jobs.filter(model=PAGE_S_MODEL, status=Status.SUCCEEDED).order_by("pk")
         self.assertEqual(len(jobs), len(EXAMPLES))
