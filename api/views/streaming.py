@@ -79,7 +79,7 @@ def answer(
         row = job()
         if cancels:
             require_steering(view.principal, row)
-        left = _cancelling(row.id) if cancels else None
+        left = _cancelling(row.id, is_accepted=request.method == "POST") if cancels else None
         pieces = written(row, reader.read(row, after=after))
         body = Body(pieces, held.pop_all(), left)
     headers = {**HEADERS, "Content-Location": f"/v1/jobs/{row.id}/stream"}
@@ -101,9 +101,18 @@ def refuse_others(job: Job) -> None:
         )
 
 
-def _cancelling(job_id: UUID) -> Callable[[], None]:
-    """Return what is to be done when the client of a new stream has gone."""
-    name = readers.come(job_id)
+def _cancelling(job_id: UUID, *, is_accepted: bool) -> Callable[[], None] | None:
+    """Return what is to be done when the client of a new stream has gone.
+
+    A job that the same request has posted is told whatever becomes of that: who was refused would post it again."""
+    try:
+        name = readers.come(job_id)
+    except (DatabaseError, InterfaceError) as error:
+        if not is_accepted:
+            raise
+        connection.close()
+        logger.warning("job=%s goes on also when its client has gone: %s", job_id, error)
+        return None
 
     def left() -> None:
         if not live.is_stopping:

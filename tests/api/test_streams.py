@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
+from django.db import OperationalError
 from django.test import override_settings
 from huggingface_hub.inference._common import _stream_text_generation_response
 
@@ -25,7 +26,7 @@ from inference.errors import BrokerUnavailable
 from inference.models import Job
 from inference.status.workers import served_models
 from inference.store import transitions
-from inference.streams import reader
+from inference.streams import reader, readers
 from inference.streams.live import live
 from inference.streams.positions import BEGINNING
 from inference.upkeep import retention
@@ -289,6 +290,16 @@ class WaitingTests(StreamCase):
         self.post(f"{WORDS}?on_disconnect=cancel", {"inputs": "x", "stream": True}).close()
         eventually(lambda: Job.objects.get().status == "cancelled")
         self.assertEqual((len(live), slots._held.total()), (0, 0))  # noqa: SLF001
+
+    def test_a_job_that_was_accepted_is_told_though_the_database_goes_away_then(self) -> None:
+        """An answer that it is away would have its client post it again."""
+        path, body = f"{WORDS}?on_disconnect=cancel", {"inputs": "x", "stream": True}
+        with self.generator(), patch.object(readers, "come", side_effect=OperationalError("away")):
+            with self.assertLogs("api.views.streaming", "WARNING"):
+                answer = self.post(path, body)
+            self.assertEqual(self.events(answer)[-1].name, "end")
+        with patch.object(readers, "come", side_effect=OperationalError("away")):
+            self.assert_problem(self.stream(Job.objects.get(), "?on_disconnect=cancel"), 503, "store_unavailable")
 
     def test_a_client_that_has_come_back_keeps_its_job_when_its_old_connection_is_closed(self) -> None:
         job = self.job()
