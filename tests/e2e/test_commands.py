@@ -79,7 +79,7 @@ class CommandsTests(StackCase):
     def test_what_is_wrong_is_one_sentence(self) -> None:
         cases = (
             (("run", "ecko", "a"), "There is no model 'ecko'. Known models: echo, missing, reviews."),
-            (("run", "missing", "a"), "No worker serves 'missing' now. Its worker cannot serve it."),
+            (("run", "missing", "a"), "No worker serves 'missing' now. Its worker cannot run it."),
             (("run", "missing", "a"), "no.such.module:Engine' names a module that is not there"),
             (("run", "echo", "a", "--parameters", '{"lout": true}'), "did you mean loud?"),
             (("run", "echo", "a", "--parameters", "[3]"), "--parameters: must be an object, such as '{\"top_k\": 3}'"),

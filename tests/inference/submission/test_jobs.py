@@ -95,7 +95,7 @@ class JobsTests(TransactionTestCase):
     def test_who_is_refused_reads_why_nobody_serves_the_model_and_nothing_that_an_engine_said(self) -> None:
         cases: tuple[tuple[dict[str, Any], str], ...] = (
             ({"replicas": {"0": {"models": {MODEL: health.LOADING}}}}, "Its worker is loading it."),
-            ({"replicas": {"0": {"models": {MODEL: "no secret.bin"}}}}, "Its worker cannot serve it."),
+            ({"replicas": {"0": {"models": {MODEL: "no secret.bin"}}}}, "Its worker cannot run it."),
             ({"replicas": {"0": {"models": {MODEL: "ready"}}}, "is_to_rest": True}, "Its worker is drained."),
             ({"state": WorkerState.GONE}, "No living worker has it."),
         )
@@ -107,7 +107,7 @@ class JobsTests(TransactionTestCase):
                     jobs.run(Submission(spec=SPEC, inputs="x"), timeout_s=1)
                 self.assertIn(f"No worker serves {MODEL!r} now. {why}", refused.exception.message)
                 self.assertNotIn("secret", refused.exception.message)
-                self.assertEqual("secret" in refused.exception.raised, "cannot serve" in why)
+                self.assertEqual("secret" in refused.exception.raised, "cannot run" in why)
 
     def test_a_worker_that_is_silent_for_too_long_does_not_count(self) -> None:
         self.serve()
