@@ -14,6 +14,7 @@ from inference.catalog.tasks import Shape
 CONTENT_TYPE = "audio/wav"
 FULL_SCALE = 32_767  # of 16 bits
 MOST_A_SECOND = 1_000_000  # samples
+MOST_CHANNELS = 32  # more lists are samples with a list for each, the other way round
 JSON = "application/json"
 
 
@@ -29,7 +30,8 @@ def wav(output: Any) -> bytes | None:
     """
     match output:
         case {"audio": [[*_], *_] as channels, "sampling_rate": int(rate)} if 0 < rate < MOST_A_SECOND:
-            pass
+            if len(channels) > MOST_CHANNELS:
+                return None
         case {"audio": [*samples], "sampling_rate": int(rate)} if 0 < rate < MOST_A_SECOND:
             channels = [samples]
         case _:
