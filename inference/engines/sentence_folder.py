@@ -26,6 +26,7 @@ NO_ARGUMENTS: tuple[Any, ...] = (
     {"trust_remote_code": False},
     {"trust_remote_code": True},
 )  # Transformer.load drops that one
+ARGUMENTS = ("model_args", "tokenizer_args", "config_args", "model_kwargs", "processor_kwargs", "config_kwargs")
 # Of each file, the fields that change no vector here, with the values for which that holds; none: with any.
 HARMLESS: dict[str, dict[str, tuple[Any, ...]]] = {
     MODEL_FILE: {
@@ -35,7 +36,8 @@ HARMLESS: dict[str, dict[str, tuple[Any, ...]]] = {
         "truncate_dim": (None,),
     },
     TRANSFORMER_FILES[0]: {
-        **dict.fromkeys(("model_args", "tokenizer_args", "config_args"), NO_ARGUMENTS),
+        **dict.fromkeys(ARGUMENTS, NO_ARGUMENTS),
+        "unpad_inputs": (),  # is how fast it computes
         "transformer_task": ("feature-extraction",),
         "module_output_name": ("token_embeddings",),
         "modality_config": ({"text": {"method": "forward", "method_output_name": "last_hidden_state"}},),

@@ -162,6 +162,12 @@ class TextTests(FolderTestCase):
         found = torch.tensor(self.engine().predict([f" {text}\n" for text in TEXTS], {}))
         torch.testing.assert_close(found, self.expected("mean"), rtol=1e-4, atol=1e-4)
 
+    def test_what_newer_releases_write_beside_it_changes_no_vector(self) -> None:
+        text = {"method": "forward", "method_output_name": "last_hidden_state"}
+        newer = {"transformer_task": "feature-extraction", "modality_config": {"text": text}, "unpad_inputs": False}
+        self.write("sentence_bert_config.json", {**newer, "model_kwargs": {}, "processor_kwargs": {}})
+        self.assert_vectors("mean")
+
     def test_files_of_older_releases_are_read_too(self) -> None:
         self.write("sentence_roberta_config.json", {"max_seq_length": 5})
         self.assert_vectors("mean", positions=5)
@@ -202,6 +208,7 @@ class RefusedTests(FolderTestCase):
             (transformer, {"max_seq_length": "long"}, "max_seq_length"),
             (transformer, {"do_lower_case": "yes"}, "do_lower_case"),
             (transformer, {"tokenizer_args": {"add_special_tokens": False}}, "tokenizer_args"),
+            (transformer, {"processor_kwargs": {"add_special_tokens": False}}, "processor_kwargs"),
             (transformer, {"mask_prompt": True}, "mask_prompt"),
             (pools, {"pooling_mode": "mean", "include_prompt": "no"}, "include_prompt"),
             (pools, {"pooling_mode": "mean", "temperature": 2}, "temperature"),
