@@ -62,8 +62,12 @@ class Decoder:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def context(self, prompt: Sequence[int]) -> list[int]:
-        """Take the last tokens of a prompt that show in its text."""
-        return [token for token in prompt if token not in self._hidden][-CONTEXT:]
+        """Take the last tokens of a prompt that show in its text, up to bytes at its end: those are read with the bytes
+        behind them, and what is no character then is one sign for each of both."""
+        shown = [token for token in prompt if token not in self._hidden]
+        while shown and shown[-1] in self.bytes:
+            shown.pop()
+        return shown[-CONTEXT:]
 
     def continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
         """Return the text of tokens that follow others: by itself a first word may lose the blank before it."""

@@ -70,6 +70,18 @@ class GrowingTextTests(TestCase):
                 self.assertNotIn("\ufffd", piece)
         self.assertGreater(sum(map(bool, grown(DECODERS["bytes"], self.bytes_of("bytes", TEXT))[0])), 20)
 
+    def test_half_a_character_behind_a_prompt_that_ends_in_bytes_is_no_longer_for_them(self) -> None:
+        decoder, tokenizer = DECODERS["pieces and bytes"], TOKENIZERS["pieces and bytes"]
+        hello = tokenizer.convert_tokens_to_ids("▁Hello")
+        context = decoder.context([hello, *self.bytes_of("pieces and bytes", "🙂")])
+        half = self.bytes_of("pieces and bytes", "🙂")[:2]
+        text = GrowingText(decoder, [], context)
+        for token in half:
+            text.add(token)
+        text.end()
+        self.assertEqual((text.value, decoder.continuation(context, half)), ("\ufffd" * 2, "\ufffd" * 2))
+        self.assertEqual(decoder.continuation(context, [hello]), " Hello")
+
     def bytes_of(self, name: str, text: str) -> list[int]:
         if name == "bytes":
             return list(TOKENIZERS[name].encode(text))
