@@ -227,7 +227,9 @@ TASKS = table((
     _image(name="image-classification", compiles=True, parameters=_CLASSIFICATION),
     _sound(name="audio-classification", compiles=True, parameters=_CLASSIFICATION),
     _sound(
-        name="automatic-speech-recognition", parameters={"return_timestamps": _FLAG}, neutral=_EMPTY_SETTINGS
+        name="automatic-speech-recognition",
+        parameters={"return_timestamps": _FLAG},
+        neutral={**_EMPTY_SETTINGS, "return_timestamps": (False,)},  # models of letters refuse it
     ),
     _image(name="image-feature-extraction"),
     _image(name="image-segmentation", shape=Shape.SEGMENTS),

@@ -72,6 +72,11 @@ class NeutralTests(SimpleTestCase):
                     with self.subTest(task=task, name=name, value=value):
                         self.assertEqual(validate_parameters(spec, {**required(spec), name: value}), given)
 
+    def test_who_asks_for_no_times_of_sound_asks_for_nothing(self) -> None:
+        spec = spec_of("automatic-speech-recognition")
+        self.assertEqual(validate_parameters(spec, {"return_timestamps": False}), {})
+        self.assertEqual(validate_parameters(spec, {"return_timestamps": True}), {"return_timestamps": True})
+
     def test_the_page_lists_them(self) -> None:
         (section,) = re.findall(r"### What asks for nothing\n(.*?)\n## ", PAGE.read_text(), re.DOTALL)
         tables = [task.neutral for task in tasks.TASKS.values()] + [each.neutral for each in tasks.BUILT_IN.values()]
