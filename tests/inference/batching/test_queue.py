@@ -17,6 +17,7 @@ from sortedcontainers import SortedList
 from benchmarks.simulator.workloads import cpu
 from inference.batching.costs import CostModel
 from inference.batching.queue import AT_ONCE, LARGEST, MEMORY_S, BatchQueue, Item, Limits, check
+from inference.batching.room import Room
 from inference.catalog.lengths import measure
 from inference.catalog.specs import ModelSpec
 from tests.properties import QUICK
@@ -168,6 +169,19 @@ class BatchTests(TestCase):
     def test_a_job_over_the_limits_goes_alone(self) -> None:
         queue = filled([item("huge", size=100, length=500), item("small", arrived_at_s=1.0)])
         self.assertEqual([[job.id for job in batch] for batch in batches(queue)], [["huge"], ["small"]])
+
+    def test_those_that_join_are_taken_in_turn_while_there_is_room(self) -> None:
+        jobs = [item(name, length=10, arrived_at_s=float(turn)) for turn, name in enumerate("abc")]
+        one, two, none = Room(rows=3, tokens=15), Room(rows=2, tokens=100), Room(rows=0, tokens=100)
+        for room, most, taken in ((one, None, "a"), (two, None, "ab"), (none, None, ""), (two, 1, "a"), (none, 1, "a"),
+                                  (none, 2, "a"), (one, 2, "a")):  # fmt: skip
+            queue = filled(jobs)
+            with self.subTest(room=room, most=most):
+                self.assertEqual(queue.may_take_next(room), room is not none)
+                self.assertEqual("".join(job.id for job in queue.take_next(0.0, room, most=most)), taken)
+                left = queue.take_next(0.0, Room(rows=9, tokens=1000))
+                self.assertEqual(taken + "".join(job.id for job in left), "abc")
+                self.assertFalse(queue.may_take_next(two))
 
     def test_a_job_of_impossible_numbers_is_refused(self) -> None:
         for wrong in ({"size": 0}, {"length": 10**40}, {"arrived_at_s": float("nan")}, {"expires_at_s": float("inf")}):

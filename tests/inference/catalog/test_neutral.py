@@ -8,6 +8,7 @@ from django.conf import settings
 from django.test import SimpleTestCase
 
 from inference.catalog import tasks
+from inference.catalog.neutral import OPENAI, is_neutral
 from inference.catalog.reader import parse
 from inference.catalog.specs import ModelSpec
 from inference.catalog.validation import validate_parameters
@@ -95,6 +96,22 @@ class NeutralTests(SimpleTestCase):
                 self.assert_refused(spec, name, value)
         self.assert_refused(spec_of("feature-extraction"), "truncate", False)
         self.assert_refused(spec_of("feature-extraction"), "normalize", True)
+
+    def test_what_clients_of_openai_s_interface_send_by_default_asks_for_nothing(self) -> None:
+        nothing: dict[str, Any] = {
+            "add_generation_prompt": True, "continue_final_message": False, "echo": False, "frequency_penalty": 0.0,
+            "logprobs": False, "min_p": 0, "n": 1, "presence_penalty": 0, "skip_special_tokens": True,
+            "tool_choice": "auto", "top_logprobs": 0, "return_full_text": False, "use_beam_search": False,
+        }  # fmt: skip
+        asking: dict[str, Any] = {
+            "add_generation_prompt": False, "continue_final_message": True, "echo": True, "frequency_penalty": 1,
+            "logprobs": True, "min_p": 1, "n": 2, "presence_penalty": 1, "skip_special_tokens": False,
+            "tool_choice": "required", "top_logprobs": 1, "return_full_text": True, "use_beam_search": True,
+        }  # fmt: skip
+        for table, is_nothing in ((nothing, True), (asking, False)):
+            for name, value in table.items():
+                with self.subTest(name, value=value):
+                    self.assertEqual(is_neutral(OPENAI, name, value), is_nothing)
 
     def test_what_the_model_s_own_table_takes_is_given_to_it(self) -> None:
         own = parse(OWN)["m"]

@@ -60,7 +60,7 @@ count = { type = "integer", min = 1, max = 10 }
 share = { type = "number", min = 0.0, max = 1.0, default = 0.5 }
 mode = { type = "string", choices = ["a", "b"] }
 names = { type = "array", items = "string", min_items = 1, max_items = 2 }
-tag = { type = "string", max_length = 3 }
+tag = { type = "string", min_length = 0, max_length = 3 }
 flag = { type = "boolean" }
 extra = { type = "object" }
 needed = { type = "boolean", required = true }

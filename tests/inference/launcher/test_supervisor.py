@@ -1,6 +1,7 @@
 """Programs are kept running, stopped in order, and never left behind."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import textwrap
 import threading
 import unittest
 from dataclasses import replace
-from unittest.mock import patch
+from unittest.mock import call, patch
 
 from inference.launcher import reaper, supervisor
 from inference.launcher.reaper import Reaper
@@ -130,6 +131,20 @@ class TestDescribeExit(unittest.TestCase):
     def test_it_names_the_signal_or_the_code(self) -> None:
         self.assertEqual(describe_exit(-9), "was killed by SIGKILL")
         self.assertEqual(describe_exit(2), "ended with exit code 2")
+
+
+class TestOpenFiles(unittest.TestCase):
+    def test_the_limit_is_raised_as_far_as_it_may_be_and_never_lowered(self) -> None:
+        most, none = supervisor.OPEN_FILES, resource.RLIM_INFINITY
+        for soft, hard, wanted in (
+            (256, none, most), (256, 2 * most, most), (256, 512, 512), (most, none, None), (2 * most, none, None),
+            (none, none, None), (512, 512, None),
+        ):  # fmt: skip
+            limits = patch.object(resource, "getrlimit", return_value=(soft, hard))
+            with self.subTest(soft=soft, hard=hard), limits, patch.object(resource, "setrlimit") as raised:
+                supervisor.raise_open_files_limit()
+                expected = [] if wanted is None else [call(resource.RLIMIT_NOFILE, (wanted, hard))]
+                self.assertEqual(raised.call_args_list, expected)
 
 
 class TestHangup(unittest.TestCase):
