@@ -13,12 +13,15 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+import redis
 from django.conf import settings
 from django.db import DatabaseError, connection
 
 from inference import clock
+from inference.broker import publish, redis_client
 from inference.catalog import lookup, tasks
 from inference.catalog.specs import ModelSpec
+from inference.errors import BrokerUnavailable
 from inference.failures import Pauses
 from inference.models import Worker
 from inference.status import health
@@ -29,6 +32,23 @@ REQUEST_TIMEOUT_S = 60.0
 LONGEST_ANSWER = 400  # characters
 
 NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def broker_problem() -> str:
+    """Return why the broker, or the Redis of the notices, cannot be used, and which variable says where it is."""
+    try:
+        publish.ping()
+        if not publish.is_redis():
+            redis_client.get().ping()
+    except BrokerUnavailable as error:
+        return f"{error.message.rstrip('.')}. {_variable('REDIS_URL' if publish.is_redis() else 'BROKER_URL')}"
+    except redis.RedisError as error:
+        return f"The Redis of the notices cannot be used: {str(error).rstrip('.')}. {_variable('REDIS_URL')}"
+    return ""
+
+
+def _variable(name: str) -> str:
+    return f"{name} says where it is." if name in os.environ else "Its own lines say why."
 
 
 def shorten(value: Any) -> Any:
@@ -53,7 +73,7 @@ class StartupReport(threading.Thread):
 
     def run(self) -> None:
         try:
-            worker = self.wait_for("the worker to load its models", self.ready_worker)
+            worker = self.wait_for("the worker to load its models", self.ready_worker, obstacle=broker_problem)
             answers = self.wait_for("the web server", self.web_answers)
         finally:
             connection.close()
@@ -63,8 +83,10 @@ class StartupReport(threading.Thread):
     def say(self, text: str) -> None:
         self.log("up", text)
 
-    def wait_for(self, what: str, condition: Callable[[], Any]) -> Any:
-        """What `condition` returns once that is true, with a sign of life meanwhile; None when the service stops."""
+    def wait_for(self, what: str, condition: Callable[[], Any], obstacle: Callable[[], str] = str) -> Any:
+        """Return what `condition` returns once that is true; None when the service stops.
+
+        Meanwhile a sign of life is given, with what `obstacle` says is in the way."""
         begun_s = reported_s = time.monotonic()
         pauses = Pauses(first_s=0.1, longest_s=0.5)
         while not self.stopping.wait(pauses.next_s()):
@@ -72,7 +94,7 @@ class StartupReport(threading.Thread):
                 return result
             if time.monotonic() - reported_s > REPORT_EVERY_S:
                 reported_s = time.monotonic()
-                self.say(f"waiting for {what}: {reported_s - begun_s:.0f} s")
+                self.say(" ".join((f"waiting for {what}: {reported_s - begun_s:.0f} s.", obstacle())).strip())
         return None
 
     def ready_worker(self) -> Worker | None:
