@@ -84,6 +84,20 @@ class LookTests(BrowserCase):
                         self.assertEqual(self.value(f"{LOOKS}\ntooWide()"), [])
                         self.assertEqual(self.value(f"{LOOKS}\noverlapping()"), [])
 
+    def test_on_a_phone_a_screen_shows_many_jobs_and_their_pages_the_rest(self) -> None:
+        for number in range(50):
+            name = "a-model-with-a-long-name" if number % 2 else "embeddings"
+            make_job(model=name, status=Status.FAILED, error_code="crashed", owner=User.objects.get())
+        self.browser.show(PHONE)
+        self.open(reverse("admin:inference_job_changelist"))
+        self.assertEqual(self.value("document.querySelectorAll('#result_list tbody tr').length"), 50)
+        self.assertLess(self.value("document.querySelector('#result_list').offsetHeight"), 50 * PHONE[1] / 8)
+        shown = self.value("document.querySelector('#result_list tbody tr').innerText")
+        for fact in ("a-model-with-a-long-name", "failed", "crashed", "operator"):
+            self.assertIn(fact, shown)
+        self.assertEqual(self.value(f"{LOOKS}\ntooWide()"), [])
+        self.assertEqual(self.value(f"{LOOKS}\noverlapping()"), [])
+
     def test_of_several_pages_the_one_that_is_shown_stands_out(self) -> None:
         for _ in range(60):
             make_job()
