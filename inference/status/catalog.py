@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,14 +63,23 @@ def changes(living: Iterable[Worker], wanted: Catalog) -> Changes:
     )
 
 
-def problems(worker: Worker, wanted: Catalog) -> Iterator[str]:
-    """Why this worker does not run what is wanted, and will not by waiting."""
+def failures(worker: Worker) -> dict[str, int]:
+    """Return how often the worker has tried in vain to load each of its entries, by digest.
+
+    A worker of an earlier version does not say, nor does any of what is loaded when jobs ask for it."""
+    return {entry["digest"]: entry["failures"] for entry in entries(worker) if "failures" in entry}
+
+
+def problems(worker: Worker, wanted: Catalog, known: Mapping[str, int]) -> Iterator[str]:
+    """Say why this worker does not run what is wanted, and will not by waiting.
+
+    A failure counts once it has failed again: `known` is how often it had before, by digest."""
     has = worker.catalog or {}
     if has.get("problem"):
         yield f"{worker.name} takes nothing over: {has['problem']}"
     elif has.get("digest") == specs.digest_of(wanted):
         for entry in entries(worker):
-            if entry["state"] == "failed":
+            if entry["state"] == "failed" and not _is_tried_again(entry, known):
                 yield f"{worker.name} could not load {_named(entry)}: {entry['why']}"
 
 
@@ -78,8 +87,16 @@ def waits_for(worker: Worker, wanted: Catalog) -> str:
     """What is still to happen until this worker runs what is wanted; nothing when it does."""
     if (worker.catalog or {}).get("digest") != specs.digest_of(wanted):
         return f"{worker.name} has not taken over the file"
-    loading = [_named(entry) for entry in entries(worker) if entry["state"] not in SETTLED]
-    return f"{worker.name} loads {', '.join(loading)}" if loading else ""
+    found = entries(worker)
+    failed = [_named(entry) for entry in found if entry["state"] == "failed"]
+    loading = [_named(entry) for entry in found if entry["state"] not in ("failed", *SETTLED)]
+    again = f"{worker.name} tries again to load {', '.join(failed)}" if failed else ""
+    return ", ".join(filter(None, (f"{worker.name} loads {', '.join(loading)}" if loading else "", again)))
+
+
+def _is_tried_again(entry: dict[str, Any], known: Mapping[str, int]) -> bool:
+    """Tell whether its failure is an old one, which the worker has not tried to mend since."""
+    return "failures" in entry and entry["failures"] <= known.get(entry["digest"], 0)
 
 
 def nowhere(living: Iterable[Worker], wanted: Catalog) -> list[str]:

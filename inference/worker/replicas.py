@@ -5,6 +5,7 @@ Belongs to the worker's event loop; other threads read what its properties and `
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Set
 
 from inference.catalog.specs import Catalog, ModelSpec
@@ -44,6 +45,7 @@ class Replicas:
         self.version = 0  # grows with every change
         self._is_settled = False  # every child that is up has what it is to have
         self._said: set[tuple[str, str]] = set()
+        self.failures: Counter[str] = Counter()  # by digest: tries to load it that failed
         self.trust = Trust(plan.devices, self._computes)
 
     def _grow(self, count: int) -> None:
@@ -116,6 +118,7 @@ class Replicas:
         replica.models = dict.fromkeys(
             (spec.digest for spec in self.specs.values()), f"its process could not be started: {error}"
         )
+        self.failures.update(replica.models.keys())
         replica.pause()
         pause_s = replica.retry_at - time.monotonic()
         logger.error(
@@ -139,6 +142,7 @@ class Replicas:
                     replica.pauses.reset()
                 else:
                     replica.pause()
+                self.failures.update(key for key, state in loaded.models.items() if state != READY)
                 self._tell(replica, loaded.tracebacks)
                 if self._runs and replica.ready > self._runs | had:  # so may the others, one by one
                     self.tries.reset()
@@ -159,6 +163,7 @@ class Replicas:
         else:
             replica.had, replica.told = frozenset(), True
             replica.models = self._ended_loading(replica)
+            self.failures.update(replica.models.keys())
             self._tell(replica, {})
             replica.pause()
         replica.pid, replica.is_up, replica.ready = None, False, frozenset()
@@ -175,6 +180,7 @@ class Replicas:
 
     def _blame(self, replica: Replica, key: str) -> None:
         """Something is always left to be loaded."""
+        self.failures[key] += 1
         killers = (replica.killers | {key}) & self.goal.keys()
         if len(killers) == len(self.goal):
             killers = frozenset({key} if len(killers) > 1 else ())

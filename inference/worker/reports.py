@@ -66,10 +66,11 @@ def _entry(replicas: Replicas, spec: ModelSpec, lazy: LazyReport) -> dict[str, A
         state = "draining"
     else:
         state = READY if runs else "failed" if why else "loading"
+    tries = {} if spec.name in replicas.parked else {"failures": replicas.failures[spec.digest]}
     return {
         "name": spec.name, "model": spec.model or spec.engine, "revision": spec.revision, "digest": spec.digest,
         "state": state, "why": why, "memory": _memory(replicas, spec),
-        "held_back": spec.name in replicas.held_back, **lazy.figures.get(spec.name, {}),
+        "held_back": spec.name in replicas.held_back, **tries, **lazy.figures.get(spec.name, {}),
     }  # fmt: skip
 
 

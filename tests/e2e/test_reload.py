@@ -236,7 +236,13 @@ class SharedTests(ReloadCase):
             eventually(lambda: self.stack.get("/readyz").status == 200, "it is ready")
             eventually(lambda: self.is_known("echo", "r2"), "the web process knows it")
             eventually(lambda: self.shown("echo") == [("r1", "ready"), ("r2", "failed")], "it tells how it is")
+            again = self.command()
+            self.assertIn("worker1@", again.stderr)
+            self.assertIn("could not load echo (r2): could not be loaded", again.stderr, "it has tried again")
             self.file("broken-r2").unlink()
+            done = self.command()
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertNotIn("nothing changes", done.stdout)
             self.wait_for(echo="r2")
         self.assertEqual({client.revisions[-1] for client in clients}, {"r2"})
 

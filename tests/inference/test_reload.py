@@ -37,7 +37,11 @@ class ReloadTests(TestCase):
     def test_what_runs_already_is_said_at_once(self) -> None:
         self.make(digest=specs.digest_of(lookup.models()))
         self.assertEqual(
-            self.reload().splitlines(), ["nothing changes.", "embeddings: run as the file says, by all 1 workers."]
+            self.reload().splitlines(),
+            [
+                "Nothing is left to change: the workers have read the file as it is now.",
+                "embeddings: run as the file says, by all 1 workers.",
+            ],
         )
 
     def test_what_changes_is_known_to_the_web_processes_too_when_it_ends(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser
+from collections.abc import Iterator
 from typing import Any
 
 from django.conf import settings
@@ -17,6 +18,7 @@ from inference.status import catalog, workers
 LOOK_EVERY_S = 0.5
 WEB_S = lookup.LOOK_S + 3 * lookup.SETTLE_S  # in which a web process of this host, which has no row, takes it over
 GRACE_S = 3 * lookup.LOOK_S  # in which a worker finds the file as it is now
+FOLLOWED = "Nothing is left to change: the workers have read the file as it is now."
 
 
 class Command(BaseCommand):
@@ -35,7 +37,8 @@ class Command(BaseCommand):
             raise CommandError("No worker runs. One that is started reads the file by itself.")
         known_at = time.monotonic() + WEB_S
         found = catalog.changes(living, wanted)
-        self.stdout.write(f"{found}.")
+        self.stdout.write(f"{found}." if found else FOLLOWED)
+        self.known = {worker.pk: catalog.failures(worker) for worker in living}
         self._wait(wanted, timeout)
         if found:
             time.sleep(max(0.0, known_at - time.monotonic()))
@@ -58,7 +61,11 @@ class Command(BaseCommand):
         """What is still to happen. Raises `CommandError` when it will not."""
         living: list[Worker] = list(workers.living())
         waited_for = [what for worker in living if (what := catalog.waits_for(worker, wanted))]
-        problems = [problem for worker in living for problem in catalog.problems(worker, wanted)]
+        problems = [problem for worker in living for problem in self._problems(worker, wanted)]
         if problems and waited_s > GRACE_S:
             raise CommandError("\n".join([*problems, "What ran before goes on."]))
         return waited_for
+
+    def _problems(self, worker: Worker, wanted: Catalog) -> Iterator[str]:
+        """A cause may have been mended: what failed before this command began has another try."""
+        return catalog.problems(worker, wanted, self.known.get(worker.pk, {}))

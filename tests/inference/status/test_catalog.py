@@ -35,7 +35,7 @@ class CatalogTests(TestCase):
     def test_what_is_still_to_happen_is_told(self) -> None:
         for row, expected in (
             (BEFORE, "w has not taken over the file"), (OLD_VERSION, "w has not taken over the file"),
-            (LOADING, "w loads a (2), b"), (FAILED, "w loads a (2)"), (THERE, ""),
+            (LOADING, "w loads a (2), b"), (FAILED, "w tries again to load a (2)"), (THERE, ""),
         ):  # fmt: skip
             self.assertEqual(catalog.waits_for(row, WANTED), expected)
 
@@ -45,7 +45,14 @@ class CatalogTests(TestCase):
             (FAILED, ["w could not load a (2): no weights"]),
             (worker(problem="line 3: no."), ["w takes nothing over: line 3: no."]),
         ):  # fmt: skip
-            self.assertEqual(list(catalog.problems(row, WANTED)), expected)
+            self.assertEqual(list(catalog.problems(row, WANTED, {})), expected)
+
+    def test_what_failed_before_is_told_once_it_has_failed_again(self) -> None:
+        """Its cause may have been mended meanwhile."""
+        for tries, told in ((1, []), (2, ["w could not load a (2): no weights"])):
+            row = worker(entry("a", state="failed", why="no weights") | {"failures": tries}, entry("b"))
+            self.assertEqual(list(catalog.problems(row, WANTED, {WANTED["a"].digest: 1})), told)
+            self.assertEqual(catalog.failures(row), {WANTED["a"].digest: tries})
 
     def test_models_that_no_worker_was_started_for_are_named(self) -> None:
         self.assertEqual(catalog.nowhere([worker(entry("a"))], WANTED), ["b"])
