@@ -15,7 +15,7 @@ from inference.status import workers
 from inference.status.workers import InMemory, Remembered
 from inference.store import connections
 from inference.worker import devices, gpus
-from inference.worker.gpus import Found
+from inference.worker.gpus import Found, Gpu
 from tests.conditions import PATIENCE_S, ago, eventually
 
 
@@ -34,7 +34,8 @@ class BesideTests(DatabaseTestCase):
         self.assertEqual(workers.beside(own), {"b@host": ["cuda:2"], "c@host": ["cuda:0", "cuda:1"]})
 
     def test_no_gpu_of_many_is_lost_or_taken_for_another(self) -> None:
-        with patch.object(gpus, "find", return_value=Found(why="")):
+        eight = tuple(Gpu(name=f"cuda:{number}", visible=f"GPU-{number}") for number in range(8))
+        with patch.object(gpus, "find", return_value=Found(gpus=eight, why="")):
             first, second, third = (
                 devices.choose("+".join(f"cuda:{number}" for number in numbers)).devices[0].name
                 for numbers in (range(4), range(4, 8), range(3, 7))
