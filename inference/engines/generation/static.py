@@ -4,6 +4,7 @@ For models that do not generate by the step, and for calls of many at once.
 """
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,8 +60,7 @@ class Static:
         if "custom_generate" in run:
             return self._forward(inputs, **run)
         stops, width = read_stops(self.pipe.tokenizer, stop), inputs["input_ids"].shape[1]
-        masked = zip(inputs["input_ids"].tolist(), inputs["attention_mask"].tolist(), strict=True)
-        prompts = [[token for token, kept in zip(*row, strict=True) if kept] for row in masked]
+        prompts = self._prompts(inputs)
         texts = inputs.get("prompt_text")
         texts = texts if isinstance(texts, list) else [texts] * len(prompts)
         contexts = [self._context(prompt, text, {}) for prompt, text in zip(prompts, texts, strict=True)]
@@ -90,6 +90,17 @@ class Static:
             return answers
         endings = [self._ending(one, self._context(one.prompt, prompt, after)) for one in generated]
         return [ending.shown(answer) for ending, answer in zip(endings, answers, strict=True)]
+
+    def _prompts(self, inputs: Mapping[str, Any]) -> list[list[int]]:
+        """Take the padding off, also where the tokenizer makes no mask: it is on the left, and of several only."""
+        rows = inputs["input_ids"].tolist()
+        if (mask := inputs.get("attention_mask")) is not None:
+            masked = zip(rows, mask.tolist(), strict=True)
+            return [[token for token, kept in zip(*row, strict=True) if kept] for row in masked]
+        if len(rows) == 1:
+            return [list(row) for row in rows]
+        pad = self.pipe.tokenizer.pad_token_id
+        return [list(itertools.dropwhile(lambda token: token == pad, row)) for row in rows]
 
     def _context(self, prompt: Sequence[int], text: Any, after: Mapping[str, Any]) -> list[int]:
         return self.decoder.context(prompt) if goes_on(text, after) else []

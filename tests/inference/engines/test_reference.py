@@ -1,5 +1,6 @@
 """A model answers here as transformers' own pipeline does, made from the same unchanged files."""
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,20 @@ class FolderTestCase(TestCase):
         self.assertTrue(alike(plain(run(engine, inputs, parameters).outcomes), expected), "together")
         for text, answer in zip(inputs, expected, strict=True):
             self.assertTrue(alike(plain(run(engine, [text], parameters).outcomes), [answer]), text)
+
+
+class MaskTests(FolderTestCase):
+    def test_a_model_whose_tokenizer_makes_no_mask_generates(self) -> None:
+        tiny_models.build("text-generation", self.folder)
+        file = self.folder / "tokenizer_config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "model_input_names": ["input_ids"]}))
+        engine = self.engine("text-generation")
+        self.assertIsNotNone(engine.stepper)
+        asked = {"max_new_tokens": 4, "do_sample": False}
+        texts = ["the cat", "a", "it is a good house"]
+        self.assert_answers_of_the_library(engine, texts, asked)
+        counted = run(engine, texts, {**asked, "details": True}).outcomes
+        self.assertEqual([answer[0]["details"]["prompt_tokens"] for answer in counted], [7, 1, 18])
 
 
 class DecoderTests(FolderTestCase):
