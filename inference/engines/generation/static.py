@@ -60,6 +60,7 @@ class Static:
         if "custom_generate" in run:
             return self._forward(inputs, **run)
         stops, width = read_stops(self.pipe.tokenizer, stop), inputs["input_ids"].shape[1]
+        run = self._bounded(run, width)
         prompts = self._prompts(inputs)
         texts = inputs.get("prompt_text")
         texts = texts if isinstance(texts, list) else [texts] * len(prompts)
@@ -90,6 +91,11 @@ class Static:
             return answers
         endings = [self._ending(one, self._context(one.prompt, prompt, after)) for one in generated]
         return [ending.shown(answer) for ending, answer in zip(endings, answers, strict=True)]
+
+    def _bounded(self, run: dict[str, Any], width: int) -> dict[str, Any]:
+        """Leave the answer what its prompt leaves of the context, also where the pipeline is called as a whole."""
+        left = self.pipe.tokenizer.model_max_length - width
+        return {**run, "max_new_tokens": left} if 0 < left < (run.get("max_new_tokens") or 0) else run
 
     def _prompts(self, inputs: Mapping[str, Any]) -> list[list[int]]:
         """Take the padding off, also where the tokenizer makes no mask: it is on the left, and of several only."""

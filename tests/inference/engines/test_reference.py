@@ -74,6 +74,17 @@ class MaskTests(FolderTestCase):
         self.assertEqual([answer[0]["details"]["prompt_tokens"] for answer in counted], [7, 1, 18])
 
 
+class WholeTests(FolderTestCase):
+    def test_an_answer_of_a_pipeline_called_as_a_whole_has_what_the_prompt_leaves_of_the_context(self) -> None:
+        tiny_models.build("text-generation", self.folder)
+        file = self.folder / "tokenizer_config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "pad_token": None, "eos_token": None}))
+        engine = self.engine("text-generation")
+        self.assertIsNone(engine.steps)
+        [answer] = run(engine, ["the cat"], {"max_new_tokens": 1000, "do_sample": False, "details": True}).outcomes
+        self.assertEqual(answer[0]["details"]["generated_tokens"], engine.max_tokens - len("the cat"))
+
+
 class DecoderTests(FolderTestCase):
     def test_a_decoder_without_a_padding_token_classifies_texts_that_end_in_its_end_token(self) -> None:
         for kind, together in (("GPT2", Together.EQUAL), ("Llama", Together.PADDED), ("Qwen2", Together.PADDED)):
