@@ -1,5 +1,7 @@
-"""What this machine's processor can, of what makes short numbers fast."""
+"""What this machine's processor can, of what makes short numbers fast, and whether others use it."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -28,5 +30,17 @@ def described(cpuinfo: Path = CPUINFO) -> str:
     fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
     has = [name for name, any_of in FEATURES.items() if flags & any_of]
-    lacks = "" if set(has) & set(SHORT) else ": nothing that makes bfloat16 or int8 fast"
+    lacks = "" if set(has) & set(SHORT) else ", but nothing for bfloat16 or int8: what these gain is measured"
     return f"{fields.get('model name', 'This processor')} has {', '.join(has) or 'none of what counts here'}{lacks}."
+
+
+def load_of_others(cores: int, load: float | None = None) -> Iterator[str]:
+    """Say how many cores other programs keep busy, where that spoils what is measured.
+
+    `load` is the mean number of running threads in the last minute, by default that of the system."""
+    busy = os.getloadavg()[0] if load is None else load
+    if busy > max(0.5, cores / 4):
+        yield (
+            f"Other programs kept {busy:.1f} of {cores} cores busy before this began: what is measured is too slow, and"
+            " may recommend something else. Stop them, and measure again."
+        )

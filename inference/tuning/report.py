@@ -101,9 +101,10 @@ Trials = Mapping[Choice, Trial]
 
 
 def trials_table(trials: Trials, unit: str) -> Iterator[str]:
-    """A row a choice and arrangement: rates by batch size, what a replica takes, and how near the answers are."""
+    """A row a choice and arrangement: rates by batch size and their mean, by which one is recommended, what a replica
+    takes, and how near the answers are."""
     sizes = sorted({size for trial in trials.values() for rates in trial.rates.values() for size in rates})
-    heads = "".join(f"{f'x {size}':>10}" for size in sizes)
+    heads = "".join(f"{f'x {size}':>10}" for size in sizes) + f"{'mean':>10}"
     width = max(10, *(len(str(choice)) for choice in trials)) + 1
     titles = f"{'backend':<10}{'precision':<{width}}{'replicas x threads':<20}"
     yield f"{titles}{heads} {unit}/s       MiB      answers   numbers"
@@ -112,7 +113,7 @@ def trials_table(trials: Trials, unit: str) -> Iterator[str]:
         if trial.problem:
             yield start + trial.problem
         for arrangement, rates in trial.rates.items():
-            cells = "".join(f"{rates[size]:10.1f}" for size in sizes)
+            cells = "".join(f"{rates[size]:10.1f}" for size in sizes) + f"{mean(rates):10.1f}"
             yield (
                 f"{start}{f'{arrangement.replicas} x {arrangement.threads}':<20}{cells}{'':>{len(unit) + 3}}"
                 f"{trial.memory / MIB:10.0f}{f'{trial.same} of {trial.answers}':>13}{trial.largest_change:10.2g}"

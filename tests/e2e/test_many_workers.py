@@ -83,6 +83,9 @@ class DevicesTests(StackCase):
     def setUpClass(cls) -> None:
         folder = cls.enterClassContext(tempfile.TemporaryDirectory())
         Path(folder, "torch.py").write_text(TORCH)
+        metadata = Path(folder, "torch-2.13.0.dist-info", "METADATA")  # of no build for CPUs alone
+        metadata.parent.mkdir()
+        metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
         environment = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "WORKER_HEARTBEAT_S": "0.5", "PYTHONPATH": folder}
         options = ("--devices", ",".join(DEVICES))
         cls.stack = cls.enterClassContext(

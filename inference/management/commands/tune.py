@@ -58,6 +58,7 @@ class Command(BaseCommand):
             spec = lookup.spec_of(model)
         own = _device(device)
         spec = spec if own.name == devices.CPU else spec.on_gpu()
+        self.others = list(processor.load_of_others(devices.cores()))  # of others: before anything is measured
         setup = measure.roomy(Setup(spec=spec, device=own, threads=1, own_inputs=_own(inputs)))
         try:
             self.tune(setup, seconds)
@@ -91,12 +92,12 @@ class Command(BaseCommand):
         limits = report.generating_lines(spec, grid) if generates else report.catalog_lines(spec, grid)
         arrangement = report.recommended(trials)[1]
         parts = {
-            "This machine": [processor.described()],
+            "This machine": [processor.described(), *self.others],
             f"{spec.name} as it is, one replica of one thread": report.table(grid, unit.name),
             **({"A step of so many rows, a token each": report.steps(grid)} if generates else {}),
             "What batching gains": report.plot(grid),
             "Backends, precisions, replicas and threads": report.trials_table(trials, unit.name),
-            f"The best of each, {unit.name}/s": report.trials_plot(trials),
+            f"The best of each, by the mean of its {unit.name}/s": report.trials_plot(trials),
             "The worker": [f"celery -A project worker -c {arrangement.replicas}"],
             f"For {settings.MODELS_FILE.name}": [*limits, *report.choice_lines(spec, trials)],
         }

@@ -113,7 +113,7 @@ class TextTests(TestCase):
         self.assertEqual(report.recommended({torch: trials[torch]}), (torch, two))
         self.assertEqual(report.choice_lines(SPEC, {torch: trials[torch], shorter: trials[shorter]}), [])
         table = "\n".join(report.trials_table(trials, "items"))
-        self.assertRegex(table, r"openvino +bfloat16 +2 x 1 +264.0 +370.0 +1 +8 of 8 +0.01")
+        self.assertRegex(table, r"openvino +bfloat16 +2 x 1 +264.0 +370.0 +312.5 +1 +8 of 8 +0.01")
         self.assertIn("openvino  float32    torch computes it in float32, and not openvino", table)
         self.assertIn(report.BAR * "█", list(report.trials_plot(trials))[2])
 
@@ -145,18 +145,32 @@ class TextTests(TestCase):
             ),
         ):
             self.assertEqual(report.choice_lines(dataclasses.replace(SPEC, options=options), trials), told)
-        self.assertRegex("\n".join(report.trials_table(trials, "items")), r"torch +float32 packed +1 x 1 +9.0")
+        self.assertRegex("\n".join(report.trials_table(trials, "items")), r"torch +float32 packed +1 x 1 +9.0 +9.0")
 
     def test_what_the_processor_can_is_told(self) -> None:
         cpuinfo = Path(self.enterContext(tempfile.NamedTemporaryFile("w+")).name)
         for text, told in (
-            ("model name\t: Old\nflags\t\t: sse2 avx2\n", "Old has AVX2: nothing that makes bfloat16 or int8 fast."),
+            (
+                "model name\t: Old\nflags\t\t: sse2 avx2\n",
+                "Old has AVX2, but nothing for bfloat16 or int8: what these gain is measured.",
+            ),
             ("model name: New\nflags: avx2 avx512_vnni amx_tile\n", "New has AVX2, VNNI (int8), AMX (int8 and bf16)."),
             ("Features : asimd i8mm\n", "This processor has NEON, I8MM (int8)."),
         ):
             cpuinfo.write_text(text)
             self.assertEqual(processor.described(cpuinfo), told)
         self.assertIn("does not say", processor.described(Path("/no/such/file")))
+
+    def test_a_number_of_the_plot_stands_in_the_table(self) -> None:
+        rates = {Arrangement(replicas=1, threads=1): {1: 80.0, 8: 144.0}}
+        trials = {Choice(backend="torch", precision="float32"): Trial(same=8, answers=8, rates=rates)}
+        [drawn] = report.trials_plot(trials)
+        self.assertIn(f" {drawn.split()[-1]} ", "\n".join(report.trials_table(trials, "items")))
+
+    def test_that_others_use_the_machine_is_told(self) -> None:
+        for load, cores, told in ((0.2, 1, False), (0.9, 1, True), (0.9, 8, False), (3.0, 8, True)):
+            self.assertEqual(bool(list(processor.load_of_others(cores, load))), told, (load, cores))
+        self.assertIn("3.0 of 8 cores", next(processor.load_of_others(8, 3.0)))
 
     def test_differences_find_numbers_and_labels(self) -> None:
         first = [{"label": "a", "score": 0.5, "ids": [1, 2]}, {"label": "b", "score": 0.25, "ids": []}]

@@ -105,7 +105,7 @@ class TuneTests(SimpleTestCase):
         for precision in ("float32", "bfloat16", "int8"):
             self.assertRegex(printed, rf"openvino +{precision} +(1 x 1 .* of 100 |torch computes it)")
         several = "x 2" in printed.partition("Backends")[2]  # are measured, where one at a time was not the quickest
-        self.assertRegex(printed, rf"openvino +float32 +1 x 1( +\d+\.\d){{{1 + several}}} +\d+ +100 of 100 ")
+        self.assertRegex(printed, rf"openvino +float32 +1 x 1( +\d+\.\d){{{2 + several}}} +\d+ +100 of 100 ")
         self.assertIn("celery -A project worker -c 1\n", printed)
 
     def test_of_a_model_that_generates_tokens_are_counted_by_how_many_rows_there_are_at_once(self) -> None:
