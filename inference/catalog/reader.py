@@ -201,21 +201,37 @@ class _Reader:
         try:
             return parameters.parse(key, table)
         except ValueError as error:
-            self.fail(str(error), f"{name}.parameters", key)
+            self.fail(str(error), name, key, within="parameters")
 
-    def fail(self, message: str, section: str = "", key: str = "") -> NoReturn:
-        raise CatalogError(f"{self.file}, line {self.line(section, key)}: {message}.")
+    def fail(self, message: str, name: str = "", key: str = "", *, within: str = "") -> NoReturn:
+        raise CatalogError(f"{self.file}, line {self.line((name, within) if within else (name,), key)}: {message}.")
 
-    def line(self, section: str, key: str) -> int:
-        """The line of `key` in table `section`, or of the table's header."""
-        header, here, start = section.partition(".")[0], "", 1
+    def line(self, section: tuple[str, ...], key: str) -> int:
+        """Return the line of `key` in a table, or of the table's header, or of that around it."""
+        here: tuple[str, ...] = ("",)
+        start = 1
         for number, line in enumerate(self.lines, 1):
-            if match := re.match(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?$", line):
-                here = match[1].replace('"', "").replace("'", "").replace(" ", "")
-                if here == section or (here == header and section != header):
+            if header := _header(line):
+                here = header
+                if here in (section, section[:1]):
                     start = number
-                if here == f"{section}.{key}":
+                if here == (*section, key):
                     return number
             elif here == section and re.match(rf"""\s*["']?{re.escape(key)}["']?\s*[=.]""", line) and key:
                 return number
         return start
+
+
+def _header(line: str) -> tuple[str, ...]:
+    """Return the names in the header of a table, as TOML reads them; none where the line is no header."""
+    if not re.match(r"\s*\[(?!\[)", line):
+        return ()
+    try:
+        table: Any = tomllib.loads(line)
+    except ValueError:
+        return ()
+    names: list[str] = []
+    while table:
+        ((name, table),) = table.items()
+        names.append(name)
+    return tuple(names)
