@@ -233,3 +233,10 @@ class CommandTests(ApiTestCase):
     def test_the_command_refuses_what_cannot_be_meant(self) -> None:
         with self.assertRaisesMessage(CommandError, "--days must be above 0"):
             self.create("ada", "--days", "-1")
+        for arguments in (("",), (" ",), ("a" * 200,), ("a\0b",)):
+            with self.assertRaisesMessage(CommandError, "A user's name has 1 to 150 characters"):
+                self.create(*arguments)
+        for option, value in (("--days", "1e9"), ("--days", "nan"), ("--rate", "9" * 12), ("--max-queued", "9" * 12)):
+            with self.assertRaisesMessage(CommandError, f"{option} must be above 0 and at most"):
+                self.create("ada", option, value)
+        self.assertFalse(ApiKey.objects.exists())

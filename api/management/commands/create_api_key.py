@@ -11,6 +11,10 @@ from django.core.management.base import BaseCommand, CommandError
 
 from api.models import ApiKey
 from inference import clock
+from inference.fields.json_field import storable
+
+MOST_DAYS = 36_500
+MOST = 2**31 - 1  # that the columns hold
 
 
 class Command(BaseCommand):
@@ -25,9 +29,10 @@ class Command(BaseCommand):
         parser.add_argument("--staff", action="store_true", help="make the owner staff: its keys see everybody's jobs")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        for name in ("days", "rate", "max_queued"):
-            if options[name] is not None and options[name] <= 0:
-                raise CommandError(f"--{name.replace('_', '-')} must be above 0, not {options[name]}.")
+        for name, most in (("days", MOST_DAYS), ("rate", MOST), ("max_queued", MOST)):
+            if options[name] is not None and not 0 < options[name] <= most:
+                option = name.replace("_", "-")
+                raise CommandError(f"--{option} must be above 0 and at most {most:,}, not {options[name]}.")
         days = options["days"]
         row, key = ApiKey.objects.issue(
             owner=self.owner(options["owner"], options["staff"]),
@@ -41,6 +46,9 @@ class Command(BaseCommand):
 
     def owner(self, name: str, staff: bool) -> Any:
         users = get_user_model()
+        longest = users._meta.get_field(users.USERNAME_FIELD).max_length or MOST
+        if not name.strip() or len(name) > longest or storable(name) != name:
+            raise CommandError(f"A user's name has 1 to {longest} characters that can be read, not {name[:50]!r}.")
         user = users.objects.filter(**{users.USERNAME_FIELD: name}).first()
         if user is None:
             user = users.objects.create_user(name)
