@@ -83,9 +83,12 @@ def url(name: str, schemes: tuple[str, ...] = ()) -> str:
 def database(name: str, default: str) -> dict[str, Any]:
     """Django's entry in DATABASES."""
     try:
-        return dict(dj_database_url.parse(os.environ.get(name) or default, conn_max_age=None))
+        found = dict(dj_database_url.parse(os.environ.get(name) or default, conn_max_age=None))
     except ValueError:
+        found = {}
+    if found.get("ENGINE") not in ("django.db.backends.postgresql", "django.db.backends.sqlite3"):
         refuse(name, "must be an address such as postgres://user:password@host/name, or sqlite:///file")
+    return found
 
 
 def secret(name: str, file: Path) -> str:

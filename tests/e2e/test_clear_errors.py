@@ -106,5 +106,12 @@ class TestBadEnvironment(SimpleTestCase):
                 environment.number("DATABASE_ANSWER_S", 0)
             self.assertEqual(str(raised.exception), self.said(text))
 
+    def test_a_database_of_another_kind_is_refused_and_its_password_not_told(self) -> None:
+        for address in ("mysql://ada:secret@127.0.0.1/x", "oracle://ada:secret@host/x", "no address", "http://secret"):
+            with patch.dict(os.environ, DATABASE_URL=address), self.assertRaises(SystemExit) as raised:
+                environment.database("DATABASE_URL", "")
+            self.assertIn("DATABASE_URL must be an address such as postgres://", str(raised.exception))
+            self.assertNotIn("secret", str(raised.exception))
+
     def said(self, text: str) -> str:
         return f"Error: DATABASE_ANSWER_S must be a number from 0 on, not {text!r}."
