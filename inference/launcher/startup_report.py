@@ -123,6 +123,8 @@ class StartupReport(threading.Thread):
             *self.first_answer(next((spec for spec in served.values() if tasks.of(spec.task).example), None)),
             f"{key} is made by: {manage} create_api_key NAME",
             f"The admin: {self.url}/admin/ (an operator is made by: {manage} createsuperuser)",
+            f"What it can do, to be tried out: {self.url}/v1/docs",
+            f"Its models are those of {settings.MODELS_FILE}: edit it while all this runs.",
             "Ctrl-C stops everything.",
         )
 

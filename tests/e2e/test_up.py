@@ -124,6 +124,8 @@ class TestUp(TestCase):
             up.shows("A request, and the answer it got")
             up.shows(f"curl http://{HOST}:{port}/v1/models/embeddings")
             up.shows('"... 381 more"]')
+            up.shows(f"http://{HOST}:{port}/v1/docs")
+            up.shows(f"Its models are those of {settings.BASE_DIR / 'models.toml'}")
             up.shows("Ctrl-C stops everything")
             up.process.send_signal(signal.SIGINT)
             self.assertEqual(up.process.wait(PATIENCE_S), 0)

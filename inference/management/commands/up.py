@@ -99,7 +99,10 @@ def wanted_programs(host: str, port: int) -> list[Program]:
 def embedded_broker() -> Program:
     socket_path = address.embedded_socket(settings.DATA_DIR)
     if embedded.is_answering(socket_path):
-        raise CommandError(f"This folder's service runs already, its broker answers on {socket_path}. Stop it first.")
+        raise CommandError(
+            f"A service with the data of {settings.DATA_DIR} runs already: its broker answers on {socket_path}. Stop it"
+            " first, or give this one another folder, as DATA_DIR."
+        )
     return programs.broker(data=settings.DATA_DIR / "broker", socket=socket_path)
 
 

@@ -38,7 +38,7 @@ class ProgramsTests(SimpleTestCase):
     def test_a_folder_whose_service_runs_is_left_alone(self) -> None:
         with patch.object(embedded, "is_answering", lambda socket: True), self.assertRaises(CommandError) as refused:
             up.wanted_programs("127.0.0.1", 8000)
-        self.assertIn("Stop it first", str(refused.exception))
+        self.assertIn("DATA_DIR", str(refused.exception))
 
     def test_where_it_cannot_listen_is_said_by_what_is_wrong(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
