@@ -46,7 +46,7 @@ class Command(BaseCommand):
 
     def owner(self, name: str, staff: bool) -> Any:
         users = get_user_model()
-        longest = users._meta.get_field(users.USERNAME_FIELD).max_length or MOST
+        longest = getattr(users._meta.get_field(users.USERNAME_FIELD), "max_length", None) or MOST
         if not name.strip() or len(name) > longest or storable(name) != name:
             raise CommandError(f"A user's name has 1 to {longest} characters that can be read, not {name[:50]!r}.")
         user = users.objects.filter(**{users.USERNAME_FIELD: name}).first()
