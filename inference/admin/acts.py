@@ -32,6 +32,7 @@ def facts(selection: dict[str, Any]) -> list[tuple[str, str]]:
 
 @admin.register(Act)
 class ActAdmin(ReadOnlyAdmin):
+    about = "An act is what an operator does with all jobs of a list at once, such as cancelling them."
     list_display = ("kind", "state_now", "which", "counted", "done", "left_shown", "by", "created")
     list_filter = ("state", "kind")
     list_select_related = ("by",)

@@ -48,6 +48,7 @@ CONFIRMED_WITHIN = datetime.timedelta(minutes=15)
 
 @admin.register(Job)
 class JobAdmin(ReadOnlyAdmin):
+    about = "A job is one request to a model: it is made by POST /v1/jobs or POST /v1/models/NAME."
     list_display = (
         "short_id", "model", "state", "code", "owner_name", "accepted", "wait", "run", "batched", "size", "priority",
         "attempts", "ran_on",

@@ -18,6 +18,7 @@ COMPARED = frozenset({"", "exact", "in", "isnull", "gt", "gte", "lt", "lte"})  #
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none when it runs
     """Facts that the service writes and nobody edits."""
 
+    about = ""  # what its rows are, for who finds none
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     sortable_by = ()

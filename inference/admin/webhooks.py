@@ -17,6 +17,7 @@ from inference.models import Webhook, WebhookState
 
 @admin.register(Webhook)
 class WebhookAdmin(ReadOnlyAdmin):
+    about = "A webhook is the notice of a finished job that its client asked for, to a host in WEBHOOK_HOSTS."
     list_display = ("address", "state_now", "attempts", "due", "failure", "of_job")
     list_filter = ("state",)
     ordering = ("-id",)

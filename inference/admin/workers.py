@@ -49,6 +49,7 @@ def _generates(entry: tuple[str, dict[str, Any]]) -> str:
 
 @admin.register(Worker)
 class WorkerAdmin(ReadOnlyAdmin):
+    about = "A worker is a process that runs models: make run starts one, as does celery -A project worker."
     list_display = (
         "name", "state_now", "models", "device_names", "replicas_now", "held", "rate", "finished", "heartbeat",
         "started",

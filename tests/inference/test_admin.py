@@ -312,6 +312,22 @@ class TestJobPages(AdminCase):
         self.assertIn("more characters", text)
 
 
+class TestEmptyPages(AdminCase):
+    def test_an_empty_list_says_what_would_be_in_it(self) -> None:
+        for name in ("job", "act", "webhook", "worker"):
+            text = self.text(reverse(f"admin:inference_{name}_changelist"))
+            self.assertRegex(text, rf"There are none yet\. An? {name} is ")
+        self.assertIn("None is found by these filters", self.text(JOBS, status__exact="failed"))
+        make_job()
+        self.assertNotIn("There are none yet", self.text(JOBS))
+
+    def test_a_page_that_is_refused_says_so_and_leads_back(self) -> None:
+        self.client.force_login(User.objects.create_user("<b>clerk", is_staff=True))
+        refused = self.client.get(JOBS)
+        for words in ("&lt;b&gt;clerk lacks the right", 'href="/admin/"', "theme.css"):
+            self.assertContains(refused, words, status_code=403)
+
+
 class TestActions(AdminCase):
     def test_cancelling_says_what_became_of_each_kind(self) -> None:
         queued, running = make_job(), make_job(status=Status.RUNNING)
