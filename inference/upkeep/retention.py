@@ -1,4 +1,5 @@
-"""Finished jobs are removed when they ended long ago, and the rows of workers that have ended. An id tells its own age:
+"""Finished jobs are removed when they ended long ago, as are the rows of workers that have ended, and the sessions and
+the log of the admin. An id tells its own age:
 the removed are told from the unknown.
 
 Rows are deleted where they lie, what refers to them first: Django's own `delete` would read each with its inputs and
@@ -13,6 +14,8 @@ import time
 from uuid import UUID
 
 from django.conf import settings
+from django.contrib.admin.models import LogEntry
+from django.contrib.sessions.models import Session
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
@@ -30,6 +33,7 @@ CHUNK = 2000  # jobs of one round
 STATEMENT = 500  # jobs of one statement
 PAUSE_S = 600.0  # when there is nothing left to remove
 WORKER_DAYS = 7  # that the row of a worker that has ended is kept
+LOG_DAYS = 365  # that it is kept what an operator did in the admin
 USUAL_SHARE = 0.1  # of all finished jobs: a sweep that finds more of them overdue removes nothing
 COUNTED = 10_000  # overdue jobs that are counted in any case; of more only whether they are too large a share
 OVERDUE = datetime.timedelta(hours=1)  # past the retention time: any of many sweeps should have removed such a job
@@ -106,6 +110,12 @@ def remove_ended_workers() -> None:
     queries.delete(Worker.objects.filter(state__in=ENDED, heartbeat_at__lt=since))
 
 
+def remove_old_log_ins() -> None:
+    """Remove the sessions of the admin that are over, and what its users did long ago."""
+    queries.delete(Session.objects.filter(expire_date__lt=Now()))
+    queries.delete(LogEntry.objects.filter(action_time__lt=Now() - datetime.timedelta(days=LOG_DAYS)))
+
+
 class Sweeper:
     """Removes a little at a time from a loop that must not be held up."""
 
@@ -133,6 +143,7 @@ class Sweeper:
         else:
             marks.retention_goes_on()  # nothing is to be removed
         remove_ended_workers()
+        remove_old_log_ins()
         acts.remove_old()
         fold.remove_old()
         return False

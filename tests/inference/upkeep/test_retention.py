@@ -7,6 +7,9 @@ from unittest.mock import patch
 from uuid import UUID
 
 from django.conf import settings
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.auth.models import User
+from django.contrib.sessions.models import Session
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import TestCase
@@ -220,3 +223,16 @@ class EndedWorkersTests(TestCase):
         kept = {self.make(WorkerState.GONE, 6), self.make(WorkerState.READY, 8)}
         retention.Sweeper().sweep()
         self.assertEqual(set(Worker.objects.all()), kept)
+
+
+class LogInsTests(TestCase):
+    def test_sessions_that_are_over_and_what_was_done_long_ago_go(self) -> None:
+        sessions = [Session.objects.create(session_key=f"{days}", expire_date=days_ago(days)) for days in (1, -1)]
+        user = User.objects.create_user("operator")
+        done = [
+            LogEntry.objects.create(user=user, action_flag=CHANGE, action_time=days_ago(days), object_repr="a job")
+            for days in (366, 364)
+        ]
+        retention.Sweeper().sweep()
+        self.assertEqual(list(Session.objects.all()), sessions[1:])
+        self.assertEqual(list(LogEntry.objects.all()), done[1:])
