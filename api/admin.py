@@ -19,6 +19,7 @@ from api import auth
 from api.models import ApiKey, KeyUse
 from inference import clock
 from inference.admin import drawing
+from inference.telemetry.plurals import count_of
 
 MINUTE, HOUR, DAY = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(days=1)
 
@@ -123,9 +124,13 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
         for key in keys:
             key.revoke()
             self.log_change(request, key, "Revoked.")
-        self.message_user(request, f"{len(keys)} keys no longer open.", messages.SUCCESS)
+        self.message_user(request, f"{count_of(len(keys), 'key', ('opens', 'open'))} no longer.", messages.SUCCESS)
         if left:
-            self.message_user(request, f"{left} keys still open: their owners may do more than you.", messages.ERROR)
+            self.message_user(
+                request,
+                f"{count_of(left, 'key', ('opens', 'open'))} still: the owners may do more than you.",
+                messages.ERROR,
+            )
 
     def save_model(self, request: HttpRequest, obj: ApiKey, form: Any, change: bool) -> None:
         if change:

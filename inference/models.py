@@ -19,6 +19,7 @@ from inference import clock, errors
 from inference.fields.ids import new_job_id
 from inference.fields.indexes import IndexWithoutParts
 from inference.fields.json_field import JSONField
+from inference.telemetry.plurals import count_of
 
 FORMER_USER = "former-user"
 
@@ -333,7 +334,7 @@ class Act(models.Model):
         ordering = ["-id"]
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.counted:,} jobs"
+        return f"{self.kind} {count_of(self.counted, 'job')}"
 
     @property
     def is_over(self) -> bool:

@@ -33,6 +33,7 @@ from inference.admin.filters import (
 from inference.admin.readonly import ReadOnlyAdmin
 from inference.fields.ids import new_job_id
 from inference.models import Act, ActKind, Job, Status, Webhook, Worker
+from inference.telemetry.plurals import count_of
 from inference.upkeep import acts
 
 logger = logging.getLogger(__name__)
@@ -190,7 +191,8 @@ class JobAdmin(ReadOnlyAdmin):
             "newest": str(new_job_id()), "counted": counted,
         }  # fmt: skip
         return self.page(
-            request, "inference/confirm.html", title=f"{kind.label} {counted:,} jobs?", kind=kind, counted=counted,
+            request, "inference/confirm.html", title=f"{kind.label} {count_of(counted, 'job')}?",
+            kind=kind, counted=counted,
             is_more=count > counted, facts=act_facts(lookups), plan=signing.dumps(plan, salt=SALT),
             query=request.GET.urlencode(),
         )  # fmt: skip
@@ -206,7 +208,7 @@ class JobAdmin(ReadOnlyAdmin):
             return redirect("admin:inference_job_changelist")
         act, is_new = Act.objects.get_or_create(pk=plan.pop("id"), defaults=plan)
         if is_new:
-            self.log_addition(request, act, f"Began to {act.kind} {act.counted:,} jobs: {act.selection}")
+            self.log_addition(request, act, f"Began to {act.kind} {count_of(act.counted, 'job')}: {act.selection}")
         return redirect("admin:inference_act_change", act.pk)
 
     def get_urls(self) -> list[URLPattern]:

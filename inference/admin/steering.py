@@ -15,6 +15,7 @@ from inference import errors
 from inference.admin import display
 from inference.models import Job, Status
 from inference.submission import jobs
+from inference.telemetry.plurals import count_of
 from inference.upkeep import acts
 
 LINKED = 5
@@ -52,4 +53,4 @@ def _links(made: Sequence[Job]) -> SafeString:
 
 def _counted(level: int, count: int, what: str) -> Iterator[Line]:
     if count:
-        yield level, f"{count} {'job' if count == 1 else 'jobs'} {what}"
+        yield level, f"{count_of(count, 'job')} {what}"

@@ -154,7 +154,7 @@ def map_lines(client: Client, asked: argparse.Namespace) -> int:
             tell(f"\nTo go on: the same command with --name {name}")
             raise
     if failed:
-        tell(f"{failed} lines have an error in place of an output.")
+        tell(f"{failed} {'line has' if failed == 1 else 'lines have'} an error in place of an output.")
     return 1 if failed else 0
 
 

@@ -174,7 +174,7 @@ class SharedTests(ReloadCase):
             done = self.command()
             self.assertEqual(self.stack.get("/v1/models/added").status, 200, "the web process knows it too")
             self.assertEqual((done.returncode, done.stderr), (0, ""))
-            self.assertIn("run as the file says, by all 1 workers", done.stdout)
+            self.assertIn("run as the file says, by 1 worker", done.stdout)
             self.assertEqual(self.runs(), {"echo": [("r2", "ready")], "added": [("r1", "ready")]})
         self.assertEqual({client.revisions[-1] for client in clients}, {"r2"})
         self.assertEqual((self.row().replicas_ready, self.stack.replica_pids()), (2, children))

@@ -322,7 +322,7 @@ class OfAService(Drill):
         (
             Named("WorkerDegraded", "does not serve all of its models: fragile: told not to load", cannot_load),
             Named("WebhooksWait", "due and nobody sends them: 1 wait", not_sent),
-            Named("QueueStuck", r"1 jobs of quiet wait, the oldest for 4\d s, and no replica is busy", message_lost),
+            Named("QueueStuck", r"1 job of quiet waits, the oldest for 4\d s, and no replica is busy", message_lost),
         ),
         (Named("ReplicaCrashes", rf"Replica 0 of worker1@.*, on cuda:0, ended {CRASHES} times", crashes),),
         (Named("WorkerGone", "worker1@.* is gone since .* It served echo, quiet, shaky, slow", worker_killed),),

@@ -40,7 +40,7 @@ class ReloadTests(TestCase):
             self.reload().splitlines(),
             [
                 "Nothing is left to change: the workers have read the file as it is now.",
-                "embeddings: run as the file says, by all 1 workers.",
+                "embeddings: run as the file says, by 1 worker.",
             ],
         )
 

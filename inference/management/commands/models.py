@@ -12,6 +12,7 @@ from inference.catalog.specs import ModelSpec
 from inference.management.told import told
 from inference.models import Worker
 from inference.status import backlog, health, workers
+from inference.telemetry.plurals import count_of
 
 
 class Command(BaseCommand):
@@ -31,7 +32,7 @@ def facts(spec: ModelSpec, living: Iterable[Worker]) -> Iterator[tuple[str, str]
     told = {"task": spec.task, "engine": spec.engine, "weights": spec.model, "revision": spec.revision}
     yield from ((name, fact) for name, fact in told.items() if fact)
     yield "served by", "; ".join(servers(spec.name, living)) or "no living worker"
-    yield "queue", f"{spec.queue}, {backlog.queued(spec)} jobs wait"
+    yield "queue", f"{spec.queue}, {count_of(backlog.queued(spec), 'job', ('waits', 'wait'))}"
 
 
 def servers(model: str, living: Iterable[Worker]) -> Iterator[str]:

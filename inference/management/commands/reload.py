@@ -14,6 +14,7 @@ from inference.catalog import lookup, reader
 from inference.catalog.specs import Catalog, CatalogError
 from inference.models import Worker
 from inference.status import catalog, workers
+from inference.telemetry.plurals import count_of
 
 LOOK_EVERY_S = 0.5
 WEB_S = lookup.LOOK_S + 3 * lookup.SETTLE_S  # in which a web process of this host, which has no row, takes it over
@@ -44,7 +45,9 @@ class Command(BaseCommand):
             time.sleep(max(0.0, known_at - time.monotonic()))
         if missing := catalog.nowhere(workers.living(), wanted):
             raise CommandError(f"No living worker was started for {', '.join(missing)}: see its option --models.")
-        self.stdout.write(f"{', '.join(wanted)}: run as the file says, by all {workers.living().count()} workers.")
+        self.stdout.write(
+            f"{', '.join(wanted)}: run as the file says, by {count_of(workers.living().count(), 'worker')}."
+        )
 
     def _wait(self, wanted: Catalog, timeout_s: float) -> None:
         """They look at the file by themselves, and say on their rows how far they are."""

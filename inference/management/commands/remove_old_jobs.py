@@ -6,6 +6,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference.figures import marks
+from inference.telemetry.plurals import count_of
 from inference.upkeep import retention
 
 
@@ -27,4 +28,4 @@ class Command(BaseCommand):
         while count := sweep.remove_some():
             removed += count
         marks.retention_goes_on()
-        self.stdout.write(f"{removed} jobs removed")
+        self.stdout.write(f"{count_of(removed, 'job')} removed")

@@ -19,6 +19,7 @@ from inference.models import TERMINAL, Figure, Grain, Job, Webhook, WebhookState
 from inference.status import backlog, workers
 from inference.status.attention.fleet import BROKER
 from inference.status.attention.item import Item
+from inference.telemetry.plurals import count_of
 from inference.webhooks.delivery import host_of
 
 GROWN = 10  # jobs, and half as many again as there were
@@ -54,7 +55,7 @@ def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item
             if any(worker.replicas_busy for worker in heard_of) else
             "Look why no replica runs them: what is said here of its worker, its models and the broker.",
         )  # fmt: skip
-        waits = f"{count:,} jobs of {model} wait, the oldest for {age_s:.0f} s"
+        waits = f"{count_of(count, 'job')} of {model} {'waits' if count == 1 else 'wait'}, the oldest for {age_s:.0f} s"
         if model in removed:
             if age_s > STUCK_S:
                 todo = "Give it back its table in models.toml, or cancel them in the admin: nothing runs them before."
@@ -91,9 +92,11 @@ def _full(model: str, count: int, refused: int) -> str:
     """Say that the queue takes no more jobs, or did not a moment ago; nothing where it takes them."""
     spec, found = lookup.models().get(model), []
     if spec and count >= spec.max_queued and (waiting := backlog.count_to_limit(model)) >= spec.max_queued:
-        found = [f"The queue of {model} is full: {waiting:,} jobs wait, and from {spec.max_queued:,} on no more may."]
+        waits = count_of(waiting, "job", ("waits", "wait"))
+        found = [f"The queue of {model} is full: {waits}, and from {spec.max_queued:,} on no more may."]
     if refused:
-        found += [f"{refused:,} requests were refused in the last minutes, as too many jobs of {model} wait."]
+        were_refused = f"{count_of(refused, 'request', ('was', 'were'))} refused"
+        found += [f"{were_refused} in the last minutes, as too many jobs of {model} wait."]
     return " ".join(found)
 
 
@@ -138,8 +141,8 @@ def failures() -> Iterator[Item]:
             if code != end and share > ODD_SHARE and (end in high or is_unusual):
                 yield Item(
                     code="FailuresUnusual", about=("failed", model, code), todo=_todo_of(code),
-                    text=f"{count:,} jobs of {model} failed with {code} in the last minutes, {share:.0%} of those that"
-                    f" ended; before it was {usual:.0%}.",
+                    text=f"{count_of(count, 'job')} of {model} failed with {code} in the last minutes,"
+                    f" {share:.0%} of those that ended; before it was {usual:.0%}.",
                 )  # fmt: skip
 
 
