@@ -170,3 +170,17 @@ class SecondsTests(DatabaseTestCase):
         self.assertIsNone(workers.seconds_for("a", 10))
         Worker.objects.create(name="w", pid=1, state=WorkerState.READY, catalog=None)
         self.assertIsNone(workers.seconds_for("a", 10))
+
+
+class ServingTests(DatabaseTestCase):
+    def setUp(self) -> None:
+        workers.served_models.forget()
+        self.addCleanup(workers.served_models.forget)
+
+    def test_that_there_is_no_worker_is_not_remembered(self) -> None:
+        self.enterContext(patch.object(workers, "REMEMBERED_S", PATIENCE_S))
+        self.assertEqual(workers.serving("m"), 0)
+        Worker.objects.create(name="w", pid=1, state=WorkerState.READY, model_names=["m"])
+        self.assertEqual(workers.serving("m"), 1)
+        with self.assertNumQueries(0):
+            self.assertEqual(workers.serving("m"), 1)
