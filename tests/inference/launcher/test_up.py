@@ -7,12 +7,14 @@ import io
 import os
 import socket
 import sys
+import threading
 from unittest.mock import Mock, patch
 
 from django.core.management.base import CommandError
 from django.test import SimpleTestCase, override_settings
 
 from inference.broker import embedded
+from inference.launcher.startup_report import StartupReport
 from inference.management.commands import up
 
 
@@ -88,3 +90,13 @@ class OutputTests(SimpleTestCase):
         with patch("sys.stdout", io.StringIO()) as shown:
             up.Output()("worker", "printed \x1b[2J\u202e by a model")
         self.assertEqual(shown.getvalue(), "worker | printed \\u001b[2J\\u202e by a model\n")
+
+
+class AddressTests(SimpleTestCase):
+    def test_the_report_names_an_address_that_can_be_opened(self) -> None:
+        for host, url in (
+            ("0.0.0.0", "http://127.0.0.1:80"), ("::", "http://[::1]:80"), ("::2", "http://[::2]:80"),
+            ("a.example", "http://a.example:80"),
+        ):  # fmt: skip
+            report = StartupReport(host=host, port=80, log=lambda *_: None, stopping=threading.Event())
+            self.assertEqual(report.url, url)
