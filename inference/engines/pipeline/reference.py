@@ -12,6 +12,7 @@ from inference.engines.faults import describe, is_device_failure, is_out_of_memo
 from inference.engines.json_values import plain
 from inference.engines.pipeline.feeds import Feed, Texts
 from inference.engines.pipeline.loader import NO_LIMIT, max_positions
+from inference.errors import ContextLengthExceeded
 
 CASED = "The CAT sat in PARIS, in an \u00c9t\u00e9"  # tells tokenizers that keep capitals or accents from others
 
@@ -53,6 +54,8 @@ class Reference:
             return ""
         for value, expected in zip(self.inputs, self.answers, strict=True):
             [found] = answers([value], self.parameters)
+            if isinstance(found, ContextLengthExceeded):
+                continue  # the model's table has a limit that the library does not know
             if isinstance(found, BaseException):
                 return f"{_shown(value)} raises {describe(found)}"
             if not parity.alike(plain(found), expected):

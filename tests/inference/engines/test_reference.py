@@ -149,3 +149,10 @@ class TrialTests(FolderTestCase):
         tiny_models.build("text-classification", self.folder)
         for length in (3, 20, 64, 500):
             self.assertEqual(self.engine(max_length=length).max_tokens, min(length, 64))
+
+    def test_a_model_whose_table_lets_little_in_generates_by_the_step_all_the_same(self) -> None:
+        """Texts that are longer than that compare nothing."""
+        tiny_models.build("text-generation", self.folder)
+        for length in (16, 32):
+            engine = self.engine("text-generation", max_length=length)
+            self.assertEqual((engine.stepper is not None, engine.max_tokens), (True, length), engine.note)
