@@ -3,6 +3,7 @@
 from django.conf import settings
 from django.db.models.functions import Now
 
+from inference import queries
 from inference.models import Mark
 
 DEPLOYED, STARTED, STOPPED, GONE = "deployed", "started", "stopped", "gone"
@@ -15,12 +16,12 @@ def mark(kind: str, text: str) -> None:
 
 def retention_stopped(why: str) -> None:
     """Marked since when, and why now, until `retention_goes_on`."""
-    if not Mark.objects.filter(kind=RETENTION).update(text=why[:300]):
+    if not queries.update(Mark.objects.filter(kind=RETENTION), text=why[:300]):
         mark(RETENTION, why)
 
 
 def retention_goes_on() -> None:
-    Mark.objects.filter(kind=RETENTION).delete()
+    queries.delete(Mark.objects.filter(kind=RETENTION))
 
 
 def started(worker: str) -> None:

@@ -37,9 +37,15 @@ class ShowingLog(unittest.TestCase):
         return self.stack.jobs.filter(pk=job, status=Status.RUNNING).exists()
 
     def all_are_busy(self) -> None:
-        """Wait until each replica of each worker has a batch."""
-        rows = self.stack.workers.filter(state__in=SERVING)
-        eventually(lambda: all(row.replicas_busy >= row.replicas_total for row in rows.all()), "all replicas are busy")
+        """Wait until each replica of each worker has a batch: by the jobs, too, as a worker's row tells of before."""
+        batches = self.stack.jobs.filter(status=Status.RUNNING).order_by().values("batch").distinct()
+
+        def are_busy() -> bool:
+            rows = self.stack.workers.filter(state__in=SERVING)
+            told = all(row.replicas_busy >= row.replicas_total for row in rows)
+            return told and batches.count() >= sum(row.replicas_total for row in rows)
+
+        eventually(are_busy, "all replicas are busy")
 
     def log_shows(self, text: str, what: str) -> None:
         """Wait for a line with this text: what a process writes is read a moment later."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import urllib.error
@@ -51,10 +52,11 @@ class ExamplesTests(StackCase):
 
     def test_the_command_of_the_page_asks_a_model_of_these_in_a_terminal_of_its_own(self) -> None:
         (command,) = re.findall(r"`([^`]*manage\.py run [^`]*)`", (EXAMPLES / "README.md").read_text())
+        command = command.replace(".venv/bin/python", shlex.quote(sys.executable))
+        env = {**os.environ, **self.stack.environment, "MODELS_FILE": str(settings.BASE_DIR / "models.toml")}
         run = subprocess.run(
-            command.replace(".venv/bin/python", sys.executable), shell=True, cwd=settings.BASE_DIR, capture_output=True,
-            text=True, timeout=PATIENCE_S, check=False,
-            env={**os.environ, **self.stack.environment, "MODELS_FILE": str(settings.BASE_DIR / "models.toml")},
+            command, shell=True, cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+            env=env,
         )  # fmt: skip
         self.assertEqual((run.returncode, run.stdout), (0, '"english"\n'), run.stderr)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from django.conf import settings
 
+from inference.management.commands.reload import FOLLOWED
 from inference.models import Status
 from tests import tiny_models
 from tests.conditions import PATIENCE_S, eventually
@@ -178,7 +179,7 @@ class SharedTests(ReloadCase):
             self.assertEqual(self.runs(), {"echo": [("r2", "ready")], "added": [("r1", "ready")]})
         self.assertEqual({client.revisions[-1] for client in clients}, {"r2"})
         self.assertEqual((self.row().replicas_ready, self.stack.replica_pids()), (2, children))
-        self.assertEqual(self.command().stdout.splitlines()[0], "nothing changes.")
+        self.assertEqual(self.command().stdout.splitlines()[0], FOLLOWED)
 
     def test_one_that_becomes_lazy_and_then_is_changed_fails_no_request(self) -> None:
         self.begin_with(echo="r1")
