@@ -45,6 +45,17 @@ time_limit_s = 180
 """
 
 
+def name_gpus(folder: Path, count: int) -> dict[str, str]:
+    """Return an environment in which a worker is given GPUs that are not there, numbered from 0.
+
+    `folder` is for what says that torch is no build for CPUs alone.
+    """
+    told = folder / "torch-2.13.0.dist-info" / "METADATA"
+    told.parent.mkdir()
+    told.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(count))), "PYTHONPATH": str(folder)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What the web server answered."""

@@ -18,7 +18,7 @@ from tests.conditions import eventually
 from tests.e2e.case import StackCase
 from tests.echo import Fail, misbehave
 from tests.ports import HOST, free_port
-from tests.stack import Stack
+from tests.stack import Stack, name_gpus
 
 DEVICES = ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
 WHERE = """
@@ -83,10 +83,7 @@ class DevicesTests(StackCase):
     def setUpClass(cls) -> None:
         folder = cls.enterClassContext(tempfile.TemporaryDirectory())
         Path(folder, "torch.py").write_text(TORCH)
-        metadata = Path(folder, "torch-2.13.0.dist-info", "METADATA")  # of no build for CPUs alone
-        metadata.parent.mkdir()
-        metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
-        environment = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "WORKER_HEARTBEAT_S": "0.5", "PYTHONPATH": folder}
+        environment = {"WORKER_HEARTBEAT_S": "0.5", **name_gpus(Path(folder), len(DEVICES))}
         options = ("--devices", ",".join(DEVICES))
         cls.stack = cls.enterClassContext(
             Stack(models=WHERE + MANY, replicas=8, worker_options=options, environment=environment)

@@ -37,7 +37,7 @@ from tests.faults.space import disk_of, not_mountable
 from tests.faults.trial import Trial
 from tests.inference.webhooks.test_delivery import SECRET, Receiver, receiving
 from tests.ports import HOST
-from tests.stack import ECHO
+from tests.stack import ECHO, name_gpus
 
 NAMED_S = 30.0
 LOOK_S = "0.3"
@@ -139,9 +139,10 @@ class OfAService(Drill):
                 folder = mounted.enter_context(tempfile.TemporaryDirectory(prefix="drill-", dir=short_root()))
                 mounted.enter_context(disk_of(ROOM_MB, Path(folder)))
                 mounted.enter_context(mock.patch.object(tempfile, "tempdir", folder))
+            of_torch = Path(mounted.enter_context(tempfile.TemporaryDirectory()))
             environment = {
                 "REDIS_URL": f"redis://{HOST}:{self.proxy.port}/0", "WEBHOOK_HOSTS": HOST, "WEBHOOK_SECRET": SECRET,
-                "WEBHOOK_ALLOW_PRIVATE": "1",
+                "WEBHOOK_ALLOW_PRIVATE": "1", **name_gpus(of_torch, len(DEVICES.split(","))),
             }  # fmt: skip
             service = self.make(models=MODELS, environment=environment, devices=DEVICES)
             self.proxy.target = self.workers_own.target = service.socket

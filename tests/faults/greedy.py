@@ -67,8 +67,13 @@ class Reference:
         self.tokens = functools.cache(self._tokens)
 
     def text(self, prompt: str, most: int) -> str:
-        """The answer of at most so many tokens."""
-        return str(self.tokenizer.decode(self.tokens(prompt)[:most], skip_special_tokens=True))
+        """Return the answer of at most so many tokens, as it stands behind the prompt: with the blank between them."""
+        before = self.tokenizer(prompt)["input_ids"]
+        whole = self._read([*before, *self.tokens(prompt)[:most]])
+        return whole[len(self._read(before)) :]
+
+    def _read(self, tokens: list[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def _tokens(self, prompt: str) -> list[int]:
         given = self.tokenizer(prompt, return_tensors="pt")
