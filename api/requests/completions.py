@@ -72,8 +72,9 @@ def _given(document: Any) -> dict[str, Any]:
 
 
 def _turn(given: dict[str, Any], last_role: str) -> dict[str, bool]:
-    """Whether the model goes on with the last message, as two fields of vLLM say together. The model's own pipeline
-    would always go on with one of the assistant."""
+    """Return what says whether the model goes on with the last message, as two fields of vLLM say together.
+
+    The model's own pipeline would always go on with one of the assistant."""
     goes_on, answers = (_flag(given, name, default=default) for name, default in TURN.items())
     if goes_on and answers:
         told = "continue_final_message: send add_generation_prompt: false with it, as a new message is begun otherwise."

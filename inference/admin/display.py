@@ -88,7 +88,7 @@ def block(text: str) -> SafeString | str:
 
 
 def failure(job: Job) -> SafeString:
-    """What is known of why a job failed: in words, and where its model's code raised."""
+    """Show why a job failed: in words, and where its model's code raised."""
     return format_html("{}{}", block(job.full_detail), block(job.error_trace or ""))
 
 

@@ -111,7 +111,7 @@ class WorkerFilter(JobFilter):
 
 
 class OwnerFilter(JobFilter):
-    """Whose jobs: a few to choose from, others by the search."""
+    """Lists a few owners to choose from; the search finds the jobs of others."""
 
     title = parameter_name = "owner"
 

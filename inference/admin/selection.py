@@ -170,5 +170,5 @@ def of(query: QueryDict) -> Lookups | None:
 
 
 def _both(chosen: Lookups, found: Lookups) -> Lookups | None:
-    """What both let through; None where they ask for two values of one column, which is nothing."""
+    """Return what both let through; None where they ask for two values of one column, which is nothing."""
     return None if any(key in chosen and chosen[key] != found[key] for key in found) else chosen | found

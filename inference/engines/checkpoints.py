@@ -1,4 +1,4 @@
-"""What a checkpoint lacks of its task's model: transformers makes such weights up at random, anew at each load."""
+"""Refuses a checkpoint that lacks weights of its task's model: transformers makes them up at random, at each load."""
 
 from collections.abc import Callable, Collection, Iterator
 from typing import Any

@@ -227,7 +227,7 @@ def finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
 
 
 def ended(ids: Iterable[UUID]) -> set[UUID]:
-    """Those of these jobs that are finished."""
+    """Return those of these jobs that are finished."""
     found = (Job.objects.filter(pk__in=chunk, status__in=TERMINAL).order_by() for chunk in chunks(ids))
     return {job_id for jobs in found for job_id in jobs.values_list("pk", flat=True)}
 

@@ -1,6 +1,5 @@
 """Finished jobs are removed when they ended long ago, as are the rows of workers that have ended, and the sessions and
-the log of the admin. An id tells its own age:
-the removed are told from the unknown.
+the log of the admin. An id tells its own age: the removed are told from the unknown.
 
 Rows are deleted where they lie, what refers to them first: Django's own `delete` would read each with its inputs and
 output, to look for what else to delete.
@@ -62,7 +61,7 @@ class Sweep:
 
     @functools.cached_property
     def problem(self) -> str:
-        """A sentence where an unusual share of all finished jobs is overdue: a clock may have been set forward."""
+        """Say where an unusual share of all finished jobs is overdue: a clock may have been set forward."""
         overdue = _ended_before(self.limit - OVERDUE).order_by().values("pk")
         if not overdue.exists():
             return ""
@@ -94,7 +93,7 @@ class Sweep:
 
 
 def _ended_before(moment: datetime.datetime) -> QuerySet[Job]:
-    """Found by their ids, as a job is made before it ends. Those that waited for long are looked at in vain."""
+    """Find them by their ids, as a job is made before it ends. Those that waited for long are looked at in vain."""
     ended = Q(finished_at__lt=moment) | Q(finished_at=None)
     return Job.objects.filter(ended, status__in=TERMINAL, pk__lt=first_id_at(moment))
 
@@ -130,7 +129,7 @@ class Sweeper:
         self.next_at_s = time.monotonic() + PAUSE_S
 
     def _goes_on(self) -> bool:
-        """Whether there is more to remove now."""
+        """Remove some, and return whether there is more to remove now."""
         if settings.JOB_RETENTION_DAYS:
             sweep = self._sweep = self._sweep or Sweep()
             if sweep.problem:

@@ -16,7 +16,7 @@ CONTEXT = 16  # tokens of a prompt, on which blanks and characters behind it dep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stops:
-    """What a request asks a text to end at."""
+    """Holds what a request asks a text to end at."""
 
     texts: tuple[str, ...]
     tokens: frozenset[int]  # special ones, which no text shows

@@ -66,7 +66,7 @@ class PipelineEngine(Engine):
         if self.feed.is_cut or tasks.of(self.task).generates:
             self.max_tokens = self.pipe.tokenizer.model_max_length
         checkpoints.refuse_random_answers(
-            self.spec, self.pipe.model, missing, self._answer_example if self.feed.example else None,
+            self.spec, self.pipe.model, missing, self.warm_up if self.feed.example else None,
             first_only=self.feed.reads_states and "pool" not in self.spec.parameters,
         )  # fmt: skip
         self.shortcuts = accelerate.Shortcuts(self.task, parity.Verdict(together=Together.PADDED))
@@ -146,10 +146,6 @@ class PipelineEngine(Engine):
         return parity.alike(
             self._together(self.steps, inputs, parameters), self._item_by_item(self.steps, inputs, parameters)
         )
-
-    def _answer_example(self) -> None:
-        for value in self.feed.examples(self.pipe):
-            self._alone(value, self.feed.parameters)
 
     def warm_up(self) -> None:
         for answer in self.predict(self.feed.examples(self.pipe), self.feed.parameters):

@@ -104,8 +104,7 @@ def unwell(living: Iterable[Worker]) -> Iterator[Item]:
             )  # fmt: skip
         if worker.error and worker.state == WorkerState.DEGRADED:
             text = f"{worker.name} does not serve all of its models: {worker.error[:500]}"
-            todo = "Mend what it says; the worker tries again by itself."
-            yield Item(code="WorkerDegraded", text=text, about=about, todo=todo)
+            yield Item(code="WorkerDegraded", text=text, about=about, todo=TODO_OF[Cause.FAILED])
         if worker.is_to_rest:
             text = f"{worker.name} is drained, and takes nothing."
             yield Item(code="WorkerDrained", text=text, about=about, todo="Resume it on its page, or stop it.")
@@ -133,7 +132,7 @@ def _replicas(worker: Worker) -> Iterator[Item]:
 
 
 def retention() -> Iterator[Item]:
-    """As the last sweep found it."""
+    """Say that old jobs are not removed, as the last sweep found."""
     for stopped in Mark.objects.filter(kind=marks.RETENTION)[:1]:
         yield Item(
             code="RetentionStopped", text=stopped.text,
