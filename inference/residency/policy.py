@@ -61,10 +61,12 @@ def decide(models: Iterable[Model], *, room: int, now_s: float) -> Change:
     inside = sorted((m for m in models if m.loaded_at_s is not None), key=lambda model: _leaves(model, now_s))
     unload = [m for m in inside if m.is_idle(now_s) or (m.memory > room and not m.is_kept)]
     inside = [m for m in inside if m not in unload]
-    unload += _to_free([m for m in inside if not m.is_kept], _memory(inside) - room)  # more than was estimated
-    inside = [m for m in inside if m not in unload]
+    over = _to_free([m for m in inside if not m.is_kept], _memory(inside) - room)  # more than was estimated
+    inside = [m for m in inside if m not in over]
     load, leaving = _next(_line(models, room, now_s), inside, room - _memory(inside), now_s)
-    return Change(unload=tuple(m.name for m in (*unload, *leaving)), load=load.name if load else None)
+    if load:
+        over = _without(over, room - _memory(inside) + _memory(leaving) - load.memory)
+    return Change(unload=tuple(m.name for m in (*unload, *over, *leaving)), load=load.name if load else None)
 
 
 def _line(models: Iterable[Model], room: int, now_s: float) -> list[Model]:
@@ -104,6 +106,16 @@ def _to_free(models: Iterable[Model], needed: int) -> list[Model]:
         if _memory(found) - model.memory >= needed:
             found.remove(model)
     return found
+
+
+def _without(models: Iterable[Model], free: int) -> list[Model]:
+    """Return the models but for those for which there is as much room."""
+    left = list(models)
+    for model in reversed(list(left)):
+        if model.memory <= free:
+            left.remove(model)
+            free -= model.memory
+    return left
 
 
 def _memory(models: Iterable[Model]) -> int:

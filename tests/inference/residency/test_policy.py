@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import TestCase
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inference.residency.policy import LINGER, SHORTEST_LOAD_S, STEP_S, TURN, Change, Model, decide
@@ -79,6 +79,14 @@ class PropertyTests(TestCase):
 
     @QUICK
     @given(states())
+    @example(  # more in memory than there is room, and what leaves for the load is larger than that and the load
+        [
+            resident("may leave", memory=3, loaded_s_ago=9000.0, worked_s_ago=900.0, idle_unload_s=1000.0),
+            resident("kept", memory=3, loaded_s_ago=9000.0, is_kept=True),
+            resident("large", memory=7, loaded_s_ago=9000.0),
+            waiting("waits", memory=3),
+        ]
+    )
     def test_nothing_leaves_for_a_load_that_fits_without(self, models: list[Model]) -> None:
         made = change(*models)
         by_name = {m.name: m for m in models}
