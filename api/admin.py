@@ -55,7 +55,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
     list_filter = ("owner",)
     list_select_related = ("owner",)
     search_fields = ("start", "name", "owner__username")
-    fields = ("owner", "name", "expires_at", "requests_per_minute", "max_queued", "last_day")
+    fields = ("owner", "name", "expires_at", "requests_per_minute", "max_queued", "may_use_high", "last_day")
     autocomplete_fields = ("owner",)
     actions = ("revoke",)
 

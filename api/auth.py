@@ -36,6 +36,7 @@ class Principal:
     key_id: int = 0
     requests_per_minute: int = 0  # 0: no limit
     max_queued: int = 0  # 0: no limit
+    may_use_high: bool = True
 
     @property
     def user_id(self) -> Any:
@@ -110,6 +111,12 @@ def require_steering(principal: Principal, row: Job | Bulk) -> None:
         raise ApiError("This key sees the jobs of others, and may neither cancel them nor run them again.", "forbidden")
 
 
+def require_priority(principal: Principal, priority: int) -> None:
+    """Raises `ApiError`."""
+    if priority == Priority.HIGH and not principal.may_use_high:
+        raise ApiError("This key may not use the priority high. Send normal or low.", "forbidden")
+
+
 class Keyring:
     """Keys that were looked up a moment ago: one query a key every few seconds, however many requests it sends."""
 
@@ -143,6 +150,7 @@ class Keyring:
             key_id=row.pk,
             requests_per_minute=or_default(row.requests_per_minute, settings.API_KEY_RATE),
             max_queued=or_default(row.max_queued, settings.API_KEY_MAX_QUEUED),
+            may_use_high=row.may_use_high,
         )
         if len(self.known) >= REMEMBERED_KEYS:
             self.known.clear()

@@ -42,6 +42,7 @@ class ApiKey(models.Model):
     max_queued = models.PositiveIntegerField(
         null=True, blank=True, help_text="Jobs of its owner that may wait at once. Empty: API_KEY_MAX_QUEUED."
     )
+    may_use_high = models.BooleanField(default=True, db_default=True, help_text="Its jobs may have the priority high.")
 
     objects = ApiKeyManager()
 

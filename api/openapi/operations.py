@@ -75,7 +75,7 @@ submit_job = operation(
     "Submit a job",
     request=bodies.JobBody,
     answers={202: shapes.JobShown, 200: shapes.JobShown},
-    problems=SUBMITTING,
+    problems=(*SUBMITTING, "forbidden"),
     parameters=[IDEMPOTENCY_KEY, PREFER],
     examples=[
         OpenApiExample("A text", {"model": "embeddings", "inputs": "some text", "priority": "low"}, request_only=True)
@@ -151,7 +151,7 @@ submit_bulk = operation(
     "Submit many jobs",
     request={"application/json": bodies.BulkBody, "application/x-ndjson": bodies.LineBody},
     answers={202: shapes.AcceptedBulkShown},
-    problems=SUBMITTING,
+    problems=(*SUBMITTING, "forbidden"),
     parameters=[
         IDEMPOTENCY_KEY,
         query("model", {"type": "string"}, "With JSON lines: the model."),

@@ -81,7 +81,8 @@ class ApiView(APIView):
         return document
 
     def attributed(self, request: HttpRequest, submission: T) -> T:
-        """With who submits it, and what else does not come out of the body."""
+        """With who submits it, and what else does not come out of the body. Raises `ApiError`."""
+        auth.require_priority(self.principal, submission.priority)
         return dataclasses.replace(
             submission,
             owner=self.principal.user,

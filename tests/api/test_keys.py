@@ -209,6 +209,14 @@ class QuotaTests(ApiTestCase):
         statuses = [self.submit_as(key, priority="low").status_code for _ in range(3)]
         self.assertEqual(statuses, [202, 202, 429])
 
+    def test_a_key_without_the_right_to_high_is_told_so_whatever_it_posts_to(self) -> None:
+        _, key = ApiKey.objects.issue(owner=self.ada, may_use_high=False)
+        self.assert_problem(self.submit_as(key, priority="high"), 403, "forbidden")
+        bulk = {"model": "echo", "inputs": ["x"], "priority": "high"}
+        self.assert_problem(self.post("/v1/jobs/bulk", bulk, headers=bearer(key)), 403, "forbidden")
+        self.assertEqual([self.submit_as(key, priority=word).status_code for word in ("normal", "low")], [202, 202])
+        self.assertFalse(Job.objects.filter(priority=Priority.HIGH).exists())
+
     def submit_as(self, key: str, **more: str) -> Response:
         return self.post("/v1/jobs", {"model": "echo", "inputs": "x", **more}, headers=bearer(key))
 
@@ -221,10 +229,10 @@ class CommandTests(ApiTestCase):
 
     def test_the_command_prints_a_key_that_opens(self) -> None:
         keyring.forget()
-        key = self.create("ada", "--days", "1", "--rate", "100", "--max-queued", "7", "--staff")
+        key = self.create("ada", "--days", "1", "--rate", "100", "--max-queued", "7", "--staff", "--no-high")
         row = ApiKey.objects.get()
         self.assertEqual(row.digest, digest(key))
-        self.assertEqual((row.requests_per_minute, row.max_queued), (100, 7))
+        self.assertEqual((row.requests_per_minute, row.max_queued, row.may_use_high), (100, 7, False))
         self.assertTrue(row.owner.is_staff)
         self.assertFalse(row.owner.has_usable_password())
         with override_settings(API_KEY_REQUIRED=True):

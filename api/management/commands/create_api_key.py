@@ -26,6 +26,7 @@ class Command(BaseCommand):
         parser.add_argument("--days", type=float, help="it expires after so many days (default: never)")
         parser.add_argument("--rate", type=int, help="requests a minute (default: API_KEY_RATE)")
         parser.add_argument("--max-queued", type=int, help="jobs that may wait (default: API_KEY_MAX_QUEUED)")
+        parser.add_argument("--no-high", action="store_true", help="its jobs may not have the priority high")
         parser.add_argument("--staff", action="store_true", help="make the owner staff: its keys see everybody's jobs")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -40,6 +41,7 @@ class Command(BaseCommand):
             expires_at=clock.now() + datetime.timedelta(days=days) if days else None,
             requests_per_minute=options["rate"],
             max_queued=options["max_queued"],
+            may_use_high=not options["no_high"],
         )
         self.stderr.write(f"A key of {row.owner}; it is not shown again. Send it as Authorization: Bearer KEY.")
         self.stdout.write(key)
