@@ -161,9 +161,7 @@ class Job(models.Model):
             IndexWithoutParts(fields=["model", "-id"], name="job_of_model", condition=Q(whole__isnull=True)),
             models.Index(fields=["owner", "-id"], name="job_by_owner"),
             models.Index(
-                fields=["owner", "priority"],
-                name="job_queued_by_owner",
-                condition=Q(status="queued", owner__isnull=False),
+                fields=["owner", "priority", "model", "id"], name="job_queued_by_owners", condition=Q(status="queued")
             ),
             models.Index(fields=["bulk", "status"], name="job_by_bulk", condition=Q(bulk__isnull=False)),
             models.Index(fields=["request_id"], name="job_by_request"),

@@ -144,7 +144,7 @@ def answered(job: Job, *, plain: bool) -> HttpResponse:
 
 def accepted(job: Job, *, plain: bool) -> HttpResponse:
     """The job of an idempotency key may be finished already."""
-    headers = {"Location": location(job), "Retry-After": retry_after(admission.wait_s(job.model, job.priority))}
+    headers = {"Location": location(job), "Retry-After": retry_after(admission.wait_s(job))}
     return codec.answer(resources.job(job, plain=plain), status=202, headers=headers)
 
 
@@ -161,7 +161,7 @@ def output(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec | None
     return errors.problem(
         "not_finished",
         " ".join(filter(None, (at_once, health.why_waits(job), goes_on))),
-        headers={"Location": location(job), "Retry-After": retry_after(admission.wait_s(job.model, job.priority))},
+        headers={"Location": location(job), "Retry-After": retry_after(admission.wait_s(job))},
         job_id=str(job.id),
     )
 

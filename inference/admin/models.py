@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.auth import get_user_model
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
@@ -23,12 +25,12 @@ from inference.batching.costs import CostModel
 from inference.catalog import lookup, specs
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
-from inference.models import Job, PausedModel, Status, Worker
-from inference.status import backlog, catalog, workers
+from inference.models import Job, PausedModel, Priority, Status, Worker
+from inference.status import backlog, catalog, owners, workers
 from inference.store import wishes
 
 MIB = 2**20
-ACTS = 10  # that a page shows
+ACTS, OWNERS = 10, 10  # that a page shows
 NOTHING: tuple[Any, ...] = (None, "", (), {}, False)
 
 
@@ -90,6 +92,33 @@ def places(name: str, living: list[Worker]) -> Iterator[dict[str, Any]]:
                 }  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingOwner:
+    """Somebody whose jobs wait for a model."""
+
+    pk: Any
+    name: str
+    jobs: dict[str, int]  # by priority
+    wait_s: float | None  # of the next job of normal priority, about; None while the model's speed is not known
+
+
+def waiting_owners(model: str) -> list[WaitingOwner]:
+    """Return those of whom most jobs wait, up to `OWNERS`."""
+    jobs: dict[Any, dict[str, int]] = defaultdict(dict)
+    for (priority, owner), count in sorted(owners.counts(model).items(), key=lambda line: line[0][0]):
+        jobs[owner][str(Priority(priority).label)] = count
+    most = sorted(jobs, key=lambda owner: -sum(jobs[owner].values()))[:OWNERS]
+    users = get_user_model()
+    names = dict(users._default_manager.filter(pk__in=filter(None, most)).values_list("pk", users.USERNAME_FIELD))
+    return [
+        WaitingOwner(
+            pk=owner, name=names.get(owner, "nobody"), jobs=jobs[owner],
+            wait_s=workers.seconds_for(model, backlog.ahead_of_next(model, Priority.NORMAL, owner)),
+        )
+        for owner in most
+    ]  # fmt: skip
+
+
 def plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, SafeString, str]]:
     """What calls took against what was learnt that they take, by worker."""
     for worker in living:
@@ -140,7 +169,7 @@ class ModelsAdmin(ReadOnlyAdmin):
             request, "inference/model.html", title=display.visible(name), name=name, spec=spec, pause=pause,
             facts=list(facts(spec)) if spec else [], places=where, plots=list(plots(name, living)),
             queued=backlog.queued(spec) if spec else None, acts=acts(name),
-            oldest=queued.order_by("priority", "pk").only("created_at").first(),
+            owners=waiting_owners(name), oldest=queued.order_by("priority", "pk").only("created_at").first(),
         )  # fmt: skip
 
     def get_urls(self) -> list[URLPattern]:

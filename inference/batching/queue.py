@@ -2,8 +2,8 @@
 
 import functools
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ AT_ONCE = -math.inf
 LARGEST = 1_000_000_000  # items or tokens: what a message may claim
 LOOK_AHEAD = 8  # batches' worth of items that are looked through for those of one group
 MEMORY_S = 600.0  # for so long batches stay small after one did not fit: its memory may have been somebody else's
+FAIR = 3  # batches' worth of items whose turn is next, among which one is chosen where several owners wait
 ALIKE = 8  # of one length: as NEIGHBOURS
 NEIGHBOURS = 24  # on either side, that are weighed: the work of forming a batch has a bound
 
@@ -37,6 +38,13 @@ class Item(NamedTuple):
     arrived_at_s: float  # clock of the caller
     expires_at_s: float | None = None
     alone: bool = False  # nothing may run beside it
+    owner: str | None = None  # whose job it is
+    turn: float = 0.0  # among the jobs of its priority: the smallest goes first, then the oldest
+
+    @property
+    def order(self) -> tuple[int, float, float]:
+        """The smallest goes first."""
+        return self.priority, self.turn, self.arrived_at_s
 
 
 def check(items: Sequence[Item]) -> None:
@@ -61,8 +69,8 @@ class Limits:
 class BatchQueue:
     """The waiting items of one model. Not thread-safe: the worker's event loop owns it.
 
-    A batch is formed around the oldest item of the highest priority: of its neighbours in length order where a batch
-    is padded to its longest item, else of the next to arrive. Forming it costs the same however many wait.
+    A batch is formed around the first item of the highest priority: of its neighbours in length order where a batch
+    is padded to its longest item, else of the next in their turn. Forming it costs the same however many wait.
     """
 
     def __init__(self, limits: Limits, costs: CostModel) -> None:
@@ -74,13 +82,19 @@ class BatchQueue:
         self.padded = True  # each item of a batch costs what the longest costs; else each costs its own
         self._numbers: dict[str, tuple[Item, int]] = {}  # by id: the item, and its number in the order of adding
         self._number = count()
-        self._by_arrival: dict[int, Line] = defaultdict(SortedList)  # by priority
+        self._by_turn: dict[int, Line] = defaultdict(SortedList)  # by priority
+        self._by_age: dict[int, Line] = defaultdict(SortedList)  # by priority
+        self.owners: Counter[tuple[int, str | None]] = Counter()  # items by priority and owner
         self._by_length: dict[tuple[str, int], Line] = defaultdict(SortedList)  # by group and priority
         self._by_deadline: Line = SortedList()
         self._expired: dict[str, Item] = {}  # out of the queue, not yet returned
 
     def __len__(self) -> int:
         return len(self._numbers)
+
+    def __iter__(self) -> Iterator[str]:
+        """The ids of the items that wait, those that were added first before the others."""
+        return iter(self._numbers)
 
     def limit(self, limits: Limits) -> None:
         """From the next batch on."""
@@ -101,7 +115,9 @@ class BatchQueue:
             item = item._replace(length=int(self.cut_at))
         number = next(self._number)
         self._numbers[item.id] = item, number
-        self._by_arrival[item.priority].add(_arrival_key(item, number))
+        self._by_turn[item.priority].add(_turn_key(item, number))
+        self._by_age[item.priority].add(_age_key(item, number))
+        self.owners[item.priority, item.owner] += 1
         self._by_length[item.group, item.priority].add(_length_key(item, number))
         if item.expires_at_s is not None:
             self._by_deadline.add((item.expires_at_s, number, item))
@@ -112,11 +128,19 @@ class BatchQueue:
         if id not in self._numbers:
             return self._expired.pop(id, None)
         item, number = self._numbers.pop(id)
-        _discard(self._by_arrival, item.priority, _arrival_key(item, number))
+        _discard(self._by_turn, item.priority, _turn_key(item, number))
+        _discard(self._by_age, item.priority, _age_key(item, number))
+        self._leave(item)
         _discard(self._by_length, (item.group, item.priority), _length_key(item, number))
         if item.expires_at_s is not None:
             self._by_deadline.remove((item.expires_at_s, number, item))
         return item
+
+    def _leave(self, item: Item) -> None:
+        line = item.priority, item.owner
+        self.owners[line] -= 1
+        if not self.owners[line]:
+            del self.owners[line]
 
     def expire(self, now_s: float) -> list[Item]:
         """Take out and return what is past its deadline."""
@@ -130,15 +154,27 @@ class BatchQueue:
             return None
         if self.limits.max_wait_s <= 0.0 or self._is_full(self._head()):
             return AT_ONCE
-        oldest_s: float = min(line[0][0] for line in self._by_arrival.values())
+        oldest_s: float = min(line[0][0] for line in self._by_age.values())
         return oldest_s + self.limits.max_wait_s
 
-    def head(self) -> tuple[int, float] | None:
-        """(priority, arrival) of the item that must be in the next batch: models are served in this order."""
-        if not self._numbers:
+    @property
+    def priorities(self) -> Collection[int]:
+        """Those of which items wait."""
+        return self._by_turn.keys()
+
+    def head(self, priority: int | None = None) -> Item | None:
+        """Return the item that must be in the next batch: models are served in the order of theirs.
+
+        With `priority`, the first of that one.
+        """
+        if not self._numbers or priority not in (None, *self._by_turn):
             return None
-        item = self._head()
-        return item.priority, item.arrived_at_s
+        return self._head(priority)
+
+    def oldest_s(self, priority: int) -> float:
+        """Return when the oldest item of this priority arrived; infinity where none waits."""
+        line = self._by_age.get(priority)
+        return float(line[0][0]) if line else math.inf
 
     @property
     def has_deadlines(self) -> bool:
@@ -152,27 +188,38 @@ class BatchQueue:
         engine_s = self.costs.seconds(size, longest if self.padded else tokens / size) - self.costs.overhead_s
         return engine_s * self.costs.pace
 
-    def take(self, now_s: float, *, most_s: float = math.inf) -> list[Item]:
-        """Form the next batch and take it out. Holds the oldest item of the highest priority. [] when empty, and where
-        it is expected to take longer than `most_s`, after others."""
+    def cost_s(self, item: Item) -> float:
+        """Return the item's part of the time of a full batch of such, in seconds."""
+        most = self.limits.max_batch_size
+        return self.costs.seconds(most, item.length) / most * item.size
+
+    def take(self, now_s: float, *, priority: int | None = None, most_s: float = math.inf) -> list[Item]:
+        """Form the next batch and take it out. [] when empty, and where it is expected to take longer than `most_s`,
+        after others.
+
+        Holds the first item of the highest priority, or of `priority` where such wait.
+        """
         self._move_expired(now_s)
         if now_s >= self._lowered_until_s:
             self.max_tokens, self._lowered_until_s = self.limits.max_batch_tokens, math.inf
         if not self._numbers:
             return []
-        batch = sorted(self._form(self._head(), now_s), key=self._turn)
+        batch = sorted(self._form(self.head(priority) or self._head(), now_s), key=self._rank)
         if most_s < math.inf and self.following_s(batch) > most_s:
             return []
         for item in batch:
             self.remove(item.id)
         return batch
 
-    def take_next(self, now_s: float, room: Room, *, most: int | None = None) -> list[Item]:
+    def take_next(
+        self, now_s: float, room: Room, *, priority: int | None = None, most: int | None = None
+    ) -> list[Item]:
         """The next in their turn, of any parameters, while there is room: take them out. One that does not fit is
-        waited for. With `most` items, the first is taken whether it fits or not."""
+        waited for. With `priority`, the first of that one comes before all others. With `most` items, the first is
+        taken whether it fits or not."""
         self._move_expired(now_s)
         found: list[Item] = []
-        for item in (key[-1] for priority in sorted(self._by_arrival) for key in self._by_arrival[priority]):
+        for item in self._line_from(self.head(priority) if priority is not None else None):
             room = room.without(item.size, item.length)
             is_forced = most is not None and not found
             if len(found) == most or (room.is_overdrawn and not is_forced):
@@ -182,11 +229,18 @@ class BatchQueue:
             self.remove(item.id)
         return found
 
-    def may_take_next(self, room: Room) -> bool:
+    def _line_from(self, first: Item | None) -> Iterator[Item]:
+        """All in their turn, but `first` before them."""
+        if first:
+            yield first
+        for priority in sorted(self._by_turn):
+            yield from (key[-1] for key in self._by_turn[priority] if key[-1] is not first)
+
+    def may_take_next(self, room: Room, priority: int | None = None) -> bool:
         """Whether `take_next` would take any."""
-        if not self._numbers:
+        head = self.head(priority) or self.head()
+        if head is None:
             return False
-        head = self._head()
         return not room.without(head.size, head.length).is_overdrawn
 
     def ran(self, size: int, length: float, seconds: float, *, jobs: int) -> None:
@@ -206,8 +260,8 @@ class BatchQueue:
             self.remove(item.id)
             self._expired[item.id] = item
 
-    def _head(self) -> Item:
-        item: Item = self._by_arrival[min(self._by_arrival)][0][-1]
+    def _head(self, priority: int | None = None) -> Item:
+        item: Item = self._by_turn[min(self._by_turn) if priority is None else priority][0][-1]
         return item
 
     def _is_full(self, head: Item) -> bool:
@@ -220,25 +274,25 @@ class BatchQueue:
                     return True
         return False
 
-    def _turn(self, item: Item) -> tuple[int, float, int]:
-        return item.priority, item.arrived_at_s, self._numbers[item.id][1]
+    def _rank(self, item: Item) -> tuple[tuple[int, float, float], int]:
+        return item.order, self._numbers[item.id][1]
 
     def _form(self, head: Item, now_s: float) -> list[Item]:
         """A lower priority rides along only when nothing of a higher one is left behind."""
         batch = [head]
-        for priority in sorted(self._by_arrival):
+        for priority in sorted(self._by_turn):
             batch = self._widen(batch, head, priority, now_s) if self.padded else self._fill(batch, priority)
-            if sum(item.priority == priority for item in batch) < len(self._by_arrival[priority]):
+            if sum(item.priority == priority for item in batch) < len(self._by_turn[priority]):
                 break
         return batch
 
     def _fill(self, batch: list[Item], priority: int) -> list[Item]:
-        """With the next of `priority` to arrive: as many as give most tokens a second, never slower than singly."""
+        """With the next of `priority` in their turn: as many as give most tokens a second, never slower than singly."""
         head, found = batch[0], list(batch)
         size, tokens, singly_s = 0, 0, 0.0
         most, best = 0.0, len(batch)
         seconds_of = functools.cache(self.costs.seconds)  # of many short texts there are few shapes
-        line = islice(self._by_arrival[priority], LOOK_AHEAD * self.limits.max_batch_size)
+        line = islice(self._by_turn[priority], LOOK_AHEAD * self.limits.max_batch_size)
         found += (key[-1] for key in line if key[-1].group == head.group and self._fits_beside(head, key[-1]))
         for last, item in enumerate(found, 1):
             size, tokens = size + item.size, tokens + item.size * item.length
@@ -279,11 +333,19 @@ class BatchQueue:
         """The first of `line`, as many as a batch holds: one by one, or when they are more than NEIGHBOURS, several at
         a time."""
         most = self.limits.max_batch_size
-        looked_at = islice(line, LOOK_AHEAD * most)
-        items = list(islice((item for item in looked_at if self._fits_beside(head, item)), most))
+        looked_at, last_turn = islice(line, LOOK_AHEAD * most), self._last_turn(head.priority)
+        fitting = (item for item in looked_at if item.turn <= last_turn and self._fits_beside(head, item))
+        items = list(islice(fitting, most))
         most = NEIGHBOURS if items and items[0].length != items[-1].length else ALIKE
         step = math.ceil(len(items) / most) or 1
         return [items[at : at + step] for at in range(0, len(items), step)]
+
+    def _last_turn(self, priority: int) -> float:
+        """Where several owners wait, those may join a batch whose turn is one of the next: who has most to choose from
+        is to have no more of it than the others."""
+        line, most = self._by_turn[priority], FAIR * self.limits.max_batch_size
+        is_shared = len(line) > most and len({owner for of, owner in self.owners if of == priority}) > 1
+        return float(line[most][0]) if is_shared else math.inf
 
     def _fits_beside(self, head: Item, item: Item) -> bool:
         """One that does not would be in the way of those behind it."""
@@ -309,12 +371,16 @@ def _downwards(line: Line, length: int) -> Iterator[Item]:
         length = run - 1
 
 
-def _arrival_key(item: Item, number: int) -> Key:
+def _turn_key(item: Item, number: int) -> Key:
+    return item.turn, item.arrived_at_s, number, item
+
+
+def _age_key(item: Item, number: int) -> Key:
     return item.arrived_at_s, number, item
 
 
 def _length_key(item: Item, number: int) -> Key:
-    return item.length, item.arrived_at_s, number, item
+    return item.length, item.turn, item.arrived_at_s, number, item
 
 
 def _discard(lines: dict[Any, Line], name: Any, key: Key) -> None:

@@ -32,6 +32,7 @@ class JobMessage:
     priority: int  # 1 high, 2 normal, 3 low
     created_at: float  # s since the epoch
     expires_at: float | None  # s since the epoch
+    owner: str | None = None  # the primary key of the user whose job it is: owners have their turns
     alone: bool = False  # to be run with nothing beside it
     recovered: bool = False  # sent again: in Redis it goes before the others of its priority
     others: tuple[tuple[str, int, int], ...] = ()  # ids, sizes, lengths
@@ -56,6 +57,7 @@ class JobMessage:
             "created_at": self.created_at,
             "expires_at": self.expires_at,
             "alone": self.alone,
+            "owner": self.owner,
         }
 
 

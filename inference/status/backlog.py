@@ -3,15 +3,16 @@
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import connection
 from django.db.models import Count, QuerySet
 
+from inference.batching.shares import ONE_IN
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Priority, Status
-from inference.status import workers
+from inference.status import owners, workers
 from inference.status.workers import Remembered
 
 _FIRST = (
@@ -36,14 +37,36 @@ class _Line(NamedTuple):
 
 
 def place(job: Job) -> Place:
-    """Of a queued job."""
+    """Return where a queued job stands, by the order of arrival or by the turns of owners, which of them is sooner."""
     queued = Job.objects.filter(model=job.model, status=Status.QUEUED)
     count = _bounded(queued.filter(priority__lt=job.priority))
     if count < EXACT_UP_TO:
         count += _bounded(queued.filter(priority=job.priority, pk__lt=job.pk))
     if count >= EXACT_UP_TO:
         count = max(count, _estimate(job))
+    if count > 1:
+        own = _bounded(queued.filter(priority=job.priority, owner=job.owner_id, pk__lt=job.pk))
+        if own < EXACT_UP_TO:
+            count = min(count, _in_turn(job.model, job.priority, job.owner_id, own))
     return Place(position=count + 1, wait_s=workers.seconds_for(job.model, count + 1))
+
+
+def ahead_of_next(model: str, priority: int, owner: Any) -> int:
+    """Return how many jobs go before the next one of this owner, about."""
+    own = owners.counts(model).get((priority, owner), 0)
+    return _in_turn(model, priority, owner, own)
+
+
+def _in_turn(model: str, priority: int, owner: Any, own: int) -> int:
+    """Return how many jobs go before one that has `own` of its owner before it: of each other owner as many, and of
+    higher priorities no more than leaves one batch in `ONE_IN`."""
+    higher, others = 0, 0
+    for (of, whose), jobs in owners.counts(model).items():
+        if of < priority:
+            higher += jobs
+        elif of == priority and whose != owner:
+            others += min(jobs, own + 1)
+    return own + others + min(higher, (ONE_IN - 1) * (own + others + 1))
 
 
 def _bounded(jobs: QuerySet[Job]) -> int:
@@ -104,3 +127,4 @@ def _read_lines(model: str) -> dict[int, _Line]:
 
 def forget() -> None:
     _remembered.clear()
+    owners.forget()

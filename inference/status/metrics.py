@@ -4,8 +4,8 @@ Reading costs the same whichever process is asked, and what it shows survives a 
 these are what waits and runs, and it is one when it has ended.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from django.db.models import Count, Min
 from prometheus_client import Metric
@@ -41,6 +41,8 @@ def _of_rows() -> list[Metric]:
     return [
         _family("jobs_waiting", "Jobs by model and status.", _waiting()),
         _family("oldest_queued_seconds", "Age of the oldest queued job.", _oldest()),
+        _family("owners_waiting", "Owners of whom jobs wait.", _owners(len)),
+        _family("largest_owner_waiting", "Jobs that wait of the owner with most.", _owners(max)),
         _family("workers", "Living workers by state.", _states(living)),
         _family("replicas_ready", "Replicas with their models loaded.", _each(living, "replicas_ready")),
         _family("replicas_busy", "Replicas that run a batch.", _each(living, "replicas_busy")),
@@ -69,6 +71,16 @@ def _oldest() -> Iterator[Sample]:
     queued = Job.objects.filter(status=Status.QUEUED, parts=None).order_by()
     for model, created_at in queued.values_list("model").annotate(Min("created_at")):
         yield {"model": model}, (clock.now() - created_at).total_seconds()
+
+
+def _owners(figure: Callable[[Collection[int]], int]) -> Iterator[Sample]:
+    """Of the jobs that wait of each owner, by model."""
+    queued = Job.objects.filter(status=Status.QUEUED, parts=None).order_by()
+    jobs: dict[str, list[int]] = defaultdict(list)
+    for model, _, count in queued.values_list("model", "owner").annotate(Count("pk")):
+        jobs[model].append(count)
+    for model, counts in jobs.items():
+        yield {"model": model}, figure(counts)
 
 
 def _states(living: Iterable[Worker]) -> Iterator[Sample]:

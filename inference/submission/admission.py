@@ -17,7 +17,7 @@ from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput, Overloaded, QueueFull, TooManyQueued
 from inference.failures import is_away
 from inference.models import Job, Priority, Status
-from inference.status import workers
+from inference.status import backlog, workers
 from inference.submission.lines import Line
 from inference.submission.submissions import Terms
 
@@ -43,7 +43,7 @@ def room(terms: Terms, ids: Collection[UUID]) -> Iterator[None]:
             limit, longest_s = limit // 2 if len(ids) <= limit // 2 else limit, longest_s / 2
         line = _enter(rooms, "model", model, priority, ids, limit)
         if priority < Priority.LOW:
-            _refuse_long_wait(model, line.waiting - len(ids), longest_s)
+            _refuse_long_wait(terms, line.waiting - len(ids), longest_s)
         yield
 
 
@@ -88,14 +88,20 @@ def _line(kind: str, key: Any, priority: int) -> Line:
     return _lines.get(name) or _lines.setdefault(name, Line(queued))
 
 
-def wait_s(model: str, priority: int) -> float | None:
-    """About how long a job that was admitted a moment ago waits; None also when nobody can tell now."""
+def wait_s(job: Job) -> float | None:
+    """Return about how long a job waits that was admitted a moment ago; None also when nobody can tell now."""
     try:
-        return workers.seconds_for(model, _line("model", model, priority).waiting)
+        waiting = _line("model", job.model, job.priority).waiting
+        return workers.seconds_for(job.model, _ahead(job.model, job.priority, job.owner_id, waiting))
     except Exception as error:
         if not is_away(error):
             raise
         return None
+
+
+def _ahead(model: str, priority: int, owner: Any, waiting: int) -> int:
+    """Return how many of those that wait go before the next of this owner: owners have their turns."""
+    return min(waiting, backlog.ahead_of_next(model, priority, owner)) if waiting > 1 else waiting
 
 
 def max_queued(spec: ModelSpec, priority: int) -> int:
@@ -107,9 +113,13 @@ def forget() -> None:
     _lines.clear()
 
 
-def _refuse_long_wait(model: str, ahead: int, limit_s: float) -> None:
+def _refuse_long_wait(terms: Terms, waiting: int, limit_s: float) -> None:
     """Raises `Overloaded`."""
-    wait_s = workers.seconds_for(model, ahead)
+    model = terms.spec.name
+    wait_s = workers.seconds_for(model, waiting)
+    if limit_s and wait_s and wait_s > limit_s:
+        owner = terms.owner and terms.owner.pk
+        wait_s = workers.seconds_for(model, _ahead(model, terms.priority, owner, waiting))
     if limit_s and wait_s and wait_s > limit_s:
         raise Overloaded(
             f"A new job of {model!r} would wait about {wait_s:.0f} s, more than {limit_s:g} s. Try again later.",

@@ -223,6 +223,7 @@ def message_of(job: Job, *, recovered: bool = False) -> publish.JobMessage:
         priority=job.priority,
         created_at=job.created_at.timestamp(),
         expires_at=job.expires_at.timestamp() if job.expires_at else None,
+        owner=None if job.owner_id is None else str(job.owner_id),
         alone=job.recoveries >= settings.MAX_RECOVERIES - 1,
         recovered=recovered,
     )

@@ -3,13 +3,14 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from inference import clock, errors
 from inference.batching.costs import CostModel
 from inference.batching.queue import BatchQueue, Item, Limits
 from inference.batching.room import Room
+from inference.batching.shares import OwnerShares, PriorityShares
 from inference.catalog.specs import Catalog, ModelSpec
 from inference.models import Priority
 from inference.worker.inflight import Batch, HeldJob, Search
@@ -21,6 +22,15 @@ MOST_TOGETHER = 480  # jobs of one call: a statement takes 500
 PATIENT = int(Priority.LOW)  # and above: nobody waits for each of them
 SET_BACK_S = 1.0  # by more than that a clock is, whose jobs seem to come yet
 LEARNT = 8  # engine calls, from which on it is known how long one takes
+
+
+class Turn(NamedTuple):
+    """A batch that may go now, around the first job of a queue or of one priority in it."""
+
+    model: str
+    queue: BatchQueue
+    priority: int
+    order: tuple[int, float, float]  # of that job
 
 
 class Backlog:
@@ -35,7 +45,10 @@ class Backlog:
         self.isolation = Isolation(devices=len(set(replicas.plan.devices)))
         self.batches: dict[UUID, Batch] = {}  # that run
         self.long: set[str] = set()  # models whose calls take much longer than what is done before and after them
-        # How far the queues are worked off: when the newest job was made that was started, by model and priority.
+        self._owners: dict[int, OwnerShares] = defaultdict(OwnerShares)  # by priority, over all models
+        self._priorities = PriorityShares()
+        # How far the queues are worked off: when the newest job was made that was started, by model and priority. The
+        # oldest that waits here was not passed by it: jobs are taken in their turn.
         self.reached: dict[str, dict[str, float]] = defaultdict(dict)
 
     def follow(self) -> None:
@@ -60,15 +73,19 @@ class Backlog:
         """Jobs that wait."""
         return sum(map(len, self.queues.values())) + len(self.isolation)
 
-    def add(self, item: Item, model: str, request: Any) -> None:
-        """Hold a job until it is finished. A double of a held job only adds its message."""
+    def add(self, item: Item, model: str, request: Any = None) -> None:
+        """Hold a job until it is finished. A double of a held job only adds its message.
+
+        Without `request`, its message has not come: it may be in the broker behind others.
+        """
         if known := self.held.get(item.id):
-            known.requests.append(request)
+            known.requests += [request] if request else []
             if item.alone and self.queues[model].remove(item.id):
                 known.item = item
                 self.isolation.wait_alone(known)
             return
-        self.held[item.id] = held = HeldJob(item=item, model=model, requests=[request])
+        item = item._replace(turn=self._owners[item.priority].enter(item.owner, self.queues[model].cost_s(item)))
+        self.held[item.id] = held = HeldJob(item=item, model=model, requests=[request] if request else [])
         if item.alone:
             self.isolation.wait_alone(held)
         else:
@@ -82,9 +99,11 @@ class Backlog:
     def has_joined(self, batch: Batch) -> None:
         """Those that its last call brings."""
         reached = self.reached[batch.spec.name]
-        for priority, arrived_at_s in {(held.item.priority, held.item.arrived_at_s) for held in batch.called}:
+        queue = self.queues[batch.spec.name]
+        told = {(held.item.priority, held.item.arrived_at_s) for held in batch.called if held.requests}
+        for priority, at_s in told:
             key = str(priority)
-            known = reached.get(key, 0.0)
+            known, arrived_at_s = reached.get(key, 0.0), min(at_s, queue.oldest_s(priority))
             was_set_back = known > clock.time_s() + SET_BACK_S
             reached[key] = arrived_at_s if was_set_back else max(known, arrived_at_s)
 
@@ -135,6 +154,12 @@ class Backlog:
             self.release(self.held[item.id], errors.Expired.code, 0.0)
         return bool(expired)
 
+    def drop_ended(self, id: str) -> None:
+        """The row of a job says that it has ended: if it waits here, its messages are done with."""
+        held = self.held.get(id)
+        if held and self.queues[held.model].remove(id):
+            self.release(held, "", 0.0)
+
     def next(self, without: Set[str], *, idle: int) -> tuple[list[HeldJob], Search | None, bool] | None:
         """The jobs of the next batch, of other models than those `without`; the search that it is a step of, and
         whether nobody may join it. `idle` children share what is generated step by step."""
@@ -143,9 +168,9 @@ class Backlog:
             self.isolation.parts.remove(part)
             if kept := [held for held in part.jobs if self.held.get(held.item.id) is held]:
                 return kept, part.search, True
-        for name, queue in self._due_in_turn(now):
-            if name not in without and (items := self._take(name, queue, now, idle)):
-                return [self.held[item.id] for item in items], None, False
+        for turn in self._turns(now):
+            if turn.model not in without and (items := self._take(turn, now, idle)):
+                return self._taken(turn, items), None, False
         return None
 
     def more(self, first: Sequence[HeldJob], *, able: int) -> list[list[HeldJob]]:
@@ -183,14 +208,16 @@ class Backlog:
         if any(held.item.expires_at_s for held in batch):
             return False
         due = self._due_in_turn(clock.time_s())
-        return bool(due) and due[0][1] is queue
+        if not due or due[0].queue is not queue:
+            return False
+        return due[0].priority >= batch[0].item.priority  # else a lower one had its share, and no more than that
 
     def together(self) -> dict[str, int]:
         """How many jobs may share a call of a child, by model of which such wait."""
         return {
             name: min(MOST_TOGETHER, int(queue.costs.items_per_s() / queue.costs.pace * TOGETHER_S))
             for name, queue in self.queues.items()
-            if queue.costs.calls >= LEARNT and (queue.head() or (0,))[0] >= PATIENT
+            if queue.costs.calls >= LEARNT and (head := queue.head()) and head.priority >= PATIENT
         }
 
     def is_overtaken(self, batch: Batch) -> bool:
@@ -199,11 +226,11 @@ class Backlog:
         from several processes, nearly in their order."""
         if self.isolation.parts:
             return True
-        turn = _turn(batch.called[-batch.shares[-1]])
-        turns = [(name, queue.head()) for name, queue in self._due_in_turn(clock.time_s())]
+        order = batch.called[-batch.shares[-1]].item.order
+        orders = [(turn.model, turn.order) for turn in self._due_in_turn(clock.time_s())]
         behind = (other for other in self.batches.values() if other.pid == batch.pid and other.number > batch.number)
-        turns += ((other.spec.name, _turn(other.called[0])) for other in behind)
-        return any(other and (other[0] < turn[0] if name == batch.spec.name else other < turn) for name, other in turns)
+        orders += ((other.spec.name, other.called[0].item.order) for other in behind)
+        return any(other[0] < order[0] if name == batch.spec.name else other < order for name, other in orders)
 
     def next_ahead(self) -> list[HeldJob] | None:
         """The jobs of a batch for a child that is busy. None where an idle one is waited for: by what is run again, or
@@ -211,52 +238,61 @@ class Backlog:
         now = clock.time_s()
         if self.isolation.next(self.replicas.runnable):
             return None
-        for name, queue in self._due_in_turn(now):
-            if self.replicas.steps(name):
+        for turn in self._turns(now):
+            if self.replicas.steps(turn.model):
                 return None
-            if items := queue.take(now):
-                return [self.held[item.id] for item in items]
+            if items := turn.queue.take(now, priority=turn.priority):
+                return self._taken(turn, items)
         return None
 
-    def _take(self, name: str, queue: BatchQueue, now: float, idle: int) -> list[Item]:
+    def _take(self, turn: Turn, now: float, idle: int) -> list[Item]:
         """None when all that was due has expired."""
-        if not self.replicas.steps(name):
-            return queue.take(now)
+        queue = turn.queue
+        if not self.replicas.steps(turn.model):
+            return queue.take(now, priority=turn.priority)
         limits = queue.limits
         share = math.ceil(len(queue) / max(1, idle))
         room = Room(rows=limits.max_batch_size, tokens=limits.max_batch_tokens, longest=int(queue.padded))
-        return queue.take_next(now, room, most=share)
+        return queue.take_next(now, room, priority=turn.priority, most=share)
+
+    def _taken(self, turn: Turn, items: Sequence[Item]) -> list[HeldJob]:
+        """The jobs of a batch that goes now, which counts as its owner's and its priority's turn."""
+        waiting = {priority for queue in self._able_queues() for priority in queue.priorities}
+        self._priorities.take(turn.priority, {turn.priority, *waiting})
+        self._owners[turn.priority].take(turn.order[1])
+        return [self.held[item.id] for item in items]
 
     def has_next(self, without: Set[str]) -> bool:
         """Whether there is a next batch, of other models than those `without`."""
         now = clock.time_s()
         if self.isolation.next(self.replicas.runnable - without):
             return True
-        return any(name not in without for name, _ in self._due_in_turn(now))
+        return any(turn.model not in without for turn in self._due_in_turn(now))
 
     def joining(self, batch: Batch) -> list[HeldJob]:
         """Those who join an open batch now, taken out of their queue."""
         if not self.may_join(batch):
             return []
         queue = self.queues[batch.spec.name]
-        items = queue.take_next(clock.time_s(), batch.room)
+        turn = self._turn_of(batch.spec.name, queue)
+        items = queue.take_next(clock.time_s(), batch.room, priority=turn.priority) if turn else []
         for item in items:
             batch.room = batch.room.without(item.size, item.length)
-        return [self.held[item.id] for item in items]
+        return self._taken(turn, items) if turn and items else []
 
     def may_join(self, batch: Batch) -> bool:
         """Whether somebody waits who would, and fits. What is to be run again of this model goes first, by itself."""
         name = batch.spec.name
         if not (queue := self.queues.get(name)) or self.isolation.next({name}):
             return False
-        return queue.may_take_next(batch.room)
+        turn = self._turn_of(name, queue)
+        return turn is not None and queue.may_take_next(batch.room, turn.priority)
 
     def next_alone(self, now: float) -> Part | None:
         """Of those that nothing may run beside, the one whose turn it is."""
         if not self.isolation.parts:
             return None
-        heads = [head for _, queue in self._due_in_turn(now) if (head := queue.head())]
-        return self.isolation.next_alone(self.replicas.runnable, heads)
+        return self.isolation.next_alone(self.replicas.runnable, [turn.order for turn in self._due_in_turn(now)])
 
     def due_in_s(self) -> float | None:
         """Seconds until the next batch may go, when it waits for company only."""
@@ -266,10 +302,29 @@ class Backlog:
             due.append(again)
         return max(0.0, min(due)) if due else None
 
-    def _due_in_turn(self, now: float) -> list[tuple[str, BatchQueue]]:
+    def _due_in_turn(self, now: float) -> list[Turn]:
+        """The queues whose next batch may go, by the job that goes first in each."""
         able = {name: queue for name, queue in self.queues.items() if name in self.replicas.serving}
-        due = [entry for entry in able.items() if (wait_s := _waits_s(entry[1], now)) is not None and wait_s <= 0.0]
-        return sorted(due, key=lambda entry: entry[1].head() or (0, 0.0))
+        due = [
+            Turn(name, queue, head.priority, head.order)
+            for name, queue in able.items()
+            if (wait_s := _waits_s(queue, now)) is not None and wait_s <= 0.0 and (head := queue.head())
+        ]
+        return sorted(due, key=lambda turn: turn.order)
+
+    def _turns(self, now: float) -> list[Turn]:
+        """As `_due_in_turn`, but before them those of a lower priority that is owed a batch."""
+        due = self._due_in_turn(now)
+        owed = self._priorities.owed({priority for turn in due for priority in turn.queue.priorities})
+        if owed is None:
+            return due
+        first = [Turn(turn.model, turn.queue, owed, head.order) for turn in due if (head := turn.queue.head(owed))]
+        return [*sorted(first, key=lambda turn: turn.order), *due]
+
+    def _turn_of(self, model: str, queue: BatchQueue) -> Turn | None:
+        """The job that goes first in one queue, whatever waits in others."""
+        head = queue.head(self._priorities.owed(queue.priorities)) or queue.head()
+        return Turn(model, queue, head.priority, head.order) if head else None
 
     def _able_queues(self) -> list[BatchQueue]:
         return [queue for name, queue in self.queues.items() if name in self.replicas.serving]
@@ -299,11 +354,6 @@ def _waits_s(queue: BatchQueue, now: float) -> float | None:
     if (at := queue.due_at_s()) is None:
         return None
     return at - now if at - now < queue.limits.max_wait_s + SET_BACK_S else 0.0
-
-
-def _turn(first: HeldJob) -> tuple[int, float]:
-    """Of a batch: `first` is its oldest, those of near lengths beside it are younger."""
-    return first.item.priority, first.item.arrived_at_s
 
 
 def _limits(spec: ModelSpec) -> Limits:

@@ -150,6 +150,7 @@ def items_of(request: Request, dispatcher: Dispatcher) -> tuple[list[Item], str]
             min(float(hints.get("created_at") or clock.time_s()), clock.time_s()),
             float(expires_at) if expires_at is not None else None,
             hints.get("alone") is True,
+            str(hints["owner"]) if hints.get("owner") is not None else None,
         )
         jobs = [(request.args[0], hints.get("size", 1), hints.get("length", 1)), *others]
         items = [
@@ -199,7 +200,7 @@ class BatchingStep(bootsteps.StartStopStep):
         if not self.include_if(c):  # a plain worker, of other queues: it drops what is not for it
             return
         replicas = c.controller.replicas
-        c.dispatcher = Dispatcher(replicas, lambda: c.pool.replicas)
+        c.dispatcher = Dispatcher(replicas, lambda: c.pool.replicas, c.controller.unfetched)
         c.dispatcher.on_rows_left = c.controller.housekeeping.give_back
         c.dispatcher.on_expired = c.controller.housekeeping.expire_soon
         c.dispatch_soon = lambda: self._dispatch_soon(c)

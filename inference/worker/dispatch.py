@@ -27,6 +27,7 @@ from inference.worker.pool import ReplicaPool
 from inference.worker.replicas import Replicas
 from inference.worker.settlement import Settlement
 from inference.worker.turns import Turns
+from inference.worker.unfetched import UnfetchedJobs
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +44,9 @@ def _nobody(*_: object) -> None:
 class Dispatcher:
     """A worker's jobs and batches in flight. Lives as long as the worker, over reconnects."""
 
-    def __init__(self, replicas: Replicas, pool: Callable[[], ReplicaPool]) -> None:
+    def __init__(self, replicas: Replicas, pool: Callable[[], ReplicaPool], unfetched: UnfetchedJobs) -> None:
         self._pool = pool
+        self._unfetched = unfetched
         self.replicas = replicas
         self.backlog = Backlog(replicas)
         self.batches = self.backlog.batches
@@ -99,7 +101,11 @@ class Dispatcher:
             self.on_rows_left(batches)
 
     def kick(self) -> None:
+        if self.turns.may_begin:
+            self._unfetched.serve(self.backlog)
         self.turns.give()
+        if len(self.backlog.held) >= self.prefetch:
+            self._unfetched.ask(self.backlog, calls=self._calls)
 
     def _call(self, batch: Batch) -> bool:
         call = BatchCall(

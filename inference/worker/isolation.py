@@ -39,10 +39,10 @@ class Part:
         return self.jobs[0].item.alone
 
     @property
-    def turn(self) -> tuple[bool, int, float]:
+    def turn(self) -> tuple[bool, tuple[int, float, float]]:
         """In which order they run alone: first what this worker has claimed, whose lease runs out."""
         held = self.jobs[0]
-        return not held.takes_over, held.item.priority, held.item.arrived_at_s
+        return not held.takes_over, held.item.order
 
 
 class Isolation:
@@ -63,7 +63,7 @@ class Isolation:
         """The first part of these models that may run now beside others."""
         return next((part for part in self._due(models) if not part.is_alone), None)
 
-    def next_alone(self, models: Container[str], heads: Collection[tuple[int, float]]) -> Part | None:
+    def next_alone(self, models: Container[str], heads: Collection[tuple[int, float, float]]) -> Part | None:
         """Of those that must run alone the one whose turn it is, before all that waits: the `heads` of the queues."""
         due = [part for part in self._due(models) if part.is_alone]
         first = min(due, key=lambda part: part.turn, default=None)
@@ -71,7 +71,7 @@ class Isolation:
             return first
         if time.monotonic() < self.others_until or self.next(models):
             return None
-        return None if heads and (self._owed_s or first.turn[1:] > min(heads)) else first
+        return None if heads and (self._owed_s or first.turn[1] > min(heads)) else first
 
     def _due(self, models: Container[str]) -> list[Part]:
         now = time.monotonic()

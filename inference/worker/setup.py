@@ -85,6 +85,7 @@ def _plan(worker: Any) -> None:
     from inference.worker.pool import ReplicaPool
     from inference.worker.replicas import Replicas
     from inference.worker.served import ServedModels
+    from inference.worker.unfetched import UnfetchedJobs
 
     queues, models = worker.app.amqp.queues, lookup.models()
     consumed = [name for name, spec in models.items() if spec.queue in queues.consume_from]
@@ -111,6 +112,8 @@ def _plan(worker: Any) -> None:
     worker.served = ServedModels(worker.replicas, wanted)
     worker.lazy = LazyModels(worker.replicas)
     worker.lazy.lookout.start()
+    worker.unfetched = UnfetchedJobs(plan.worker)
+    worker.unfetched.start()
     lookup.follow()
     worker.heartbeat = Heartbeat(plan, worker.hostname)
     worker.heartbeat.register()
@@ -190,4 +193,5 @@ def leave(sender: Any, **kwargs: Any) -> None:
     if heartbeat := getattr(sender, "heartbeat", None):
         sender.housekeeping.stop()
         sender.lazy.lookout.stop()
+        sender.unfetched.stop()
         heartbeat.stop(of_an_error=sender.exitcode == platforms.EX_FAILURE and not heartbeat.leaving)

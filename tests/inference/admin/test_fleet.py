@@ -83,6 +83,19 @@ class ModelTests(FleetCase):
         self.assertEqual(page.count("<circle"), 6)
         self.assertIn("16 of 64 tokens: 11 ms", page)
 
+    def test_it_is_shown_whose_jobs_wait_and_for_how_long_the_next_of_each_does(self) -> None:
+        make_worker(speeds={"embeddings": 10.0})
+        many, few = (User.objects.create_user(name) for name in ("<many>", "few"))
+        for owner, priority, count in ((many, 2, 30), (many, 1, 2), (few, 3, 1)):
+            for _ in range(count):
+                make_job(owner=owner, priority=priority)
+        page = self.text(model_page("embeddings"))
+        self.assertRegex(page, r"(?s)&lt;many&gt;.*2 high, 30 normal.*3\.[0-9] s.*few.*1 low.*[0-9]+ ms")
+        self.assertIn(f"owner={many.pk}", page)
+        Job.objects.all().delete()
+        backlog.forget()
+        self.assertNotIn("Whose jobs wait", self.text(model_page("embeddings")))
+
     def test_one_that_nobody_knows_is_not_found(self) -> None:
         self.assertEqual(self.client.get(model_page("nothing")).status_code, 404)
         self.steer(model_page("nothing"), "pause")

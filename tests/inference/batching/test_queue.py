@@ -107,7 +107,7 @@ class BatchTests(TestCase):
         while (head := queue.head()) is not None:
             first = min(items, key=lambda job: (job.priority, job.arrived_at_s))
             batch = queue.take(20.0)
-            self.assertEqual(head, (first.priority, first.arrived_at_s))
+            self.assertEqual((head.priority, head.arrived_at_s), (first.priority, first.arrived_at_s))
             self.assertIn(first, batch)
             self.assertEqual({job.group for job in batch}, {first.group})
             items = [job for job in items if job not in batch]

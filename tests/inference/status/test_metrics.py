@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
 
+from django.contrib.auth.models import User
 from django.test import TestCase
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
@@ -42,6 +43,14 @@ class MetricsTests(TestCase):
         self.assertEqual(
             self.samples("jobs_waiting"), [("inference_jobs_waiting", {"model": "echo", "status": "queued"}, 2)]
         )
+
+    def test_owners_of_whom_jobs_wait_are_counted(self) -> None:
+        many = User.objects.create_user("many")
+        for owner in (many, many, many, None):
+            Job.objects.create(model="echo", inputs="x", owner=owner)
+        labels = {"model": "echo"}
+        self.assertEqual(self.samples("owners_waiting"), [("inference_owners_waiting", labels, 2)])
+        self.assertEqual(self.samples("largest_owner_waiting"), [("inference_largest_owner_waiting", labels, 3)])
 
     def figure(self, model: str = "echo", *, grain: Grain = Grain.EVER, start_s: float = 0.0, **tally: Any) -> None:
         Figure.objects.create(grain=grain, start=at(start_s), model=model, tally=tally)

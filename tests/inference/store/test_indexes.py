@@ -48,7 +48,7 @@ class IndexTests(TestCase):
         low = Priority.LOW
         self.assert_uses("job_queued", QUEUED.filter(model="a", priority__lte=low).order_by().values("pk"))
         own = QUEUED.filter(owner=self.owner, priority__lte=low).order_by().values("pk")
-        self.assert_uses("job_queued_by_owner|job_queued", own)
+        self.assert_uses("job_queued_by_owners|job_queued", own)
 
     def test_the_reconciler_reads_running_and_overdue_jobs_alone(self) -> None:
         self.assert_uses("job_expiring|job_queued", QUEUED.filter(expires_at__lte=Now()).order_by())

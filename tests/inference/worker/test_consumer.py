@@ -26,6 +26,7 @@ from inference.worker.inflight import Batch
 from inference.worker.replicas import Replicas
 from inference.worker.subscriptions import Subscriptions
 from inference.worker.tasks import run
+from inference.worker.unfetched import UnfetchedJobs
 from project.celery import app
 
 PID = 4711
@@ -37,7 +38,7 @@ class ConsumerTests(TestCase):
         self.replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), CATALOG)
         self.replicas.started(0, PID)
         self.load(a=READY, b=READY)
-        self.dispatcher = Dispatcher(self.replicas, Mock(return_value=None))
+        self.dispatcher = Dispatcher(self.replicas, Mock(return_value=None), UnfetchedJobs(uuid4()))
         self.dispatcher.connected = True
         self.events: list[str] = []
         self.step = consumer.BatchingStep.__new__(consumer.BatchingStep)

@@ -16,6 +16,7 @@ from billiard.exceptions import WorkerLostError
 
 from inference import clock, errors
 from inference.batching.queue import Item
+from inference.batching.shares import ONE_IN
 from inference.catalog.specs import ModelSpec
 from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
 from inference.worker.calls import READY, BatchReport, Loaded, Raised
@@ -26,6 +27,7 @@ from inference.worker.isolation import CRASHES_ALONE, LONGEST_RETRY_S, LONGEST_S
 from inference.worker.pool import ReplicaPool
 from inference.worker.replicas import Replicas
 from inference.worker.settlement import PAUSED
+from inference.worker.unfetched import UnfetchedJobs
 from tests.conditions import PATIENCE_S
 
 PID = 4711
@@ -112,6 +114,10 @@ def stop_clock(test: TestCase) -> None:
     test.enterContext(patch("time.monotonic", return_value=now))
 
 
+def an_item(**values: Any) -> Item:
+    return Item(**{"id": str(uuid4()), "group": "", "size": 1, "length": 10, "priority": 2, **values})
+
+
 class DispatcherCase(TestCase):
     def setUp(self) -> None:
         stop_clock(self)
@@ -120,7 +126,7 @@ class DispatcherCase(TestCase):
         self.replicas = Replicas(plan, CATALOG)
         self.replicas.started(0, PID)
         self.load(a=READY, b=READY)
-        self.dispatcher = Dispatcher(self.replicas, lambda: cast("ReplicaPool", self.pool))
+        self.dispatcher = Dispatcher(self.replicas, lambda: cast("ReplicaPool", self.pool), UnfetchedJobs(uuid4()))
         self.clock = 1760000000.0
 
     def load(self, **models: str) -> None:
@@ -810,6 +816,22 @@ class DispatcherTests(DispatcherCase):
         self.assertEqual((facts.held, facts.finished), (1, 1))
         self.assertLessEqual(facts.reached["a"]["2"], self.clock)
 
+    def test_what_waits_for_its_turn_here_is_not_passed(self) -> None:
+        self.add(owner="many", size=32)
+        self.dispatcher.kick()
+        self.add(owner="many", size=32)
+        oldest = self.clock
+        for _ in range(3):
+            self.add(owner="many", size=32)
+        self.add(owner="few", arrived_at_s=self.clock + 60.0)
+        self.pool.finish(self.last)
+        self.assertEqual(self.dispatcher.facts().reached["a"]["2"], oldest)
+
+    def test_what_runs_without_its_message_tells_nothing_of_how_far_the_queue_has_come(self) -> None:
+        self.dispatcher.backlog.add(an_item(arrived_at_s=self.clock + 60.0), "a")
+        self.dispatcher.kick()
+        self.assertNotIn("2", self.dispatcher.facts().reached.get("a", {}))
+
     def test_after_a_clock_was_set_back_a_model_has_come_as_far_as_its_newest_job(self) -> None:
         self.add(arrived_at_s=clock.time_s())
         self.dispatcher.kick()
@@ -826,3 +848,63 @@ class DispatcherTests(DispatcherCase):
             request.finished = lambda error, runtime: held.append(self.dispatcher.facts().held)
         self.pool.finish(self.pool.calls[-1])
         self.assertEqual(held, [0, 0])
+
+
+class TurnTests(DispatcherCase):
+    """Whose jobs are next."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.add(size=32)
+        self.dispatcher.kick()  # a batch that occupies the only replica
+
+    def following(self) -> tuple[UUID, ...]:
+        """Return the jobs of the next batch."""
+        self.pool.finish(self.last)
+        ids: tuple[UUID, ...] = self.last.batch.job_ids
+        return ids
+
+    def test_the_job_of_another_owner_is_before_those_of_one_with_many(self) -> None:
+        for _ in range(10):
+            self.add(owner="many", size=32)
+        self.following()
+        few, _ = self.add(owner="few", size=32)
+        self.assertEqual(self.following(), (few,))
+
+    def test_so_is_that_of_another_model(self) -> None:
+        for _ in range(10):
+            self.add(owner="many", size=32)
+        self.following()
+        few, _ = self.add("b", owner="few", size=32)
+        self.assertEqual(self.following(), (few,))
+
+    def test_one_batch_in_eight_is_of_a_lower_priority_also_of_another_model(self) -> None:
+        low = [self.add(model, priority=3, size=32)[0] for model in ("a", "b")]
+        for _ in range(40):
+            self.add(priority=1, size=32)
+        order = [self.following()[0] for _ in range(3 * ONE_IN)]
+        self.assertEqual([order.index(job_id) for job_id in low], [ONE_IN - 1, 2 * ONE_IN - 1])
+
+    def test_a_job_without_a_message_runs_and_its_message_that_comes_meanwhile_ends_with_it(self) -> None:
+        item, request = an_item(arrived_at_s=self.clock), Request()
+        self.dispatcher.backlog.add(item, "a")
+        self.assertEqual(self.following(), (UUID(item.id),))
+        self.dispatcher.backlog.add(item, "a", request)
+        self.pool.finish(self.last)
+        self.assertEqual((request.events, self.dispatcher.backlog.held), ([("finished", "")], {}))
+
+    def test_what_has_ended_meanwhile_leaves_the_queue_unless_it_runs(self) -> None:
+        (running,) = self.dispatcher.backlog.held
+        waiting, request = self.add()
+        for job_id in (running, str(waiting), str(uuid4())):
+            self.dispatcher.backlog.drop_ended(job_id)
+        self.assertEqual((list(self.dispatcher.backlog.held), request.events), ([running], [("finished", "")]))
+
+    def test_others_are_looked_for_once_as_many_are_held_as_may_be(self) -> None:
+        with patch.object(UnfetchedJobs, "ask") as asked:
+            self.dispatcher.kick()
+            self.assertFalse(asked.called)
+            while len(self.dispatcher.backlog.held) < self.dispatcher.prefetch:
+                self.add(owner="many")
+            self.dispatcher.kick()
+        self.assertTrue(asked.called)

@@ -13,6 +13,7 @@ from inference.worker.dispatch import Dispatcher
 from inference.worker.isolation import MOST_ON_ONE_DEVICE
 from inference.worker.pool import ReplicaPool
 from inference.worker.replicas import Replicas
+from inference.worker.unfetched import UnfetchedJobs
 from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase, Pool, stop_clock
 
 BAD, GOOD = "cuda:0", "cuda:1"
@@ -27,7 +28,7 @@ class TrustTests(DispatcherCase):
         self.replicas = Replicas(plan, CATALOG)
         for index in (0, 1):
             self.start(index)
-        self.dispatcher = Dispatcher(self.replicas, lambda: cast("ReplicaPool", self.pool))
+        self.dispatcher = Dispatcher(self.replicas, lambda: cast("ReplicaPool", self.pool), UnfetchedJobs(uuid4()))
         self.clock = 0.0
 
     def start(self, index: int) -> None:

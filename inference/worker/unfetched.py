@@ -1,0 +1,128 @@
+"""The waiting jobs that a broker keeps behind those of others: a worker that is full takes them from their rows.
+
+A broker hands out messages in the order of their arrival, and a worker sees no more of them than it may hold. Where one
+owner has sent thousands, nobody else's would be seen. But a message is only a hint that a row waits: whoever knows of
+the row needs none. The message that comes later finds that its job has run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from inference import clock
+from inference.batching.queue import Item
+from inference.models import TERMINAL, Job
+from inference.status import owners
+from inference.submission.writer import message_of
+from inference.worker.backlog import Backlog
+from inference.worker.heartbeat import succeeds
+
+LOOK_S, LONGEST_PAUSE_S = (
+    0.05,
+    10.0,
+)  # between two looks while the worker is full; the second while the database is away
+SHARE = 0.05  # of the time, for looks
+MOST_JOBS = 128  # that a look finds
+MOST_LOOKED_AT = 500  # of those that are held
+
+
+class Question(NamedTuple):
+    """What the event loop knows as a look begins."""
+
+    rows: Mapping[str, int]  # of which more are not taken at a time, by model that is served
+    lines: Collection[tuple[str, int, str | None]]  # models, priorities and owners of which it holds waiting jobs
+    waiting: Sequence[str]  # ids of those
+
+
+class UnfetchedJobs(threading.Thread):
+    """Looks for jobs of owners and priorities of which the worker holds none, while it holds as many as it may.
+
+    It also finds out which of those that it holds have ended, cancelled or run from their row: such are in the way.
+    """
+
+    def __init__(self, worker: UUID) -> None:
+        super().__init__(name="unfetched", daemon=True)
+        self._worker = str(worker)
+        self._question: Question | None = None
+        self._found: deque[tuple[str, Item]] = deque()
+        self._ended: deque[str] = deque()
+        self._after: Any = None  # the owner after whom the next look begins
+        self._is_asked = threading.Event()
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        while self._is_asked.wait() and not self._stopping.is_set():
+            begun_at = time.monotonic()
+            looked = succeeds(self.look, self._worker)
+            took_s = time.monotonic() - begun_at
+            self._stopping.wait(max(LOOK_S, took_s / SHARE) if looked else LONGEST_PAUSE_S)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._is_asked.set()
+
+    def serve(self, backlog: Backlog) -> None:
+        """Add what was found to the backlog, and drop what has ended. In the event loop."""
+        while self._ended:
+            backlog.drop_ended(self._ended.popleft())
+        while self._found:
+            model, item = self._found.popleft()
+            if model in backlog.replicas.serving and item.id not in backlog.held:
+                backlog.add(item, model)
+
+    def ask(self, backlog: Backlog, *, calls: int) -> None:
+        """Ask for another look: what waits is more than the worker may hold. `calls` are in hand. In the event loop."""
+        if not self._is_asked.is_set():
+            self._question = _question(backlog, calls)
+            self._is_asked.set()
+
+    def look(self) -> None:
+        """Answer the question. In this thread."""
+        question, self._question = self._question, None
+        self._is_asked.clear()
+        if question is None or not question.rows:
+            return
+        lines = owners.lines(question.rows, after=self._after)
+        self._after = owners.last_of(lines)
+        missed = [line for line in lines if (*line[:2], owners.name_of(line.owner)) not in question.lines][:MOST_JOBS]
+        jobs = owners.first_jobs(missed, most=MOST_JOBS // max(1, len(missed)))
+        for (model, *_), line in itertools.groupby(jobs, key=lambda job: (job.model, job.priority, job.owner_id)):
+            self._found.extend((model, item_of(job)) for job in _portion(list(line), question.rows[model]))
+        ended = Job.objects.filter(pk__in=question.waiting, status__in=TERMINAL).order_by()
+        self._ended.extend(map(str, ended.values_list("pk", flat=True)))
+
+
+def _question(backlog: Backlog, calls: int) -> Question:
+    serving = {name: queue for name, queue in backlog.queues.items() if name in backlog.replicas.serving}
+    return Question(
+        rows={name: calls * queue.limits.max_batch_size for name, queue in serving.items()},
+        lines={(name, *line) for name, queue in serving.items() for line in queue.owners},
+        waiting=list(itertools.islice(itertools.chain.from_iterable(serving.values()), MOST_LOOKED_AT)),
+    )
+
+
+def _portion(jobs: Sequence[Job], rows: int) -> Iterator[Job]:
+    """As many as have so many rows: at a random place, since other workers look at the same jobs."""
+    ends = list(itertools.accumulate(job.size for job in jobs))
+    first = random.choice([place for place, end in enumerate(ends) if ends[-1] - end + jobs[place].size >= rows] or [0])
+    for job in jobs[first:]:
+        yield job
+        rows -= job.size
+        if rows <= 0:
+            return
+
+
+def item_of(job: Job) -> Item:
+    """Return what the job's message says."""
+    message = message_of(job)
+    return Item(
+        message.job_id, message.group, message.size, message.length, message.priority,
+        min(message.created_at, clock.time_s()), message.expires_at, message.alone, message.owner,
+    )  # fmt: skip

@@ -1,0 +1,78 @@
+"""Whose jobs wait, and what that says of how long one waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.test import TestCase
+
+from inference.batching.shares import ONE_IN
+from inference.models import Job, Priority, Status
+from inference.status import backlog, owners
+from inference.status.owners import Line
+
+
+class OwnersCase(TestCase):
+    def setUp(self) -> None:
+        backlog.forget()
+        self.addCleanup(backlog.forget)
+        self.many, self.few = (User.objects.create_user(name) for name in ("many", "few"))
+
+    def wait(self, owner: User | None, count: int = 1, **values: Any) -> list[Job]:
+        return Job.objects.bulk_create(
+            Job(**{"model": "echo", "inputs": "x", "owner": owner, **values}) for _ in range(count)
+        )
+
+
+class LineTests(OwnersCase):
+    def test_each_model_priority_and_owner_of_whom_a_job_waits_is_a_line(self) -> None:
+        self.wait(self.many, 5)
+        self.wait(self.many, priority=Priority.LOW)
+        self.wait(self.few, model="other")
+        self.wait(None)
+        self.wait(self.few, status=Status.SUCCEEDED)
+        expected = {("echo", 2, self.many.pk), ("echo", 3, self.many.pk), ("other", 2, self.few.pk), ("echo", 2, None)}
+        self.assertEqual(set(owners.lines(["echo", "other"])), expected)
+        self.assertEqual(owners.lines(["other"], after=self.many.pk), [("other", 2, self.few.pk)])
+
+    def test_the_first_jobs_of_each_line_come_in_the_order_of_their_ids(self) -> None:
+        many, few = self.wait(self.many, 5), self.wait(None, 3)
+        jobs = owners.first_jobs([Line("echo", 2, self.many.pk), Line("echo", 2, None)], most=2)
+        self.assertEqual([job.pk for job in jobs], [job.pk for job in (*many[:2], *few[:2])])
+        self.assertEqual(owners.first_jobs([], most=2), [])
+
+    def test_an_owner_is_named_as_in_messages(self) -> None:
+        self.assertEqual((owners.name_of(None), owners.name_of(self.many.pk)), (None, str(self.many.pk)))
+
+
+class PlaceTests(OwnersCase):
+    def test_the_first_job_of_an_owner_is_behind_one_of_each_other(self) -> None:
+        self.wait(self.many, 50)
+        self.wait(None, 50)
+        (job,) = self.wait(self.few)
+        self.assertEqual(backlog.place(job).position, 3)
+
+    def test_the_third_is_behind_three_of_each(self) -> None:
+        self.wait(self.many, 50)
+        *_, third = self.wait(self.few, 3)
+        self.assertEqual(backlog.place(third).position, 6)
+
+    def test_it_is_never_later_than_by_the_order_of_arrival(self) -> None:
+        self.wait(self.many, 2)
+        first, *_, last = self.wait(self.few, 10)
+        self.wait(self.many, 50)
+        self.assertEqual((backlog.place(first).position, backlog.place(last).position), (2, 12))
+
+    def test_higher_priorities_leave_one_batch_in_eight(self) -> None:
+        self.wait(self.many, 50, priority=Priority.HIGH)
+        (job,) = self.wait(self.few)
+        self.assertEqual(backlog.place(job).position, ONE_IN)
+
+    def test_before_the_next_job_of_an_owner_are_its_own_and_as_many_of_others(self) -> None:
+        self.wait(self.many, 50)
+        self.wait(self.few, 2)
+        ahead = {
+            name: backlog.ahead_of_next("echo", 2, owner) for name, owner in (("few", self.few.pk), ("none", None))
+        }
+        self.assertEqual(ahead, {"few": 5, "none": 2})
