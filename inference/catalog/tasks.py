@@ -99,6 +99,7 @@ class Task:
     shape: Shape = Shape.AS_IT_IS
     example: Mapping[str, Any] | None = None  # the body of a request; none where an input is a file
     measured_with: Mapping[str, Any] = field(default_factory=dict)  # parameters of what `manage.py tune` measures
+    package: str = ""  # without which no model of it can be loaded, and which is in no requirements file
 
     @property
     def takes_files(self) -> bool:
@@ -251,7 +252,7 @@ TASKS = table((
     Task(name="zero-shot-object-detection"),
     Task(name="document-question-answering"),
     Task(name="image-text-to-text", takes_chats=True, neutral=neutral.GENERATION),
-    Task(name="table-question-answering"),
+    Task(name="table-question-answering", package="pandas"),
     _text(
         name="text-to-audio",
         aliases=("text-to-speech",),

@@ -6,6 +6,7 @@ Where it would show, the trial at load finds it, and the inputs run in batches o
 """
 
 import functools
+import importlib.util
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from typing import Any
 from transformers.pipelines import Pipeline
 
 from inference.catalog import tasks
+from inference.catalog.tasks import Task
 from inference.engines import checkpoints, media, parity, placement
 from inference.engines.accelerate import install as accelerate
 from inference.engines.base import Engine
@@ -55,6 +57,7 @@ class PipelineEngine(Engine):
                 " For another, write an engine class: see docs/models.md."
             )
         self.feed = FEEDS[self.task]
+        _require(tasks.of(self.task))
         self.pipe, missing = loader.load(self.spec, self.task, device)
         reference = Reference(self.pipe, self.feed) if self.feed.batched else None
         if tasks.of(self.task).generates:
@@ -242,6 +245,15 @@ class PipelineEngine(Engine):
         for index, outputs in outputs_of.items():
             answers[index] = _in_place(steps.answer, outputs, parameters)
         return answers
+
+
+def _require(task: Task) -> None:
+    """Raises `ModelUnavailable` where a package is missing that the task needs."""
+    if task.package and importlib.util.find_spec(task.package) is None:
+        raise ModelUnavailable(
+            f"task {task.name!r} needs the package {task.package}, which is not installed:"
+            f" .venv/bin/python -m pip install {task.package}"
+        )
 
 
 def _read(steps: Steps, inputs: Sequence[Any], parameters: Parameters) -> list[Any]:

@@ -87,6 +87,12 @@ class MakeTests(TestCase):
     def test_a_missing_module_is_named(self) -> None:
         self.assert_refused("no_such_package.engine:Mine", "no_such_package", "importable")
 
+    def test_a_package_that_the_task_needs_is_named_before_anything_is_loaded(self) -> None:
+        model = spec(engine="inference.engines.pipeline.engine:PipelineEngine", task="table-question-answering")
+        with self.assertRaises(ModelUnavailable) as caught:
+            loading.ready(model, "cpu")
+        self.assertIn("needs the package pandas, which is not installed:", caught.exception.message)
+
     def test_a_missing_class_names_what_is_close(self) -> None:
         self.assert_refused("tests.echo:EchoEngin", "did you mean EchoEngine?")
 
