@@ -122,6 +122,7 @@ REPLICA_MEMORY_MB = env.integer("REPLICA_MEMORY_MB", 0)  # for models; 0: a shar
 WORK_AHEAD = {"auto": None, "0": False, "1": True}[env.choice("WORK_AHEAD", ("auto", "0", "1"), "auto")]
 MAX_BULK_INPUTS = env.integer("MAX_BULK_INPUTS", 10_000)  # of one request
 MAX_LOW_QUEUED = env.integer("MAX_LOW_QUEUED", 100_000)  # of one model at low priority: bulk
+LOAD_LIMIT_S = env.number("LOAD_LIMIT_S", 3600)  # for a replica to load its models; then its process is ended
 MAX_ESTIMATED_WAIT_S = env.number("MAX_ESTIMATED_WAIT_S", 600)  # 503 beyond it, but for low; 0: no limit
 
 CELERY_BROKER_URL = env.url("BROKER_URL") or address.kombu_url(REDIS_URL)
@@ -137,7 +138,7 @@ CELERY_TASK_ACKS_LATE = True
 CELERY_WORKER_CONSUMER = "inference.worker.consumer:JobConsumer"
 CELERY_WORKER_POOL = "inference.worker.pool:TaskPool"
 CELERY_WORKER_POOL_START_METHOD = "spawn"  # nothing of the main process; see inference.worker.forkserver
-CELERY_WORKER_PROC_ALIVE_TIMEOUT = 600.0  # a replica loads its models before it reports
+CELERY_WORKER_PROC_ALIVE_TIMEOUT = LOAD_LIMIT_S  # a replica loads its models before it reports
 CELERY_WORKER_ENABLE_PREFETCH_COUNT_REDUCTION = False
 CELERY_WORKER_REDIRECT_STDOUTS = False
 

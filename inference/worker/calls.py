@@ -17,6 +17,7 @@ Order = tuple[ModelSpec, ...]  # what a child is to have loaded, and nothing els
 
 READY = "ready"  # the state of a model that a replica has loaded
 ENDED_BY_IT = "a process ended while it loaded this model."
+TOO_LONG = "it was not loaded within {limit_s:g} s, and its process was ended: set LOAD_LIMIT_S higher."
 NEVER_ENDS = "its process is stuck in the driver of its device and cannot be ended: the host needs a restart."
 PAST_ITS_LIMIT = signal.SIGALRM  # what a child dies of whose engine ran past the model's limit
 IN_HAND = 3  # calls of a child that works ahead: one is claimed, one computed and one recorded

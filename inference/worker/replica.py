@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from inference.failures import Pauses
-from inference.worker.calls import Shared
+from inference.worker.calls import ENDED_BY_IT, Shared
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 COUNTED_S = 300.0
@@ -26,6 +26,8 @@ class Replica:
     total: int = 0  # bytes of its device
     pid: int | None = None  # of its living process
     ordered: tuple[str, ...] = ()  # digests: what that process was told to have
+    ordered_at: float = 0.0  # monotonic: when
+    why_ended: str = ENDED_BY_IT  # what is said of its killers
     shared: Shared = field(default_factory=Shared)  # with that process
     steps: frozenset[str] = frozenset()  # digests of what it generates with step by step
     killers: frozenset[str] = frozenset()  # models that a process ended with while it loaded them

@@ -8,8 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Set
 
+from django.conf import settings
+
 from inference.catalog.specs import Catalog, ModelSpec
-from inference.worker.calls import ENDED_BY_IT, NEVER_ENDS, READY, Asked, Loaded, Order, Shared
+from inference.worker.calls import ENDED_BY_IT, NEVER_ENDS, READY, TOO_LONG, Asked, Loaded, Order, Shared
 from inference.worker.devices import Plan
 from inference.worker.replica import Replica, new_pauses
 from inference.worker.trust import Trust
@@ -107,7 +109,7 @@ class Replicas:
         self._grow(index + 1)
         replica = self.replicas[index]
         replica.pid, replica.is_up, replica.ready = pid, False, frozenset()
-        replica.ordered = tuple(spec.digest for spec in order)
+        replica.ordered, replica.ordered_at = tuple(spec.digest for spec in order), time.monotonic()
         replica.shared = shared or Shared()
 
     def not_started(self, index: int, error: BaseException) -> None:
@@ -132,7 +134,11 @@ class Replicas:
             if replica.pid == loaded.pid:
                 had, goal = replica.ready, self.goal
                 kept = {key: why for key, why in replica.models.items() if why != READY and key in goal}
-                replica.models = {**kept, **dict.fromkeys(replica.killers & goal.keys(), ENDED_BY_IT), **loaded.models}
+                replica.models = {
+                    **kept,
+                    **dict.fromkeys(replica.killers & goal.keys(), replica.why_ended),
+                    **loaded.models,
+                }
                 replica.ready = frozenset(key for key, state in replica.models.items() if state == READY)
                 replica.is_up, replica.told, replica.had = True, True, frozenset()
                 replica.notes, replica.memory, replica.total = loaded.notes, loaded.memory, loaded.total
@@ -155,6 +161,8 @@ class Replicas:
         if replica.pid is None:
             return
         if number := replica.shared.loading:
+            took_s, limit_s = time.monotonic() - replica.ordered_at, settings.LOAD_LIMIT_S
+            replica.why_ended = TOO_LONG.format(limit_s=limit_s) if took_s >= limit_s else ENDED_BY_IT
             self._blame(replica, replica.ordered[number - 1])
         if replica.is_up:
             if self.may_run(replica.pid):
@@ -189,7 +197,7 @@ class Replicas:
     def _ended_loading(self, replica: Replica) -> dict[str, str]:
         """What is known of its models: which it was, or nothing."""
         if replica.killers:
-            return dict.fromkeys(replica.killers, ENDED_BY_IT)
+            return dict.fromkeys(replica.killers, replica.why_ended)
         return dict.fromkeys(replica.ordered, "its process ended while it loaded its models.")
 
     def _choose(self) -> None:
@@ -340,7 +348,7 @@ class Replicas:
         if not keys <= replica.ready:
             self.tried()
         order = tuple(spec for key, spec in self.goal.items() if key in keys)
-        replica.ordered = tuple(spec.digest for spec in order)
+        replica.ordered, replica.ordered_at = tuple(spec.digest for spec in order), time.monotonic()
         return replica.pid or 0, order
 
     def _following(self, pids: Collection[int]) -> tuple[Replica, Set[str]] | None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from unittest import TestCase
 from uuid import uuid4
 
+from django.conf import settings
+
 from inference.catalog.specs import ModelSpec
 from inference.worker import reports
 from inference.worker.calls import ENDED_BY_IT, READY, Loaded, Order, Shared
@@ -384,6 +386,17 @@ class ChangeTests(TestCase):
             ordered.append(following[0])
             self.told(*self.last)
         self.assertEqual((ordered, self.able), ([FIRST, SECOND, SECOND], 2))
+
+    def test_a_load_that_was_ended_for_its_length_says_which_setting_allows_more(self) -> None:
+        self.follow(self.new, CATALOG["b"])
+        self.order()
+        self.replicas.replicas[0].shared.loading = 3
+        self.replicas.replicas[0].ordered_at -= settings.LOAD_LIMIT_S
+        self.replicas.ended(0)
+        self.replicas.started(0, FIRST, self.replicas.first_order(0))
+        with self.assertLogs("inference.worker.replicas", "ERROR"):
+            self.told(FIRST, self.replicas.first_order(0))
+        self.assertRegex(reports.why_not(self.replicas)["a"], "not loaded within 3600 s.*set LOAD_LIMIT_S higher")
 
     def test_a_child_that_dies_of_the_new_one_starts_without_it(self) -> None:
         self.follow(self.new, CATALOG["b"])
