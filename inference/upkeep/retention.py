@@ -35,6 +35,7 @@ WORKER_DAYS = 7  # that the row of a worker that has ended is kept
 LOG_DAYS = 365  # that it is kept what an operator did in the admin
 USUAL_SHARE = 0.1  # of all finished jobs: a sweep that finds more of them overdue removes nothing
 COUNTED = 10_000  # overdue jobs that are counted in any case; of more only whether they are too large a share
+SAID_S = 3 * 86_400.0  # for which a worker says so before it removes them all the same
 OVERDUE = datetime.timedelta(hours=1)  # past the retention time: any of many sweeps should have removed such a job
 
 
@@ -73,7 +74,7 @@ class Sweep:
         return (
             f"{found:,}{' or more' if found == most else ''} of {ended:,} finished jobs ended more than"
             f" JOB_RETENTION_DAYS ({settings.JOB_RETENTION_DAYS:g}) and an hour ago by the database's clock, and are"
-            " still there. Nothing that is old is removed."
+            " still there. Nothing that is old is removed before a worker has said so for three days."
         )
 
     def remove_some(self) -> int:
@@ -121,6 +122,7 @@ class Sweeper:
     def __init__(self) -> None:
         self.next_at_s = 0.0
         self._sweep: Sweep | None = None  # that has begun
+        self._said_since_s: float | None = None  # monotonic: that it removes nothing
 
     def sweep(self) -> None:
         if time.monotonic() < self.next_at_s or self._goes_on():
@@ -132,10 +134,12 @@ class Sweeper:
         """Remove some, and return whether there is more to remove now."""
         if settings.JOB_RETENTION_DAYS:
             sweep = self._sweep = self._sweep or Sweep()
-            if sweep.problem:
+            if sweep.problem and not self._was_said_for_long():
                 logger.warning("%s Look at that clock, then: manage.py remove_old_jobs --force", sweep.problem)
                 marks.retention_stopped(sweep.problem)
                 return False
+            if not sweep.problem:
+                self._said_since_s = None
             marks.retention_goes_on()
             if sweep.remove_some() == CHUNK:
                 return True
@@ -146,3 +150,9 @@ class Sweeper:
         acts.remove_old()
         fold.remove_old()
         return False
+
+    def _was_said_for_long(self) -> bool:
+        """Return whether operators had the time to look at the clock, by this process's own."""
+        now_s = time.monotonic()
+        self._said_since_s = now_s if self._said_since_s is None else self._said_since_s
+        return now_s - self._said_since_s >= SAID_S

@@ -161,6 +161,24 @@ class StoppedSweepTests(TestCase):
             self.sweep()
         self.assertNotIn("RetentionStopped", self.codes())
 
+    def test_after_three_days_of_saying_so_it_goes_on_whatever_the_database_s_clock_does(self) -> None:
+        self.make(8, OLD)
+        start_s = time.monotonic()
+        for days, left in ((0.0, 9), (2.9, 9), (3.1, 8)):
+            with patch("time.monotonic", return_value=start_s + days * 86_400):
+                self.sweep()
+            self.assertEqual(Job.objects.count(), left)
+        self.assertNotIn("RetentionStopped", self.codes())
+
+    def test_the_three_days_begin_again_where_a_sweep_found_nothing_unusual(self) -> None:
+        job = self.make(8, OLD)
+        start_s = time.monotonic()
+        for days in (0.0, 2.0, 4.0):
+            with patch("time.monotonic", return_value=start_s + days * 86_400):
+                Job.objects.filter(pk=job.pk).update(status=Status.RUNNING if days == 2.0 else Status.SUCCEEDED)
+                self.sweep()
+        self.assertEqual(Job.objects.count(), 9)
+
     def test_it_is_not_said_any_more_once_jobs_are_kept_for_ever(self) -> None:
         self.make(8, OLD)
         with self.assertLogs("inference.upkeep.retention", "WARNING"):
