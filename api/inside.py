@@ -1,4 +1,4 @@
-"""The client of `inference.client` inside Django: what the views do, without a request.
+"""The client of `batch_inference_client` inside Django: what the views do, without a request.
 
 from api.inside import Client
 
@@ -30,11 +30,11 @@ from api.views import streaming
 from api.views.base import own_job, visible_job
 from api.views.bulk import own_bulk, visible_bulk
 from api.views.jobs import JOB_BODY, finished
+from batch_inference_client import BaseClient, ClientError
+from batch_inference_client.client import PATIENCE_S
+from batch_inference_client.errors import PASSING
+from batch_inference_client.service import Document, Service, StreamEvent, dumps
 from inference.catalog.lookup import models
-from inference.client import BaseClient, ClientError
-from inference.client.client import PATIENCE_S
-from inference.client.errors import PASSING
-from inference.client.service import Document, Service, StreamEvent, dumps
 from inference.errors import InferenceError
 from inference.models import Status
 from inference.status import health

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from inference.client import Client
+from batch_inference_client import Client
 
 TEXTS = (
     "an apple a day keeps the doctor away",

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from inference.client import Client, JobError
+from batch_inference_client import Client, JobError
 
 if __name__ == "__main__":
     url, model, path = sys.argv[1:]

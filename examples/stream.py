@@ -3,7 +3,7 @@
 import os
 import sys
 
-from inference.client import Client
+from batch_inference_client import Client
 
 if __name__ == "__main__":
     with Client(sys.argv[1], os.environ.get("INFERENCE_API_KEY", "")) as client:

@@ -118,7 +118,9 @@ def find_tests(root: Path, path: str) -> list[str]:
     imports = re.compile(rf"(from|import) {re.escape(module)}\b|from {re.escape(parent)} import (\([^)]*|.*)\b{name}\b")
     folders = (root / "tests" / folder for folder in Path(path).parents)
     of_package = sorted(next(found for folder in folders if (found := [*folder.glob("test_*.py")])))
-    of_all = [file for part in ("inference", "api") for file in sorted((root / "tests" / part).rglob("test_*.py"))]
+    of_all = [
+        file for part in ("inference", "api", "client") for file in sorted((root / "tests" / part).rglob("test_*.py"))
+    ]
     importing = [file for file in of_all if imports.search(file.read_text())]
     nearest = sorted(importing, key=lambda file: (file not in of_package, file.stem != f"test_{name}"))
     return [".".join(file.relative_to(root).with_suffix("").parts) for file in dict.fromkeys([*nearest, *of_package])]

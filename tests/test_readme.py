@@ -24,7 +24,9 @@ NOT_SETTINGS = re.compile(r"INFERENCE_|CUDA_VISIBLE_DEVICES|TOKENIZERS_|PYTORCH_
 def variables_read() -> set[str]:
     """The environment variables that the service's own code reads."""
     sources = (
-        file.read_text() for folder in ("project", "inference", "api") for file in ROOT.glob(f"{folder}/**/*.py")
+        file.read_text()
+        for folder in ("project", "inference", "api", "batch_inference_client")
+        for file in ROOT.glob(f"{folder}/**/*.py")
     )
     return {name for source in sources for name in READS.findall(source) if not NOT_SETTINGS.match(name)}
 

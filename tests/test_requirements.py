@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(settings.BASE_DIR)
 SERVICE, DEVELOPMENT, FLOWER = "requirements.txt", "requirements-dev.txt", "requirements-flower.txt"
 EXTRAS = ("requirements-openvino.txt", "requirements-quantized.txt", "requirements-otel.txt")  # of who asks for them
-OURS = {"project", "inference", "api", "tests", "benchmarks", "examples"}
+OURS = {"project", "inference", "api", "batch_inference_client", "tests", "benchmarks", "examples"}
 CUDA = re.compile(r"(nvidia|cuda)-|triton$")  # whose versions follow the build of torch
 
 
@@ -68,7 +68,7 @@ def installed(direct: list[Requirement]) -> dict[str, str]:
 class TestRequirements(SimpleTestCase):
     def test_what_the_service_imports_is_in_its_requirements(self) -> None:
         pinned = {name for file in (SERVICE, *EXTRAS) for name in pins(file)}
-        self.assertEqual(imported("project", "inference", "api") - pinned, set())
+        self.assertEqual(imported("project", "inference", "api", "batch_inference_client") - pinned, set())
 
     def test_what_the_tests_import_is_in_the_requirements(self) -> None:
         pinned = {name for file in (SERVICE, DEVELOPMENT, *EXTRAS) for name in pins(file)}

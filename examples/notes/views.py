@@ -6,7 +6,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
 
 from api.inside import Client
-from inference.client import ClientError
+from batch_inference_client import ClientError
 
 
 @login_required

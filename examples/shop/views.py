@@ -4,7 +4,7 @@ from django.conf import settings
 from django.http import HttpRequest, JsonResponse
 from django.views.decorators.http import require_GET
 
-from inference.client import Client, ClientError, JobError
+from batch_inference_client import Client, ClientError, JobError
 
 client = Client(settings.INFERENCE_URL, settings.INFERENCE_API_KEY)  # one a process, for all its threads
 

@@ -11,7 +11,7 @@ from django.contrib.auth import get_user_model
 from django.db import transaction
 
 from api.inside import Client
-from inference.client import ClientError, JobError
+from batch_inference_client import ClientError, JobError
 from inference.models import Job
 from tests import echo
 from tests.api.base import ApiTestCase

@@ -20,8 +20,8 @@ from api.auth import keyring
 from api.inside import Client
 from api.models import ApiKey
 from api.waiting import slots
+from batch_inference_client import ClientError
 from inference.broker import redis_client
-from inference.client import ClientError
 from inference.errors import BrokerUnavailable
 from inference.models import Job
 from inference.status.workers import served_models

@@ -11,8 +11,8 @@ from typing import Any
 
 from django.conf import settings
 
-from inference.client import Client, client, mapping
-from inference.client.command import parser
+from batch_inference_client import Client, client, mapping
+from batch_inference_client.command import parser
 from tests import words
 from tests.e2e.case import StackCase
 from tests.ports import HOST
@@ -57,7 +57,7 @@ class ClientPageTests(StackCase):
         exec(INSIDE.partition("\n\n")[0], {})
 
     def test_the_commands_are_understood(self) -> None:
-        commands = re.findall(r"^\$ python -m inference\.client (.*?)(?: [<>].*)?$", PAGE, re.MULTILINE)
+        commands = re.findall(r"^\$ python -m batch_inference_client (.*?)(?: [<>].*)?$", PAGE, re.MULTILINE)
         self.assertEqual(len(commands), 7)
         for command in commands:
             with self.subTest(command):

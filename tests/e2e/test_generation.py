@@ -7,7 +7,7 @@ import signal
 from typing import Any
 from uuid import UUID
 
-from inference.client import Client
+from batch_inference_client import Client
 from inference.models import Job, Status, Worker, WorkerState
 from inference.status.catalog import entries
 from tests import words

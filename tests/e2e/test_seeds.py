@@ -109,7 +109,7 @@ class SeedsTests(StackCase):
                 self.assert_same(self.mapped(model, inputs), alone)
 
     def mapped(self, model: str, inputs: list[Any]) -> list[Any]:
-        from inference.client import Client
+        from batch_inference_client import Client
 
         with Client(f"http://{HOST}:{self.stack.port}") as client:
             return list(client.map(model, inputs))

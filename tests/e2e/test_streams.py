@@ -10,7 +10,7 @@ from uuid import UUID
 import redis
 from huggingface_hub import InferenceClient
 
-from inference.client import Client
+from batch_inference_client import Client
 from tests.conditions import PATIENCE_S, eventually
 from tests.generating import FEW, text_of
 from tests.ports import HOST

@@ -18,8 +18,8 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from inference.client.errors import ClientError
-from inference.client.http import Http
+from batch_inference_client.errors import ClientError
+from batch_inference_client.http import Http
 from inference.launcher import programs
 from inference.models import Status
 from tests import words

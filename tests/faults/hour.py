@@ -15,9 +15,9 @@ from http.client import HTTPConnection, HTTPException
 from random import Random
 from uuid import UUID
 
+from batch_inference_client.errors import ClientError
+from batch_inference_client.http import Http
 from benchmarks.generation.answers import text_of
-from inference.client.errors import ClientError
-from inference.client.http import Http
 from tests.faults import holdings
 from tests.faults.clients import JSON
 from tests.faults.company import LIMIT_S, InCompany

@@ -9,18 +9,18 @@ from collections.abc import Iterator
 
 from django.conf import settings
 
-FOLDERS = ("inference", "api", "project")
+FOLDERS = ("inference", "api", "project", "batch_inference_client")
 PAUSES = {"sleep", "wait", "next_s"}
 OPTIONS = {"retry", "max_retries", "retry_policy", "autoretry_for", "retry_on_timeout", "connection_max_retries"}
 
 LISTED = {
     "inference/broker/anybroker.py _options": "once more, at once",
     "inference/broker/redis_client.py _client": "once more, at once",
-    "inference/client/client.py answer": "nothing is tried again: whoever asked gets the error",
-    "inference/client/service.py patiently": "growing pauses, limit_s",
-    "inference/client/stream.py events": "growing pauses, patience_s without a sign of life",
-    "inference/client/mapping.py Map.batches": "growing pauses, patience_s without progress",
-    "inference/client/watch.py Watch._run": "each round waits for what is left; patiently",
+    "batch_inference_client/client.py answer": "nothing is tried again: whoever asked gets the error",
+    "batch_inference_client/service.py patiently": "growing pauses, limit_s",
+    "batch_inference_client/stream.py events": "growing pauses, patience_s without a sign of life",
+    "batch_inference_client/mapping.py Map.batches": "growing pauses, patience_s without progress",
+    "batch_inference_client/watch.py Watch._run": "each round waits for what is left; patiently",
     "inference/catalog/lookup.py Follower.run": "a look every LOOK_S, which concerns nobody else",
     "inference/engines/compiled/kept.py _locked": "a look every LOOK_S, for WAIT_S",
     "inference/engines/generation/batch.py Batch._grow": "each round has fewer rows",

@@ -8,8 +8,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from batch_inference_client.command import json_object
 from inference.catalog.lookup import spec_of
-from inference.client.command import json_object
 from inference.management.told import told
 from inference.models import Job, Status
 from inference.status import health

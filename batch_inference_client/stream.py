@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from inference.client.errors import ClientError, JobError
-from inference.client.service import Pauses, Service, StreamEvent
+from batch_inference_client.errors import ClientError, JobError
+from batch_inference_client.service import Pauses, Service, StreamEvent
 
 
 def events(service: Service, job_id: str, *, after: str, patience_s: float) -> Iterator[StreamEvent]:

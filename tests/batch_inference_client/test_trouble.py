@@ -9,10 +9,10 @@ from typing import Any, Self
 from unittest import TestCase
 from unittest.mock import patch
 
-from inference.client import BaseClient, Client, ClientError, client
-from inference.client.http import Http
+from batch_inference_client import BaseClient, Client, ClientError, client
+from batch_inference_client.http import Http
+from tests.batch_inference_client import pauses
 from tests.conditions import PATIENCE_S, eventually
-from tests.inference.client import pauses
 
 Scripted = tuple[int, Any, dict[str, str]]
 

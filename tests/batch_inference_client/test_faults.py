@@ -19,13 +19,13 @@ from typing import Any
 from unittest import TestCase
 from unittest.mock import Mock, patch
 
-from inference.client import BaseClient, Client, ClientError, JobError
-from inference.client.command import answers_file, encoded, main, parser
-from inference.client.service import MOST_IDS, Service
+from batch_inference_client import BaseClient, Client, ClientError, JobError
+from batch_inference_client.command import answers_file, encoded, main, parser
+from batch_inference_client.service import MOST_IDS, Service
+from tests.batch_inference_client import pauses
+from tests.batch_inference_client.resume import ROOT
+from tests.batch_inference_client.test_trouble import FULL, JOB, Scripted, Server
 from tests.conditions import PATIENCE_S
-from tests.inference.client import pauses
-from tests.inference.client.resume import ROOT
-from tests.inference.client.test_trouble import FULL, JOB, Scripted, Server
 
 QUEUED = {**JOB, "status": "queued", "output": None}
 OTHERS: Scripted = (200, {"ok": True}, {})  # of another service
@@ -111,7 +111,7 @@ class MapTests(ServedCase):
         self.clock.monotonic.return_value = BEGAN_AT
         self.clock.sleep.side_effect = self.go_on
         for module in ("mapping", "service"):
-            self.enterContext(patch(f"inference.client.{module}.time", self.clock))
+            self.enterContext(patch(f"batch_inference_client.{module}.time", self.clock))
 
     def go_on(self, seconds: float) -> None:
         if threading.current_thread() in self.others:
@@ -168,7 +168,7 @@ class CallbackTests(ServedCase):
         futures = [self.client.submit("m", "x") for _ in range(12)]
         for future in futures:
             future.add_done_callback(lambda _: sys.exit(1))
-        with self.assertLogs("inference.client"):
+        with self.assertLogs("batch_inference_client"):
             told.set()
             self.assertEqual(wait(futures, timeout=PATIENCE_S).not_done, set())
 
@@ -255,7 +255,7 @@ class CommandTests(TestCase):
         os.close(read)
         with Server((200, JOB, {})) as server, os.fdopen(written) as closed:
             done = subprocess.run(
-                [sys.executable, "-m", "inference.client", "--url", server.url, "run", "echo", "x"],
+                [sys.executable, "-m", "batch_inference_client", "--url", server.url, "run", "echo", "x"],
                 cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": ""},
                 stdout=closed, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False,
             )  # fmt: skip

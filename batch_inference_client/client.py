@@ -16,14 +16,14 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
-from inference.client import stream
-from inference.client.errors import ClientError, JobError
-from inference.client.futures import JobFuture
-from inference.client.http import Http
-from inference.client.mapping import Answer, Map, encode
-from inference.client.progress import Bar
-from inference.client.service import Document, Service, StreamEvent, patiently
-from inference.client.watch import Watch
+from batch_inference_client import stream
+from batch_inference_client.errors import ClientError, JobError
+from batch_inference_client.futures import JobFuture
+from batch_inference_client.http import Http
+from batch_inference_client.mapping import Answer, Map, encode
+from batch_inference_client.progress import Bar
+from batch_inference_client.service import Document, Service, StreamEvent, patiently
+from batch_inference_client.watch import Watch
 
 T = TypeVar("T")
 

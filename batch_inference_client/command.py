@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from inference.client.client import Client
-from inference.client.errors import ClientError, JobError
-from inference.client.progress import Bar
-from inference.client.service import dumps
+from batch_inference_client.client import Client
+from batch_inference_client.errors import ClientError, JobError
+from batch_inference_client.progress import Bar
+from batch_inference_client.service import dumps
 
 URL = "http://127.0.0.1:8000"
 INTERRUPTED = 130  # as shells have it
@@ -54,7 +54,7 @@ def call(asked: argparse.Namespace) -> int:
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
-        prog="python -m inference.client",
+        prog="python -m batch_inference_client",
         description="A client of the inference service. The key is taken from the variable INFERENCE_API_KEY.",
     )
     found.add_argument("--url", default=os.environ.get("INFERENCE_URL", URL), help=f"or INFERENCE_URL; {URL} otherwise")

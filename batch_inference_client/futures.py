@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, wait
 from typing import Any
 
-from inference.client.errors import JobError
-from inference.client.service import Document, StreamEvent
+from batch_inference_client.errors import JobError
+from batch_inference_client.service import Document, StreamEvent
 
 FINISHED = ("succeeded", "failed", "cancelled", "expired")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 
-from inference.client.service import StreamEvent
+from batch_inference_client.service import StreamEvent
 
 MOST_READ = 65_536
 TOLD = ("delta", "restart", "end")

@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
 
-from inference.client import Client, ClientError, JobError, JobFuture, client, mapping
+from batch_inference_client import Client, ClientError, JobError, JobFuture, client, mapping
 from tests import echo
 from tests.conditions import PATIENCE_S, eventually
 from tests.e2e.case import StackCase

@@ -1,6 +1,6 @@
 """Python's client of the service. It needs the standard library and urllib3 only.
 
-    from inference.client import Client
+    from batch_inference_client import Client
 
     with Client("http://127.0.0.1:8000", key) as client:
         client.run("embeddings", "a text")
@@ -11,9 +11,9 @@
 Inside Django, without HTTP: `api.inside`.
 """
 
-from inference.client.client import BaseClient, Client
-from inference.client.errors import ClientError, JobError
-from inference.client.futures import JobFuture
-from inference.client.service import StreamEvent
+from batch_inference_client.client import BaseClient, Client
+from batch_inference_client.errors import ClientError, JobError
+from batch_inference_client.futures import JobFuture
+from batch_inference_client.service import StreamEvent
 
 __all__ = ["BaseClient", "Client", "ClientError", "JobError", "JobFuture", "StreamEvent"]

@@ -10,9 +10,9 @@ from unittest.mock import patch
 from uuid import uuid4
 
 from api import codec
-from inference.client import Client, ClientError, JobError, StreamEvent, command, sse
-from inference.client.service import Pauses
-from inference.client.stream import events
+from batch_inference_client import Client, ClientError, JobError, StreamEvent, command, sse
+from batch_inference_client.service import Pauses
+from batch_inference_client.stream import events
 from tests.conditions import PATIENCE_S
 from tests.generating import text_of
 from tests.streaming import StreamCase

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from inference.client.errors import ClientError, JobError
-from inference.client.service import MOST_IDS, Document, Pauses, Service, dumps
+from batch_inference_client.errors import ClientError, JobError
+from batch_inference_client.service import MOST_IDS, Document, Pauses, Service, dumps
 
 BULK = 1000  # inputs, at most
 BULK_BYTES = 4 * 1024 * 1024

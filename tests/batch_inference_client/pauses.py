@@ -19,5 +19,5 @@ def recorded(case: TestCase) -> list[float]:
         else:
             slept.append(seconds)
 
-    case.enterContext(patch("inference.client.service.time.sleep", pause))
+    case.enterContext(patch("batch_inference_client.service.time.sleep", pause))
     return slept

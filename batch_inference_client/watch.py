@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from inference.client.errors import ClientError, JobError
-from inference.client.futures import JobFuture
-from inference.client.service import MOST_IDS, Document, Service, patiently
+from batch_inference_client.errors import ClientError, JobError
+from batch_inference_client.futures import JobFuture
+from batch_inference_client.service import MOST_IDS, Document, Service, patiently
 
-logger = logging.getLogger("inference.client")
+logger = logging.getLogger("batch_inference_client")
 
 T = TypeVar("T")
 

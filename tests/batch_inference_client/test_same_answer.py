@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from inference.client import Client
+from batch_inference_client import Client
 from inference.engines import parity
 from tests import tiny_models
 from tests.conditions import PATIENCE_S

@@ -15,9 +15,9 @@ import urllib3
 from urllib3.exceptions import HTTPError, LocationValueError, SSLError
 from urllib3.util import Timeout, parse_url
 
-from inference.client import sse
-from inference.client.errors import PASSING, ClientError
-from inference.client.service import LONGEST_S, Document, Service, StreamEvent, dumps
+from batch_inference_client import sse
+from batch_inference_client.errors import PASSING, ClientError
+from batch_inference_client.service import LONGEST_S, Document, Service, StreamEvent, dumps
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0  # beside what the service was asked to wait; it answers within 6 s, a large bulk some seconds later

@@ -15,11 +15,11 @@ from unittest import TestCase
 from unittest.mock import Mock
 from uuid import uuid4
 
-from inference.client import command
+from batch_inference_client import command
 from tests import echo
+from tests.batch_inference_client import resume
 from tests.conditions import PATIENCE_S
 from tests.e2e.case import StackCase
-from tests.inference.client import resume
 from tests.ports import HOST, free_port
 
 
@@ -32,7 +32,7 @@ class CommandCase(StackCase):
     def call(self, *arguments: str, given: str = "", url: str = "") -> subprocess.CompletedProcess[str]:
         url = url or f"http://{HOST}:{self.stack.port}"
         return subprocess.run(
-            [sys.executable, "-m", "inference.client", "--url", url, *arguments],
+            [sys.executable, "-m", "batch_inference_client", "--url", url, *arguments],
             cwd=resume.ROOT, input=given, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Self
 
-from inference.client.errors import JobError
+from batch_inference_client.errors import JobError
 
 EVERY_S = 0.2
 WIDTH = 20

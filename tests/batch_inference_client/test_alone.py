@@ -9,11 +9,11 @@ from pathlib import Path
 
 from tests.conditions import PATIENCE_S
 
-ROOT = Path(__file__).parent.parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent
 SCRIPT = """
 import sys
 
-ALLOWED = {"inference", "urllib3", *sys.stdlib_module_names}
+ALLOWED = {"batch_inference_client", "urllib3", *sys.stdlib_module_names}
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
@@ -21,10 +21,10 @@ class Blocker:
             raise ModuleNotFoundError(f"{name} is blocked here", name=name)
 
 sys.meta_path.insert(0, Blocker())
-import inference.client
-import inference.client.__main__
-assert not any(name in sys.modules for name in ("django", "torch", "celery", "inference.errors"))
-print(inference.client.Client("http://127.0.0.1:1"))
+import batch_inference_client
+import batch_inference_client.__main__
+assert not any(name in sys.modules for name in ("django", "torch", "celery", "inference"))
+print(batch_inference_client.Client("http://127.0.0.1:1"))
 """
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from inference.client.errors import ClientError
+from batch_inference_client.errors import ClientError
 
-logger = logging.getLogger("inference.client")
+logger = logging.getLogger("batch_inference_client")
 
 T = TypeVar("T")
 Document = dict[str, Any]

@@ -8,8 +8,8 @@ from typing import Any
 from unittest import TestCase
 from unittest.mock import Mock
 
-from inference.client import BaseClient
-from inference.client.service import Document
+from batch_inference_client import BaseClient
+from batch_inference_client.service import Document
 
 OUTPUT = "n" * 200
 

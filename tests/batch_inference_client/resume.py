@@ -1,6 +1,6 @@
 """A map whose program and worker are killed in the middle, and that is started again with the same name.
 
-    python -m tests.inference.client.resume 100000
+    python -m tests.batch_inference_client.resume 100000
 
 With `--beside` it compares the time of `map` with that of the bulk interface, in turns. Seconds are printed for
 docs/client.md, and no test looks at them.
@@ -22,7 +22,7 @@ from typing import Any
 from tests.conditions import eventually
 from tests.ports import HOST
 
-ROOT = Path(__file__).parent.parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent
 MODELS = """
 [echo]
 engine = "tests.echo:EchoEngine"
@@ -49,7 +49,7 @@ class Program:
         self.memory_mb = 0.0  # the most that it took, once it has ended
         with lines.open("rb") as source:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "inference.client", "--url", url, "map", "echo", "--name", NAME,
+                [sys.executable, "-m", "batch_inference_client", "--url", url, "map", "echo", "--name", NAME,
                  "--output", str(answers)], stdin=source, cwd=ROOT,
             )  # fmt: skip
 
@@ -171,7 +171,7 @@ def used_s(stack: Any) -> dict[str, float]:
 
 
 def by_map(stack: Any, count: int) -> int:
-    from inference.client import Client
+    from batch_inference_client import Client
 
     with Client(f"http://{HOST}:{stack.port}") as client:
         return sum(1 for _ in client.map("echo", map(line, range(count))))
