@@ -12,18 +12,19 @@ PASSING = frozenset(  # the service took nothing, and may later
 
 class ClientError(Exception):
     """`code` is the service's (docs/api.md), or one of the client's own: `unreachable`, `redirected`, `no_answer`,
-    `other_inputs`, `closed`. `passing`: the same call may succeed later."""
+    `other_inputs`, `closed`. `passing`: the same call may succeed later.
+
+    Its `args` make it again, as pickle does, and Celery with the result of a task."""
 
     def __init__(
         self,
         detail: str,
-        *,
         code: str,
         passing: bool = False,
         retry_after_s: float | None = None,
         problem: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(detail)
+        super().__init__(detail, code, passing, retry_after_s, problem)
         self.detail, self.code, self.passing, self.retry_after_s = detail, code, passing, retry_after_s
         self.problem = problem or {}
 
@@ -44,8 +45,9 @@ class ClientError(Exception):
 class JobError(ClientError):
     """A job without output: it failed, its input was refused, its time was over, or it is not there (any more)."""
 
-    def __init__(self, detail: str, *, code: str, job_id: str | None = None, retryable: bool = False) -> None:
-        super().__init__(detail, code=code, problem={"job_id": job_id} if job_id else None)
+    def __init__(self, detail: str, code: str, job_id: str | None = None, retryable: bool = False) -> None:
+        super().__init__(detail, code, problem={"job_id": job_id} if job_id else None)
+        self.args = (detail, code, job_id, retryable)
         self.retryable = retryable  # whether a new job of the same input may succeed
 
     @classmethod
