@@ -1,4 +1,4 @@
-"""docs/from-the-seeds.md: each of its lines leads to a test that there is."""
+"""docs/from-the-seeds.md and docs/from-a-celery-task.md: each line of their tables leads to a test that there is."""
 
 import re
 
@@ -13,21 +13,26 @@ ROW = re.compile(r"^\| (?!there|advice)(.+) \|$", re.MULTILINE)
 TARGET = re.compile(r'^\[([\w-]+)\]: (\S+) "(test_\w+)"$', re.MULTILINE)
 
 
-class SeedsPageTests(SimpleTestCase):
+class TablesTests(SimpleTestCase):
     def test_each_line_has_its_test(self) -> None:
-        targets = {label for label, _, _ in TARGET.findall(PAGE)}
-        rows = [row.rpartition(" | ")[2] for row in ROW.findall(PAGE)]
-        self.assertGreater(len(rows), 25)
-        for row in rows:
-            self.assertTrue(re.fullmatch(r"\[[^]]+\]\[[\w-]+\](, \[[^]]+\]\[[\w-]+\])*", row), row)
-        linked = {label for row in rows for label in re.findall(r"\]\[([\w-]+)\]", row)}
-        self.assertEqual(linked, targets)
+        for name, least in (("from-the-seeds.md", 25), ("from-a-celery-task.md", 20)):
+            text = (DOCS / name).read_text(encoding="utf-8")
+            targets = {label for label, _, _ in TARGET.findall(text)}
+            rows = [row.rpartition(" | ")[2] for row in ROW.findall(text)]
+            self.assertGreater(len(rows), least)
+            for row in rows:
+                self.assertTrue(re.fullmatch(r"\[[^]]+\]\[[\w-]+\](, \[[^]]+\]\[[\w-]+\])*", row), row)
+            linked = set(re.findall(r"\]\[([\w-]+)\]", text))
+            self.assertEqual(linked, targets, name)
 
     def test_each_link_names_a_real_test(self) -> None:
-        for _, path, name in TARGET.findall(PAGE):
-            with self.subTest(name):
-                self.assertRegex((DOCS / path).read_text(encoding="utf-8"), rf"\n    def {name}\(")
+        for name in ("from-the-seeds.md", "from-a-celery-task.md"):
+            for _, path, test in TARGET.findall((DOCS / name).read_text(encoding="utf-8")):
+                with self.subTest(test):
+                    self.assertRegex((DOCS / path).read_text(encoding="utf-8"), rf"\n    def {test}\(")
 
+
+class SeedsPageTests(SimpleTestCase):
     def test_its_model_is_one(self) -> None:
         (table,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
         spec = reader.parse(table)["fill"]

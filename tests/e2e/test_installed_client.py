@@ -1,6 +1,6 @@
 """Another Django project calls the service: the client is installed by itself, where nothing of the service is.
 
-README's code for that project runs as it is printed.
+README's code for that project, and both tasks of docs/from-a-celery-task.md, run as they are printed.
 """
 
 from __future__ import annotations
@@ -11,24 +11,28 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import tomllib
 import venv
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
+from uuid import UUID, uuid4
 
 from django.conf import settings
 
+from inference.launcher.supervisor import Program
 from tests import tiny_models
-from tests.conditions import PATIENCE_S
+from tests.conditions import PATIENCE_S, eventually
 from tests.e2e.case import StackCase
 from tests.ports import HOST, free_port
 
 ROOT = Path(settings.BASE_DIR)
 CLIENT = ROOT / "batch_inference_client"
-PAGE = (ROOT / "README.md").read_text()
-README = PAGE.partition("## From your Django project\n")[2].partition("\n## ")[0]
+README = (ROOT / "README.md").read_text().partition("## From your Django project\n")[2].partition("\n## ")[0]
+PAGE = (ROOT / "docs/from-a-celery-task.md").read_text()
 SETTINGS, VIEWS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+BEFORE, AFTER, SUBMIT, LATER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 (TABLE,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 MODEL = re.compile(r'"distilbert/[^"]*"(\nrevision = .*)?')
 TEXT = "it was a good house in paris"
@@ -46,6 +50,14 @@ from views import sentiment
 
 urlpatterns = [path("sentiment", sentiment)]
 """
+THEIR_CELERY = """\
+import os
+
+from celery import Celery
+
+app = Celery("theirs", broker=os.environ["THEIR_REDIS"], backend=os.environ["THEIR_REDIS"], include=["tasks"])
+app.set_default()
+"""
 SETUP = """
 import importlib.util
 import json
@@ -56,6 +68,8 @@ import django
 assert not any(map(importlib.util.find_spec, ("inference", "api", "project"))), "the service can be imported"
 django.setup()
 """
+CALLER = f"{SETUP}import theirs, tasks\n"
+DELAY = f"print(json.dumps(tasks.sentiment.delay(sys.argv[1]).get(timeout={PATIENCE_S})))"
 VISIT = f"""{SETUP}
 from django.test import Client
 
@@ -116,12 +130,16 @@ class InstalledClientTests(StackCase):
             "environment": {"API_KEY_REQUIRED": "1"},
         }
         super().setUpClass()
+        broker = f"redis+socket://{cls.stack.socket}?virtual_host=7"
         cls.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("DJANGO_", "PYTHON"))},
             "INFERENCE_URL": f"http://{HOST}:{cls.stack.port}",
             "INFERENCE_API_KEY": cls.stack.issue_key("site"),
+            "THEIR_REDIS": broker,
         }
-        cls.project = cls.write_project(views=VIEWS)
+        cls.project = cls.write_project(tasks=AFTER, views=VIEWS)
+        worker = (sys.executable, "-P", "-m", "celery", "-A", "theirs", "worker", "-c", "2", "--loglevel", "INFO")
+        cls.stack.start(Program(name="theirs", command=worker, environment=cls.their_environment(cls.project)))
 
     @classmethod
     def install(cls) -> None:
@@ -175,7 +193,7 @@ class InstalledClientTests(StackCase):
     @classmethod
     def write_project(cls, **files: str) -> Path:
         folder = Path(tempfile.mkdtemp(dir=cls.folder))
-        files = {"settings": THEIR_SETTINGS + SETTINGS, "urls": THEIR_URLS, **files}
+        files = {"settings": THEIR_SETTINGS + SETTINGS, "urls": THEIR_URLS, "theirs": THEIR_CELERY, **files}
         for name, text in files.items():
             (folder / f"{name}.py").write_text(text)
         return folder
@@ -202,3 +220,53 @@ class InstalledClientTests(StackCase):
         status, told = self.run_theirs(self.project, VISIT, asked, INFERENCE_URL=nowhere)
         self.assertEqual(status, 503)
         self.assertIn("cannot be reached", told["error"])
+
+    # Its Celery tasks
+
+    def call_task(self, code: str, *arguments: str, project: Path | None = None) -> Any:
+        return self.run_theirs(project or self.project, CALLER + code, *arguments)
+
+    def ended(self, task: str) -> int:
+        """Return how often their worker has ended this task well."""
+        return sum(f"[{task}] succeeded" in line for line in list(self.stack.log))
+
+    def test_the_task_that_asks_the_service_answers_as_the_one_that_loads_the_model(self) -> None:
+        before = self.write_project(tasks=MODEL.sub(f'"{self.folder}/model"', BEFORE))
+        [loaded] = self.call_task("print(json.dumps(tasks.sentiment(sys.argv[1])))", TEXT, project=before)
+        [asked] = self.call_task(DELAY, TEXT)
+        self.assertEqual([asked], self.answer(TEXT))
+        self.assertEqual(asked["label"], loaded["label"])
+        self.assertAlmostEqual(asked["score"], loaded["score"], places=4)
+
+    def test_what_the_service_refuses_is_raised_by_the_result_with_its_code(self) -> None:
+        code = f"""
+            try:
+                tasks.sentiment.delay(7).get(timeout={PATIENCE_S})
+            except tasks.ClientError as error:
+                print(json.dumps([error.code, error.detail, error.passing]))
+            """
+        code, detail, passing = self.call_task(textwrap.dedent(code))
+        self.assertEqual((code, passing), ("invalid_input", False))
+        self.assertIn("inputs", detail)
+
+    def test_a_message_that_is_delivered_twice_is_one_job(self) -> None:
+        text, task = f"a good dog {uuid4()}", str(uuid4())
+        deliver = "tasks.sentiment.apply_async((sys.argv[1],), task_id=sys.argv[2])\n"
+        self.call_task(f"{2 * deliver}print(0)", text, task)
+        eventually(lambda: self.ended(task) == 2, "both ended well")
+        self.assertEqual(self.stack.jobs.filter(inputs=text, owner__username="site").count(), 1)
+
+    def test_a_service_that_is_away_for_a_moment_fails_no_task(self) -> None:
+        self.stack.children["web"].stop()
+        task = self.call_task("print(json.dumps(tasks.sentiment.delay(sys.argv[1]).id))", TEXT)
+        self.log_shows("cannot be reached", "the client says what it waits for")
+        self.assertEqual(self.ended(task), 0)
+        self.stack.start_web()
+        eventually(lambda: self.ended(task) == 1, "it ends well")
+
+    def test_a_job_is_asked_for_later_by_another_program_without_a_task(self) -> None:
+        names = "from tasks import client\n"
+        job = self.run_theirs(self.project, f"{SETUP}{names}{SUBMIT}print(json.dumps(job_id))")
+        self.stack.finished(UUID(job))
+        later = f"{SETUP}{names}job_id = sys.argv[1]\n{LATER}print(json.dumps(answer))"
+        self.assertEqual(self.run_theirs(self.project, later, job), self.answer("What a day"))
