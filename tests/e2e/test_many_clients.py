@@ -6,12 +6,15 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from inference.launcher import supervisor
+from tests.conditions import PATIENCE_S
 from tests.e2e.case import StackCase
 
 CLIENTS = 250  # PostgreSQL takes 100 connections by default
 
 
 class TestManyClients(StackCase):
+    options = {"environment": {"DATABASE_ANSWER_S": f"{PATIENCE_S:g}"}}  # a slow machine has the time
+
     @classmethod
     def setUpClass(cls) -> None:
         supervisor.raise_open_files_limit()
