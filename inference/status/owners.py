@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import Count
 
 from inference.models import Job, Priority, Status
@@ -15,44 +16,48 @@ from inference.status.workers import Remembered
 MOST_OWNERS = 32  # that are looked at at a time
 # SQLite keeps no statistics, and would read all that wait.
 _INDEX = {"sqlite": "INDEXED BY job_queued_by_owners"}
+# Those of PostgreSQL may be older than all that waits, and then it reads and sorts that. Where rows are compared, in
+# the order of this index, every other plan sorts: without sorting there is only this one.
+_WITHOUT_SORTING = "SET LOCAL enable_sort = off; SET LOCAL enable_incremental_sort = off"
+_IS_ONE = {"postgresql": "({0}) >= ({1}) AND ({0}) <= ({1})"}
+_ORDER = "ORDER BY owner_id, priority, model, id"
 # The smallest owner after another, again and again: an index has no other way to tell them apart. Then for each owner,
 # priority and model whether a job waits.
 _LINES = """
 WITH RECURSIVE owners(owner, place) AS (
     SELECT * FROM (
         SELECT owner_id, 1 FROM inference_job {index}
-        WHERE status = 'queued' AND owner_id {after} ORDER BY owner_id LIMIT 1
+        WHERE status = 'queued' AND owner_id {after} {order} LIMIT 1
     ) AS first
     UNION ALL
     SELECT (
         SELECT owner_id FROM inference_job {index}
-        WHERE status = 'queued' AND owner_id > owners.owner ORDER BY owner_id LIMIT 1
+        WHERE status = 'queued' AND owner_id > owners.owner {order} LIMIT 1
     ), place + 1
     FROM owners WHERE owner IS NOT NULL AND place < {most}
 )
 SELECT model, priority, owner FROM (
     SELECT m.column1 AS model, p.column1 AS priority, owner, (
         SELECT id FROM inference_job {index}
-        WHERE status = 'queued' AND owner_id = owner AND priority = p.column1 AND model = m.column1 AND parts IS NULL
-        LIMIT 1
+        WHERE status = 'queued' AND {is_in_line} AND parts IS NULL {order} LIMIT 1
     ) AS job
     FROM owners CROSS JOIN (VALUES {priorities}) AS p CROSS JOIN (VALUES {models}) AS m WHERE owner IS NOT NULL
     UNION ALL
     SELECT m.column1, p.column1, NULL, (
         SELECT id FROM inference_job {index}
-        WHERE status = 'queued' AND owner_id IS NULL AND priority = p.column1 AND model = m.column1 AND parts IS NULL
-        LIMIT 1
+        WHERE status = 'queued' AND owner_id IS NULL AND {is_in_nobodys} AND parts IS NULL {order} LIMIT 1
     )
     FROM (VALUES {priorities}) AS p CROSS JOIN (VALUES {models}) AS m
+    UNION ALL
+    SELECT NULL, NULL, owner, NULL FROM owners WHERE place = {most}
 ) AS found
-WHERE job IS NOT NULL ORDER BY owner, priority, model
+WHERE job IS NOT NULL OR (model IS NULL AND owner IS NOT NULL)
 """
 _FIRST = """
 SELECT * FROM (
     SELECT id, model, parameters, size, length, priority, recoveries, created_at, expires_at, owner_id
     FROM inference_job {index}
-    WHERE status = 'queued' AND owner_id {owner} AND priority = %s AND model = %s AND parts IS NULL
-    ORDER BY id LIMIT %s
+    WHERE status = 'queued' AND {is_in_line} AND parts IS NULL {order} LIMIT %s
 ) AS line
 """
 
@@ -68,12 +73,6 @@ class Line(NamedTuple):
 def name_of(owner: Any) -> str | None:
     """Return how messages name an owner, whom the database gave: a key may be a number or a UUID."""
     return None if owner is None else str(Job._meta.get_field("owner").target_field.to_python(owner))
-
-
-def last_of(found: Sequence[Line]) -> Any:
-    """Return the owner after whom others may follow; None where these were all."""
-    seen = {line.owner for line in found if line.owner is not None}
-    return max(seen) if len(seen) >= MOST_OWNERS else None
 
 
 _remembered: dict[str, Remembered[dict[tuple[int, Any], int]]] = {}
@@ -94,33 +93,61 @@ def forget() -> None:
     _remembered.clear()
 
 
-def lines(models: Collection[str], *, after: Any = None) -> list[Line]:
-    """Return the lines of these models in which a job waits, of nobody and of the first `MOST_OWNERS` owners.
+@contextlib.contextmanager
+def index_alone() -> Iterator[None]:
+    """Read from the index only, whatever the database knows of how many rows there are."""
+    if connection.vendor != "postgresql":
+        yield
+        return
+    with transaction.atomic(savepoint=False), connection.cursor() as cursor:
+        cursor.execute(_WITHOUT_SORTING)
+        yield
+
+
+def lines(models: Collection[str], *, after: Any = None) -> tuple[list[Line], Any]:
+    """Return the lines of these models in which a job waits, of nobody and of the first `MOST_OWNERS` owners, and the
+    last owner that was looked at; None where these were all.
 
     Parameters:
-        after: The last owner that the look before has returned, whose successors are looked at; None to begin.
+        after: The last owner of the look before, whose successors are looked at; None to begin.
     """
     sql = _LINES.format(
-        index=_index(), after="IS NOT NULL" if after is None else "> %s", most=MOST_OWNERS,
+        index=_index(), order=_ORDER, after="IS NOT NULL" if after is None else "> %s", most=MOST_OWNERS,
         priorities=_values(Priority.values), models=_values(models),
+        is_in_line=_is_one({"owner_id": "owner", "priority": "p.column1", "model": "m.column1"}),
+        is_in_nobodys=_is_one({"priority": "p.column1", "model": "m.column1"}),
     )  # fmt: skip
     both: list[Any] = [*Priority.values, *models]
     with connection.cursor() as cursor:
         cursor.execute(sql, [*([] if after is None else [after]), *both, *both])
-        return [Line(*found) for found in cursor.fetchall()]
+        found = [Line(*each) for each in cursor.fetchall()]
+    last = next((line.owner for line in found if line.model is None), None)
+    return [line for line in found if line.model is not None], last
 
 
 def first_jobs(of: Sequence[Line], *, most: int) -> list[Job]:
     """Return the first waiting jobs of each of these lines, without their inputs, at most so many of each."""
     if not of:
         return []
-    sql = " UNION ALL ".join(
-        _FIRST.format(index=_index(), owner="IS NULL" if line.owner is None else "= %s") for line in of
-    )
+    sql: list[str] = []
     given: list[Any] = []
     for line in of:
-        given += [*([] if line.owner is None else [line.owner]), line.priority, line.model, most]
-    return list(Job.objects.raw(sql, given))
+        is_in_line = _is_one({"priority": "%s", "model": "%s"})
+        key: list[Any] = [line.priority, line.model]
+        if line.owner is None:
+            is_in_line = f"owner_id IS NULL AND {is_in_line}"
+        else:
+            is_in_line = _is_one({"owner_id": "%s", "priority": "%s", "model": "%s"})
+            key.insert(0, line.owner)
+        sql.append(_FIRST.format(index=_index(), order=_ORDER, is_in_line=is_in_line))
+        given += [*key * (is_in_line.count("%s") // len(key)), most]
+    return list(Job.objects.raw(" UNION ALL ".join(sql), given))
+
+
+def _is_one(of: Mapping[str, str]) -> str:
+    """Return the condition that these columns have these values."""
+    columns, values = ", ".join(of), ", ".join(of.values())
+    return _IS_ONE.get(connection.vendor, "({0}) = ({1})").format(columns, values)
 
 
 def _index() -> str:

@@ -89,10 +89,11 @@ class UnfetchedJobs(threading.Thread):
         self._is_asked.clear()
         if question is None or not question.rows:
             return
-        lines = owners.lines(question.rows, after=self._after)
-        self._after = owners.last_of(lines)
-        missed = [line for line in lines if (*line[:2], owners.name_of(line.owner)) not in question.lines][:MOST_JOBS]
-        jobs = owners.first_jobs(missed, most=MOST_JOBS // max(1, len(missed)))
+        with owners.index_alone():
+            lines, self._after = owners.lines(question.rows, after=self._after)
+            held = question.lines
+            missed = [line for line in lines if (*line[:2], owners.name_of(line.owner)) not in held][:MOST_JOBS]
+            jobs = owners.first_jobs(missed, most=MOST_JOBS // max(1, len(missed)))
         for (model, *_), line in itertools.groupby(jobs, key=lambda job: (job.model, job.priority, job.owner_id)):
             self._found.extend((model, item_of(job)) for job in _portion(list(line), question.rows[model]))
         ended = Job.objects.filter(pk__in=question.waiting, status__in=TERMINAL).order_by()

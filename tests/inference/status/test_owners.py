@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import skipUnless
 
 from django.contrib.auth.models import User
+from django.db import connection
 from django.test import TestCase
 
 from inference.batching.shares import ONE_IN
@@ -33,8 +35,8 @@ class LineTests(OwnersCase):
         self.wait(None)
         self.wait(self.few, status=Status.SUCCEEDED)
         expected = {("echo", 2, self.many.pk), ("echo", 3, self.many.pk), ("other", 2, self.few.pk), ("echo", 2, None)}
-        self.assertEqual(set(owners.lines(["echo", "other"])), expected)
-        self.assertEqual(owners.lines(["other"], after=self.many.pk), [("other", 2, self.few.pk)])
+        self.assertEqual(set(owners.lines(["echo", "other"])[0]), expected)
+        self.assertEqual(owners.lines(["other"], after=self.many.pk)[0], [("other", 2, self.few.pk)])
 
     def test_the_first_jobs_of_each_line_come_in_the_order_of_their_ids(self) -> None:
         many, few = self.wait(self.many, 5), self.wait(None, 3)
@@ -44,6 +46,24 @@ class LineTests(OwnersCase):
 
     def test_an_owner_is_named_as_in_messages(self) -> None:
         self.assertEqual((owners.name_of(None), owners.name_of(self.many.pk)), (None, str(self.many.pk)))
+
+    @skipUnless(connection.vendor == "postgresql", "SQLite is told which index to read")
+    def test_only_their_index_is_read_whatever_the_planner_knows(self) -> None:
+        plans: list[str] = []
+
+        def note_plan(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+            if "inference_job" in sql:
+                with context["connection"].cursor() as cursor:
+                    cursor.cursor.execute(f"EXPLAIN {sql}", params)
+                    plans.extend(line for (line,) in cursor.cursor.fetchall() if " on inference_job" in line)
+            return execute(sql, params, many, context)
+
+        self.wait(self.many, 200)
+        with connection.cursor() as cursor, owners.index_alone(), connection.execute_wrapper(note_plan):
+            cursor.execute("SET LOCAL random_page_cost = 1000")  # as if the whole table were read sooner
+            owners.first_jobs([*owners.lines(["echo"])[0], Line("echo", 2, None)], most=2)
+        self.assertEqual([plan for plan in plans if "job_queued_by_owners" not in plan], [])
+        self.assertGreater(len(plans), 4)
 
 
 class PlaceTests(OwnersCase):
