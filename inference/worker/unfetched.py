@@ -110,14 +110,18 @@ def _question(backlog: Backlog, calls: int) -> Question:
 
 
 def _portion(jobs: Sequence[Job], rows: int) -> Iterator[Job]:
-    """As many as have so many rows: at a random place, since other workers look at the same jobs."""
-    ends = list(itertools.accumulate(job.size for job in jobs))
-    first = random.choice([place for place, end in enumerate(ends) if ends[-1] - end + jobs[place].size >= rows] or [0])
-    for job in jobs[first:]:
-        yield job
-        rows -= job.size
+    """As many as have so many rows: the oldest, which would be passed for ever, and the others at a random place, since
+    other workers look at the same jobs."""
+    oldest, *others = jobs
+    yield oldest
+    ends = list(itertools.accumulate(job.size for job in others))
+    rows -= oldest.size
+    places = (place for place, end in enumerate(ends) if ends[-1] - end + others[place].size >= rows)
+    for job in others[random.choice([*places] or [0]) :]:
         if rows <= 0:
             return
+        yield job
+        rows -= job.size
 
 
 def item_of(job: Job) -> Item:

@@ -121,6 +121,10 @@ class UnfetchedTests(TestCase):
         self.found()
         self.assertEqual([call.args for call in self.backlog.drop_ended.call_args_list], [(str(ended.pk),)])
 
+    def test_the_oldest_job_of_an_owner_is_found_first(self) -> None:
+        oldest, *_ = self.wait(self.few, count=200)
+        self.assertEqual(self.found()[0], str(oldest.pk))
+
     def test_a_look_has_three_statements_however_many_wait(self) -> None:
         self.wait(self.many, count=50, held=True)
         self.wait(self.few, count=50)
