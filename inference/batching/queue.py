@@ -215,7 +215,7 @@ class BatchQueue:
         self, now_s: float, room: Room, *, priority: int | None = None, most: int | None = None
     ) -> list[Item]:
         """The next in their turn, of any parameters, while there is room: take them out. One that does not fit is
-        waited for. With `priority`, the first of that one comes before all others. With `most` items, the first is
+        waited for. With `priority`, those of that one come before all others. With `most` items, the first is
         taken whether it fits or not."""
         self._move_expired(now_s)
         found: list[Item] = []
@@ -230,10 +230,11 @@ class BatchQueue:
         return found
 
     def _line_from(self, first: Item | None) -> Iterator[Item]:
-        """All in their turn, but `first` before them."""
+        """All in their turn, but `first` and those of its priority before them."""
         if first:
             yield first
-        for priority in sorted(self._by_turn):
+        of_first = first.priority if first else None
+        for priority in sorted(self._by_turn, key=lambda each: (each != of_first, each)):
             yield from (key[-1] for key in self._by_turn[priority] if key[-1] is not first)
 
     def may_take_next(self, room: Room, priority: int | None = None) -> bool:
@@ -278,9 +279,9 @@ class BatchQueue:
         return item.order, self._numbers[item.id][1]
 
     def _form(self, head: Item, now_s: float) -> list[Item]:
-        """A lower priority rides along only when nothing of a higher one is left behind."""
+        """Other priorities ride along only when nothing of the head's is left behind, the higher ones first."""
         batch = [head]
-        for priority in sorted(self._by_turn):
+        for priority in sorted(self._by_turn, key=lambda each: (each != head.priority, each)):
             batch = self._widen(batch, head, priority, now_s) if self.padded else self._fill(batch, priority)
             if sum(item.priority == priority for item in batch) < len(self._by_turn[priority]):
                 break

@@ -4,6 +4,7 @@ import math
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -884,6 +885,16 @@ class TurnTests(DispatcherCase):
             self.add(priority=1, size=32)
         order = [self.following()[0] for _ in range(3 * ONE_IN)]
         self.assertEqual([order.index(job_id) for job_id in low], [ONE_IN - 1, 2 * ONE_IN - 1])
+
+    def test_the_batch_of_a_lower_priority_is_filled_with_its_own(self) -> None:
+        for priority in (1, 3):
+            for _ in range(20 * CATALOG["a"].max_batch_size):
+                self.add(priority=priority)
+        taken = Counter[int]()
+        for _ in range(2 * ONE_IN):
+            jobs, *_ = self.dispatcher.backlog.next(set(), idle=1) or ((),)
+            taken.update(held.item.priority for held in jobs)
+        self.assertEqual(taken[3], 2 * CATALOG["a"].max_batch_size)
 
     def test_a_job_without_a_message_runs_and_its_message_that_comes_meanwhile_ends_with_it(self) -> None:
         item, request = an_item(arrived_at_s=self.clock), Request()
