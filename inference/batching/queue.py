@@ -191,7 +191,7 @@ class BatchQueue:
     def cost_s(self, item: Item) -> float:
         """Return the item's part of the time of a full batch of such, in seconds."""
         most = self.limits.max_batch_size
-        return self.costs.seconds(most, item.length) / most * item.size
+        return self.costs.seconds(most, min(item.length, self.cut_at)) / most * item.size
 
     def take(self, now_s: float, *, priority: int | None = None, most_s: float = math.inf) -> list[Item]:
         """Form the next batch and take it out. [] when empty, and where it is expected to take longer than `most_s`,

@@ -401,3 +401,4 @@ class ManyRowsTests(TestCase):
         for name, length in (("long", 19_802), ("short", 20)):
             queue.add(item(name, length=length))
         self.assertEqual(sorted(job.length for batch in batches(queue) for job in batch), [20, 512])
+        self.assertEqual(*(queue.cost_s(item("long", length=length)) for length in (512, 19_802)))
