@@ -19,13 +19,15 @@ class OwnerShares:
     def __init__(self) -> None:
         self.now = 0.0  # the turn of the last job that was taken, in seconds of virtual time
         self._until: dict[Hashable, float] = {}  # by owner: when its jobs so far have had their time
+        self._most = MOST_OWNERS
 
     def enter(self, owner: Hashable, cost_s: float) -> float:
         """Return the turn of the owner's next job, which is expected to take `cost_s` of an engine."""
         turn = max(self.now, self._until.get(owner, 0.0))
         self._until[owner] = turn + max(0.0, cost_s)
-        if len(self._until) > MOST_OWNERS:
+        if len(self._until) > self._most:
             self._until = {owner: until for owner, until in self._until.items() if until > self.now}
+            self._most = max(MOST_OWNERS, 2 * len(self._until))  # else they would be gone through for each job
         return turn
 
     def take(self, turn: float) -> None:
