@@ -28,6 +28,7 @@ LOOK_S, LONGEST_PAUSE_S = (
     0.05,
     10.0,
 )  # between two looks while the worker is full; the second while the database is away
+PORTION_S = 4 * LOOK_S  # of the engine, that the jobs of one owner take which a look finds: it may have half of that
 SHARE = 0.05  # of the time, for looks
 MOST_JOBS = 128  # that a look finds
 MOST_LOOKED_AT = 500  # of those that are held
@@ -36,7 +37,8 @@ MOST_LOOKED_AT = 500  # of those that are held
 class Question(NamedTuple):
     """What the event loop knows as a look begins."""
 
-    rows: Mapping[str, int]  # of which more are not taken at a time, by model that is served
+    rows: Mapping[str, int]  # that are in hand, by model that is served: of one owner so many are taken at a time
+    jobs: Mapping[str, int]  # that an engine runs in `PORTION_S`, by model: so many, if they are more
     lines: Collection[tuple[str, int, str | None]]  # models, priorities and owners of which it holds waiting jobs
     waiting: Sequence[str]  # ids of those
 
@@ -95,7 +97,7 @@ class UnfetchedJobs(threading.Thread):
             missed = [line for line in lines if (*line[:2], owners.name_of(line.owner)) not in held][:MOST_JOBS]
             jobs = owners.first_jobs(missed, most=MOST_JOBS // max(1, len(missed)))
         for (model, *_), line in itertools.groupby(jobs, key=lambda job: (job.model, job.priority, job.owner_id)):
-            self._found.extend((model, item_of(job)) for job in _portion(list(line), question.rows[model]))
+            self._found.extend((model, item_of(job)) for job in _portion(list(line), question, model))
         ended = Job.objects.filter(pk__in=question.waiting, status__in=TERMINAL).order_by()
         self._ended.extend(map(str, ended.values_list("pk", flat=True)))
 
@@ -104,21 +106,26 @@ def _question(backlog: Backlog, calls: int) -> Question:
     serving = {name: queue for name, queue in backlog.queues.items() if name in backlog.replicas.serving}
     return Question(
         rows={name: calls * queue.limits.max_batch_size for name, queue in serving.items()},
+        jobs={name: int(PORTION_S * queue.costs.items_per_s()) for name, queue in serving.items()},
         lines={(name, *line) for name, queue in serving.items() for line in queue.owners},
         waiting=list(itertools.islice(itertools.chain.from_iterable(serving.values()), MOST_LOOKED_AT)),
     )
 
 
-def _portion(jobs: Sequence[Job], rows: int) -> Iterator[Job]:
-    """As many as have so many rows: the oldest, which would be passed for ever, and the others at a random place, since
-    other workers look at the same jobs."""
+def _portion(jobs: Sequence[Job], question: Question, model: str) -> Iterator[Job]:
+    """As many as a worker may run soon: the oldest, which would be passed for ever, and the others at a random place,
+    since other workers look at the same jobs."""
     oldest, *others = jobs
     yield oldest
     ends = list(itertools.accumulate(job.size for job in others))
-    rows -= oldest.size
-    places = (place for place, end in enumerate(ends) if ends[-1] - end + others[place].size >= rows)
-    for job in others[random.choice([*places] or [0]) :]:
-        if rows <= 0:
+    rows, most = question.rows[model] - oldest.size, question.jobs[model]
+    enough = (
+        place
+        for place, end in enumerate(ends)
+        if ends[-1] - end + others[place].size >= rows and len(others) - place >= most - 1
+    )
+    for taken, job in enumerate(others[random.choice([*enough] or [0]) :], 1):
+        if rows <= 0 and taken >= most:
             return
         yield job
         rows -= job.size

@@ -16,7 +16,7 @@ from inference.batching.queue import BatchQueue, Limits
 from inference.models import Job, Priority, Status
 from inference.status import owners
 from inference.submission.writer import message_of
-from inference.worker.unfetched import MOST_JOBS, UnfetchedJobs, item_of
+from inference.worker.unfetched import MOST_JOBS, PORTION_S, UnfetchedJobs, item_of
 
 CALLS = 4
 
@@ -81,6 +81,13 @@ class UnfetchedTests(TestCase):
         self.wait(self.many, held=True)
         self.wait(self.few, count=200)
         self.assertEqual(len(self.found()), CALLS * 4)
+
+    def test_of_one_owner_it_takes_what_an_engine_runs_in_a_while(self) -> None:
+        for _ in range(100):
+            self.queue.ran(4, 1, 0.01, jobs=4)
+        self.wait(self.many, held=True)
+        self.wait(self.few, count=200)
+        self.assertAlmostEqual(len(self.found()), 400 * PORTION_S, delta=1)
 
     def test_of_many_owners_it_takes_some_each(self) -> None:
         users = User.objects.bulk_create(User(username=f"user {number}") for number in range(20))
