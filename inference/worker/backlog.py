@@ -188,7 +188,7 @@ class Backlog:
             items = queue.take(clock.time_s(), most_s=min(each_s, limit_s - took_s))
             if not items:
                 break
-            last = [self.held[item.id] for item in items]
+            last = self._taken(items[0], items)
             more.append(last)
         return more
 
@@ -208,7 +208,7 @@ class Backlog:
         if any(held.item.expires_at_s for held in batch):
             return False
         due = self._due_in_turn(clock.time_s())
-        if not due or due[0].queue is not queue:
+        if not due or due[0].queue is not queue or self._owed(due) is not None:
             return False
         return due[0].priority >= batch[0].item.priority  # else a lower one had its share, and no more than that
 
@@ -255,8 +255,8 @@ class Backlog:
         room = Room(rows=limits.max_batch_size, tokens=limits.max_batch_tokens, longest=int(queue.padded))
         return queue.take_next(now, room, priority=turn.priority, most=share)
 
-    def _taken(self, turn: Turn, items: Sequence[Item]) -> list[HeldJob]:
-        """The jobs of a batch that goes now, which counts as its owner's and its priority's turn."""
+    def _taken(self, turn: Turn | Item, items: Sequence[Item]) -> list[HeldJob]:
+        """The jobs of a batch that goes now around that one, which counts as its owner's and its priority's turn."""
         waiting = {priority for queue in self._able_queues() for priority in queue.priorities}
         self._priorities.take(turn.priority, {turn.priority, *waiting})
         self._owners[turn.priority].take(turn.order[1])
@@ -315,11 +315,14 @@ class Backlog:
     def _turns(self, now: float) -> list[Turn]:
         """As `_due_in_turn`, but before them those of a lower priority that is owed a batch."""
         due = self._due_in_turn(now)
-        owed = self._priorities.owed({priority for turn in due for priority in turn.queue.priorities})
-        if owed is None:
+        if (owed := self._owed(due)) is None:
             return due
         first = [Turn(turn.model, turn.queue, owed, head.order) for turn in due if (head := turn.queue.head(owed))]
         return [*sorted(first, key=lambda turn: turn.order), *due]
+
+    def _owed(self, due: Iterable[Turn]) -> int | None:
+        """The lower priority of these queues that is owed a batch."""
+        return self._priorities.owed({priority for turn in due for priority in turn.queue.priorities})
 
     def _turn_of(self, model: str, queue: BatchQueue) -> Turn | None:
         """The job that goes first in one queue, whatever waits in others."""

@@ -20,6 +20,7 @@ from inference.batching.queue import Item
 from inference.batching.shares import ONE_IN
 from inference.catalog.specs import ModelSpec
 from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
+from inference.worker.backlog import LEARNT
 from inference.worker.calls import READY, BatchReport, Loaded, Raised
 from inference.worker.devices import Plan
 from inference.worker.dispatch import GIVE_UP_S, KILL_GRACE_S, STUCK_S, Dispatcher
@@ -895,6 +896,23 @@ class TurnTests(DispatcherCase):
             jobs, *_ = self.dispatcher.backlog.next(set(), idle=1) or ((),)
             taken.update(held.item.priority for held in jobs)
         self.assertEqual(taken[3], 2 * CATALOG["a"].max_batch_size)
+
+    def test_one_engine_call_in_eight_is_of_a_lower_priority_also_where_several_share_a_call(self) -> None:
+        backlog = self.dispatcher.backlog
+        queue = backlog.queues["a"]
+        for _ in range(LEARNT):
+            queue.ran(8, 10, 0.0005, jobs=8)
+        queue.costs.observe_overhead(1.0, jobs=8)
+        for _ in range(100 * ONE_IN):
+            self.add(priority=1)
+        for _ in range(100):
+            self.add(priority=3)
+        taken: list[int] = []
+        for _ in range(3):
+            jobs, *_ = backlog.next(set(), idle=1) or ([],)
+            taken += [each[0].item.priority for each in (jobs, *backlog.more(jobs, able=1))]
+        self.assertEqual(taken[: 2 * ONE_IN], [*[1] * (ONE_IN - 1), 3, *[1] * (ONE_IN - 1), 3][: len(taken)])
+        self.assertGreater(len(taken), ONE_IN)
 
     def test_a_job_without_a_message_runs_and_its_message_that_comes_meanwhile_ends_with_it(self) -> None:
         item, request = an_item(arrived_at_s=self.clock), Request()
