@@ -1,6 +1,7 @@
 """Where a waiting job stands, and when it will be its turn: cheap also with a hundred thousand jobs before it."""
 
 import functools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from django.db import connection
 from django.db.models import Count, QuerySet
 
 from inference.batching.shares import ONE_IN
+from inference.catalog import lookup
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Priority, Status
 from inference.status import owners, workers
@@ -66,7 +68,10 @@ def _in_turn(model: str, priority: int, owner: Any, own: int) -> int:
             higher += jobs
         elif of == priority and whose != owner:
             others += min(jobs, own + 1)
-    return own + others + min(higher, (ONE_IN - 1) * (own + others + 1))
+    spec = lookup.models().get(model)
+    most = spec.max_batch_size if spec else 1
+    batches = math.ceil((own + others + 1) / most)
+    return own + others + min(higher, (ONE_IN - 1) * batches * most)
 
 
 def _bounded(jobs: QuerySet[Job]) -> int:

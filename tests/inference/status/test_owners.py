@@ -10,6 +10,7 @@ from django.db import connection
 from django.test import TestCase
 
 from inference.batching.shares import ONE_IN
+from inference.catalog import lookup
 from inference.models import Job, Priority, Status
 from inference.status import backlog, owners
 from inference.status.owners import Line
@@ -88,6 +89,13 @@ class PlaceTests(OwnersCase):
         self.wait(self.many, 50, priority=Priority.HIGH)
         (job,) = self.wait(self.few)
         self.assertEqual(backlog.place(job).position, ONE_IN)
+
+    def test_those_batches_are_full(self) -> None:
+        most = lookup.models()["embeddings"].max_batch_size
+        self.wait(self.many, 10 * most, priority=Priority.HIGH, model="embeddings")
+        job, *_, last = self.wait(self.few, most, model="embeddings")
+        before = (ONE_IN - 1) * most
+        self.assertEqual((backlog.place(job).position, backlog.place(last).position), (before + 1, before + most))
 
     def test_before_the_next_job_of_an_owner_are_its_own_and_as_many_of_others(self) -> None:
         self.wait(self.many, 50)
