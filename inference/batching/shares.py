@@ -30,6 +30,11 @@ class OwnerShares:
             self._most = max(MOST_OWNERS, 2 * len(self._until))  # else they would be gone through for each job
         return turn
 
+    def leave(self, owner: Hashable, cost_s: float) -> None:
+        """A job of this owner that was expected to take `cost_s` is not run here."""
+        if owner in self._until:
+            self._until[owner] -= max(0.0, cost_s)
+
     def take(self, turn: float) -> None:
         """A job with this turn goes, around which a batch was formed."""
         self.now = max(self.now, turn)

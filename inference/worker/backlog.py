@@ -151,6 +151,7 @@ class Backlog:
         """Of what waits: its messages are done with. Returns whether there was any, whose row is to say so."""
         expired = [item for queue in self.queues.values() for item in queue.expire(clock.time_s())]
         for item in expired:
+            self.leave(self.held[item.id])
             self.release(self.held[item.id], errors.Expired.code, 0.0)
         return bool(expired)
 
@@ -158,7 +159,12 @@ class Backlog:
         """The row of a job says that it has ended: if it waits here, its messages are done with."""
         held = self.held.get(id)
         if held and self.queues[held.model].remove(id):
+            self.leave(held)
             self.release(held, "", 0.0)
+
+    def leave(self, held: HeldJob) -> None:
+        """It is not run here, and takes nothing of its owner's share."""
+        self._owners[held.item.priority].leave(held.item.owner, self.queues[held.model].cost_s(held.item))
 
     def next(self, without: Set[str], *, idle: int) -> tuple[list[HeldJob], Search | None, bool] | None:
         """The jobs of the next batch, of other models than those `without`; the search that it is a step of, and
@@ -348,6 +354,7 @@ class Backlog:
 
     def _forget(self, held: HeldJob) -> None:
         del self.held[held.item.id]
+        self.leave(held)
         self.isolation.forget(held)
         self.queues[held.model].remove(held.item.id)
 

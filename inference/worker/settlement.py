@@ -124,8 +124,10 @@ class Settlement:
         for held in jobs:
             self.jobs_finished += 1
             error = report.errors.get(held.job_id, "")
-            if held.job_id in report.errors:  # else its row was not to be run any more
+            if held.job_id in report.errors:
                 self._judge(held, error)
+            else:  # its row was not to be run any more
+                self.backlog.leave(held)
             self.backlog.release(held, error, report.engine_s)
 
     def _judge(self, held: HeldJob, error: str) -> None:

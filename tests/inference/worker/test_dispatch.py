@@ -880,6 +880,28 @@ class TurnTests(DispatcherCase):
         few, _ = self.add("b", owner="few", size=32)
         self.assertEqual(self.following(), (few,))
 
+    def test_what_is_not_run_takes_nothing_of_its_owners_share(self) -> None:
+        backlog = self.dispatcher.backlog
+
+        def run_nothing(job_id: UUID) -> None:
+            self.following()
+            self.last.over = True
+            self.last.callback(BatchReport(errors={}))  # another worker ran it
+
+        ends: tuple[Callable[[UUID], object], ...] = (
+            lambda job_id: backlog.drop_ended(str(job_id)),
+            lambda job_id: backlog.forget_messages(),
+            run_nothing,
+        )
+        for number, end in enumerate(ends):
+            with self.subTest(number):
+                job_id, _ = self.add(owner="few")
+                end(job_id)
+                self.assertNotIn(str(job_id), backlog.held)
+                few, new = (backlog.held[str(self.add(owner=owner)[0])].item.turn for owner in ("few", "new"))
+                self.assertAlmostEqual(few, new)
+                backlog.forget_messages()
+
     def test_one_batch_in_eight_is_of_a_lower_priority_also_of_another_model(self) -> None:
         low = [self.add(model, priority=3, size=32)[0] for model in ("a", "b")]
         for _ in range(40):
