@@ -105,7 +105,8 @@ class WaitingOwner:
 def waiting_owners(model: str) -> list[WaitingOwner]:
     """Return those of whom most jobs wait, up to `OWNERS`."""
     jobs: dict[Any, dict[str, int]] = defaultdict(dict)
-    for (priority, owner), count in sorted(owners.counts(model).items(), key=lambda line: line[0][0]):
+    counts = owners.counts(model, Priority.LOW) or owners.counts(model, Priority.NORMAL) or {}
+    for (priority, owner), count in sorted(counts.items(), key=lambda line: line[0][0]):
         jobs[owner][str(Priority(priority).label)] = count
     most = sorted(jobs, key=lambda owner: -sum(jobs[owner].values()))[:OWNERS]
     users = get_user_model()

@@ -2,7 +2,8 @@
 
 import functools
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -46,27 +47,27 @@ def place(job: Job) -> Place:
         count += _bounded(queued.filter(priority=job.priority, pk__lt=job.pk))
     if count >= EXACT_UP_TO:
         count = max(count, _estimate(job))
-    if count > 1:
+    if count > 1 and (counts := owners.counts(job.model, job.priority)):
         own = _bounded(queued.filter(priority=job.priority, owner=job.owner_id, pk__lt=job.pk))
         if own < EXACT_UP_TO:
-            count = min(count, _in_turn(job.model, job.priority, job.owner_id, own))
+            count = min(count, _in_turn(job.model, counts, job.priority, job.owner_id, own))
     return Place(position=count + 1, wait_s=workers.seconds_for(job.model, count + 1))
 
 
 def ahead_of_next(model: str, priority: int, owner: Any) -> int:
-    """Return how many jobs go before the next one of this owner, about."""
-    own = owners.counts(model).get((priority, owner), 0)
-    return _in_turn(model, priority, owner, own)
+    """Return how many jobs go before the next one of this owner, about; no bound where too many wait to tell."""
+    counts = owners.counts(model, priority)
+    return sys.maxsize if counts is None else _in_turn(model, counts, priority, owner, counts.get((priority, owner), 0))
 
 
-def _in_turn(model: str, priority: int, owner: Any, own: int) -> int:
+def _in_turn(model: str, counts: Mapping[tuple[int, Any], int], priority: int, owner: Any, own: int) -> int:
     """Return how many jobs go before one that has `own` of its owner before it: of each other owner as many, and of
     higher priorities no more than leaves one batch in `ONE_IN`."""
     higher, others = 0, 0
-    for (of, whose), jobs in owners.counts(model).items():
+    for (of, whose), jobs in counts.items():
         if of < priority:
             higher += jobs
-        elif of == priority and whose != owner:
+        elif whose != owner:
             others += min(jobs, own + 1)
     spec = lookup.models().get(model)
     most = spec.max_batch_size if spec else 1

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django.db import connection, transaction
-from django.db.models import Count
 
 from inference.models import Job, Priority, Status
 from inference.status.workers import Remembered
 
 MOST_OWNERS = 32  # that are looked at at a time
+MOST_COUNTED = 10_000  # jobs
 # SQLite keeps no statistics, and would read all that wait.
 _INDEX = {"sqlite": "INDEXED BY job_queued_by_owners"}
 # Those of PostgreSQL may be older than all that waits, and then it reads and sorts that. Where rows are compared, in
@@ -75,18 +76,21 @@ def name_of(owner: Any) -> str | None:
     return None if owner is None else str(Job._meta.get_field("owner").target_field.to_python(owner))
 
 
-_remembered: dict[str, Remembered[dict[tuple[int, Any], int]]] = {}
+_remembered: dict[str, Remembered[list[tuple[int, Any]]]] = {}
 
 
-def counts(model: str) -> dict[tuple[int, Any], int]:
-    """Return how many jobs wait, by priority and owner, as it was a second ago at most."""
-    return _remembered.setdefault(model, Remembered(functools.partial(_read_counts, model)))()
+def counts(model: str, priority: int) -> Mapping[tuple[int, Any], int] | None:
+    """Return how many jobs of this priority and above wait, by priority and owner, as it was a second ago at most; None
+    where more than `MOST_COUNTED` do, as to count them would take long."""
+    found = _remembered.setdefault(model, Remembered(functools.partial(_first, model)))()
+    is_whole = len(found) <= MOST_COUNTED or priority < found[-1][0]
+    return Counter(line for line in found if line[0] <= priority) if is_whole else None
 
 
-def _read_counts(model: str) -> dict[tuple[int, Any], int]:
-    queued = Job.objects.filter(model=model, status=Status.QUEUED).order_by()
-    found = queued.values_list("priority", "owner").annotate(jobs=Count("pk"))
-    return {(priority, owner): jobs for priority, owner, jobs in found}
+def _first(model: str) -> list[tuple[int, Any]]:
+    """Priorities and owners of the first that wait, the highest priority first."""
+    queued = Job.objects.filter(model=model, status=Status.QUEUED).order_by("priority", "pk")
+    return list(queued.values_list("priority", "owner")[: MOST_COUNTED + 1])
 
 
 def forget() -> None:

@@ -21,6 +21,7 @@ TOGETHER_S, HURRIED_S = 0.05, 0.01  # of the engine calls of one call of a child
 MOST_TOGETHER = 480  # jobs of one call: a statement takes 500
 PATIENT = int(Priority.LOW)  # and above: nobody waits for each of them
 SET_BACK_S = 1.0  # by more than that a clock is, whose jobs seem to come yet
+GONE_WEIGHT = 0.05  # of the last batch, in the share of jobs that are gone
 LEARNT = 8  # engine calls, from which on it is known how long one takes
 
 
@@ -47,6 +48,7 @@ class Backlog:
         self.long: set[str] = set()  # models whose calls take much longer than what is done before and after them
         self._owners: dict[int, OwnerShares] = defaultdict(OwnerShares)  # by priority, over all models
         self._priorities = PriorityShares()
+        self.gone_share = 0.0  # of the jobs of recent batches: those that had been run, or cancelled, before
         # How far the queues are worked off: when the newest job was made that was started, by model and priority. The
         # oldest that waits here was not passed by it: jobs are taken in their turn.
         self.reached: dict[str, dict[str, float]] = defaultdict(dict)
@@ -106,6 +108,10 @@ class Backlog:
             known, arrived_at_s = reached.get(key, 0.0), min(at_s, queue.oldest_s(priority))
             was_set_back = known > clock.time_s() + SET_BACK_S
             reached[key] = arrived_at_s if was_set_back else max(known, arrived_at_s)
+
+    def computed(self, given: int, run: int) -> None:
+        """Note of a batch that was computed how many of its jobs ran: the others took up room in it."""
+        self.gone_share += (1.0 - run / given - self.gone_share) * GONE_WEIGHT
 
     def ended(self, batch: Batch) -> None:
         self.batches.pop(batch.id, None)

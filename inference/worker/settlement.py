@@ -47,6 +47,8 @@ class Settlement:
         failpoints.reach("before_ack")
         self._put_off(batch, report)
         self._wait_again(batch, report)
+        if report.engine_s:
+            self.backlog.computed(len(batch.jobs), len(report.errors))
         self._release(batch.jobs, report)
         failpoints.reach("after_ack")
         failed = sum(map(bool, report.errors.values()))

@@ -7,38 +7,44 @@ the row needs none. The message that comes later finds that its job has run.
 
 from __future__ import annotations
 
+import datetime
 import itertools
-import random
 import threading
 import time
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import zlib
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
+
+from django.conf import settings
+from django.db.models.functions import Now
 
 from inference import clock
 from inference.batching.queue import Item
 from inference.models import TERMINAL, Job
-from inference.status import owners
+from inference.status import owners, workers
+from inference.status.owners import Line
 from inference.submission.writer import message_of
 from inference.worker.backlog import Backlog
 from inference.worker.heartbeat import succeeds
 
-LOOK_S, LONGEST_PAUSE_S = (
-    0.05,
-    10.0,
-)  # between two looks while the worker is full; the second while the database is away
+LOOK_S, LONGEST_PAUSE_S = 0.05, 10.0  # between two looks; the second while the database is away
 PORTION_S = 4 * LOOK_S  # of the engine, that the jobs of one owner take which a look finds: it may have half of that
 SHARE = 0.05  # of the time, for looks
 MOST_JOBS = 128  # that a look finds
+PEERS_S, LATE_BEATS = 1.0, 3  # between two looks for them; heartbeats that one of them may miss
+MOST_GONE = 0.02  # of jobs whose messages come after they have run: from there on, who has much waits for its messages
 MOST_LOOKED_AT = 500  # of those that are held
 
 
 class Question(NamedTuple):
     """What the event loop knows as a look begins."""
 
-    rows: Mapping[str, int]  # that are in hand, by model that is served: of one owner so many are taken at a time
+    rows: Mapping[str, int]  # that are in hand, by model that is served: so many are taken at a time
     jobs: Mapping[str, int]  # that an engine runs in `PORTION_S`, by model: so many, if they are more
+    batch: Mapping[str, int]  # rows of a batch, by model
+    is_for_few: bool  # of owners with less than that alone
     lines: Collection[tuple[str, int, str | None]]  # models, priorities and owners of which it holds waiting jobs
     waiting: Sequence[str]  # ids of those
 
@@ -56,6 +62,8 @@ class UnfetchedJobs(threading.Thread):
         self._found: deque[tuple[str, Item]] = deque()
         self._ended: deque[str] = deque()
         self._after: Any = None  # the owner after whom the next look begins
+        self._peers: Mapping[str, Sequence[str]] = {}  # by model: who serves it too, this worker among them
+        self._peers_until = 0.0  # monotonic
         self._is_asked = threading.Event()
         self._stopping = threading.Event()
 
@@ -91,15 +99,41 @@ class UnfetchedJobs(threading.Thread):
         self._is_asked.clear()
         if question is None or not question.rows:
             return
+        self._look_for_peers()
         with owners.index_alone():
             lines, self._after = owners.lines(question.rows, after=self._after)
-            held = question.lines
-            missed = [line for line in lines if (*line[:2], owners.name_of(line.owner)) not in held][:MOST_JOBS]
+            missed = [line for line in lines if self._is_mine(line) and _key(line) not in question.lines][:MOST_JOBS]
             jobs = owners.first_jobs(missed, most=MOST_JOBS // max(1, len(missed)))
+        several = Counter(line.model for line in missed)
         for (model, *_), line in itertools.groupby(jobs, key=lambda job: (job.model, job.priority, job.owner_id)):
-            self._found.extend((model, item_of(job)) for job in _portion(list(line), question, model))
+            rows, most = (figures[model] // several[model] for figures in (question.rows, question.jobs))
+            found = list(line)
+            if not question.is_for_few or sum(job.size for job in found) < question.batch[model]:
+                self._found.extend((model, item_of(job)) for job in _portion(found, rows, most))
         ended = Job.objects.filter(pk__in=question.waiting, status__in=TERMINAL).order_by()
         self._ended.extend(map(str, ended.values_list("pk", flat=True)))
+
+    def _look_for_peers(self) -> None:
+        """Find out now and then among whom the lines are divided, so that not all take the same jobs. Who was not heard
+        of for some beats has no part of them."""
+        if time.monotonic() < self._peers_until:
+            return
+        self._peers_until = time.monotonic() + PEERS_S
+        late = Now() - datetime.timedelta(seconds=LATE_BEATS * settings.WORKER_HEARTBEAT_S)
+        able = workers.living().filter(state__in=workers.SERVING, heartbeat_at__gte=late).order_by("pk")
+        peers: dict[str, list[str]] = defaultdict(list)
+        for worker, names in able.values_list("pk", "model_names"):
+            for name in names:
+                peers[name].append(str(worker))
+        self._peers = peers
+
+    def _is_mine(self, line: Line) -> bool:
+        """Return whether this worker takes jobs of a line: one of its peers does."""
+        peers = self._peers.get(line.model, ())
+        if self._worker not in peers:
+            return True
+        number = zlib.crc32(f"{line.owner} {line.priority}".encode())
+        return peers[number % len(peers)] == self._worker
 
 
 def _question(backlog: Backlog, calls: int) -> Question:
@@ -107,25 +141,21 @@ def _question(backlog: Backlog, calls: int) -> Question:
     return Question(
         rows={name: calls * queue.limits.max_batch_size for name, queue in serving.items()},
         jobs={name: int(PORTION_S * queue.costs.items_per_s()) for name, queue in serving.items()},
+        batch={name: queue.limits.max_batch_size for name, queue in serving.items()},
+        is_for_few=backlog.gone_share > MOST_GONE,
         lines={(name, *line) for name, queue in serving.items() for line in queue.owners},
         waiting=list(itertools.islice(itertools.chain.from_iterable(serving.values()), MOST_LOOKED_AT)),
     )
 
 
-def _portion(jobs: Sequence[Job], question: Question, model: str) -> Iterator[Job]:
-    """As many as a worker may run soon: the oldest, which would be passed for ever, and the others at a random place,
-    since other workers look at the same jobs."""
-    oldest, *others = jobs
-    yield oldest
-    ends = list(itertools.accumulate(job.size for job in others))
-    rows, most = question.rows[model] - oldest.size, question.jobs[model]
-    enough = (
-        place
-        for place, end in enumerate(ends)
-        if ends[-1] - end + others[place].size >= rows and len(others) - place >= most - 1
-    )
-    for taken, job in enumerate(others[random.choice([*enough] or [0]) :], 1):
-        if rows <= 0 and taken >= most:
+def _key(line: Line) -> tuple[str, int, str | None]:
+    return line.model, line.priority, owners.name_of(line.owner)
+
+
+def _portion(jobs: Iterable[Job], rows: int, most: int) -> Iterator[Job]:
+    """Yield the first jobs of a line: as many as have so many rows, or `most` if those are more; one at least."""
+    for taken, job in enumerate(jobs):
+        if taken and rows <= 0 and taken >= most:
             return
         yield job
         rows -= job.size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 from unittest import skipUnless
+from unittest.mock import patch
 
 from django.contrib.auth.models import User
 from django.db import connection
@@ -104,3 +105,10 @@ class PlaceTests(OwnersCase):
             name: backlog.ahead_of_next("echo", 2, owner) for name, owner in (("few", self.few.pk), ("none", None))
         }
         self.assertEqual(ahead, {"few": 5, "none": 2})
+
+    def test_where_too_many_wait_to_be_counted_the_order_of_arrival_tells(self) -> None:
+        *_, last = self.wait(self.many, 12)
+        with patch.object(owners, "MOST_COUNTED", 10):
+            (job,) = self.wait(self.few)
+            self.assertEqual((backlog.place(last).position, backlog.place(job).position), (12, 13))
+            self.assertGreater(backlog.ahead_of_next("echo", 2, None), 1_000_000)
