@@ -44,7 +44,7 @@ class Question(NamedTuple):
     rows: Mapping[str, int]  # that are in hand, by model that is served: so many are taken at a time
     jobs: Mapping[str, int]  # that an engine runs in `PORTION_S`, by model: so many, if they are more
     batch: Mapping[str, int]  # rows of a batch, by model
-    is_for_few: bool  # of owners with less than that alone
+    is_for_few: bool  # of owners with no more than that alone
     lines: Collection[tuple[str, int, str | None]]  # models, priorities and owners of which it holds waiting jobs
     waiting: Sequence[str]  # ids of those
 
@@ -108,7 +108,7 @@ class UnfetchedJobs(threading.Thread):
         for (model, *_), line in itertools.groupby(jobs, key=lambda job: (job.model, job.priority, job.owner_id)):
             rows, most = (figures[model] // several[model] for figures in (question.rows, question.jobs))
             found = list(line)
-            if not question.is_for_few or sum(job.size for job in found) < question.batch[model]:
+            if not question.is_for_few or sum(job.size for job in found) <= question.batch[model]:
                 self._found.extend((model, item_of(job)) for job in _portion(found, rows, most))
         ended = Job.objects.filter(pk__in=question.waiting, status__in=TERMINAL).order_by()
         self._ended.extend(map(str, ended.values_list("pk", flat=True)))
