@@ -47,7 +47,7 @@ class Settlement:
         failpoints.reach("before_ack")
         self._put_off(batch, report)
         self._wait_again(batch, report)
-        if report.engine_s:
+        if report.engine_s and batch.jobs:
             self.backlog.computed(len(batch.jobs), len(report.errors))
         self._release(batch.jobs, report)
         failpoints.reach("after_ack")
