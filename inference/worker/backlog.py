@@ -87,7 +87,9 @@ class Backlog:
                 self.isolation.wait_alone(known)
             return
         item = item._replace(turn=self._owners[item.priority].enter(item.owner, self.queues[model].cost_s(item)))
-        self.held[item.id] = held = HeldJob(item=item, model=model, requests=[request] if request else [])
+        self.held[item.id] = held = HeldJob(
+            item=item, model=model, requests=[request] if request else [], is_from_row=not request
+        )
         if item.alone:
             self.isolation.wait_alone(held)
         else:

@@ -104,7 +104,7 @@ class Dispatcher:
         if self.turns.may_begin:
             self._unfetched.serve(self.backlog)
         self.turns.give()
-        if len(self.backlog.held) >= self.prefetch:
+        if len(self.backlog.held) >= self.prefetch and len(self.backlog):
             self._unfetched.ask(self.backlog, calls=self._calls)
 
     def _call(self, batch: Batch) -> bool:
@@ -236,10 +236,10 @@ class Dispatcher:
         self.backlog.ended(batch)
 
     def _abandon(self, batch: Batch) -> None:
-        """Forgotten by the pool before its child had begun it: the child ended, or after a reconnect, when its messages
-        come again. An open one goes on with its next call."""
+        """Forgotten by the pool before it heard that the child had begun it: that ended, and may have claimed it all
+        the same, or after a reconnect, when its messages come again. An open one goes on with its next call."""
         batch.result = None
-        forgotten = [held for held in batch.called if not held.requests and not held.takes_over]
+        forgotten = [held for held in batch.called if not (held.requests or held.takes_over or held.is_from_row)]
         for held in forgotten:
             self.backlog.held.pop(held.item.id, None)
         if batch.is_open:
@@ -247,6 +247,8 @@ class Dispatcher:
             self.backlog.isolation.rejoin([held for held in batch.called if held not in forgotten])
         else:
             del self.batches[batch.id]
+            for held in batch.jobs if not self.pool.has(batch.pid) else ():
+                held.is_over(batch.id)
             self.backlog.isolation.again(batch)
 
     def leave(self) -> None:

@@ -23,6 +23,7 @@ class HeldJob:
     item: Item
     model: str
     requests: list[Any]
+    is_from_row: bool = False  # it was found without its message
     takes_over: tuple[UUID, ...] = ()  # the batches of its runs, known to be over: the last may not have claimed it
     crashes_alone: int = 0  # of its process
     times_stuck: int = 0  # that its process was killed for what no engine did

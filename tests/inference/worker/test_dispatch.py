@@ -16,7 +16,8 @@ from uuid import UUID, uuid4
 from billiard.exceptions import WorkerLostError
 
 from inference import clock, errors
-from inference.batching.queue import Item
+from inference.batching.costs import CostModel
+from inference.batching.queue import BatchQueue, Item, Limits
 from inference.batching.shares import ONE_IN
 from inference.catalog.specs import ModelSpec
 from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
@@ -959,3 +960,27 @@ class TurnTests(DispatcherCase):
                 self.add(owner="many")
             self.dispatcher.kick()
         self.assertTrue(asked.called)
+
+    def test_what_a_dead_child_may_have_claimed_unheard_is_taken_over_with_or_without_its_message(self) -> None:
+        for request in (None, Request()):
+            with self.subTest(has_message=bool(request)):
+                item = an_item(arrived_at_s=self.clock)
+                self.dispatcher.backlog.add(item, "a", request)
+                self.following()
+                call = self.last
+                self.pool.held.remove(call)  # nothing was heard of it, and it is forgotten with its child
+                call.over = True
+                self.pool.dead.append(PID)
+                self.dispatcher.sweep()
+                self.pool.dead.remove(PID)
+                self.dispatcher.kick()
+                self.assertEqual(self.last.batch.job_ids, (UUID(item.id),))
+                self.assertEqual(self.last.batch.takes_over, (call.batch.batch,))
+
+    def test_where_all_that_is_held_is_in_hand_nothing_is_looked_for(self) -> None:
+        while len(self.dispatcher.backlog.held) < self.dispatcher.prefetch:
+            self.add(owner="many")
+        self.dispatcher.backlog.queues["a"] = BatchQueue(Limits(max_batch_size=8, max_batch_tokens=64), CostModel())
+        with patch.object(UnfetchedJobs, "ask") as asked:
+            self.dispatcher.kick()
+        self.assertFalse(asked.called)
