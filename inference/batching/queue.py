@@ -93,7 +93,7 @@ class BatchQueue:
         return len(self._numbers)
 
     def __iter__(self) -> Iterator[str]:
-        """The ids of the items that wait, those that were added first before the others."""
+        """Yield the ids of the items that wait, those that were added first before the others."""
         return iter(self._numbers)
 
     def limit(self, limits: Limits) -> None:
@@ -159,7 +159,7 @@ class BatchQueue:
 
     @property
     def priorities(self) -> Collection[int]:
-        """Those of which items wait."""
+        """Return those of which items wait."""
         return self._by_turn.keys()
 
     def head(self, priority: int | None = None) -> Item | None:
@@ -230,7 +230,7 @@ class BatchQueue:
         return found
 
     def _line_from(self, first: Item | None) -> Iterator[Item]:
-        """All in their turn, but `first` and those of its priority before them."""
+        """Yield all in their turn, but `first` and those of its priority before them."""
         if first:
             yield first
         of_first = first.priority if first else None
@@ -342,8 +342,8 @@ class BatchQueue:
         return [items[at : at + step] for at in range(0, len(items), step)]
 
     def _last_turn(self, priority: int) -> float:
-        """Where several owners wait, those may join a batch whose turn is one of the next: who has most to choose from
-        is to have no more of it than the others."""
+        """Return the last turn that may join a batch, where several owners wait: who has most to choose from is to have
+        no more of it than the others."""
         line, most = self._by_turn[priority], FAIR * self.limits.max_batch_size
         is_shared = len(line) > most and len({owner for of, owner in self.owners if of == priority}) > 1
         return float(line[most][0]) if is_shared else math.inf

@@ -1,10 +1,10 @@
-"""Whose job is next: owners in turn by what their jobs cost, and no priority that waits for ever."""
+"""Decides whose job is next: owners in turn by what their jobs cost, and no priority waits for ever."""
 
 from collections import Counter
 from collections.abc import Collection, Hashable
 
 ONE_IN = 8  # batches, of which one is for a lower priority whose jobs wait
-MOST_OWNERS = 10_000  # that are remembered before those are forgotten whose turn has come
+MOST_REMEMBERED = 10_000  # owners, before those are forgotten whose turn has come
 
 
 class OwnerShares:
@@ -19,7 +19,7 @@ class OwnerShares:
     def __init__(self) -> None:
         self.now = 0.0  # the turn of the last job that was taken, in seconds of virtual time
         self._until: dict[Hashable, float] = {}  # by owner: when its jobs so far have had their time
-        self._most = MOST_OWNERS
+        self._most = MOST_REMEMBERED
 
     def enter(self, owner: Hashable, cost_s: float) -> float:
         """Return the turn of the owner's next job, which is expected to take `cost_s` of an engine."""
@@ -27,7 +27,7 @@ class OwnerShares:
         self._until[owner] = turn + max(0.0, cost_s)
         if len(self._until) > self._most:
             self._until = {owner: until for owner, until in self._until.items() if until > self.now}
-            self._most = max(MOST_OWNERS, 2 * len(self._until))  # else they would be gone through for each job
+            self._most = max(MOST_REMEMBERED, 2 * len(self._until))  # else they would be gone through for each job
         return turn
 
     def leave(self, owner: Hashable, cost_s: float) -> None:
@@ -41,7 +41,7 @@ class OwnerShares:
 
 
 class PriorityShares:
-    """Which lower priority is owed a batch: each gets one in `ONE_IN` at least while its jobs wait."""
+    """Tells which lower priority is owed a batch: each gets one in `ONE_IN` at least while its jobs wait."""
 
     def __init__(self) -> None:
         self._passed: Counter[int] = Counter()  # by priority: batches of others while its jobs waited

@@ -67,7 +67,7 @@ def _in_turn(model: str, counts: Mapping[tuple[int, Any], int], priority: int, o
     for (of, whose), jobs in counts.items():
         if of < priority:
             higher += jobs
-        elif whose != owner:
+        elif of == priority and whose != owner:
             others += min(jobs, own + 1)
     spec = lookup.models().get(model)
     most = spec.max_batch_size if spec else 1

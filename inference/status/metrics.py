@@ -5,7 +5,7 @@ these are what waits and runs, and it is one when it has ended.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from django.db.models import Count, Min
 from prometheus_client import Metric
@@ -38,11 +38,12 @@ def text() -> bytes:
 @Remembered
 def _of_rows() -> list[Metric]:
     living = list(workers.living())
+    owned = _jobs_of_owners()
     return [
         _family("jobs_waiting", "Jobs by model and status.", _waiting()),
         _family("oldest_queued_seconds", "Age of the oldest queued job.", _oldest()),
-        _family("owners_waiting", "Owners of whom jobs wait.", _owners(len)),
-        _family("largest_owner_waiting", "Jobs that wait of the owner with most.", _owners(max)),
+        _family("owners_waiting", "Owners of whom jobs wait.", _each_model(owned, len)),
+        _family("largest_owner_waiting", "Jobs that wait of the owner with most.", _each_model(owned, max)),
         _family("workers", "Living workers by state.", _states(living)),
         _family("replicas_ready", "Replicas with their models loaded.", _each(living, "replicas_ready")),
         _family("replicas_busy", "Replicas that run a batch.", _each(living, "replicas_busy")),
@@ -73,13 +74,17 @@ def _oldest() -> Iterator[Sample]:
         yield {"model": model}, (clock.now() - created_at).total_seconds()
 
 
-def _owners(figure: Callable[[Collection[int]], int]) -> Iterator[Sample]:
-    """Of the jobs that wait of each owner, by model."""
+def _jobs_of_owners() -> Mapping[str, Collection[int]]:
+    """Count the jobs that wait of each owner, by model."""
     queued = Job.objects.filter(status=Status.QUEUED, parts=None).order_by()
     jobs: dict[str, list[int]] = defaultdict(list)
     for model, _, count in queued.values_list("model", "owner").annotate(Count("pk")):
         jobs[model].append(count)
-    for model, counts in jobs.items():
+    return jobs
+
+
+def _each_model(owned: Mapping[str, Collection[int]], figure: Callable[[Collection[int]], int]) -> Iterator[Sample]:
+    for model, counts in owned.items():
         yield {"model": model}, figure(counts)
 
 

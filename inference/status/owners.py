@@ -1,9 +1,10 @@
-"""Whose jobs wait, and the first of them: read from an index, an entry for each owner, however many jobs wait."""
+"""Reads whose jobs wait, and the first of them, from an index: an entry for each owner, however many jobs wait."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ MOST_OWNERS = 32  # that are looked at at a time
 MOST_COUNTED = 10_000  # jobs
 # SQLite keeps no statistics, and would read all that wait.
 _INDEX = {"sqlite": "INDEXED BY job_queued_by_owners"}
-# Those of PostgreSQL may be older than all that waits, and then it reads and sorts that. Where rows are compared, in
+# PostgreSQL's statistics may be older than all that waits; then it reads and sorts that. Where rows are compared, in
 # the order of this index, every other plan sorts: without sorting there is only this one.
 _WITHOUT_SORTING = "SET LOCAL enable_sort = off; SET LOCAL enable_incremental_sort = off"
 _IS_ONE = {"postgresql": "({0}) >= ({1}) AND ({0}) <= ({1})"}
@@ -76,21 +77,27 @@ def name_of(owner: Any) -> str | None:
     return None if owner is None else str(Job._meta.get_field("owner").target_field.to_python(owner))
 
 
-_remembered: dict[str, Remembered[list[tuple[int, Any]]]] = {}
+class _Counted(NamedTuple):
+    jobs: Mapping[tuple[int, Any], int]  # by priority and owner
+    below: float  # the priority from which on they are not all counted
+
+
+_remembered: dict[str, Remembered[_Counted]] = {}
 
 
 def counts(model: str, priority: int) -> Mapping[tuple[int, Any], int] | None:
     """Return how many jobs of this priority and above wait, by priority and owner, as it was a second ago at most; None
-    where more than `MOST_COUNTED` do, as to count them would take long."""
-    found = _remembered.setdefault(model, Remembered(functools.partial(_first, model)))()
-    is_whole = len(found) <= MOST_COUNTED or priority < found[-1][0]
-    return Counter(line for line in found if line[0] <= priority) if is_whole else None
+    where more than `MOST_COUNTED` do, as to count them would take long. Those of lower ones may be among them."""
+    counted = _remembered.setdefault(model, Remembered(functools.partial(_count, model)))()
+    return counted.jobs if priority < counted.below else None
 
 
-def _first(model: str) -> list[tuple[int, Any]]:
-    """Priorities and owners of the first that wait, the highest priority first."""
+def _count(model: str) -> _Counted:
+    """Count the first that wait, the highest priority first."""
     queued = Job.objects.filter(model=model, status=Status.QUEUED).order_by("priority", "pk")
-    return list(queued.values_list("priority", "owner")[: MOST_COUNTED + 1])
+    found = list(queued.values_list("priority", "owner")[: MOST_COUNTED + 1])
+    below = found[-1][0] if len(found) > MOST_COUNTED else math.inf
+    return _Counted(Counter(line for line in found if line[0] < below), below)
 
 
 def forget() -> None:

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from django.conf import settings
 from django.db import OperationalError
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
 from inference import budget, clock
@@ -28,6 +28,7 @@ PRESENT = (WorkerState.STARTING, WorkerState.READY, WorkerState.DEGRADED, Worker
 SERVING = (WorkerState.READY, WorkerState.DEGRADED)
 ENDED_SHOWN = datetime.timedelta(hours=1)
 REMEMBERED_S = 1.0
+LATE_BEATS = 3  # heartbeats that a worker misses until its row tells nothing of what it runs
 PATIENCE_S = 5.0  # with whoever reads
 T = TypeVar("T")
 
@@ -40,6 +41,11 @@ def living() -> QuerySet[Worker]:
 def silent() -> QuerySet[Worker]:
     """Those whose rows say that they are there, and that were not heard lately."""
     return Worker.objects.filter(state__in=PRESENT).exclude(heartbeat_at__range=_lately())
+
+
+def is_late() -> Q:
+    """Select workers that have missed some heartbeats: their rows tell nothing of what they run."""
+    return Q(heartbeat_at__lt=Now() - datetime.timedelta(seconds=LATE_BEATS * settings.WORKER_HEARTBEAT_S))
 
 
 def beside(worker: Worker) -> dict[str, list[str]]:

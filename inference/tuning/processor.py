@@ -1,4 +1,4 @@
-"""What this machine's processor can, of what makes short numbers fast, and whether others use it."""
+"""Tells what this machine's processor can, of what makes short numbers fast, and whether others use it."""
 
 import os
 from collections.abc import Iterator

@@ -134,12 +134,13 @@ class Sweeper:
         """Remove some, and return whether there is more to remove now."""
         if settings.JOB_RETENTION_DAYS:
             sweep = self._sweep = self._sweep or Sweep()
-            if sweep.problem and not self._was_said_for_long():
+            now_s = time.monotonic()  # this process's own clock, which no jump of the database's moves
+            since_s = now_s if self._said_since_s is None else self._said_since_s
+            self._said_since_s = since_s if sweep.problem else None
+            if sweep.problem and now_s - since_s < SAID_S:
                 logger.warning("%s Look at that clock, then: manage.py remove_old_jobs --force", sweep.problem)
                 marks.retention_stopped(sweep.problem)
                 return False
-            if not sweep.problem:
-                self._said_since_s = None
             marks.retention_goes_on()
             if sweep.remove_some() == CHUNK:
                 return True
@@ -150,9 +151,3 @@ class Sweeper:
         acts.remove_old()
         fold.remove_old()
         return False
-
-    def _was_said_for_long(self) -> bool:
-        """Return whether operators had the time to look at the clock, by this process's own."""
-        now_s = time.monotonic()
-        self._said_since_s = now_s if self._said_since_s is None else self._said_since_s
-        return now_s - self._said_since_s >= SAID_S

@@ -164,14 +164,14 @@ class Backlog:
         return bool(expired)
 
     def drop_ended(self, id: str) -> None:
-        """The row of a job says that it has ended: if it waits here, its messages are done with."""
+        """Drop a job whose row says that it has ended, if it waits here: its messages are done with."""
         held = self.held.get(id)
         if held and self.queues[held.model].remove(id):
             self.leave(held)
             self.release(held, "", 0.0)
 
     def leave(self, held: HeldJob) -> None:
-        """It is not run here, and takes nothing of its owner's share."""
+        """Give back what a job that is not run here has taken of its owner's share."""
         self._owners[held.item.priority].leave(held.item.owner, self.queues[held.model].cost_s(held.item))
 
     def next(self, without: Set[str], *, idle: int) -> tuple[list[HeldJob], Search | None, bool] | None:
@@ -270,7 +270,7 @@ class Backlog:
         return queue.take_next(now, room, priority=turn.priority, most=share)
 
     def _taken(self, turn: Turn | Item, items: Sequence[Item]) -> list[HeldJob]:
-        """The jobs of a batch that goes now around that one, which counts as its owner's and its priority's turn."""
+        """Return the jobs of a batch that goes now around that one: it is the turn of its owner and its priority."""
         waiting = {priority for queue in self._able_queues() for priority in queue.priorities}
         self._priorities.take(turn.priority, {turn.priority, *waiting})
         self._owners[turn.priority].take(turn.order[1])
@@ -317,7 +317,7 @@ class Backlog:
         return max(0.0, min(due)) if due else None
 
     def _due_in_turn(self, now: float) -> list[Turn]:
-        """The queues whose next batch may go, by the job that goes first in each."""
+        """Return the queues whose next batch may go, by the job that goes first in each."""
         able = {name: queue for name, queue in self.queues.items() if name in self.replicas.serving}
         due = [
             Turn(name, queue, head.priority, head.order)
@@ -327,7 +327,7 @@ class Backlog:
         return sorted(due, key=lambda turn: turn.order)
 
     def _turns(self, now: float) -> list[Turn]:
-        """As `_due_in_turn`, but before them those of a lower priority that is owed a batch."""
+        """Return `_due_in_turn`, and before them those of a lower priority that is owed a batch."""
         due = self._due_in_turn(now)
         if (owed := self._owed(due)) is None:
             return due
@@ -335,11 +335,11 @@ class Backlog:
         return [*sorted(first, key=lambda turn: turn.order), *due]
 
     def _owed(self, due: Iterable[Turn]) -> int | None:
-        """The lower priority of these queues that is owed a batch."""
+        """Return the lower priority of these queues that is owed a batch."""
         return self._priorities.owed({priority for turn in due for priority in turn.queue.priorities})
 
     def _turn_of(self, model: str, queue: BatchQueue) -> Turn | None:
-        """The job that goes first in one queue, whatever waits in others."""
+        """Return the job that goes first in one queue, whatever waits in others."""
         head = queue.head(self._priorities.owed(queue.priorities)) or queue.head()
         return Turn(model, queue, head.priority, head.order) if head else None
 

@@ -1,4 +1,4 @@
-"""The waiting jobs that a broker keeps behind those of others: a worker that is full takes them from their rows.
+"""Finds the waiting jobs that a broker keeps behind those of others: a worker that is full takes them from rows.
 
 A broker hands out messages in the order of their arrival, and a worker sees no more of them than it may hold. Where one
 owner has sent thousands, nobody else's would be seen. But a message is only a hint that a row waits: whoever knows of
@@ -7,7 +7,6 @@ the row needs none. The message that comes later finds that its job has run.
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import threading
 import time
@@ -16,9 +15,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
-
-from django.conf import settings
-from django.db.models.functions import Now
 
 from inference import clock
 from inference.batching.queue import Item
@@ -33,13 +29,13 @@ LOOK_S, LONGEST_PAUSE_S = 0.05, 10.0  # between two looks; the second while the 
 PORTION_S = 4 * LOOK_S  # of the engine, that the jobs of one owner take which a look finds: it may have half of that
 SHARE = 0.05  # of the time, for looks
 MOST_JOBS = 128  # that a look finds
-PEERS_S, LATE_BEATS = 1.0, 3  # between two looks for them; heartbeats that one of them may miss
+PEERS_S = 1.0  # between two looks for them
 MOST_GONE = 0.02  # of jobs whose messages come after they have run: from there on, who has much waits for its messages
 MOST_LOOKED_AT = 500  # of those that are held
 
 
 class Question(NamedTuple):
-    """What the event loop knows as a look begins."""
+    """Holds what the event loop knows as a look begins."""
 
     rows: Mapping[str, int]  # that are in hand, by model that is served: so many are taken at a time
     jobs: Mapping[str, int]  # that an engine runs in `PORTION_S`, by model: so many, if they are more
@@ -119,8 +115,7 @@ class UnfetchedJobs(threading.Thread):
         if time.monotonic() < self._peers_until:
             return
         self._peers_until = time.monotonic() + PEERS_S
-        late = Now() - datetime.timedelta(seconds=LATE_BEATS * settings.WORKER_HEARTBEAT_S)
-        able = workers.living().filter(state__in=workers.SERVING, heartbeat_at__gte=late).order_by("pk")
+        able = workers.living().filter(~workers.is_late(), state__in=workers.SERVING).order_by("pk")
         peers: dict[str, list[str]] = defaultdict(list)
         for worker, names in able.values_list("pk", "model_names"):
             for name in names:

@@ -1,4 +1,4 @@
-"""What the client raises is the same in another process: a pool's parent, or who asks Celery for a task's result."""
+"""Errors of the client are the same in another process: a pool's parent, or who asks Celery for a task's result."""
 
 from __future__ import annotations
 

@@ -7,9 +7,7 @@ import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from django.conf import settings
 from django.db.models import Exists, OuterRef
-from django.db.models.functions import Now
 
 from inference import clock
 from inference.catalog import lookup
@@ -31,7 +29,6 @@ HIGH_SHARE, MOST = 0.2, 0.5  # of recent jobs: failures of an engine, and failur
 OF_CLIENTS = {series.FAILED + error.code for error in (InvalidInput, ContextLengthExceeded)}  # failures
 ENOUGH = 20  # jobs that tell a share
 LOOKED_AT = 1000  # notices
-LATE_BEATS = 3  # heartbeats that a worker misses until its row tells nothing of what it runs
 Ends = Counter[str]  # jobs by outcome
 TimedEnds = Sequence[tuple[datetime.datetime, Ends]]  # since when they are counted, and the outcomes
 
@@ -40,7 +37,7 @@ def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item
     """`quiet`: models of which it is known why nothing runs."""
     queued, ages = sample.queues()
     refused, past = _refusals(), _past_queues()
-    late = set(workers.living().filter(heartbeat_at__lt=Now() - LATE_BEATS * _beat()).values_list("pk", flat=True))
+    late = set(workers.living().filter(workers.is_late()).values_list("pk", flat=True))
     removed = queued.keys() - lookup.models().keys() - {name for worker in living for name in worker.model_names}
     for model in sorted(queued.keys() | refused.keys()):
         count, age_s = queued.get(model, 0), ages.get(model, 0.0)
@@ -73,10 +70,6 @@ def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item
                 "Messages do not reach the workers: look at the broker. It mends itself within a minute of its return."
             )
             yield item(code="QueueStuck", text=f"{waits}, and no replica is busy.", todo=todo)
-
-
-def _beat() -> datetime.timedelta:
-    return datetime.timedelta(seconds=settings.WORKER_HEARTBEAT_S)
 
 
 def _refusals() -> dict[str, int]:

@@ -105,15 +105,15 @@ class OwnerTests(TestCase):
 
     def test_owners_whose_turn_has_come_are_forgotten(self) -> None:
         owners = OwnerShares()
-        for number in range(2 * shares.MOST_OWNERS):
+        for number in range(2 * shares.MOST_REMEMBERED):
             owners.take(owners.enter(number, 1.0))
             owners.take(owners.now + 1.0)
-        self.assertLessEqual(len(owners._until), shares.MOST_OWNERS + 1)  # noqa: SLF001 - what it keeps is not shown
+        self.assertLessEqual(len(owners._until), shares.MOST_REMEMBERED + 1)  # noqa: SLF001 - what it keeps is not shown
 
     def test_many_owners_whose_turn_has_not_come_are_not_gone_through_for_each_job(self) -> None:
         owners = OwnerShares()
         kept = [id(owners._until)]  # noqa: SLF001 - as above: another one each time
-        for number in range(3 * shares.MOST_OWNERS):
+        for number in range(3 * shares.MOST_REMEMBERED):
             owners.enter(number, 1.0)
             if kept[-1] != id(owners._until):  # noqa: SLF001
                 kept.append(id(owners._until))  # noqa: SLF001

@@ -31,8 +31,8 @@ from inference.models import (
     Worker,
     WorkerState,
 )
-from inference.status import attention, health
-from inference.status.attention import load, servers
+from inference.status import attention, health, workers
+from inference.status.attention import servers
 from inference.status.attention.item import Item
 from inference.store import locks
 from tests.conditions import PATIENCE_S, ago, eventually
@@ -181,7 +181,7 @@ class TestItems(AttentionCase):
                 [item] = [item for item in attention.items() if item.code == "ModelUnserved"]
                 self.assertIn(todo, item.todo)
 
-    @override_settings(WORKER_SILENT_S=4 * PATIENCE_S, WORKER_HEARTBEAT_S=PATIENCE_S / load.LATE_BEATS)
+    @override_settings(WORKER_SILENT_S=4 * PATIENCE_S, WORKER_HEARTBEAT_S=PATIENCE_S / workers.LATE_BEATS)
     def test_nothing_is_guessed_of_a_queue_whose_worker_has_not_been_heard_of_for_some_seconds(self) -> None:
         figure(60, "", now={"samples": 1, "queued": {"embeddings": 0}})
         Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(30))
