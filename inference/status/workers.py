@@ -92,8 +92,9 @@ class Remembered(Generic[T]):
 
     def _read_together(self) -> T:
         with self._lock:
-            mine = self._reading is None
-            reading = self._reading = self._reading or Future()
+            reading = self._reading  # looked at once: who reads may end meanwhile
+            if mine := reading is None:
+                reading = self._reading = Future()
         if mine:
             return self._lead(reading)
         return self._wait_for(reading)

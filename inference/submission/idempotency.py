@@ -61,8 +61,9 @@ def once(row: Row, store: Callable[[], Row]) -> Row:
     key = type(row), row.idempotency_key
     while True:
         with _guard:
-            mine = key not in _storing
-            storing: Future[Row] = _storing.setdefault(key, Future())
+            storing: Future[Row] | None = _storing.get(key)  # looked at once: its request may end meanwhile
+            if mine := storing is None:
+                storing = _storing[key] = Future()
         if mine:
             return _settle(key, storing, lambda: known(row) or store())
         try:

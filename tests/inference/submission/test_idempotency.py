@@ -64,6 +64,33 @@ class OnceTests(TransactionTestCase):
             self.assertRaises(errors.QueueFull, idempotency.once, KEYED, fail)
             self.assertEqual(others[0].result().pk, Job.objects.get().pk)
 
+    def test_who_asks_as_another_ends_gets_its_row(self) -> None:
+        comes, ended = threading.Event(), threading.Event()
+        first = threading.current_thread()
+        others: list[Future[Job]] = []
+
+        def lending(limit_s: float) -> Any:
+            comes.set()
+            return compute_slots.lending(limit_s)
+
+        def new_future() -> Future[Job]:
+            if threading.current_thread() is not first:  # it has seen that another one stores, and begins to
+                comes.set()
+                ended.wait(PATIENCE_S)
+            return Future()
+
+        def store() -> Job:
+            others.append(pool.submit(jobs.submit, ONE))
+            self.assertTrue(comes.wait(PATIENCE_S))
+            return Job.objects.create(model=SPEC.name, inputs="x", idempotency_key=KEYED.idempotency_key)
+
+        seams = patch.multiple(idempotency, lending=lending, Future=new_future, _matching=lambda _, stored: stored)
+        with ThreadPoolExecutor(1) as pool, seams:
+            stored = idempotency.once(KEYED, store)
+            ended.set()
+            self.assertEqual(others[0].result().pk, stored.pk)
+            self.assertEqual(jobs.submit(ONE).pk, stored.pk)
+
     def test_blocking_calls(self) -> None:
         Worker.objects.create(name="w", pid=1, state=WorkerState.READY, model_names=[SPEC.name])
         self.assertEqual(self.at_once(lambda: jobs.run(ONE, timeout_s=0).pk), [Job.objects.get().pk] * CLIENTS)
