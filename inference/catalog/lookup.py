@@ -56,14 +56,16 @@ class ModelsFile:
         self.catalog: Catalog | None = None
         self.known: Catalog = {}  # by name: the last entry of each
         self.problem = ""
+        self._lock = threading.Lock()  # who comes first, and who follows, take one text after the other
         self._seen: str | None = None  # at the last look
         self._taken: str | None = None
 
     def first(self) -> Catalog:
-        text = reader.read(self.path)
-        catalog = reader.parse(text, str(self.path))
-        self._seen = self._taken = text
-        return self._use(catalog)
+        with self._lock:
+            text = reader.read(self.path)
+            catalog = reader.parse(text, str(self.path))
+            self._seen, self._taken, self.problem = text, text, ""
+            return self._use(catalog)
 
     def _use(self, catalog: Catalog) -> Catalog:
         self.catalog, self.known = catalog, {**self.known, **catalog}
@@ -72,6 +74,10 @@ class ModelsFile:
     def look(self) -> bool:
         """What two looks in a row have found is taken over: editors write in steps, and half a file may be a good one,
         with fewer models. Returns whether they did."""
+        with self._lock:
+            return self._look()
+
+    def _look(self) -> bool:
         try:
             text, problem = reader.read(self.path), ""
         except CatalogError as error:
@@ -109,9 +115,16 @@ class Follower(threading.Thread):
 
     def run(self) -> None:
         while not self._stopping:
-            settled = _file_at(settings.MODELS_FILE).look()
-            self._asked.wait(LOOK_S if settled else SETTLE_S)
+            self._asked.wait(LOOK_S if self._look() else SETTLE_S)
             self._asked.clear()
+
+    def _look(self) -> bool:
+        """Look at the file. One for which the reader has a bug is looked at again, as the next text may be right."""
+        try:
+            return _file_at(settings.MODELS_FILE).look()
+        except Exception:
+            logger.exception("the models file is not understood, it is looked at again")
+            return True
 
     def look_now(self) -> None:
         self._asked.set()

@@ -44,7 +44,7 @@ def is_of_type(value: Any, kind: str) -> bool:
 
 def parse(name: str, table: Any) -> ParameterSpec:
     """What models.toml says of one parameter. Raises `ValueError` with what would be right."""
-    if not isinstance(table, dict) or table.get("type") not in TYPES:
+    if not isinstance(table, dict) or table.get("type") not in tuple(TYPES):
         raise ValueError(f'parameter {name} needs a type, one of {", ".join(TYPES)}, as in {{ type = "integer" }}')
     known = [field.name for field in fields(ParameterSpec)]
     for unknown in table.keys() - set(known):
@@ -82,7 +82,7 @@ _KEYS: dict[str, tuple[Callable[[dict[str, Any], Any], bool], str]] = {
     "max_length": (_is_count, "must be a whole number from 0"),
     "min_items": (_is_count, "must be a whole number from 0"),
     "max_items": (_is_count, "must be a whole number from 0"),
-    "items": (lambda table, value: value in TYPES, f"must be one of {', '.join(TYPES)}"),
+    "items": (lambda table, value: value in tuple(TYPES), f"must be one of {', '.join(TYPES)}"),
     "choices": (lambda table, value: isinstance(value, list) and bool(value), "must be a list of what is allowed"),
     "required": (lambda table, value: isinstance(value, bool), "must be true or false"),
 }

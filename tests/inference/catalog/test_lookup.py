@@ -3,13 +3,14 @@
 import tempfile
 import threading
 from pathlib import Path
+from unittest.mock import patch
 
 from django.test import SimpleTestCase, override_settings
 
 from inference.catalog import changes, lookup, reader, specs
 from inference.catalog.lookup import ModelsFile
 from inference.errors import UnknownModel
-from tests.conditions import eventually
+from tests.conditions import PATIENCE_S, eventually
 
 A = '[a]\nengine = "x:Y"\n'
 B = '[b]\nengine = "x:Y"\n'
@@ -70,6 +71,8 @@ class FollowTests(FileCase):
             "too large": f"[a.parameters]\nk = {{ type = 'integer', max = inf, default = {'9' * 400} }}\n",
             "too deep": f"options.{'.'.join('a' * 5000)} = 1\n",
             "more than": "#" * reader.MAX_BYTES,
+            "k needs a type": '[a.parameters.k]\ntype = ["string", "null"]\n',
+            "items must be one of": '[a.parameters.k]\ntype = "array"\nitems = ["string"]\n',
         }
         for why, text in bad.items():
             self.path.write_text(A + text)
@@ -99,6 +102,17 @@ class FollowTests(FileCase):
         file.look()
         self.assertEqual(list(file.catalog or ()), ["a"])
 
+    def test_what_is_put_right_is_no_problem_though_a_request_reads_it_first(self) -> None:
+        self.path.write_text("[a")
+        file = ModelsFile(self.path)
+        with self.assertLogs("inference.catalog.lookup", "ERROR"):
+            file.look()
+            file.look()
+        self.path.write_text(A)
+        file.first()
+        file.look()
+        self.assertEqual(file.problem, "")
+
 
 class ProcessTests(FileCase):
     def test_this_process_has_the_models_of_now(self) -> None:
@@ -116,6 +130,27 @@ class ProcessTests(FileCase):
             last = lookup.last_spec_of("a")
             self.assertEqual((last and last.name, lookup.last_spec_of("c")), ("a", None))
         self.assertNotIn(follower, threading.enumerate())
+
+    def test_a_bug_of_the_reader_does_not_end_the_follower(self) -> None:
+        parse, met = reader.parse, threading.Event()
+
+        def fail(text: str, file: str = "") -> specs.Catalog:
+            if "# bug" in text:
+                met.set()
+                raise TypeError("unhashable type: 'list'")
+            return parse(text, file)
+
+        quick = patch.multiple(lookup, LOOK_S=0.01, SETTLE_S=0.01)
+        with override_settings(MODELS_FILE=self.path), quick, patch.object(reader, "parse", fail):
+            self.assertIn("a", lookup.models())
+            follower = lookup.Follower()
+            with self.assertLogs("inference.catalog.lookup", "ERROR"):
+                self.path.write_text(f"{A}# bug\n")
+                follower.start()
+                self.assertTrue(met.wait(PATIENCE_S))
+                self.path.write_text(A + B)
+                eventually(lambda: "b" in lookup.models(), "it is taken over")
+                follower.stop()
 
 
 class ChangesTests(SimpleTestCase):
