@@ -125,8 +125,9 @@ class AnyBroker:
         return result
 
     def _close_idle(self) -> None:
-        while self.idle:
-            self.idle.pop().collect()
+        with contextlib.suppress(IndexError):  # others take the last one, too
+            while True:
+                self.idle.pop().collect()
 
 
 def _options() -> dict[str, Any]:

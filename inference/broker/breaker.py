@@ -54,7 +54,8 @@ class Breaker:
             self._slots.release()
 
     def is_resting(self) -> bool:
-        return self._probe_at is not None and time.monotonic() < self._probe_at
+        probe_at = self._probe_at  # looked at once: a call that succeeds ends the rest meanwhile
+        return probe_at is not None and time.monotonic() < probe_at
 
     def _enter(self) -> None:
         """One call probes at a time: the next may in `rest_s`, or when this one has succeeded."""

@@ -130,8 +130,8 @@ class Live:
         ear, key = Ear(job_id), history.notice([job_id])
         with self._lock:
             ear.is_stopped = self.is_stopping
-            self.ears.setdefault(key, []).append(ear)
             self._ensure_thread()
+            self.ears.setdefault(key, []).append(ear)
         try:
             with finished.listener.expect(job_id, ear):
                 yield ear

@@ -5,6 +5,7 @@ query, and wakes them. Who waits for any of many jobs is told their ids, and rea
 notice is a hint: a slow poll of the waiting ids finds what it missed. A waiting request holds no database connection.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -62,7 +63,7 @@ class Waiter:
         self._open()
 
     def _open(self) -> None:
-        if self._closed.locked():
+        with contextlib.suppress(RuntimeError):  # it is open: the writer and the listener may both have told something
             self._closed.release()
 
 
@@ -107,9 +108,9 @@ class Listener:
 
     def register(self, registered: dict[UUID, list[W]], ids: Collection[UUID], waiting: W) -> None:
         with self._lock:
+            self._ensure_thread()  # first: where no thread can be started nothing is left behind
             for job_id in ids:
                 registered.setdefault(job_id, []).append(waiting)
-            self._ensure_thread()
 
     def forget(self, registered: dict[UUID, list[W]], ids: Collection[UUID], waiting: W) -> None:
         with self._lock:
@@ -124,9 +125,9 @@ class Listener:
 
     def _ensure_thread(self) -> None:
         if self._thread is None or not self._thread.is_alive():
+            teller.begin()
             self._thread = threading.Thread(target=self._listen_forever, name="finished-notices", daemon=True)
             self._thread.start()
-            teller.begin()
 
     def _listen_forever(self) -> None:
         connections.own()

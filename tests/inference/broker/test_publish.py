@@ -3,6 +3,7 @@ import json
 import os
 import threading
 from base64 import b64decode
+from collections import deque
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
@@ -14,7 +15,7 @@ from django.conf import settings
 from django.test import SimpleTestCase, override_settings
 
 from inference import budget
-from inference.broker import address, breaker, messages, publish, redis_client
+from inference.broker import address, anybroker, breaker, messages, publish, redis_client
 from inference.broker.anybroker import Refused
 from inference.broker.messages import JobMessage
 from inference.errors import BrokerUnavailable
@@ -193,6 +194,22 @@ class CountedTests(SimpleTestCase):
         self.assertLessEqual(max(seen), before + redis_client.CONNECTIONS)
 
 
+class BreakerTests(SimpleTestCase):
+    def test_a_call_may_end_the_rest_while_another_thread_looks(self) -> None:
+        away = breaker.Breaker(OSError, slots=2, rest_s=3600)
+        with away.call():  # it ends after the other one has failed, and while a third one looks
+            with self.assertRaises(BrokerUnavailable), away.call():
+                raise OSError
+
+            def end() -> float:
+                away._probe_at = None  # noqa: SLF001 - as the end of a call does
+                return 0.0
+
+            with mock.patch("inference.broker.breaker.time.monotonic", end):
+                self.assertTrue(away.is_resting())
+        self.assertFalse(away.is_resting())
+
+
 class AnyBrokerTests(SimpleTestCase):
     """Through kombu, on brokers other than our Redis."""
 
@@ -217,6 +234,21 @@ class AnyBrokerTests(SimpleTestCase):
         with kombu.Connection(url, transport_options=address.kombu_options(url)) as connection:
             arrived = [got.headers["id"] for got in received(connection, 3)]
         self.assertEqual(arrived, [sent[1].job_id, sent[0].job_id, sent[2].job_id])
+
+    def test_idle_connections_that_several_threads_close_at_once(self) -> None:
+        class Shared(deque[Any]):
+            """The last one is taken by another thread, once this one has seen that there is one."""
+
+            def __bool__(self) -> bool:
+                found = len(self) > 0
+                if len(self) == 1:
+                    self.clear()
+                return found
+
+        broker = anybroker.AnyBroker("memory://")
+        broker.idle = Shared([mock.Mock()])
+        broker._close_idle()  # noqa: SLF001 - threads switch between a look and a pop
+        self.assertEqual(len(broker.idle), 0)
 
     @override_settings(CELERY_BROKER_URL="amqp://127.0.0.1:1//", CELERY_BROKER_TRANSPORT_OPTIONS={})
     def test_a_broker_that_is_away_is_a_broker_unavailable(self) -> None:

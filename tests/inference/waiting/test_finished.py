@@ -13,6 +13,7 @@ from redis.exceptions import ConnectionError, NoPermissionError
 from inference.broker import redis_client
 from inference.models import Job, Status
 from inference.store import notices, rows
+from inference.streams.live import Live
 from inference.waiting import finished
 from tests.conditions import PATIENCE_S, eventually
 
@@ -108,6 +109,30 @@ class ListenerTests(TransactionTestCase):
             self.assertIsNone(waiter.wait(0.0))
         self.assertEqual(len(self.listener), 0)
         self.assertEqual(self.listener.waiters, {})
+
+    def test_nothing_is_left_behind_where_no_thread_can_be_started(self) -> None:
+        out_of_threads = patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))
+        live = Live()
+        for wait in (self.listener.expect, live.follow):
+            with out_of_threads, self.assertRaises(RuntimeError), wait(self.job.id):
+                pass
+        self.assertEqual((len(self.listener), len(live)), (0, 0))
+
+    def test_a_failure_may_be_told_while_a_notice_wakes_who_waits(self) -> None:
+        """The writer's thread and the listener's meet."""
+        waiter = finished.Waiter()
+
+        def fail_first() -> None:
+            opened.side_effect = None
+            waiter.fail(ValueError("perhaps stored"))
+            closed.release()
+
+        closed = waiter._closed  # noqa: SLF001 - threads switch between two looks at it
+        with patch.object(waiter, "_closed", Mock(wraps=closed)) as lock:
+            opened = lock.release
+            opened.side_effect = fail_first
+            waiter.wake({})
+        self.assertRaises(ValueError, waiter.wait, PATIENCE_S)
 
     def test_a_malformed_notice_is_dropped(self) -> None:
         self.without_polls()
