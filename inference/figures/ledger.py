@@ -109,5 +109,5 @@ def flush() -> None:
                 write(model, tally)
     except Exception:
         for model, tally in found.items():
-            note(model, tally)
+            note(model, {key: value for key, value in tally.items() if key != "now"})  # which is over by then
         raise

@@ -5,6 +5,7 @@ The unique constraint on the row decides between two requests at once. A key liv
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import threading
 from collections.abc import Callable
@@ -67,7 +68,7 @@ def once(row: Row, store: Callable[[], Row]) -> Row:
         if mine:
             return _settle(key, storing, lambda: known(row) or store())
         try:
-            return _matching(row, _wait_for(storing))
+            return _matching(row, copy.copy(_wait_for(storing)))  # who streams it lets its inputs go
         except CancelledError:
             continue
 

@@ -81,8 +81,8 @@ class Writer:
             pending.settle(None)
             return pending
         with self._arrived:
-            self.pending.append(pending)
             self._ensure_thread()
+            self.pending.append(pending)
             self._arrived.notify()
         return pending
 

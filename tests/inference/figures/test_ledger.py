@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -194,6 +195,14 @@ class TestRows(LedgerCase):
         ledger.flush()
         ledger.flush()
         self.assertEqual(series.totals()["echo"]["cost"], {"off_s": 1.5})
+
+    def test_what_was_so_at_a_moment_is_not_kept(self) -> None:
+        for waiting in (100, 100, 7):
+            ledger.note("", {"now": {"requests_waiting": waiting}})
+            away = patch.object(ledger, "write", side_effect=OperationalError if waiting == 100 else None)
+            with away as write, contextlib.suppress(OperationalError):
+                ledger.flush()
+        write.assert_called_once_with("", {"now": {"requests_waiting": 7}})
 
 
 @override_settings(MAX_RECOVERIES=3)

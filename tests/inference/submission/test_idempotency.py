@@ -91,6 +91,24 @@ class OnceTests(TransactionTestCase):
             self.assertEqual(others[0].result().pk, stored.pk)
             self.assertEqual(jobs.submit(ONE).pk, stored.pk)
 
+    def test_each_has_a_row_of_its_own(self) -> None:
+        """Who streams it lets its inputs go."""
+        waits = threading.Event()
+        others: list[Future[Job]] = []
+
+        def lending(limit_s: float) -> Any:
+            waits.set()
+            return compute_slots.lending(limit_s)
+
+        def known(_: Job) -> None:
+            others.append(pool.submit(jobs.submit, ONE))
+            self.assertTrue(waits.wait(PATIENCE_S))
+
+        with ThreadPoolExecutor(1) as pool, patch.multiple(idempotency, lending=lending, known=known):
+            first, second = jobs.submit(ONE), others[0].result()
+        self.assertEqual(first, second)
+        self.assertIsNot(first, second)
+
     def test_blocking_calls(self) -> None:
         Worker.objects.create(name="w", pid=1, state=WorkerState.READY, model_names=[SPEC.name])
         self.assertEqual(self.at_once(lambda: jobs.run(ONE, timeout_s=0).pk), [Job.objects.get().pk] * CLIENTS)

@@ -66,6 +66,12 @@ class WriterTests(TransactionTestCase):
             self.assertEqual((stored[job.pk].inputs, stored[job.pk].parameters), (job.inputs, job.parameters))
         eventually(lambda: all(messages_for(job) == 1 for job in jobs), "their messages follow the rows")
 
+    def test_a_job_for_which_no_thread_can_be_started_is_not_stored_with_the_next(self) -> None:
+        with patch.object(threading.Thread, "start", side_effect=RuntimeError), self.assertRaises(RuntimeError):
+            self.writer.accept(new_job(inputs="refused"))
+        self.writer.accept(new_job(inputs="the next"))
+        self.assertEqual([job.inputs for job in Job.objects.all()], ["the next"])
+
     def test_a_row_that_cannot_be_written_keeps_no_other_out(self) -> None:
         results = self.accept_together([new_job(idempotency_key="1:same") for _ in range(5)] + [new_job()])
         self.assertEqual(sum(isinstance(result, IntegrityError) for result in results), 4)
