@@ -91,7 +91,7 @@ class Channel(stock.Channel):
         super()._basic_cancel(consumer_tag)
         if not self.active_queues:
             self._settle()
-            self.qos.put_back(self.take_unread())
+            self.qos.put_back_soon(self.take_unread())
 
     def close(self) -> None:
         if not self.closed:
@@ -226,7 +226,7 @@ class Channel(stock.Channel):
     def _hand_over(self, queue: str, arrived: Unacked) -> None:
         """A message that its consumer cannot stand is dropped: it would end this worker, and then the next one."""
         if queue not in self._active_queues:
-            self.qos.put_back([arrived])
+            self.qos.put_back_soon([arrived])
             return
         tag, key, text = arrived
         try:

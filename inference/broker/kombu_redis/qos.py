@@ -50,6 +50,7 @@ class QoS(stock.QoS):
 
     def keep(self, message: Any, tag: str, key: str, *, is_low: bool) -> None:
         """Like `append`, for what the fetch has recorded already."""
+        self._drop(tag)  # that of a message which was held for too long, and has come again
         self._keys[tag] = key
         if (jobs := message.headers.get("jobs", 1)) > 1:
             self._jobs[tag] = min(jobs, MOST_PACKED)
@@ -109,7 +110,7 @@ class QoS(stock.QoS):
         if not requeue:
             self.ack(tag)
         elif tag in self._keys:
-            self.put_back([self._unacked(tag)])
+            self.put_back_soon([self._unacked(tag)])
             self._drop(tag)
             virtual.QoS.ack(self, tag)
         else:
@@ -142,9 +143,18 @@ class QoS(stock.QoS):
         names = [*self.server_keys, *map(self.prefixed, lists)]
         self._client().eval(PUT_BACK, len(names), *names, *arguments)
 
+    def put_back_soon(self, messages: Sequence[Unacked]) -> None:
+        """Put them back now, or once the server answers again: they are not this channel's any more."""
+        try:
+            self.put_back(messages)
+        except (redis.RedisError, OSError) as error:
+            logger.warning("%d messages are put back when the broker answers again: %s", len(messages), error)
+            unsettled[self.channel.server].append(Unsettled([], list(messages), [], None))
+
     def restore_visible(self, *args: Any, **kwargs: Any) -> None:
         """A server that is full, or may not write, is no reason to stop consuming: that empties it."""
         try:
+            self.settle_earlier()
             super().restore_visible(*args, **kwargs)
         except redis.ResponseError as error:
             logger.warning("messages of lost workers not looked for: %s", error)

@@ -3,9 +3,11 @@
 import json
 import logging
 from base64 import b64encode
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest import TestCase, mock
 
+import redis
 from kombu import Consumer, Exchange, Producer, Queue
 
 from inference.broker import address, messages
@@ -276,6 +278,49 @@ class TransportTests(OnOwnBroker):
             message.requeue()
         consumer.messages.clear()
         self.assertEqual(consumer.get(2), [0, 1])
+
+    def refusing(self) -> AbstractContextManager[Any]:
+        """The server does not answer in time when messages are put back."""
+        return mock.patch.object(qos.QoS, "put_back", side_effect=redis.TimeoutError("stalled"))
+
+    def test_what_could_not_be_put_back_at_once_takes_no_room_and_is_put_back_later(self) -> None:
+        self.send("x", "y")
+        consumer = self.driven(prefetch=2)
+        consumer.get(2)
+        errors = consumer.connection.connection_errors
+        with self.refusing():
+            for message in consumer.messages:
+                message.reject_log_error(logging.getLogger(__name__), errors, requeue=True)
+        consumer.messages.clear()
+        self.assertEqual(consumer.channel.qos.can_consume_max_estimate(), 2)
+        consumer.channel.qos.restore_visible()
+        self.assertEqual(sorted(consumer.get(2)), ["x", "y"])
+
+    def test_so_it_is_with_what_arrives_as_its_queue_is_left(self) -> None:
+        self.send("x")
+        consumer = self.driven(A, B)
+        hand_over = consumer.channel._hand_over  # noqa: SLF001 - a queue is left between a fetch and this
+
+        def leave_first(queue: str, arrived: Any) -> None:
+            consumer.channel._active_queues.remove(queue)  # noqa: SLF001
+            hand_over(queue, arrived)
+
+        with mock.patch.object(consumer.channel, "_hand_over", leave_first), self.refusing():
+            consumer.run_until(lambda: qos.unsettled[consumer.channel.server])
+        consumer.channel.qos.restore_visible()
+        self.assertEqual(self.client.llen(address.redis_key(A, 2)), 1)
+
+    def test_a_message_that_comes_again_takes_the_room_of_one(self) -> None:
+        consumer = self.driven(prefetch=4)
+        consumer.channel.allow_patient(6, [A])
+        self.send("x", step=3)
+        consumer.get(1)
+        with connect(self, self.url, visibility_timeout=-10) as other:
+            other.default_channel.qos.restore_visible()
+        consumer.run_until(lambda: len(consumer.messages) == 2)
+        consumer.acknowledge()
+        room = consumer.channel.qos
+        self.assertEqual((room.can_consume_low(), room.can_consume_max_estimate()), (4, 4))
 
     def test_queues_share_the_prefetch_whatever_their_backlogs(self) -> None:
         self.send(*range(50), queue=A)
