@@ -84,7 +84,7 @@ def measured(spec: ModelSpec, device: str) -> Iterator[Taken]:
     """On a CPU by how much the process grew, and at least its weights, of which a mapped file's pages come later."""
     if spec.is_built_in and "transformers.pipelines" not in sys.modules:  # what all of them share is none's
         gc.disable()  # what is imported stays
-        with contextlib.suppress(ImportError):  # loading will say so
+        with contextlib.suppress(Exception):  # loading will say so
             import transformers.pipelines  # noqa: F401
         gc.freeze()
         gc.enable()

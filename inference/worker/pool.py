@@ -227,7 +227,7 @@ class ReplicaPool(asynpool.AsynPool):
         self._ordered = self.send(
             pid, child.have, (order,),
             callback=lambda loaded: self._done(loaded, time.monotonic() - since),
-            error_callback=lambda info: self._done(None, time.monotonic() - since),
+            error_callback=lambda info: self._not_done(pid, time.monotonic() - since),
             timeout=self._proc_alive_timeout,
         )  # fmt: skip
 
@@ -240,6 +240,11 @@ class ReplicaPool(asynpool.AsynPool):
             self.replicas.tried(took_s)
         if loaded:
             self._note(loaded)
+
+    def _not_done(self, pid: int, took_s: float) -> None:
+        """End a child whose call raised: nobody knows what it has, and it would be sent the same again and again."""
+        self._done(None, took_s)
+        self.end(pid)
 
     def end(self, pid: int) -> None:
         """This child must not be given another call."""

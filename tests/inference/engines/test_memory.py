@@ -1,4 +1,5 @@
 import gc
+import importlib.machinery
 import json
 import os
 import platform
@@ -25,6 +26,17 @@ MIB = 2**20
 
 def spec(model: str, **values: Any) -> ModelSpec:
     return ModelSpec(**{"name": "mine", "model": model, "engine": "tests.echo:EchoEngine", **values})
+
+
+class MeasuredTests(SimpleTestCase):
+    def test_a_library_that_breaks_as_it_is_imported_is_left_to_the_load(self) -> None:
+        built_in = spec("x", engine="inference.engines.embeddings:EmbeddingsEngine", task="feature-extraction")
+        fails = RuntimeError("no operator")
+        broken = patch.object(importlib.machinery.SourceFileLoader, "exec_module", side_effect=fails)
+        with patch.dict(sys.modules), broken:
+            sys.modules.pop("transformers.pipelines", None)
+            with memory.measured(built_in, CPU):
+                self.assertTrue(gc.isenabled())
 
 
 class EstimateTests(SimpleTestCase):

@@ -35,6 +35,10 @@ def loads_all(plan: Plan, order: Order, shared: Shared) -> Loaded:
     return Loaded(pid=os.getpid(), models={spec.digest: READY for spec in order})
 
 
+def fail(order: Order) -> Loaded:
+    raise RuntimeError("no library")
+
+
 class Forked(ReplicaPool):
     """Of this process, which is quicker."""
 
@@ -141,6 +145,15 @@ class EndedChildTests(PoolCase):
         self.pool._begins_by = 0.0
         self.pool.look_after()
         self.assert_the_next_one_works(stopped)
+        self.assertIn("b", self.replicas.served)
+
+    def test_one_in_which_an_order_raised_is_ended_and_not_sent_it_again(self) -> None:
+        raised = self.pid
+        self.replicas.follow({"b": ModelSpec(name="b", engine="x:Y")})
+        with patch.object(child, "have", fail):
+            self.pool.order()
+        self.until(lambda: self.pid != raised, "it is ended")
+        self.assert_the_next_one_works(raised)
         self.assertIn("b", self.replicas.served)
 
     def test_what_it_had_begun_is_lost(self) -> None:
@@ -293,5 +306,7 @@ class OrderTests(TestCase):
         self.pool._awaited_at -= 60
         self.kept.remove(11)
         self.order()
-        self.send.call_args.kwargs["error_callback"]("it failed")
+        with patch.object(self.pool, "end") as end:
+            self.send.call_args.kwargs["error_callback"]("it failed")
+        end.assert_called_once_with(11)
         self.assertGreater(self.pool.replicas.try_at, time.monotonic() + 500)
