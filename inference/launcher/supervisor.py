@@ -112,21 +112,30 @@ class Supervised:
         """Start the program again when it has ended, later each time."""
         if self.restart_at_s is not None:
             if now_s >= self.restart_at_s:
-                self.restart_at_s = None
-                self.child = self._start()
+                self._restart(now_s)
         elif self.child.exit_code is not None:
             self._plan_restart(now_s, self.child.exit_code)
 
     def _start(self) -> Child:
         return Child(self.program, self.log, self.reaper)
 
+    def _restart(self, now_s: float) -> None:
+        try:
+            self.child, self.restart_at_s = self._start(), None
+        except OSError as error:  # memory, processes or files are used up: the other programs go on
+            self.log("up", f"{self.program.name} cannot be started: {error}; tried again in {self.delay_s:.0f} s")
+            self._delay(now_s)
+
+    def _delay(self, now_s: float) -> None:
+        self.restart_at_s = now_s + self.delay_s
+        self.delay_s = min(self.delay_s * 2, LONGEST_DELAY_S)
+
     def _plan_restart(self, now_s: float, code: int) -> None:
         self.child.kill()
         if now_s - self.child.started_s >= STABLE_S:
             self.delay_s = FIRST_DELAY_S
         self.log("up", f"{self.program.name} {describe_exit(code)}; it starts again in {self.delay_s:.0f} s")
-        self.restart_at_s = now_s + self.delay_s
-        self.delay_s = min(self.delay_s * 2, LONGEST_DELAY_S)
+        self._delay(now_s)
 
 
 class Supervisor:

@@ -130,6 +130,8 @@ class Backlog:
         without its messages."""
         waiting = self._waiting()
         for held in self.held.values():
+            for request in held.requests:
+                request.forget()
             held.requests.clear()
         for held in waiting:
             self._forget(held)

@@ -75,6 +75,10 @@ class JobRequest(Request):
         state.task_ready(self)
         self.reject(requeue=True)
 
+    def forget(self) -> None:
+        """Tell Celery, which counts it as running, that its connection is gone."""
+        state.task_ready(self)
+
     def _make_room(self) -> None:
         """For another job, where the transport counts those and not messages."""
         if make_room := getattr(self.message.channel, "make_room", None):
@@ -218,6 +222,7 @@ class BatchingStep(bootsteps.StartStopStep):
     def register_with_event_loop(self, c: Any, hub: Any) -> None:
         c.pool.replicas.on_idle, c.pool.replicas.keeps = c.dispatch_soon, c.dispatcher.keeps
         c.dispatcher.connected = True
+        self._scheduled = False  # what was to be done soon went with the loop of the connection that broke
         c.dispatcher.looped_at = time.monotonic()  # no sweep may come before the connection breaks again
         c.dispatcher.answering_s = lambda: c.controller.heartbeat.answering_s
         hub.call_repeatedly(SWEEP_S, self._sweep, c)

@@ -22,10 +22,15 @@ class _Model:
     firsts: deque[float] = field(default_factory=lambda: deque(maxlen=FIRSTS))  # seconds from a job's making
     answers: deque[int] = field(default_factory=lambda: deque(maxlen=ANSWERS))  # tokens
 
-    def tokens_per_s(self, now: float) -> float:
-        while self.samples and self.samples[0][0] < now - WINDOW_S:
+    def add(self, tokens: int) -> None:
+        """Runs in the event loop alone, while other threads read."""
+        now = time.monotonic()
+        self.samples.append((now, tokens))
+        while self.samples[0][0] < now - WINDOW_S:
             self.samples.popleft()
-        return sum(tokens for _, tokens in self.samples) / WINDOW_S
+
+    def tokens_per_s(self, now: float) -> float:
+        return sum(tokens for at, tokens in list(self.samples) if at >= now - WINDOW_S) / WINDOW_S
 
     def first_s(self, share: float) -> float | None:
         ranked = sorted(self.firsts)
@@ -43,7 +48,7 @@ class Generated:
             model = self._models.setdefault(batch.spec.name, _Model())
             model.tokens += report.tokens
             model.capacity = report.capacity
-            model.samples.append((time.monotonic(), report.tokens))
+            model.add(report.tokens)
             model.firsts += report.firsts_s
             model.answers += report.answers
 

@@ -24,6 +24,7 @@ from inference.worker.wishes import Wishes
 
 logger = logging.getLogger(__name__)
 
+LAST_S = 5.0  # that the last heartbeat is waited for, which would say that the worker is there
 LATE_S = settings.WORKER_SILENT_S / 2  # a heartbeat that comes so much later than the one before it
 
 
@@ -126,6 +127,8 @@ class Heartbeat(threading.Thread):
         """What ends its worker may end the next: jobs of one that was stopped run again as often as that is."""
         self._stopping.set()
         self._changed.set()
+        if self.is_alive():
+            self.join(LAST_S)
         state, mark = (WorkerState.GONE, marks.GONE) if of_an_error else (WorkerState.STOPPED, marks.STOPPED)
         try:
             Worker.objects.filter(pk=self.plan.worker).update(state=state, heartbeat_at=Now())

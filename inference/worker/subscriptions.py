@@ -51,7 +51,7 @@ class Subscriptions:
         self.c = c
         self._refused: dict[str, Refusal] = {}  # by queue
         self._marks: Mapping[str, str] = {}  # exchanges, by queue; replaced as a whole
-        self._deleted: frozenset[str] = frozenset()
+        self._deleted: tuple[Mapping[str, str], frozenset[str]] = {}, frozenset()  # of which marks, and the queues
 
     def begin(self, queue: str) -> None:
         """Nothing happens while the pause after a refusal lasts. A refusal concerns no other queue.
@@ -86,7 +86,7 @@ class Subscriptions:
 
     def forget(self) -> None:
         """The connection is gone, or is left: the next begins with no queue."""
-        self._marks, self._deleted = {}, frozenset()
+        self._marks = {}
         self.c.app.amqp.queues.deselect(list(self.consumed))
 
     @property
@@ -109,13 +109,13 @@ class Subscriptions:
         """From another thread, over a connection of its own. Raises `BrokerUnavailable`."""
         marks = self._marks
         missing = anybroker.broker().missing_exchanges(list(marks.values()))
-        if marks is self._marks:
-            self._deleted = frozenset(queue for queue, mark in marks.items() if mark in missing)
+        self._deleted = marks, frozenset(queue for queue, mark in marks.items() if mark in missing)
 
     def raise_if_deleted(self) -> None:
         """As if RabbitMQ had said so: the worker connects again, and gets what its consumers dropped."""
-        if self._deleted:
-            raise ConnectionError(f"deleted without notice: {', '.join(sorted(self._deleted))}")
+        marks, deleted = self._deleted
+        if deleted and marks is self._marks:  # else the queues are others by now
+            raise ConnectionError(f"deleted without notice: {', '.join(sorted(deleted))}")
 
     def _in_time(self, limit_s: float) -> AbstractContextManager[object]:
         """py-amqp waits for an answer without end."""

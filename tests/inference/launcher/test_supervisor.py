@@ -89,6 +89,20 @@ class TestSupervisor(unittest.TestCase):
             thread.join()
         self.assertIn(("up", "p was killed by SIGKILL; it starts again in 1 s"), log.lines)
 
+    def test_one_that_cannot_be_started_again_is_tried_again_and_ends_no_other(self) -> None:
+        log = Log()
+        service = Supervisor(log)
+        self.addCleanup(service.reaper.close)
+        service.start([program("print('up')")])
+        (only,) = service.supervised
+        only.child.process.wait()
+        only.check(0.0)
+        with patch.object(subprocess, "Popen", side_effect=BlockingIOError("out of processes")):
+            only.check(1.0)
+        self.assertIn(("up", "p cannot be started: out of processes; tried again in 2 s"), log.lines)
+        only.check(3.0)
+        self.assertEqual(only.child.process.wait(), 0)
+
     def test_each_restart_waits_longer_than_the_one_before(self) -> None:
         service = Supervisor(Log())
         self.addCleanup(service.close)

@@ -103,6 +103,31 @@ class ConsumerTests(TestCase):
         backlog.queues["a"].remove(job_id)
         backlog.release(backlog.held[job_id], error, 0.1)
 
+    def test_what_runs_as_its_connection_is_lost_runs_no_more_for_celery(self) -> None:
+        state.reset_state()
+        self.receive()
+        backlog = self.dispatcher.backlog
+        (held,) = backlog.held.values()
+        backlog.queues["a"].remove(held.item.id)
+        backlog.started(Batch(id=uuid4(), spec=CATALOG["a"], jobs=[held], pid=PID))
+        with patch.object(consumer.JobRequest, "send_event"):
+            held.requests[0].started(PID)
+        self.assertEqual(len(state.active_requests), 1)
+        self.dispatcher.forget_messages()
+        self.assertEqual((list(state.active_requests), state.requests), ([], {}))
+
+    def test_what_was_to_be_done_soon_is_asked_for_again_by_the_next_connection(self) -> None:
+        """The event loop drops all that it had to do soon, where the first of it has found the connection broken."""
+        hub = self.consumer.hub = Mock()
+        self.consumer.dispatch_soon, self.consumer.pool = Mock(), SimpleNamespace(replicas=self.replicas)
+        self.step._scheduled = False  # noqa: SLF001 - as its constructor sets it
+        for _ in range(2):
+            with patch.object(self.step, "follow"):
+                self.step.register_with_event_loop(self.consumer, hub)
+            hub.call_soon.reset_mock()
+            self.step._dispatch_soon(self.consumer)  # noqa: SLF001 - given to the dispatcher and to the strategy
+            hub.call_soon.assert_called_once()
+
     def test_jobs_that_share_a_message_are_jobs_like_any_other(self) -> None:
         held = [self.dispatcher.backlog.held[job_id] for job_id in self.receive_pack()]
         self.assertEqual([(each.item.size, each.item.length) for each in held], [(2, 9), (1, 7), (3, 8)])

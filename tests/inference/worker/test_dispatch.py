@@ -110,6 +110,9 @@ class Request:
     def give_back(self) -> None:
         self.events.append("given back")
 
+    def forget(self) -> None:
+        """Its connection is gone."""
+
 
 def stop_clock(test: TestCase) -> None:
     """A pause lasts for as long as the test wants it to."""

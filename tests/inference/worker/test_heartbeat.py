@@ -110,6 +110,23 @@ class HeartbeatTests(TransactionTestCase):
                 job.refresh_from_db()
                 self.assertEqual((job.status, job.recoveries), (Status.QUEUED, int(expected == WorkerState.GONE)))
 
+    def test_a_heartbeat_on_its_way_does_not_take_back_that_the_worker_is_gone(self) -> None:
+        heartbeat = make_heartbeat()
+        begun, facts = threading.Event(), heartbeat.facts
+        assert facts
+
+        def wait_for_the_end() -> Facts:
+            begun.set()
+            ended.wait(1.0)
+            return facts()
+
+        heartbeat.facts, ended = wait_for_the_end, heartbeat._stopping  # noqa: SLF001 - it is set before the row is written
+        self.start(heartbeat)
+        self.assertTrue(begun.wait(PATIENCE_S))
+        setup.leave(Mock(exitcode=EX_FAILURE, heartbeat=heartbeat))
+        heartbeat.join()
+        self.assertEqual(Worker.objects.get().state, WorkerState.GONE)
+
     def test_a_gpu_that_another_worker_of_the_host_has_is_said_in_the_log(self) -> None:
         first, second = (
             Heartbeat(Plan(worker=uuid4(), devices=("cuda:0",), replicas=1, threads=1), name)

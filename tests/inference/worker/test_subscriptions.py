@@ -5,12 +5,13 @@ import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 from unittest import TestCase
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import kombu
 from amqp.transport import TCPTransport
 from redis import ResponseError
 
+from inference.broker import anybroker
 from inference.catalog.specs import ModelSpec
 from inference.worker import subscriptions
 from inference.worker.subscriptions import LONGEST_PAUSE_S, Subscriptions
@@ -111,6 +112,18 @@ class SubscriptionsTests(TestCase):
                     self.consumed.clear()
         self.assertEqual((made_anew, reconnects, silent.why_not(SPECS)), ([A], 2, {}))
         self.assertEqual(self.consumed, {A, B})
+
+    def test_what_is_found_deleted_as_the_connection_ends_does_not_break_the_next(self) -> None:
+        class Missing(frozenset[str]):
+            def __contains__(other, mark: object) -> bool:
+                self.subscriptions.forget()
+                return True
+
+        broker = Mock(missing_exchanges=Missing)
+        self.subscriptions._marks = {A: "mark"}  # noqa: SLF001 - it has consumed A
+        with patch.object(anybroker, "broker", lambda: broker):
+            self.subscriptions.find_deleted()
+        self.subscriptions.raise_if_deleted()
 
     def test_a_connection_to_redis_that_is_lost_is_held_against_no_queue(self) -> None:
         with patch.object(self.consumer, "add_task_queue", side_effect=ConnectionError):
