@@ -26,9 +26,10 @@ from django.conf import settings
 from django.db import connection
 from django.test import runner
 
-from inference.broker import address
+from inference.broker import address, redis_client
 from inference.launcher.reaper import Reaper
 from tests import processes
+from tests.conditions import PATIENCE_S
 from tests.embedded_broker import EmbeddedBroker
 from tests.second_look import TAG, Unstable, look_again
 
@@ -44,6 +45,7 @@ def use_broker(url: str) -> None:
     settings.REDIS_URL = url
     settings.CELERY_BROKER_URL = address.kombu_url(url)
     app.conf.update(broker_url=settings.CELERY_BROKER_URL)
+    redis_client.TIMEOUT_S = PATIENCE_S  # a server that other tests keep from its core is not away
 
 
 class TestBroker:

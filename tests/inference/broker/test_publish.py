@@ -266,6 +266,7 @@ class BrokerAwayTests(SimpleTestCase):
         overridden.enable()
         self.addCleanup(overridden.disable)
         self.enterContext(mock.patch.object(redis_client, "breaker", redis_client.new_breaker()))
+        self.enterContext(mock.patch.object(redis_client, "TIMEOUT_S", 1.0))  # of who asks one that is stalled
         eventually(self.delivered, "the broker takes messages")
 
     def refused(self) -> BrokerUnavailable:

@@ -50,6 +50,7 @@ class ReconcileTests(TransactionTestCase):
     def setUp(self) -> None:
         self.now_s = 1000.0
         self.enterContext(patch.multiple(reconcile, RESEND_S=PATIENCE_S, HELD_S=2 * PATIENCE_S))
+        self.enterContext(patch.object(observer_module, "SET_S", PATIENCE_S / 2))  # a slow test sets no clock
         self.queue = models()[MODEL].queue
         redis_client.get().flushdb()
 
