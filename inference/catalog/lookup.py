@@ -62,6 +62,8 @@ class ModelsFile:
 
     def first(self) -> Catalog:
         with self._lock:
+            if self.catalog is not None:
+                return self.catalog
             text = reader.read(self.path)
             catalog = reader.parse(text, str(self.path))
             self._seen, self._taken, self.problem = text, text, ""

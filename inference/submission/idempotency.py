@@ -68,7 +68,7 @@ def once(row: Row, store: Callable[[], Row]) -> Row:
         if mine:
             return _settle(key, storing, lambda: known(row) or store())
         try:
-            return _matching(row, copy.copy(_wait_for(storing)))  # who streams it lets its inputs go
+            return _matching(row, copy.copy(_wait_for(storing)))
         except CancelledError:
             continue
 
@@ -82,7 +82,7 @@ def _settle(key: Key, storing: Future[Row], store: Callable[[], Row]) -> Row:
         storing.cancel()
         raise
     del _storing[key]
-    storing.set_result(stored)
+    storing.set_result(copy.copy(stored))  # who streams it lets its inputs go
     return stored
 
 

@@ -76,8 +76,10 @@ class JobRequest(Request):
         self.reject(requeue=True)
 
     def forget(self) -> None:
-        """Tell Celery, which counts it as running, that its connection is gone."""
-        state.task_ready(self)
+        """Tell Celery, which counts it as running, that its connection is gone. As the worker leaves it is to know what
+        runs, for a second signal to end."""
+        if state.should_stop is None and state.should_terminate is None:
+            state.task_ready(self)
 
     def _make_room(self) -> None:
         """For another job, where the transport counts those and not messages."""

@@ -12,6 +12,7 @@ from kombu.utils.json import dumps
 
 from inference.broker.kombu_redis.scripts import PUT_BACK
 from inference.broker.messages import MOST_PACKED
+from inference.failures import is_away
 
 logger = logging.getLogger(__name__)
 
@@ -144,17 +145,22 @@ class QoS(stock.QoS):
         self._client().eval(PUT_BACK, len(names), *names, *arguments)
 
     def put_back_soon(self, messages: Sequence[Unacked]) -> None:
-        """Put them back now, or once the server answers again: they are not this channel's any more."""
-        try:
-            self.put_back(messages)
-        except (redis.RedisError, OSError) as error:
-            logger.warning("%d messages are put back when the broker answers again: %s", len(messages), error)
-            unsettled[self.channel.server].append(Unsettled([], list(messages), [], None))
+        """Put them back now, or once the server answers again: they are not this channel's any more. It is not asked
+        while something waits for its answer. Raises what it refuses."""
+        later = unsettled[self.channel.server]
+        if not later:
+            try:
+                self.put_back(messages)
+                return
+            except Exception as error:
+                if not is_away(error):
+                    raise
+                logger.warning("%d messages are put back when the broker answers again: %s", len(messages), error)
+        later.append(Unsettled([], list(messages), [], None))
 
     def restore_visible(self, *args: Any, **kwargs: Any) -> None:
         """A server that is full, or may not write, is no reason to stop consuming: that empties it."""
         try:
-            self.settle_earlier()
             super().restore_visible(*args, **kwargs)
         except redis.ResponseError as error:
             logger.warning("messages of lost workers not looked for: %s", error)
@@ -167,6 +173,7 @@ class QoS(stock.QoS):
             return
         self._is_over = True
         messages, tags = self._take_all() if self.restore_at_shutdown else ([], [])
+        self.try_to_settle()
         left = Unsettled(self.acks_to_send(), messages + self.channel.take_unread(), tags, self.lost_fetch)
         try:
             self._settle(left)
@@ -180,6 +187,13 @@ class QoS(stock.QoS):
         while earlier:
             self._settle(earlier[0])
             earlier.pop(0)
+
+    def try_to_settle(self) -> None:
+        """As `settle_earlier`, and later where the server does not answer now."""
+        try:
+            self.settle_earlier()
+        except (redis.RedisError, OSError) as error:
+            logger.warning("the broker was not told yet what is put back: %s", error)
 
     def note_lost_fetch(self, fetched_at: float) -> None:
         unsettled[self.channel.server].append(Unsettled([], [], [], fetched_at))

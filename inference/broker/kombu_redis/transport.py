@@ -20,6 +20,12 @@ class Poller(stock.MultiChannelPoller):
             if channel.active_fanout_queues:
                 self._register_LISTEN(channel)
 
+    def maybe_restore_messages(self) -> None:
+        """Called every ten seconds, also where no queue is consumed."""
+        for channel in list(self._channels):
+            channel.qos.try_to_settle()
+        super().maybe_restore_messages()
+
     def on_readable(self, fileno: int) -> Any:
         channel, kind = self._fd_to_chan.get(fileno, (None, None))
         if kind == "BRPOP":  # with or without credit: no more was asked for than there was

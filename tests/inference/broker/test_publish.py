@@ -205,7 +205,7 @@ class BreakerTests(SimpleTestCase):
                 away._probe_at = None  # noqa: SLF001 - as the end of a call does
                 return 0.0
 
-            with mock.patch("inference.broker.breaker.time.monotonic", end):
+            with mock.patch.object(breaker, "time", mock.Mock(monotonic=end)):
                 self.assertTrue(away.is_resting())
         self.assertFalse(away.is_resting())
 

@@ -293,8 +293,13 @@ class TransportTests(OnOwnBroker):
                 message.reject_log_error(logging.getLogger(__name__), errors, requeue=True)
         consumer.messages.clear()
         self.assertEqual(consumer.channel.qos.can_consume_max_estimate(), 2)
-        consumer.channel.qos.restore_visible()
+        consumer.channel.connection.cycle.maybe_restore_messages()
         self.assertEqual(sorted(consumer.get(2)), ["x", "y"])
+        with self.refusing():
+            for message in consumer.messages:
+                message.reject_log_error(logging.getLogger(__name__), errors, requeue=True)
+        consumer.connection.close()
+        self.assertEqual(self.client.llen(address.redis_key(A, 2)), 2)
 
     def test_so_it_is_with_what_arrives_as_its_queue_is_left(self) -> None:
         self.send("x")
@@ -307,7 +312,7 @@ class TransportTests(OnOwnBroker):
 
         with mock.patch.object(consumer.channel, "_hand_over", leave_first), self.refusing():
             consumer.run_until(lambda: qos.unsettled[consumer.channel.server])
-        consumer.channel.qos.restore_visible()
+        consumer.channel.connection.cycle.maybe_restore_messages()
         self.assertEqual(self.client.llen(address.redis_key(A, 2)), 1)
 
     def test_a_message_that_comes_again_takes_the_room_of_one(self) -> None:

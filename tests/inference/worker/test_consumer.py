@@ -112,7 +112,9 @@ class ConsumerTests(TestCase):
         backlog.started(Batch(id=uuid4(), spec=CATALOG["a"], jobs=[held], pid=PID))
         with patch.object(consumer.JobRequest, "send_event"):
             held.requests[0].started(PID)
-        self.assertEqual(len(state.active_requests), 1)
+        with patch.object(state, "should_stop", 0):
+            held.requests[0].forget()
+        self.assertEqual(len(state.active_requests), 1, "a second signal ends it")
         self.dispatcher.forget_messages()
         self.assertEqual((list(state.active_requests), state.requests), ([], {}))
 
