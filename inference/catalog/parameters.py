@@ -44,7 +44,7 @@ def is_of_type(value: Any, kind: str) -> bool:
 
 def parse(name: str, table: Any) -> ParameterSpec:
     """What models.toml says of one parameter. Raises `ValueError` with what would be right."""
-    if not isinstance(table, dict) or table.get("type") not in tuple(TYPES):
+    if not isinstance(table, dict) or table.get("type") not in tuple(TYPES):  # a list has no hash
         raise ValueError(f'parameter {name} needs a type, one of {", ".join(TYPES)}, as in {{ type = "integer" }}')
     known = [field.name for field in fields(ParameterSpec)]
     for unknown in table.keys() - set(known):

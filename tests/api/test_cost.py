@@ -17,8 +17,8 @@ from tests.api.base import ApiTestCase, Response
 from tests.e2e.case import StackCase
 
 STATUSES = (202, 400, 401, 404, 413, 414, 415, 422, 431, 503)
-# Of functions. 14,000 are a job's where all that the process keeps for seconds is read anew, 6,000 otherwise.
-CALLS, CALLS_A_VALUE, CALLS_AN_INPUT = 30_000, 20, 250
+# A job costs 14,000 calls of functions where all that its process keeps for seconds is read anew, 6,000 otherwise.
+CALLS, CALLS_A_VALUE, CALLS_AN_INPUT = 20_000, 20, 250
 STATEMENTS, INPUTS_A_STATEMENT = 6, 100
 MEMORY_MB = 200
 ANSWER_BYTES = 64_000

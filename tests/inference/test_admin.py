@@ -165,7 +165,7 @@ class TestJobPages(AdminCase):
             self.assertIn("55+ jobs", text)
             self.assertNotRegex(text, r"\b55 (results|jobs|selected)")
         self.assertIn("60 jobs", self.text(JOBS))
-        self.assertNotIn("60+ jobs", self.text(JOBS))
+        self.assertNotRegex(self.text(JOBS), r"60\+(?!00:00)")  # but for a time's zone
         self.assertIn("1 result", self.text(JOBS, q=str(make_job().pk)))
 
     def test_a_request_s_id_that_looks_like_a_job_s_is_found_too(self) -> None:

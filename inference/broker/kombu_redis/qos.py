@@ -189,7 +189,7 @@ class QoS(stock.QoS):
             earlier.pop(0)
 
     def try_to_settle(self) -> None:
-        """As `settle_earlier`, and later where the server does not answer now."""
+        """Call `settle_earlier`, and leave to a later call what the server does not take now."""
         try:
             self.settle_earlier()
         except (redis.RedisError, OSError) as error:

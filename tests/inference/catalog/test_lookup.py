@@ -91,24 +91,24 @@ class FollowTests(FileCase):
         self.look()
         self.assertIs(self.file.catalog, self.first)
 
-    def test_a_file_that_was_never_good_is_used_once_it_is(self) -> None:
+    def put_right(self) -> ModelsFile:
+        """Return a file that has had an error since its process began, and has none any more."""
         self.path.write_text("[a")
         file = ModelsFile(self.path)
         with self.assertLogs("inference.catalog.lookup", "ERROR"):
             file.look()
             file.look()
         self.path.write_text(A)
+        return file
+
+    def test_a_file_that_was_never_good_is_used_once_it_is(self) -> None:
+        file = self.put_right()
         file.look()
         file.look()
         self.assertEqual(list(file.catalog or ()), ["a"])
 
     def test_what_is_put_right_is_no_problem_though_a_request_reads_it_first(self) -> None:
-        self.path.write_text("[a")
-        file = ModelsFile(self.path)
-        with self.assertLogs("inference.catalog.lookup", "ERROR"):
-            file.look()
-            file.look()
-        self.path.write_text(A)
+        file = self.put_right()
         file.first()
         file.look()
         self.assertEqual(file.problem, "")

@@ -27,6 +27,16 @@ ONE = Submission(spec=SPEC, inputs="x", idempotency_key="k")
 KEYED = Job(idempotency_key=idempotency.owned(None, "k"))
 
 
+def telling(waits: threading.Event) -> Callable[[float], Any]:
+    """Return `lending` as it is, but for that it tells that a request is about to wait for another one."""
+
+    def lending(limit_s: float) -> Any:
+        waits.set()
+        return compute_slots.lending(limit_s)
+
+    return lending
+
+
 class OnceTests(TransactionTestCase):
     def setUp(self) -> None:
         served_models.forget()
@@ -51,16 +61,12 @@ class OnceTests(TransactionTestCase):
         waits = threading.Event()
         others: list[Future[Job]] = []
 
-        def lending(limit_s: float) -> Any:
-            waits.set()
-            return compute_slots.lending(limit_s)
-
         def fail() -> Job:
             others.append(pool.submit(jobs.submit, ONE))
             self.assertTrue(waits.wait(PATIENCE_S))
             raise errors.QueueFull("full")
 
-        with ThreadPoolExecutor(1) as pool, patch.object(idempotency, "lending", lending):
+        with ThreadPoolExecutor(1) as pool, patch.object(idempotency, "lending", telling(waits)):
             self.assertRaises(errors.QueueFull, idempotency.once, KEYED, fail)
             self.assertEqual(others[0].result().pk, Job.objects.get().pk)
 
@@ -68,10 +74,6 @@ class OnceTests(TransactionTestCase):
         comes, ended = threading.Event(), threading.Event()
         first = threading.current_thread()
         others: list[Future[Job]] = []
-
-        def lending(limit_s: float) -> Any:
-            comes.set()
-            return compute_slots.lending(limit_s)
 
         def new_future() -> Future[Job]:
             if threading.current_thread() is not first:  # it has seen that another one stores, and begins to
@@ -84,7 +86,9 @@ class OnceTests(TransactionTestCase):
             self.assertTrue(comes.wait(PATIENCE_S))
             return Job.objects.create(model=SPEC.name, inputs="x", idempotency_key=KEYED.idempotency_key)
 
-        seams = patch.multiple(idempotency, lending=lending, Future=new_future, _matching=lambda _, stored: stored)
+        seams = patch.multiple(
+            idempotency, lending=telling(comes), Future=new_future, _matching=lambda _, stored: stored
+        )
         with ThreadPoolExecutor(1) as pool, seams:
             stored = idempotency.once(KEYED, store)
             ended.set()
@@ -92,19 +96,15 @@ class OnceTests(TransactionTestCase):
             self.assertEqual(jobs.submit(ONE).pk, stored.pk)
 
     def test_each_has_a_row_of_its_own(self) -> None:
-        """Who streams it lets its inputs go."""
+        """A request that streams its row lets the inputs of it go."""
         waits = threading.Event()
         others: list[Future[Job]] = []
-
-        def lending(limit_s: float) -> Any:
-            waits.set()
-            return compute_slots.lending(limit_s)
 
         def known(_: Job) -> None:
             others.append(pool.submit(jobs.submit, ONE))
             self.assertTrue(waits.wait(PATIENCE_S))
 
-        with ThreadPoolExecutor(1) as pool, patch.multiple(idempotency, lending=lending, known=known):
+        with ThreadPoolExecutor(1) as pool, patch.multiple(idempotency, lending=telling(waits), known=known):
             first, second = jobs.submit(ONE), others[0].result()
         self.assertEqual(first, second)
         self.assertIsNot(first, second)

@@ -111,7 +111,7 @@ class Request:
         self.events.append("given back")
 
     def forget(self) -> None:
-        """Its connection is gone."""
+        """Tell nobody: Celery does not know of this one."""
 
 
 def stop_clock(test: TestCase) -> None:

@@ -1,4 +1,4 @@
-"""What a worker tells of the text that it generates: the event loop notes it, two threads read."""
+"""The event loop notes how much text a worker generates, and two threads read that."""
 
 import time
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from inference.worker.generated import WINDOW_S, _Model
 
 
 class Sample(tuple[float, int]):
-    """Its thread is interrupted as it reads this."""
+    """A sample at which the thread that reads it is interrupted."""
 
     meanwhile: Any
 
