@@ -11,6 +11,7 @@ from transformers.utils import logging
 
 from inference.engines import checkpoints, parity, placement, pooling, sentence_folder, weights
 from inference.engines.accelerate import install as accelerate
+from inference.engines.accelerate import tokens
 from inference.engines.base import Engine
 from inference.engines.beginnings import beginning
 from inference.engines.compiled import agreement
@@ -37,6 +38,7 @@ class SentenceEmbeddings(Engine):
         self.tokenizer.padding_side = "right"
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.unk_token
+        self.encode = tokens.encoder(self.tokenizer)
         placed = placement.arguments(self.spec, device)
         self.model, report = AutoModel.from_pretrained(
             folder,
@@ -116,10 +118,10 @@ class SentenceEmbeddings(Engine):
         return self._states_of(self._tokens(texts), together)
 
     def _tokens(self, texts: Sequence[str]) -> Any:
-        return self.tokenizer(
-            [beginning(self.tokenizer, self.asked.text(text), self.max_tokens) for text in texts],
-            padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt",
-        )  # fmt: skip
+        texts = [beginning(self.tokenizer, self.asked.text(text), self.max_tokens) for text in texts]
+        if self.encode:
+            return self.encode(texts, self.max_tokens)
+        return self.tokenizer(texts, padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt")
 
     def _without_prompt(self, mask: torch.Tensor) -> torch.Tensor:
         """Hide the prompt's tokens from the pooling, where the folder asks for that."""

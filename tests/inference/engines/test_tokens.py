@@ -21,12 +21,12 @@ def tokenizer(name: str = "text-classification", **settings: Any) -> Any:
 
 
 class EncoderTests(TestCase):
-    def assert_same(self, tokenizer: Any, texts: list[str]) -> None:
+    def assert_same(self, tokenizer: Any, texts: list[str], limit: int | None = None) -> None:
         encode = encoder(tokenizer)
         assert encode
-        tokenizer(texts, split_special_tokens=True)  # leaves the core set otherwise: neither pads nor cuts
-        found = encode(texts)
-        expected = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+        tokenizer(texts, padding=True, split_special_tokens=True)  # leaves the core set otherwise
+        found = encode(texts, limit)
+        expected = tokenizer(texts, padding=True, truncation=True, max_length=limit, return_tensors="pt")
         self.assertEqual(found.keys(), expected.keys())
         for name, values in found.items():
             self.assertTrue(torch.equal(values, expected[name]), name)
@@ -46,6 +46,9 @@ class EncoderTests(TestCase):
 
     def test_one_text(self) -> None:
         self.assert_same(tokenizer(), ["a cat"])
+
+    def test_a_limit_of_the_call_cuts_instead_of_the_tokenizer_s_own(self) -> None:
+        self.assert_same(tokenizer(), TEXTS, limit=7)
 
     def test_a_tokenizer_that_goes_its_own_ways_is_left_alone(self) -> None:
         made = tokenizer()
