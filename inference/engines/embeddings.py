@@ -60,15 +60,15 @@ class SentenceEmbeddings(Engine):
         compiled = backend.install(self.spec, self.model, self._own_states, agreement.TEXTS)
         self.backend = compiled.backend
         self.shortcuts = compiled.shortcuts or accelerate.install(
-            self.model,
-            self.tokenizer,
-            "",
-            parity.Trial(self._own_states, parity.trial_texts(self.tokenizer), placement.tolerance(self.spec)),
-            encoder=encoder,
+            self.model, self.tokenizer, "", self._trial(), encoder=encoder
         )
         prompt = f'"{self.asked.prompt}" stands before each text, as {sentence_folder.MODEL_FILE} says.'
         notes = (prompt if self.asked.prompt else "", compiled.note, self.shortcuts.verdict.note)
         self.padded, self.note = self.shortcuts.padded, " ".join(filter(None, notes))
+
+    def _trial(self) -> parity.Trial:
+        texts = parity.trial_texts(self.tokenizer)
+        return parity.Trial(self._own_states, texts, placement.tolerance(self.spec, self.model))
 
     def warm_up(self) -> None:
         self.embed(["warm up"])

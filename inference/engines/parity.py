@@ -31,9 +31,10 @@ MOST_SPECIAL = 8  # tokens of a text to try
 Answer = Sequence[torch.Tensor]  # to one text: a tensor, or of a text that is generated the scores of each step
 Answers = Callable[[Sequence[Any], Together], list[Answer]]
 
-# What the order of a sum changes, as a part of the largest value.
-TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
-SHORT_TYPES = 0.02
+# What the order of a sum changes, as a part of the largest value, by the type that products are computed in. Padding
+# changes the scores of SmolLM2-135M by 0.037 in bfloat16 and 0.005 in float16.
+TOLERANCE = 1e-4
+SHORT_TYPES = 0.05
 HUGE = 1e30  # what models write where nothing is to be chosen
 
 
@@ -63,9 +64,9 @@ class Verdict:
 
 class Trial:
     """Of one model: `answers` runs inputs together in a given way. What the model answers to each alone is kept.
-    `tolerance` is that of the type in which it answers, if nothing else is said."""
+    `tolerance` is that of the type in which the model computes, whatever that of its answers is."""
 
-    def __init__(self, answers: Answers, inputs: Sequence[Any], tolerance: float | None = None) -> None:
+    def __init__(self, answers: Answers, inputs: Sequence[Any], tolerance: float = TOLERANCE) -> None:
         self._answers, self._tolerance = answers, tolerance
         self.inputs: list[Any] = []  # that the model can read
         self._alone: list[Answer] = []
@@ -144,12 +145,11 @@ def read(output: Any, row: Row, pipe: Any) -> Answer:
     return [own[row.features["input_ids"] == pipe.tokenizer.mask_token_id] if pipe.task == "fill-mask" else own]
 
 
-def _difference(values: Answer, expected: Answer, tolerance: float | None) -> float:
+def _difference(values: Answer, expected: Answer, tolerance: float) -> float:
     """Of the steps up to the first at which another token is chosen: from there on it is another text."""
     largest = 0.0
     for value, other in zip(values, expected, strict=False):
-        allowed = tolerance or TOLERANCE.get(other.dtype, SHORT_TYPES)
-        largest = max(largest, apart(value, other) / allowed)
+        largest = max(largest, apart(value, other) / tolerance)
         if value.shape != other.shape or not torch.equal(value.argmax(-1), other.argmax(-1)):
             break
     return largest

@@ -8,7 +8,7 @@ from torch import nn
 from inference.catalog import tasks
 from inference.catalog.specs import ENCODERS, TF32, ModelSpec
 from inference.engines.memory import CPU
-from inference.engines.parity import SHORT_TYPES
+from inference.engines.parity import SHORT_TYPES, TOLERANCE
 from inference.errors import ModelUnavailable
 
 QUANTIZATIONS = ("bitsandbytes-8bit", "bitsandbytes-4bit", "torchao-int8", "torchao-int4")
@@ -78,7 +78,10 @@ def _allow(*, is_allowed: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_allowed
 
 
-def tolerance(spec: ModelSpec) -> float | None:
-    """How far answers may be from each other: products in TF32 have as many digits as those of short types. None: as
-    far as the type of the answers says."""
-    return SHORT_TYPES if spec.dtype == TF32 else None
+def tolerance(spec: ModelSpec, model: Any) -> float:
+    """Return how far two answers of `model` may be apart that differ in nothing but the order of sums.
+
+    The type of the answers does not tell it: a model in bfloat16 answers with scores in float32 as it generates.
+    """
+    is_long = model.dtype in (torch.float32, torch.float64) and spec.dtype != TF32
+    return TOLERANCE if is_long else SHORT_TYPES

@@ -106,7 +106,9 @@ class PipelineEngine(Engine):
         if not inputs:
             return
         trial = parity.Trial(
-            functools.partial(self._values, self.steps, parameters), inputs, placement.tolerance(self.spec)
+            functools.partial(self._values, self.steps, parameters),
+            inputs,
+            placement.tolerance(self.spec, self.pipe.model),
         )
         if not compiled.shortcuts:
             self.shortcuts = accelerate.install(

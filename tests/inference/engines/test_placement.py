@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import TestCase
 from unittest.mock import patch
@@ -15,7 +16,6 @@ from torch import nn
 
 from inference.catalog.specs import TRANSFORMERS_ENGINE, ModelSpec
 from inference.engines import loading, parity, placement
-from inference.engines.stacks import Together
 from inference.errors import ModelUnavailable
 from tests import tiny_models
 from tests.conditions import PATIENCE_S
@@ -106,16 +106,10 @@ class Tf32Tests(TestCase):
 
     def test_its_weights_are_of_float32_and_its_answers_may_differ_as_those_of_short_types(self) -> None:
         self.assertEqual(spec(dtype="tf32").torch_dtype, "float32")
-        self.assertEqual(placement.tolerance(spec(dtype="tf32")), parity.SHORT_TYPES)
-        self.assertIsNone(placement.tolerance(spec(dtype="float32")))
-
-    def test_a_trial_keeps_to_the_tolerance_that_it_is_given(self) -> None:
-        def answers(inputs: Any, together: Any) -> list[Any]:
-            return [[torch.tensor([1.0 + 0.01 * (len(inputs) > 1), 0.5])] for _ in inputs]
-
-        for tolerance, holds in ((None, False), (parity.SHORT_TYPES, True)):
-            trial = parity.Trial(answers, ["a", "b"], tolerance)
-            self.assertEqual(trial.holds(Together.PADDED), holds)
+        long, short = (SimpleNamespace(dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+        self.assertEqual(placement.tolerance(spec(dtype="float32"), long), parity.TOLERANCE)
+        for dtype, model in (("tf32", long), ("bfloat16", short), ("auto", short)):
+            self.assertEqual(placement.tolerance(spec(dtype=dtype), model), parity.SHORT_TYPES)
 
 
 class LoadedTests(TestCase):

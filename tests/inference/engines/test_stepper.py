@@ -445,6 +445,11 @@ class TrialTests(StepperTestCase):
         self.assertIn("nswers wait for the longest of their batch", engine.note)
         self.assertEqual(len(engine.predict(["a", "abc"], {**GREEDY, "max_new_tokens": 3})), 2)
 
+    def test_a_model_in_bfloat16_is_padded_and_stepped_though_its_scores_are_of_float32(self) -> None:
+        for kind in ("GPT2", "OPT"):  # of which padding changes the last digits
+            engine = decoders.over(decoders.model(kind).bfloat16())
+            self.assertEqual((engine.note, engine.stepper is None), ("", False), kind)
+
     def test_a_model_that_searches_with_beams_is_not_stepped(self) -> None:
         made = decoders.model("Llama")
         made.generation_config.num_beams = 2
