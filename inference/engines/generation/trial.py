@@ -61,7 +61,7 @@ def _scores(requests: Requests, inputs: Sequence[Any]) -> list[Answer]:
 
     def watched(rows: Sequence[Row], scores: torch.Tensor) -> list[Any]:
         for row, own in zip(rows, scores, strict=True):
-            seen[row.key].append(own.clone())
+            seen[row.key].append(own.to("cpu", copy=True))  # where the answers are that it is compared with
         return choice.choose(rows, scores)
 
     batch = Batch(ROOM, requests, choose=watched)
