@@ -51,7 +51,9 @@ class BestAtOnce(AtOnce):
         """By mask: scores and tokens."""
         with torch.inference_mode():
             logits = self.pipe.model(**{name: part.to(self.pipe.device) for name, part in batch.items()})["logits"]
-            scores = logits[masked.to(logits.device)].softmax(-1)
+            scores = logits[masked.to(logits.device)]
+            # In short types many tokens have one score, and which of them come first depends on the device.
+            scores = (scores if scores.dtype == torch.float32 else scores.cpu()).softmax(-1)
             if target_ids is not None:
                 targets = torch.as_tensor(target_ids, device=scores.device)
                 scores = scores[:, targets]
