@@ -34,6 +34,7 @@ class Principal:
 
     user: Any = None  # the key's owner; None without a key
     key_id: int = 0
+    key_start: str | None = None
     requests_per_minute: int = 0  # 0: no limit
     max_queued: int = 0  # 0: no limit
     may_use_high: bool = True
@@ -148,6 +149,7 @@ class Keyring:
         principal = Principal(
             user=row.owner,
             key_id=row.pk,
+            key_start=row.start,
             requests_per_minute=or_default(row.requests_per_minute, settings.API_KEY_RATE),
             max_queued=or_default(row.max_queued, settings.API_KEY_MAX_QUEUED),
             may_use_high=row.may_use_high,

@@ -132,6 +132,10 @@ class Job(models.Model):
     owner = models.ForeignKey(  # job_by_owner is its index
         settings.AUTH_USER_MODEL, null=True, default=None, on_delete=models.SET(former_user), db_index=False
     )
+    key_start = models.CharField(
+        max_length=12, null=True, default=None, editable=False,
+        help_text="The first characters of the API key that it came with, kept when that is deleted.",
+    )  # fmt: skip
     idempotency_key = models.CharField(max_length=300, null=True, default=None, help_text="OWNER:KEY, one job each.")
     idempotency_digest = models.CharField(max_length=64, blank=True, default="", help_text="Of its request.")
     request_id = models.CharField(max_length=128, blank=True, default="")

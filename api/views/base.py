@@ -87,6 +87,7 @@ class ApiView(APIView):
             submission,
             owner=self.principal.user,
             max_owned=self.principal.max_owned(submission.priority),
+            key_start=self.principal.key_start,
             idempotency_key=bodies.idempotency_key(request.META.get("HTTP_IDEMPOTENCY_KEY")),
             request_id=request_id.current(),
         )

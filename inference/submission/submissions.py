@@ -25,6 +25,7 @@ class Terms:
     expires_in_s: float | None = None
     owner: Any = None
     max_owned: int | None = None
+    key_start: str | None = None  # of the API key that it came with
     idempotency_key: str | None = None
     request_id: str = ""
     alone: bool = False  # to be run with nothing beside it, as one whose next loss is its last
@@ -36,7 +37,8 @@ class Terms:
         expires_at = None if self.expires_in_s is None else now + datetime.timedelta(seconds=self.expires_in_s)
         traced: dict[str, Any] = {"traceparent": tracing.traceparent()} if tracing.on else {}
         return rows.new_job(
-            model=self.spec.name, priority=self.priority, owner=self.owner, request_id=self.request_id,
+            model=self.spec.name, priority=self.priority, owner=self.owner, key_start=self.key_start,
+            request_id=self.request_id,
             created_at=now, published_at=now, expires_at=expires_at,
             recoveries=settings.MAX_RECOVERIES - 1 if self.alone else 0, **traced, **values,
         )  # fmt: skip

@@ -18,8 +18,10 @@ from api.errors import ApiError
 from api.models import ApiKey, digest
 from inference.broker import redis_client
 from inference.models import Job, Priority
-from inference.submission import rates
+from inference.store import rows
+from inference.submission import jobs, rates
 from tests.api.base import ApiTestCase, Response
+from tests.api.test_streams import WORDS, StreamCase
 from tests.clocks import database_clock
 from tests.conditions import ago
 
@@ -219,6 +221,83 @@ class QuotaTests(ApiTestCase):
 
     def submit_as(self, key: str, **more: str) -> Response:
         return self.post("/v1/jobs", {"model": "echo", "inputs": "x", **more}, headers=bearer(key))
+
+
+@override_settings(API_KEY_REQUIRED=True)
+class KeyOfJobTests(StreamCase):
+    """A job keeps the beginning of the key that it came with."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        keyring.forget()
+        self.ada = get_user_model().objects.create_user("ada")
+        self.row, self.key = ApiKey.objects.issue(owner=self.ada, name="nightly")
+
+    def made_by(self, path: str, body: Any = None, key: str = "") -> list[Job]:
+        known = list(Job.objects.values_list("pk", flat=True))
+        answer = self.post(path, body, headers=bearer(key or self.key))
+        self.assertLess(answer.status_code, 300, answer.content if not answer.streaming else "")
+        if answer.streaming:
+            next(iter(answer.streaming_content))  # type: ignore[attr-defined]
+            answer.close()
+        made = list(Job.objects.exclude(pk__in=known))
+        self.assertTrue(made)
+        return made
+
+    def test_it_does_in_whatever_way_it_is_submitted(self) -> None:
+        ways: list[tuple[str, Any, int]] = [  # and how many rows that makes at least
+            ("/v1/jobs", {"model": "words", "inputs": "x"}, 1),
+            ("/v1/jobs", {"model": "words", "inputs": ["x"] * 100}, 2),
+            ("/v1/jobs/bulk", {"model": "words", "inputs": ["x", "y"]}, 2),
+            (WORDS, {"inputs": "x", "stream": True}, 1),
+            ("/openai/v1/completions", {"model": "words", "prompt": "x", "stream": True}, 1),
+            ("/openai/v1/chat/completions",
+             {"model": "words", "messages": [{"role": "user", "content": "x"}], "stream": True}, 1),
+        ]  # fmt: skip
+        with self.generator():
+            blocking = self.made_by(WORDS, {"inputs": "x"})
+            blocking += self.made_by("/openai/v1/completions", {"model": "words", "prompt": "x"})
+        self.assertEqual([job.key_start for job in blocking], [self.row.start] * 2)
+        for path, body, least in ways:
+            with self.subTest(path, body=body):
+                made = self.made_by(path, body)
+                self.assertGreaterEqual(len(made), least)
+                self.assertEqual({job.key_start for job in made}, {self.row.start})
+
+    def test_one_that_is_run_again_has_the_key_that_asked_for_it(self) -> None:
+        (old,) = self.made_by("/v1/jobs", {"model": "words", "inputs": "x"})
+        other, key = ApiKey.objects.issue(owner=self.ada)
+        (new,) = self.made_by(f"/v1/jobs/{old.pk}/retry", key=key)
+        self.assertEqual((new.owner, new.key_start), (self.ada, other.start))
+        again = jobs.submit(jobs.again(old))  # as the admin does, whose operators have no key
+        self.assertEqual((again.owner, again.key_start), (self.ada, None))
+
+    def test_a_repeated_request_is_answered_with_the_job_of_the_first_key(self) -> None:
+        other = ApiKey.objects.issue(owner=self.ada)[1]
+        for key in (self.key, other):
+            self.post("/v1/jobs", {"model": "words", "inputs": "x"}, headers={**bearer(key), "Idempotency-Key": "k"})
+        self.assertEqual(Job.objects.get().key_start, self.row.start)
+
+    @override_settings(API_KEY_REQUIRED=False)
+    def test_without_a_key_there_is_none(self) -> None:
+        self.post("/v1/jobs", {"model": "words", "inputs": "x"})
+        self.post("/v1/jobs/bulk", {"model": "words", "inputs": ["x"]})
+        self.assertEqual(set(Job.objects.values_list("key_start", flat=True)), {None})
+
+    def test_jobs_of_several_keys_are_written_together_each_with_its_own(self) -> None:
+        other = ApiKey.objects.issue(owner=self.ada)[0]
+        made = [Job(model="words", inputs="x", key_start=start) for start in (None, self.row.start, other.start)]
+        rows.insert(list(map(rows.prepare, made)))
+        for job in made:
+            self.assertEqual(Job.objects.get(pk=job.pk).key_start, job.key_start)
+
+    def test_a_key_that_is_deleted_is_kept_in_its_jobs_and_costs_no_statement_of_them(self) -> None:
+        (job,) = self.made_by("/v1/jobs", {"model": "words", "inputs": "x"})
+        with CaptureQueriesContext(connection) as asked:
+            self.row.delete()
+        self.assertFalse([query for query in asked if "inference_job" in query["sql"]])
+        job.refresh_from_db()
+        self.assertEqual(job.key_start, self.key[:12])
 
 
 class CommandTests(ApiTestCase):

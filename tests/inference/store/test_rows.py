@@ -28,7 +28,8 @@ class RowsTests(TransactionTestCase):
         return Job(
             model="echo", inputs=["ä", {"b": 2**70}], parameters={"top_k": 2}, size=2, length=7, priority=Priority.LOW,
             published_at=ANY_TIME, expires_at=ANY_TIME + datetime.timedelta(seconds=9), owner=owner,
-            idempotency_key="1:key", idempotency_digest="d", request_id="r", bulk=bulk, bulk_index=0,
+            key_start="inf_AbCdEfGh", idempotency_key="1:key",
+            idempotency_digest="d", request_id="r", bulk=bulk, bulk_index=0,
         )  # fmt: skip
 
     def test_a_row_is_what_the_orm_would_have_written(self) -> None:
