@@ -18,9 +18,10 @@ from django.utils.safestring import SafeString
 from api import auth
 from api.models import ApiKey, KeyUse
 from inference import clock
-from inference.admin import drawing
+from inference.admin import drawing, keys
 from inference.telemetry.plurals import count_of
 
+keys.issued = ApiKey.objects.all
 MINUTE, HOUR, DAY = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(days=1)
 
 
@@ -88,7 +89,8 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
     @admin.display(description="jobs")
     def jobs(self, key: ApiKey) -> SafeString:
         url = reverse("admin:inference_job_changelist")
-        return format_html('<a href="{}?owner={}">of its owner</a>', url, key.owner_id)
+        links = '<a href="{}?key_start={}">with it</a>, <a href="{}?owner={}">of its owner</a>'
+        return format_html(links, url, key.start, url, key.owner_id)
 
     @admin.display(description="last day")
     def last_day(self, key: ApiKey) -> SafeString | str:

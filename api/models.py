@@ -49,6 +49,7 @@ class ApiKey(models.Model):
     class Meta:
         verbose_name = "API key"
         ordering = ["-created_at"]
+        indexes = [models.Index(fields=["start"], name="key_by_start")]
 
     def __str__(self) -> str:
         return f"{self.start}… {self.name}".strip()

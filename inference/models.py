@@ -167,6 +167,7 @@ class Job(models.Model):
             models.Index(
                 fields=["owner", "priority", "model", "id"], name="job_queued_by_owners", condition=Q(status="queued")
             ),
+            models.Index(fields=["key_start", "-id"], name="job_by_key", condition=Q(key_start__isnull=False)),
             models.Index(fields=["bulk", "status"], name="job_by_bulk", condition=Q(bulk__isnull=False)),
             models.Index(fields=["request_id"], name="job_by_request"),
             models.Index(fields=["error_code", "-id"], name="job_by_error", condition=Q(error_code__gt="")),

@@ -18,9 +18,11 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from inference import clock, errors
+from inference.admin import keys
 from inference.admin.selection import MINUTES
 from inference.catalog.lookup import models
 from inference.fields.ids import first_id_at
+from inference.fields.json_field import storable
 from inference.models import Job, Priority, Status, Worker
 from inference.status import workers
 from inference.telemetry.visible import visible
@@ -123,6 +125,19 @@ class OwnerFilter(JobFilter):
         if chosen.isascii() and chosen.isdecimal() and int(chosen) not in listed:
             listed |= dict(names.filter(pk=chosen))
         return [(str(pk), visible(name)) for pk, name in listed.items()]
+
+
+class KeyFilter(JobFilter):
+    """Lists a few API keys to choose from; the search finds the jobs of others, and of those that were deleted."""
+
+    title, parameter_name = "API key", "key_start"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        issued, chosen = keys.issued().values_list("start", "name"), self.value()
+        listed = dict(issued[:20])
+        if chosen and chosen not in listed:
+            listed |= dict(issued.filter(start=storable(chosen))[:1]) or {chosen: ""}
+        return [(start, visible(f"{start}… {name}".strip())) for start, name in listed.items()]
 
 
 class PriorityFilter(JobFilter):

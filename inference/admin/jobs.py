@@ -19,11 +19,12 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from inference.admin import batches, data, display, export, media, selection, steering, story
+from inference.admin import batches, data, display, export, keys, media, selection, steering, story
 from inference.admin.acts import facts as act_facts
 from inference.admin.filters import (
     AcceptedFilter,
     ErrorFilter,
+    KeyFilter,
     ModelFilter,
     OwnerFilter,
     PriorityFilter,
@@ -54,13 +55,15 @@ class JobAdmin(ReadOnlyAdmin):
         "short_id", "model", "state", "code", "owner_name", "accepted", "wait", "run", "batched", "size", "priority",
         "attempts", "ran_on",
     )  # fmt: skip
-    list_filter = (StatusFilter, ModelFilter, AcceptedFilter, PriorityFilter, WorkerFilter, OwnerFilter, ErrorFilter)
+    list_filter = (
+        StatusFilter, ModelFilter, AcceptedFilter, PriorityFilter, WorkerFilter, OwnerFilter, KeyFilter, ErrorFilter,
+    )  # fmt: skip
     list_per_page = list_max_show_all = 50
     search_fields = ("id",)  # shows the box; get_search_results does the work
     search_help_text = (
-        "In full: an owner's name, an error's code, an X-Request-Id, an Idempotency-Key, the id of a job, a bulk or a"
-        " batch. Of a job's id its end will do. What is none of these is looked for in the texts of errors and the"
-        f" first {selection.BEGINNING} characters of inputs."
+        "In full: the name of an owner or of an API key, the beginning of one as it is listed, an error's code, an"
+        " X-Request-Id, an Idempotency-Key, the id of a job, a bulk or a batch. Of a job's id its end will do. What is"
+        f" none of these is looked for in the texts of errors and the first {selection.BEGINNING} characters of inputs."
     )
     actions = ("cancel_jobs", "retry_jobs", "retry_jobs_alone")
     change_list_template = "inference/job_list.html"
@@ -69,8 +72,10 @@ class JobAdmin(ReadOnlyAdmin):
         ("Job", {"fields": ("id", "model", "state", "error", "priority", "size", "length", "parts_link")}),
         ("Run", {"fields": ("batch_link", "attempts", "recoveries", "ran_on", "device")}),
         ("Times", {"fields": ("created", "sent", "wait", "started", "run", "finished", "expires")}),
-        ("Client", {"fields": ("owner", "bulk_link", "webhook_link", "request_id_shown", "idempotency_key_shown")}),
-    )
+        ("Client", {
+            "fields": ("owner", "api_key", "bulk_link", "webhook_link", "request_id_shown", "idempotency_key_shown"),
+        }),
+    )  # fmt: skip
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
         users = get_user_model()
@@ -106,6 +111,14 @@ class JobAdmin(ReadOnlyAdmin):
     expires = display.fact("expires", "expires_at", display.at)
     request_id_shown = display.fact("request id", "request_id", display.visible)
     idempotency_key_shown = display.fact("idempotency key", "idempotency_key", display.visible)
+
+    @admin.display(description="API key")
+    def api_key(self, job: Job) -> SafeString | str:
+        """Return its beginning, as the list of keys shows it, and its name as long as there is the key."""
+        if job.key_start is None:
+            return display.NONE
+        name = keys.issued().filter(start=job.key_start).values_list("name", flat=True).first()
+        return format_html("<code>{}…</code> {}", display.visible(job.key_start), display.visible(name or ""))
 
     @admin.display(description="worker")
     def ran_on(self, job: Job) -> SafeString | str:

@@ -27,6 +27,7 @@ from django.db.models.functions import Cast, Left
 from django.http import QueryDict
 
 from inference import clock, errors
+from inference.admin import keys
 from inference.fields.ids import first_id_at
 from inference.fields.json_field import dumps, storable
 from inference.models import Job
@@ -34,7 +35,7 @@ from inference.models import Job
 END_OF_ID = re.compile(r"…?([0-9A-Fa-f]{8,12})")
 MINUTES = {"10m": 10, "1h": 60, "1d": 1440, "7d": 10_080}  # the times of the list
 LOOKUPS = {"status__exact": "status", "priority__exact": "priority"}
-SAME = ("model", "worker", "error_code", "batch", "whole", "bulk", "owner")
+SAME = ("model", "worker", "error_code", "batch", "whole", "bulk", "owner", "key_start")
 OF_PARTS = {"whole", "batch", "worker"}  # which find parts, too
 PASSED_OVER = {"p", "o", "e", "all", "_changelist_filters", "_popup"}
 
@@ -43,7 +44,7 @@ PASSED_OVER = {"p", "o", "e", "all", "_changelist_filters", "_popup"}
 SCANNED, CHUNK, FOUND, SCAN_S = 10_000, 500, 500, 2.0
 BEGINNING = 200  # characters of the input, as JSON
 LARGEST = 100_000  # bytes of an input that is read for its beginning
-OWNERS = 1000  # of whom each may have used the same Idempotency-Key
+OWNERS = 1000  # of whom each may have used the same Idempotency-Key, or the same name for a key
 
 Lookups = dict[str, Any]
 
@@ -70,7 +71,7 @@ def search(term: str, keys: set[str], jobs: QuerySet[Job]) -> Search:
     """Find jobs of `jobs` by a term.
 
     Parts are found by what they belong to, ran in, and their ids. A request's id and an Idempotency-Key are the
-    client's choice, and may look like anything else: what is a job's id, or an owner, is taken for that.
+    client's choice, and may look like anything else: what is a job's id, an owner or a key, is taken for that.
 
     Args:
         term: What was typed.
@@ -118,6 +119,9 @@ def _indexed(term: str) -> Iterator[Lookups]:
     users = get_user_model()
     if owner := users.objects.filter(**{users.USERNAME_FIELD: term}).first():
         yield {"owner": str(owner.pk), "whole__isnull": True}
+    if named := list(keys.issued().filter(name=term).values_list("start", flat=True)[:OWNERS]):
+        yield {"key_start__in": named, "whole__isnull": True}
+    yield {"key_start": term.removesuffix("…"), "whole__isnull": True}
     yield {"request_id": term, "whole__isnull": True}
 
 

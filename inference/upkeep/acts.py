@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 LOOKUPS = frozenset({
     "status", "model", "priority", "worker", "error_code", "batch", "whole", "whole__isnull", "bulk", "request_id",
-    "owner", "id", "id__in", "id__gte", "id__endswith",
+    "owner", "key_start", "key_start__in", "id", "id__in", "id__gte", "id__endswith",
 })  # fmt: skip
 MOST = 100_000  # jobs of one act
 ROUND_S = 2.0

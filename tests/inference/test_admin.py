@@ -118,10 +118,52 @@ class TestJobPages(AdminCase):
         self.assertRegex(self.text(JOBS), r"field-owner_name[^>]*>alice<")
         self.assertIn(f"?owner={alice.pk}", self.text(JOBS), "a filter")
 
-    def test_the_keys_of_an_owner_lead_to_the_owner_s_jobs(self) -> None:
+    def test_the_keys_of_an_owner_lead_to_their_jobs_and_to_the_owner_s(self) -> None:
         alice = User.objects.create_user("alice")
-        ApiKey.objects.issue(owner=alice)
-        self.assertIn(f"{JOBS}?owner={alice.pk}", self.text(reverse("admin:api_apikey_changelist")))
+        key = ApiKey.objects.issue(owner=alice)[0]
+        page = self.text(reverse("admin:api_apikey_changelist"))
+        for query in (f"owner={alice.pk}", f"key_start={key.start}"):
+            self.assertIn(f'"{JOBS}?{query}"', page)
+
+    def test_jobs_are_shown_with_their_key_and_found_by_it(self) -> None:
+        alice = User.objects.create_user("alice")
+        made = [ApiKey.objects.issue(owner=alice, name=name) for name in ("nightly", "by hand", "by hand", "")]
+        nightly, *by_hand, unnamed = [make_job(owner=alice, key_start=row.start) for row, _ in made]
+        without = make_job(owner=alice)
+        (key, secret), *_ = made
+        for term, found in (
+            (key.start, [nightly]), (f"{key.start}…", [nightly]), ("nightly", [nightly]), ("by hand", by_hand[::-1]),
+            (made[3][0].start, [unnamed]), ("nigh", []), (secret, []),
+        ):  # fmt: skip
+            self.assertEqual(self.listed(q=term), found, term)
+        self.assertEqual(self.listed(key_start=key.start), [nightly])
+        self.assertEqual(self.listed(key_start=key.start, q="by hand"), [])
+        self.assertEqual(self.listed(key_start="inf_unknown_"), [])
+        page = self.text(page_of(nightly))
+        self.assertIn(f"<code>{key.start}…</code> nightly", page)
+        self.assertNotIn(secret[:13], page)
+        self.assertNotIn(key.digest, page)
+        self.assertNotIn("inf_", self.text(page_of(without)))
+
+    def test_jobs_of_a_deleted_key_are_found_by_its_beginning(self) -> None:
+        key = ApiKey.objects.issue(owner=User.objects.get(), name="gone by")[0]
+        job = make_job(key_start=key.start)
+        key.delete()
+        self.assertIn(f"<code>{key.start}…</code>", self.text(page_of(job)))
+        self.assertEqual((self.listed(q=key.start), self.listed(q="gone by")), ([job], []))
+        page = self.text(JOBS, key_start=key.start)
+        self.assertIn(f'aria-current="true">{key.start}…</a>', page)
+
+    def test_a_few_keys_are_listed_to_choose_from_and_the_one_that_is_chosen(self) -> None:
+        owner = User.objects.get()
+        first, *others = [ApiKey.objects.issue(owner=owner, name=f"key {number}")[0] for number in range(22)]
+        make_job()
+        with CaptureQueriesContext(connection) as asked:
+            page = self.text(JOBS)
+        shown = [key for key in (first, *others) if f"?key_start={key.start}" in page]
+        self.assertEqual(shown, others[1:])
+        self.assertFalse([query for query in asked if "DISTINCT" in query["sql"]])
+        self.assertIn(f"{first.start}… key 0", self.text(JOBS, key_start=first.start))
 
     def test_jobs_are_found_by_the_text_of_their_error_and_the_beginning_of_their_input(self) -> None:
         failed = make_job(status=Status.FAILED, error_code="engine_error", error_detail="The model failed on 100%.",

@@ -13,6 +13,7 @@ from django.contrib.auth.models import Permission, User
 from django.http import QueryDict
 from django.urls import reverse
 
+from api.models import ApiKey
 from inference.admin import selection
 from inference.fields.ids import new_job_id
 from inference.models import Act, ActKind, ActState, Bulk, Job, Priority, Status
@@ -54,11 +55,13 @@ class ActOnAllTests(AdminCase):
 
     def test_each_filter_finds_for_the_act_what_the_list_shows(self) -> None:
         batch, bulk, worker = uuid.uuid4(), Bulk.objects.create(model="x", total=1), make_worker()
+        key = ApiKey.objects.issue(owner=User.objects.get(), name="nightly")[0]
         whole = make_job(parts=1)
         part = make_job(whole=whole.pk, place=0, worker=worker.pk, batch=batch)
         job = make_job(
             status=Status.FAILED, error_code="crashed", priority=Priority.HIGH, worker=worker.pk, batch=batch,
             bulk=bulk, request_id="req-1", owner=User.objects.get(), idempotency_key="-:order", inputs="a needle",
+            key_start=key.start,
         )  # fmt: skip
         make_job(model="other", request_id="0" * 32)
         make_job(request_id="1" * 8)
@@ -70,6 +73,8 @@ class ActOnAllTests(AdminCase):
             {"status__exact": "queued", "model": "other", "p": "1"}, {"q": "0" * 32}, {"q": "1" * 8},
             {"owner": str(job.owner_id)}, {"q": "operator"}, {"q": "crashed"}, {"q": "order"}, {"q": "needle"},
             {"q": str(bulk.pk)}, {"q": str(batch)}, {"q": "needle", "model": "other"}, {"q": "needle", "owner": ""},
+            {"key_start": key.start}, {"key_start": "gone"}, {"q": "nightly"}, {"q": key.start}, {"q": f"{key.start}…"},
+            {"q": "nightly", "key_start": key.start}, {"q": "nightly", "owner": str(job.owner_id)},
             {"worker": ""}, {"priority__exact": ""}, {"model": "", "error_code": ""}, {"status__exact": ""},
         ]  # fmt: skip
         for query in queries:

@@ -32,7 +32,7 @@ class ExportTests(AdminCase):
 
     def test_what_a_filter_finds_is_in_it_in_the_order_of_the_list(self) -> None:
         failed = [make_job(status=Status.FAILED, error_code="crashed", inputs="secret") for _ in range(5)]
-        make_job()
+        make_job(key_start="inf_AbCdEfGh")
         query = {"status__exact": "failed", "error_code": "crashed"}
         with patch.object(export, "CHUNK", 2):
             self.assertEqual([row["id"] for row in self.rows(**query)], [str(job.pk) for job in reversed(failed)])
@@ -40,6 +40,7 @@ class ExportTests(AdminCase):
         self.assertEqual([line["id"] for line in lines], [str(job.pk) for job in reversed(failed)])
         self.assertEqual(set(lines[0]), set(export.COLUMNS))
         self.assertNotIn("secret", self.read("csv") + self.read("jsonl"))
+        self.assertEqual([row["key_start"] for row in self.rows(key_start="inf_AbCdEfGh")], ["inf_AbCdEfGh"])
 
     def test_no_cell_is_a_formula(self) -> None:
         evil = [

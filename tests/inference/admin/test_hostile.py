@@ -97,18 +97,19 @@ class HostileTests(AdminCase):
                             "memory": {name: 1}, "ended": 9, "withdrawn_s": 9}},
         )  # fmt: skip
         silent = Worker.objects.create(name=text[:254] + "2", pid=8, model_names=[name], state=WorkerState.GONE)
+        key = ApiKey.objects.issue(owner=self.owner, name=name)[0]
         bulk = Bulk.objects.create(model=name, total=1, rejected=[[0, text, text]], request_id=text[:128])
         ran = {"worker": worker.pk, "batch": uuid.uuid4(), "batch_size": 1, "device": text[:20], "started_at": now}
         job = make_job(
             model=name, inputs=[text, {text: text}], parameters={text: text}, output=[{"label": text, "score": 0.5}],
             status=Status.FAILED, error_code=text[:40], error_detail=text, request_id=text[:128], owner=self.owner,
-            idempotency_key=f"1:{text}"[:300], bulk=bulk, bulk_index=0, finished_at=now, **ran,
+            idempotency_key=f"1:{text}"[:300], bulk=bulk, bulk_index=0, finished_at=now, key_start=key.start,
+            **ran,
         )  # fmt: skip
-        make_job(model=name, inputs=text)
+        make_job(model=name, inputs=text, key_start=text[:12])
         Webhook.objects.create(job=job, url=f"https://{text}"[:500], attempts=3, last_error=text[:300], due_at=now)
         Act.objects.create(kind=ActKind.CANCEL, newest=job.pk, counted=1, selection={"model": text}, left={text: 1})
         PausedModel.objects.create(model=name, paused_by=self.owner)
-        ApiKey.objects.issue(owner=self.owner, name=name)
         tally = {"ended": {f"failed {text[:40]}": 9}, "batch": {"sum": 1.0, "in": {"0": 1}}, "memory": {name: 1}}
         Figure.objects.create(grain=Grain.TICK, start=now, model=name, tally=tally)
         Figure.objects.create(grain=Grain.EVER, start=now, model=name, tally={"refused": {text[:40]: 1}})
@@ -164,7 +165,8 @@ class HostileTests(AdminCase):
         make_job()
         for text in TEXTS:
             asked = text[:2000]
-            for query in ({"q": asked}, {"model": asked}, {"error_code": asked}, {"worker": asked}, {"batch": asked}):
+            for query in ({"q": asked}, {"model": asked}, {"error_code": asked}, {"worker": asked}, {"batch": asked},
+                          {"key_start": asked}):  # fmt: skip
                 answer = self.client.get(JOBS, query, follow=True)
                 self.assertLess(answer.status_code, 500)
                 self.assert_does_not_act(answer.content.decode(), text, str(query)[:80])
@@ -173,8 +175,8 @@ class HostileTests(AdminCase):
             self.assert_does_not_act(answer.content.decode(), text, "confirm")
 
     def test_a_filter_that_was_typed_by_hand_is_answered(self) -> None:
-        typed = ("model=%00", "error_code=%00", "status__exact=%00", "request_id=%00", "q=%00", "worker=%00",
-                 f"owner={'9' * 24}", "created_at__year=99999", "size=x", "p=99999999999999999999",
+        typed = ("model=%00", "key_start=%00", "error_code=%00", "status__exact=%00", "request_id=%00", "q=%00",
+                 "worker=%00", f"owner={'9' * 24}", "created_at__year=99999", "size=x", "p=99999999999999999999",
                  "inputs__contains=a", "output=a", "parameters__gt=1", "error_detail__regex=(")  # fmt: skip
         for query in typed:
             for path in (JOBS, reverse("admin:inference_job_export", args=["csv"])):

@@ -49,14 +49,14 @@ class LookTests(BrowserCase):
             catalog={"models": [entry(why="no weights " * 20)]}, costs={"embeddings": learnt()},
         )  # fmt: skip
         now = ago()
+        key = ApiKey.objects.issue(owner=owner, name="a key")[0]
         for status in Status:
             self.job = make_job(
                 status=status, inputs="a word " * 300, output=[0.25] * 384, worker=worker.pk, batch=uuid.uuid4(),
                 batch_size=3, error_code="crashed", error_detail="x" * 200, owner=owner, started_at=now,
-                finished_at=now,
+                finished_at=now, key_start=key.start,
             )  # fmt: skip
         act = Act.objects.create(kind=ActKind.CANCEL, newest=self.job.pk, counted=9, done=3, left={"x " * 50: 1})
-        key = ApiKey.objects.issue(owner=owner, name="a key")[0]
         self.paths = [
             "/admin/", reverse("admin:inference_job_changelist"), reverse("admin:inference_worker_changelist"),
             reverse("admin:api_apikey_changelist"),

@@ -20,6 +20,7 @@ from inference.status.attention import load
 from inference.webhooks import delivery
 
 NUMBER = 300
+KEY = "inf_AbCdEfGh"
 QUEUED = Job.objects.filter(status=Status.QUEUED)
 OF_QUEUED = "job_queued|job_queued_by_owners"  # with five rows they cost the same
 AN_HOUR = datetime.timedelta(hours=1)
@@ -32,7 +33,8 @@ class IndexTests(TestCase):
     def setUpTestData(cls) -> None:
         cls.owner = User.objects.create_user("ada")
         soon = timezone.now() + AN_HOUR  # no job of a test expires meanwhile
-        rows = [Job(model="a", inputs="x", status=Status.SUCCEEDED, owner=cls.owner) for _ in range(NUMBER)]
+        rows = [Job(model="a", inputs="x", status=Status.SUCCEEDED, owner=cls.owner, key_start=KEY)
+                for _ in range(NUMBER)]  # fmt: skip
         rows += [Job(model="a", inputs="x", expires_at=soon, owner=cls.owner) for _ in range(5)]
         Job.objects.bulk_create(rows)
 
@@ -76,6 +78,7 @@ class IndexTests(TestCase):
     def test_lists_read_one_page_from_its_index(self) -> None:
         for index, jobs in (
             ("job_by_owner", Job.objects.filter(owner=self.owner)),
+            ("job_by_key", Job.objects.filter(key_start=KEY)),
             ("job_by_status", Job.objects.filter(status=Status.FAILED)),
             ("job_of_model", Job.objects.filter(model="b", whole=None)),
         ):
