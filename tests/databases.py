@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,10 @@ import dj_database_url
 from django.conf import settings
 from django.core.management import call_command
 from django.db import connection, connections
+from django.db.migrations.executor import MigrationExecutor
+
+from tests.once import made_once
+from tests.postgres import Postgres
 
 TEMPLATE = "stack-template"
 
@@ -23,7 +25,7 @@ def create(alias: str, folder: Path) -> str:
     """Make it, known to Django here as `alias`; returns its DATABASE_URL. A file lies in `folder`."""
     if connection.vendor == "sqlite":
         file = folder / "db.sqlite3"
-        shutil.copy(_sqlite_template(), file)
+        shutil.copy(sqlite_template(), file)
         _add(alias, _like_default(str(file)))
         return f"sqlite:///{file}"
     _administer(f'CREATE DATABASE "{alias}" TEMPLATE "{_postgres_template()}"')
@@ -33,13 +35,32 @@ def create(alias: str, folder: Path) -> str:
 
 def make_template() -> None:
     """Make the empty database with all tables now: processes that are forked from this one share it."""
-    _sqlite_template() if connection.vendor == "sqlite" else _postgres_template()
+    sqlite_template() if connection.vendor == "sqlite" else _postgres_template()
+
+
+def sqlite_template() -> Path:
+    """Return the file of an empty database with all tables, which is to be copied."""
+    return made_once("template.sqlite3", _make_sqlite)
+
+
+def prepare(file: Path) -> None:
+    """Where the tests run on SQLite, lay an empty database there, if there is none: who is started on it makes none."""
+    if connection.vendor == "sqlite" and not file.exists():
+        shutil.copy(sqlite_template(), file)
+
+
+def postgres() -> Postgres:
+    """Return a server that is to be started, whose database has all tables."""
+    return Postgres(made_once("postgres", _make_postgres))
 
 
 def attach(alias: str, url: str) -> None:
     """Make a database that somebody else runs known as `alias`, with all tables."""
     _add(alias, {**dj_database_url.parse(url)})
-    _migrate(alias)
+    executor = MigrationExecutor(connections[alias])
+    if executor.migration_plan(executor.loader.graph.leaf_nodes()):
+        _migrate(alias)
+    connections[alias].close()
 
 
 def drop(alias: str) -> None:
@@ -66,14 +87,18 @@ def _migrate(alias: str) -> None:
     connections[alias].close()
 
 
-@functools.cache
-def _sqlite_template() -> Path:
-    folder = tempfile.TemporaryDirectory(prefix="stack-template-")
-    atexit.register(folder.cleanup)
-    file = Path(folder.name) / "db.sqlite3"
+def _make_sqlite(file: Path) -> None:
     _add(TEMPLATE, _like_default(str(file)))
     _migrate(TEMPLATE)
-    return file
+    drop(TEMPLATE)
+
+
+def _make_postgres(data: Path) -> None:
+    with Postgres() as server:
+        attach(TEMPLATE, server.url())
+        drop(TEMPLATE)
+        server.stop()
+        server.copy(server.data, data)
 
 
 @functools.cache

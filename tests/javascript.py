@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
 import subprocess
-import tempfile
 import unittest
 from pathlib import Path
 from typing import Any
 
 from tests.conditions import PATIENCE_S
+from tests.once import made_once
 
 FOLDER = Path(__file__).parent / "npm"
 
@@ -27,7 +26,7 @@ def run(script: str, *arguments: str, told: Any = None) -> Any:
 def start(script: str, *arguments: str) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        ["node", script, *arguments], cwd=_installed().name, text=True, stdin=pipe, stdout=pipe, stderr=pipe
+        ["node", script, *arguments], cwd=made_once("npm", _install), text=True, stdin=pipe, stdout=pipe, stderr=pipe
     )
 
 
@@ -43,10 +42,6 @@ def ended(process: subprocess.Popen[str], told: Any = None) -> Any:
     return json.loads(printed)
 
 
-@functools.lru_cache(maxsize=1)
-def _installed() -> tempfile.TemporaryDirectory[str]:
-    """A copy of this process's own: installing anew takes the packages away from a script that runs beside it."""
-    folder = tempfile.TemporaryDirectory(prefix="npm-")
-    shutil.copytree(FOLDER, folder.name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("node_modules"))
-    subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=folder.name, check=True, capture_output=True)
-    return folder
+def _install(folder: Path) -> None:
+    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("node_modules"))
+    subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=folder, check=True, capture_output=True)

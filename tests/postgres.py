@@ -35,14 +35,23 @@ def program(name: str) -> str:
 
 
 class Postgres:
-    def __init__(self) -> None:
+    def __init__(self, like: Path | None = None) -> None:
+        """`like` is the data of a server that has ended, with which this one begins."""
         self.folder = Path(tempfile.mkdtemp(prefix="postgres-", dir=short_root()))
         self.data = self.folder / "data"
         self.user = UNPRIVILEGED if os.getuid() == 0 else None
         self.reaper = Reaper()
         if self.user:
             shutil.chown(self.folder, self.user)
-        self._run(program("initdb"), "--auth=trust", "--username=inference", "--no-sync", f"--pgdata={self.data}")
+        if like:
+            self.copy(like, self.data)
+        else:
+            self._run(program("initdb"), "--auth=trust", "--username=inference", "--no-sync", f"--pgdata={self.data}")
+
+    @staticmethod
+    def copy(data: Path, to: Path) -> None:
+        """With its owner and permissions."""
+        subprocess.run(["cp", "-a", data, to], check=True)
 
     def url(self, database: str = "postgres") -> str:
         return f"postgres://inference@{quote(str(self.folder), safe='')}/{database}"

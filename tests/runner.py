@@ -28,7 +28,7 @@ from django.test import runner
 
 from inference.broker import address, redis_client
 from inference.launcher.reaper import Reaper
-from tests import processes
+from tests import once, processes
 from tests.conditions import PATIENCE_S
 from tests.embedded_broker import EmbeddedBroker
 from tests.second_look import TAG, Unstable, look_again
@@ -161,6 +161,7 @@ class Runner(runner.DiscoverRunner):
     def setup_test_environment(self, **kwargs: Any) -> None:
         if not importlib.util.find_spec("hypothesis"):
             sys.exit("The tests need what requirements-dev.txt lists. `make test` installs it, and runs them.")
+        once.folder()
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # a second thread slows models this small down
         super().setup_test_environment(**kwargs)
         warnings.simplefilter("error")

@@ -11,6 +11,7 @@ from django.contrib.auth import get_user_model
 from django.test import tag
 
 from api.models import ApiKey
+from tests import databases
 from tests.conditions import eventually
 from tests.faults.load import Load, crowd
 from tests.postgres import Postgres
@@ -34,7 +35,7 @@ class DatabaseAway(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.server = cls.enterClassContext(Postgres())
+        cls.server = cls.enterClassContext(databases.postgres())
         environment = {
             "DATABASE_URL": cls.server.url(), "DATABASE_POOL_SIZE": str(cls.pool_size),
             "API_KEY_REQUIRED": "1", "API_KEY_MAX_QUEUED": "0",

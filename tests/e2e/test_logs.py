@@ -130,7 +130,9 @@ class TestLines(TestCase):
         file.write_text(MODELS)
         clients = []
         for options in ({"LOG_FORMAT": "json"}, {"DEVELOPMENT": "0"}):
-            own = {"DATABASE_URL": f"sqlite:///{file.parent}/{(port := free_port())}.sqlite3"}
+            database = file.parent / f"{(port := free_port())}.sqlite3"
+            databases.prepare(database)
+            own = {"DATABASE_URL": f"sqlite:///{database}"}
             up = self.enterContext(Up(port, file, more={**OPTIONS, **options, **SECRETS, **own}))
             clients.append(Client(up, port, own["DATABASE_URL"]))
         for client in clients:
@@ -172,7 +174,9 @@ class TestHostileTexts(TestCase):
     def test_no_line_of_any_program_is_forged_or_acts_on_a_terminal(self) -> None:
         file = Path(self.enterContext(tempfile.TemporaryDirectory()), "models.toml")
         file.write_text(MODELS)
-        database = f"sqlite:///{file.parent}/{(port := free_port())}.sqlite3"
+        data = file.parent / f"{(port := free_port())}.sqlite3"
+        databases.prepare(data)
+        database = f"sqlite:///{data}"
         options = {"DATABASE_URL": database, "LOG_LEVEL": "DEBUG", "WEBHOOK_HOSTS": HOST, "WEBHOOK_ALLOW_PRIVATE": "1"}
         up = self.enterContext(Up(port, file, more={**options, **SECRETS}))
         client = Client(up, port, database)

@@ -8,11 +8,10 @@ from uuid import UUID
 from django.test import tag
 
 from inference.models import Job, Status
-from tests import echo, pgbouncer
+from tests import databases, echo, pgbouncer
 from tests.conditions import PATIENCE_S, ago, eventually
 from tests.e2e.case import ShowingLog
 from tests.pgbouncer import PgBouncer
-from tests.postgres import Postgres
 from tests.second_look import TAG
 from tests.stack import Stack
 
@@ -33,7 +32,7 @@ class PoolerTests(ShowingLog):
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
-        pooler = cls.enterClassContext(PgBouncer(cls.enterClassContext(Postgres())))
+        pooler = cls.enterClassContext(PgBouncer(cls.enterClassContext(databases.postgres())))
         environment = {"DATABASE_URL": pooler.url()}
         cls.stack = cls.enterClassContext(Stack(models=MODELS, environment=environment))
 

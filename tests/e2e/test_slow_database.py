@@ -17,11 +17,11 @@ from django.test import tag
 from django.utils import timezone
 
 from api.models import ApiKey
+from tests import databases
 from tests.conditions import eventually
 from tests.faults.database import locked
 from tests.faults.proxy import Mode, Proxy
 from tests.ports import HOST
-from tests.postgres import Postgres
 from tests.second_look import TAG
 from tests.stack import ECHO, Stack
 
@@ -38,7 +38,7 @@ class SlowDatabase(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        server = cls.enterClassContext(Postgres())
+        server = cls.enterClassContext(databases.postgres())
         cls.proxy = cls.enterClassContext(Proxy())
         cls.proxy.target, cls.proxy.slow_s = server.folder / ".s.PGSQL.5432", EACH_WAY_S
         environment = {

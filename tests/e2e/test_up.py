@@ -20,7 +20,7 @@ from unittest import TestCase
 from django.conf import settings
 from django.test import tag
 
-from tests import processes
+from tests import databases, processes
 from tests.conditions import PATIENCE_S, eventually
 from tests.ports import HOST, free_port
 from tests.second_look import TAG
@@ -35,10 +35,14 @@ class Up:
         models_file: Path = settings.BASE_DIR / "models.toml",
         data: Path | None = None,
         more: Mapping[str, str] | None = None,  # of the environment
+        *,
+        is_new: bool = False,  # whether it finds no database yet, which takes it a second to make
     ) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="up-")
         environment = {name: value for name, value in os.environ.items() if name not in ("REDIS_URL", "BROKER_URL")}
         self.data = str(data or self.folder.name)
+        if not is_new:
+            databases.prepare(Path(self.data, "db.sqlite3"))
         own = {"DATA_DIR": self.data, "TMPDIR": self.folder.name, "DEVELOPMENT": "1", "PORT": str(port)}
         self.process = subprocess.Popen(
             [sys.executable, "manage.py", "up"],
@@ -119,7 +123,7 @@ class TestUp(TestCase):
         return file
 
     def test_it_serves_shows_a_real_answer_and_stops_cleanly(self) -> None:
-        with Up(port := free_port()) as up, impatient_client(port):
+        with Up(port := free_port(), is_new=True) as up, impatient_client(port):
             up.shows(f"Ready on http://{HOST}:{port}, serving embeddings")
             up.shows("A request, and the answer it got")
             up.shows(f"curl http://{HOST}:{port}/v1/models/embeddings")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import django
 
-from tests import processes
+from tests import once, processes
 from tests.faults import matrix
 from tests.faults.backends import BROKERS, DATABASES, REDIS, SQLITE, Backends
 from tests.faults.fault import Fault, Run
@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     logs = options.logs or Path(tempfile.mkdtemp(prefix="faults-"))
     say(f"seed {options.seed}, trials {options.trials}, {options.parallel} services side by side")
+    once.folder()
     started = time.monotonic()
     chosen = _chosen(options)
     runs = [run for backends, faults in chosen.items() for run in _runs(faults, backends, options, logs)]

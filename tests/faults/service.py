@@ -21,7 +21,6 @@ from tests.conditions import eventually
 from tests.faults.backends import POOL_SIZE, POSTGRES, RABBITMQ, Backends, MessageBroker, RabbitBroker, RedisBroker
 from tests.faults.engines import CALLS
 from tests.ports import HOST
-from tests.postgres import Postgres
 from tests.stack import Stack
 
 QUICK = {"WORKER_HEARTBEAT_S": "0.5", "WORKER_SILENT_S": "6"}  # a dead worker is found in seconds, not in 15
@@ -82,7 +81,7 @@ class Service(Stack):
         self.blocking_threads = blocking_threads
         self.backends = backends or Backends()
         self.keys: dict[str, dict[str, str]] = {}
-        self.database = Postgres() if self.backends.database == POSTGRES else None
+        self.database = databases.postgres() if self.backends.database == POSTGRES else None
         self.rabbit = RabbitBroker() if self.backends.broker == RABBITMQ else None
         self.broker: MessageBroker = self.rabbit or RedisBroker(self)
         pace = {**(QUICK if quick else {}), "WORK_AHEAD": str(int(self.backends.ahead))}
