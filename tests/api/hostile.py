@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Iterator
@@ -60,14 +61,20 @@ class Request:
 
 
 def filled(unit: bytes, before: bytes, after: bytes, *, most: int = MOST) -> bytes:
-    count = (MOST - len(before) - len(after)) // (len(unit) + 1)
-    return before + b",".join([unit] * min(count, most)) + after
+    count = min((MOST - len(before) - len(after)) // (len(unit) + 1), most)
+    return before + ((unit + b",") * count)[:-1] + after
 
 
 def keys(before: bytes, after: bytes, *, most: int = MOST) -> bytes:
     """An object with as many different members as fit."""
     room = MOST - len(before) - len(after)
-    return before + b",".join(b'"k%07d":0' % number for number in range(min(room // 13, most))) + after
+    return before + _members()[: 13 * min(room // 13, most) - 1] + after
+
+
+@functools.cache
+def _members() -> bytes:
+    """As many as fit, 13 bytes each with the comma behind it."""
+    return b"".join(b'"k%07d":0,' % number for number in range(MOST // 13))
 
 
 def requests() -> Iterator[Request]:
