@@ -10,12 +10,14 @@ import logging
 import re
 import sys
 import uuid
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from typing import Any
 
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth.models import User
 from django.core.management import call_command
+from django.db import connection
 from django.urls import reverse
 
 from api.models import ApiKey
@@ -140,8 +142,8 @@ class HostileTests(AdminCase):
         for kind in (Webhook, Job, Bulk, Act, Worker, PausedModel, ApiKey, Figure, Mark, LogEntry):
             kind._default_manager.all().delete()
 
-    def each(self) -> Any:
-        for text in TEXTS:
+    def each(self, texts: Sequence[str] = TEXTS) -> Any:
+        for text in texts:
             job = self.write(text)
             yield text, job
             self.erase()
@@ -156,7 +158,8 @@ class HostileTests(AdminCase):
         self.assertLess(len(page), 1_000_000, what)
 
     def test_no_page_acts_on_its_reader(self) -> None:
-        for text, _job in self.each():
+        """Where tests run on PostgreSQL as well, a few texts show what depends on it: each page's statements."""
+        for text, _job in self.each(TEXTS if connection.vendor == "sqlite" else TEXTS[::7]):
             for path in self.addresses:
                 with self.subTest(text[:20], path=path):
                     self.assert_harmless(self.text(path), text, path)
