@@ -21,7 +21,6 @@ from inference import clock
 from inference.admin import drawing, keys
 from inference.telemetry.plurals import count_of
 
-keys.issued = ApiKey.objects.all
 MINUTE, HOUR, DAY = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(days=1)
 
 
@@ -42,6 +41,15 @@ def owners(user: Any) -> QuerySet[Any]:
         return users.all()
     below = Q(is_staff=False, is_superuser=False)
     return users.filter(below | Q(pk=user.pk) if user.has_perm("inference.view_job") else below)
+
+
+def seen_by(user: Any) -> QuerySet[ApiKey]:
+    """Return the keys that `user` may look at: all, or none without the right."""
+    may = user.has_perm("api.view_apikey") or user.has_perm("api.change_apikey")
+    return ApiKey.objects.all() if may else ApiKey.objects.none()
+
+
+keys.issued = seen_by
 
 
 def is_below(user: Any, key: ApiKey | None) -> bool:

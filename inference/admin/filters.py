@@ -128,12 +128,12 @@ class OwnerFilter(JobFilter):
 
 
 class KeyFilter(JobFilter):
-    """Lists a few API keys to choose from; the search finds the jobs of others, and of those that were deleted."""
+    """Lists a few API keys to those who may look at keys; the search finds the jobs of others, deleted ones too."""
 
     title, parameter_name = "API key", "key_start"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        issued, chosen = keys.issued().values_list("start", "name"), self.value()
+        issued, chosen = keys.issued(request.user).values_list("start", "name"), self.value()
         listed = dict(issued[:20])
         if chosen and chosen not in listed:
             listed |= dict(issued.filter(start=storable(chosen))[:1]) or {chosen: ""}

@@ -81,13 +81,16 @@ class JobAdmin(ReadOnlyAdmin):
         users = get_user_model()
         worker = Worker.objects.filter(pk=OuterRef("worker")).values("name")[:1]
         owner = users.objects.filter(pk=OuterRef("owner")).values(users.USERNAME_FIELD)[:1]
+        key = keys.issued(request.user).filter(start=OuterRef("key_start")).values("name")[:1]
         jobs: QuerySet[Job] = super().get_queryset(request)
-        return jobs.defer("inputs", "output").annotate(worker_name=Subquery(worker), owner_username=Subquery(owner))
+        return jobs.defer("inputs", "output").annotate(
+            worker_name=Subquery(worker), owner_username=Subquery(owner), key_name=Subquery(key)
+        )
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
-        found = selection.search(search_term, set(request.GET), queryset)
+        found = selection.search(search_term, set(request.GET), queryset, request.user)
         request.search_limit = found.limit  # type: ignore[attr-defined]  # for the page
         return queryset.filter(**found.lookups), False
 
@@ -113,12 +116,11 @@ class JobAdmin(ReadOnlyAdmin):
     idempotency_key_shown = display.fact("idempotency key", "idempotency_key", display.visible)
 
     @admin.display(description="API key")
-    def api_key(self, job: Job) -> SafeString | str:
-        """Return its beginning, as the list of keys shows it, and its name as long as there is the key."""
+    def api_key(self, job: Any) -> SafeString | str:
+        """Return its beginning, and its name as long as there is the key and the user may look at keys."""
         if job.key_start is None:
             return display.NONE
-        name = keys.issued().filter(start=job.key_start).values_list("name", flat=True).first()
-        return format_html("<code>{}…</code> {}", display.visible(job.key_start), display.visible(name or ""))
+        return format_html("<code>{}…</code> {}", display.visible(job.key_start), display.visible(job.key_name or ""))
 
     @admin.display(description="worker")
     def ran_on(self, job: Job) -> SafeString | str:
@@ -193,7 +195,7 @@ class JobAdmin(ReadOnlyAdmin):
 
     def confirm(self, request: HttpRequest, queryset: QuerySet[Job], kind: ActKind) -> HttpResponse | None:
         """Counted, and shown what it would be."""
-        if (lookups := selection.of(request.GET)) is None:
+        if (lookups := selection.of(request.GET, request.user)) is None:
             text = "All jobs of this list cannot be acted on at once: choose them by the filters and the search alone."
             self.message_user(request, text, messages.ERROR)
             return None

@@ -7,4 +7,4 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-issued: Callable[[], QuerySet[Any]]  # rows with a `start` and a `name`
+issued: Callable[[Any], QuerySet[Any]]  # those that a user may look at: rows with a `start` and a `name`

@@ -67,7 +67,7 @@ class StoredSize(Func):
         return super().as_sql(compiler, connection, function="length", **context)
 
 
-def search(term: str, keys: set[str], jobs: QuerySet[Job]) -> Search:
+def search(term: str, keys: set[str], jobs: QuerySet[Job], user: Any) -> Search:
     """Find jobs of `jobs` by a term.
 
     Parts are found by what they belong to, ran in, and their ids. A request's id and an Idempotency-Key are the
@@ -77,6 +77,7 @@ def search(term: str, keys: set[str], jobs: QuerySet[Job]) -> Search:
         term: What was typed.
         keys: What else is asked for.
         jobs: Those that the filters let through, among which texts are looked for.
+        user: Who asks: the names of keys find something for those who may look at keys.
     """
     term = storable(term.strip())
     whole: Lookups = {} if keys & OF_PARTS else {"whole__isnull": True}
@@ -84,7 +85,7 @@ def search(term: str, keys: set[str], jobs: QuerySet[Job]) -> Search:
         return Search(whole)
     if found := _by_id(term):
         return Search(found)
-    if found := _by_index(term):
+    if found := _by_index(term, user):
         return Search(found)
     return _by_text(term, jobs.filter(**whole))
 
@@ -99,12 +100,12 @@ def _by_id(term: str) -> Lookups:
     return {"id": str(job)} if (job := _uuid(term)) and jobs.filter(pk=job).exists() else {}
 
 
-def _by_index(term: str) -> Lookups:
+def _by_index(term: str, user: Any) -> Lookups:
     """Find by what an index holds in full: nothing where no job has it."""
     if any(error.code == term for error in errors.JobError.__subclasses__()):
         return {"error_code": term, "whole__isnull": True}
     jobs = Job.objects.order_by()
-    for lookups in _indexed(term):
+    for lookups in _indexed(term, user):
         if jobs.filter(**lookups).exists():
             return lookups
     names = [f"{pk}:{term}" for pk in get_user_model().objects.order_by("pk").values_list("pk", flat=True)[:OWNERS]]
@@ -112,14 +113,14 @@ def _by_index(term: str) -> Lookups:
     return {"id__in": found} if (found := [str(pk) for pk in keyed]) else {}
 
 
-def _indexed(term: str) -> Iterator[Lookups]:
+def _indexed(term: str, user: Any) -> Iterator[Lookups]:
     if belongs_to := _uuid(term):
         yield {"bulk": str(belongs_to)}
         yield {"batch": str(belongs_to)}
     users = get_user_model()
     if owner := users.objects.filter(**{users.USERNAME_FIELD: term}).first():
         yield {"owner": str(owner.pk), "whole__isnull": True}
-    if named := list(keys.issued().filter(name=term).values_list("start", flat=True)[:OWNERS]):
+    if named := list(keys.issued(user).filter(name=term).values_list("start", flat=True)[:OWNERS]):
         yield {"key_start__in": named, "whole__isnull": True}
     yield {"key_start": term.removesuffix("…"), "whole__isnull": True}
     yield {"request_id": term, "whole__isnull": True}
@@ -159,7 +160,7 @@ def _uuid(term: str) -> UUID | None:
         return None
 
 
-def of(query: QueryDict) -> Lookups | None:
+def of(query: QueryDict, user: Any) -> Lookups | None:
     """None for a filter that acts on all do not know: they would concern more than is listed."""
     found: Lookups = {}
     for key, value in query.items():
@@ -170,7 +171,7 @@ def of(query: QueryDict) -> Lookups | None:
             found["id__gte"] = str(first_id_at(since))
         elif key not in PASSED_OVER | {"q"}:
             return None
-    return _both(found, search(query.get("q", ""), set(query), Job.objects.filter(**found)).lookups)
+    return _both(found, search(query.get("q", ""), set(query), Job.objects.filter(**found), user).lookups)
 
 
 def _both(chosen: Lookups, found: Lookups) -> Lookups | None:

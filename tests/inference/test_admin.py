@@ -154,6 +154,20 @@ class TestJobPages(AdminCase):
         page = self.text(JOBS, key_start=key.start)
         self.assertIn(f'aria-current="true">{key.start}…</a>', page)
 
+    def test_who_may_not_look_at_keys_sees_of_them_what_jobs_keep(self) -> None:
+        viewer = User.objects.create_user("viewer", is_staff=True)
+        key, idle = (ApiKey.objects.issue(owner=viewer, name=name)[0] for name in ("nightly", "idle"))
+        job = make_job(key_start=key.start)
+        for right, sees in (("view_job", False), ("view_apikey", True)):
+            viewer.user_permissions.add(Permission.objects.get(codename=right))
+            self.client.force_login(viewer)
+            pages = self.text(JOBS) + self.text(page_of(job))
+            for text in ("nightly", "idle", idle.start):
+                self.assertEqual(text in pages, sees, text)
+            self.assertIn(f"<code>{key.start}…</code>", pages)
+            self.assertEqual(self.listed(q="nightly"), [job] if sees else [])
+            self.assertEqual((self.listed(q=key.start), self.listed(key_start=key.start)), ([job], [job]))
+
     def test_a_few_keys_are_listed_to_choose_from_and_the_one_that_is_chosen(self) -> None:
         owner = User.objects.get()
         first, *others = [ApiKey.objects.issue(owner=owner, name=f"key {number}")[0] for number in range(22)]

@@ -81,7 +81,7 @@ class ActOnAllTests(AdminCase):
             with self.subTest(query):
                 asked = QueryDict(mutable=True)
                 asked.update(query)
-                lookups = selection.of(asked)
+                lookups = selection.of(asked, User.objects.get())
                 assert lookups is not None
                 self.assertEqual(set(acts.chosen(lookups, new_job_id())), set(self.listed(**query)))
 
@@ -89,12 +89,12 @@ class ActOnAllTests(AdminCase):
         make_job(status=Status.FAILED, error_code="lost")
         make_job(status=Status.FAILED, error_code="crashed")
         self.assertEqual(self.listed(error_code="lost", q="crashed"), [])
-        self.assertIsNone(selection.of(QueryDict("error_code=lost&q=crashed")))
+        self.assertIsNone(selection.of(QueryDict("error_code=lost&q=crashed"), User.objects.get()))
 
     def test_filters_that_acts_do_not_know_are_refused(self) -> None:
         make_job()
         for query in ({"device": "cpu"}, {"size__gt": "3"}, {"accepted": "x"}):
-            self.assertIsNone(selection.of(QueryDict(urlencode(query))), query)
+            self.assertIsNone(selection.of(QueryDict(urlencode(query)), User.objects.get()), query)
         with patch.object(selection, "of", return_value=None):
             self.assertIn("cannot be acted on at once", self.ask("cancel_jobs"))
 
