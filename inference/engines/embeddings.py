@@ -11,7 +11,6 @@ from transformers.utils import logging
 
 from inference.engines import checkpoints, parity, placement, pooling, sentence_folder, weights
 from inference.engines.accelerate import install as accelerate
-from inference.engines.accelerate import tokens
 from inference.engines.base import Engine
 from inference.engines.beginnings import beginning
 from inference.engines.compiled import agreement
@@ -22,11 +21,14 @@ from inference.errors import InferenceError, InvalidInput
 
 logging.disable_progress_bar()  # thousands of lines in a log file
 
+CUT_AT = 8  # tokens, fewer than the longest text of a trial has
+
 
 class SentenceEmbeddings(Engine):
     """A text in, a list of floats out: a vector of length one, unless `normalize` is false."""
 
     prepares = True
+    encode: Any = None  # a shortcut
 
     def load(self, device: str) -> None:
         backend.require(self.spec)
@@ -38,7 +40,6 @@ class SentenceEmbeddings(Engine):
         self.tokenizer.padding_side = "right"
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.unk_token
-        self.encode = tokens.encoder(self.tokenizer)
         placed = placement.arguments(self.spec, device)
         self.model, report = AutoModel.from_pretrained(
             folder,
@@ -62,6 +63,7 @@ class SentenceEmbeddings(Engine):
         self.shortcuts = compiled.shortcuts or accelerate.install(
             self.model, self.tokenizer, "", self._trial(), encoder=encoder
         )
+        self.shortcuts.add("texts at once", lambda: accelerate.encode(self, self.tokenizer), self._same_tokens)
         prompt = f'"{self.asked.prompt}" stands before each text, as {sentence_folder.MODEL_FILE} says.'
         notes = (prompt if self.asked.prompt else "", compiled.note, self.shortcuts.verdict.note)
         self.padded, self.note = self.shortcuts.padded, " ".join(filter(None, notes))
@@ -69,6 +71,17 @@ class SentenceEmbeddings(Engine):
     def _trial(self) -> parity.Trial:
         texts = parity.trial_texts(self.tokenizer)
         return parity.Trial(self._own_states, texts, placement.tolerance(self.spec, self.model))
+
+    def _same_tokens(self) -> bool:
+        """Return whether texts give the tokens of the tokenizer's own call, also where they are cut."""
+        texts = ["", *parity.trial_texts(self.tokenizer)]
+        for limit in (CUT_AT, self.max_tokens):
+            found, expected = self._encoded(texts, limit), self._encoded_plainly(texts, limit)
+            if found.keys() != expected.keys():
+                return False
+            if not all(torch.equal(found[name], values) for name, values in expected.items()):
+                return False
+        return True
 
     def warm_up(self) -> None:
         self.embed(["warm up"])
@@ -119,9 +132,14 @@ class SentenceEmbeddings(Engine):
 
     def _tokens(self, texts: Sequence[str]) -> Any:
         texts = [beginning(self.tokenizer, self.asked.text(text), self.max_tokens) for text in texts]
-        if self.encode:
-            return self.encode(texts, self.max_tokens)
-        return self.tokenizer(texts, padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt")
+        return self._encoded(texts, self.max_tokens)
+
+    def _encoded(self, texts: list[str], limit: int | None) -> Any:
+        encode = self.encode  # another thread may turn the shortcut off
+        return encode(texts, limit) if encode else self._encoded_plainly(texts, limit)
+
+    def _encoded_plainly(self, texts: list[str], limit: int | None) -> Any:
+        return self.tokenizer(texts, padding=True, truncation=True, max_length=limit, return_tensors="pt")
 
     def _without_prompt(self, mask: torch.Tensor) -> torch.Tensor:
         """Hide the prompt's tokens from the pooling, where the folder asks for that."""

@@ -151,6 +151,14 @@ def at_once(engine: Any, pipe: Any, task: str) -> Override | None:
     return at_once.at_once(engine, pipe, task)
 
 
+def encode(engine: Any, tokenizer: Any) -> Override | None:
+    """Make the shortcut by which `engine.encode` encodes a list of texts, cut at a limit, as `tokenizer` does."""
+    from inference.engines.accelerate import tokens
+
+    encode = tokens.encoder(tokenizer)
+    return Override(engine, "encode", encode) if encode else None
+
+
 def _no_padding(model: Any, *, is_asked: bool) -> Override | None:
     from inference.engines.accelerate import encoders
 

@@ -32,6 +32,7 @@ def encoder(tokenizer: Any) -> Encode | None:
         or kind.__call__ is not PreTrainedTokenizerBase.__call__
         or kind._encode_plus is not TokenizersBackend._encode_plus
         or not set(tokenizer.model_input_names) <= PARTS
+        or tokenizer.pad_token_id is None  # of which its own call says what to do
     ):
         return None
     core, names = tokenizer.backend_tokenizer, tokenizer.model_input_names

@@ -13,7 +13,8 @@ import torch
 from inference.catalog import reader
 from inference.catalog.parameters import validate
 from inference.catalog.specs import ModelSpec
-from inference.engines import loading, weights
+from inference.engines import loading, parity, weights
+from inference.engines.accelerate import tokens
 from inference.engines.isolate import run
 from inference.errors import BadOutput, InvalidInput
 
@@ -55,6 +56,21 @@ class SentenceEmbeddingsTests(TestCase):
         for together, text in zip(self.answers(TEXTS), TEXTS, strict=True):
             alone = self.answers([text])[0]
             self.assertLess(max(abs(a - b) for a, b in zip(together, alone, strict=True)), 1e-4)
+
+    def test_texts_become_tokens_by_the_tokenizer_s_own_call_where_the_shortcut_does_not_hold(self) -> None:
+        self.assertIsNotNone(self.engine.encode)
+        expected = self.answers(TEXTS)
+
+        def cut_too_early(texts: Any, limit: int) -> Any:
+            return self.engine.tokenizer(texts, padding=True, truncation=True, max_length=7, return_tensors="pt")
+
+        of_another_release = patch.object(tokens, "encoder", side_effect=AttributeError("_encode_plus"))
+        for found in (of_another_release, patch.object(tokens, "encoder", return_value=cut_too_early)):
+            with found, self.assertLogs("inference", "WARNING") as logged:
+                made = engine("SentenceEmbeddings")
+            self.assertIn("runs without the shortcut 'texts at once'", str(logged.output))
+            self.assertIsNone(made.encode)
+            self.assertTrue(parity.alike(run(made, TEXTS, {}).outcomes, expected))
 
     def test_it_is_the_mean_of_the_pipeline_s_states(self) -> None:
         from transformers import pipeline

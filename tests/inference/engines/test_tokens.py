@@ -50,6 +50,9 @@ class EncoderTests(TestCase):
     def test_a_limit_of_the_call_cuts_instead_of_the_tokenizer_s_own(self) -> None:
         self.assert_same(tokenizer(), TEXTS, limit=7)
 
+    def test_a_tokenizer_without_padding_is_left_alone_and_says_so_itself(self) -> None:
+        self.assertIsNone(encoder(tokenizer("gpt2-features", pad_token=None)))
+
     def test_a_tokenizer_that_goes_its_own_ways_is_left_alone(self) -> None:
         made = tokenizer()
 
