@@ -8,7 +8,7 @@ from torch import nn
 from inference.catalog import tasks
 from inference.catalog.specs import ENCODERS, TF32, ModelSpec
 from inference.engines.memory import CPU
-from inference.engines.parity import SHORT_TYPES, TOLERANCE
+from inference.engines.parity import SHORT_TYPES, TEN_BITS, TOLERANCE
 from inference.errors import ModelUnavailable
 
 QUANTIZATIONS = ("bitsandbytes-8bit", "bitsandbytes-4bit", "torchao-int8", "torchao-int4")
@@ -78,10 +78,14 @@ def _allow(*, is_allowed: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_allowed
 
 
-def tolerance(spec: ModelSpec, model: Any) -> float:
+def tolerance(spec: ModelSpec, model: nn.Module) -> float:
     """Return how far two answers of `model` may be apart that differ in nothing but the order of sums.
 
-    The type of the answers does not tell it: a model in bfloat16 answers with scores in float32 as it generates.
+    The type of the answers does not tell it: a model in bfloat16 answers with scores in float32 as it generates. Nor
+    does the type of one weight: some models keep a few in float32.
     """
-    is_long = model.dtype in (torch.float32, torch.float64) and spec.dtype != TF32
-    return TOLERANCE if is_long else SHORT_TYPES
+    types = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
+    shorter = types - {torch.float32, torch.float64}
+    if shorter - {torch.float16}:
+        return SHORT_TYPES
+    return TEN_BITS if shorter or spec.dtype == TF32 else TOLERANCE

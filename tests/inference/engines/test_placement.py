@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import TestCase
 from unittest.mock import patch
@@ -106,10 +105,18 @@ class Tf32Tests(TestCase):
 
     def test_its_weights_are_of_float32_and_its_answers_may_differ_as_those_of_short_types(self) -> None:
         self.assertEqual(spec(dtype="tf32").torch_dtype, "float32")
-        long, short = (SimpleNamespace(dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
-        self.assertEqual(placement.tolerance(spec(dtype="float32"), long), parity.TOLERANCE)
-        for dtype, model in (("tf32", long), ("bfloat16", short), ("auto", short)):
-            self.assertEqual(placement.tolerance(spec(dtype=dtype), model), parity.SHORT_TYPES)
+        self.assertEqual(placement.tolerance(spec(dtype="tf32"), nn.Linear(1, 1)), parity.TEN_BITS)
+
+    def test_answers_may_differ_by_what_the_shortest_type_of_the_weights_rounds(self) -> None:
+        first_is_long = nn.Sequential(nn.LayerNorm(1), nn.Linear(1, 1).bfloat16())
+        for model, expected in (
+            (nn.Linear(1, 1), parity.TOLERANCE),
+            (nn.Linear(1, 1).double(), parity.TOLERANCE),
+            (nn.Linear(1, 1).half(), parity.TEN_BITS),
+            (nn.Linear(1, 1).bfloat16(), parity.SHORT_TYPES),
+            (first_is_long, parity.SHORT_TYPES),
+        ):
+            self.assertEqual(placement.tolerance(spec(dtype="auto"), model), expected)
 
 
 class LoadedTests(TestCase):
