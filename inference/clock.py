@@ -2,7 +2,7 @@
 
 The database's clock decides over data: in SQL by `Now()`, else by `of_database`. `now` and `time_s` are near it, and
 ask nobody: a process measures how far its host's clock is off as it connects and as it writes. It does so once a
-minute at most, and at once where the host's clock was set meanwhile or the host slept.
+minute at most, and at once where the host's clock was set meanwhile or the host slept; `now` looks for that, too.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ def moment() -> datetime.datetime:
 
 
 def now() -> datetime.datetime:
-    """Connects, the first time. Raises `OperationalError` then."""
-    if _measured_at == float("-inf"):
+    """Asks the database, the first time and where the host's clock was set since. Raises `OperationalError` then."""
+    if _measured_at == float("-inf") or _was_set():
         connection.ensure_connection()
+        measure(connection)
     return moment()
 
 
@@ -55,9 +56,9 @@ def of_database() -> datetime.datetime:
 def measure(connection: Any, **_: Any) -> None:
     """Told of every new connection. A file's clock is the host's."""
     global _off_s, _measured_at, _begun_s  # noqa: PLW0603 - of this process
-    begun_s = time.time() - time.monotonic()
-    if time.monotonic() < _measured_at + MEASURED_EVERY_S and abs(begun_s - _begun_s) < AGREED_S:
+    if time.monotonic() < _measured_at + MEASURED_EVERY_S and not _was_set():
         return
+    begun_s = _begins_s()
     if connection.vendor == "postgresql":
         asked_at = time.time()
         found = _ask(connection)
@@ -65,6 +66,15 @@ def measure(connection: Any, **_: Any) -> None:
         off_s = found - asked_at - took_s / 2
         _off_s = off_s if abs(off_s) > AGREED_S + took_s / 2 else 0.0
     _measured_at, _begun_s = time.monotonic(), begun_s
+
+
+def _begins_s() -> float:
+    return time.time() - time.monotonic()
+
+
+def _was_set() -> bool:
+    """Return whether the host's clock was set, or the host slept, since the last measurement."""
+    return abs(_begins_s() - _begun_s) >= AGREED_S
 
 
 def _ask(connection: Any) -> float:

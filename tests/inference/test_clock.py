@@ -4,14 +4,16 @@ import datetime
 import time
 from unittest import skipUnless
 from unittest.mock import patch
+from uuid import UUID
 
+import uuid_utils.compat
 from django.db import connection
 from django.test import TransactionTestCase
 from django.utils import timezone
 
 from inference import clock
 from inference.catalog.lookup import spec_of
-from inference.fields.ids import first_id_at
+from inference.fields.ids import first_id_at, new_job_id
 from inference.models import Act, Job, Webhook, Worker
 from inference.submission import admission, jobs
 from inference.submission.submissions import Submission
@@ -57,6 +59,25 @@ class ClockTests(TransactionTestCase):
             with patch.object(time, "time", lambda: real() + AHEAD_S):
                 clock.measure(connection)
             self.assertAlmostEqual(clock.off_s(), -AHEAD_S, delta=AHEAD_S / 2)
+
+    @skipUnless(connection.vendor == "postgresql", "the clock of a file is the host's")
+    def test_the_first_job_after_the_host_s_clock_was_set_has_the_database_s_time(self) -> None:
+        real = time.time
+        with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf"), _begun_s=0.0):
+            clock.measure(connection)
+            for set_s in (AHEAD_S, -AHEAD_S):
+                with patch.object(time, "time", lambda set_s=set_s: real() + set_s):
+                    self.assertAlmostEqual(clock.now().timestamp(), real(), delta=AHEAD_S / 2)
+
+    def test_an_id_goes_back_with_the_clock(self) -> None:
+        """uuid7 stays at the latest time that it has seen."""
+        now_ms, ahead_ms = int(clock.time_s() * 1000), int(AHEAD_S * 1000)
+        stuck = [UUID(int=(now_ms + ahead_ms << 80) | (7 << 76) | (2 << 62) | count) for count in range(3)]
+        with patch.object(uuid_utils.compat, "uuid7", side_effect=stuck):
+            made = [new_job_id() for _ in stuck]
+        self.assertEqual((made, len({*made})), (sorted(made), 3))
+        late = datetime.datetime.fromtimestamp(now_ms / 1000 + AHEAD_S / 2, datetime.UTC)
+        self.assertLess(made[-1], first_id_at(late))
 
     def test_clocks_that_agree_are_left_alone(self) -> None:
         with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf"), _begun_s=0.0):
