@@ -173,7 +173,7 @@ def _remembered_s(row: ApiKey) -> float:
 def _note_use(row: ApiKey) -> None:
     """A courtesy: a database that only reads, or that others keep from writing, keeps no key out."""
     now = clock.now()
-    if row.last_used_at and now - row.last_used_at < datetime.timedelta(seconds=USED_EVERY_S):
+    if row.last_used_at and abs(now - row.last_used_at) < datetime.timedelta(seconds=USED_EVERY_S):
         return
     try:
         ApiKey.objects.filter(pk=row.pk).update(last_used_at=now)

@@ -22,6 +22,7 @@ from inference.fields.json_field import JSONField
 from inference.telemetry.plurals import count_of
 
 FORMER_USER = "former-user"
+NO_TIME = datetime.timedelta()  # what took less than that took it while the clock was set back
 
 
 def former_user() -> Any:
@@ -217,11 +218,11 @@ class Job(models.Model):
 
     @property
     def queue_wait(self) -> datetime.timedelta | None:
-        return self.started_at - self.created_at if self.started_at else None
+        return max(NO_TIME, self.started_at - self.created_at) if self.started_at else None
 
     @property
     def run_time(self) -> datetime.timedelta | None:
-        return self.finished_at - self.started_at if self.started_at and self.finished_at else None
+        return max(NO_TIME, self.finished_at - self.started_at) if self.started_at and self.finished_at else None
 
 
 class WorkerState(models.TextChoices):

@@ -71,7 +71,7 @@ def _waiting() -> Iterator[Sample]:
 def _oldest() -> Iterator[Sample]:
     queued = Job.objects.filter(status=Status.QUEUED, parts=None).order_by()
     for model, created_at in queued.values_list("model").annotate(Min("created_at")):
-        yield {"model": model}, (clock.now() - created_at).total_seconds()
+        yield {"model": model}, max(0.0, (clock.now() - created_at).total_seconds())
 
 
 def _jobs_of_owners() -> Mapping[str, Collection[int]]:

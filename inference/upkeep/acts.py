@@ -49,7 +49,7 @@ def chosen(selection: Mapping[str, Any], newest: UUID) -> QuerySet[Job]:
 
 def work() -> None:
     """For a round, at the oldest act that nobody is at. One that is refused for now lets the others have their turn."""
-    free = Q(lease_until=None) | Q(lease_until__lt=Now())
+    free = Q(lease_until=None) | Q(lease_until__lt=Now()) | Q(lease_until__gt=Now() + 2 * LEASE)  # or set back since
     act = Act.objects.filter(free, state__in=ACTING).order_by("pk").first()
     if act is None or not _lease(act, free):
         return

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import orjson
 from django.conf import settings
-from django.db.models import Exists, OuterRef
+from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 
 from inference import clock
@@ -31,9 +31,11 @@ logger = logging.getLogger(__name__)
 SECRET_PREFIX = "whsec_"  # noqa: S105 - a prefix
 # After each failure: the standard's own schedule, then given up.
 DELAYS_S = (5, 300, 1800, 7200, 18_000, 36_000, 50_400)
+LONGEST = datetime.timedelta(seconds=max(DELAYS_S))
 VISIBLE = re.compile(r"[\x21-\x7e]{1,500}")
 ATTEMPT_S = 15.0  # for all of one attempt
 LEASE_S = 4 * ATTEMPT_S  # then it is due again: whoever had it has died
+LEASE = datetime.timedelta(seconds=LEASE_S)
 
 
 def check(url: str) -> None:
@@ -75,7 +77,7 @@ def take_due(at_most: int, busy: Counter[str] | None = None, *, of_one_host: int
     hosts = Counter(busy or ())
     for host in (host for host, count in hosts.items() if count >= of_one_host):
         due = due.exclude(url__iregex=rf"^https?://{re.escape(host)}([:/?#]|$)")
-    lease = Now() + datetime.timedelta(seconds=LEASE_S)
+    lease = Now() + LEASE
     taken = []
     for key, url in list(due.values_list("pk", "url")[:at_most]):
         hosts[host_of(url)] += 1
@@ -83,6 +85,12 @@ def take_due(at_most: int, busy: Counter[str] | None = None, *, of_one_host: int
             taken.append(key)
     found = Webhook.objects.filter(pk__in=taken).select_related("job").defer("job__inputs", "job__output")
     return list(found.order_by("pk"))
+
+
+def renew_future() -> None:
+    """Those that would wait for longer than any does, since the database's clock was set back, are due now."""
+    later = Webhook.objects.filter(state=WebhookState.PENDING, due_at__gt=Now() + 2 * LEASE)
+    later.filter(Q(attempts=0) | Q(due_at__gt=Now() + LONGEST)).update(due_at=Now())
 
 
 def host_of(url: str) -> str:

@@ -134,6 +134,13 @@ class KeyTests(ApiTestCase):
         row.refresh_from_db()
         self.assertIsNotNone(row.last_used_at)
 
+    def test_use_is_noted_also_after_the_clock_was_set_back(self) -> None:
+        later = ago(days=-2)
+        row, key = self.issue(last_used_at=later)
+        self.get(key)
+        row.refresh_from_db()
+        self.assertTrue(row.last_used_at and row.last_used_at < later)
+
     def test_a_database_that_cannot_write_keeps_no_key_out(self) -> None:
         _, key = self.issue()
 

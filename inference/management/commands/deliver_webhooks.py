@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 AT_ONCE = 8  # deliveries, each in a thread of its own
 LOOK_EVERY_S = 1.0
+RENEW_EVERY_S = 60.0
 
 
 class Command(BaseCommand):
@@ -39,10 +41,13 @@ def _deliver_until(stopping: threading.Event, pool: ThreadPoolExecutor) -> None:
     """No more is taken than there are threads for: a leased notice never waits."""
     running: dict[Future[None], str] = {}  # with the host that is called
     pauses = Pauses(first_s=LOOK_EVERY_S, longest_s=30.0)
-    pause_s = LOOK_EVERY_S
+    pause_s, renewed_at = LOOK_EVERY_S, float("-inf")
     while not stopping.wait(0.0 if running else pause_s):
         pause_s = LOOK_EVERY_S
         try:
+            if time.monotonic() > renewed_at + RENEW_EVERY_S:
+                delivery.renew_future()
+                renewed_at = time.monotonic()
             taken = delivery.take_due(AT_ONCE - len(running), Counter(running.values()), of_one_host=AT_ONCE // 2)
             pauses.reset()
         except Exception as error:

@@ -90,7 +90,8 @@ def gone(living: Sequence[Worker]) -> Iterator[Item]:
 def _missed(living: Sequence[Worker]) -> Iterable[Worker]:
     there = {worker.name for worker in living}
     lost = workers.silent() | Worker.objects.filter(state=WorkerState.GONE)
-    recent = lost.filter(heartbeat_at__gte=clock.now() - workers.ENDED_SHOWN).order_by("heartbeat_at")
+    now, shown = clock.now(), workers.ENDED_SHOWN  # who is heard later than now was heard before it was set back
+    recent = lost.filter(heartbeat_at__range=(now - shown, now + shown)).order_by("heartbeat_at")
     return {worker.name: worker for worker in recent if worker.name not in there}.values()
 
 

@@ -95,8 +95,8 @@ def _full(model: str, count: int, refused: int) -> str:
 
 def _past_queues() -> list[tuple[datetime.datetime, Mapping[str, float]]]:
     """Return the mean lengths of the queues in each stretch of the day that was looked at."""
-    grains = (Grain.TICK, Grain.TEN_MINUTES)
-    rows = Figure.objects.filter(grain__in=grains, model=sample.SERVICE, start__gte=clock.now() - DAY)
+    grains, now = (Grain.TICK, Grain.TEN_MINUTES), clock.now()
+    rows = Figure.objects.filter(grain__in=grains, model=sample.SERVICE, start__range=(now - DAY, now))
     looks = [(at, tally.get("now", {})) for at, tally in rows.order_by("start").values_list("start", "tally")]
     return [
         (at, {model: count / now["samples"] for model, count in now.get("queued", {}).items()})

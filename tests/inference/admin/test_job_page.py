@@ -73,6 +73,12 @@ class StoryTests(AdminCase):
                      "after a run of 120 ms", "tried 2 times"):  # fmt: skip
             self.assertIn(told, page)
 
+    def test_no_time_is_below_zero_where_the_clock_was_set_back(self) -> None:
+        job = make_job(status=Status.SUCCEEDED, created_at=ago(), started_at=ago(3600), finished_at=ago(7200))
+        page = self.text(page_of(job))
+        self.assertIn("after a run of 0", page)
+        self.assertNotRegex(page, r"-\d+ (ms|s|min|h)\b")
+
     def test_attempts_and_recoveries_stand_in_their_order(self) -> None:
         now = ago()
         job = make_job(

@@ -38,6 +38,14 @@ class TestSeries(TestCase):
         self.assertEqual(told["series"]["succeeded"][-2], 1.0)
         self.assertEqual(other["ended"], {"succeeded": 10_800})
 
+    def test_what_was_counted_before_the_clock_was_set_back_is_not_told_before_its_time(self) -> None:
+        make_row(ago(days=-2), ended={"failed lost": 1})
+        make_row(ago(60), ended={"succeeded": 1})
+        since = ago(300)
+        self.assertEqual(series.ends_since(since), {"echo": {"succeeded": 1}})
+        self.assertEqual(series.since(since), {"echo": {"ended": {"succeeded": 1}}})
+        self.assertEqual([ends for _, ends in series.timed_ends_since(since)["echo"]], [{"succeeded": 1}])
+
     def test_what_is_the_case_is_sampled_once_a_tick(self) -> None:
         Job.objects.create(model="echo", inputs="x", created_at=ago(30))
         Job.objects.create(model="other", inputs="x", status=Status.RUNNING)

@@ -45,6 +45,7 @@ def figure(age_s: float, model: str = "embeddings", **tally: object) -> datetime
     return start
 
 
+DAY_S = 86_400.0
 HAS_IT = {"0": {"device": "cpu", "models": {"embeddings": "ready"}}}
 NEVER_SLOW = patch.object(servers, "SLOW_S", PATIENCE_S)
 
@@ -235,6 +236,14 @@ class TestItems(AttentionCase):
         self.assertEqual(self.named(), [])
         Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(50))
         Job.objects.update(created_at=ago(1))
+        self.assertEqual(self.named(), [])
+
+    def test_nothing_is_said_of_what_was_before_the_clock_was_set_back(self) -> None:
+        figure(-2 * DAY_S, refused={"queue_full": 12_000}, ended={"failed timed_out": 900})
+        figure(-2 * DAY_S, "", now={"samples": 1, "queued": {"embeddings": 0}})
+        figure(60, "", now={"samples": 1, "queued": {"embeddings": 400}})
+        Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(400))
+        self.make_worker(name="other@host", state=WorkerState.GONE, heartbeat_at=ago(-2 * DAY_S))
         self.assertEqual(self.named(), [])
 
     def test_a_job_that_waits_though_nothing_runs(self) -> None:

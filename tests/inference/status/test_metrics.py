@@ -18,6 +18,7 @@ from inference.models import Figure, Grain, Job, Status, Worker, WorkerState
 from inference.status import counters, metrics
 from inference.waiting.finished import listener
 from inference.waiting.told import Teller
+from tests.conditions import ago
 
 
 class MetricsTests(TestCase):
@@ -43,6 +44,11 @@ class MetricsTests(TestCase):
         self.assertEqual(
             self.samples("jobs_waiting"), [("inference_jobs_waiting", {"model": "echo", "status": "queued"}, 2)]
         )
+
+    def test_the_oldest_job_is_not_younger_than_now_where_the_clock_was_set_back(self) -> None:
+        Job.objects.create(model="echo", inputs="x", created_at=ago(days=-2))
+        ((_, _, age_s),) = self.samples("oldest_queued_seconds")
+        self.assertEqual(age_s, 0.0)
 
     def test_owners_of_whom_jobs_wait_are_counted(self) -> None:
         many = User.objects.create_user("many")

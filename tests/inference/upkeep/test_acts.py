@@ -93,6 +93,14 @@ class CancelTests(ActsCase):
         self.assertEqual((act.state, act.done), (ActState.DONE, 4))  # the others were cancelled, and found no more
         self.assertEqual(Job.objects.filter(status=Status.CANCELLED).count(), 6)
 
+    def test_a_lease_from_before_the_clock_was_set_back_holds_nobody_up(self) -> None:
+        make_jobs(2)
+        act = make_act(ActKind.CANCEL, QUEUED)
+        Act.objects.update(lease_until=ago() + acts.LEASE)
+        self.assertEqual(after(act).done, 0)
+        Act.objects.update(lease_until=ago(days=-1))
+        self.assertEqual(after(act).done, 2)
+
     def test_of_two_workers_one_does_it(self) -> None:
         make_jobs(4)
         act = make_act(ActKind.CANCEL, QUEUED)

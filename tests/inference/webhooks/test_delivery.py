@@ -92,6 +92,17 @@ class DeliveryTests(TestCase):
         self.assertEqual((notice["data"]["status"], notice["data"]["request_id"]), ("succeeded", "r1"))
         self.assertNotIn(b"secret output", body)
 
+    def test_a_notice_does_not_wait_for_as_much_longer_as_the_clock_was_set_back(self) -> None:
+        hook = self.hook("https://hooks.example/a")
+        for attempts, due_in, is_due in (
+            (0, datetime.timedelta(seconds=delivery.LEASE_S), False), (0, datetime.timedelta(hours=1), True),
+            (7, datetime.timedelta(hours=1), False), (7, datetime.timedelta(days=2), True),
+        ):  # fmt: skip
+            with self.subTest(attempts=attempts, due_in=due_in):
+                Webhook.objects.update(attempts=attempts, due_at=Now() + due_in)
+                delivery.renew_future()
+                self.assertEqual(self.due(), [hook.pk] if is_due else [])
+
     def test_a_redirect_is_a_failure_and_not_followed(self) -> None:
         with receiving(302) as url:
             hook = self.deliver(self.hook(url))
