@@ -6,6 +6,7 @@ from tests.faults import (
     broker,
     broker_data,
     clients,
+    clocks,
     company,
     database,
     drill,
@@ -79,6 +80,8 @@ FAULTS: tuple[type[Fault], ...] = (
     drill.OfAService,
     drill.OfADatabase,
     kills.WorkerPaused,
+    clocks.HostsClockSet,
+    clocks.Laptop,
 )
 
 # A quick run plays a trial of these rows on other stacks, besides: of those in which the stack plays a part.
