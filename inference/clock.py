@@ -30,6 +30,14 @@ def time_s() -> float:
     return time.time() + _off_s
 
 
+def earliest_s() -> float:
+    """Return the same, but the earlier of two where the host's clock was set since the last measurement: by it nothing
+    has passed that may not have."""
+    if _measured_at == float("-inf") or not _was_set():
+        return time_s()
+    return min(time_s(), time.monotonic() + _begun_s + _off_s)
+
+
 def off_s() -> float:
     """By how much the host's clock is behind the database's."""
     return _off_s

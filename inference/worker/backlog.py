@@ -159,7 +159,7 @@ class Backlog:
 
     def drop_expired(self) -> bool:
         """Of what waits: its messages are done with. Returns whether there was any, whose row is to say so."""
-        expired = [item for queue in self.queues.values() for item in queue.expire(clock.time_s())]
+        expired = [item for queue in self.queues.values() for item in queue.expire(clock.earliest_s())]
         for item in expired:
             self.leave(self.held[item.id])
             self.release(self.held[item.id], errors.Expired.code, 0.0)
@@ -179,7 +179,7 @@ class Backlog:
     def next(self, without: Set[str], *, idle: int) -> tuple[list[HeldJob], Search | None, bool] | None:
         """The jobs of the next batch, of other models than those `without`; the search that it is a step of, and
         whether nobody may join it. `idle` children share what is generated step by step."""
-        now = clock.time_s()
+        now = clock.earliest_s()
         while part := self.next_alone(now) or self.isolation.next(self.replicas.runnable - without):
             self.isolation.parts.remove(part)
             if kept := [held for held in part.jobs if self.held.get(held.item.id) is held]:
@@ -201,7 +201,7 @@ class Backlog:
             took_s += last_s
             if jobs + min(len(last), len(queue)) > most or took_s + last_s > limit_s:
                 break
-            items = queue.take(clock.time_s(), most_s=min(each_s, limit_s - took_s))
+            items = queue.take(clock.earliest_s(), most_s=min(each_s, limit_s - took_s))
             if not items:
                 break
             last = self._taken(items[0], items)
@@ -223,7 +223,7 @@ class Backlog:
             return False
         if any(held.item.expires_at_s for held in batch):
             return False
-        due = self._due_in_turn(clock.time_s())
+        due = self._due_in_turn(clock.earliest_s())
         if not due or due[0].queue is not queue or self._owed(due) is not None:
             return False
         return due[0].priority >= batch[0].item.priority  # else a lower one had its share, and no more than that
@@ -243,7 +243,7 @@ class Backlog:
         if self.isolation.parts:
             return True
         order = batch.called[-batch.shares[-1]].item.order
-        orders = [(turn.model, turn.order) for turn in self._due_in_turn(clock.time_s())]
+        orders = [(turn.model, turn.order) for turn in self._due_in_turn(clock.earliest_s())]
         behind = (other for other in self.batches.values() if other.pid == batch.pid and other.number > batch.number)
         orders += ((other.spec.name, other.called[0].item.order) for other in behind)
         return any(other[0] < order[0] if name == batch.spec.name else other < order for name, other in orders)
@@ -251,7 +251,7 @@ class Backlog:
     def next_ahead(self) -> list[HeldJob] | None:
         """The jobs of a batch for a child that is busy. None where an idle one is waited for: by what is run again, or
         generated step by step."""
-        now = clock.time_s()
+        now = clock.earliest_s()
         if self.isolation.next(self.replicas.runnable):
             return None
         for turn in self._turns(now):
@@ -280,7 +280,7 @@ class Backlog:
 
     def has_next(self, without: Set[str]) -> bool:
         """Whether there is a next batch, of other models than those `without`."""
-        now = clock.time_s()
+        now = clock.earliest_s()
         if self.isolation.next(self.replicas.runnable - without):
             return True
         return any(turn.model not in without for turn in self._due_in_turn(now))
@@ -291,7 +291,7 @@ class Backlog:
             return []
         queue = self.queues[batch.spec.name]
         turn = self._turn_of(batch.spec.name, queue)
-        items = queue.take_next(clock.time_s(), batch.room, priority=turn.priority) if turn else []
+        items = queue.take_next(clock.earliest_s(), batch.room, priority=turn.priority) if turn else []
         for item in items:
             batch.room = batch.room.without(item.size, item.length)
         return self._taken(turn, items) if turn and items else []
@@ -312,7 +312,7 @@ class Backlog:
 
     def due_in_s(self) -> float | None:
         """Seconds until the next batch may go, when it waits for company only."""
-        now = clock.time_s()
+        now = clock.earliest_s()
         due = [wait_s for queue in self._able_queues() if (wait_s := _waits_s(queue, now)) is not None]
         if (again := self.isolation.due_in_s(self.replicas.runnable)) is not None:
             due.append(again)

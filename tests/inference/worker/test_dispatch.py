@@ -809,6 +809,16 @@ class DispatcherTests(DispatcherCase):
         self.dispatcher.sweep()
         self.assertEqual(request.events, [("finished", "expired")])
 
+    def test_no_job_leaves_as_expired_as_the_host_s_clock_is_set_before_that_is_measured(self) -> None:
+        real, now_s = time.time, time.monotonic()
+        with patch.multiple(clock, _off_s=0.0, _measured_at=now_s, _begun_s=real() - now_s):
+            _, request = self.add("a", expires_at_s=real() + 600.0)
+            with patch.object(time, "time", lambda: real() + 3600.0):
+                self.assertFalse(self.dispatcher.backlog.drop_expired())
+            clock.measure(Mock(vendor="sqlite"))
+            self.assertFalse(self.dispatcher.backlog.drop_expired())
+        self.assertEqual(request.events, [])
+
     def test_a_model_whose_jobs_have_expired_does_not_hold_up_another(self) -> None:
         self.add("a", expires_at_s=self.clock)
         job_id, _ = self.add("b")
