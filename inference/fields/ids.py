@@ -18,7 +18,7 @@ def new_job_id() -> UUID:
     """A UUIDv7, whose time is the database's. uuid7 itself does not go back where the host's clock is set back."""
     made = uuid_utils.compat.uuid7()
     off_ms, now_ms = int(clock.off_s() * 1000), int(clock.time_s() * 1000)
-    if abs((made.int >> 80) + off_ms - now_ms) > clock.AGREED_S * 1000:
+    if (made.int >> 80) + off_ms - now_ms > clock.AGREED_S * 1000:  # it is late only where this thread paused
         off_ms = now_ms - (made.int >> 80)
     return UUID(int=made.int + (off_ms << 80)) if off_ms else made
 

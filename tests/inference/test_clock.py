@@ -79,6 +79,16 @@ class ClockTests(TransactionTestCase):
         late = datetime.datetime.fromtimestamp(now_ms / 1000 + AHEAD_S / 2, datetime.UTC)
         self.assertLess(made[-1], first_id_at(late))
 
+    def test_ids_keep_their_order_where_a_thread_pauses_as_it_makes_one(self) -> None:
+        now_ms = int(clock.time_s() * 1000)
+        given = [UUID(int=(now_ms + ms << 80) | (7 << 76) | (2 << 62) | count) for ms, count in ((0, 9), (200, 1))]
+        with (
+            patch.object(clock, "_off_s", 0.0),
+            patch.object(clock, "time_s", return_value=(now_ms + 200) / 1000),
+            patch.object(uuid_utils.compat, "uuid7", side_effect=given),
+        ):
+            self.assertEqual([new_job_id() for _ in given], given)
+
     def test_clocks_that_agree_are_left_alone(self) -> None:
         with patch.multiple(clock, _off_s=0.0, _measured_at=float("-inf"), _begun_s=0.0):
             clock.measure(connection)
