@@ -200,7 +200,7 @@ class BatchQueue:
         Holds the first item of the highest priority, or of `priority` where such wait.
         """
         self._move_expired(now_s)
-        if now_s >= self._lowered_until_s:
+        if not now_s < self._lowered_until_s <= now_s + MEMORY_S:  # or the clock was set back
             self.max_tokens, self._lowered_until_s = self.limits.max_batch_tokens, math.inf
         if not self._numbers:
             return []

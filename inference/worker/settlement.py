@@ -70,7 +70,7 @@ class Settlement:
                 is_long = report.engine_s > LONG * (report.overhead_s + report.read_s)
                 (self.backlog.long.add if is_long else self.backlog.long.discard)(batch.spec.name)
         if report.oom_shape:
-            queue.out_of_memory(*report.oom_shape, now_s=clock.time_s())
+            queue.out_of_memory(*report.oom_shape, now_s=clock.earliest_s())
 
     def _note_cost(self, batch: Batch, report: BatchReport) -> None:
         """How far off it was, before it is learnt from."""

@@ -157,4 +157,4 @@ class Turns:
         """Whether a job runs that nothing may run beside, or waits until all that runs has ended."""
         if any(batch.is_alone for batch in self.backlog.batches.values()):
             return True
-        return bool(self.backlog.batches) and self.backlog.next_alone(clock.time_s()) is not None
+        return bool(self.backlog.batches) and self.backlog.next_alone(clock.earliest_s()) is not None

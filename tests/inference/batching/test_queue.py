@@ -214,7 +214,7 @@ class MemoryTests(TestCase):
         for size, length in failed:
             queue.out_of_memory(size, length, now_s=1000.0)
         fits = min(size * length for size, length in failed) / 2
-        for batch in batches(queue):
+        for batch in batches(queue, now_s=1000.0):
             self.assertTrue(is_within(batch, ROOMY.max_batch_size, fits, padded), batch)
 
     def test_after_a_while_it_is_tried_again(self) -> None:
@@ -222,6 +222,11 @@ class MemoryTests(TestCase):
         queue.out_of_memory(16, 10, now_s=1000.0)
         sizes = [len(queue.take(now_s)) for now_s in (1000.0, 1000.0 + MEMORY_S - 1, 1000.0 + MEMORY_S)]
         self.assertEqual(sizes, [8, 8, 32])
+
+    def test_no_clock_that_is_set_back_makes_that_while_longer(self) -> None:
+        queue = filled([item(str(number), length=10) for number in range(96)], padded=False)
+        queue.out_of_memory(16, 10, now_s=90_000.0)
+        self.assertEqual([len(queue.take(now_s)) for now_s in (90_000.0, 3600.0)], [8, 32])
 
     def test_what_went_through_leaves_nothing_behind(self) -> None:
         queue = BatchQueue(ROOMY, CostModel())

@@ -819,6 +819,20 @@ class DispatcherTests(DispatcherCase):
             self.assertFalse(self.dispatcher.backlog.drop_expired())
         self.assertEqual(request.events, [])
 
+    def test_nothing_runs_beside_what_runs_alone_as_the_host_s_clock_is_set_before_that_is_measured(self) -> None:
+        self.pool.replicas = 2
+        real, now_s = time.time, time.monotonic()
+        queue = self.dispatcher.backlog.queues["b"]
+        queue.limit(replace(queue.limits, max_wait_s=60.0))
+        with patch.multiple(clock, _off_s=0.0, _measured_at=now_s, _begun_s=real() - now_s):
+            self.add(arrived_at_s=real())
+            self.dispatcher.kick()
+            self.add(alone=True, arrived_at_s=real())
+            self.add("b", priority=1, arrived_at_s=real())  # waits for company
+            with patch.object(time, "time", lambda: real() + 3600.0):
+                self.dispatcher.kick()
+        self.assertEqual([call.batch.alone for call in self.pool.calls], [False])
+
     def test_a_model_whose_jobs_have_expired_does_not_hold_up_another(self) -> None:
         self.add("a", expires_at_s=self.clock)
         job_id, _ = self.add("b")
