@@ -90,7 +90,7 @@ def take_due(at_most: int, busy: Counter[str] | None = None, *, of_one_host: int
 def renew_future() -> None:
     """Those that would wait for longer than any does, since the database's clock was set back, are due now."""
     later = Webhook.objects.filter(state=WebhookState.PENDING, due_at__gt=Now() + 2 * LEASE)
-    later.filter(Q(attempts=0) | Q(due_at__gt=Now() + LONGEST)).update(due_at=Now())
+    later.filter(Q(attempts=0) | Q(due_at__gt=Now() + LONGEST + 2 * LEASE)).update(due_at=Now())
 
 
 def host_of(url: str) -> str:

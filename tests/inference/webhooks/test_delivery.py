@@ -96,7 +96,8 @@ class DeliveryTests(TestCase):
         hook = self.hook("https://hooks.example/a")
         for attempts, due_in, is_due in (
             (0, datetime.timedelta(seconds=delivery.LEASE_S), False), (0, datetime.timedelta(hours=1), True),
-            (7, datetime.timedelta(hours=1), False), (7, datetime.timedelta(days=2), True),
+            (7, datetime.timedelta(hours=1), False), (7, delivery.LONGEST + datetime.timedelta(seconds=2), False),
+            (7, datetime.timedelta(days=2), True),
         ):  # fmt: skip
             with self.subTest(attempts=attempts, due_in=due_in):
                 Webhook.objects.update(attempts=attempts, due_at=Now() + due_in)
