@@ -20,7 +20,7 @@ from django.conf import settings
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 
-from inference import clock
+from inference import clock, queries
 from inference.errors import InvalidInput
 from inference.fields.json_field import storable
 from inference.models import TERMINAL, Job, Webhook, WebhookState
@@ -36,6 +36,7 @@ VISIBLE = re.compile(r"[\x21-\x7e]{1,500}")
 ATTEMPT_S = 15.0  # for all of one attempt
 LEASE_S = 4 * ATTEMPT_S  # then it is due again: whoever had it has died
 LEASE = datetime.timedelta(seconds=LEASE_S)
+RENEWED = 500  # of one statement
 
 
 def check(url: str) -> None:
@@ -87,10 +88,13 @@ def take_due(at_most: int, busy: Counter[str] | None = None, *, of_one_host: int
     return list(found.order_by("pk"))
 
 
-def renew_future() -> None:
-    """Those that would wait for longer than any does, since the database's clock was set back, are due now."""
+def renew_future() -> bool:
+    """Make due those that would wait too long since the database's clock was set back: True where there may be more."""
     later = Webhook.objects.filter(state=WebhookState.PENDING, due_at__gt=Now() + 2 * LEASE)
-    later.filter(Q(attempts=0) | Q(due_at__gt=Now() + LONGEST + 2 * LEASE)).update(due_at=Now())
+    later = later.filter(Q(attempts=0) | Q(due_at__gt=Now() + LONGEST + 2 * LEASE))
+    keys = list(later.values_list("pk", flat=True)[:RENEWED])
+    queries.update(later.filter(pk__in=keys), due_at=Now())
+    return len(keys) == RENEWED
 
 
 def host_of(url: str) -> str:

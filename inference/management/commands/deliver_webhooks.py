@@ -45,8 +45,7 @@ def _deliver_until(stopping: threading.Event, pool: ThreadPoolExecutor) -> None:
     while not stopping.wait(0.0 if running else pause_s):
         pause_s = LOOK_EVERY_S
         try:
-            if time.monotonic() > renewed_at + RENEW_EVERY_S:
-                delivery.renew_future()
+            if time.monotonic() > renewed_at + RENEW_EVERY_S and not delivery.renew_future():
                 renewed_at = time.monotonic()
             taken = delivery.take_due(AT_ONCE - len(running), Counter(running.values()), of_one_host=AT_ONCE // 2)
             pauses.reset()

@@ -104,6 +104,13 @@ class DeliveryTests(TestCase):
                 delivery.renew_future()
                 self.assertEqual(self.due(), [hook.pk] if is_due else [])
 
+    def test_of_many_notices_that_would_wait_a_few_are_renewed_at_a_time(self) -> None:
+        hooks = {self.hook(f"https://{name}.example/").pk for name in "abc"}
+        Webhook.objects.update(due_at=Now() + datetime.timedelta(hours=1))
+        with patch.object(delivery, "RENEWED", 2):
+            self.assertEqual([delivery.renew_future() for _ in range(2)], [True, False])
+        self.assertEqual({*self.due()}, hooks)
+
     def test_a_redirect_is_a_failure_and_not_followed(self) -> None:
         with receiving(302) as url:
             hook = self.deliver(self.hook(url))
