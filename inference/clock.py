@@ -31,8 +31,10 @@ def time_s() -> float:
 
 
 def earliest_s() -> float:
-    """Return the same, but the earlier of two where the host's clock was set since the last measurement: by it nothing
-    has passed that may not have."""
+    """Return the same, or the earlier of two times where the host's clock was set since the last measurement.
+
+    No deadline has passed by it that may not have passed.
+    """
     if _measured_at == float("-inf") or not _was_set():
         return time_s()
     return min(time_s(), time.monotonic() + _begun_s + _off_s)
@@ -49,7 +51,10 @@ def moment() -> datetime.datetime:
 
 
 def now() -> datetime.datetime:
-    """Asks the database, the first time and where the host's clock was set since. Raises `OperationalError` then."""
+    """Return the database's time, which is asked for the first time and where the host's clock was set since.
+
+    Raises `OperationalError` where it cannot be asked for.
+    """
     if _measured_at == float("-inf") or _was_set():
         connection.ensure_connection()
         measure(connection)

@@ -18,7 +18,7 @@ FOLDER = "TESTS_MADE_ONCE"  # of the environment, which the processes share that
 
 
 def folder() -> Path:
-    """Return where such things are. Call it before other processes are started that are to share them."""
+    """Return the folder of what is made once. Call it before the processes are started that are to share it."""
     if FOLDER not in os.environ:
         made = tempfile.TemporaryDirectory(prefix="made-once-")
         atexit.register(made.cleanup)

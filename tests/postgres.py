@@ -50,7 +50,7 @@ class Postgres:
 
     @staticmethod
     def copy(data: Path, to: Path) -> None:
-        """With its owner and permissions."""
+        """Copy a folder with its owner and permissions."""
         subprocess.run(["cp", "-a", data, to], check=True)
 
     def url(self, database: str = "postgres") -> str:

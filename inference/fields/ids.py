@@ -15,7 +15,7 @@ from inference import clock
 
 
 def new_job_id() -> UUID:
-    """A UUIDv7, whose time is the database's. uuid7 itself does not go back where the host's clock is set back."""
+    """Return a UUIDv7 whose time is the database's, also after the host's clock was set back, which uuid7 is not."""
     made = uuid_utils.compat.uuid7()
     off_ms, now_ms = int(clock.off_s() * 1000), int(clock.time_s() * 1000)
     if (made.int >> 80) + off_ms - now_ms > clock.AGREED_S * 1000:  # it is late only where this thread paused

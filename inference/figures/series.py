@@ -63,7 +63,7 @@ def series(name: str, model: str = "") -> dict[str, Any]:
 
 
 def _rows(since: datetime.datetime) -> Iterable[tuple[datetime.datetime, str, Tally]]:
-    """But those of the future, which were written before the clock was set back."""
+    """Return the rows since then, without those of the future, which were written before the clock was set back."""
     grains = (Grain.WRITTEN, Grain.TICK, Grain.TEN_MINUTES, Grain.THREE_HOURS)
     rows = Figure.objects.filter(grain__in=grains, start__range=(since, at(clock.time_s() + TICK_S)))
     return rows.values_list("start", "model", "tally").iterator()

@@ -73,7 +73,7 @@ def keys(before: bytes, after: bytes, *, most: int = MOST) -> bytes:
 
 @functools.cache
 def _members() -> bytes:
-    """As many as fit, 13 bytes each with the comma behind it."""
+    """Return as many members as fit, of 13 bytes each with the comma behind it."""
     return b"".join(b'"k%07d":0,' % number for number in range(MOST // 13))
 
 

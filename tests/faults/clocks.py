@@ -29,7 +29,7 @@ LIMIT_S = 2.0  # of the model "brief"
 
 
 class Clocked(Service):
-    """Each worker has a host of its own, and all else another; the database is on neither, but for a file."""
+    """A service in which each worker has a host of its own, and all else another. PostgreSQL is on neither."""
 
     def start(self, program: Program) -> Child:
         clock = {"LD_PRELOAD": str(self._library()), "CLOCK_FILE": str(self._file(program.name))}
@@ -80,7 +80,7 @@ class Clocks(Fault):
 
     @contextlib.contextmanager
     def waiting(self, trial: Trial) -> Iterator[None]:
-        """A client waits meanwhile, and another sends the same before and after."""
+        """Let a client wait meanwhile, and another send the same before and after."""
         job = trial.submit(trial.text(), model="slow")
         once = [self.send_once(trial)]
         with ThreadPoolExecutor(1) as pool:
@@ -97,7 +97,7 @@ class Clocks(Fault):
         return answer.status, answer.json.get("id", "")
 
     def after(self, trial: Trial) -> None:
-        """Nothing is said of it, and nobody was taken for gone."""
+        """Expect that nothing is said of it, and that nobody was taken for gone."""
         kept = [line for line in trial.service.log if "cannot be preloaded" in line]  # as from a path with a space
         trial.expect(not kept, f"clocks were not set: {kept}")
         trial.until(lambda: trial.service.get("/readyz").status == 200, "it is ready")
@@ -118,7 +118,7 @@ class Clocks(Fault):
 
 
 class HostsClockSet(Clocks):
-    """What it is set by is more than any trial takes."""
+    """Sets a clock by more than any trial takes."""
 
     row, title, ci, full = "52", "the clock of the web server's host, or of a worker's, is set while jobs run", 2, 20
     takes_s = 8.0
@@ -166,7 +166,7 @@ class Laptop(Clocks):
         trial.service.set_clock(seconds, "worker1", "web")
 
     def sleep(self, trial: Trial, ahead_s: int) -> None:
-        """And wake up in any order, at another time of the day."""
+        """Stop all processes, and let them go on in any order, at another time of the day."""
         trial.service.hold()
         inputs = [{"text": trial.text(), "fail": Fail.HELD} for _ in range(8)]
         trial.submit_together(inputs, model="brief")
