@@ -44,7 +44,7 @@ def sqlite_template() -> Path:
 
 
 def prepare(file: Path) -> None:
-    """Where the tests run on SQLite, lay an empty database there, if there is none: who is started on it makes none."""
+    """Lay an empty database at `file` where the tests run on SQLite and there is none: who starts on it makes none."""
     if connection.vendor == "sqlite" and not file.exists():
         shutil.copy(sqlite_template(), file)
 

@@ -1,4 +1,4 @@
-"""What many processes of a test run need, made by the first that needs it.
+"""Files and folders that many processes of a test run need are made by the first that needs them.
 
     path = made_once("packages", install)    # install(path) makes the file or folder
 

@@ -133,11 +133,11 @@ class KeyFilter(JobFilter):
     title, parameter_name = "API key", "key_start"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        issued, chosen = keys.issued(request.user).values_list("start", "name"), self.value()
-        listed = dict(issued[:20])
+        issued, chosen = keys.issued(request.user).only("start", "name"), self.value()
+        listed = {key.start: str(key) for key in issued[:20]}
         if chosen and chosen not in listed:
-            listed |= dict(issued.filter(start=storable(chosen))[:1]) or {chosen: ""}
-        return [(start, visible(f"{start}… {name}".strip())) for start, name in listed.items()]
+            listed[chosen] = str(issued.filter(start=storable(chosen)).first() or f"{chosen}…")
+        return [(start, visible(name)) for start, name in listed.items()]
 
 
 class PriorityFilter(JobFilter):

@@ -31,8 +31,9 @@ MOST_SPECIAL = 8  # tokens of a text to try
 Answer = Sequence[torch.Tensor]  # to one text: a tensor, or of a text that is generated the scores of each step
 Answers = Callable[[Sequence[Any], Together], list[Answer]]
 
-# What the order of a sum changes, as a part of the largest value, by the type that products are computed in. Padding
-# changes the scores of SmolLM2-135M by 0.037 in bfloat16 and 0.005 in float16, which has three bits more, as has TF32.
+# An answer may change by these parts of its largest value with the order of sums, which differs with padding and with
+# the size of a batch. They depend on the type that products are computed in: padding changes the scores of SmolLM2-135M
+# by 0.037 in bfloat16 and 0.005 in float16, which has three bits more, as has TF32.
 TOLERANCE = 1e-4
 TEN_BITS = 0.02
 SHORT_TYPES = 0.05

@@ -158,7 +158,7 @@ class HostileTests(AdminCase):
         self.assertLess(len(page), 1_000_000, what)
 
     def test_no_page_acts_on_its_reader(self) -> None:
-        """Where tests run on PostgreSQL as well, a few texts show what depends on it: each page's statements."""
+        """A few texts are enough on PostgreSQL, on which only the statements of each page depend."""
         for text, _job in self.each(TEXTS if connection.vendor == "sqlite" else TEXTS[::7]):
             for path in self.addresses:
                 with self.subTest(text[:20], path=path):

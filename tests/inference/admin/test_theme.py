@@ -73,8 +73,8 @@ class LookTests(BrowserCase):
         ]  # fmt: skip
 
     def test_every_page_keeps_its_policy_and_can_be_read_on_every_screen(self) -> None:
-        """What a page complains of fails the test in its end. On each screen it is loaded in one scheme, and goes over
-        to the other."""
+        """A page's complaints fail the test in its end. On each screen it is loaded in one scheme, and goes over to the
+        other."""
         for path in self.paths:
             for size, schemes in ((WIDE, ("light", "dark")), (PHONE, ("dark", "light"))):
                 self.browser.show(size, schemes[0])
