@@ -11,7 +11,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from inference.engines.accelerate import varlen
+from inference.engines.accelerate import encoders, varlen
+from inference.engines.accelerate import graphs as served
 
 WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"}  # for the device
 
@@ -73,7 +74,7 @@ def _memory(part: torch.Tensor) -> int:
 
 @contextlib.contextmanager
 def graphs() -> Iterator[list[Graph]]:
-    """Those that are captured."""
+    """Those that are captured, of models that seem to be on a GPU."""
     captured: list[Graph] = []
     takes = inspect.signature(torch.cuda.graph)
 
@@ -86,9 +87,12 @@ def graphs() -> Iterator[list[Graph]]:
         own.lose()  # nothing is computed while it is captured
         captured.append(own)
 
-    with patch.multiple(
-        torch.cuda, CUDAGraph=Graph, graph=graph, graph_pool_handle=list, Stream=Mock, current_stream=Mock,
-        stream=lambda _: contextlib.nullcontext(),
+    with (
+        patch.object(encoders, "is_on_gpu", return_value=True), patch.object(served, "seconds", return_value=1.0),
+        patch.multiple(
+            torch.cuda, CUDAGraph=Graph, graph=graph, graph_pool_handle=list, Stream=Mock, current_stream=Mock,
+            stream=lambda _: contextlib.nullcontext(),
+        ),
     ):  # fmt: skip
         yield captured
 
@@ -114,6 +118,8 @@ def varlen_attn(
 
 @contextlib.contextmanager
 def flash_attention() -> Iterator[Mock]:
+    """Its calls, by models that seem to be on a GPU."""
     own = patch.object(varlen, "varlen_attn", autospec=True, side_effect=varlen_attn)
-    with own as attention, patch.object(varlen, "serves", return_value=True):
+    on_gpu = patch.object(encoders, "is_on_gpu", return_value=True)
+    with own as attention, on_gpu, patch.object(varlen, "serves", return_value=True):
         yield attention

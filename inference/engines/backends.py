@@ -6,7 +6,6 @@ from inference.catalog.specs import TORCH, ModelSpec
 
 REQUIREMENTS = {"openvino": "requirements-openvino.txt"}
 REFUSED = "torch computes it in float32, and not"  # is said of a model whose answers are too far in any other way
-PLAIN = "Its layers run as transformers has them, and not as"  # of one for which what `options.encoder` asks for failed
 
 
 def problem(spec: ModelSpec) -> str:

@@ -32,7 +32,6 @@ class SentenceEmbeddings(Engine):
 
     def load(self, device: str) -> None:
         backend.require(self.spec)
-        encoder = placement.encoder(self.spec, device)
         folder = weights.folder(self.spec)
         self.asked = sentence_folder.read(folder)
         self.device = torch.device(device)
@@ -60,9 +59,7 @@ class SentenceEmbeddings(Engine):
         )  # fmt: skip
         compiled = backend.install(self.spec, self.model, self._own_states, agreement.TEXTS)
         self.backend = compiled.backend
-        self.shortcuts = compiled.shortcuts or accelerate.install(
-            self.model, self.tokenizer, "", self._trial(), encoder=encoder
-        )
+        self.shortcuts = compiled.shortcuts or accelerate.install(self.model, self.tokenizer, "", self._trial())
         self.shortcuts.add("texts at once", lambda: accelerate.encode(self, self.tokenizer), self._same_tokens)
         prompt = f'"{self.asked.prompt}" stands before each text, as {sentence_folder.MODEL_FILE} says.'
         notes = (prompt if self.asked.prompt else "", compiled.note, self.shortcuts.verdict.note)

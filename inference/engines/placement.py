@@ -5,9 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from inference.catalog import tasks
-from inference.catalog.specs import ENCODERS, TF32, ModelSpec
-from inference.engines.memory import CPU
+from inference.catalog.specs import TF32, ModelSpec
 from inference.engines.parity import SHORT_TYPES, TEN_BITS, TOLERANCE
 from inference.errors import ModelUnavailable
 
@@ -42,20 +40,6 @@ def _quantization(name: Any) -> Any:
     from transformers import TorchAoConfig
 
     return TorchAoConfig({"int8": Int8WeightOnlyConfig, "int4": Int4WeightOnlyConfig}[kind]())
-
-
-def encoder(spec: ModelSpec, device: str) -> str:
-    """How `options.encoder` asks for the layers of a text encoder to be computed; "" where it does not. Raises
-    `ModelUnavailable`."""
-    asked = spec.options.get("encoder", "")
-    if asked and asked not in ENCODERS:
-        raise ModelUnavailable(f"options.encoder must be one of {', '.join(ENCODERS)}, not {asked!r}.")
-    task = tasks.of(spec.task)
-    if asked and task.is_pipeline and (task.takes_files or not task.compiles):
-        raise ModelUnavailable(f"options.encoder is for text encoders, and not for {task.name}.")
-    if asked and device == CPU:
-        raise ModelUnavailable(f'options.encoder = "{asked}" needs a GPU: leave it out for a CPU.')
-    return str(asked)
 
 
 def _require(*packages: str) -> None:

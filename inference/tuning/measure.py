@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inference.catalog import lengths, tasks, units
-from inference.catalog.specs import BACKENDS, ENCODERS, PRECISIONS, TF32, TORCH, TRANSFORMERS_ENGINE, ModelSpec
+from inference.catalog.specs import BACKENDS, PRECISIONS, TF32, TORCH, TRANSFORMERS_ENGINE, ModelSpec
 from inference.engines import backends
 from inference.engines.json_values import pairs
 from inference.tuning.replica import (
@@ -91,19 +91,13 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What may compute the model, in what, and how the layers of a text encoder."""
+    """What may compute the model, and in what."""
 
     backend: str
     precision: str
-    encoder: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.precision} {self.encoder}".rstrip()
 
     def of(self, setup: Setup) -> Setup:
-        options = {name: value for name, value in setup.spec.options.items() if name != "encoder"}
-        options |= {"encoder": self.encoder} if self.encoder else {}
-        spec = dataclasses.replace(setup.spec, backend=self.backend, precision=self.precision, options=options)
+        spec = dataclasses.replace(setup.spec, backend=self.backend, precision=self.precision)
         if self.backend == TORCH:
             spec = dataclasses.replace(spec, precision="", dtype=self.precision)
         return dataclasses.replace(setup, spec=spec)
@@ -235,11 +229,8 @@ def choices(setup: Setup) -> list[Choice]:
     precisions = ("float32", "bfloat16") if setup.is_on_cpu else ("float32", TF32, "bfloat16")
     found = [Choice(backend=TORCH, precision=precision) for precision in precisions]
     ours = spec.engine == TRANSFORMERS_ENGINE or spec.engine.startswith(SENTENCES)
-    if not ours or (spec.engine == TRANSFORMERS_ENGINE and not tasks.of(spec.task).compiles):
+    if not setup.is_on_cpu or not ours or (spec.engine == TRANSFORMERS_ENGINE and not tasks.of(spec.task).compiles):
         return found
-    if not setup.is_on_cpu:
-        ways = ("", *ENCODERS) if tasks.of(spec.task).unit is units.tokens else ("",)
-        return [dataclasses.replace(choice, encoder=way) for choice in found for way in ways]
     others = [Choice(backend=name, precision=one) for name in BACKENDS if name != TORCH for one in PRECISIONS]
     return found + [one for one in others if not backends.problem(one.of(setup).spec)]
 
@@ -259,12 +250,12 @@ def trial(
     rates: dict[Arrangement, dict[int, float]] = {}
     found, memory = expected or [], 0
     for arrangement in all_arrangements:
-        step(f"{choice.backend} in {choice}, {arrangement.replicas} x {arrangement.threads} threads")
+        step(f"{choice.backend} in {choice.precision}, {arrangement.replicas} x {arrangement.threads} threads")
         try:
             with _replicas(setup, arrangement) as replicas:
                 first = replicas[0]
                 said = first.ask(note)
-                if backends.REFUSED in said or backends.PLAIN in said:
+                if backends.REFUSED in said:
                     return Trial(problem=said), found
                 if not memory:
                     memory = first.ask(memory_bytes)

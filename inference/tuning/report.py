@@ -105,11 +105,11 @@ def trials_table(trials: Trials, unit: str) -> Iterator[str]:
     takes, and how near the answers are."""
     sizes = sorted({size for trial in trials.values() for rates in trial.rates.values() for size in rates})
     heads = "".join(f"{f'x {size}':>10}" for size in sizes) + f"{'mean':>10}"
-    width = max(10, *(len(str(choice)) for choice in trials)) + 1
+    width = max(10, *(len(choice.precision) for choice in trials)) + 1
     titles = f"{'backend':<10}{'precision':<{width}}{'replicas x threads':<20}"
     yield f"{titles}{heads} {unit}/s       MiB      answers   numbers"
     for choice, trial in trials.items():
-        start = f"{choice.backend:<10}{choice!s:<{width}}"
+        start = f"{choice.backend:<10}{choice.precision:<{width}}"
         if trial.problem:
             yield start + trial.problem
         for arrangement, rates in trial.rates.items():
@@ -123,9 +123,9 @@ def trials_table(trials: Trials, unit: str) -> Iterator[str]:
 def trials_plot(trials: Trials) -> Iterator[str]:
     """Of each choice, its best arrangement."""
     best = {choice: max(map(mean, trial.rates.values())) for choice, trial in trials.items() if trial.rates}
-    most, width = max(best.values()), max(10, *(len(str(choice)) for choice in best))
+    most, width = max(best.values()), max(10, *(len(choice.precision) for choice in best))
     for choice, rate in best.items():
-        yield f"{choice.backend:<10}{choice!s:<{width}} {bar(rate / most):<{BAR}} {rate:.1f}"
+        yield f"{choice.backend:<10}{choice.precision:<{width}} {bar(rate / most):<{BAR}} {rate:.1f}"
 
 
 def recommended(trials: Trials) -> tuple[Choice, Arrangement]:
@@ -145,10 +145,7 @@ def choice_lines(spec: ModelSpec, trials: Trials) -> list[str]:
     """For models.toml, in place of what the table says. Rounded numbers are nothing to choose for others: it says what
     they would get."""
     choice, _ = recommended(trials)
-    return [*_precision_lines(spec, choice, trials[choice]), *_encoder_lines(spec, choice)]
-
-
-def _precision_lines(spec: ModelSpec, choice: Choice, trial: Trial) -> list[str]:
+    trial = trials[choice]
     says = spec.backend != TORCH or bool(spec.precision)
     if choice.precision == "float32" and choice.backend == TORCH and not says and spec.dtype == "auto":
         return []
@@ -156,14 +153,6 @@ def _precision_lines(spec: ModelSpec, choice: Choice, trial: Trial) -> list[str]
     is_of_torch = choice.backend == TORCH and (choice.precision == TF32 or not says)
     backend = [f'backend = "{choice.backend}"'] if {choice.backend, spec.backend} != {TORCH} else []
     return [*backend, f'{"dtype" if is_of_torch else "precision"} = "{choice.precision}"{why}']
-
-
-def _encoder_lines(spec: ModelSpec, choice: Choice) -> list[str]:
-    """Where what the table says of `options.encoder` is to change."""
-    if choice.encoder == spec.options.get("encoder", ""):
-        return []
-    beside = "  # beside its other options" if spec.options.keys() - {"encoder"} else ""
-    return [f'options = {{ encoder = "{choice.encoder}" }}{beside}' if choice.encoder else "# no options.encoder"]
 
 
 def _absent(grid: Grid, size: int, length: int) -> str:

@@ -79,7 +79,7 @@ class Machine:
         return int(torch.cuda.memory_reserved())
 
     def encoders(self) -> contextlib.AbstractContextManager[Any]:
-        """With what `options.encoder` needs."""
+        """With what shortcuts through a text encoder use of CUDA."""
         return contextlib.nullcontext()
 
     def free(self) -> int:
@@ -154,10 +154,9 @@ class StandIn(Machine):
 
     @contextlib.contextmanager
     def encoders(self) -> Iterator[None]:
-        from inference.engines import placement
         from tests import cuda_encoders
 
-        with cuda_encoders.graphs(), cuda_encoders.flash_attention(), patch.object(placement, "CPU", ""):
+        with cuda_encoders.graphs(), cuda_encoders.flash_attention():
             yield
 
     def free(self) -> int:

@@ -138,25 +138,32 @@ class Layers:
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
 
 
-def no_padding(model: Any, *, is_asked: bool = False) -> Override | None:
-    """The layers of a model computed here, for models of a known kind. On a GPU, where padding costs little, only if it
-    is asked for."""
-    if not is_known(model) or not (is_asked or model.device.type == "cpu"):
+def no_padding(model: Any) -> Override | None:
+    """The layers of a model computed here, for models whose layers are known."""
+    known = layers_of(model)
+    if known is None:
         return None
-    runner, parts = KINDS[model.config.model_type](model.base_model)
-    if not all(layer.are_plain() for layer in parts):
-        return None
-    if not is_asked:
+    runner, parts = known
+    if not is_on_gpu(model):
         return Override(runner, "forward", Layers([Layer(layer) for layer in parts]))
     kind = _attention(model, parts[0].attention.attention_head_size)
     texts = functools.partial(Texts, device=model.device, has_groups=kind is Attention)
     return Override(runner, "forward", Layers([Layer(layer, kind) for layer in parts], texts))
 
 
-def is_known(model: Any) -> bool:
-    """Whether it is of a known kind, on one device, and computed by nobody else."""
+def layers_of(model: Any) -> tuple[nn.Module, list[Parts]] | None:
+    """Return the module that runs the layers, and theirs. None for a model of another kind, or on several devices, or
+    whose layers somebody else computes."""
     is_spread = len(set(getattr(model, "hf_device_map", {}).values())) > 1
-    return model.config.model_type in KINDS and model.config._attn_implementation == "sdpa" and not is_spread
+    if model.config.model_type not in KINDS or model.config._attn_implementation != "sdpa" or is_spread:
+        return None
+    runner, parts = KINDS[model.config.model_type](model.base_model)
+    return (runner, parts) if all(layer.are_plain() for layer in parts) else None
+
+
+def is_on_gpu(model: Any) -> bool:
+    """Return whether the whole of `model` is on a GPU."""
+    return bool(model.device.type != "cpu")
 
 
 def _attention(model: Any, size: int) -> type[Attention]:

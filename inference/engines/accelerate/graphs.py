@@ -1,23 +1,27 @@
 """A text encoder as CUDA graphs: a short batch then costs one launch, where its kernels take hundreds.
 
-A graph computes one shape, so batches are padded to the next of few sizes and lengths, and what is larger than all
-of them runs as it comes: there the kernels take longer than their launches. All graphs are captured as the model is
-loaded, the largest first, and share the memory of what lies between input and answer. Heads run after them: that of
-fill-mask would keep scores of the whole vocabulary for each graph.
+A graph computes one shape, so batches are padded to the next of few sizes and lengths. What is larger than all of them
+runs without padding, and so does what this GPU computes for longer than it is launched: there padding costs. All
+graphs are captured as the model is loaded, the largest first, and share the memory of what lies between input and
+answer. Heads run after them: that of fill-mask would keep scores of the whole vocabulary for each graph.
 """
 
 import math
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from inference.engines.accelerate.encoders import is_known
+from inference.engines.accelerate import encoders
 from inference.engines.accelerate.install import Override
 from inference.engines.pipeline import loader
 
-SIZES = (1, 2, 4, 8, 16, 32, 64)  # texts
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # texts
 LENGTHS = (16, 32, 64, 128, 256)  # tokens
-MOST_TOKENS = 4096  # of one graph: more keep a GPU busy (derived)
+MOST_TOKENS = 8192  # of one graph: more keep an H100 busy, whatever the model
+CALLS = 3  # that are measured, of which the fastest counts
+LONGER = 1.2  # times as long as the shortest call: the GPU is busy, and not with launches alone
 
 
 class Graph(NamedTuple):
@@ -88,22 +92,56 @@ def _rounded(texts: int, tokens: int) -> tuple[int, int]:
     return size, length
 
 
-def graphs(model: Any, tokenizer: Any) -> Override | None:
-    """Captured, for models of a known kind."""
-    if not is_known(model):
+def graphs(model: Any, tokenizer: Any, unpadded: Override | None = None) -> Override | None:
+    """Capture those of a model on a GPU whose layers are known, with their padding: `unpadded`, by which larger batches
+    are computed without it, is off for as long."""
+    if not encoders.is_on_gpu(model) or encoders.layers_of(model) is None:
         return None
     encoder, most = model.base_model, min(tokenizer.model_max_length, loader.max_positions(model))
     pad = max(model.config.pad_token_id or 0, 0)
     made = Graphs(encoder, {name: pad if name == "input_ids" else 0 for name in tokenizer.model_input_names})
     shapes = [(size, length) for size in SIZES for length in LENGTHS if length <= most and size * length <= MOST_TOKENS]
+
+    def call(shape: tuple[int, int]) -> None:
+        inputs = {name: torch.zeros(shape, dtype=torch.long, device=model.device) for name in made.padding}
+        inputs["attention_mask"][:, 0] = 1  # and padding: without any transformers asks for no mask
+        model(**inputs)  # as a whole: its hooks say whether products are in TF32
+
     capturing = Override(encoder, "forward", made.capture)
-    capturing.on()
+    if unpadded:
+        unpadded.off()
     try:
         with torch.no_grad():
+            tokens = launch_bound_tokens(lambda shape: seconds(lambda: call(shape)), shapes)
+            capturing.on()
             for shape in sorted(shapes, key=math.prod, reverse=True):
-                inputs = {name: torch.zeros(shape, dtype=torch.long, device=model.device) for name in made.padding}
-                inputs["attention_mask"][:, 0] = 1  # and padding: without any transformers asks for no mask
-                model(**inputs)  # as a whole: its hooks say whether products are in TF32
+                if math.prod(shape) <= tokens:
+                    call(shape)
     finally:
         capturing.off()
+        if unpadded:
+            unpadded.on()
     return Override(encoder, "forward", made)
+
+
+def launch_bound_tokens(seconds_of: Callable[[tuple[int, int]], float], shapes: Sequence[tuple[int, int]]) -> int:
+    """Return how many tokens a call may have and take about as long as the smallest: the GPU waits for its launches."""
+    first, *others = sorted(shapes, key=lambda shape: (math.prod(shape), shape))
+    shortest_s, most = seconds_of(first), math.prod(first)
+    for tokens in sorted({math.prod(shape) for shape in others} - {most}):
+        if seconds_of(next(shape for shape in others if math.prod(shape) == tokens)) > LONGER * shortest_s:
+            break
+        most = tokens
+    return most
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Measure how long the fastest of a few calls takes, until the GPU is done."""
+    took = []
+    for _ in range(1 + CALLS):  # the first sets libraries up
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        took.append(time.perf_counter() - began)
+    return min(took)

@@ -6,11 +6,9 @@ installed or in a later call, turns it off with a warning: the plain pipeline an
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from inference.catalog.specs import CUDA_GRAPHS, PACKED
-from inference.engines import backends
 from inference.engines.faults import describe, is_device_failure, is_out_of_memory
 from inference.engines.parity import Trial, Verdict
 from inference.engines.stacks import Together
@@ -112,31 +110,22 @@ class Shortcuts:
             shortcut.on() if on else shortcut.off()
 
 
-def install(model: Any, tokenizer: Any, task: str, trial: Trial, *, encoder: str = "") -> Shortcuts:
-    """What of `model` can be computed in a cheaper way with the same answers, on. `trial` runs it. What `encoder` asks
-    for beyond that, if it cannot be had, is told in the verdict's note."""
+def install(model: Any, tokenizer: Any, task: str, trial: Trial) -> Shortcuts:
+    """Turn on what of `model` can be computed in a cheaper way with the same answers. `trial` runs it."""
     shortcuts = Shortcuts(model.config.model_type, trial.verdict())
 
     def holds() -> bool:
         return trial.holds(Together.ALONE) and trial.holds(shortcuts.verdict.together)
 
     shortcuts.add("packed weights", lambda: _packed(model), holds)
-    graphs = unpadded = None
-    if encoder == CUDA_GRAPHS:
-        graphs = shortcuts.add("CUDA graphs", lambda: _graphs(model, tokenizer), holds)
-    if not graphs:
-        unpadded = shortcuts.add(
-            "no padding",
-            lambda: _no_padding(model, is_asked=encoder == PACKED),
-            lambda: holds() and trial.holds(Together.PADDED),
-        )
+    unpadded = shortcuts.add("no padding", lambda: _no_padding(model), lambda: holds() and trial.holds(Together.PADDED))
     shortcuts.unpadded = unpadded is not None
     if unpadded and task in ("text-classification", "zero-shot-classification"):
         shortcuts.add("first tokens only", lambda: Override(unpadded.value, "first_only", value=True), holds)
     if task == "fill-mask":
         shortcuts.add("masks only", lambda: _masks(model, tokenizer), holds)
-    if encoder and not (graphs or unpadded):
-        shortcuts.plain = replace(shortcuts.plain, note=f"{shortcuts.plain.note} {backends.PLAIN} {encoder}.".strip())
+    # The last, as a graph computes what others would: each is tried with its own batches.
+    shortcuts.add("CUDA graphs", lambda: _graphs(model, tokenizer, unpadded), holds)
     return shortcuts
 
 
@@ -159,16 +148,16 @@ def encode(engine: Any, tokenizer: Any) -> Override | None:
     return Override(engine, "encode", encode) if encode else None
 
 
-def _no_padding(model: Any, *, is_asked: bool) -> Override | None:
+def _no_padding(model: Any) -> Override | None:
     from inference.engines.accelerate import encoders
 
-    return encoders.no_padding(model, is_asked=is_asked)
+    return encoders.no_padding(model)
 
 
-def _graphs(model: Any, tokenizer: Any) -> Override | None:
+def _graphs(model: Any, tokenizer: Any, unpadded: Override | None) -> Override | None:
     from inference.engines.accelerate import graphs
 
-    return graphs.graphs(model, tokenizer)
+    return graphs.graphs(model, tokenizer, unpadded)
 
 
 def _packed(model: Any) -> Shortcut | None:

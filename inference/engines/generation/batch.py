@@ -25,6 +25,7 @@ from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.errors import InferenceError, OutOfMemory
 
 PIECE = 256  # tokens of new prompts that a step reads, so that those who generate do not wait for long
+PIECE_ON_GPU = 2048  # which it reads in about the time of a step
 PREFIXES = 8  # of the room for rows, that beginnings of prompts have beside it: its eighth part
 
 Choose = Callable[[Sequence[Row], torch.Tensor], list[Any]]
@@ -91,6 +92,10 @@ class Batch(Stepper):
     def longest(self) -> int:
         return max((row.longest for row in [*self.rows, *self._new, *self._waiting]), default=0)
 
+    @property
+    def _piece(self) -> int:
+        return PIECE if self._forwards.model.device.type == "cpu" else PIECE_ON_GPU
+
     # Who is in
 
     def _admit(self) -> None:
@@ -156,7 +161,7 @@ class Batch(Stepper):
             return []
         if self._new[0].cache is None:
             self._new[0].cache = self.prefixes.of(self._new[0].tokens)
-        if _unread(self._new[0]) > PIECE:
+        if _unread(self._new[0]) > self._piece:
             group = [self._new[0]]
             found = narrowed(self._read_on, group)
         else:
@@ -176,14 +181,14 @@ class Batch(Stepper):
         group, longest = [oldest], length
         for row in sorted(others, key=lambda row: abs(len(row.tokens) - length)):
             longest = max(longest, len(row.tokens))
-            if longest * (len(group) + 1) > PIECE:
+            if longest * (len(group) + 1) > self._piece:
                 break
             group.append(row)
         return group
 
     def _read_on(self, rows: Sequence[Row]) -> list[Any]:
         [row] = rows
-        self._forwards.piece(row, PIECE)
+        self._forwards.piece(row, self._piece)
         self.prefixes.keep(row.tokens[: row.read], row.cache.layers, 0)
         return [None]
 
@@ -191,7 +196,7 @@ class Batch(Stepper):
         """By row: a token, and where the keys and values of its prompt are."""
         cache = rows[0].cache
         if cache is not None:
-            scores = self._forwards.piece(rows[0], PIECE)
+            scores = self._forwards.piece(rows[0], self._piece)
         else:
             scores, cache = self._forwards.prompts(rows)
         chosen = self._choose(rows, scores)

@@ -49,7 +49,6 @@ class PipelineEngine(Engine):
 
     def load(self, device: str) -> None:
         backend.require(self.spec)
-        self.encoder = placement.encoder(self.spec, device)
         self.task = tasks.of(self.spec.task).name
         if self.task not in FEEDS:
             raise ModelUnavailable(
@@ -111,9 +110,7 @@ class PipelineEngine(Engine):
             placement.tolerance(self.spec, self.pipe.model),
         )
         if not compiled.shortcuts:
-            self.shortcuts = accelerate.install(
-                self.pipe.model, self.pipe.tokenizer, self.task, trial, encoder=self.encoder
-            )
+            self.shortcuts = accelerate.install(self.pipe.model, self.pipe.tokenizer, self.task, trial)
         self.shortcuts.add(
             "texts at once",
             lambda: accelerate.at_once(self, self.pipe, self.task),

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 import transformers
 
-from inference.catalog.specs import CUDA_GRAPHS, ENCODERS, PACKED, ModelSpec
-from inference.engines import loading, parity, placement
-from inference.engines.accelerate import encoders, ragged
+from inference.catalog.specs import ModelSpec
+from inference.engines import loading, parity
+from inference.engines.accelerate import encoders, graphs, ragged
 from inference.engines.accelerate import install as accelerate
 from inference.engines.stacks import Together
 from tests import cuda_encoders, tiny_models
@@ -184,25 +184,23 @@ class EngineTests(TestCase):
         "zero-shot-classification": {"candidate_labels": ["red", "a good house"]},
     }
 
-    def test_layers_on_a_gpu_answer_the_same_in_every_way_that_they_can_run(self) -> None:
+    def test_layers_on_a_gpu_answer_the_same_by_graphs_and_without_padding(self) -> None:
         for task, parameters in self.TASKS.items():
             with tempfile.TemporaryDirectory() as folder:
                 model = str(tiny_models.build(task, Path(folder)))
                 texts = [f"{text} [MASK]" for text in TEXTS] if task == "fill-mask" else TEXTS
                 expected = loading.ready(ModelSpec(name=task, task=task, model=model), "cpu").predict(texts, parameters)
-                for encoder in ENCODERS:
-                    spec = ModelSpec(name=task, task=task, model=model, options={"encoder": encoder})
-                    with (
-                        self.subTest(task, encoder=encoder), patch.object(placement, "CPU", ""),
-                        cuda_encoders.graphs() as captured, cuda_encoders.flash_attention() as attention,
-                    ):  # fmt: skip
-                        engine = loading.ready(spec, "cpu")
+                with (
+                    self.subTest(task), cuda_encoders.graphs() as captured, cuda_encoders.flash_attention() as attention
+                ):  # fmt: skip
+                    engine = loading.ready(ModelSpec(name=task, task=task, model=model, max_batch_size=512), "cpu")
+                    self.assertFalse(engine.padded)
+                    for times, by_graphs in ((1, True), (1 + max(graphs.SIZES) // len(texts), False)):
                         attention.reset_mock()
                         replays = sum(graph.replays for graph in captured)
-                        self.assert_close(engine.predict(texts, parameters), expected)
-                        self.assertEqual(engine.padded, encoder == CUDA_GRAPHS)
-                        self.assertEqual(attention.called, encoder == PACKED)
-                        self.assertEqual(sum(graph.replays for graph in captured) > replays, encoder == CUDA_GRAPHS)
+                        self.assert_close(engine.predict(texts * times, parameters), expected * times)
+                        self.assertEqual(attention.called, not by_graphs)
+                        self.assertEqual(sum(graph.replays for graph in captured) > replays, by_graphs)
 
     def test_answers_together_equal_those_one_by_one(self) -> None:
         for task, parameters in self.TASKS.items():

@@ -7,13 +7,20 @@ from unittest.mock import patch
 
 import torch
 
-from inference.catalog.specs import CUDA_GRAPHS, ENCODERS
-from inference.engines import backends
-from inference.engines.accelerate import encoders, graphs
+from inference.engines.accelerate import encoders, graphs, packed
 from inference.engines.accelerate import install as accelerate
 from inference.engines.accelerate.install import Override
 from tests import cuda_encoders
-from tests.inference.engines.test_encoders import NEAR, TEXTS, classifier, model_of, scores, states, trial_of
+from tests.inference.engines.test_encoders import (
+    NEAR,
+    TEXTS,
+    classifier,
+    model_of,
+    rows_computed,
+    scores,
+    states,
+    trial_of,
+)
 
 TOKENIZER = SimpleNamespace(model_max_length=60, model_input_names=["input_ids", "attention_mask"])
 LONG = " ".join(["cat"] * 40)  # longer than the longest graph
@@ -71,7 +78,7 @@ class GraphsTests(TestCase):
         model = model_of("bert")
         calls: list[dict[str, Any]] = [
             {"input_ids": torch.ones(2, 40, dtype=torch.long), "attention_mask": torch.ones(2, 40, dtype=torch.long)},
-            {"input_ids": torch.ones(65, 4, dtype=torch.long), "attention_mask": torch.ones(65, 4, dtype=torch.long)},
+            {"input_ids": torch.ones(513, 4, dtype=torch.long), "attention_mask": torch.ones(513, 4, dtype=torch.long)},
             {"input_ids": torch.ones(2, 4, dtype=torch.long)},
             {"inputs_embeds": torch.ones(2, 4, 32)},
         ]
@@ -87,9 +94,19 @@ class GraphsTests(TestCase):
     def test_there_are_few_and_none_is_longer_than_the_model_reads(self) -> None:
         unlimited = SimpleNamespace(model_max_length=10**30, model_input_names=TOKENIZER.model_input_names)
         graphs.graphs(model_of("roberta"), unlimited)  # which tells 63 positions apart
-        self.assertEqual(
-            len(self.captured), len(graphs.SIZES) * len([length for length in graphs.LENGTHS if length < 64])
-        )
+        self.assertEqual(len(self.captured), 2 * len(graphs.SIZES) - 1)  # 512 texts of 32 tokens are too many
+
+    def test_there_are_none_of_what_the_gpu_computes_for_longer_than_it_is_launched(self) -> None:
+        shapes = [(size, length) for size in graphs.SIZES for length in graphs.LENGTHS]
+        for busy_from, expected in ((256, 128), (512, 256), (10**9, 512 * 256)):
+
+            def seconds_of(shape: tuple[int, int], busy_from: int = busy_from) -> float:
+                return 5.0 if shape[0] * shape[1] < busy_from else 6.1
+
+            self.assertEqual(graphs.launch_bound_tokens(seconds_of, shapes), expected)
+        with patch.object(graphs, "launch_bound_tokens", return_value=64):
+            graphs.graphs(model_of("bert"), TOKENIZER)
+        self.assertEqual(len(self.captured), 3 + 2)
 
     def test_it_is_captured_within_the_whole_model_largest_first(self) -> None:
         model, shapes = classifier("bert"), []
@@ -100,7 +117,7 @@ class GraphsTests(TestCase):
         )
         made(model)
         self.assertTrue(all(isinstance(mask, torch.Tensor) for mask in masks))  # also as libraries set themselves up
-        self.assertEqual(shapes[0], (64, 32))
+        self.assertEqual(shapes[0], (256, 32))
         self.assertEqual(shapes, sorted(shapes, key=lambda shape: -shape.numel()))
 
     def test_one_that_waits_for_the_device_cannot_be_captured_and_runs_plain(self) -> None:
@@ -108,36 +125,38 @@ class GraphsTests(TestCase):
         expected = states(model, TEXTS)
         model.embeddings.register_forward_hook(lambda module, given, found: found * float(found.isfinite().all()))
         with self.assertLogs(accelerate.logger, "WARNING") as logs:
-            installed = accelerate.install(model, TOKENIZER, "", trial_of(model, states), encoder=CUDA_GRAPHS)
+            installed = accelerate.install(model, TOKENIZER, "", trial_of(model, states))
         self.assertIn("not permitted when stream is capturing", logs.output[0])
         torch.testing.assert_close(states(model, TEXTS), expected, **NEAR)
         self.assertNotIn("forward", vars(model))
-        self.assertTrue(installed.unpadded)  # as it is on a CPU
+        self.assertTrue(installed.unpadded)  # which was off while they were to be captured
+        self.assertEqual(rows_computed(model, states, TEXTS[1:3]), [8, 8])
 
-    def test_what_computes_plainly_though_it_was_asked_for_is_told(self) -> None:
+    def test_beside_them_larger_batches_are_computed_without_padding(self) -> None:
         model = model_of("bert")
-        with (
-            patch.object(accelerate, "_no_padding", return_value=None),
-            patch.object(torch.cuda, "CUDAGraph", side_effect=RuntimeError("no")),
-            self.assertLogs(accelerate.logger, "WARNING"),
-        ):
-            for encoder in ENCODERS:
-                installed = accelerate.install(model, TOKENIZER, "", trial_of(model, states), encoder=encoder)
-                self.assertEqual(installed.verdict.note, f"{backends.PLAIN} {encoder}.")
+        texts = [*TEXTS, LONG]
+        expected = states(model, texts)
+        installed = accelerate.install(model, TOKENIZER, "", trial_of(model, states))
+        before = self.replays()
+        self.assertEqual(rows_computed(model, states, TEXTS), [])
+        self.assertEqual(self.replays() - before, 1)
+        tokens = sum(len(text.split()) + 2 for text in texts)
+        self.assertEqual(rows_computed(model, states, texts), 2 * [packed.rounded(tokens)])
+        self.assertEqual(self.replays() - before, 1)
+        torch.testing.assert_close(states(model, texts), expected, **NEAR)
+        self.assertFalse(installed.padded)
 
     def test_a_model_that_is_spread_or_of_another_kind_is_left_alone(self) -> None:
         model = model_of("bert")
         model.hf_device_map = {"": "cpu"}  # as quantized ones have it
-        self.assertIsNotNone(encoders.no_padding(model))
+        self.assertIsNotNone(graphs.graphs(model, TOKENIZER))
         model.hf_device_map = {"embeddings": "cuda:0", "encoder": "cuda:1"}
         self.assertIsNone(graphs.graphs(model, TOKENIZER))
-        self.assertIsNone(encoders.no_padding(model, is_asked=True))
+        self.assertIsNone(encoders.no_padding(model))
 
     def test_installed_they_compute_and_what_they_raise_later_turns_them_off(self) -> None:
         model = model_of("bert")
-        installed = accelerate.install(model, TOKENIZER, "", trial_of(model, states), encoder=CUDA_GRAPHS)
-        self.assertTrue(installed.padded)
-        self.assertNotIn(backends.PLAIN, installed.verdict.note)
+        installed = accelerate.install(model, TOKENIZER, "", trial_of(model, states))
         expected = states(model, TEXTS)
         with (
             patch.object(cuda_encoders.Graph, "replay", side_effect=RuntimeError("no")),

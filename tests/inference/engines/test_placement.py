@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from inference.catalog.specs import TRANSFORMERS_ENGINE, ModelSpec
+from inference.catalog.specs import ModelSpec
 from inference.engines import loading, parity, placement
 from inference.errors import ModelUnavailable
 from tests import tiny_models
@@ -52,32 +52,6 @@ class ArgumentsTests(TestCase):
     def test_an_unknown_quantization_is_refused_with_those_that_are_known(self) -> None:
         with self.assertRaisesRegex(ModelUnavailable, "must be one of bitsandbytes-8bit, .*, not 'int2'"):
             placement.arguments(spec(options={"quantization": "int2"}), "cpu")
-
-
-class EncoderTests(TestCase):
-    def test_what_a_gpu_may_be_asked_for_is_refused_elsewhere_and_nothing_else_is_known(self) -> None:
-        self.assertEqual(placement.encoder(spec(), "cpu"), "")
-        self.assertEqual(placement.encoder(spec(options={"encoder": "packed"}), "cuda:0"), "packed")
-        for asked in ("graphs", True, ["packed", "cuda_graphs"]):
-            with self.assertRaisesRegex(ModelUnavailable, "options.encoder must be one of cuda_graphs, packed, not"):
-                placement.encoder(spec(options={"encoder": asked}), "cuda:0")
-
-    def test_it_is_refused_of_what_is_no_text_encoder(self) -> None:
-        for task in ("image-classification", "text-generation", "document-question-answering"):
-            entry = ModelSpec(name="m", task=task, options={"encoder": "packed"})
-            with (
-                self.subTest(task),
-                self.assertRaisesRegex(ModelUnavailable, f"is for text encoders, and not for {task}"),
-            ):
-                placement.encoder(entry, "cuda:0")
-
-    def test_engines_refuse_it_before_they_load_anything(self) -> None:
-        for engine in ("inference.engines.embeddings:SentenceEmbeddings", TRANSFORMERS_ENGINE):
-            entry = ModelSpec(
-                name="m", engine=engine, task="feature-extraction", model="x", options={"encoder": "cuda_graphs"}
-            )
-            with self.assertRaisesRegex(ModelUnavailable, '"cuda_graphs" needs a GPU: leave it out for a CPU'):
-                loading.ready(entry, "cpu")
 
 
 class Tf32Tests(TestCase):

@@ -6,7 +6,6 @@ from unittest.mock import patch
 
 import torch
 
-from inference.catalog.specs import PACKED
 from inference.engines.accelerate import encoders, ragged, varlen
 from inference.engines.accelerate import install as accelerate
 from inference.engines.accelerate.ragged import Texts
@@ -17,7 +16,7 @@ CUDA, CPU = torch.device("cuda:0"), torch.device("cpu")
 
 
 def packed(model: Any) -> encoders.Layers:
-    made = encoders.no_padding(model, is_asked=True)
+    made = encoders.no_padding(model)
     assert made is not None
     made.on()
     layers: encoders.Layers = made.value
@@ -50,7 +49,7 @@ class VarlenTests(TestCase):
 
     def test_installed_it_is_unpadded(self) -> None:
         model = model_of("bert")
-        installed = accelerate.install(model, tokenizer, "", trial_of(model, states), encoder=PACKED)
+        installed = accelerate.install(model, tokenizer, "", trial_of(model, states))
         self.assertFalse(installed.padded)
         self.assertTrue(self.attention.called)
 

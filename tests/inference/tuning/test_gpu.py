@@ -1,6 +1,5 @@
 """What is measured where there is a GPU, whose memory and speed are made up."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, cast
 from unittest import TestCase
@@ -60,22 +59,6 @@ class TrialTests(TestCase):
         precisions = dict.fromkeys(choice.precision for choice in measure.choices(self.setup))
         self.assertEqual([*precisions], ["float32", "tf32", "bfloat16"])
 
-    def test_graphs_and_packed_sequences_are_tried_of_texts_in_each_precision(self) -> None:
-        tried = [(choice.precision, choice.encoder) for choice in measure.choices(self.setup)]
-        self.assertEqual(tried[:4], [("float32", ""), ("float32", "cuda_graphs"), ("float32", "packed"), ("tf32", "")])
-        for task in ("image-classification", "text-generation"):
-            other = dataclasses.replace(self.setup, spec=ModelSpec(name="m", task=task))
-            self.assertEqual({choice.encoder for choice in measure.choices(other)}, {""})
-
-    def test_a_choice_says_of_the_options_how_layers_run_and_nothing_else(self) -> None:
-        own = ModelSpec(name="m", task="text-classification", options={"encoder": "packed", "device_map": "auto"})
-        for encoder, options in (("", {}), ("cuda_graphs", {"encoder": "cuda_graphs"})):
-            choice = Choice(backend="torch", precision="float32", encoder=encoder)
-            found = choice.of(dataclasses.replace(self.setup, spec=own)).spec
-            self.assertEqual(found.options, {"device_map": "auto", **options})
-        other = Choice(backend="openvino", precision="int8").of(dataclasses.replace(self.setup, spec=own)).spec
-        self.assertEqual(other.options, {"device_map": "auto"})
-
     def test_replicas_that_do_not_fit_beside_each_other_are_left_out(self) -> None:
         one, two = Arrangement(replicas=1, threads=2), Arrangement(replicas=2, threads=1)
 
@@ -105,5 +88,5 @@ class TrialTests(TestCase):
             room = 0
             with self.assertRaises(CannotMeasure):
                 tried()
-            said = f"{backends.PLAIN} packed."
+            said = f"{backends.REFUSED} bfloat16."
             self.assertEqual(tried(), measure.Trial(problem=said))

@@ -130,23 +130,6 @@ class TextTests(TestCase):
             lines = report.choice_lines(dataclasses.replace(SPEC, **says), {best: trial})  # type: ignore[arg-type]
             self.assertEqual([line.partition("  #")[0] for line in lines], told)
 
-    def test_how_layers_run_is_a_line_where_it_wins(self) -> None:
-        plain, packed = (Choice(backend="torch", precision="float32", encoder=name) for name in ("", "packed"))
-        trial = Trial(same=8, answers=8, rates={Arrangement(replicas=1, threads=1): {1: 9.0}})
-        slower = dataclasses.replace(trial, rates={Arrangement(replicas=1, threads=1): {1: 8.0}})
-        for options, trials, told in (
-            ({}, {plain: slower, packed: trial}, ['options = { encoder = "packed" }']),
-            ({}, {plain: trial, packed: slower}, []),
-            ({"encoder": "packed"}, {plain: trial, packed: slower}, ["# no options.encoder"]),
-            (
-                {"a": 1},
-                {plain: slower, packed: trial},
-                ['options = { encoder = "packed" }  # beside its other options'],
-            ),
-        ):
-            self.assertEqual(report.choice_lines(dataclasses.replace(SPEC, options=options), trials), told)
-        self.assertRegex("\n".join(report.trials_table(trials, "items")), r"torch +float32 packed +1 x 1 +9.0 +9.0")
-
     def test_what_the_processor_can_is_told(self) -> None:
         cpuinfo = Path(self.enterContext(tempfile.NamedTemporaryFile("w+")).name)
         for text, told in (
