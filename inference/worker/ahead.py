@@ -64,6 +64,8 @@ class Line:
                 self._computed.put(taken)
                 if taken.failure and taken.failure.type in (SystemExit, KeyboardInterrupt):
                     break
+            if isinstance(taken, SystemExit):
+                child.run_to_the_end()
             self._computed.put(None)
             recorder.join()
             raise taken if isinstance(taken, SystemExit) else SystemExit(os.EX_SOFTWARE)

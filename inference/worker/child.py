@@ -93,10 +93,17 @@ def steps_of(call: BatchCall) -> BatchReport:
 
 @contextlib.contextmanager
 def beside_open(call: BatchCall) -> Iterator[None]:
-    """After the last call before this process ends the batches that are still open go on to their end."""
+    """Run a call beside the batches that are open, and these to their end if it is the last."""
     opened.only(call.waiting, call=call)
     try:
         yield
     finally:
-        if replica.shared.asked == Asked.TO_THE_END:
-            opened.run_to_the_end()
+        run_to_the_end()
+
+
+def run_to_the_end() -> None:
+    """Run the batches that are still open to their end, where the worker leaves: no call of theirs follows.
+
+    Its pool takes no more calls from the moment in which it is told to stop, also of a batch that was between two."""
+    if replica.shared.asked == Asked.TO_THE_END:
+        opened.run_to_the_end()

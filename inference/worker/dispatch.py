@@ -258,6 +258,8 @@ class Dispatcher:
             self.replicas.ask(batch.pid, Asked.TO_THE_END)
             if not batch.is_open and not self.pool.knows(batch.result):
                 self.backlog.ended(batch)
+        running = sum(len(batch.jobs) for batch in self.batches.values())
+        logger.info("the worker leaves: %d jobs that run end first, %d go back", running, len(self.backlog))
         self.backlog.give_back_waiting()
 
     def facts(self) -> Facts:

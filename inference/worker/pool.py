@@ -4,12 +4,14 @@ Imported before Django is set up: what needs models is imported where it is used
 """
 
 import contextlib
+import logging
 import os
 import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
+from billiard.common import human_status
 from billiard.pool import RUN
 from celery.concurrency import asynpool, prefork
 from celery.utils.log import current_process_index
@@ -18,6 +20,8 @@ from inference.worker.calls import Loaded, Order, Shared
 from inference.worker.devices import Plan
 from inference.worker.forkserver import ForkedProcess
 from inference.worker.replicas import Replicas
+
+logger = logging.getLogger(__name__)
 
 
 def _nobody() -> None:
@@ -47,11 +51,18 @@ class ReplicaWorker(asynpool.Worker):
             self.loaded = child.start(*self.beginning)
 
     def workloop(self, *arguments: Any, **options: Any) -> Any:
-        if not self.beginning or not self.beginning[0].works_ahead(current_process_index(base=0) or 0):
+        if not self.beginning:
             return super().workloop(*arguments, **options)
+        from inference.worker import child
         from inference.worker.ahead import Line
 
-        return Line(self.wait_for_job, self.outq.put, self.inqW_fd).run()
+        if self.beginning[0].works_ahead(current_process_index(base=0) or 0):
+            return Line(self.wait_for_job, self.outq.put, self.inqW_fd).run()
+        try:
+            return super().workloop(*arguments, **options)
+        except SystemExit:  # no call will follow
+            child.run_to_the_end()
+            raise
 
     def on_loop_start(self, pid: int) -> None:
         self.outq.put((asynpool.WORKER_UP, (pid, self.loaded)))
@@ -260,6 +271,14 @@ class ReplicaPool(asynpool.AsynPool):
             calls_of = (job for job in self._cache.values() if process in (job._write_to, job._scheduled_for))
             if process.index == index and not any(calls_of) and not self.keeps(process.pid):
                 process.terminate_controlled()
+
+    def join(self) -> None:
+        """Wait until all children have ended, as the worker leaves. What one of them ran that did not end by itself
+        goes back to its queue."""
+        super().join()
+        for process in self._pool:
+            if process.exitcode not in (os.EX_OK, None):
+                logger.error("pid=%s did not end by itself: %s", process.pid, human_status(process.exitcode))
 
     def knows(self, call: Any) -> bool:
         """Whether it is still to be answered: as a connection ends Celery forgets those that no child has begun."""

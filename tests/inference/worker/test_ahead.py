@@ -25,7 +25,7 @@ from inference.worker import child, claims
 from inference.worker.ahead import Line
 from inference.worker.backlog import LEARNT, TOGETHER_S
 from inference.worker.calls import READY as IS_READY
-from inference.worker.calls import BatchCall, Loaded, Raised
+from inference.worker.calls import Asked, BatchCall, Loaded, Raised
 from inference.worker.dispatch import STUCK_S
 from inference.worker.inflight import HeldJob
 from inference.worker.loaded import LoadedModels
@@ -285,6 +285,15 @@ class LineTests(TestCase):
         self.engine.turns.put(None)
         self.thread.join(PATIENCE_S)
         self.assertEqual(self.answers(READY), [1])
+
+    def test_what_is_open_runs_to_its_end_then_in_the_thread_of_the_engines(self) -> None:
+        ran: list[Any] = []
+        opened = Mock(run_to_the_end=lambda: ran.append(threading.current_thread()))
+        self.enterContext(patch.object(child, "opened", opened))
+        self.replica.shared.asked = Asked.TO_THE_END
+        self.pipe.put(None)
+        self.thread.join(PATIENCE_S)
+        self.assertEqual(ran, [self.thread])
 
 
 class GivenTests(DispatcherCase):

@@ -1,12 +1,15 @@
 """The pool's book-keeping; with whole workers it is in tests/e2e and tests/faults."""
 
+import contextlib
 import errno
 import math
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import TestCase
@@ -68,7 +71,8 @@ class PoolCase(TestCase):
 
     def kill_all(self) -> None:
         for process in self.pool._pool:
-            os.kill(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
         def turned() -> Any:
@@ -171,6 +175,24 @@ class EndedChildTests(PoolCase):
         self.pool.flush()
         os.kill(self.pid, signal.SIGCONT)
         self.until(lambda: self.answers, "it answers")
+
+    def test_what_is_open_in_it_runs_to_its_end_as_the_worker_leaves(self) -> None:
+        with tempfile.NamedTemporaryFile("r") as file:
+            with patch.object(child, "run_to_the_end", lambda: Path(file.name).write_text("it ran")):
+                self.kill()
+                self.until(self.pool.idle, "one that knows of it is up")
+                with self.assertNoLogs("inference.worker.pool"):
+                    self.pool.close()
+                    self.pool.join()
+            self.assertEqual(file.read(), "it ran")
+
+    def test_one_that_does_not_end_by_itself_then_is_told_of(self) -> None:
+        self.stop()
+        self.pool.close()
+        self.kill()
+        with self.assertLogs("inference.worker.pool", "ERROR") as logs:
+            self.pool.join()
+        self.assertIn(f"pid={self.pool._pool[0].pid} did not end by itself: signal 9", logs.output[0])
 
     def test_what_cannot_be_written_to_it_goes_to_no_other(self) -> None:
         self.pool._active_writes.add(self.pool._pool[0].inqW_fd)
