@@ -152,6 +152,15 @@ class Stack:
         self.children[program.name] = child
         return child
 
+    def start_again(self) -> None:
+        """Start what this stack began with and has ended since: a test that failed in between leaves it so."""
+        names = ("broker", "web", *self.worker_names)
+        ended = [self.children[name] for name in names if self.children[name].exit_code is not None]
+        for child in ended:
+            self.start(child.program)
+        if ended:
+            self.ready()
+
     def ready(self) -> None:
         """Wait until the web server answers, and each running worker has loaded its models."""
         eventually(self.answers, "the web server answers")

@@ -35,6 +35,7 @@ SHARE = 40  # jobs of one owner that may wait
 
 class CrowdCase(StackCase):
     def setUp(self) -> None:
+        super().setUp()
         self.hold()
 
 

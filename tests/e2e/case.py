@@ -60,3 +60,7 @@ class StackCase(ShowingLog):
     @classmethod
     def setUpClass(cls) -> None:
         cls.stack = cls.enterClassContext(Stack(**cls.options))
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.stack.start_again()

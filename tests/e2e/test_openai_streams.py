@@ -43,6 +43,7 @@ class WebServerGone(StackCase):
         eventually(lambda: is_open(port), "the other server listens")
 
     def setUp(self) -> None:
+        super().setUp()
         self.hold()
         self.before = self.stack.jobs.count()
 

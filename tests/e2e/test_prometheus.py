@@ -39,6 +39,7 @@ class TestPrometheus(StackCase):
     options = {"replicas": REPLICAS, "environment": {"WORKER_HEARTBEAT_S": "0.5", "WORKER_SILENT_S": "6"}}
 
     def setUp(self) -> None:
+        super().setUp()
         folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         rules = DEPLOY / "prometheus" / "rules.yml"
         config = folder / "prometheus.yml"
