@@ -1,4 +1,4 @@
-"""Problems as OpenAI's clients read them, for all that is below /openai/: `{"error": {"message", "type", …}}`.
+"""Problems as OpenAI's clients read them, at the addresses of their interface: `{"error": {"message", "type", …}}`.
 
 Those clients send a request again by themselves, after 408, 409, 429 and 5xx: `x-should-retry` tells them not to where
 that would run a job a second time.
@@ -14,7 +14,8 @@ from django.http import HttpRequest, HttpResponse
 from api import errors
 from inference.errors import ContextLengthExceeded
 
-PREFIX = "/openai/"
+PREFIXES = ("/openai/", "/v1/chat/", "/v1/completions/", "/v1/embeddings/")
+INPUTS = {"chat": "messages", "embeddings": "input"}  # the field of a request that its inputs are in; else the prompt
 CONTENT_TYPE = "application/json"
 BAD_REQUEST, FORBIDDEN, TOO_MANY, UNPROCESSABLE = 400, 403, 429, 422  # OpenAI does not answer 422
 CODES = {  # ours: what programs that were written for OpenAI look for
@@ -26,7 +27,7 @@ CODES = {  # ours: what programs that were written for OpenAI look for
 
 def speaks(request: HttpRequest) -> bool:
     """Whether this address is one of OpenAI's."""
-    return f"{request.path_info}/".startswith(PREFIX)
+    return f"{request.path_info}/".startswith(PREFIXES)
 
 
 def reshaped(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
@@ -34,7 +35,8 @@ def reshaped(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     if answer.headers.get("Content-Type") != errors.CONTENT_TYPE:
         return answer
     problem = orjson.loads(answer.content)
-    answer.content = orjson.dumps(body(problem, inputs="messages" if "/chat/" in request.path_info else "prompt"))
+    inputs = next((INPUTS[part] for part in request.path_info.split("/") if part in INPUTS), "prompt")
+    answer.content = orjson.dumps(body(problem, inputs=inputs))
     answer.headers["Content-Type"] = CONTENT_TYPE
     answer.status_code = BAD_REQUEST if answer.status_code == UNPROCESSABLE else answer.status_code
     is_same = request.method == "GET" or "HTTP_IDEMPOTENCY_KEY" in request.META

@@ -2,12 +2,13 @@ from django.urls import path, re_path
 
 from api.errors import not_found
 from api.middleware import APP_NAME
-from api.views import about, bulk, completions, jobs, models
+from api.views import about, bulk, completions, embeddings, jobs, models
 
 app_name = APP_NAME  # by which the middleware knows these views
 urlpatterns = [
     path("v1/models/<str:name>/v1/chat/completions", completions.ModelChatView.as_view()),
     path("v1/models/<str:name>/v1/completions", completions.ModelTextView.as_view()),
+    path("v1/models/<str:name>/v1/embeddings", embeddings.ModelEmbeddingsView.as_view()),
     path("v1/models/<str:name>", models.ModelView.as_view()),
     path("v1/models", models.ModelsView.as_view()),
     path("v1/jobs/bulk", bulk.BulksView.as_view()),
@@ -20,12 +21,16 @@ urlpatterns = [
     path("v1/jobs/<str:job_id>/cancel", jobs.CancelView.as_view()),
     path("v1/jobs/<str:job_id>/retry", jobs.RetryView.as_view()),
     path("v1/jobs", jobs.JobsView.as_view()),
+    path("v1/chat/completions", completions.ChatView.as_view()),
+    path("v1/completions", completions.TextView.as_view()),
+    path("v1/embeddings", embeddings.EmbeddingsView.as_view()),
+    path("openai/v1/embeddings", embeddings.EmbeddingsView.as_view()),
     path("openai/v1/chat/completions", completions.ChatView.as_view()),
     path("openai/v1/chat/completions/<str:completion_id>", completions.OldChatView.as_view()),
     path("openai/v1/completions/<str:completion_id>", completions.OldTextView.as_view()),
     path("openai/v1/completions", completions.TextView.as_view()),
-    path("openai/v1/models/<str:name>", completions.GeneratingModelView.as_view()),
-    path("openai/v1/models", completions.GeneratingModelsView.as_view()),
+    path("openai/v1/models/<str:name>", completions.OpenAIModelView.as_view()),
+    path("openai/v1/models", completions.OpenAIModelsView.as_view()),
     path("v1/problems/<str:code>", about.ProblemView.as_view()),
     path("v1/schema", about.SchemaView.as_view()),
     path("v1/docs", about.DocsView.as_view()),

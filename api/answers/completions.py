@@ -1,4 +1,4 @@
-"""What a model generated, and the models that do, as the clients of OpenAI and of Hugging Face read it."""
+"""What a model generated, and the models that OpenAI's clients can call, as they and Hugging Face's read it."""
 
 from __future__ import annotations
 
@@ -106,19 +106,24 @@ def usage(details: Mapping[str, Any]) -> dict[str, int] | None:
     return None
 
 
-def generating() -> dict[str, Any]:
-    """The models that take completions."""
-    found = [spec for spec in models().values() if tasks.of(spec.task).generates]
-    return {"object": "list", "data": [_model(spec) for spec in found]}
+def all_models() -> dict[str, Any]:
+    """List the models that take completions, or give vectors."""
+    return {"object": "list", "data": [_model(spec) for spec in models().values() if _is_called(spec)]}
+
+
+def _is_called(spec: ModelSpec) -> bool:
+    return tasks.of(spec.task).generates or spec.embeds
 
 
 def model(name: str) -> dict[str, Any]:
     """Raises `UnknownModel`."""
     spec = spec_of(name)
-    if not tasks.of(spec.task).generates:
-        raise UnknownModel(f"{spec.name!r} does not generate text: GET /v1/models/{spec.name} shows it.")
+    if not _is_called(spec):
+        told = f"{spec.name!r} neither generates text nor gives vectors: GET /v1/models/{spec.name} shows it."
+        raise UnknownModel(told)
     return _model(spec)
 
 
 def _model(spec: ModelSpec) -> dict[str, Any]:
-    return {"id": spec.name, "object": "model", "created": 0, "owned_by": "inference"}  # nobody knows when
+    told = {"id": spec.name, "object": "model", "created": 0, "owned_by": "inference"}  # nobody knows when
+    return {**told, "task": tasks.of(spec.task).name}

@@ -225,6 +225,16 @@ complete_text = operation(
     answers={(200, codec.CONTENT_TYPE): shapes.TextShown, (200, "text/event-stream"): shapes.ANY},
     **completion,
 )
+embed = operation(
+    "models_embed",
+    "Vectors of texts, as OpenAI's clients ask for them; at /v1/embeddings and /openai/v1/embeddings, too",
+    request=shapes.EmbeddingBody,
+    answers={(200, codec.CONTENT_TYPE): shapes.EmbeddingsShown},
+    problems=(*SUBMITTING, *FAILED_JOB, "no_worker"),
+    parameters=[wait("timeout", bodies.MAX_WAIT_S, "the answer"), IDEMPOTENCY_KEY],
+    headers={"Content-Location": [200], "Location": [504], "Retry-After": [429, 503, 504]},
+    problem_type=codec.CONTENT_TYPE,
+)
 about_problem = operation(
     "about_problem",
     "What a problem's code means",

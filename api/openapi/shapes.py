@@ -108,8 +108,20 @@ class ModelShown(Shape):
     served = ServedShown()
 
 
+class OpenAIModelShown(Shape):
+    id = serializers.CharField()
+    object = serializers.CharField()
+    created = serializers.IntegerField()
+    owned_by = serializers.CharField()
+    task = serializers.CharField()
+
+
 class ModelsShown(Shape):
     items = ModelShown(many=True)
+    object = serializers.CharField()
+    data = OpenAIModelShown(  # type: ignore[assignment]  # a field, which its class takes away
+        many=True, help_text="Those that OpenAI's clients can call, as these read them."
+    )
 
 
 class CompletionBody(Shape):
@@ -172,6 +184,33 @@ class ChatShown(CompletionShown):
 
 class TextShown(CompletionShown):
     choices = TextChoiceShown(many=True)
+
+
+class EmbeddingBody(Shape):
+    """OpenAI's."""
+
+    model = serializers.CharField(required=False, help_text="Without effect: the address names the model.")
+    input = serializers.ListField(child=serializers.CharField(allow_blank=True), help_text="Or one string.")
+    encoding_format = serializers.ChoiceField(choices=("float", "base64"), required=False)
+    dimensions = serializers.IntegerField(required=False, min_value=1)
+
+
+class EmbeddingShown(Shape):
+    object = serializers.CharField()
+    index = serializers.IntegerField()
+    embedding = AnyValue(help_text="Numbers, or in base64 those of float32, lowest byte first.")
+
+
+class EmbeddingUsageShown(Shape):
+    prompt_tokens = serializers.IntegerField()
+    total_tokens = serializers.IntegerField()
+
+
+class EmbeddingsShown(Shape):
+    object = serializers.CharField()
+    data = EmbeddingShown(many=True)  # type: ignore[assignment]
+    model = serializers.CharField()
+    usage = EmbeddingUsageShown()
 
 
 class BulkJobShown(Shape):

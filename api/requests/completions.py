@@ -5,17 +5,15 @@ What would change the answer and is not served is refused by name; what would no
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from api.requests.openai import OpenAIRequest, fields_of, model_of, refuse_others
 from inference.catalog import tasks, words
 from inference.catalog.lengths import CHAT_TOKENS
 from inference.catalog.lengths import NONE as NOTHING
-from inference.catalog.lookup import spec_of
-from inference.catalog.neutral import OPENAI, OPENAI_IGNORED, is_neutral
+from inference.catalog.neutral import OPENAI, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
@@ -30,28 +28,14 @@ STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    submission: Submission
-    words: Mapping[str, str]  # what a message of ours begins with: what the client calls it
+class Completion(OpenAIRequest):
     is_streamed: bool
     include_usage: bool  # at the end of the stream
-
-    @contextlib.contextmanager
-    def in_its_words(self) -> Iterator[None]:
-        """An input or a parameter that is not valid is named as the client did."""
-        try:
-            yield
-        except InvalidInput as error:
-            raise type(error)(self._reworded(error.message), field=self._reworded(error.field)) from None
-
-    def _reworded(self, text: str) -> str:
-        ours = next((ours for ours in self.words if text.startswith(ours)), "")
-        return self.words[ours] + text[len(ours) :] if ours else text
 
 
 def chat(document: Any, spec: ModelSpec | None = None) -> Completion:
     """`spec` is of the address; else the body names the model. Raises `InvalidInput`, `UnknownModel`."""
-    given = _given(document)
+    given = fields_of(document)
     inputs = [_message(*numbered) for numbered in enumerate(_messages(given))]
     turn = _turn(given, inputs[-1]["role"])
     rest = {name: value for name, value in given.items() if name not in TURN}
@@ -60,15 +44,8 @@ def chat(document: Any, spec: ModelSpec | None = None) -> Completion:
 
 def text(document: Any, spec: ModelSpec | None = None) -> Completion:
     """As `chat`, for a text to continue."""
-    given = _given(document)
+    given = fields_of(document)
     return _completion(given, spec, "prompt", _prompt(given))
-
-
-def _given(document: Any) -> dict[str, Any]:
-    """What is null was not given: some clients send all the fields they know."""
-    if not isinstance(document, dict):
-        raise InvalidInput(f"The body must be a JSON object, not {words.type_of(document)}.", field="body")
-    return {name: value for name, value in document.items() if value is not None}
 
 
 def _turn(given: dict[str, Any], last_role: str) -> dict[str, bool]:
@@ -96,7 +73,7 @@ def _completion(
 ) -> Completion:
     """`own` are parameters beside those that are given. `most_tokens` may be generated where neither the request nor
     the model's table says how many."""
-    spec = spec or spec_of(_name(given))
+    spec = spec or model_of(given)
     if not tasks.of(spec.task).generates:
         told = f"model: {spec.name!r} does not generate text: post to /v1/models/{spec.name}."
         raise InvalidInput(told, field="model")
@@ -112,13 +89,6 @@ def _completion(
         is_streamed=_flag(given, "stream"),
         include_usage=_includes_usage(given.get("stream_options", {})),
     )
-
-
-def _name(given: dict[str, Any]) -> str:
-    if not isinstance(given.get("model"), str):
-        raise InvalidInput("model: must be a name of GET /openai/v1/models.", field="model")
-    name: str = given["model"]
-    return name
 
 
 def _flag(given: dict[str, Any], name: str, where: str = "", *, default: bool = False) -> bool:
@@ -140,9 +110,7 @@ def _includes_usage(options: Any) -> bool:
 def _parameters(spec: ModelSpec, rest: dict[str, Any]) -> dict[str, Any]:
     """Those of the model may stand beside OpenAI's."""
     known = {**RENAMED, **{name: name for name in spec.parameters if name not in OWN and name not in TURN}}
-    for name, value in rest.items():
-        if name not in known and name not in OPENAI_IGNORED:
-            _refuse(name, value, known)
+    refuse_others(rest, known)
     asked = {known[name]: value for name, value in rest.items() if name in known}
     return {**OWN, **_sampled(spec, _stopped(asked))}
 
@@ -152,16 +120,6 @@ def _limited(spec: ModelSpec, parameters: dict[str, Any], most_tokens: int | Non
     if most_tokens is None or described.default is not None or parameters.keys() & {"max_new_tokens", "max_length"}:
         return parameters
     return {**parameters, "max_new_tokens": int(min(most_tokens, described.max or most_tokens))}
-
-
-def _refuse(name: str, value: Any, known: Collection[str]) -> None:
-    """Raises `InvalidInput`, unless the value asks for nothing."""
-    if name not in OPENAI:
-        shown = words.name(name)
-        raise InvalidInput(f"{shown}: unknown field; {words.hint(name, known)}", field=shown)
-    if not is_neutral(OPENAI, name, value):
-        right = f", or send {' or '.join(map(json.dumps, OPENAI[name]))}" if OPENAI[name] else ""
-        raise InvalidInput(f"{name}: is not served here; leave it out{right}.", field=name)
 
 
 def _refuse_others(where: str, given: dict[str, Any], known: Collection[str]) -> None:

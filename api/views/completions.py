@@ -110,13 +110,13 @@ def streamed(
     return streaming.answer(view, request, job, written, after=after)
 
 
-class GeneratingModelsView(ApiView):
+class OpenAIModelsView(ApiView):
     @operations.not_described
     def get(self, request: HttpRequest) -> HttpResponse:
-        return codec.answer(shapes.generating())
+        return codec.answer(shapes.all_models())
 
 
-class GeneratingModelView(ApiView):
+class OpenAIModelView(ApiView):
     @operations.not_described
     def get(self, request: HttpRequest, name: str) -> HttpResponse:
         return codec.answer(shapes.model(name))

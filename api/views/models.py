@@ -9,6 +9,7 @@ from django.http.response import HttpResponseBase
 
 from api import codec
 from api.answers import events, huggingface, resources, sounds
+from api.answers.completions import all_models
 from api.errors import ApiError
 from api.openapi import operations
 from api.requests import bodies
@@ -25,7 +26,8 @@ from inference.submission.submissions import Submission
 class ModelsView(ApiView):
     @operations.list_models
     def get(self, request: HttpRequest) -> HttpResponse:
-        return codec.answer({"items": [resources.model(spec) for spec in models().values()]})
+        items = [resources.model(spec) for spec in models().values()]
+        return codec.answer({"items": items, **all_models()})
 
 
 class ModelView(ApiView):

@@ -30,7 +30,8 @@ OPENAI: Neutral = {
     "add_generation_prompt": (True,), "audio": (), "chat_template_kwargs": ({},), "continue_final_message": (False,),
     "echo": (False,), "function_call": ("auto", "none"), "functions": ([],), "guided_choice": ([],),
     "guided_grammar": (), "guided_json": (), "guided_regex": (), "min_p": (0,), "modalities": (["text"],),
-    "moderation": (), "prompt_logprobs": (), "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
+    "modality": ("text",), "moderation": (), "prompt_logprobs": (), "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
     "return_full_text": (False,), "structured_outputs": (), "suffix": ("",), "tool_choice": ("auto", "none"),
     "verbosity": ("medium",), "web_search_options": (),
 }  # fmt: skip

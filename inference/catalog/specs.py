@@ -20,6 +20,7 @@ BACKENDS = (TORCH, "openvino")
 PRECISIONS = ("float32", "bfloat16", "int8")
 ON_GPU = {"max_batch_size": 512, "max_batch_tokens": 32_768}  # where a model's table sets no other
 BUILT_IN = "inference.engines."
+EMBEDDING_PARAMETERS = {"details", "dimensions", "encoding_format"}
 TRANSFORMERS_ENGINE = "inference.engines.pipeline.engine:PipelineEngine"
 # What an engine may read when it is loaded. A change of anything else needs no weights to be loaded.
 LOADED_BY = (
@@ -71,6 +72,11 @@ class ModelSpec:
     def is_built_in(self) -> bool:
         """Whether its engine is one of this project's."""
         return self.engine.startswith(BUILT_IN)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it answers a text with one vector, in the forms that OpenAI's clients ask for."""
+        return self.parameters.keys() >= EMBEDDING_PARAMETERS
 
     @property
     def queue(self) -> str:

@@ -138,10 +138,12 @@ BUILT_IN: Mapping[str, BuiltIn] = {
     "inference.engines.embeddings:SentenceEmbeddings": BuiltIn(
         task="feature-extraction",
         parameters={
+            "details": _FLAG,
+            "dimensions": ParameterSpec(type="integer", min=1, max=100_000),
             "encoding_format": ParameterSpec(type="string", choices=("float", "base64")),
             "normalize": _FLAG,
         },
-        neutral={"encoding_format": ("float",), "normalize": (True,)},
+        neutral={"details": (False,), "encoding_format": ("float",), "normalize": (True,)},
     ),
     "inference.engines.embeddings:SentenceSimilarity": BuiltIn(task="sentence-similarity"),
 }

@@ -9,6 +9,7 @@ from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
+from inference.catalog.specs import ModelSpec
 from inference.engines import checkpoints, parity, placement, pooling, sentence_folder, weights
 from inference.engines.accelerate import install as accelerate
 from inference.engines.base import Engine
@@ -17,7 +18,7 @@ from inference.engines.compiled import agreement
 from inference.engines.compiled import install as backend
 from inference.engines.pipeline import loader
 from inference.engines.stacks import Together
-from inference.errors import InferenceError, InvalidInput
+from inference.errors import InferenceError, InvalidInput, ModelUnavailable
 
 logging.disable_progress_bar()  # thousands of lines in a log file
 
@@ -25,9 +26,14 @@ CUT_AT = 8  # tokens, fewer than the longest text of a trial has
 
 
 class SentenceEmbeddings(Engine):
-    """A text in, a list of floats out: a vector of length one, unless `normalize` is false."""
+    """A text in, a list of floats out: a vector of length one, unless `normalize` is false.
+
+    With `encoding_format` "base64" the vector is its numbers as float32, lowest byte first, in base64. With `details`
+    the answer is {"embedding": the vector, "tokens": how many were read}.
+    """
 
     prepares = True
+    dimensions: frozenset[int] = frozenset()  # to which vectors may be cut
     encode: Any = None  # a shortcut
 
     def load(self, device: str) -> None:
@@ -52,6 +58,7 @@ class SentenceEmbeddings(Engine):
             self.model.to(self.device)
         placement.compute_as_asked(self.spec, self.model)
         self.max_tokens = loader.max_tokens(self.spec, self.model, self.tokenizer, self.asked.max_tokens)
+        self.dimensions = _dimensions(self.spec, self.model.config)
         self.left_out = 0 if self.asked.pools_prompt else self._prompt_tokens()
         checkpoints.refuse_random_answers(
             self.spec, self.model, checkpoints.missing_weights(self.model, report),
@@ -92,15 +99,28 @@ class SentenceEmbeddings(Engine):
         return self._tokens(inputs) if all(isinstance(text, str) for text in inputs) else None
 
     def predict_prepared(self, prepared: Any, parameters: dict[str, Any]) -> list[Any] | None:
-        groups = self._states_of(prepared, self.shortcuts.verdict.together)
-        return _told(self._pooled(groups, normalize=_normalizes(parameters)), parameters)
+        return self._told(prepared, parameters)
 
     def _answers(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         problems = [None if isinstance(text, str) else _not_a_text(text) for text in inputs]
         texts = [text for text in inputs if isinstance(text, str)]
-        vectors = self.embed(texts) if _normalizes(parameters) else self._pool(texts, normalize=False)
-        embedded = iter(_told(vectors, parameters))
+        embedded = iter(self._told(self._tokens(texts), parameters) if texts else ())
         return [problem or next(embedded) for problem in problems]
+
+    def _told(self, tokens: Any, parameters: dict[str, Any]) -> list[Any]:
+        """Embed texts that were read, and answer in the form that was asked for."""
+        normalize = parameters.get("normalize") is not False
+        vectors = self._pooled(self._states_of(tokens, self.shortcuts.verdict.together), normalize=normalize)
+        if (count := parameters.get("dimensions") or vectors.shape[1]) != vectors.shape[1]:
+            if count not in self.dimensions:
+                return [_not_cut(vectors.shape[1], self.dimensions)] * len(vectors)
+            vectors = vectors[:, :count]
+            vectors = functional.normalize(vectors, dim=1) if normalize else vectors
+        told = _base64(vectors) if parameters.get("encoding_format") == "base64" else list(vectors.tolist())
+        if not parameters.get("details"):
+            return told
+        counts = tokens["attention_mask"].sum(1).tolist()
+        return [{"embedding": vector, "tokens": count} for vector, count in zip(told, counts, strict=True)]
 
     def embed(self, texts: list[str]) -> torch.Tensor:
         """One row a text, float32, of length one, on the CPU. Texts are cut at `max_tokens`."""
@@ -213,13 +233,21 @@ def _groups(lengths: Sequence[int], together: Together) -> list[list[int]]:
     return list(groups.values())
 
 
-def _normalizes(parameters: dict[str, Any]) -> bool:
-    return parameters.get("normalize") is not False
+def _dimensions(spec: ModelSpec, config: Any) -> frozenset[int]:
+    """Read to how many numbers vectors may be cut: as the model's table says, or its config.json, for vLLM too."""
+    found = spec.options.get("matryoshka_dimensions", getattr(config, "matryoshka_dimensions", None)) or ()
+    if not isinstance(found, list | tuple) or not all(type(count) is int and count > 0 for count in found):
+        raise ModelUnavailable(f"matryoshka_dimensions must be a list of numbers such as [64, 128], not {found!r}.")
+    return frozenset(found)
 
 
-def _told(vectors: torch.Tensor, parameters: dict[str, Any]) -> list[Any]:
-    """In the form that was asked for."""
-    return _base64(vectors) if parameters.get("encoding_format") == "base64" else list(vectors.tolist())
+def _not_cut(size: int, dimensions: frozenset[int]) -> InferenceError:
+    if dimensions:
+        right = f"send {', '.join(map(str, sorted(dimensions)))}, or leave it out"
+    else:
+        right = "leave it out; a model that was trained for it says so as matryoshka_dimensions in its config.json"
+    told = f"dimensions: vectors of this model have {size} numbers: {right}."
+    return InvalidInput(told, field="parameters.dimensions")
 
 
 def _base64(vectors: torch.Tensor) -> list[Any]:

