@@ -17,7 +17,7 @@ from django.http import HttpRequest, HttpResponse
 from django.middleware.security import SecurityMiddleware
 from django.urls import Resolver404, ResolverMatch, get_resolver
 
-from api import errors, openai_errors, request_id
+from api import errors, openai_errors, request_id, rerank_errors
 from inference import budget
 from inference.store import connections
 from inference.waiting.compute_slots import compute_slots
@@ -67,8 +67,8 @@ class Api:
             if match and request.path_info.endswith("/"):
                 request.path_info = request.path = request.path_info.rstrip("/") or "/"
             answer = refusal(request, is_page=not match) or (_view(request, match) if match else self._page(request))
-            reshaped = openai_errors.reshaped if openai_errors.speaks(request) else errors.typed
-            return self._secured(request, reshaped(request, answer))
+            dialect = next((each for each in (openai_errors, rerank_errors) if each.speaks(request)), None)
+            return self._secured(request, (dialect.reshaped if dialect else errors.typed)(request, answer))
         finally:
             compute_slots.give_back()
             connections.give_back()  # before what is left of the body is read: a client may send it slowly

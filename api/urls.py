@@ -2,12 +2,13 @@ from django.urls import path, re_path
 
 from api.errors import not_found
 from api.middleware import APP_NAME
-from api.views import about, bulk, completions, embeddings, jobs, models
+from api.views import about, bulk, completions, embeddings, jobs, models, rerank
 
 app_name = APP_NAME  # by which the middleware knows these views
 urlpatterns = [
     path("v1/models/<str:name>/v1/chat/completions", completions.ModelChatView.as_view()),
     path("v1/models/<str:name>/v1/completions", completions.ModelTextView.as_view()),
+    path("v1/models/<str:name>/rerank", rerank.ModelRerankView.as_view()),
     path("v1/models/<str:name>/v1/embeddings", embeddings.ModelEmbeddingsView.as_view()),
     path("v1/models/<str:name>", models.ModelView.as_view()),
     path("v1/models", models.ModelsView.as_view()),
@@ -23,6 +24,10 @@ urlpatterns = [
     path("v1/jobs", jobs.JobsView.as_view()),
     path("v1/chat/completions", completions.ChatView.as_view()),
     path("v1/completions", completions.TextView.as_view()),
+    path("rerank", rerank.RerankView.as_view()),
+    path("v1/rerank", rerank.RerankView.as_view()),
+    path("v2/rerank", rerank.RerankView.as_view()),
+    path("openai/v1/rerank", rerank.RerankView.as_view()),
     path("v1/embeddings", embeddings.EmbeddingsView.as_view()),
     path("openai/v1/embeddings", embeddings.EmbeddingsView.as_view()),
     path("openai/v1/chat/completions", completions.ChatView.as_view()),
@@ -38,5 +43,5 @@ urlpatterns = [
     path("metrics", about.MetricsView.as_view()),
     path("healthz", about.LiveView.as_view()),
     path("readyz", about.ReadyView.as_view()),
-    re_path(r"^(?:v1|openai)(?:/|$)", not_found),
+    re_path(r"^(?:v1|v2|openai)(?:/|$)", not_found),
 ]

@@ -251,6 +251,7 @@ def _speech_by_windows(*, seconds: int = 0) -> list[Any]:
 BUILDERS: dict[str, Callable[[Path], list[Any]]] = {
     "fill-mask": lambda _: _encoder("BertForMaskedLM"),
     "bert-base": lambda _: _bert_base(),
+    "text-ranking": lambda _: _encoder("BertForSequenceClassification", num_labels=1),
     "text-classification": lambda _: _encoder("BertForSequenceClassification", **_labels("negative", "positive")),
     "token-classification": lambda _: _encoder("BertForTokenClassification", **_labels("O", "B-LOC", "I-LOC")),
     "zero-shot-classification": lambda _: _encoder(

@@ -235,6 +235,15 @@ embed = operation(
     headers={"Content-Location": [200], "Location": [504], "Retry-After": [429, 503, 504]},
     problem_type=codec.CONTENT_TYPE,
 )
+rerank = operation(
+    "models_rerank",
+    "Rank texts by a query; at /rerank, /v1/rerank, /v2/rerank and /openai/v1/rerank, too",
+    request=shapes.RerankBody,
+    answers={(200, codec.CONTENT_TYPE): shapes.RankingShown},
+    problems=(*SUBMITTING, *FAILED_JOB, "no_worker"),
+    parameters=[wait("timeout", bodies.MAX_WAIT_S, "the answer"), IDEMPOTENCY_KEY],
+    headers={"Content-Location": [200], "Location": [504], "Retry-After": [429, 503, 504]},
+)
 about_problem = operation(
     "about_problem",
     "What a problem's code means",

@@ -213,6 +213,33 @@ class EmbeddingsShown(Shape):
     usage = EmbeddingUsageShown()
 
 
+class RerankBody(Shape):
+    """That of Cohere, Jina, vLLM and infinity; with `texts` in place of `documents` that of TEI."""
+
+    query = serializers.CharField()
+    documents = serializers.ListField(child=serializers.CharField(allow_blank=True), required=False)
+    texts = serializers.ListField(child=serializers.CharField(allow_blank=True), required=False)
+    top_n = serializers.IntegerField(required=False, min_value=1)
+    return_documents = serializers.BooleanField(required=False)
+    return_text = serializers.BooleanField(required=False)
+    raw_scores = serializers.BooleanField(required=False, help_text="Logits, and not their sigmoid.")
+
+
+class RankedTextShown(Shape):
+    index = serializers.IntegerField(help_text="Of the text in the request.")
+    relevance_score = serializers.FloatField()
+    document = AnyValue(required=False)
+
+
+class RankingShown(Shape):
+    """The best first. To `texts` the answer is a list of {"index", "score"}."""
+
+    id = serializers.CharField()
+    object = serializers.CharField()
+    model = serializers.CharField()
+    results = RankedTextShown(many=True)
+
+
 class BulkJobShown(Shape):
     index = serializers.IntegerField()
     id = serializers.UUIDField()

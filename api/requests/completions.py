@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.openai import OpenAIRequest, fields_of, model_of, refuse_others
+from api.requests.dialects import DialectRequest, fields_of, model_of, refuse_others
 from inference.catalog import tasks, words
 from inference.catalog.lengths import CHAT_TOKENS
 from inference.catalog.lengths import NONE as NOTHING
@@ -28,7 +28,7 @@ STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion(OpenAIRequest):
+class Completion(DialectRequest):
     is_streamed: bool
     include_usage: bool  # at the end of the stream
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.openai import OpenAIRequest, fields_of, model_of, refuse_others
+from api.requests.dialects import DialectRequest, fields_of, model_of, refuse_others
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
@@ -21,7 +21,7 @@ TOKENS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingRequest(OpenAIRequest):
+class EmbeddingRequest(DialectRequest):
     is_base64: bool
 
 

@@ -36,6 +36,15 @@ def text_or_pair(where: str, value: Any) -> None:
         text(where, value)
 
 
+def pair(where: str, value: Any) -> None:
+    """A query, and a text that may answer it."""
+    if not isinstance(value, dict):
+        raise wrong(where, '{"text": "the query", "text_pair": "a text"}', value)
+    _fields(where, value, "text", "text_pair")
+    for name in ("text", "text_pair"):
+        text(f"{where}.{name}", value.get(name))
+
+
 def prompt(where: str, value: Any) -> None:
     """A text, or a list of chat messages."""
     if not isinstance(value, list):

@@ -86,6 +86,8 @@ class Task:
     name: str = ""
     aliases: tuple[str, ...] = ()
     is_pipeline: bool = True  # else it is for engine classes
+    pipeline: str = ""  # of transformers, where that has another name
+    ranks: bool = False  # scores how well a text answers a query, by one number
     check: inputs.Check = inputs.anything
     unit: units.Unit = units.tokens  # in which its strings are measured; other than tokens, they are files in base64
     rows: Rows = one_row
@@ -106,6 +108,7 @@ class Task:
         return self.unit is not units.tokens
 
 
+RANKING = "text-ranking"
 NEAR_ZERO = 0.01  # of a temperature: scores divided by less are infinite
 SEEDS = 2**63
 _TEXT = "Django records the job, Celery runs the batch."
@@ -168,6 +171,15 @@ TASKS = table((
         check=inputs.text_or_pair,
         parameters=_CLASSIFICATION,
         shape=Shape.LISTS,
+    ),
+    _text(
+        name=RANKING,
+        pipeline="text-classification",
+        ranks=True,
+        compiles=True,
+        check=inputs.pair,
+        parameters={"function_to_apply": _SCORING},
+        example={"inputs": {"text": "What records the job?", "text_pair": _TEXT}},
     ),
     _text(name="feature-extraction", compiles=True, parameters_at_root=True),
     _text(
@@ -277,6 +289,7 @@ _OWN = BuiltIn()
 # The classes of transformers that have a task's head; of other tasks a model has none.
 _MODEL_CLASSES = {
     "text-classification": ("AutoModelForSequenceClassification",),
+    RANKING: ("AutoModelForSequenceClassification",),
     "fill-mask": ("AutoModelForMaskedLM",),
     "token-classification": ("AutoModelForTokenClassification",),
     "zero-shot-classification": ("AutoModelForSequenceClassification",),

@@ -42,6 +42,15 @@ def refuse_random_answers(
     )
 
 
+def require_one_label(spec: ModelSpec, model: Any) -> None:
+    """Raise `ModelUnavailable` for a model that cannot rank, as it has several scores."""
+    if (count := model.config.num_labels) != 1:
+        raise ModelUnavailable(
+            f"{spec.model} has {count} labels, and a model that ranks texts has one. Use a cross-encoder, or"
+            f' task = "{tasks.of(spec.task).pipeline}" for the scores of its labels.'
+        )
+
+
 def _are_read(model: Any, names: Collection[str], call: Callable[[], Any], *, first_only: bool) -> bool:
     """Tell whether an answer depends on these parameters: if they are no numbers, neither is what is made of them."""
     found: list[bool] = []

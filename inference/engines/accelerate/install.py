@@ -120,7 +120,7 @@ def install(model: Any, tokenizer: Any, task: str, trial: Trial) -> Shortcuts:
     shortcuts.add("packed weights", lambda: _packed(model), holds)
     unpadded = shortcuts.add("no padding", lambda: _no_padding(model), lambda: holds() and trial.holds(Together.PADDED))
     shortcuts.unpadded = unpadded is not None
-    if unpadded and task in ("text-classification", "zero-shot-classification"):
+    if unpadded and task in ("text-classification", "text-ranking", "zero-shot-classification"):
         shortcuts.add("first tokens only", lambda: Override(unpadded.value, "first_only", value=True), holds)
     if task == "fill-mask":
         shortcuts.add("masks only", lambda: _masks(model, tokenizer), holds)

@@ -85,6 +85,13 @@ class Texts(Feed):
         return [self.around(text, pipe) for text in parity.trial_texts(pipe.tokenizer)], self.parameters
 
 
+class Pairs(Texts):
+    """A query, and a text that may answer it."""
+
+    def around(self, text: Any, pipe: Any) -> Any:
+        return {"text": parity.TEXTS[1], "text_pair": text}
+
+
 class States(Texts):
     """Answers are the states of a text's own tokens."""
 
@@ -197,6 +204,7 @@ _audio = functools.partial(Feed, prepare=inputs.audio, example=media.example_aud
 
 FEEDS: dict[str, Feed] = {
     "text-classification": Texts(prepare=inputs.text_or_pair, batched=True, scores_texts=True, preprocess=CUT),
+    "text-ranking": Pairs(prepare=inputs.pair, batched=True, scores_texts=True, preprocess=CUT),
     "feature-extraction": States(prepare=inputs.text, batched=True, reads_states=True, preprocess=CUT),
     "fill-mask": Masked(prepare=inputs.masked_text, batched=True, preprocess={"tokenizer_kwargs": CUT}),
     "token-classification": Texts(prepare=inputs.long_text, batched=True),

@@ -48,6 +48,12 @@ def text_or_pair(value: Any, pipe: Any) -> Any:
     return text(value, pipe)
 
 
+def pair(value: Any, pipe: Any) -> Any:
+    if not isinstance(value, dict) or value.keys() != {"text", "text_pair"}:
+        raise InvalidInput('An input must be {"text": "the query", "text_pair": "a text"}.')
+    return fields(value, pipe, text=text, text_pair=text)
+
+
 def masked_text(value: Any, pipe: Any) -> str:
     mask, found = pipe.tokenizer.mask_token, text(value, pipe)
     if not 1 <= found.count(mask) <= MAX_MASKS:

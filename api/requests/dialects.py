@@ -1,4 +1,4 @@
-"""What all calls of OpenAI's interface share: a body of theirs becomes a job of ours, whose errors use their words."""
+"""What calls in other servers' words share: a body of theirs becomes a job of ours, whose errors use their words."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from inference.submission.submissions import Submission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenAIRequest:
-    """A job that was asked for in the words of OpenAI's clients."""
+class DialectRequest:
+    """A job that was asked for in the words of another server's clients."""
 
     submission: Submission
     words: Mapping[str, str]  # what a message of ours begins with: what the client calls it

@@ -1,0 +1,49 @@
+"""Texts in the order in which they answer a query, as the clients of other servers read it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from api.errors import ApiError
+from api.requests.rerank import RerankRequest
+from inference.models import Job
+
+NO_SCORE = 'The model\'s answer is not {"label": "…", "score": …}.'
+
+
+def ranking(job: Job, asked: RerankRequest) -> Any:
+    """Make the answer of a job that has succeeded: a list for who named `texts`, else an object. The best is first.
+
+    Raises `ApiError`."""
+    scores = [_score(output, is_raw=asked.is_raw) for output in job.output]
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
+    if asked.names_texts:
+        return [
+            {"index": index, "score": scores[index], **({"text": asked.texts[index]} if asked.returns_texts else {})}
+            for index in order
+        ]
+    results = [
+        {
+            "index": index,
+            "relevance_score": scores[index],
+            **({"document": {"text": asked.texts[index]}} if asked.returns_texts else {}),
+        }
+        for index in order
+    ]
+    return {"id": str(job.id), "object": "rerank", "model": job.model, "results": results}
+
+
+def _score(output: Any, *, is_raw: bool) -> float:
+    """A logit, or the sigmoid of it."""
+    match output:
+        case {"score": float(logit)}:
+            return logit if is_raw else _sigmoid(logit)
+    raise ApiError(NO_SCORE, "bad_output")
+
+
+def _sigmoid(logit: float) -> float:
+    """1 / (1 + e^-logit), in the form that overflows for no number."""
+    if logit >= 0:
+        return 1 / (1 + math.exp(-logit))
+    return math.exp(logit) / (1 + math.exp(logit))

@@ -1,0 +1,122 @@
+"""What the clients of Cohere, Jina, vLLM, infinity and Text Embeddings Inference send to have texts ranked by a query.
+
+A request is one job of pairs. Texts are named `documents` by all but the last, which names them `texts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from api.requests.dialects import DialectRequest, fields_of, model_of
+from inference.catalog import tasks, words
+from inference.catalog.lookup import models
+from inference.catalog.neutral import Neutral, is_neutral
+from inference.catalog.specs import ModelSpec
+from inference.errors import InvalidInput
+from inference.models import Priority
+from inference.submission.submissions import Submission
+
+TEXTS, DOCUMENTS = "texts", "documents"
+FIELDS = ("model", "query", TEXTS, DOCUMENTS, "top_n", "return_documents", "return_text", "raw_scores", "priority")
+RENAMED = {"top_k": "top_n"}  # Voyage's
+ANY_MODEL = "default/not-specified"  # of infinity's client
+# Of fields that are not served, the values that ask for nothing. Texts that are too long are cut at their end.
+NEUTRAL: Neutral = {
+    "truncate": (True,), "truncation_direction": ("Right", "right"), "max_tokens_per_doc": (4096,),
+    "max_chunks_per_doc": (10,), "rank_fields": ([],),
+}  # fmt: skip
+LOGITS = {"function_to_apply": "none"}  # share a batch, whichever scores are made of them
+LOW_FROM, LOWEST = 500, 999  # of Cohere's priorities, where 0 is first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankRequest(DialectRequest):
+    texts: list[str]
+    names_texts: bool  # and expects what Text Embeddings Inference answers
+    top_n: int | None
+    returns_texts: bool
+    is_raw: bool  # logits, where scores from 0 to 1 are made of them
+
+
+def read(document: Any, spec: ModelSpec | None = None) -> RerankRequest:
+    """Read a body. `spec` is of the address; else the body names the model, or there is one that ranks.
+
+    Raises `InvalidInput`, `UnknownModel`."""
+    fields = {RENAMED.get(name, name): value for name, value in fields_of(document).items()}
+    spec = spec or _model(fields)
+    if not tasks.of(spec.task).ranks:
+        told = f'model: {spec.name!r} does not rank texts, which a model with task = "{tasks.RANKING}" does.'
+        raise InvalidInput(told, field="model")
+    _refuse_others(fields)
+    name = TEXTS if TEXTS in fields else DOCUMENTS
+    texts = [_text(f"{name}[{index}]", text) for index, text in enumerate(_list(name, fields.get(name)))]
+    query = fields.get("query")
+    if not isinstance(query, str):
+        raise InvalidInput("query: must be a text.", field="query")
+    return RerankRequest(
+        submission=Submission(
+            spec=spec, inputs=[{"text": query, "text_pair": text} for text in texts], parameters=LOGITS,
+            priority=_priority(fields.get("priority", 0)),
+        ),
+        words={"parameters.": "", "inputs": name},
+        texts=texts,
+        names_texts=name == TEXTS,
+        top_n=_count(fields.get("top_n")),
+        returns_texts=_flag(fields, "return_text" if name == TEXTS else "return_documents"),
+        is_raw=_flag(fields, "raw_scores"),
+    )  # fmt: skip
+
+
+def _model(fields: Mapping[str, Any]) -> ModelSpec:
+    if fields.get("model", ANY_MODEL) != ANY_MODEL:
+        return model_of(fields)
+    found = [spec for spec in models().values() if tasks.of(spec.task).ranks]
+    if len(found) != 1:
+        names = ", ".join(spec.name for spec in found)
+        told = f"name one of {names}" if names else "no model here ranks texts"
+        raise InvalidInput(f"model: {told}.", field="model")
+    return found[0]
+
+
+def _refuse_others(fields: Mapping[str, Any]) -> None:
+    for name, value in fields.items():
+        if name in FIELDS or is_neutral(NEUTRAL, name, value):
+            continue
+        shown = words.name(name)
+        if name in NEUTRAL:
+            raise InvalidInput(f"{shown}: is not served here, as texts are cut at the model's limit.", field=shown)
+        raise InvalidInput(f"{shown}: unknown field; {words.hint(name, FIELDS)}", field=shown)
+
+
+def _list(name: str, texts: Any) -> list[Any]:
+    if not isinstance(texts, list) or not texts:
+        raise InvalidInput(f"{name}: must be a list of one text or more.", field=name)
+    return texts
+
+
+def _text(where: str, text: Any) -> str:
+    match text:
+        case str() | {"text": str()}:
+            return text if isinstance(text, str) else str(text["text"])
+    raise InvalidInput(f'{where}: must be a text, or {{"text": "…"}}.', field=where)
+
+
+def _count(value: Any) -> int | None:
+    if value is None or (type(value) is int and value > 0):
+        return value
+    raise InvalidInput("top_n: must be a whole number from 1.", field="top_n")
+
+
+def _flag(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields.get(name, False)
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{name}: must be true or false.", field=name)
+    return value
+
+
+def _priority(value: Any) -> Priority:
+    if type(value) is not int or not 0 <= value <= LOWEST:
+        raise InvalidInput(f"priority: must be a whole number from 0, which is first, to {LOWEST}.", field="priority")
+    return Priority.LOW if value >= LOW_FROM else Priority.NORMAL

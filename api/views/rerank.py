@@ -1,0 +1,41 @@
+"""Texts ranked by a query, at the addresses of Cohere, Jina, vLLM, infinity and Text Embeddings Inference."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse
+
+from api import codec
+from api.answers.rankings import ranking
+from api.openapi import operations
+from api.requests import bodies, rerank
+from api.views.base import ApiView
+from api.views.completions import json_of
+from api.views.jobs import location, output
+from api.views.models import run
+from inference.catalog.lookup import spec_of
+from inference.models import Status
+
+
+class RerankView(ApiView):
+    query_parameters = {"POST": ("timeout",)}
+
+    @operations.not_described
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return rank(self, request, rerank.read(json_of(request)))
+
+
+class ModelRerankView(ApiView):
+    query_parameters = {"POST": ("timeout",)}
+
+    @operations.rerank
+    def post(self, request: HttpRequest, name: str) -> HttpResponse:
+        return rank(self, request, rerank.read(json_of(request), spec_of(name)))
+
+
+def rank(view: ApiView, request: HttpRequest, asked: rerank.RerankRequest) -> HttpResponse:
+    """Answer one request, whose pairs are one job."""
+    with asked.in_its_words():
+        job = run(view, request, asked.submission, default_s=bodies.MAX_WAIT_S)
+    if job.status != Status.SUCCEEDED:
+        return output(view, request, job)
+    return codec.answer(ranking(job, asked), headers={"Content-Location": f"{location(job)}/output"})

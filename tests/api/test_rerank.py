@@ -1,0 +1,168 @@
+"""Texts ranked by a query, in the forms of other servers: what is asked of the model, and how its answer is told."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from django.test import SimpleTestCase, override_settings
+
+from api.answers.rankings import ranking
+from api.requests import rerank
+from inference.catalog.lookup import spec_of
+from inference.errors import InvalidInput, UnknownModel
+from inference.models import Job, Priority
+from tests.api.base import ApiTestCase
+
+MODELS_FILE = Path(__file__).with_name("ranking.toml")
+ROOTS = ("/rerank", "/v1/rerank", "/v2/rerank", "/openai/v1/rerank")
+ADDRESSES = (*ROOTS, "/v1/models/ranker/rerank")
+ASKED: dict[str, Any] = {"model": "ranker", "query": "q", "documents": ["b", "ddd", "cc"]}
+
+
+def score(value: Any, parameters: dict[str, Any]) -> Any:
+    """Answer pairs as the engine does: the longer the text, the better."""
+    if isinstance(value, list):
+        return [score(each, parameters) for each in value]
+    return {"label": "LABEL_0", "score": float(len(value["text_pair"])) - 2.0}
+
+
+def sigmoid(logit: float) -> float:
+    return 1 / (1 + math.exp(-logit))
+
+
+@override_settings(MODELS_FILE=MODELS_FILE)
+class ReadTests(SimpleTestCase):
+    """What becomes of each field."""
+
+    def refused(self, **fields: Any) -> InvalidInput:
+        with self.assertRaises(InvalidInput) as caught:
+            rerank.read({**ASKED, **fields})
+        return caught.exception
+
+    def test_each_text_is_a_pair_with_the_query(self) -> None:
+        pairs = [{"text": "q", "text_pair": text} for text in ("a", "")]
+        for fields, names_texts in (
+            ({"documents": ["a", ""]}, False),
+            ({"documents": [{"text": "a"}, {"text": ""}]}, False),
+            ({"texts": ["a", ""]}, True),
+        ):
+            with self.subTest(fields):
+                asked = rerank.read({"model": "ranker", "query": "q", **fields})
+                self.assertEqual((asked.submission.inputs, asked.names_texts), (pairs, names_texts))
+                self.assertEqual(asked.submission.parameters, {"function_to_apply": "none"})
+                self.assertEqual((asked.texts, asked.top_n, asked.is_raw), (["a", ""], None, False))
+
+    def test_fields_of_each_client(self) -> None:
+        for fields, name, expected in (
+            ({"top_n": 2}, "top_n", 2),
+            ({"top_k": 2}, "top_n", 2),
+            ({"top_n": None}, "top_n", None),
+            ({"return_documents": True}, "returns_texts", True),
+            ({"raw_scores": True}, "is_raw", True),
+            ({"max_tokens_per_doc": 4096, "rank_fields": [], "truncate": True}, "is_raw", False),
+            ({"truncation_direction": "Right", "max_chunks_per_doc": None}, "is_raw", False),
+        ):
+            with self.subTest(fields):
+                self.assertEqual(getattr(rerank.read({**ASKED, **fields}), name), expected)
+        for priority, expected in ((0, Priority.NORMAL), (499, Priority.NORMAL), (500, Priority.LOW)):
+            self.assertEqual(rerank.read({**ASKED, "priority": priority}).submission.priority, expected)
+
+    def test_who_names_no_model_has_the_one_that_ranks(self) -> None:
+        for fields in ({}, {"model": None}, {"model": "default/not-specified"}):
+            asked = rerank.read({"query": "q", "texts": ["a"], **fields})
+            self.assertEqual(asked.submission.spec.name, "ranker")
+        self.assertEqual(rerank.read({**ASKED, "model": "x"}, spec_of("ranker")).submission.spec.name, "ranker")
+        for table, words in (
+            ('[a]\nengine = "x:Y"\ntask = "text-ranking"\n[b]\nengine = "x:Y"\ntask = "text-ranking"\n', "one of a, b"),
+            ('[a]\nengine = "x:Y"\n', "no model here ranks texts"),
+        ):
+            with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+                file.write(table)
+                file.flush()
+                with override_settings(MODELS_FILE=Path(file.name)), self.assertRaises(InvalidInput) as caught:
+                    rerank.read({"query": "q", "texts": ["a"]})
+            self.assertIn(words, caught.exception.message)
+
+    def test_what_cannot_be_served_is_refused_with_the_field_and_what_would_be_right(self) -> None:
+        for fields, field, words in (
+            ({"documents": []}, "documents", "a list of one text or more"),
+            ({"documents": "a"}, "documents", "a list of one text or more"),
+            ({"documents": ["a", 3]}, "documents[1]", 'a text, or {"text": "…"}'),
+            ({"documents": [{"title": "a"}]}, "documents[0]", 'a text, or {"text": "…"}'),
+            ({"documents": None, "texts": [None]}, "texts[0]", "must be a text"),
+            ({"query": None}, "query", "must be a text"),
+            ({"query": ["q"]}, "query", "must be a text"),
+            ({"top_n": 0}, "top_n", "a whole number from 1"),
+            ({"top_n": True}, "top_n", "a whole number from 1"),
+            ({"raw_scores": "yes"}, "raw_scores", "true or false"),
+            ({"priority": 1000}, "priority", "from 0, which is first, to 999"),
+            ({"truncate": False}, "truncate", "cut at the model's limit"),
+            ({"max_tokens_per_doc": 5}, "max_tokens_per_doc", "cut at the model's limit"),
+            ({"docs": ["a"]}, "docs", "unknown field; did you mean"),
+            ({"model": 3}, "model", "must be a name"),
+            ({"model": "sentiment"}, "model", "does not rank texts"),
+        ):
+            with self.subTest(fields):
+                error = self.refused(**fields)
+                self.assertEqual(error.field, field)
+                self.assertIn(words, error.message)
+        with self.assertRaises(UnknownModel):
+            rerank.read({**ASKED, "model": "nope"})
+
+
+@override_settings(MODELS_FILE=MODELS_FILE)
+class AnswerTests(ApiTestCase):
+    """The worker is played by the test."""
+
+    def ask(self, path: str, answer: Any = score, **fields: Any) -> Any:
+        with self.worker(answer):
+            return self.post(path, {**ASKED, **fields})
+
+    def test_documents_are_ranked_in_an_object_at_every_address(self) -> None:
+        for path in ADDRESSES:
+            with self.subTest(path):
+                answer = self.ask(path)
+                job = Job.objects.latest("created_at")
+                results = [{"index": index, "relevance_score": sigmoid(x)} for index, x in ((1, 1), (2, 0), (0, -1))]
+                expected = {"id": str(job.id), "object": "rerank", "model": "ranker", "results": results}
+                self.assertEqual((answer.json(), job.size), (expected, 3))
+                self.assertEqual(answer["Content-Location"], f"/v1/jobs/{job.id}/output")
+
+    def test_texts_are_ranked_in_a_list(self) -> None:
+        for path in ("/rerank", "/v1/models/ranker/rerank"):
+            told = self.ask(path, documents=None, texts=["b", "ddd"], return_text=True, raw_scores=True).json()
+            self.assertEqual(
+                told, [{"index": 1, "score": 1.0, "text": "ddd"}, {"index": 0, "score": -1.0, "text": "b"}]
+            )
+
+    def test_the_best_alone_with_its_document(self) -> None:
+        told = self.ask("/v2/rerank", top_n=1, return_documents=True).json()["results"]
+        self.assertEqual(told, [{"index": 1, "relevance_score": sigmoid(1), "document": {"text": "ddd"}}])
+
+    def test_texts_of_one_score_keep_their_order(self) -> None:
+        told = self.ask("/rerank", documents=["aa", "bb", "cc"]).json()["results"]
+        self.assertEqual([each["index"] for each in told], [0, 1, 2])
+
+    def test_no_logit_is_too_large(self) -> None:
+        asked = rerank.read(ASKED)
+        job = Job(output=[{"score": -1e4}, {"score": 1e4}, {"score": 0.0}])
+        told = [each["relevance_score"] for each in ranking(job, asked)["results"]]
+        self.assertEqual(told, [1.0, 0.5, 0.0])
+
+    def test_problems_are_told_where_each_client_looks(self) -> None:
+        for path in ROOTS[:3]:
+            for fields, status in (({"top_n": 0}, 422), ({"model": "nope"}, 404)):
+                told = self.post(path, {**ASKED, **fields})
+                self.assertEqual((told.status_code, told["Content-Type"]), (status, "application/json"))
+                self.assertEqual(told.json()["error_type"], "Validation")
+                self.assertEqual(told.json()["error"], told.json()["message"])
+        told = self.post(ROOTS[0], ASKED)  # nobody serves it
+        self.assertEqual((told.status_code, told.json()["error_type"]), (503, "Overloaded"))
+        self.assertEqual(self.post(ROOTS[3], {**ASKED, "top_n": 0}).json()["error"]["param"], "top_n")
+
+    def test_an_engine_that_gives_no_scores_is_at_fault(self) -> None:
+        told = self.ask("/rerank", lambda value, parameters: ["x"] * len(value))
+        self.assertEqual((told.status_code, told.json()["code"]), (502, "bad_output"))
