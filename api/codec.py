@@ -12,6 +12,7 @@ from api.errors import ApiError
 
 MAX_DEPTH = 64  # levels of lists and objects; SQLite's own functions stop at 1,000
 MAX_VALUES = 300_000  # of one body, counted before it is parsed: a quarter of a kilobyte and a few microseconds each
+TOO_MANY_VALUES = "body_too_large"
 CONTENT_TYPE = "application/json"
 _STRING = re.compile(rb'"[^"]*"?')  # once escaped quotes are taken out
 _OPTIONS = orjson.OPT_UTC_Z | orjson.OPT_NON_STR_KEYS
@@ -41,7 +42,7 @@ def refuse_too_many_values(body: bytes) -> None:
     if plain.count(b'"') > 4 * MAX_VALUES or _most_values(_STRING.sub(b"", plain)) > MAX_VALUES:
         raise ApiError(
             f"The body holds more than {MAX_VALUES:,} values. Send fewer at once, or numbers as base64 in a string.",
-            "body_too_large",
+            TOO_MANY_VALUES,
         )
 
 

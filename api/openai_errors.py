@@ -1,4 +1,4 @@
-"""Problems as OpenAI's clients read them, at the addresses of their interface: `{"error": {"message", "type", …}}`.
+"""Gives problems the shape that OpenAI's clients read, at their addresses: `{"error": {"message", "type", …}}`.
 
 Those clients send a request again by themselves, after 408, 409, 429 and 5xx: `x-should-retry` tells them not to where
 that would run a job a second time.
@@ -6,6 +6,7 @@ that would run a job a second time.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
@@ -14,8 +15,8 @@ from django.http import HttpRequest, HttpResponse
 from api import errors
 from inference.errors import ContextLengthExceeded
 
-PREFIXES = ("/openai/", "/v1/chat/", "/v1/completions/", "/v1/embeddings/")
-INPUTS = {"chat": "messages", "embeddings": "input"}  # the field of a request that its inputs are in; else the prompt
+ADDRESSES = re.compile(r"/openai/|/v1/(?:models/[^/]+/v1/embeddings|chat|completions|embeddings)/")
+INPUTS = {"chat": "messages", "embeddings": "input"}  # By a part of an address, the field that has its inputs.
 CONTENT_TYPE = "application/json"
 BAD_REQUEST, FORBIDDEN, TOO_MANY, UNPROCESSABLE = 400, 403, 429, 422  # OpenAI does not answer 422
 CODES = {  # ours: what programs that were written for OpenAI look for
@@ -26,8 +27,8 @@ CODES = {  # ours: what programs that were written for OpenAI look for
 
 
 def speaks(request: HttpRequest) -> bool:
-    """Whether this address is one of OpenAI's."""
-    return f"{request.path_info}/".startswith(PREFIXES)
+    """Return whether this address is one of OpenAI's."""
+    return ADDRESSES.match(f"{request.path_info}/") is not None
 
 
 def reshaped(request: HttpRequest, answer: HttpResponse) -> HttpResponse:

@@ -1,4 +1,4 @@
-"""What a model generated, and the models that OpenAI's clients can call, as they and Hugging Face's read it."""
+"""Tells what a model generated, and which models OpenAI's clients can call, as they and Hugging Face's read it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def usage(details: Mapping[str, Any]) -> dict[str, int] | None:
 
 def all_models() -> dict[str, Any]:
     """List the models that take completions, or give vectors."""
-    return {"object": "list", "data": [_model(spec) for spec in models().values() if _is_called(spec)]}
+    return {"object": "list", "data": [openai_model(spec) for spec in models().values() if _is_called(spec)]}
 
 
 def _is_called(spec: ModelSpec) -> bool:
@@ -121,9 +121,10 @@ def model(name: str) -> dict[str, Any]:
     if not _is_called(spec):
         told = f"{spec.name!r} neither generates text nor gives vectors: GET /v1/models/{spec.name} shows it."
         raise UnknownModel(told)
-    return _model(spec)
+    return openai_model(spec)
 
 
-def _model(spec: ModelSpec) -> dict[str, Any]:
-    told = {"id": spec.name, "object": "model", "created": 0, "owned_by": "inference"}  # nobody knows when
-    return {**told, "task": tasks.of(spec.task).name}
+def openai_model(spec: ModelSpec) -> dict[str, Any]:
+    """Tell of a model what OpenAI's clients read, and its task. Nobody knows when it was created."""
+    task = tasks.of(spec.task).name
+    return {"id": spec.name, "object": "model", "created": 0, "owned_by": "inference", "task": task}

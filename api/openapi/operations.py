@@ -179,7 +179,7 @@ list_models = operation("models_list", "What is served", answers={200: shapes.Mo
 get_model = operation(
     "models_get",
     "One model: its task, limits and parameters",
-    answers={200: shapes.ModelShown},
+    answers={200: shapes.OneModelShown},
     problems=["unknown_model"],
 )
 run_model = operation(
@@ -224,16 +224,6 @@ complete_text = operation(
     request=shapes.TextBody,
     answers={(200, codec.CONTENT_TYPE): shapes.TextShown, (200, "text/event-stream"): shapes.ANY},
     **completion,
-)
-embed = operation(
-    "models_embed",
-    "Vectors of texts, as OpenAI's clients ask for them; at /v1/embeddings and /openai/v1/embeddings, too",
-    request=shapes.EmbeddingBody,
-    answers={(200, codec.CONTENT_TYPE): shapes.EmbeddingsShown},
-    problems=(*SUBMITTING, *FAILED_JOB, "no_worker"),
-    parameters=[wait("timeout", bodies.MAX_WAIT_S, "the answer"), IDEMPOTENCY_KEY],
-    headers={"Content-Location": [200], "Location": [504], "Retry-After": [429, 503, 504]},
-    problem_type=codec.CONTENT_TYPE,
 )
 rerank = operation(
     "models_rerank",

@@ -116,6 +116,15 @@ class OpenAIModelShown(Shape):
     task = serializers.CharField()
 
 
+class OneModelShown(ModelShown):
+    """With what OpenAI's clients read of a model."""
+
+    id = serializers.CharField()
+    object = serializers.CharField()
+    created = serializers.IntegerField()
+    owned_by = serializers.CharField()
+
+
 class ModelsShown(Shape):
     items = ModelShown(many=True)
     object = serializers.CharField()
@@ -184,33 +193,6 @@ class ChatShown(CompletionShown):
 
 class TextShown(CompletionShown):
     choices = TextChoiceShown(many=True)
-
-
-class EmbeddingBody(Shape):
-    """OpenAI's."""
-
-    model = serializers.CharField(required=False, help_text="Without effect: the address names the model.")
-    input = serializers.ListField(child=serializers.CharField(allow_blank=True), help_text="Or one string.")
-    encoding_format = serializers.ChoiceField(choices=("float", "base64"), required=False)
-    dimensions = serializers.IntegerField(required=False, min_value=1)
-
-
-class EmbeddingShown(Shape):
-    object = serializers.CharField()
-    index = serializers.IntegerField()
-    embedding = AnyValue(help_text="Numbers, or in base64 those of float32, lowest byte first.")
-
-
-class EmbeddingUsageShown(Shape):
-    prompt_tokens = serializers.IntegerField()
-    total_tokens = serializers.IntegerField()
-
-
-class EmbeddingsShown(Shape):
-    object = serializers.CharField()
-    data = EmbeddingShown(many=True)  # type: ignore[assignment]
-    model = serializers.CharField()
-    usage = EmbeddingUsageShown()
 
 
 class RerankBody(Shape):

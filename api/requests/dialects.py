@@ -21,7 +21,7 @@ class DialectRequest:
     """A job that was asked for in the words of another server's clients."""
 
     submission: Submission
-    words: Mapping[str, str]  # what a message of ours begins with: what the client calls it
+    words: Mapping[str, str]  # By what a message of ours begins with: what the client calls it.
 
     @contextlib.contextmanager
     def in_its_words(self) -> Iterator[None]:
@@ -29,9 +29,10 @@ class DialectRequest:
         try:
             yield
         except InvalidInput as error:
-            raise type(error)(self._reworded(error.message), field=self._reworded(error.field)) from None
+            raise type(error)(self.in_words(error.message), field=self.in_words(error.field)) from None
 
-    def _reworded(self, text: str) -> str:
+    def in_words(self, text: str) -> str:
+        """Reword what a message of ours, or a field, begins with."""
         ours = next((ours for ours in self.words if text.startswith(ours)), "")
         return self.words[ours] + text[len(ours) :] if ours else text
 

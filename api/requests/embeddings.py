@@ -1,4 +1,4 @@
-"""What the clients of OpenAI send for vectors of texts: a job, out of fields in their words."""
+"""Reads what the clients of OpenAI send for vectors of texts, into a job."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.requests.dialects import DialectRequest, fields_of, model_of, refuse_others
+from inference.catalog.neutral import Neutral, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
 
 FORMATS = ("float", "base64")
+NEUTRAL: Neutral = {"dimensions": (0,)}  # The client of infinity sends it.
 FIELDS = ("model", "input", "encoding_format", "dimensions")
 # All share one form, so that they share batches: lists of numbers are made of it here.
 OWN = {"encoding_format": "base64", "details": True}
 TOKENS = (
-    "input: numbers are the tokens of another model's tokenizer: send texts. In LangChain that is"
+    "numbers are the tokens of another model's tokenizer: send texts. In LangChain that is"
     " OpenAIEmbeddings(check_embedding_ctx_length=False)."
 )
 
@@ -36,7 +38,7 @@ def read(document: Any, spec: ModelSpec | None = None) -> EmbeddingRequest:
     encoding = fields.get("encoding_format", FORMATS[0])
     if encoding not in FORMATS:
         raise InvalidInput(f"encoding_format: must be one of {', '.join(FORMATS)}.", field="encoding_format")
-    dimensions = {"dimensions": fields["dimensions"]} if fields.get("dimensions") else {}  # infinity's send 0
+    dimensions = {name: fields[name] for name in ("dimensions",) if not is_neutral(NEUTRAL, name, fields.get(name))}
     return EmbeddingRequest(
         submission=Submission(spec=spec, inputs=_texts(fields.get("input")), parameters={**OWN, **dimensions}),
         words={"parameters.": "", "inputs": "input"},
@@ -46,8 +48,14 @@ def read(document: Any, spec: ModelSpec | None = None) -> EmbeddingRequest:
 
 def _texts(given: Any) -> str | list[str]:
     texts = given if isinstance(given, list) else [given]
-    if any(isinstance(text, int | list) for text in texts):
-        raise InvalidInput(TOKENS, field="input")
+    if any(map(_is_tokens, texts)):
+        raise InvalidInput(f"input: {TOKENS}", field="input")
     if not texts or not all(isinstance(text, str) for text in texts):
         raise InvalidInput("input: must be a text, or a list of one text or more.", field="input")
     return given  # type: ignore[no-any-return]  # it is one or the other
+
+
+def _is_tokens(value: Any) -> bool:
+    """Return whether a value is a token's number, or a list of such."""
+    values = value if isinstance(value, list) else [value]
+    return bool(values) and all(type(each) is int for each in values)

@@ -1,4 +1,4 @@
-"""/openai/v1, and the same calls below /v1/models/NAME, where Hugging Face's clients make them."""
+"""Answers chats and completions at /openai/v1 and /v1, and below /v1/models/NAME, where Hugging Face's clients ask."""
 
 from __future__ import annotations
 

@@ -1,11 +1,14 @@
-"""Vectors of texts at /openai/v1 and /v1, and below /v1/models/NAME."""
+"""Answers with vectors of texts at /openai/v1 and /v1, and below /v1/models/NAME."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 
 from api import codec
-from api.answers.embeddings import embeddings as answer_of
+from api.answers.embeddings import embeddings as written
+from api.errors import ApiError
 from api.openapi import operations
 from api.requests import bodies, embeddings
 from api.views.base import ApiView
@@ -20,23 +23,22 @@ class EmbeddingsView(ApiView):
     query_parameters = {"POST": ("timeout",)}
 
     @operations.not_described
-    def post(self, request: HttpRequest) -> HttpResponse:
-        return embed(self, request, embeddings.read(json_of(request)))
+    def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
+        asked = embeddings.read(document_of(request), spec_of(name) if name else None)
+        with asked.in_its_words():
+            job = run(self, request, asked.submission, default_s=bodies.MAX_WAIT_S)
+        if job.status != Status.SUCCEEDED:
+            job.error_detail = asked.in_words(job.error_detail)
+            return output(self, request, job)
+        headers = {"Content-Location": f"{location(job)}/output"}
+        return HttpResponse(written(job, is_base64=asked.is_base64), headers=headers, content_type=codec.CONTENT_TYPE)
 
 
-class ModelEmbeddingsView(ApiView):
-    query_parameters = {"POST": ("timeout",)}
-
-    @operations.embed
-    def post(self, request: HttpRequest, name: str) -> HttpResponse:
-        return embed(self, request, embeddings.read(json_of(request), spec_of(name)))
-
-
-def embed(view: ApiView, request: HttpRequest, asked: embeddings.EmbeddingRequest) -> HttpResponse:
-    """Answer one request, whose list of texts is one job."""
-    with asked.in_its_words():
-        job = run(view, request, asked.submission, default_s=bodies.MAX_WAIT_S)
-    if job.status != Status.SUCCEEDED:
-        return output(view, request, job)
-    headers = {"Content-Location": f"{location(job)}/output"}
-    return codec.answer(answer_of(job, is_base64=asked.is_base64), headers=headers)
+def document_of(request: HttpRequest) -> Any:
+    """Read the JSON of a request. Texts as lists of tokens are what makes one too large: its refusal says so."""
+    try:
+        return json_of(request)
+    except ApiError as error:
+        if error.code == codec.TOO_MANY_VALUES:
+            raise ApiError(f"{error.message} If they are tokens: {embeddings.TOKENS}", error.code) from None
+        raise

@@ -9,7 +9,7 @@ from django.http.response import HttpResponseBase
 
 from api import codec
 from api.answers import events, huggingface, resources, sounds
-from api.answers.completions import all_models
+from api.answers.completions import all_models, openai_model
 from api.errors import ApiError
 from api.openapi import operations
 from api.requests import bodies
@@ -35,7 +35,8 @@ class ModelView(ApiView):
 
     @operations.get_model
     def get(self, request: HttpRequest, name: str) -> HttpResponse:
-        return codec.answer(resources.model(spec_of(name)))
+        spec = spec_of(name)
+        return codec.answer({**openai_model(spec), **resources.model(spec)})
 
     @operations.run_model
     def post(self, request: HttpRequest, name: str) -> HttpResponseBase:

@@ -33,7 +33,7 @@ OPENAI: Neutral = {
     "modality": ("text",), "moderation": (), "prompt_logprobs": (), "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
     "return_full_text": (False,), "structured_outputs": (), "suffix": ("",), "tool_choice": ("auto", "none"),
-    "verbosity": ("medium",), "web_search_options": (),
+    "stream": (False,), "verbosity": ("medium",), "web_search_options": (),
 }  # fmt: skip
 
 # Fields of OpenAI's interface that change no answer, whatever they hold.

@@ -11,7 +11,7 @@ from typing import Any
 
 from inference.broker import address
 from inference.catalog import tasks
-from inference.catalog.parameters import ParameterSpec
+from inference.catalog.parameters import ParameterSpec, is_taken
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 TF32 = "tf32"  # weights in float32, products in fewer digits
@@ -20,7 +20,6 @@ BACKENDS = (TORCH, "openvino")
 PRECISIONS = ("float32", "bfloat16", "int8")
 ON_GPU = {"max_batch_size": 512, "max_batch_tokens": 32_768}  # where a model's table sets no other
 BUILT_IN = "inference.engines."
-EMBEDDING_PARAMETERS = {"details", "dimensions", "encoding_format"}
 TRANSFORMERS_ENGINE = "inference.engines.pipeline.engine:PipelineEngine"
 # What an engine may read when it is loaded. A change of anything else needs no weights to be loaded.
 LOADED_BY = (
@@ -75,8 +74,9 @@ class ModelSpec:
 
     @property
     def embeds(self) -> bool:
-        """Whether it answers a text with one vector, in the forms that OpenAI's clients ask for."""
-        return self.parameters.keys() >= EMBEDDING_PARAMETERS
+        """Return whether it answers a text with one vector, in the form that OpenAI's clients are answered from."""
+        asked = {"details": True, "dimensions": 1, "encoding_format": "base64"}
+        return all(name in self.parameters and is_taken(self.parameters[name], asked[name]) for name in asked)
 
     @property
     def queue(self) -> str:

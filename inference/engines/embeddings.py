@@ -26,14 +26,14 @@ CUT_AT = 8  # tokens, fewer than the longest text of a trial has
 
 
 class SentenceEmbeddings(Engine):
-    """A text in, a list of floats out: a vector of length one, unless `normalize` is false.
+    """It answers a text with a vector, which has length one unless `normalize` is false.
 
     With `encoding_format` "base64" the vector is its numbers as float32, lowest byte first, in base64. With `details`
     the answer is {"embedding": the vector, "tokens": how many were read}.
     """
 
     prepares = True
-    dimensions: frozenset[int] = frozenset()  # to which vectors may be cut
+    dimensions: frozenset[int] = frozenset()  # Vectors may be cut to these numbers of numbers.
     encode: Any = None  # a shortcut
 
     def load(self, device: str) -> None:
@@ -112,8 +112,9 @@ class SentenceEmbeddings(Engine):
         normalize = parameters.get("normalize") is not False
         vectors = self._pooled(self._states_of(tokens, self.shortcuts.verdict.together), normalize=normalize)
         if (count := parameters.get("dimensions") or vectors.shape[1]) != vectors.shape[1]:
-            if count not in self.dimensions:
-                return [_not_cut(vectors.shape[1], self.dimensions)] * len(vectors)
+            served = {each for each in self.dimensions if each < vectors.shape[1]}
+            if count not in served:
+                return [_not_cut(vectors.shape[1], served)] * len(vectors)
             vectors = vectors[:, :count]
             vectors = functional.normalize(vectors, dim=1) if normalize else vectors
         told = _base64(vectors) if parameters.get("encoding_format") == "base64" else list(vectors.tolist())
@@ -123,13 +124,8 @@ class SentenceEmbeddings(Engine):
         return [{"embedding": vector, "tokens": count} for vector, count in zip(told, counts, strict=True)]
 
     def embed(self, texts: list[str]) -> torch.Tensor:
-        """One row a text, float32, of length one, on the CPU. Texts are cut at `max_tokens`."""
-        return self._pool(texts, normalize=True)
-
-    def _pool(self, texts: list[str], *, normalize: bool) -> torch.Tensor:
-        if not texts:
-            return torch.empty(0, 0)
-        return self._pooled(self._states(texts, self.shortcuts.verdict.together), normalize=normalize)
+        """Return one row a text, float32, of length one, on the CPU. Texts are cut at `max_tokens`."""
+        return self._pooled(self._states(texts, self.shortcuts.verdict.together), normalize=True)
 
     def _pooled(
         self, groups: Iterable[tuple[list[int], torch.Tensor, torch.Tensor]], *, normalize: bool
@@ -234,14 +230,19 @@ def _groups(lengths: Sequence[int], together: Together) -> list[list[int]]:
 
 
 def _dimensions(spec: ModelSpec, config: Any) -> frozenset[int]:
-    """Read to how many numbers vectors may be cut: as the model's table says, or its config.json, for vLLM too."""
-    found = spec.options.get("matryoshka_dimensions", getattr(config, "matryoshka_dimensions", None)) or ()
-    if not isinstance(found, list | tuple) or not all(type(count) is int and count > 0 for count in found):
-        raise ModelUnavailable(f"matryoshka_dimensions must be a list of numbers such as [64, 128], not {found!r}.")
-    return frozenset(found)
+    """Read to how many numbers vectors may be cut, from the model's table, or else from the field that vLLM reads.
+
+    Raises `ModelUnavailable` for a table that does not say it."""
+    asked = spec.options.get("matryoshka_dimensions")
+    found = getattr(config, "matryoshka_dimensions", None) if asked is None else asked
+    if isinstance(found, list | tuple) and all(type(count) is int and count > 0 for count in found):
+        return frozenset(found)
+    if asked is not None:
+        raise ModelUnavailable(f"matryoshka_dimensions must be a list of numbers such as [64, 128], not {asked!r}.")
+    return frozenset()
 
 
-def _not_cut(size: int, dimensions: frozenset[int]) -> InferenceError:
+def _not_cut(size: int, dimensions: set[int]) -> InferenceError:
     if dimensions:
         right = f"send {', '.join(map(str, sorted(dimensions)))}, or leave it out"
     else:

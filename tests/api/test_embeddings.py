@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import base64
+import copy
+import dataclasses
+import functools
+import math
 import struct
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from django.test import SimpleTestCase, override_settings
 
 from api.requests import embeddings
 from inference.catalog.lookup import spec_of
 from inference.errors import InvalidInput, UnknownModel
-from inference.models import Job
+from inference.models import Job, Status
+from inference.submission import jobs
+from inference.submission.submissions import Submission
 from tests.api.base import ApiTestCase
 
 MODELS_FILE = Path(__file__).with_name("embedding.toml")
@@ -35,9 +42,13 @@ def embed(value: Any, parameters: dict[str, Any]) -> Any:
     return {"embedding": encoded(value), "tokens": 2 + len(value.split())}
 
 
+def _answering(answer: Any, value: Any, parameters: dict[str, Any]) -> Any:
+    return answer
+
+
 @override_settings(MODELS_FILE=MODELS_FILE)
 class ReadTests(SimpleTestCase):
-    """What becomes of each field."""
+    """Each field becomes a part of a job, or is refused."""
 
     def refused(self, document: Any) -> InvalidInput:
         with self.assertRaises(InvalidInput) as caught:
@@ -51,12 +62,21 @@ class ReadTests(SimpleTestCase):
             ({"encoding_format": "base64"}, True, OWN),
             ({"dimensions": 64}, False, {**OWN, "dimensions": 64}),
             ({"dimensions": 0, "encoding_format": None, "user": "u", "modality": "text", "n": 1}, False, OWN),
+            ({"dimensions": None, "stream": False}, False, OWN),
+            ({"dimensions": ""}, False, {**OWN, "dimensions": ""}),  # which is refused as what it is
         ):
             for given in ("a", "", ["a", "b"]):
                 with self.subTest(fields, given=given):
                     asked = embeddings.read({"model": "vectors", "input": given, **fields})
                     self.assertEqual((asked.submission.inputs, asked.submission.parameters), (given, parameters))
                     self.assertEqual((asked.submission.spec.name, asked.is_base64), ("vectors", is_base64))
+
+    def test_only_a_model_that_takes_what_is_asked_of_it_gives_vectors(self) -> None:
+        vectors = spec_of("vectors")
+        self.assertTrue(vectors.embeds)
+        floats = dataclasses.replace(vectors.parameters["encoding_format"], choices=("float",))
+        other = dataclasses.replace(vectors, parameters={**vectors.parameters, "encoding_format": floats})
+        self.assertFalse(other.embeds)
 
     def test_the_address_may_name_the_model(self) -> None:
         asked = embeddings.read({"input": "a", "model": "nope"}, spec_of("vectors"))
@@ -67,7 +87,8 @@ class ReadTests(SimpleTestCase):
             ({"input": [1, 2]}, "input", "check_embedding_ctx_length=False"),
             ({"input": [[1, 2], [3]]}, "input", "send texts"),
             ({"input": 3}, "input", "send texts"),
-            ({"input": [True]}, "input", "send texts"),
+            ({"input": [True]}, "input", "must be a text"),
+            ({"input": [["a"]]}, "input", "must be a text"),
             ({"input": []}, "input", "a list of one text or more"),
             ({"input": None}, "input", "must be a text"),
             ({"input": {"text": "a"}}, "input", "must be a text"),
@@ -122,20 +143,44 @@ class AnswerTests(ApiTestCase):
         self.assertEqual(told["embedding"], vector_of("a cat"))
 
     def test_problems_have_openai_s_shape_and_the_client_s_words(self) -> None:
-        for path in ADDRESSES[:2]:
-            for fields, status, param in (
+        for path in ADDRESSES:
+            problems: list[tuple[dict[str, Any], int, str | None]] = [
+                ({"dimensions": False}, 400, "dimensions"),
+                ({"dimensions": []}, 400, "dimensions"),
                 ({"dimensions": "many"}, 400, "dimensions"),
                 ({"dimensions": -1}, 400, "dimensions"),
                 ({"input": []}, 400, "input"),
-                ({"model": "nope"}, 404, None),
-            ):
+                ({"input": [[1] * 400] * 1000}, 413, None),
+                *([({"model": "nope"}, 404, None)] if path in ADDRESSES[:2] else []),
+            ]
+            for fields, status, param in problems:
                 with self.subTest(path, **{name: str(value)[:9] for name, value in fields.items()}):
                     answer = self.post(path, {"model": "vectors", "input": ["a"], **fields})
-                    self.assertEqual((answer.status_code, answer.json()["error"]["param"]), (status, param))
+                    error = answer.json()["error"]
+                    self.assertEqual((answer.status_code, error["param"]), (status, param))
+                    if status == 413:
+                        self.assertIn("check_embedding_ctx_length=False", error["message"])
+
+    def test_what_fails_later_is_told_in_the_client_s_words_too(self) -> None:
+        failed = jobs.submit(Submission(spec=spec_of("vectors"), inputs=["a", "b"]))
+        failed.status, failed.error_code = Status.FAILED, InvalidInput.code
+        failed.error_detail = "inputs[1]: is no text of ours."
+        for path in ADDRESSES:
+            with patch("api.views.embeddings.run", return_value=copy.copy(failed)):
+                answer = self.post(path, {"model": "vectors", "input": ["a", "b"]})
+            told = (answer.status_code, answer.json()["error"]["message"])
+            self.assertEqual(told, (400, "input[1]: is no text of ours."))
 
     def test_an_engine_that_gives_no_vectors_is_at_fault(self) -> None:
-        answer = self.ask(ADDRESSES[0], lambda value, parameters: [0.5])
-        self.assertEqual((answer.status_code, answer.json()["error"]["code"]), (502, "bad_output"))
+        good = embed("a", {})
+        infinite = base64.b64encode(struct.pack("<f", math.inf)).decode()
+        wrong: list[Any] = [0.5, {**good, "embedding": "abc"}, {**good, "embedding": "AAAA"}, {**good, "tokens": -3}]
+        wrong += [{**good, "embedding": infinite}, {**good, "embedding": "éé=="}, {**good, "tokens": True}]
+        for answer in ([0.5], [good], [good] * 3, *([good, bad] for bad in wrong)):
+            for encoding in ("float", "base64"):
+                with self.subTest(answer=str(answer)[-60:], encoding=encoding):
+                    told = self.ask(ADDRESSES[0], functools.partial(_answering, answer), encoding_format=encoding)
+                    self.assertEqual((told.status_code, told.json()["error"]["code"]), (502, "bad_output"))
 
     def test_models_that_give_vectors_are_listed_for_openai_s_clients_at_both_addresses(self) -> None:
         own = {"object": "model", "created": 0, "owned_by": "inference"}
@@ -146,6 +191,8 @@ class AnswerTests(ApiTestCase):
             told = self.client.get(path).json()
             self.assertEqual((told["object"], told["data"]), ("list", expected))
         self.assertEqual(self.client.get("/openai/v1/models/vectors").json(), expected[0])
+        told = self.client.get("/v1/models/vectors").json()
+        self.assertEqual({name: told[name] for name in expected[0]}, expected[0])
         self.assertEqual(self.client.get("/openai/v1/models/pictures").status_code, 404)
 
     def test_chats_and_completions_are_answered_below_v1_too(self) -> None:
@@ -158,5 +205,7 @@ class AnswerTests(ApiTestCase):
         ):
             with self.subTest(path), self.worker(generate):
                 self.assertEqual(self.post(path, {"model": "words", **fields}).status_code, 200)
+                told = self.post(path, {"model": "words", **fields}).json()
+                self.assertEqual(self.client.get(f"{path}/{told['id']}").json(), told)
                 refused = self.post(path, {"model": "words", **fields, "n": 2})
                 self.assertEqual((refused.status_code, refused.json()["error"]["param"]), (400, "n"))

@@ -1,5 +1,5 @@
 // Asks for vectors with the real openai: node embeddings.mjs BASE_URL KEY TEXT...
-// Prints {base: {answer} or {error, status, param}} as JSON.
+// Prints the answer by base, and under "tokens" how tokens are refused, as JSON.
 import OpenAI from "openai";
 
 const [base, key, ...input] = process.argv.slice(2);

@@ -122,7 +122,7 @@ class SentenceEmbeddingsTests(TestCase):
 
     def test_vectors_are_cut_where_the_model_was_trained_for_it(self) -> None:
         plain = self.answers(TEXTS)
-        with patch.object(self.engine, "dimensions", frozenset({64, 128})):
+        with patch.object(self.engine, "dimensions", frozenset({64, 128, 512})):
             for made in (run(self.engine, TEXTS, {"dimensions": 64}).outcomes, self.prepared(dimensions=64)):
                 for whole, cut in zip(plain, made, strict=True):
                     length = math.hypot(*whole[:64])
@@ -132,8 +132,9 @@ class SentenceEmbeddingsTests(TestCase):
             raw = run(self.engine, TEXTS[:1], {"normalize": False}).outcomes[0]
             cut = run(self.engine, TEXTS[:1], {"normalize": False, "dimensions": 64}).outcomes[0]
             self.assertEqual(cut, raw[:64])
-            (refused,) = run(self.engine, ["a"], {"dimensions": 65}).outcomes
-            self.assertIn("384 numbers: send 64, 128, or leave it out", str(refused))
+            for count in (65, 512):
+                (refused,) = run(self.engine, ["a"], {"dimensions": count}).outcomes
+                self.assertIn("384 numbers: send 64, 128, or leave it out", str(refused))
         for refused in run(self.engine, TEXTS, {"dimensions": 64}).outcomes:
             self.assertIsInstance(refused, InvalidInput)
             self.assertIn("matryoshka_dimensions", str(refused))
@@ -148,6 +149,8 @@ class SentenceEmbeddingsTests(TestCase):
             file.write_text(json.dumps({**config, "matryoshka_dimensions": [32]}))
             spec = ModelSpec(name="m", engine="inference.engines.embeddings:SentenceEmbeddings", model=folder)
             self.assertEqual(len(loading.ready(spec, "cpu").predict(["a"], {"dimensions": 32})[0]), 32)
+            file.write_text(json.dumps({**config, "matryoshka_dimensions": {"small": 32}}))  # of another library
+            self.assertIsInstance(loading.ready(spec, "cpu").predict(["a"], {"dimensions": 32})[0], InvalidInput)
         for wrong in ("64", [0], [True], {"a": 1}):
             with self.assertRaisesRegex(ModelUnavailable, "matryoshka_dimensions must be a list of numbers"):
                 engine("SentenceEmbeddings", options={"matryoshka_dimensions": wrong})
