@@ -1,5 +1,6 @@
-"""Problems as clients that have texts ranked read them: Cohere's look at `message`, those of Text Embeddings Inference
-at `error` and `error_type`.
+"""Gives problems the shape that clients read who have texts ranked.
+
+Cohere's look at `message`, those of Text Embeddings Inference at `error` and `error_type`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from api import errors
 
 ADDRESSES = ("/rerank", "/v1/rerank", "/v2/rerank")
 CONTENT_TYPE = "application/json"
-OVERLOADED, VALIDATION, BACKEND = "Overloaded", "Validation", "Backend"  # as Text Embeddings Inference names them
+OVERLOADED, VALIDATION, BACKEND = "Overloaded", "Validation", "Backend"  # Text Embeddings Inference names them so.
 
 
 def speaks(request: HttpRequest) -> bool:

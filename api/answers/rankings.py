@@ -1,4 +1,4 @@
-"""Texts in the order in which they answer a query, as the clients of other servers read it."""
+"""Tells in which order texts answer a query, as the clients of other servers read it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from api.errors import ApiError
 from api.requests.rerank import RerankRequest
 from inference.models import Job
 
-NO_SCORE = 'The model\'s answer is not {"label": "…", "score": …}.'
+NO_SCORE = 'The model\'s answer is not {"label": "…", "score": …} for each text.'
 
 
 def ranking(job: Job, asked: RerankRequest) -> Any:
     """Make the answer of a job that has succeeded: a list for who named `texts`, else an object. The best is first.
 
     Raises `ApiError`."""
+    if not isinstance(job.output, list) or len(job.output) != len(asked.texts):
+        raise ApiError(NO_SCORE, "bad_output")
     scores = [_score(output, is_raw=asked.is_raw) for output in job.output]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
     if asked.names_texts:
@@ -35,7 +37,7 @@ def ranking(job: Job, asked: RerankRequest) -> Any:
 
 
 def _score(output: Any, *, is_raw: bool) -> float:
-    """A logit, or the sigmoid of it."""
+    """Return the logit, or its sigmoid. Raises `ApiError` where there is none."""
     match output:
         case {"score": float(logit)}:
             return logit if is_raw else _sigmoid(logit)
@@ -43,7 +45,7 @@ def _score(output: Any, *, is_raw: bool) -> float:
 
 
 def _sigmoid(logit: float) -> float:
-    """1 / (1 + e^-logit), in the form that overflows for no number."""
+    """Compute 1 / (1 + e^-logit), in the form that overflows for no number."""
     if logit >= 0:
         return 1 / (1 + math.exp(-logit))
     return math.exp(logit) / (1 + math.exp(logit))

@@ -117,7 +117,7 @@ class OpenAIModelShown(Shape):
 
 
 class OneModelShown(ModelShown):
-    """With what OpenAI's clients read of a model."""
+    """It has what OpenAI's clients read of a model, too."""
 
     id = serializers.CharField()
     object = serializers.CharField()
@@ -196,7 +196,7 @@ class TextShown(CompletionShown):
 
 
 class RerankBody(Shape):
-    """That of Cohere, Jina, vLLM and infinity; with `texts` in place of `documents` that of TEI."""
+    """It is that of Cohere, Jina, vLLM and infinity, and with `texts` in place of `documents` that of TEI."""
 
     query = serializers.CharField()
     documents = serializers.ListField(child=serializers.CharField(allow_blank=True), required=False)
@@ -214,7 +214,7 @@ class RankedTextShown(Shape):
 
 
 class RankingShown(Shape):
-    """The best first. To `texts` the answer is a list of {"index", "score"}."""
+    """The best comes first. To `texts` the answer is a list of {"index", "score"}."""
 
     id = serializers.CharField()
     object = serializers.CharField()

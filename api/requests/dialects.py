@@ -1,4 +1,4 @@
-"""What calls in other servers' words share: a body of theirs becomes a job of ours, whose errors use their words."""
+"""Makes a job of ours out of a body in another server's words, and errors that use these words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the clients of Cohere, Jina, vLLM, infinity and Text Embeddings Inference send to have texts ranked by a query.
+"""Reads what clients of Cohere, Jina, vLLM, infinity and Text Embeddings Inference send to have texts ranked.
 
 A request is one job of pairs. Texts are named `documents` by all but the last, which names them `texts`.
 """
@@ -21,30 +21,30 @@ from inference.submission.submissions import Submission
 TEXTS, DOCUMENTS = "texts", "documents"
 FIELDS = ("model", "query", TEXTS, DOCUMENTS, "top_n", "return_documents", "return_text", "raw_scores", "priority")
 RENAMED = {"top_k": "top_n"}  # Voyage's
-ANY_MODEL = "default/not-specified"  # of infinity's client
+ANY_MODEL = "default/not-specified"  # The client of infinity sends it.
 # Of fields that are not served, the values that ask for nothing. Texts that are too long are cut at their end.
 NEUTRAL: Neutral = {
     "truncate": (True,), "truncation_direction": ("Right", "right"), "max_tokens_per_doc": (4096,),
     "max_chunks_per_doc": (10,), "rank_fields": ([],),
 }  # fmt: skip
-LOGITS = {"function_to_apply": "none"}  # share a batch, whichever scores are made of them
-LOW_FROM, LOWEST = 500, 999  # of Cohere's priorities, where 0 is first
+LOGITS = {"function_to_apply": "none"}  # They share a batch, whichever scores are made of them.
+LOW_FROM, LOWEST = 500, 999  # Cohere's priorities begin with 0, which is first.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankRequest(DialectRequest):
     texts: list[str]
-    names_texts: bool  # and expects what Text Embeddings Inference answers
+    names_texts: bool  # It expects what Text Embeddings Inference answers.
     top_n: int | None
     returns_texts: bool
-    is_raw: bool  # logits, where scores from 0 to 1 are made of them
+    is_raw: bool  # It asks for logits, of which scores from 0 to 1 are made otherwise.
 
 
 def read(document: Any, spec: ModelSpec | None = None) -> RerankRequest:
     """Read a body. `spec` is of the address; else the body names the model, or there is one that ranks.
 
     Raises `InvalidInput`, `UnknownModel`."""
-    fields = {RENAMED.get(name, name): value for name, value in fields_of(document).items()}
+    fields = _renamed(fields_of(document))
     spec = spec or _model(fields)
     if not tasks.of(spec.task).ranks:
         told = f'model: {spec.name!r} does not rank texts, which a model with task = "{tasks.RANKING}" does.'
@@ -64,9 +64,16 @@ def read(document: Any, spec: ModelSpec | None = None) -> RerankRequest:
         texts=texts,
         names_texts=name == TEXTS,
         top_n=_count(fields.get("top_n")),
-        returns_texts=_flag(fields, "return_text" if name == TEXTS else "return_documents"),
+        returns_texts=_flag(fields, "return_text") | _flag(fields, "return_documents"),
         is_raw=_flag(fields, "raw_scores"),
     )  # fmt: skip
+
+
+def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
+    for name, other in (*RENAMED.items(), (TEXTS, DOCUMENTS)):
+        if name in given and other in given:
+            raise InvalidInput(f"{name}: is the same as {other}; send one of them.", field=name)
+    return {RENAMED.get(name, name): value for name, value in given.items()}
 
 
 def _model(fields: Mapping[str, Any]) -> ModelSpec:

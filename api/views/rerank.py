@@ -1,4 +1,4 @@
-"""Texts ranked by a query, at the addresses of Cohere, Jina, vLLM, infinity and Text Embeddings Inference."""
+"""Ranks texts by a query, at the addresses of Cohere, Jina, vLLM, infinity and Text Embeddings Inference."""
 
 from __future__ import annotations
 
@@ -37,5 +37,6 @@ def rank(view: ApiView, request: HttpRequest, asked: rerank.RerankRequest) -> Ht
     with asked.in_its_words():
         job = run(view, request, asked.submission, default_s=bodies.MAX_WAIT_S)
     if job.status != Status.SUCCEEDED:
+        job.error_detail = asked.in_words(job.error_detail)
         return output(view, request, job)
     return codec.answer(ranking(job, asked), headers={"Content-Location": f"{location(job)}/output"})

@@ -37,7 +37,7 @@ def text_or_pair(where: str, value: Any) -> None:
 
 
 def pair(where: str, value: Any) -> None:
-    """A query, and a text that may answer it."""
+    """Require a query, and a text that may answer it."""
     if not isinstance(value, dict):
         raise wrong(where, '{"text": "the query", "text_pair": "a text"}', value)
     _fields(where, value, "text", "text_pair")

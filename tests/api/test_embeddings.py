@@ -1,4 +1,4 @@
-"""Vectors of texts at OpenAI's addresses: what is asked of the model, and how its answer is told."""
+"""What is asked of a model for vectors of texts, at OpenAI's addresses, and how its answer is told there."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Texts ranked by a query, in the forms of other servers: what is asked of the model, and how its answer is told."""
+"""What is asked of a model to rank texts, in the words of other servers, and how its answer is told in them."""
 
 from __future__ import annotations
 
+import functools
 import math
 import tempfile
 from pathlib import Path
@@ -29,13 +30,17 @@ def score(value: Any, parameters: dict[str, Any]) -> Any:
     return {"label": "LABEL_0", "score": float(len(value["text_pair"])) - 2.0}
 
 
+def _answering(answer: Any, value: Any, parameters: dict[str, Any]) -> Any:
+    return answer
+
+
 def sigmoid(logit: float) -> float:
     return 1 / (1 + math.exp(-logit))
 
 
 @override_settings(MODELS_FILE=MODELS_FILE)
 class ReadTests(SimpleTestCase):
-    """What becomes of each field."""
+    """Each field becomes a part of a job, or is refused."""
 
     def refused(self, **fields: Any) -> InvalidInput:
         with self.assertRaises(InvalidInput) as caught:
@@ -61,6 +66,7 @@ class ReadTests(SimpleTestCase):
             ({"top_k": 2}, "top_n", 2),
             ({"top_n": None}, "top_n", None),
             ({"return_documents": True}, "returns_texts", True),
+            ({"return_text": True}, "returns_texts", True),
             ({"raw_scores": True}, "is_raw", True),
             ({"max_tokens_per_doc": 4096, "rank_fields": [], "truncate": True}, "is_raw", False),
             ({"truncation_direction": "Right", "max_chunks_per_doc": None}, "is_raw", False),
@@ -101,6 +107,8 @@ class ReadTests(SimpleTestCase):
             ({"priority": 1000}, "priority", "from 0, which is first, to 999"),
             ({"truncate": False}, "truncate", "cut at the model's limit"),
             ({"max_tokens_per_doc": 5}, "max_tokens_per_doc", "cut at the model's limit"),
+            ({"texts": ["a"]}, "texts", "is the same as documents; send one of them"),
+            ({"top_n": 1, "top_k": 1}, "top_k", "is the same as top_n; send one of them"),
             ({"docs": ["a"]}, "docs", "unknown field; did you mean"),
             ({"model": 3}, "model", "must be a name"),
             ({"model": "sentiment"}, "model", "does not rank texts"),
@@ -164,5 +172,7 @@ class AnswerTests(ApiTestCase):
         self.assertEqual(self.post(ROOTS[3], {**ASKED, "top_n": 0}).json()["error"]["param"], "top_n")
 
     def test_an_engine_that_gives_no_scores_is_at_fault(self) -> None:
-        told = self.ask("/rerank", lambda value, parameters: ["x"] * len(value))
-        self.assertEqual((told.status_code, told.json()["code"]), (502, "bad_output"))
+        one = {"label": "LABEL_0", "score": 0.5}
+        for answer in (["x"] * 3, [one] * 2, "x", [one, one, {"label": "LABEL_0"}], [one, one, [one, one]]):
+            told = self.ask("/rerank", functools.partial(_answering, answer))
+            self.assertEqual((told.status_code, told.json()["code"]), (502, "bad_output"))

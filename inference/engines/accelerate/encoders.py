@@ -139,7 +139,7 @@ class Layers:
 
 
 def no_padding(model: Any) -> Override | None:
-    """The layers of a model computed here, for models whose layers are known."""
+    """Make the layers of a model be computed here. Return None for a model whose layers are not known."""
     known = layers_of(model)
     if known is None:
         return None

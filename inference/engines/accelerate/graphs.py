@@ -93,8 +93,9 @@ def _rounded(texts: int, tokens: int) -> tuple[int, int]:
 
 
 def graphs(model: Any, tokenizer: Any, unpadded: Override | None = None) -> Override | None:
-    """Capture those of a model on a GPU whose layers are known, with their padding: `unpadded`, by which larger batches
-    are computed without it, is off for as long."""
+    """Capture graphs of a model's encoder. Return None for a model that is on no GPU, or whose layers are not known.
+
+    They compute padding: `unpadded`, by which larger batches are computed without it, is off for as long."""
     if not encoders.is_on_gpu(model) or encoders.layers_of(model) is None:
         return None
     encoder, most = model.base_model, min(tokenizer.model_max_length, loader.max_positions(model))

@@ -86,7 +86,7 @@ class Texts(Feed):
 
 
 class Pairs(Texts):
-    """A query, and a text that may answer it."""
+    """An input is a query, and a text that may answer it."""
 
     def around(self, text: Any, pipe: Any) -> Any:
         return {"text": parity.TEXTS[1], "text_pair": text}
