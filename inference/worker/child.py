@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import cast
 
+from billiard.common import terminate_handler_fired  # type: ignore[attr-defined]  # its stubs are older
 from celery.utils.log import current_process_index
 
 from inference import errors
@@ -104,6 +105,7 @@ def beside_open(call: BatchCall) -> Iterator[None]:
 def run_to_the_end() -> None:
     """Run the batches that are still open to their end, where the worker leaves: no call of theirs follows.
 
-    Its pool takes no more calls from the moment in which it is told to stop, also of a batch that was between two."""
-    if replica.shared.asked == Asked.TO_THE_END:
+    Its pool takes no more calls from the moment in which it is told to stop, also of a batch that was between two. A
+    process that was sent a signal ends at once."""
+    if replica.shared.asked == Asked.TO_THE_END and not terminate_handler_fired():
         opened.run_to_the_end()

@@ -127,7 +127,7 @@ class Dispatcher:
             raised=batch.begun[0].raised,
             trace=batch.begun[0].trace,
         )
-        self.replicas.ask(batch.pid, Asked.GO_ON if self.turns.may_begin else Asked.TO_THE_END)
+        self.replicas.ask(batch.pid, Asked.GO_ON)
         batch.device = self.replicas.device_of(batch.pid)  # which is not known any more once its process is gone
         batch.called_at = batch.accepted_at = time.monotonic()
         batch.has_begun, batch.paused_s = False, 0.0
@@ -255,11 +255,10 @@ class Dispatcher:
         """Others are to have what no child has begun now, not once the batches that run here have ended."""
         self.turns.may_begin = False
         for batch in list(self.batches.values()):
-            self.replicas.ask(batch.pid, Asked.TO_THE_END)
             if not batch.is_open and not self.pool.knows(batch.result):
                 self.backlog.ended(batch)
         running = sum(len(batch.jobs) for batch in self.batches.values())
-        logger.info("the worker leaves: %d jobs that run end first, %d go back", running, len(self.backlog))
+        logger.info("the worker leaves once %d jobs have ended that run", running)
         self.backlog.give_back_waiting()
 
     def facts(self) -> Facts:

@@ -70,7 +70,10 @@ class OpenBatches:
 
     def run_to_the_end(self) -> None:
         """There will be no other call. What fails is left to who runs it next."""
-        for batch in list(self.batches.values()):
+        batches = list(self.batches.values())
+        for place, batch in enumerate(batches):
+            for other in batches[place + 1 :]:
+                other.stand_by(batch.spec.time_limit_s)
             try:
                 batch.run((), is_last=True)
             except Exception:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from billiard.common import human_status
-from billiard.pool import RUN
+from billiard.pool import EX_RECYCLE, RUN
 from celery.concurrency import asynpool, prefork
 from celery.utils.log import current_process_index
 
@@ -272,12 +272,18 @@ class ReplicaPool(asynpool.AsynPool):
             if process.index == index and not any(calls_of) and not self.keeps(process.pid):
                 process.terminate_controlled()
 
+    def close(self) -> None:
+        """Take no more calls: children run what is open in them to its end."""
+        super().close()
+        if self.replicas:
+            self.replicas.close()
+
     def join(self) -> None:
         """Wait until all children have ended, as the worker leaves. What one of them ran that did not end by itself
         goes back to its queue."""
         super().join()
         for process in self._pool:
-            if process.exitcode not in (os.EX_OK, None):
+            if process.exitcode not in (os.EX_OK, EX_RECYCLE, None):
                 logger.error("pid=%s did not end by itself: %s", process.pid, human_status(process.exitcode))
 
     def knows(self, call: Any) -> bool:

@@ -44,6 +44,7 @@ class Replicas:
         self.wishes = Wishes()  # of operators
         self.tries = new_pauses()
         self.try_at = 0.0  # monotonic: when a child that runs what all run may try to load what all lack
+        self.is_closed = False  # The worker leaves, and no child is given another call.
         self.version = 0  # grows with every change
         self._is_settled = False  # every child that is up has what it is to have
         self._said: set[tuple[str, str]] = set()
@@ -308,9 +309,16 @@ class Replicas:
         return spec is not None and any(spec.digest in replica.steps for replica in self.replicas)
 
     def ask(self, pid: int, asked: Asked) -> None:
-        """A child that takes steps."""
-        if shared := self.shared_with(pid):
+        """Tell a child that takes steps what is wanted of it. Once the worker leaves nothing else is."""
+        shared = self.shared_with(pid)
+        if shared and not self.is_closed:
             shared.asked = asked
+
+    def close(self) -> None:
+        """Have all children run what is open in them to its end, as no call follows."""
+        self.is_closed = True
+        for replica in self.replicas:
+            replica.shared.asked = Asked.TO_THE_END
 
     def call_back(self, pid: int, number: int) -> None:
         """One call of this child, and none of the others that it has in hand."""

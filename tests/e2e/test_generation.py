@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from typing import Any
 from uuid import UUID
 
+from django.conf import settings
+
 from batch_inference_client import Client
+from inference.launcher.supervisor import Child
 from inference.models import Job, Status, Worker, WorkerState
 from inference.status.catalog import entries
 from tests import words
@@ -205,6 +210,37 @@ class GenerationTests(StackCase):
         self.assert_answered(long, "held")
         self.stack.start_worker()
         self.stack.ready()
+
+    def held_of_two_models(self) -> list[UUID]:
+        """Return jobs of two batches that are open in one child until the test releases them."""
+        jobs = [*self.held(), self.generate("held 1", model="story")]
+        eventually(lambda: all(map(self.is_running, jobs)), "they run")
+        return jobs
+
+    def assert_ended_by(self, worker: Child, jobs: list[UUID]) -> None:
+        """No other worker has gone on with them."""
+        eventually(lambda: worker.exit_code is not None, "the worker has ended")
+        ended = self.stack.jobs.filter(pk__in=jobs).values_list("status", "attempts")
+        self.assertEqual(set(ended), {(Status.SUCCEEDED, 1)})
+
+    def test_so_does_one_that_celery_s_own_command_stops(self) -> None:
+        jobs, worker = self.held_of_two_models(), self.stack.children["worker1"]
+        subprocess.run(
+            [sys.executable, "-m", "celery", "-A", "project", "control", "shutdown"],
+            env={**os.environ, **self.stack.environment}, cwd=settings.BASE_DIR, capture_output=True, check=False,
+        )  # fmt: skip
+        self.log_shows("Got shutdown from remote", "it is told to stop")
+        self.stack.release()
+        self.assert_ended_by(worker, jobs)
+
+    def test_so_does_one_that_is_stopped_while_the_broker_is_away(self) -> None:
+        jobs, worker = self.held_of_two_models(), self.stack.children["worker1"]
+        self.stack.children["broker"].kill()
+        self.log_shows("Trying to re-establish the connection", "it has noticed")
+        worker.terminate()
+        eventually(lambda: self.stack.workers.filter(pid=worker.pid, state=WorkerState.STOPPING), "it is told to stop")
+        self.stack.release()
+        self.assert_ended_by(worker, jobs)
 
     def test_a_model_is_added_while_answers_are_generated_without_a_pause(self) -> None:
         self.addCleanup(self.stack.models_file.write_text, MODELS)

@@ -162,7 +162,7 @@ def layers_of(model: Any) -> tuple[nn.Module, list[Parts]] | None:
 
 
 def is_on_gpu(model: Any) -> bool:
-    """Return whether the whole of `model` is on a GPU."""
+    """Return whether `model`, which is on one device, computes on a GPU."""
     return bool(model.device.type != "cpu")
 
 

@@ -44,7 +44,7 @@ class Batch(Stepper):
         self.rows: list[Row] = []  # as in the cells
         self.cells = Cells()
         self.prefixes = Prefixes(capacity // PREFIXES)
-        self._rows_at_most, self._rows_a_forward = Ceiling(), Ceiling()
+        self._rows_at_most, self._rows_a_forward, self._piece_at_most = Ceiling(), Ceiling(), Ceiling()
 
     def join(self, key: Hashable, value: Any, parameters: Mapping[str, Any], *, seed: int) -> None:
         try:
@@ -73,7 +73,7 @@ class Batch(Stepper):
         return Progress(key=key, text=found.text.news(last=True), answer=answer)
 
     def step(self) -> list[Progress]:
-        for ceiling in (self._rows_at_most, self._rows_a_forward):
+        for ceiling in (self._rows_at_most, self._rows_a_forward, self._piece_at_most):
             ceiling.step()
         self._admit()
         with torch.inference_mode():
@@ -94,7 +94,8 @@ class Batch(Stepper):
 
     @property
     def _piece(self) -> int:
-        return PIECE if self._forwards.model.device.type == "cpu" else PIECE_ON_GPU
+        most = PIECE if self._forwards.model.device.type == "cpu" else PIECE_ON_GPU
+        return min(most, self._piece_at_most.value)
 
     # Who is in
 
@@ -212,6 +213,8 @@ class Batch(Stepper):
             elif isinstance(what, InferenceError):
                 self.prefixes.forget()  # it may have begun with what is wrong
                 row.cache = None
+                if _is_short(what):
+                    self._piece_at_most.lower(PIECE)
                 if _is_short(what) and _may_wait(row, is_alone=not self.rows and len(group) == 1):
                     short.append(row)
                 else:

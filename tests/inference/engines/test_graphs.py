@@ -96,6 +96,18 @@ class GraphsTests(TestCase):
         graphs.graphs(model_of("roberta"), unlimited)  # which tells 63 positions apart
         self.assertEqual(len(self.captured), 2 * len(graphs.SIZES) - 1)  # 512 texts of 32 tokens are too many
 
+    def test_there_are_none_of_a_model_that_reads_fewer_tokens_than_the_shortest(self) -> None:
+        short = SimpleNamespace(model_max_length=8, model_input_names=TOKENIZER.model_input_names)
+        self.assertIsNone(graphs.graphs(model_of("bert"), short))
+
+    def test_one_slow_call_decides_nothing(self) -> None:
+        slow = iter([True])
+
+        def seconds_of(shape: tuple[int, int]) -> float:
+            return 9.0 if shape == (2, 16) and next(slow, False) else 5.0
+
+        self.assertEqual(graphs.launch_bound_tokens(seconds_of, [(1, 16), (2, 16), (4, 16)]), 64)
+
     def test_there_are_none_of_what_the_gpu_computes_for_longer_than_it_is_launched(self) -> None:
         shapes = [(size, length) for size in graphs.SIZES for length in graphs.LENGTHS]
         for busy_from, expected in ((256, 128), (512, 256), (10**9, 512 * 256)):

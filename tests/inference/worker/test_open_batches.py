@@ -409,9 +409,11 @@ class EndTests(OpenCase):
         self.step(one)
         _, waiting = self.add()
         self.pool.closing, calls = True, len(self.pool.calls)  # which Celery closes first
+        self.replicas.close()
         self.dispatcher.leave()
         self.assertEqual((self.asked(), waiting.events), (Asked.TO_THE_END, ["given back"]))
         self.step(one)  # its child was between two calls: at its end it runs what is open
+        self.replicas.ask(PID, Asked.COME_BACK)  # as for the turn of another
         self.assertEqual((len(self.pool.calls), self.asked()), (calls, Asked.TO_THE_END))
 
     def test_a_lost_connection_gives_back_who_waits_and_the_batch_goes_on(self) -> None:

@@ -24,7 +24,7 @@ from kombu.asynchronous import Hub
 
 from inference.catalog.specs import ModelSpec
 from inference.worker import child
-from inference.worker.calls import READY, Loaded, Order, Shared
+from inference.worker.calls import READY, Asked, Loaded, Order, Shared
 from inference.worker.devices import Plan
 from inference.worker.pool import ReplicaPool
 from inference.worker.replicas import Replicas
@@ -179,12 +179,14 @@ class EndedChildTests(PoolCase):
     def test_what_is_open_in_it_runs_to_its_end_as_the_worker_leaves(self) -> None:
         with tempfile.NamedTemporaryFile("r") as file:
             with patch.object(child, "run_to_the_end", lambda: Path(file.name).write_text("it ran")):
+                killed = self.pid
                 self.kill()
-                self.until(self.pool.idle, "one that knows of it is up")
+                self.until(lambda: self.pool.idle() not in ([], [killed]), "one that knows of it is up")
                 with self.assertNoLogs("inference.worker.pool"):
                     self.pool.close()
                     self.pool.join()
             self.assertEqual(file.read(), "it ran")
+        self.assertEqual(self.replicas.replicas[0].shared.asked, Asked.TO_THE_END)
 
     def test_one_that_does_not_end_by_itself_then_is_told_of(self) -> None:
         self.stop()

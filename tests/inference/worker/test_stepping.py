@@ -273,6 +273,22 @@ class BesideTests(SteppingCase):
             self.beside(asked=Asked.TO_THE_END, digest="of what is not loaded")
         self.assertEqual(self.row(one).output, words.expected("text", 9))
 
+    def test_of_several_none_is_given_back_while_those_before_it_run(self) -> None:
+        first, self.batch, second = (self.batch, self.call(self.job(9))), uuid4(), self.job(9)
+        self.call(second, waiting=(first[0],))
+        stood_by: list[UUID] = []
+        with patch.object(stepping.OpenBatch, "stand_by", lambda batch, limit_s: stood_by.append(batch.id)):
+            self.replica.shared.asked = Asked.TO_THE_END
+            child.run_to_the_end()
+        self.assertEqual((stood_by, self.row(second).status), ([self.batch], Status.SUCCEEDED))
+
+    def test_a_process_that_was_sent_a_signal_runs_nothing_to_its_end(self) -> None:
+        self.call(self.job(9))
+        self.replica.shared.asked = Asked.TO_THE_END
+        with patch.object(child, "terminate_handler_fired", return_value=True):
+            child.run_to_the_end()
+        self.assertEqual(list(self.opened.batches), [self.batch])
+
 
 class StreamTests(SteppingCase):
     def test_each_piece_is_told_by_itself_as_it_comes(self) -> None:
