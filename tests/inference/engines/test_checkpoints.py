@@ -102,7 +102,13 @@ class CheckpointTests(TestCase):
         AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
         self.ready(folder, "text-classification")
 
+    def test_a_model_of_several_labels_does_not_rank(self) -> None:
+        self.assert_refused(
+            self.built("text-classification"), "has 2 labels", "Use a cross-encoder", 'task = "text-classification"',
+            task="text-ranking",
+        )  # fmt: skip
+
     def test_the_classes_of_each_task_are_those_of_transformers(self) -> None:
         for task in {tasks.of(name).name for name in tasks.served()}:
-            expected = tuple(kind.__name__ for kind in check_task(task)[1]["pt"])
+            expected = tuple(kind.__name__ for kind in check_task(tasks.of(task).pipeline or task)[1]["pt"])
             self.assertEqual(tasks.model_classes(task), expected, task)

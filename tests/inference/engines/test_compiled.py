@@ -32,7 +32,8 @@ TEXTS = [
     "small",
     "a good dog in paris",
 ]
-INPUTS = {
+INPUTS: dict[str, list[Any]] = {
+    "text-ranking": [{"text": TEXTS[0], "text_pair": text} for text in TEXTS],
     "fill-mask": [f"[MASK] {text}" for text in TEXTS],
     "image-classification": [tiny_models.png(), tiny_models.png((20, 200, 30)), tiny_models.png((9, 9, 9), (50, 50))],
     "audio-classification": [tiny_models.wav(), tiny_models.wav(880), tiny_models.wav(300, 0.5)],
