@@ -28,6 +28,7 @@ NEUTRAL: Neutral = {
     "max_chunks_per_doc": (10,), "rank_fields": ([],),
 }  # fmt: skip
 LOGITS = {"function_to_apply": "none"}  # They share a batch, whichever scores are made of them.
+MOST_CHARACTERS = 10_000_000  # The query is kept with each text: no body may unfold to many times its size.
 LOW_FROM, LOWEST = 500, 999  # Cohere's priorities begin with 0, which is first.
 
 
@@ -55,6 +56,9 @@ def read(document: Any, spec: ModelSpec | None = None) -> RerankRequest:
     query = fields.get("query")
     if not isinstance(query, str):
         raise InvalidInput("query: must be a text.", field="query")
+    if len(query) * len(texts) > MOST_CHARACTERS:
+        told = f"query: its {len(query)} characters beside each of {len(texts)} texts are too many: shorten it."
+        raise InvalidInput(told, field="query")
     return RerankRequest(
         submission=Submission(
             spec=spec, inputs=[{"text": query, "text_pair": text} for text in texts], parameters=LOGITS,

@@ -101,6 +101,7 @@ class ReadTests(SimpleTestCase):
             ({"documents": None, "texts": [None]}, "texts[0]", "must be a text"),
             ({"query": None}, "query", "must be a text"),
             ({"query": ["q"]}, "query", "must be a text"),
+            ({"query": "q" * 1_000_001, "documents": ["a"] * 10}, "query", "beside each of 10 texts are too many"),
             ({"top_n": 0}, "top_n", "a whole number from 1"),
             ({"top_n": True}, "top_n", "a whole number from 1"),
             ({"raw_scores": "yes"}, "raw_scores", "true or false"),
