@@ -74,7 +74,7 @@ def _memory(part: torch.Tensor) -> int:
 
 @contextlib.contextmanager
 def graphs() -> Iterator[list[Graph]]:
-    """Those that are captured, of models that seem to be on a GPU."""
+    """Have models seem to be on a GPU, and list the graphs that are captured of them."""
     captured: list[Graph] = []
     takes = inspect.signature(torch.cuda.graph)
 
@@ -118,7 +118,7 @@ def varlen_attn(
 
 @contextlib.contextmanager
 def flash_attention() -> Iterator[Mock]:
-    """Its calls, by models that seem to be on a GPU."""
+    """Have models seem to be on a GPU, and count their calls of it."""
     own = patch.object(varlen, "varlen_attn", autospec=True, side_effect=varlen_attn)
     on_gpu = patch.object(encoders, "is_on_gpu", return_value=True)
     with own as attention, on_gpu, patch.object(varlen, "serves", return_value=True):

@@ -38,7 +38,7 @@ def embeddings(job: Job, *, is_base64: bool) -> bytes:
 
 def _parts(output: Any) -> tuple[str, int]:
     match output:
-        case {"embedding": str(vector), "tokens": int(count)} if count >= 0 and count is not True:
+        case {"embedding": str(vector), "tokens": int(count)} if count >= 0 and type(count) is int:
             return vector, count
     raise ApiError(NO_VECTOR, "bad_output")
 

@@ -113,16 +113,11 @@ class OpenAIModelShown(Shape):
     object = serializers.CharField()
     created = serializers.IntegerField()
     owned_by = serializers.CharField()
-    task = serializers.CharField()
+    task = serializers.CharField(allow_blank=True)
 
 
-class OneModelShown(ModelShown):
-    """It has what OpenAI's clients read of a model, too."""
-
-    id = serializers.CharField()
-    object = serializers.CharField()
-    created = serializers.IntegerField()
-    owned_by = serializers.CharField()
+class OneModelShown(ModelShown, OpenAIModelShown):
+    """Show a model to clients of the service and to OpenAI's."""
 
 
 class ModelsShown(Shape):
@@ -196,7 +191,7 @@ class TextShown(CompletionShown):
 
 
 class RerankBody(Shape):
-    """It is that of Cohere, Jina, vLLM and infinity, and with `texts` in place of `documents` that of TEI."""
+    """Cohere, Jina, vLLM and infinity take this body, and with `texts` in place of `documents` TEI does."""
 
     query = serializers.CharField()
     documents = serializers.ListField(child=serializers.CharField(allow_blank=True), required=False)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects import DialectRequest, fields_of, model_of, refuse_others
+from api.requests.dialects import DialectRequest, fields_of, flag, model_of, refuse_others
 from inference.catalog import tasks, words
 from inference.catalog.lengths import CHAT_TOKENS
 from inference.catalog.lengths import NONE as NOTHING
@@ -52,7 +52,7 @@ def _turn(given: dict[str, Any], last_role: str) -> dict[str, bool]:
     """Return what says whether the model goes on with the last message, as two fields of vLLM say together.
 
     The model's own pipeline would always go on with one of the assistant."""
-    goes_on, answers = (_flag(given, name, default=default) for name, default in TURN.items())
+    goes_on, answers = (flag(given, name, default=default) for name, default in TURN.items())
     if goes_on and answers:
         told = "continue_final_message: send add_generation_prompt: false with it, as a new message is begun otherwise."
         raise InvalidInput(told, field="continue_final_message")
@@ -86,25 +86,16 @@ def _completion(
             spec=spec, inputs=inputs, parameters={**_limited(spec, _parameters(spec, rest), most_tokens), **own}
         ),
         words={**renamed, "parameters.": "", "inputs": field},
-        is_streamed=_flag(given, "stream"),
+        is_streamed=flag(given, "stream"),
         include_usage=_includes_usage(given.get("stream_options", {})),
     )
-
-
-def _flag(given: dict[str, Any], name: str, where: str = "", *, default: bool = False) -> bool:
-    value = given.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise InvalidInput(f"{where}{name}: must be true or false.", field=f"{where}{name}")
-    return value
 
 
 def _includes_usage(options: Any) -> bool:
     if not isinstance(options, dict):
         raise InvalidInput("stream_options: must be an object.", field="stream_options")
     _refuse_others("stream_options", options, STREAM_OPTIONS)
-    return _flag(options, "include_usage", "stream_options.")
+    return flag(options, "include_usage", "stream_options.")
 
 
 def _parameters(spec: ModelSpec, rest: dict[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,16 @@ def model_of(fields: Mapping[str, Any]) -> ModelSpec:
     return spec_of(name)
 
 
+def flag(fields: Mapping[str, Any], name: str, where: str = "", *, default: bool = False) -> bool:
+    """Read true or false, which `where` stands before in an error. Raises `InvalidInput`."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{where}{name}: must be true or false.", field=f"{where}{name}")
+    return value
+
+
 def refuse_others(fields: Mapping[str, Any], known: Collection[str]) -> None:
     """Raise `InvalidInput` for a field that is not known, unless it asks for nothing."""
     for name, value in fields.items():

@@ -38,7 +38,8 @@ def read(document: Any, spec: ModelSpec | None = None) -> EmbeddingRequest:
     encoding = fields.get("encoding_format", FORMATS[0])
     if encoding not in FORMATS:
         raise InvalidInput(f"encoding_format: must be one of {', '.join(FORMATS)}.", field="encoding_format")
-    dimensions = {name: fields[name] for name in ("dimensions",) if not is_neutral(NEUTRAL, name, fields.get(name))}
+    count = fields.get("dimensions")
+    dimensions = {} if is_neutral(NEUTRAL, "dimensions", count) else {"dimensions": count}
     return EmbeddingRequest(
         submission=Submission(spec=spec, inputs=_texts(fields.get("input")), parameters={**OWN, **dimensions}),
         words={"parameters.": "", "inputs": "input"},

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects import DialectRequest, fields_of, model_of
+from api.requests.dialects import DialectRequest, fields_of, flag, model_of
 from inference.catalog import tasks, words
 from inference.catalog.lookup import models
 from inference.catalog.neutral import Neutral, is_neutral
@@ -22,7 +22,7 @@ TEXTS, DOCUMENTS = "texts", "documents"
 FIELDS = ("model", "query", TEXTS, DOCUMENTS, "top_n", "return_documents", "return_text", "raw_scores", "priority")
 RENAMED = {"top_k": "top_n"}  # Voyage's
 ANY_MODEL = "default/not-specified"  # The client of infinity sends it.
-# Of fields that are not served, the values that ask for nothing. Texts that are too long are cut at their end.
+# These values ask for nothing, as texts that are too long are cut at their end; others are refused.
 NEUTRAL: Neutral = {
     "truncate": (True,), "truncation_direction": ("Right", "right"), "max_tokens_per_doc": (4096,),
     "max_chunks_per_doc": (10,), "rank_fields": ([],),
@@ -68,8 +68,8 @@ def read(document: Any, spec: ModelSpec | None = None) -> RerankRequest:
         texts=texts,
         names_texts=name == TEXTS,
         top_n=_count(fields.get("top_n")),
-        returns_texts=_flag(fields, "return_text") | _flag(fields, "return_documents"),
-        is_raw=_flag(fields, "raw_scores"),
+        returns_texts=flag(fields, "return_text") | flag(fields, "return_documents"),
+        is_raw=flag(fields, "raw_scores"),
     )  # fmt: skip
 
 
@@ -118,13 +118,6 @@ def _count(value: Any) -> int | None:
     if value is None or (type(value) is int and value > 0):
         return value
     raise InvalidInput("top_n: must be a whole number from 1.", field="top_n")
-
-
-def _flag(fields: Mapping[str, Any], name: str) -> bool:
-    value = fields.get(name, False)
-    if not isinstance(value, bool):
-        raise InvalidInput(f"{name}: must be true or false.", field=name)
-    return value
 
 
 def _priority(value: Any) -> Priority:

@@ -10,11 +10,11 @@ from api import codec
 from api.answers.embeddings import embeddings as written
 from api.errors import ApiError
 from api.openapi import operations
-from api.requests import bodies, embeddings
+from api.requests import embeddings
 from api.views.base import ApiView
 from api.views.completions import json_of
 from api.views.jobs import location, output
-from api.views.models import run
+from api.views.models import run_in_words
 from inference.catalog.lookup import spec_of
 from inference.models import Status
 
@@ -25,10 +25,8 @@ class EmbeddingsView(ApiView):
     @operations.not_described
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
         asked = embeddings.read(document_of(request), spec_of(name) if name else None)
-        with asked.in_its_words():
-            job = run(self, request, asked.submission, default_s=bodies.MAX_WAIT_S)
+        job = run_in_words(self, request, asked)
         if job.status != Status.SUCCEEDED:
-            job.error_detail = asked.in_words(job.error_detail)
             return output(self, request, job)
         headers = {"Content-Location": f"{location(job)}/output"}
         return HttpResponse(written(job, is_base64=asked.is_base64), headers=headers, content_type=codec.CONTENT_TYPE)

@@ -13,6 +13,7 @@ from api.answers.completions import all_models, openai_model
 from api.errors import ApiError
 from api.openapi import operations
 from api.requests import bodies
+from api.requests.dialects import DialectRequest
 from api.views import streaming
 from api.views.base import ApiView, body_of, media_type
 from api.views.jobs import location, output
@@ -66,6 +67,14 @@ def run(
     """The job, finished or not within ?timeout=."""
     with view.slot(waited_s(request, default_s)) as granted_s:
         return jobs.run(view.attributed(request, submission), timeout_s=granted_s)
+
+
+def run_in_words(view: ApiView, request: HttpRequest, asked: DialectRequest) -> Job:
+    """Run what was asked for in a client's words, in which its errors are told, also those of the job."""
+    with asked.in_its_words():
+        job = run(view, request, asked.submission, default_s=bodies.MAX_WAIT_S)
+    job.error_detail = asked.in_words(job.error_detail)
+    return job
 
 
 def refuse_other_wait(request: HttpRequest, is_streamed: bool) -> None:

@@ -7,11 +7,11 @@ from django.http import HttpRequest, HttpResponse
 from api import codec
 from api.answers.rankings import ranking
 from api.openapi import operations
-from api.requests import bodies, rerank
+from api.requests import rerank
 from api.views.base import ApiView
 from api.views.completions import json_of
 from api.views.jobs import location, output
-from api.views.models import run
+from api.views.models import run_in_words
 from inference.catalog.lookup import spec_of
 from inference.models import Status
 
@@ -34,9 +34,7 @@ class ModelRerankView(ApiView):
 
 def rank(view: ApiView, request: HttpRequest, asked: rerank.RerankRequest) -> HttpResponse:
     """Answer one request, whose pairs are one job."""
-    with asked.in_its_words():
-        job = run(view, request, asked.submission, default_s=bodies.MAX_WAIT_S)
+    job = run_in_words(view, request, asked)
     if job.status != Status.SUCCEEDED:
-        job.error_detail = asked.in_words(job.error_detail)
         return output(view, request, job)
     return codec.answer(ranking(job, asked), headers={"Content-Location": f"{location(job)}/output"})

@@ -26,7 +26,7 @@ CUT_AT = 8  # tokens, fewer than the longest text of a trial has
 
 
 class SentenceEmbeddings(Engine):
-    """It answers a text with a vector, which has length one unless `normalize` is false.
+    """Answer a text with a vector, which has length one unless `normalize` is false.
 
     With `encoding_format` "base64" the vector is its numbers as float32, lowest byte first, in base64. With `details`
     the answer is {"embedding": the vector, "tokens": how many were read}.

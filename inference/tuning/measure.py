@@ -91,7 +91,7 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What may compute the model, and in what."""
+    """Name what may compute the model, and in which precision."""
 
     backend: str
     precision: str

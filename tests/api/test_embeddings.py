@@ -1,4 +1,4 @@
-"""What is asked of a model for vectors of texts, at OpenAI's addresses, and how its answer is told there."""
+"""Requests for vectors of texts at OpenAI's addresses become jobs, and these become answers in its form."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from inference.models import Job, Status
 from inference.submission import jobs
 from inference.submission.submissions import Submission
 from tests.api.base import ApiTestCase
+from tests.api.test_completions import answering
 
 MODELS_FILE = Path(__file__).with_name("embedding.toml")
 ADDRESSES = ("/openai/v1/embeddings", "/v1/embeddings", "/v1/models/vectors/v1/embeddings")
@@ -40,10 +41,6 @@ def embed(value: Any, parameters: dict[str, Any]) -> Any:
     if isinstance(value, list):
         return [embed(each, parameters) for each in value]
     return {"embedding": encoded(value), "tokens": 2 + len(value.split())}
-
-
-def _answering(answer: Any, value: Any, parameters: dict[str, Any]) -> Any:
-    return answer
 
 
 @override_settings(MODELS_FILE=MODELS_FILE)
@@ -166,7 +163,7 @@ class AnswerTests(ApiTestCase):
         failed.status, failed.error_code = Status.FAILED, InvalidInput.code
         failed.error_detail = "inputs[1]: is no text of ours."
         for path in ADDRESSES:
-            with patch("api.views.embeddings.run", return_value=copy.copy(failed)):
+            with patch("api.views.models.run", return_value=copy.copy(failed)):
                 answer = self.post(path, {"model": "vectors", "input": ["a", "b"]})
             told = (answer.status_code, answer.json()["error"]["message"])
             self.assertEqual(told, (400, "input[1]: is no text of ours."))
@@ -179,7 +176,7 @@ class AnswerTests(ApiTestCase):
         for answer in ([0.5], [good], [good] * 3, *([good, bad] for bad in wrong)):
             for encoding in ("float", "base64"):
                 with self.subTest(answer=str(answer)[-60:], encoding=encoding):
-                    told = self.ask(ADDRESSES[0], functools.partial(_answering, answer), encoding_format=encoding)
+                    told = self.ask(ADDRESSES[0], functools.partial(answering, answer), encoding_format=encoding)
                     self.assertEqual((told.status_code, told.json()["error"]["code"]), (502, "bad_output"))
 
     def test_models_that_give_vectors_are_listed_for_openai_s_clients_at_both_addresses(self) -> None:

@@ -78,7 +78,7 @@ class EncoderClientTests(StackCase):
         return self.client(base).embeddings.create(model="embeddings", input=texts, **fields)
 
     def expected(self, texts: list[str]) -> list[list[float]]:
-        """What the model's own address answers to each text alone."""
+        """Ask the model's own address for the vector of each text alone."""
         headers = {"Authorization": f"Bearer {self.key}"}
         answers = [self.stack.post("/v1/models/embeddings", {"inputs": text}, headers=headers) for text in texts]
         self.assertEqual({answer.status for answer in answers}, {200})

@@ -1,4 +1,4 @@
-"""What is asked of a model to rank texts, in the words of other servers, and how its answer is told in them."""
+"""Requests to rank texts, in the words of other servers, become jobs, and these become answers in their form."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from inference.catalog.lookup import spec_of
 from inference.errors import InvalidInput, UnknownModel
 from inference.models import Job, Priority
 from tests.api.base import ApiTestCase
+from tests.api.test_completions import answering
 
 MODELS_FILE = Path(__file__).with_name("ranking.toml")
 ROOTS = ("/rerank", "/v1/rerank", "/v2/rerank", "/openai/v1/rerank")
@@ -28,10 +29,6 @@ def score(value: Any, parameters: dict[str, Any]) -> Any:
     if isinstance(value, list):
         return [score(each, parameters) for each in value]
     return {"label": "LABEL_0", "score": float(len(value["text_pair"])) - 2.0}
-
-
-def _answering(answer: Any, value: Any, parameters: dict[str, Any]) -> Any:
-    return answer
 
 
 def sigmoid(logit: float) -> float:
@@ -175,5 +172,5 @@ class AnswerTests(ApiTestCase):
     def test_an_engine_that_gives_no_scores_is_at_fault(self) -> None:
         one = {"label": "LABEL_0", "score": 0.5}
         for answer in (["x"] * 3, [one] * 2, "x", [one, one, {"label": "LABEL_0"}], [one, one, [one, one]]):
-            told = self.ask("/rerank", functools.partial(_answering, answer))
+            told = self.ask("/rerank", functools.partial(answering, answer))
             self.assertEqual((told.status_code, told.json()["code"]), (502, "bad_output"))

@@ -110,12 +110,11 @@ def graphs(model: Any, tokenizer: Any, unpadded: Override | None = None) -> Over
     if not encoders.is_on_gpu(model) or encoders.layers_of(model) is None:
         return None
     encoder, most = model.base_model, min(tokenizer.model_max_length, loader.max_positions(model))
-    pad = max(model.config.pad_token_id or 0, 0)
-    made = Graphs(encoder, {name: pad if name == "input_ids" else 0 for name in tokenizer.model_input_names})
     shapes = [(size, length) for size in SIZES for length in LENGTHS if length <= most and size * length <= MOST_TOKENS]
-
     if not shapes:
         return None
+    pad = max(model.config.pad_token_id or 0, 0)
+    made = Graphs(encoder, {name: pad if name == "input_ids" else 0 for name in tokenizer.model_input_names})
 
     def call(shape: tuple[int, int]) -> None:
         inputs = {name: torch.zeros(shape, dtype=torch.long, device=model.device) for name in made.padding}
