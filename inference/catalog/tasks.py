@@ -87,6 +87,7 @@ class Task:
     aliases: tuple[str, ...] = ()
     is_pipeline: bool = True  # else it is for engine classes
     pipeline: str = ""  # of transformers, where that has another name
+    classifies: bool = False  # scores a text, or a pair of texts, by each of its labels
     ranks: bool = False  # scores how well a text answers a query, by one number
     check: inputs.Check = inputs.anything
     unit: units.Unit = units.tokens  # in which its strings are measured; other than tokens, they are files in base64
@@ -144,9 +145,12 @@ BUILT_IN: Mapping[str, BuiltIn] = {
             "details": _FLAG,
             "dimensions": ParameterSpec(type="integer", min=1, max=100_000),
             "encoding_format": ParameterSpec(type="string", choices=("float", "base64")),
+            "input_type": ParameterSpec(type="string", choices=("query", "document", "classification", "clustering")),
             "normalize": _FLAG,
+            "prompt_name": ParameterSpec(type="string", max_length=100),
+            "truncate": _FLAG,
         },
-        neutral={"details": (False,), "encoding_format": ("float",), "normalize": (True,)},
+        neutral={"details": (False,), "encoding_format": ("float",), "normalize": (True,), "truncate": (True,)},
     ),
     "inference.engines.embeddings:SentenceSimilarity": BuiltIn(task="sentence-similarity"),
 }
@@ -166,6 +170,7 @@ def table(tasks: Iterable[Task]) -> dict[str, Task]:
 TASKS = table((
     _text(
         name="text-classification",
+        classifies=True,
         compiles=True,
         aliases=("sentiment-analysis",),
         check=inputs.text_or_pair,

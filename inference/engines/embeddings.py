@@ -1,7 +1,7 @@
 """Sentence embeddings: a text encoder, its token states pooled as the model's folder says, and length one."""
 
 import base64
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,23 +10,29 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
 from inference.catalog.specs import ModelSpec
-from inference.engines import checkpoints, parity, placement, pooling, sentence_folder, weights
+from inference.engines import checkpoints, parity, placement, weights
 from inference.engines.accelerate import install as accelerate
 from inference.engines.base import Engine
 from inference.engines.beginnings import beginning
 from inference.engines.compiled import agreement
 from inference.engines.compiled import install as backend
 from inference.engines.pipeline import loader
+from inference.engines.sentences import folder as sentence_folder
+from inference.engines.sentences import pooling
 from inference.engines.stacks import Together
-from inference.errors import InferenceError, InvalidInput, ModelUnavailable
+from inference.errors import InferenceError, InvalidInput, ModelUnavailable, context_length_exceeded
 
 logging.disable_progress_bar()  # thousands of lines in a log file
 
+NONE: Mapping[str, Any] = {}
 CUT_AT = 8  # tokens, fewer than the longest text of a trial has
 
 
 class SentenceEmbeddings(Engine):
     """Answer a text with a vector, which has length one unless `normalize` is false.
+
+    A prompt of the model's folder stands before it: that of `prompt_name`, or of `input_type`, or the default one. A
+    text that is longer than the model reads is cut, or fails where `truncate` is false.
 
     With `encoding_format` "base64" the vector is its numbers as float32, lowest byte first, in base64. With `details`
     the answer is {"embedding": the vector, "tokens": how many were read}.
@@ -59,7 +65,7 @@ class SentenceEmbeddings(Engine):
         placement.compute_as_asked(self.spec, self.model)
         self.max_tokens = loader.max_tokens(self.spec, self.model, self.tokenizer, self.asked.max_tokens)
         self.dimensions = _dimensions(self.spec, self.model.config)
-        self.left_out = 0 if self.asked.pools_prompt else self._prompt_tokens()
+        self.dense = [each.to(self.device) for each in self.asked.dense]
         checkpoints.refuse_random_answers(
             self.spec, self.model, checkpoints.missing_weights(self.model, report),
             lambda: list(self._states(parity.TEXTS[1:2], Together.PADDED)), first_only=True,
@@ -68,8 +74,8 @@ class SentenceEmbeddings(Engine):
         self.backend = compiled.backend
         self.shortcuts = compiled.shortcuts or accelerate.install(self.model, self.tokenizer, "", self._trial())
         self.shortcuts.add("texts at once", lambda: accelerate.encode(self, self.tokenizer), self._same_tokens)
-        prompt = f'"{self.asked.prompt}" stands before each text, as {sentence_folder.MODEL_FILE} says.'
-        notes = (prompt if self.asked.prompt else "", compiled.note, self.shortcuts.verdict.note)
+        prompt = f'"{self.asked.default_prompt}" stands before each text, as {sentence_folder.MODEL_FILE} says.'
+        notes = (prompt if self.asked.default_prompt else "", compiled.note, self.shortcuts.verdict.note)
         self.padded, self.note = self.shortcuts.padded, " ".join(filter(None, notes))
 
     def _trial(self) -> parity.Trial:
@@ -96,7 +102,7 @@ class SentenceEmbeddings(Engine):
         return answers
 
     def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:
-        return self._tokens(inputs) if all(isinstance(text, str) for text in inputs) else None
+        return self._tokens(inputs, parameters) if all(isinstance(text, str) for text in inputs) else None
 
     def predict_prepared(self, prepared: Any, parameters: dict[str, Any]) -> list[Any] | None:
         return self._told(prepared, parameters)
@@ -104,13 +110,33 @@ class SentenceEmbeddings(Engine):
     def _answers(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         problems = [None if isinstance(text, str) else _not_a_text(text) for text in inputs]
         texts = [text for text in inputs if isinstance(text, str)]
-        embedded = iter(self._told(self._tokens(texts), parameters) if texts else ())
+        try:
+            tokens = self._tokens(texts, parameters) if texts else {}
+        except InvalidInput as error:
+            return [error] * len(inputs)
+        embedded = iter(self._told(tokens, parameters) if texts else ())
         return [problem or next(embedded) for problem in problems]
 
     def _told(self, tokens: Any, parameters: dict[str, Any]) -> list[Any]:
         """Embed texts that were read, and answer in the form that was asked for."""
+        counts = tokens["attention_mask"].sum(1).tolist()
+        limit = self.max_tokens if parameters.get("truncate") is False else None
+        kept = [row for row, count in enumerate(counts) if not limit or count <= limit]
+        if len(kept) == len(counts):
+            return self._told_of(tokens, counts, parameters)
+        answers: list[Any] = [context_length_exceeded(limit or 0, count, at_least=True) for count in counts]
+        if kept:
+            part = {name: values[kept, : max(counts[row] for row in kept)] for name, values in tokens.items()}
+            told = self._told_of(part, [counts[row] for row in kept], parameters)
+            for row, answer in zip(kept, told, strict=True):
+                answers[row] = answer
+        return answers
+
+    def _told_of(self, tokens: Any, counts: Sequence[int], parameters: dict[str, Any]) -> list[Any]:
         normalize = parameters.get("normalize") is not False
-        vectors = self._pooled(self._states_of(tokens, self.shortcuts.verdict.together), normalize=normalize)
+        left_out = 0 if self.asked.pools_prompt else self._prompt_tokens(self._prompt(parameters))
+        states = self._states_of(tokens, self.shortcuts.verdict.together)
+        vectors = self._pooled(states, normalize=normalize, left_out=left_out)
         if (count := parameters.get("dimensions") or vectors.shape[1]) != vectors.shape[1]:
             served = {each for each in self.dimensions if each < vectors.shape[1]}
             if count not in served:
@@ -120,19 +146,27 @@ class SentenceEmbeddings(Engine):
         told = _base64(vectors) if parameters.get("encoding_format") == "base64" else list(vectors.tolist())
         if not parameters.get("details"):
             return told
-        counts = tokens["attention_mask"].sum(1).tolist()
         return [{"embedding": vector, "tokens": count} for vector, count in zip(told, counts, strict=True)]
 
     def embed(self, texts: list[str]) -> torch.Tensor:
         """Return one row a text, float32, of length one, on the CPU. Texts are cut at `max_tokens`."""
-        return self._pooled(self._states(texts, self.shortcuts.verdict.together), normalize=True)
+        left_out = 0 if self.asked.pools_prompt else self._prompt_tokens(self.asked.default_prompt)
+        states = self._states(texts, self.shortcuts.verdict.together)
+        return self._pooled(states, normalize=True, left_out=left_out)
 
     def _pooled(
-        self, groups: Iterable[tuple[list[int], torch.Tensor, torch.Tensor]], *, normalize: bool
+        self, groups: Iterable[tuple[list[int], torch.Tensor, torch.Tensor]], *, normalize: bool, left_out: int
     ) -> torch.Tensor:
+        """Make vectors of token states. The first `left_out` tokens of each text are not pooled."""
         parts, order = [], []
         for rows, states, mask in groups:
-            pooled = pooling.pool(self.asked.modes, states.float(), self._without_prompt(mask))
+            own = mask
+            if left_out:
+                own = mask.clone()
+                own[:, :left_out] = 0
+            pooled = pooling.pool(self.asked.modes, states.float(), own)
+            for module in self.dense:
+                pooled = module(pooled)
             parts.append((functional.normalize(pooled, dim=1) if normalize else pooled).cpu())
             order += rows
         return torch.cat(parts)[torch.tensor(order).argsort()]
@@ -143,9 +177,15 @@ class SentenceEmbeddings(Engine):
         """Of texts that run together: their places, their token states, and what of those is no padding."""
         return self._states_of(self._tokens(texts), together)
 
-    def _tokens(self, texts: Sequence[str]) -> Any:
-        texts = [beginning(self.tokenizer, self.asked.text(text), self.max_tokens) for text in texts]
-        return self._encoded(texts, self.max_tokens)
+    def _prompt(self, parameters: Mapping[str, Any]) -> str:
+        return self.asked.prompt(parameters.get("prompt_name"), parameters.get("input_type"))
+
+    def _tokens(self, texts: Sequence[str], parameters: Mapping[str, Any] = NONE) -> Any:
+        """Read texts with their prompt. Where they are not to be cut, one token more than the model reads is read."""
+        prompt, limit = self._prompt(parameters), self.max_tokens
+        if limit and parameters.get("truncate") is False:
+            limit += 1
+        return self._encoded([beginning(self.tokenizer, self.asked.text(text, prompt), limit) for text in texts], limit)
 
     def _encoded(self, texts: list[str], limit: int | None) -> Any:
         encode = self.encode  # another thread may turn the shortcut off
@@ -154,19 +194,11 @@ class SentenceEmbeddings(Engine):
     def _encoded_plainly(self, texts: list[str], limit: int | None) -> Any:
         return self.tokenizer(texts, padding=True, truncation=True, max_length=limit, return_tensors="pt")
 
-    def _without_prompt(self, mask: torch.Tensor) -> torch.Tensor:
-        """Hide the prompt's tokens from the pooling, where the folder asks for that."""
-        if not self.left_out:
-            return mask
-        own = mask.clone()
-        own[:, : self.left_out] = 0
-        return own
-
-    def _prompt_tokens(self) -> int:
-        """Count the tokens of the prompt as `encode` does: alone, without a special token at its end."""
-        if not self.asked.prompt:
+    def _prompt_tokens(self, prompt: str) -> int:
+        """Count the tokens of a prompt as `encode` does: alone, without a special token at its end."""
+        if not prompt:
             return 0
-        ids = self._tokens([""])["input_ids"][0].tolist()
+        ids = self._encoded_plainly([self.asked.text("", prompt)], self.max_tokens)["input_ids"][0].tolist()
         return len(ids) - int(ids[-1] in self.tokenizer.all_special_ids)
 
     def _states_of(self, tokens: Any, together: Together) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:

@@ -22,7 +22,7 @@ PACKAGE = "package:"
 HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}|[\w.-]{1,96}")
 # What is fetched from a hub: no pickles and no Python, so that neither is ever on disk.
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.vocab", "*.bpe", "*.spm"]
-HUB_FOLDERS_LEFT = ["*/*.safetensors"]  # other formats of the same weights
+HUB_FOLDERS_LEFT = ["[!0-9]*/*.safetensors"]  # other formats of the same weights; 2_Dense is a module's
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack", ".npy", ".npz")
 MAX_HEADER = 100_000_000  # bytes, the limit of the safetensors library itself
 

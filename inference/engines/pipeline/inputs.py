@@ -51,7 +51,8 @@ def text_or_pair(value: Any, pipe: Any) -> Any:
 def pair(value: Any, pipe: Any) -> Any:
     if not isinstance(value, dict) or value.keys() != {"text", "text_pair"}:
         raise InvalidInput('An input must be {"text": "the query", "text_pair": "a text"}.')
-    return fields(value, pipe, text=text, text_pair=text)
+    found = fields(value, pipe, text=text, text_pair=text)
+    return {name: [part] for name, part in found.items()}  # In lists, since a lone empty text is taken for none.
 
 
 def masked_text(value: Any, pipe: Any) -> str:

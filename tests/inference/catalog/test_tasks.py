@@ -107,4 +107,4 @@ class TableTests(SimpleTestCase):
         self.assertTrue(tasks.of("").example)
 
 
-OF_ONE_TASK = ("parity", "sentence_folder", "accelerate/install", "accelerate/outputs")
+OF_ONE_TASK = ("parity", "sentences/folder", "accelerate/install", "accelerate/outputs")

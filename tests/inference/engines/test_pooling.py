@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from inference.catalog.specs import ModelSpec
-from inference.engines import loading, pooling
+from inference.engines import loading
+from inference.engines.sentences import pooling
 from inference.errors import ModelUnavailable
 from tests import tiny_models
 
@@ -182,8 +183,10 @@ class RefusedTests(FolderTestCase):
 
     def test_a_step_that_is_not_known(self) -> None:
         self.write("1_Pooling/config.json", {"pooling_mode": "mean"})
-        self.steps("Transformer", "Pooling", "Dense", "Normalize")
-        self.assert_refused("Dense", "Transformer, Pooling and Normalize")
+        for kinds in (("LSTM", "Normalize"), ("Normalize", "Dense")):
+            with self.subTest(kinds):
+                self.steps("Transformer", "Pooling", *kinds)
+                self.assert_refused(*kinds, "Transformer, Pooling, any number of Dense, and Normalize")
 
     def test_a_pooling_that_is_not_known_or_not_there(self) -> None:
         self.steps(*STEPS)

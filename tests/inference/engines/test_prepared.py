@@ -92,7 +92,7 @@ class PreparedTests(TestCase):
                 return super().embed([f"query: {text}" for text in texts])
 
         class Reads:
-            def _tokens(self, texts: Any) -> Any:
+            def _tokens(self, texts: Any, parameters: Any = None) -> Any:
                 raise NotImplementedError
 
         class Mixed(Reads, SentenceEmbeddings):

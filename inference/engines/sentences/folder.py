@@ -1,15 +1,19 @@
 """What the folder of a sentence-transformers model asks for, read whole: what is not understood is refused.
 
-The rules are those of sentence-transformers 2 to 5, whose files these are; each is stated beside the field.
+The rules are those of sentence-transformers 2 to 6, whose files these are; each is stated beside the field.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inference.engines import pooling, weights
-from inference.errors import ModelUnavailable
+from inference.catalog import words
+from inference.engines import weights
+from inference.engines.sentences import pooling
+from inference.engines.sentences.dense import Dense, load_dense
+from inference.errors import InvalidInput, ModelUnavailable
 
 MODEL_FILE = "config_sentence_transformers.json"  # SentenceTransformer.save
 MODULES_FILE = "modules.json"
@@ -19,7 +23,16 @@ TRANSFORMER_FILES = tuple(
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 ADAPTER_FILE = "adapter_config.json"  # of PEFT, which transformers loads beside the weights where it is installed
-SERVED = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
+FIRST, THEN, LAST = ["Transformer", "Pooling"], "Dense", "Normalize"  # modules, in this order
+# The prompts of each type of input, the first of which that a folder has is taken: those of `encode_query` and
+# `encode_document`, and the names of Cohere's types.
+INPUT_TYPES: Mapping[str, tuple[str, ...]] = {
+    "query": ("query", "search_query"),
+    "document": ("document", "passage", "corpus", "search_document"),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+}
+RETRIEVAL = ("query", "document")  # types that mean no prompt, rather than the default one, in a folder without theirs
 NO_ARGUMENTS: tuple[Any, ...] = (
     {},
     None,
@@ -52,13 +65,26 @@ class SentenceFolder:
 
     modes: tuple[str, ...] = pooling.MEAN
     pools_prompt: bool = True
-    prompt: str = ""  # stands before each text
+    prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    default_prompt: str = ""  # stands before each text for which no other is asked for
+    dense: tuple[Dense, ...] = ()  # follow the pooling
     lowers_case: bool = False
     max_tokens: int | None = None
 
-    def text(self, text: str) -> str:
+    def prompt(self, name: str | None = None, input_type: str | None = None) -> str:
+        """Return the prompt of a name, or else of a type of input. Raises `InvalidInput` for a name without one."""
+        if name is not None:
+            if name not in self.prompts:
+                known = ", ".join(map(words.name, self.prompts)) or "none; leave it out"
+                told = f"parameters.prompt_name: is no prompt of this model, which has {known}."
+                raise InvalidInput(told, field="parameters.prompt_name")
+            return self.prompts[name]
+        found = [self.prompts[each] for each in INPUT_TYPES.get(input_type or "", ()) if each in self.prompts]
+        return found[0] if found else "" if input_type in RETRIEVAL else self.default_prompt
+
+    def text(self, text: str, prompt: str) -> str:
         """Return the text that the tokenizer is given: `encode` puts the prompt first, then `tokenize` strips it."""
-        whole = f"{self.prompt}{text}".strip()
+        whole = f"{prompt}{text}".strip()
         return whole.lower() if self.lowers_case else whole
 
 
@@ -72,9 +98,10 @@ def read(folder: Path) -> SentenceFolder:
             f"{ADAPTER_FILE} asks for weights of an adapter, which are not read. Merge them into the model's, with"
             " merge_and_unload() of peft, and save that."
         )
-    modes, pools_prompt = _pooling(folder)
+    place, others = _places(folder)
+    modes, pools_prompt = _pooling(folder, place)
     asked = _object(folder, MODEL_FILE)
-    prompt = _prompt(asked)
+    prompts, default_prompt = _prompts(asked)
     _refuse_others(MODEL_FILE, asked, {"prompts", "default_prompt_name"})
     file = next((name for name in TRANSFORMER_FILES if (folder / name).exists()), TRANSFORMER_FILES[0])
     transformer = _object(folder, file)
@@ -82,45 +109,56 @@ def read(folder: Path) -> SentenceFolder:
     return SentenceFolder(
         modes=modes,
         pools_prompt=pools_prompt,
-        prompt=prompt,
+        prompts=prompts,
+        default_prompt=default_prompt,
+        dense=tuple(load_dense(folder / other, _object(folder, f"{other}/config.json")) for other in others),
         lowers_case=bool(_typed(file, transformer, "do_lower_case", bool)),
         max_tokens=_typed(file, transformer, "max_seq_length", int),
     )
 
 
-def _pooling(folder: Path) -> tuple[tuple[str, ...], bool]:
-    """Return the kinds of pooling, and whether the prompt's tokens count."""
+def _places(folder: Path) -> tuple[str, list[str]]:
+    """Return the folder of the pooling, which is empty where no modules are listed, and those of the Dense modules."""
     steps = weights.read_json(folder / MODULES_FILE, missing=[])
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise ModelUnavailable(f"{MODULES_FILE} must be a list of modules.")
+    if not steps:
+        return "", []
     kinds = [str(step.get("type", "")).rpartition(".")[2] for step in steps]
-    if kinds and kinds not in SERVED:
+    others = kinds[2:-1] if kinds[-1] == LAST else kinds[2:]
+    if kinds[:2] != FIRST or any(kind != THEN for kind in others):
         raise ModelUnavailable(
-            f"{MODULES_FILE} asks for {', '.join(kinds)}; served are Transformer, Pooling and Normalize, in this order."
-            " For another step write an engine class, see docs/models.md."
+            f"{MODULES_FILE} asks for {', '.join(kinds)}; served are {', '.join(FIRST)}, any number of {THEN}, and"
+            f" {LAST}, in this order. For another step write an engine class, see docs/models.md."
         )
     for step in steps:
         _refuse_others(MODULES_FILE, step, {"type", "path"})
-    if steps and steps[0].get("path", ""):
+    if steps[0].get("path", ""):
         raise _not_understood(MODULES_FILE, "path", steps[0]["path"])
-    place = str(steps[1].get("path", "")) if steps else "1_Pooling"
-    if Path(place).name != place or not place:
-        raise ModelUnavailable(f"{MODULES_FILE} names the folder {place!r}, which is not a folder beside it.")
-    file = f"{place}/config.json"
+    places = [str(step.get("path", "")) for step in steps[1 : 2 + len(others)]]
+    for place in places:
+        if Path(place).name != place or not place:
+            raise ModelUnavailable(f"{MODULES_FILE} names the folder {place!r}, which is not a folder beside it.")
+    return places[0], places[1:]
+
+
+def _pooling(folder: Path, place: str) -> tuple[tuple[str, ...], bool]:
+    """Return the kinds of pooling, and whether the prompt's tokens count."""
+    file = f"{place or '1_Pooling'}/config.json"
     saved = _object(folder, file)
-    return pooling.modes_of(file, saved) if saved or steps else (pooling.MEAN, True)
+    return pooling.modes_of(file, saved) if saved or place else (pooling.MEAN, True)
 
 
-def _prompt(asked: Mapping[str, Any]) -> str:
-    """Return the prompt of `encode` where the call names none: the default one, if there is one."""
+def _prompts(asked: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+    """Return the prompts by name, and the one of a call that names none: the default one, if there is one."""
     name, prompts = asked.get("default_prompt_name"), asked.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise _not_understood(MODEL_FILE, "prompts", prompts)
     if name is None:
-        return ""
+        return prompts, ""
     if name not in prompts:  # SentenceTransformer raises for it
         raise ModelUnavailable(f"{MODEL_FILE}: default_prompt_name is {name!r}, which is none of its prompts.")
-    return str(prompts[name])
+    return prompts, str(prompts[name])
 
 
 def _object(folder: Path, file: str) -> dict[str, Any]:

@@ -1,0 +1,73 @@
+"""The Dense modules of sentence-transformers: a linear layer over a sentence's vector, and an activation."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from inference.errors import ModelUnavailable
+
+WEIGHTS = "model.safetensors"
+ACTIVATIONS: Mapping[str, type[nn.Module]] = {
+    kind.__name__: kind
+    for kind in (nn.ELU, nn.GELU, nn.Identity, nn.LeakyReLU, nn.Mish, nn.ReLU, nn.SELU, nn.Sigmoid, nn.SiLU, nn.Tanh)
+}
+# Of the configuration, what must be so where it is said: the module reads a sentence's vector and replaces it.
+PLACES: Mapping[str, tuple[Any, ...]] = {
+    "module_input_name": ("sentence_embedding",),
+    "module_output_name": ("sentence_embedding", None),
+}
+
+
+class Dense(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Computes activation(linear(x)), and adds x, or its projection, where the module is a residual one."""
+
+    def __init__(self, linear: nn.Linear, activation: nn.Module, residual: nn.Module | None) -> None:
+        super().__init__()
+        self.linear, self.activation, self.residual = linear, activation, residual
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Map (texts, in_features) to (texts, out_features)."""
+        found: torch.Tensor = self.activation(self.linear(vectors))
+        return found if self.residual is None else found + self.residual(vectors)
+
+
+def load_dense(folder: Path, saved: Mapping[str, Any]) -> Dense:
+    """Make a module of its folder, whose configuration is `saved`. Raises `ModelUnavailable`."""
+    file = f"{folder.name}/config.json"
+    read, written = saved.get("in_features"), saved.get("out_features")
+    if not (type(read) is type(written) is int and read > 0 and written > 0):
+        raise ModelUnavailable(f"{file} must have in_features and out_features, whole numbers from 1.")
+    for name, allowed in PLACES.items():
+        if name in saved and saved[name] not in allowed:
+            raise ModelUnavailable(f"{file}: {name} = {str(saved[name])[:100]!r} is not served.")
+    activation = _activation(file, saved.get("activation_function", "torch.nn.Tanh"))
+    with torch.device("meta"):  # The weights that are read are the first that take memory.
+        linear = nn.Linear(read, written, bias=saved.get("bias", True) is True)
+        module = Dense(linear, activation, _residual(read, written) if saved.get("use_residual") is True else None)
+    try:
+        weights = {name: part.float() for name, part in load_file(folder / WEIGHTS).items()}
+        module.load_state_dict(weights, assign=True)
+    except FileNotFoundError:
+        told = f"{folder.name}/{WEIGHTS} is missing: save the model again, with a release of sentence-transformers that"
+        raise ModelUnavailable(f"{told} writes it.") from None
+    except (RuntimeError, SafetensorError) as error:
+        raise ModelUnavailable(f"{folder.name}/{WEIGHTS} does not fit its config.json: {error}") from None
+    module.eval().requires_grad_(requires_grad=False)
+    return module
+
+
+def _activation(file: str, name: Any) -> nn.Module:
+    package, _, kind = str(name).rpartition(".")
+    if kind not in ACTIVATIONS or not f"{package}.".startswith("torch.nn."):
+        known = ", ".join(f"torch.nn.{kind}" for kind in ACTIVATIONS)
+        raise ModelUnavailable(f"{file}: activation_function {str(name)[:100]!r} is not known; known are {known}.")
+    return ACTIVATIONS[kind]()
+
+
+def _residual(read: int, written: int) -> nn.Module:
+    return nn.Identity() if read == written else nn.Linear(read, written, bias=False)
