@@ -17,14 +17,14 @@ from django.http import HttpRequest, HttpResponse
 from django.middleware.security import SecurityMiddleware
 from django.urls import Resolver404, ResolverMatch, get_resolver
 
-from api import errors, openai_errors, request_id, rerank_errors
+from api import errors, openai_errors, request_id, retrieval_errors
 from inference import budget
 from inference.store import connections
 from inference.waiting.compute_slots import compute_slots
 
 logger = logging.getLogger("api.access")
 
-PROBES = ("/healthz", "/readyz")  # load balancers ask by address
+PROBES = ("/health", "/healthz", "/readyz")  # load balancers ask by address
 APP_NAME = "api"  # of api/urls.py
 KEPT = 256  # characters of an address or of a name that is remembered: anybody may send long ones
 SPLIT = ("PATH_INFO", "QUERY_STRING", "HTTP_HOST", "HTTP_ORIGIN", "HTTP_REFERER")  # of pages: Python remembers 128 each
@@ -67,7 +67,7 @@ class Api:
             if match and request.path_info.endswith("/"):
                 request.path_info = request.path = request.path_info.rstrip("/") or "/"
             answer = refusal(request, is_page=not match) or (_view(request, match) if match else self._page(request))
-            dialect = next((each for each in (openai_errors, rerank_errors) if each.speaks(request)), None)
+            dialect = next((each for each in (openai_errors, retrieval_errors) if each.speaks(request)), None)
             return self._secured(request, (dialect.reshaped if dialect else errors.typed)(request, answer))
         finally:
             compute_slots.give_back()

@@ -2,7 +2,7 @@ from django.urls import path, re_path
 
 from api.errors import not_found
 from api.middleware import APP_NAME
-from api.views import about, bulk, completions, embeddings, jobs, models, rerank
+from api.views import about, bulk, completions, embeddings, jobs, models, rerank, tei
 
 app_name = APP_NAME  # by which the middleware knows these views
 urlpatterns = [
@@ -10,6 +10,10 @@ urlpatterns = [
     path("v1/models/<str:name>/v1/completions", completions.ModelTextView.as_view()),
     path("v1/models/<str:name>/rerank", rerank.ModelRerankView.as_view()),
     path("v1/models/<str:name>/v1/embeddings", embeddings.EmbeddingsView.as_view()),
+    path("v1/models/<str:name>/embed", tei.EmbedView.as_view()),
+    path("v1/models/<str:name>/similarity", tei.SimilarityView.as_view()),
+    path("v1/models/<str:name>/predict", tei.PredictView.as_view()),
+    path("v1/models/<str:name>/info", tei.InfoView.as_view()),
     path("v1/models/<str:name>", models.ModelView.as_view()),
     path("v1/models", models.ModelsView.as_view()),
     path("v1/jobs/bulk", bulk.BulksView.as_view()),
@@ -26,6 +30,14 @@ urlpatterns = [
     path("v1/chat/completions/<str:completion_id>", completions.OldChatView.as_view()),
     path("v1/completions", completions.TextView.as_view()),
     path("v1/completions/<str:completion_id>", completions.OldTextView.as_view()),
+    path("embed", tei.EmbedView.as_view()),
+    path("similarity", tei.SimilarityView.as_view()),
+    path("predict", tei.PredictView.as_view()),
+    path("info", tei.InfoView.as_view()),
+    path("health", tei.HealthView.as_view()),
+    path("v1/embed", embeddings.FirstCohereView.as_view()),
+    path("v2/embed", embeddings.SecondCohereView.as_view()),
+    path("embeddings", embeddings.EmbeddingsView.as_view()),
     path("rerank", rerank.RerankView.as_view()),
     path("v1/rerank", rerank.RerankView.as_view()),
     path("v2/rerank", rerank.RerankView.as_view()),

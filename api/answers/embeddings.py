@@ -1,39 +1,92 @@
-"""Writes vectors of texts as the clients of OpenAI read them."""
+"""Writes vectors of texts as the clients of OpenAI, Text Embeddings Inference and Cohere read them.
+
+Jobs have them in base64. Vectors are decoded one by one: all of a large list as Python's numbers would take eight
+times their size.
+"""
 
 from __future__ import annotations
 
 import base64
 import io
 import math
+import operator
 import struct
+from collections.abc import Iterable
 from typing import Any
 
 from api import codec
 from api.errors import ApiError
+from api.requests.cohere import EmbedRequest
 from inference.models import Job
 
 NO_VECTOR = 'The model\'s answer is not {"embedding": "…", "tokens": …} for each text.'
 
 
 def embeddings(job: Job, *, is_base64: bool) -> bytes:
-    """Write the answer of a job that has succeeded, as JSON. Raises `ApiError`.
+    """Write the answer of a job that has succeeded as OpenAI does. Raises `ApiError`."""
+    found = vectors(job)
+    data = (
+        codec.dumps({"object": "embedding", "index": index, "embedding": vector if is_base64 else numbers(vector)})
+        for index, (vector, _) in enumerate(found)
+    )
+    tokens = sum(count for _, count in found)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    start, end = b'{"object":"list","data":', b',"model":' + codec.dumps(job.model) + b',"usage":'
+    return b"".join((start, array(data), end, codec.dumps(usage), b"}"))
 
-    Vectors are decoded one by one: all of a large list as Python's numbers would take eight times their size.
-    """
+
+def plain(job: Job) -> bytes:
+    """Write the answer as Text Embeddings Inference does: a list of lists. Raises `ApiError`."""
+    return array(codec.dumps(numbers(vector)) for vector, _ in vectors(job))
+
+
+def by_cohere(job: Job, asked: EmbedRequest, *, version: int) -> bytes:
+    """Write the answer as Cohere does. Its first version has plain lists where no form is asked for.
+
+    Raises `ApiError`."""
+    found = vectors(job)
+    written = {
+        form: array(codec.dumps(vector if form == "base64" else numbers(vector)) for vector, _ in found)
+        for form in asked.forms or ("float",)
+    }
+    is_plain = version == 1 and not asked.forms
+    parts = b",".join(b'"%s":%s' % (form.encode(), part) for form, part in written.items())
+    told = {
+        "id": str(job.id),
+        "response_type": "embeddings_floats" if is_plain else "embeddings_by_type",
+        "texts": asked.texts,
+        "meta": {
+            "api_version": {"version": str(version)},
+            "billed_units": {"input_tokens": sum(count for _, count in found)},
+        },
+    }
+    return codec.dumps(told)[:-1] + b',"embeddings":' + (written["float"] if is_plain else b"{" + parts + b"}") + b"}"
+
+
+def similarities(job: Job) -> bytes:
+    """Write the cosine of the first text's vector with each of the others, all of length one. Raises `ApiError`."""
+    first, *others = vectors(job)
+    source = numbers(first[0])
+    found = [numbers(vector) for vector, _ in others]
+    if any(len(vector) != len(source) for vector in found):
+        raise ApiError(NO_VECTOR, "bad_output")
+    return codec.dumps([sum(map(operator.mul, source, vector)) for vector in found])
+
+
+def array(parts: Iterable[bytes]) -> bytes:
+    """Write a list of JSON of its items, which are JSON."""
+    written = io.BytesIO()
+    for index, part in enumerate(parts):
+        written.write(b"," * bool(index) + part)
+    return b"[" + written.getvalue() + b"]"
+
+
+def vectors(job: Job) -> list[tuple[str, int]]:
+    """Return of each text its vector in base64, and how many tokens were read. Raises `ApiError`."""
     outputs = job.output if isinstance(job.output, list) else [job.output]
     if len(outputs) != job.size:
         raise ApiError(NO_VECTOR, "bad_output")
-    written, tokens = io.BytesIO(), 0
-    written.write(b'{"object":"list","data":[')
-    for index, output in enumerate(outputs):
-        vector, count = _parts(output)
-        numbers = _numbers(vector)
-        told = {"object": "embedding", "index": index, "embedding": vector if is_base64 else numbers}
-        written.write(b"," * bool(index) + codec.dumps(told))
-        tokens += count
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    written.write(b'],"model":' + codec.dumps(job.model) + b',"usage":' + codec.dumps(usage) + b"}")
-    return written.getvalue()
+    return list(map(_parts, outputs))
 
 
 def _parts(output: Any) -> tuple[str, int]:
@@ -43,7 +96,7 @@ def _parts(output: Any) -> tuple[str, int]:
     raise ApiError(NO_VECTOR, "bad_output")
 
 
-def _numbers(vector: str) -> tuple[float, ...]:
+def numbers(vector: str) -> tuple[float, ...]:
     """Decode numbers of float32, lowest byte first. Raises `ApiError` for what is none."""
     try:
         numbers = base64.b64decode(vector, validate=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from api import codec
 from api.errors import ApiError
 from api.requests.rerank import RerankRequest
 from inference.models import Job
@@ -12,8 +13,8 @@ from inference.models import Job
 NO_SCORE = 'The model\'s answer is not {"label": "…", "score": …} for each text.'
 
 
-def ranking(job: Job, asked: RerankRequest) -> Any:
-    """Make the answer of a job that has succeeded: a list for who named `texts`, else an object. The best is first.
+def ranking(job: Job, asked: RerankRequest) -> bytes:
+    """Write the answer of a job that has succeeded: a list for who named `texts`, else an object. The best is first.
 
     Raises `ApiError`."""
     if not isinstance(job.output, list) or len(job.output) != len(asked.texts):
@@ -21,10 +22,11 @@ def ranking(job: Job, asked: RerankRequest) -> Any:
     scores = [_score(output, is_raw=asked.is_raw) for output in job.output]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
     if asked.names_texts:
-        return [
+        told = [
             {"index": index, "score": scores[index], **({"text": asked.texts[index]} if asked.returns_texts else {})}
             for index in order
         ]
+        return codec.dumps(told)
     results = [
         {
             "index": index,
@@ -33,7 +35,7 @@ def ranking(job: Job, asked: RerankRequest) -> Any:
         }
         for index in order
     ]
-    return {"id": str(job.id), "object": "rerank", "model": job.model, "results": results}
+    return codec.dumps({"id": str(job.id), "object": "rerank", "model": job.model, "results": results})
 
 
 def _score(output: Any, *, is_raw: bool) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 from inference.catalog import words
 from inference.catalog.lookup import spec_of
-from inference.catalog.neutral import OPENAI, OPENAI_IGNORED, is_neutral
+from inference.catalog.neutral import OPENAI, OPENAI_IGNORED, Neutral, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
@@ -64,14 +64,24 @@ def flag(fields: Mapping[str, Any], name: str, where: str = "", *, default: bool
     return value
 
 
-def refuse_others(fields: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise `InvalidInput` for a field that is not known, unless it asks for nothing."""
+def refuse_others(
+    fields: Mapping[str, Any],
+    known: Collection[str],
+    neutral: Neutral = OPENAI,
+    ignored: Collection[str] = OPENAI_IGNORED,
+    where: str = "",
+) -> None:
+    """Raise `InvalidInput` for a field that is not known, unless it is ignored, or asks for nothing.
+
+    Args:
+        neutral: By field, the values that ask for nothing.
+        where: Stands before a field's name in an error.
+    """
     for name, value in fields.items():
-        if name in known or name in OPENAI_IGNORED:
+        if name in known or name in ignored or is_neutral(neutral, name, value):
             continue
-        if name not in OPENAI:
-            shown = words.name(name)
+        shown = f"{where}{words.name(name)}"
+        if name not in neutral:
             raise InvalidInput(f"{shown}: unknown field; {words.hint(name, known)}", field=shown)
-        if not is_neutral(OPENAI, name, value):
-            right = f", or send {' or '.join(map(json.dumps, OPENAI[name]))}" if OPENAI[name] else ""
-            raise InvalidInput(f"{name}: is not served here; leave it out{right}.", field=name)
+        right = f", or send {' or '.join(map(json.dumps, neutral[name]))}" if neutral[name] else ""
+        raise InvalidInput(f"{shown}: is not served here; leave it out{right}.", field=shown)

@@ -13,7 +13,9 @@ from inference.submission.submissions import Submission
 
 FORMATS = ("float", "base64")
 NEUTRAL: Neutral = {"dimensions": (0,)}  # The client of infinity sends it.
-FIELDS = ("model", "input", "encoding_format", "dimensions")
+FIELDS = ("model", "input", "encoding_format", "dimensions", "input_type", "prompt_name")
+# Other servers' names for the types of inputs; the others are called as here.
+INPUT_TYPES = {"search_query": "query", "search_document": "document", "passage": "document"}
 # All share one form, so that they share batches: lists of numbers are made of it here.
 OWN = {"encoding_format": "base64", "details": True}
 TOKENS = (
@@ -31,32 +33,42 @@ def read(document: Any, spec: ModelSpec | None = None) -> EmbeddingRequest:
     """Read a body. `spec` is of the address; else the body names the model. Raises `InvalidInput`, `UnknownModel`."""
     fields = fields_of(document)
     spec = spec or model_of(fields)
-    if not spec.embeds:
-        told = f"model: {spec.name!r} gives no vectors of texts: post to /v1/models/{spec.name}."
-        raise InvalidInput(told, field="model")
+    require_embeds(spec)
     refuse_others(fields, FIELDS)
     encoding = fields.get("encoding_format", FORMATS[0])
     if encoding not in FORMATS:
         raise InvalidInput(f"encoding_format: must be one of {', '.join(FORMATS)}.", field="encoding_format")
-    count = fields.get("dimensions")
-    dimensions = {} if is_neutral(NEUTRAL, "dimensions", count) else {"dimensions": count}
+    count, kind, prompt = (fields.get(name) for name in ("dimensions", "input_type", "prompt_name"))
+    asked = {
+        "dimensions": None if is_neutral(NEUTRAL, "dimensions", count) else count,
+        "input_type": INPUT_TYPES.get(kind, kind) if isinstance(kind, str) else kind,
+        "prompt_name": prompt,
+    }
+    parameters = {**OWN, **{name: value for name, value in asked.items() if value is not None}}
     return EmbeddingRequest(
-        submission=Submission(spec=spec, inputs=_texts(fields.get("input")), parameters={**OWN, **dimensions}),
+        submission=Submission(spec=spec, inputs=_texts(fields.get("input")), parameters=parameters),
         words={"parameters.": "", "inputs": "input"},
         is_base64=encoding == "base64",
     )
 
 
+def require_embeds(spec: ModelSpec) -> None:
+    """Raise `InvalidInput` for a model that gives no vectors of texts."""
+    if not spec.embeds:
+        told = f"model: {spec.name!r} gives no vectors of texts: post to /v1/models/{spec.name}."
+        raise InvalidInput(told, field="model")
+
+
 def _texts(given: Any) -> str | list[str]:
     texts = given if isinstance(given, list) else [given]
-    if any(map(_is_tokens, texts)):
+    if any(map(are_tokens, texts)):
         raise InvalidInput(f"input: {TOKENS}", field="input")
     if not texts or not all(isinstance(text, str) for text in texts):
         raise InvalidInput("input: must be a text, or a list of one text or more.", field="input")
     return given  # type: ignore[no-any-return]  # it is one or the other
 
 
-def _is_tokens(value: Any) -> bool:
+def are_tokens(value: Any) -> bool:
     """Return whether a value is a token's number, or a list of such."""
     values = value if isinstance(value, list) else [value]
     return bool(values) and all(type(each) is int for each in values)

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects import DialectRequest, fields_of, flag, model_of
-from inference.catalog import tasks, words
-from inference.catalog.lookup import models
-from inference.catalog.neutral import Neutral, is_neutral
+from api.requests.dialects import DialectRequest, fields_of, flag, model_of, refuse_others
+from inference.catalog import tasks
+from inference.catalog.lookup import default_of
+from inference.catalog.neutral import Neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 from inference.models import Priority
@@ -50,7 +50,7 @@ def read(document: Any, spec: ModelSpec | None = None) -> RerankRequest:
     if not tasks.of(spec.task).ranks:
         told = f'model: {spec.name!r} does not rank texts, which a model with task = "{tasks.RANKING}" does.'
         raise InvalidInput(told, field="model")
-    _refuse_others(fields)
+    refuse_others(fields, FIELDS, NEUTRAL, ignored=())
     name = TEXTS if TEXTS in fields else DOCUMENTS
     texts = [_text(f"{name}[{index}]", text) for index, text in enumerate(_list(name, fields.get(name)))]
     query = fields.get("query")
@@ -81,24 +81,7 @@ def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model(fields: Mapping[str, Any]) -> ModelSpec:
-    if fields.get("model", ANY_MODEL) != ANY_MODEL:
-        return model_of(fields)
-    found = [spec for spec in models().values() if tasks.of(spec.task).ranks]
-    if len(found) != 1:
-        names = ", ".join(spec.name for spec in found)
-        told = f"name one of {names}" if names else "no model here ranks texts"
-        raise InvalidInput(f"model: {told}.", field="model")
-    return found[0]
-
-
-def _refuse_others(fields: Mapping[str, Any]) -> None:
-    for name, value in fields.items():
-        if name in FIELDS or is_neutral(NEUTRAL, name, value):
-            continue
-        shown = words.name(name)
-        if name in NEUTRAL:
-            raise InvalidInput(f"{shown}: is not served here, as texts are cut at the model's limit.", field=shown)
-        raise InvalidInput(f"{shown}: unknown field; {words.hint(name, FIELDS)}", field=shown)
+    return default_of("rerank") if fields.get("model", ANY_MODEL) == ANY_MODEL else model_of(fields)
 
 
 def _list(name: str, texts: Any) -> list[Any]:

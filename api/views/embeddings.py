@@ -1,22 +1,21 @@
-"""Answers with vectors of texts at /openai/v1 and /v1, and below /v1/models/NAME."""
+"""Answers with vectors of texts, as OpenAI and Cohere do."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 
 from api import codec
-from api.answers.embeddings import embeddings as written
+from api.answers import embeddings as answers
 from api.errors import ApiError
 from api.openapi import operations
-from api.requests import embeddings
+from api.requests import cohere, embeddings
 from api.views.base import ApiView
 from api.views.completions import json_of
-from api.views.jobs import location, output
 from api.views.models import run_in_words
 from inference.catalog.lookup import spec_of
-from inference.models import Status
 
 
 class EmbeddingsView(ApiView):
@@ -25,11 +24,26 @@ class EmbeddingsView(ApiView):
     @operations.not_described
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
         asked = embeddings.read(document_of(request), spec_of(name) if name else None)
-        job = run_in_words(self, request, asked)
-        if job.status != Status.SUCCEEDED:
-            return output(self, request, job)
-        headers = {"Content-Location": f"{location(job)}/output"}
-        return HttpResponse(written(job, is_base64=asked.is_base64), headers=headers, content_type=codec.CONTENT_TYPE)
+        return run_in_words(self, request, asked, partial(answers.embeddings, is_base64=asked.is_base64))
+
+
+class CohereView(ApiView):
+    query_parameters = {"POST": ("timeout",)}
+    version: int
+
+    @operations.not_described
+    def post(self, request: HttpRequest) -> HttpResponse:
+        asked = cohere.read(document_of(request))
+        write = partial(answers.by_cohere, asked=asked, version=self.version)
+        return run_in_words(self, request, asked, write)
+
+
+class FirstCohereView(CohereView):
+    version = 1
+
+
+class SecondCohereView(CohereView):
+    version = 2
 
 
 def document_of(request: HttpRequest) -> Any:

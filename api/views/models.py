@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from django.http import HttpRequest, HttpResponse
@@ -10,10 +11,12 @@ from django.http.response import HttpResponseBase
 from api import codec
 from api.answers import events, huggingface, resources, sounds
 from api.answers.completions import all_models, openai_model
+from api.answers.embeddings import similarities
 from api.errors import ApiError
 from api.openapi import operations
 from api.requests import bodies
 from api.requests.dialects import DialectRequest
+from api.requests.tei import similarity_of
 from api.views import streaming
 from api.views.base import ApiView, body_of, media_type
 from api.views.jobs import location, output
@@ -46,6 +49,9 @@ class ModelView(ApiView):
         if is_streamed:
             submit = partial(jobs.submit, self.attributed(request, submission), needs_worker=True)
             return streaming.answer(self, request, submit, partial(events.named, plain=self.is_plain(request)))
+        if submission.spec.embeds and isinstance(submission.inputs, dict):
+            compared = similarity_of(submission.spec, submission.inputs, submission.parameters)
+            return run_in_words(self, request, compared, similarities, default_s=bodies.DEFAULT_TIMEOUT_S)
         job = run(self, request, submission)
         if not self.is_plain(request) and sounds.is_wanted(submission.spec, request.META.get("HTTP_ACCEPT", "")):
             return spoken(self, request, job, submission.spec)
@@ -69,12 +75,25 @@ def run(
         return jobs.run(view.attributed(request, submission), timeout_s=granted_s)
 
 
-def run_in_words(view: ApiView, request: HttpRequest, asked: DialectRequest) -> Job:
-    """Run what was asked for in a client's words, in which its errors are told, also those of the job."""
+def run_in_words(
+    view: ApiView,
+    request: HttpRequest,
+    asked: DialectRequest,
+    write: Callable[[Job], bytes],
+    *,
+    default_s: float = bodies.MAX_WAIT_S,
+) -> HttpResponse:
+    """Run what was asked for in a client's words, in which its errors are told, also those of the job.
+
+    `write` writes the answer of a job that has succeeded, as JSON. `default_s` is waited where the client says nothing.
+    """
     with asked.in_its_words():
-        job = run(view, request, asked.submission, default_s=bodies.MAX_WAIT_S)
-    job.error_detail = asked.in_words(job.error_detail)
-    return job
+        job = run(view, request, asked.submission, default_s=default_s)
+    if job.status != Status.SUCCEEDED:
+        job.error_detail = asked.in_words(job.error_detail)
+        return output(view, request, job)
+    headers = {"Content-Location": f"{location(job)}/output"}
+    return HttpResponse(write(job), headers=headers, content_type=codec.CONTENT_TYPE)
 
 
 def refuse_other_wait(request: HttpRequest, is_streamed: bool) -> None:

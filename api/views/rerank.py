@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from django.http import HttpRequest, HttpResponse
 
-from api import codec
 from api.answers.rankings import ranking
 from api.openapi import operations
 from api.requests import rerank
 from api.views.base import ApiView
 from api.views.completions import json_of
-from api.views.jobs import location, output
 from api.views.models import run_in_words
 from inference.catalog.lookup import spec_of
-from inference.models import Status
 
 
 class RerankView(ApiView):
@@ -34,7 +33,4 @@ class ModelRerankView(ApiView):
 
 def rank(view: ApiView, request: HttpRequest, asked: rerank.RerankRequest) -> HttpResponse:
     """Answer one request, whose pairs are one job."""
-    job = run_in_words(view, request, asked)
-    if job.status != Status.SUCCEEDED:
-        return output(view, request, job)
-    return codec.answer(ranking(job, asked), headers={"Content-Location": f"{location(job)}/output"})
+    return run_in_words(view, request, asked, partial(ranking, asked=asked))

@@ -15,6 +15,7 @@ from inference.catalog import parameters, tasks
 from inference.catalog.parameters import ParameterSpec, is_of_type
 from inference.catalog.specs import (
     BACKENDS,
+    KINDS,
     NAME,
     ON_GPU,
     PRECISIONS,
@@ -82,7 +83,9 @@ def parse(text: str, file: str = "models.toml") -> Catalog:
     if _is_deep(tables):
         raise CatalogError(f"{file}: a table is too deep: at most {MAX_DEPTH} in each other.")
     try:
-        return {name: reader.model(name, table) for name, table in tables.items()}
+        catalog = {name: reader.model(name, table) for name, table in tables.items()}
+        reader.one_default_each(catalog)
+        return catalog
     except OverflowError as error:
         raise CatalogError(f"{file}: a number is too large: {error}.") from error
 
@@ -139,6 +142,11 @@ class _Reader:
         elif key == "options":
             if not isinstance(value, dict):
                 self.fail("options must be a table", name, key)
+        elif key == "default_for":
+            if not isinstance(value, list) or not value or any(kind not in KINDS for kind in value):
+                known = ", ".join(f'"{kind}"' for kind in KINDS)
+                self.fail(f"default_for must be a list of one or more of {known}, not {value!r}", name, key)
+            return tuple(value)
         elif not isinstance(value, str) or not value:
             self.fail(f"{key} must be a string in quotes, not {value!r}", name, key)
         if key in _CHOICES and value not in _CHOICES[key]:
@@ -147,11 +155,23 @@ class _Reader:
             self.fail(f'engine must look like "package.module:Class", not {value!r}', name, key)
         return value
 
+    def one_default_each(self, catalog: Catalog) -> None:
+        """Refuse two models that are the default for one kind of request."""
+        defaults: dict[str, str] = {}
+        for name, spec in catalog.items():
+            for kind in spec.default_for:
+                if (other := defaults.setdefault(kind, name)) != name:
+                    self.fail(f'default_for has "{kind}", as has that of {other}: leave one out', name, "default_for")
+
     def consistent(self, spec: ModelSpec, table: dict[str, Any]) -> None:
         if "engine" not in table and not spec.task:
             self.fail('a model needs task = "…" (a transformers task) or engine = "package.module:Class"', spec.name)
         if spec.engine == TRANSFORMERS_ENGINE and not spec.model:
             self.fail('a transformers task needs model = "…": a hub id, a folder or "package:NAME/FOLDER"', spec.name)
+        if others := [kind for kind in spec.default_for if kind not in spec.kinds]:
+            answered = ", ".join(f'"{kind}"' for kind in spec.kinds) or "none of them"
+            problem = f'default_for has "{others[0]}", which the model does not answer: it answers {answered}'
+            self.fail(problem, spec.name, "default_for")
         if spec.max_length > spec.max_batch_tokens:
             self.fail(
                 f"max_length ({spec.max_length}) must not be above max_batch_tokens ({spec.max_batch_tokens}),"

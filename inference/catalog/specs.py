@@ -18,6 +18,7 @@ TF32 = "tf32"  # weights in float32, products in fewer digits
 TORCH = "torch"
 BACKENDS = (TORCH, "openvino")
 PRECISIONS = ("float32", "bfloat16", "int8")
+KINDS = ("embed", "predict", "rerank")  # of requests that may name no model, as their servers have one
 ON_GPU = {"max_batch_size": 512, "max_batch_tokens": 32_768}  # where a model's table sets no other
 BUILT_IN = "inference.engines."
 TRANSFORMERS_ENGINE = "inference.engines.pipeline.engine:PipelineEngine"
@@ -56,6 +57,7 @@ class ModelSpec:
     input: ParameterSpec | None = None  # what an engine of one's own takes
     parameters: Mapping[str, ParameterSpec] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)  # handed to the engine as they are
+    default_for: tuple[str, ...] = ()  # of KINDS: it answers those that name no model
     stated: frozenset[str] = frozenset()  # the keys of `ON_GPU` that its table has
     digest: str = field(init=False, repr=False, compare=False)  # of the whole entry
     load_digest: str = field(init=False, repr=False, compare=False)  # of what is loaded for it
@@ -77,6 +79,13 @@ class ModelSpec:
         """Return whether it answers a text with one vector, in the form that OpenAI's clients are answered from."""
         asked = {"details": True, "dimensions": 1, "encoding_format": "base64"}
         return all(name in self.parameters and is_taken(self.parameters[name], asked[name]) for name in asked)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """List the kinds of requests that it answers."""
+        task = tasks.of(self.task)
+        answers = {"embed": self.embeds, "predict": task.classifies, "rerank": task.ranks}
+        return tuple(kind for kind in KINDS if answers[kind])
 
     @property
     def queue(self) -> str:

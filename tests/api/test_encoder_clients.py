@@ -2,7 +2,7 @@
 
 The weights of the vectors are real, those of the small cross-encoder are not; the worker is.
 
-The examples of docs/embeddings.md and docs/rerank.md run as they stand there.
+The examples of docs/embeddings.md, docs/rerank.md and docs/tei.md run as they stand there.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import openai
 from django.conf import settings
 from transformers import AutoTokenizer, pipeline
@@ -47,7 +48,8 @@ DOCS = Path(settings.BASE_DIR) / "docs"
 (EXAMPLE,) = re.findall(r"```python\n(.*?)```", (DOCS / "embeddings.md").read_text(), re.DOTALL)
 QUERY = "the cat runs in paris"
 DOCUMENTS = ["a dog", "the cat runs", "it was a good house and the red cat sleeps on it", "", "small"]
-COMMANDS = re.findall(r"^curl (?:.*\\\n)*.*", (DOCS / "rerank.md").read_text(), re.MULTILINE)
+COMMAND = re.compile(r"^curl (?:.*\\\n)*.*", re.MULTILINE)
+COMMANDS = {name: COMMAND.findall((DOCS / name).read_text()) for name in ("rerank.md", "tei.md")}
 
 
 class EncoderClientTests(StackCase):
@@ -66,7 +68,7 @@ class EncoderClientTests(StackCase):
         cls.key = cls.stack.issue_key("client")
         cls.base = f"http://{HOST}:{cls.stack.port}"
         library = pipeline("text-classification", model=ranker, device="cpu")
-        pairs = [{"text": QUERY, "text_pair": text} for text in DOCUMENTS]
+        pairs = [{"text": [QUERY], "text_pair": [text]} for text in DOCUMENTS]  # a lone "" were no text to the library
         cls.logits = [library([pair], function_to_apply="none")[0]["score"] for pair in pairs]
 
     # Vectors
@@ -146,6 +148,38 @@ class EncoderClientTests(StackCase):
             with self.subTest(base):
                 self.assert_near([each["embedding"] for each in told[base]["data"]], self.expected(texts))
 
+    def test_text_embeddings_inference_s_addresses(self) -> None:
+        expected = self.expected(TEXTS)
+        for path in ("/embed", "/v1/models/embeddings/embed"):
+            self.assert_near(self.post(path, {"inputs": TEXTS}).json, expected)
+            self.assert_near(self.post(path, {"inputs": TEXTS[0], "truncate": True}).json, expected[:1])
+        raw = self.post("/embed", {"inputs": TEXTS[0], "normalize": False}).json[0]
+        self.assertGreater(math.hypot(*raw), 1.1)
+        self.assert_near([[number / math.hypot(*raw) for number in raw]], expected[:1])
+        asked = {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}
+        cosines = [sum(a * b for a, b in zip(expected[0], vector, strict=True)) for vector in expected[1:]]
+        for found, own in zip(self.post("/similarity", {"inputs": asked}).json, cosines, strict=True):
+            self.assertAlmostEqual(found, own, places=4)
+        for fields, words in (
+            ({"truncate": False}, "exceed the configured limit of 256 tokens"),
+            ({"prompt_name": "query"}, "prompt_name: is no prompt of this model, which has none; leave it out"),
+        ):
+            answer = self.post("/embed", {"inputs": TEXTS[3], **fields})
+            self.assertEqual((answer.status, answer.json["error_type"]), (422, "Validation"))
+            self.assertIn(words, answer.json["error"])
+        self.assertEqual(self.stack.get("/health").status, 200)
+        self.assertEqual(self.stack.get("/info").status, 401)
+
+    def test_hugging_face_s_client_compares_texts_by_a_model_that_embeds(self) -> None:
+        client = huggingface_hub.InferenceClient(f"{self.base}/v1/models/embeddings", token=self.key)
+        vectors = self.expected(TEXTS[:3])
+        cosines = [sum(a * b for a, b in zip(vectors[0], vector, strict=True)) for vector in vectors[1:]]
+        found = client.sentence_similarity(TEXTS[0], other_sentences=TEXTS[1:3])
+        for each, own in zip(found, cosines, strict=True):
+            self.assertAlmostEqual(each, own, places=4)
+        vector = client.feature_extraction(TEXTS[0], normalize=True, truncate=False)
+        self.assert_near([vector.tolist()], vectors[:1])
+
     # Rankings
 
     def post(self, path: str, body: Any) -> Any:
@@ -184,7 +218,7 @@ class EncoderClientTests(StackCase):
     @javascript.needed
     def test_cohere_s_client_of_javascript(self) -> None:
         texts = [text for text in DOCUMENTS if text]
-        told = javascript.run("rerank.mjs", self.base, self.key, QUERY, *texts)
+        told = javascript.run("cohere.mjs", self.base, self.key, QUERY, *texts)
         kept = [DOCUMENTS.index(text) for text in texts]
         order = [kept.index(index) for index in self.order if index in kept]
         self.assertEqual([each["index"] for each in told["v2"]["results"]], order)
@@ -192,13 +226,20 @@ class EncoderClientTests(StackCase):
         self.assertEqual(best, [{"index": index, "text": texts[index]} for index in order[:2]])
         self.assertEqual(told["no model"]["status"], 404)
         self.assertIn("There is no model 'nope'", told["no model"]["body"]["message"])
+        expected = self.expected(texts)
+        self.assert_near(told["vectors v1"]["embeddings"], expected)
+        self.assert_near(told["vectors v2"]["embeddings"]["float"], expected)
+        written = [base64.b64decode(vector) for vector in told["vectors v2"]["embeddings"]["base64"]]
+        self.assert_near([list(struct.unpack("<384f", vector)) for vector in written], expected)
+        self.assertIn("must be a list of float or base64", told["vectors of int8"]["body"]["message"])
         self.assertEqual(told["no documents"]["status"], 422)
         self.assertIn("documents: must be a list of one text or more", told["no documents"]["body"]["message"])
 
-    def test_the_page_s_examples_of_rankings(self) -> None:
-        self.assertEqual(len(COMMANDS), 2)
-        for command in COMMANDS:
-            code = command.replace("http://127.0.0.1:8000", self.base).replace("KEY", self.key)
-            told = subprocess.run(shlex.split(code.replace("\\\n", " ")), capture_output=True, check=True).stdout
-            ranked = json.loads(told)
-            self.assertEqual(len(ranked if isinstance(ranked, list) else ranked["results"]), 2)
+    def test_the_examples_of_the_pages_of_rankings_and_of_text_embeddings_inference(self) -> None:
+        for page, commands in COMMANDS.items():
+            self.assertEqual(len(commands), 2, page)
+            for command in commands:
+                code = command.replace("http://127.0.0.1:8000", self.base).replace("KEY", self.key)
+                told = subprocess.run(shlex.split(code.replace("\\\n", " ")), capture_output=True, check=True).stdout
+                answer = json.loads(told)
+                self.assertEqual(len(answer if isinstance(answer, list) else answer["results"]), 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import tempfile
 from pathlib import Path
@@ -80,7 +81,7 @@ class ReadTests(SimpleTestCase):
         self.assertEqual(rerank.read({**ASKED, "model": "x"}, spec_of("ranker")).submission.spec.name, "ranker")
         for table, words in (
             ('[a]\nengine = "x:Y"\ntask = "text-ranking"\n[b]\nengine = "x:Y"\ntask = "text-ranking"\n', "one of a, b"),
-            ('[a]\nengine = "x:Y"\n', "no model here ranks texts"),
+            ('[a]\nengine = "x:Y"\n', "no model here answers this"),
         ):
             with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
                 file.write(table)
@@ -103,8 +104,8 @@ class ReadTests(SimpleTestCase):
             ({"top_n": True}, "top_n", "a whole number from 1"),
             ({"raw_scores": "yes"}, "raw_scores", "true or false"),
             ({"priority": 1000}, "priority", "from 0, which is first, to 999"),
-            ({"truncate": False}, "truncate", "cut at the model's limit"),
-            ({"max_tokens_per_doc": 5}, "max_tokens_per_doc", "cut at the model's limit"),
+            ({"truncate": False}, "truncate", "leave it out, or send true"),
+            ({"max_tokens_per_doc": 5}, "max_tokens_per_doc", "leave it out, or send 4096"),
             ({"texts": ["a"]}, "texts", "is the same as documents; send one of them"),
             ({"top_n": 1, "top_k": 1}, "top_k", "is the same as top_n; send one of them"),
             ({"docs": ["a"]}, "docs", "unknown field; did you mean"),
@@ -155,7 +156,7 @@ class AnswerTests(ApiTestCase):
     def test_no_logit_is_too_large(self) -> None:
         asked = rerank.read(ASKED)
         job = Job(output=[{"score": -1e4}, {"score": 1e4}, {"score": 0.0}])
-        told = [each["relevance_score"] for each in ranking(job, asked)["results"]]
+        told = [each["relevance_score"] for each in json.loads(ranking(job, asked))["results"]]
         self.assertEqual(told, [1.0, 0.5, 0.0])
 
     def test_problems_are_told_where_each_client_looks(self) -> None:

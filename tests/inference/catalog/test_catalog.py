@@ -27,6 +27,8 @@ truncation = true
 engine = "tests.echo:Echo"
 """
 
+RANKER = '[a]\ntask = "text-ranking"\nmodel = "m"\n'
+RANKED = f'{RANKER}default_for = ["rerank"]\n'
 PARAMETERS = '[a]\ntask = "t"\nmodel = "m"\n[a.parameters]\n'
 BACKEND = '[a]\ntask = "fill-mask"\nmodel = "m"\nbackend = "openvino"\n'
 
@@ -59,6 +61,10 @@ BAD = (
     ("load", '[a]\ntask = "t"\nmodel = "m"\nload = "late"\n', 4, "load must be one of eager, lazy, not 'late'"),
     ("idle", '[a]\ntask = "t"\nmodel = "m"\nload = "lazy"\nidle_unload_s = 0\n', 5, "a number from 1 to 604800"),
     ("idle, but eager", '[a]\ntask = "t"\nmodel = "m"\nidle_unload_s = 60\n', 4, 'of models with load = "lazy"'),
+    ("default", RANKER + 'default_for = "rerank"\n', 4, 'a list of one or more of "embed", "predict", "rerank"'),
+    ("no kind", RANKER + 'default_for = ["rank"]\n', 4, 'a list of one or more of "embed", "predict", "rerank"'),
+    ("no kind of its", RANKER + 'default_for = ["embed"]\n', 4, 'does not answer: it answers "rerank"'),
+    ("two defaults", f'{RANKED}{RANKED.replace("[a]", "[b]")}', 8, 'has "rerank", as has that of a'),
     ("engine", '[a]\nengine = "nonsense"\n', 2, "package.module:Class"),
     ("not a string", "[a]\ntask = 3\n", 2, "must be a string in quotes"),
     ("options", '[a]\ntask = "t"\nmodel = "m"\noptions = 3\n', 4, "options must be a table"),

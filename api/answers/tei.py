@@ -1,0 +1,54 @@
+"""Writes labels, and what is known of a model, as the clients of Text Embeddings Inference read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+
+from api import codec
+from api.errors import ApiError
+from inference.catalog.specs import ModelSpec
+from inference.models import Job
+from inference.submission import lists
+
+NO_LABELS = 'The model\'s answer is not a list of {"label": "…", "score": …} for each text.'
+MODEL_TYPES = {"embed": "embedding", "predict": "classifier", "rerank": "reranker"}  # by kind of request
+
+
+def predictions(job: Job, *, is_batch: bool) -> bytes:
+    """Write the labels of each text, the best first; those of one text alone are in no list of their own.
+
+    Raises `ApiError`."""
+    outputs = job.output if isinstance(job.output, list) else [job.output]
+    if len(outputs) != job.size:
+        raise ApiError(NO_LABELS, "bad_output")
+    found = [[_label(each) for each in (output if isinstance(output, list) else [output])] for output in outputs]
+    return codec.dumps(found if is_batch else found[0])
+
+
+def _label(given: Any) -> dict[str, Any]:
+    match given:
+        case {"label": str(label), "score": float(score)}:
+            return {"score": score, "label": label}
+    raise ApiError(NO_LABELS, "bad_output")
+
+
+def info(spec: ModelSpec) -> dict[str, Any]:
+    """Return what this process knows of a model. What the weights would tell is left out or null."""
+    return {
+        "model_id": spec.model,
+        "model_sha": spec.revision or None,
+        "model_dtype": spec.torch_dtype,
+        "model_type": {MODEL_TYPES[kind]: {} for kind in spec.kinds},
+        "max_concurrent_requests": settings.MAX_WAITING_REQUESTS,
+        "max_input_length": spec.max_length or None,
+        "max_batch_tokens": spec.max_batch_tokens,
+        "max_batch_requests": spec.max_batch_size,
+        "max_client_batch_size": lists.most(spec),
+        "auto_truncate": True,
+        "tokenization_workers": None,
+        "version": None,
+        "sha": None,
+        "docker_label": None,
+    }

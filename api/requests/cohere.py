@@ -1,0 +1,58 @@
+"""Reads what Cohere's clients send for vectors of texts, into a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from api.requests.dialects import DialectRequest, fields_of, model_of, refuse_others
+from api.requests.embeddings import INPUT_TYPES, OWN, require_embeds
+from inference.catalog.neutral import Neutral
+from inference.errors import InvalidInput
+from inference.submission.submissions import Submission
+
+FORMS = ("float", "base64")
+CUT, WHOLE = "END", "NONE"  # values of `truncate`: cut a text that is too long at its end, or refuse it
+NEUTRAL: Neutral = {"images": ([],), "inputs": ([],), "priority": (0,)}
+FIELDS = ("model", "texts", "input_type", "embedding_types", "output_dimension", "truncate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedRequest(DialectRequest):
+    texts: list[str]
+    forms: tuple[str, ...]  # of FORMS, that were asked for; none where the client leaves it to its server
+
+
+def read(document: Any) -> EmbedRequest:
+    """Read a body. Raises `InvalidInput`, `UnknownModel`."""
+    fields = fields_of(document)
+    spec = model_of(fields)
+    require_embeds(spec)
+    refuse_others(fields, FIELDS, NEUTRAL, ignored=())
+    texts = fields.get("texts")
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise InvalidInput("texts: must be a list of one text or more.", field="texts")
+    parameters = {**OWN, **_cut(fields.get("truncate", CUT))}
+    if (kind := fields.get("input_type")) is not None:
+        parameters["input_type"] = INPUT_TYPES.get(kind, kind) if isinstance(kind, str) else kind
+    if (count := fields.get("output_dimension")) is not None:
+        parameters["dimensions"] = count
+    return EmbedRequest(
+        submission=Submission(spec=spec, inputs=texts, parameters=parameters),
+        words={"parameters.dimensions": "output_dimension", "parameters.": "", "inputs": "texts"},
+        texts=texts,
+        forms=_forms(fields.get("embedding_types", [])),
+    )
+
+
+def _cut(asked: Any) -> dict[str, Any]:
+    if asked not in (CUT, WHOLE):
+        raise InvalidInput(f"truncate: must be {CUT} or {WHOLE}, as texts are cut at their end.", field="truncate")
+    return {"truncate": False} if asked == WHOLE else {}
+
+
+def _forms(asked: Any) -> tuple[str, ...]:
+    if not isinstance(asked, list) or any(form not in FORMS for form in asked):
+        told = f"embedding_types: must be a list of {' or '.join(FORMS)}."
+        raise InvalidInput(told, field="embedding_types")
+    return tuple(dict.fromkeys(asked))

@@ -1,0 +1,109 @@
+"""Reads what clients of Text Embeddings Inference send, into jobs: to embed, to compare and to classify texts.
+
+Their server has one model, which they do not name; the field `model` is taken all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from api.requests.dialects import DialectRequest, fields_of, flag, model_of, refuse_others
+from api.requests.embeddings import OWN, TOKENS, are_tokens
+from inference.catalog.lookup import default_of
+from inference.catalog.neutral import CUT, is_neutral
+from inference.catalog.specs import ModelSpec
+from inference.errors import InvalidInput
+from inference.submission.submissions import Submission
+
+SETTINGS = ("normalize", "prompt_name", "truncate", "dimensions")
+OF_SIMILARITY = ("prompt_name", "truncate")
+MOST_LABELS = 1000  # the highest `top_k` of the task
+WORDS = {"parameters.": ""}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictRequest(DialectRequest):
+    is_batch: bool
+
+
+def read_embed(document: Any, spec: ModelSpec | None = None) -> DialectRequest:
+    """Read a request for vectors. Raises `InvalidInput`, `UnknownModel`."""
+    fields, spec = _begin(document, spec, "embed", ("inputs", *SETTINGS))
+    texts = fields.get("inputs")
+    texts = texts if isinstance(texts, list) else [texts]
+    _require_texts("inputs", texts)
+    parameters = {**OWN, **_settings(fields, SETTINGS)}
+    return DialectRequest(submission=Submission(spec=spec, inputs=texts, parameters=parameters), words=WORDS)
+
+
+def read_similarity(document: Any, spec: ModelSpec | None = None) -> DialectRequest:
+    """Read a request to compare one text with others, whose vectors are one job. Raises as `read_embed`."""
+    fields, spec = _begin(document, spec, "embed", ("inputs", "parameters"))
+    given = fields.get("parameters", {})
+    if not isinstance(given, dict):
+        raise InvalidInput("parameters: must be an object.", field="parameters")
+    refuse_others(given, OF_SIMILARITY, CUT, ignored=(), where="parameters.")
+    return similarity_of(spec, fields.get("inputs"), _settings(given, OF_SIMILARITY))
+
+
+def similarity_of(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any]) -> DialectRequest:
+    """Make a request of {"source_sentence", "sentences"}. Raises `InvalidInput`."""
+    match inputs:
+        case {"source_sentence": str(source), "sentences": list(sentences)} if len(inputs) == 2:
+            _require_texts("inputs.sentences", sentences)
+            submission = Submission(spec=spec, inputs=[source, *sentences], parameters={**parameters, **OWN})
+            return DialectRequest(submission=submission, words={})
+    right = '{"source_sentence": "a text", "sentences": ["another", …]}'
+    raise InvalidInput(f"inputs: must be {right}.", field="inputs")
+
+
+def read_predict(document: Any, spec: ModelSpec | None = None) -> PredictRequest:
+    """Read a request for labels: of a text, of a pair of texts, or of a list of lists of one or two.
+
+    Raises as `read_embed`."""
+    fields, spec = _begin(document, spec, "predict", ("inputs", "raw_scores"))
+    given: Any = fields.get("inputs")
+    is_batch = isinstance(given, list) and any(isinstance(each, list) for each in given)
+    parts = {f"inputs[{place}]": each for place, each in enumerate(given)} if is_batch else {"inputs": given}
+    scores = {"function_to_apply": "none"} if flag(fields, "raw_scores") else {}
+    parameters = {"top_k": MOST_LABELS, **scores}
+    return PredictRequest(
+        submission=Submission(spec=spec, inputs=[_sequence(*part) for part in parts.items()], parameters=parameters),
+        words=WORDS,
+        is_batch=is_batch,
+    )
+
+
+def _begin(
+    document: Any, spec: ModelSpec | None, kind: str, known: tuple[str, ...]
+) -> tuple[dict[str, Any], ModelSpec]:
+    fields = fields_of(document)
+    spec = spec or (model_of(fields) if "model" in fields else default_of(kind))
+    if kind not in spec.kinds:
+        told = f"model: {spec.name!r} does not answer this: post to /v1/models/{spec.name}."
+        raise InvalidInput(told, field="model")
+    refuse_others(fields, ("model", *known), CUT, ignored=())
+    return fields, spec
+
+
+def _settings(fields: Mapping[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
+    """Return parameters of the model. What asks for nothing is left to it, and so is what it may not know."""
+    return {name: fields[name] for name in known if name in fields and not is_neutral(CUT, name, fields[name])}
+
+
+def _require_texts(where: str, texts: list[Any]) -> None:
+    if any(map(are_tokens, texts)):
+        raise InvalidInput(f"{where}: {TOKENS}", field=where)
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise InvalidInput(f"{where}: must be a text, or a list of one text or more.", field=where)
+
+
+def _sequence(where: str, given: Any) -> Any:
+    match given:
+        case str(text) | [str(text)]:
+            return text
+        case [str(text), str(pair)]:
+            return {"text": text, "text_pair": pair}
+    raise InvalidInput(f"{where}: must be a text, or a list of two that are one pair.", field=where)

@@ -1,0 +1,41 @@
+"""Gives problems the shape that clients read who have texts embedded, classified and ranked.
+
+Cohere's look at `message`, those of Text Embeddings Inference at `error` and `error_type`. These know 429 where a queue
+is full, and 424 where a model has failed.
+"""
+
+from __future__ import annotations
+
+import re
+
+import orjson
+from django.http import HttpRequest, HttpResponse
+
+from api import errors
+
+TEI = re.compile(r"(?:/v1/models/[^/]+)?/(?:embed|similarity|predict|info)/")
+ADDRESSES = re.compile(rf"{TEI.pattern}|/(?:v1/|v2/)?rerank/|/v[12]/embed/")
+CONTENT_TYPE = "application/json"
+OVERLOADED, VALIDATION, BACKEND = "Overloaded", "Validation", "Backend"  # Text Embeddings Inference names them so.
+FULL = ("queue_full", "overloaded", "too_many_queued", "too_many_requests")
+FAILED, TOO_MANY = 424, 429
+STATUSES = {502: FAILED}
+
+
+def speaks(request: HttpRequest) -> bool:
+    """Return whether this address is one of theirs."""
+    return ADDRESSES.fullmatch(f"{request.path_info}/") is not None
+
+
+def reshaped(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
+    """Give a problem its shape; any other answer stays as it is."""
+    if answer.headers.get("Content-Type") != errors.CONTENT_TYPE:
+        return answer
+    problem = orjson.loads(answer.content)
+    status, detail = problem["status"], problem["detail"]
+    kind = OVERLOADED if status in (429, 503) else BACKEND if status >= 500 else VALIDATION
+    answer.content = orjson.dumps({"message": detail, "error": detail, "error_type": kind, "code": problem["code"]})
+    answer.headers["Content-Type"] = CONTENT_TYPE
+    if TEI.fullmatch(f"{request.path_info}/"):
+        answer.status_code = TOO_MANY if problem["code"] in FULL else STATUSES.get(status, status)
+    return answer

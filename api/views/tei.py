@@ -1,0 +1,62 @@
+"""Answers the clients of Text Embeddings Inference, at its addresses and below /v1/models/NAME."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from django.http import HttpRequest, HttpResponse
+
+from api import codec
+from api.answers import embeddings, tei
+from api.openapi import operations
+from api.requests.tei import read_embed, read_predict, read_similarity
+from api.views.base import ApiView
+from api.views.embeddings import document_of
+from api.views.models import run_in_words
+from inference.catalog.lookup import default_of, models, spec_of
+from inference.catalog.specs import KINDS
+from inference.status import health
+
+
+class TeiView(ApiView):
+    query_parameters = {"POST": ("timeout",)}
+
+
+class EmbedView(TeiView):
+    @operations.not_described
+    def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
+        asked = read_embed(document_of(request), spec_of(name) if name else None)
+        return run_in_words(self, request, asked, embeddings.plain)
+
+
+class SimilarityView(TeiView):
+    @operations.not_described
+    def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
+        asked = read_similarity(document_of(request), spec_of(name) if name else None)
+        return run_in_words(self, request, asked, embeddings.similarities)
+
+
+class PredictView(TeiView):
+    @operations.not_described
+    def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
+        asked = read_predict(document_of(request), spec_of(name) if name else None)
+        return run_in_words(self, request, asked, partial(tei.predictions, is_batch=asked.is_batch))
+
+
+class InfoView(ApiView):
+    @operations.not_described
+    def get(self, request: HttpRequest, name: str = "") -> HttpResponse:
+        """At the root, of the model that embeds, or of the one that classifies or ranks where none embeds."""
+        kinds = {kind for spec in models().values() for kind in spec.kinds}
+        spec = spec_of(name) if name else default_of(next(filter(kinds.__contains__, KINDS), KINDS[0]))
+        return codec.answer(tei.info(spec))
+
+
+class HealthView(ApiView):
+    is_open = True
+
+    @operations.not_described
+    def get(self, request: HttpRequest) -> HttpResponse:
+        if health.problems():
+            return codec.answer({"error": "unhealthy", "error_type": "unhealthy"}, status=503)
+        return HttpResponse(b"")

@@ -1,0 +1,241 @@
+"""Requests of Text Embeddings Inference's clients become jobs, and these become answers in its form."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from django.test import SimpleTestCase, override_settings
+
+from api.errors import ApiError
+from api.requests.tei import read_embed, read_predict, read_similarity
+from inference.catalog import lookup
+from inference.catalog.lookup import default_of, spec_of
+from inference.errors import InvalidInput, UnknownModel
+from inference.models import Job, Priority
+from tests.api.base import ApiTestCase
+from tests.api.test_completions import answering
+from tests.api.test_embeddings import OWN, embed, vector_of
+
+MODELS_FILE = Path(__file__).with_name("retrieval.toml")
+LABELS = [{"label": "good", "score": 0.75}, {"label": "bad", "score": 0.25}]
+SENTENCES = {"source_sentence": "a", "sentences": ["b", "ccc"]}
+
+
+def classify(value: Any, parameters: dict[str, Any]) -> Any:
+    return LABELS
+
+
+@override_settings(MODELS_FILE=MODELS_FILE)
+class ReadTests(SimpleTestCase):
+    """Each field becomes a part of a job, or is refused."""
+
+    def test_texts_to_embed(self) -> None:
+        for fields, parameters in (
+            ({}, {}),
+            ({"truncate": True, "truncation_direction": "Right", "prompt_name": None}, {}),
+            ({"truncate": False, "normalize": False}, {"truncate": False, "normalize": False}),
+            ({"prompt_name": "query", "dimensions": 64}, {"prompt_name": "query", "dimensions": 64}),
+        ):
+            for given, texts in (("a", ["a"]), (["a", ""], ["a", ""])):
+                with self.subTest(fields, given=given):
+                    submission = read_embed({"inputs": given, **fields}).submission
+                    self.assertEqual((submission.inputs, submission.parameters), (texts, {**OWN, **parameters}))
+                    self.assertEqual(submission.spec.name, "vectors")
+
+    def test_a_text_to_compare_with_others(self) -> None:
+        for fields, parameters in ({}, {}), ({"parameters": {"prompt_name": "q"}}, {"prompt_name": "q"}):
+            submission = read_similarity({"inputs": SENTENCES, **fields}).submission
+            self.assertEqual((submission.inputs, submission.parameters), (["a", "b", "ccc"], {**OWN, **parameters}))
+
+    def test_texts_and_pairs_to_classify(self) -> None:
+        pair = {"text": "a", "text_pair": "b"}
+        for given, inputs, is_batch in (
+            ("a", ["a"], False),
+            (["a"], ["a"], False),
+            (["a", "b"], [pair], False),
+            ([["a"], ["a", "b"], "c"], ["a", pair, "c"], True),
+        ):
+            with self.subTest(given):
+                asked = read_predict({"inputs": given})
+                self.assertEqual((asked.submission.inputs, asked.is_batch), (inputs, is_batch))
+                self.assertEqual(asked.submission.parameters, {"top_k": 1000})
+        raw = read_predict({"inputs": "a", "raw_scores": True}).submission.parameters
+        self.assertEqual(raw, {"top_k": 1000, "function_to_apply": "none"})
+
+    def test_what_cannot_be_served_is_refused_with_the_field_and_what_would_be_right(self) -> None:
+        for read, fields, field, words in (
+            (read_embed, {"inputs": []}, "inputs", "a list of one text or more"),
+            (read_embed, {"inputs": [1, 2]}, "inputs", "send texts"),
+            (read_embed, {"inputs": ["a", None]}, "inputs", "a list of one text or more"),
+            (read_embed, {}, "inputs", "must be a text"),
+            (read_embed, {"inputs": "a", "truncation_direction": "Left"}, "truncation_direction", 'send "right"'),
+            (read_embed, {"input": "a"}, "input", "did you mean inputs?"),
+            (read_embed, {"inputs": "a", "model": "labels"}, "model", "'labels' does not answer this"),
+            (read_embed, {"inputs": "a", "model": 3}, "model", "must be a name"),
+            (read_similarity, {"inputs": "a"}, "inputs", '"source_sentence": "a text"'),
+            (read_similarity, {"inputs": {**SENTENCES, "more": 1}}, "inputs", '"source_sentence": "a text"'),
+            (read_similarity, {"inputs": {**SENTENCES, "sentences": []}}, "inputs.sentences", "one text or more"),
+            (read_similarity, {"inputs": SENTENCES, "parameters": []}, "parameters", "must be an object"),
+            (read_similarity, {"inputs": SENTENCES, "parameters": {"x": 1}}, "parameters.x", "unknown field"),
+            (read_predict, {"inputs": ["a", "b", "c"]}, "inputs", "a list of two that are one pair"),
+            (read_predict, {"inputs": [["a"], ["a", 3]]}, "inputs[1]", "a list of two that are one pair"),
+            (read_predict, {"inputs": "a", "truncate": False}, "truncate", "leave it out, or send true"),
+            (read_predict, {"inputs": "a", "raw_scores": 1}, "raw_scores", "true or false"),
+        ):  # fmt: skip
+            with self.subTest(read.__name__, fields=fields):
+                with self.assertRaises(InvalidInput) as caught:
+                    read(fields)
+                self.assertEqual(caught.exception.field, field)
+                self.assertIn(words, caught.exception.message)
+        with self.assertRaises(UnknownModel):
+            read_embed({"inputs": "a", "model": "nope"})
+
+    def test_one_of_several_models_answers_those_who_name_none_once_it_is_marked(self) -> None:
+        vectors = spec_of("vectors")
+        other = dataclasses.replace(vectors, name="other")
+        two = {"vectors": vectors, "other": other}
+        told = r'one of vectors, other, or mark one with default_for = \["embed"'
+        with patch.object(lookup, "models", return_value=two), self.assertRaisesRegex(InvalidInput, told):
+            default_of("embed")
+        marked = dataclasses.replace(other, default_for=("embed",))
+        with patch.object(lookup, "models", return_value={"vectors": vectors, "other": marked}):
+            self.assertIs(default_of("embed"), marked)
+            with self.assertRaisesRegex(InvalidInput, "no model here answers this"):
+                default_of("predict")
+
+
+@override_settings(MODELS_FILE=MODELS_FILE)
+class AnswerTests(ApiTestCase):
+    """The worker is played by the test."""
+
+    def ask(self, answer: Any, path: str, inputs: Any, **fields: Any) -> Any:
+        with self.worker(answer):
+            return self.post(path, {"inputs": inputs, **fields})
+
+    def test_vectors_are_lists_in_a_list_also_of_one_text(self) -> None:
+        for path in ("/embed", "/v1/models/vectors/embed"):
+            for given, texts in (("a", ["a"]), (["a", "bb"], ["a", "bb"])):
+                answer = self.ask(embed, path, given)
+                self.assertEqual(answer.json(), list(map(vector_of, texts)))
+        job = Job.objects.latest("created_at")
+        self.assertEqual((job.size, answer["Content-Location"]), (2, f"/v1/jobs/{job.id}/output"))
+
+    def test_similarities_are_products_of_vectors(self) -> None:
+        expected = [sum(x * y for x, y in zip(vector_of("a"), vector_of(text), strict=True)) for text in ("b", "ccc")]
+        for path in ("/similarity", "/v1/models/vectors/similarity", "/v1/models/vectors"):
+            with self.subTest(path):
+                self.assertEqual(self.ask(embed, path, SENTENCES).json(), expected)
+
+    def test_labels_are_in_lists_of_their_own_for_a_batch_alone(self) -> None:
+        told = [{"score": each["score"], "label": each["label"]} for each in LABELS]
+        for path in ("/predict", "/v1/models/labels/predict"):
+            self.assertEqual(self.ask(classify, path, "a").json(), told)
+            self.assertEqual(self.ask(classify, path, [["a"], ["b", "c"]]).json(), [told, told])
+
+    def test_problems_have_the_form_and_the_statuses_of_their_server(self) -> None:
+        for path, fields, status, kind in (
+            ("/embed", {"inputs": []}, 422, "Validation"),
+            ("/v1/models/labels/embed", {"inputs": "a"}, 422, "Validation"),
+            ("/v1/models/nope/predict", {"inputs": "a"}, 404, "Validation"),
+            ("/similarity", {"inputs": SENTENCES}, 503, "Overloaded"),  # nobody serves it
+        ):
+            with self.subTest(path):
+                answer = self.post(path, fields)
+                self.assertEqual((answer.status_code, answer.json()["error_type"]), (status, kind))
+                self.assertEqual(answer["Content-Type"], "application/json")
+        for code, status in (("queue_full", 429), ("overloaded", 429), ("bad_output", 424), ("not_finished", 504)):
+            with patch("api.views.models.run", side_effect=ApiError("told", code)):
+                answer = self.post("/embed", {"inputs": "a"})
+            self.assertEqual((answer.status_code, answer.json()["error"]), (status, "told"))
+
+    def test_what_is_refused_later_is_named_as_the_client_did(self) -> None:
+        self.idle_worker()
+        for path, fields, words in (
+            ("/embed", {"inputs": "a", "normalize": 3}, "normalize: must be true or false"),
+            ("/similarity", {"inputs": SENTENCES, "parameters": {"prompt_name": 3}}, "parameters.prompt_name: must be"),
+        ):
+            self.assertTrue(self.post(path, fields).json()["error"].startswith(words))
+
+    def test_an_engine_that_gives_something_else_is_at_fault(self) -> None:
+        for path, answer in (
+            ("/predict", [[{"label": "good"}]]),
+            ("/predict", ["good"]),
+            ("/predict", [LABELS, LABELS]),
+            ("/embed", [0.5]),
+            ("/similarity", [embed("a", {})] * 2),
+            ("/similarity", [embed("a", {}), {"embedding": "AAAAAA==", "tokens": 1}, embed("b", {})]),
+        ):
+            inputs = SENTENCES if path == "/similarity" else "a"
+            with self.subTest(path, answer=str(answer)[:60]):
+                told = self.ask(functools.partial(answering, answer), path, inputs)
+                self.assertEqual((told.status_code, told.json()["code"]), (424, "bad_output"))
+
+    def test_health_is_that_of_the_service(self) -> None:
+        answer = self.client.get("/health")
+        self.assertEqual((answer.status_code, answer.json()["error_type"]), (503, "unhealthy"))
+        with patch("api.views.tei.health.problems", return_value=[]):
+            answer = self.client.get("/health")
+        self.assertEqual((answer.status_code, answer.content), (200, b""))
+
+    def test_info_is_of_the_model_that_embeds_or_of_the_one_in_the_address(self) -> None:
+        told = self.client.get("/info").json()
+        self.assertEqual(told["model_id"], "/no/such/folder")
+        self.assertEqual((told["model_type"], told["auto_truncate"]), ({"embedding": {}}, True))
+        self.assertEqual((told["max_batch_tokens"], told["max_batch_requests"]), (8192, 32))
+        for name, kind in (("labels", "classifier"), ("ranker", "reranker")):
+            self.assertEqual(self.client.get(f"/v1/models/{name}/info").json()["model_type"], {kind: {}})
+
+
+@override_settings(MODELS_FILE=MODELS_FILE)
+class CohereTests(ApiTestCase):
+    """Vectors in the forms of Cohere's first and second version."""
+
+    def ask(self, path: str, **fields: Any) -> Any:
+        with self.worker(embed):
+            return self.post(path, {"model": "vectors", "texts": ["a cat", "b"], **fields})
+
+    def test_vectors_are_told_by_the_forms_that_were_asked_for(self) -> None:
+        floats = [vector_of("a cat"), vector_of("b")]
+        texts = [embed(text, {})["embedding"] for text in ("a cat", "b")]
+        for path, forms, kind, expected in (
+            ("/v2/embed", ["float"], "embeddings_by_type", {"float": floats}),
+            ("/v2/embed", None, "embeddings_by_type", {"float": floats}),
+            ("/v2/embed", ["base64", "float"], "embeddings_by_type", {"base64": texts, "float": floats}),
+            ("/v1/embed", ["float"], "embeddings_by_type", {"float": floats}),
+            ("/v1/embed", None, "embeddings_floats", floats),
+        ):  # fmt: skip
+            with self.subTest(path, forms=forms):
+                told = self.ask(path, embedding_types=forms, input_type="search_query", truncate="END").json()
+                job = Job.objects.latest("created_at")
+                self.assertEqual((told["embeddings"], told["response_type"]), (expected, kind))
+                self.assertEqual((told["id"], told["texts"]), (str(job.id), ["a cat", "b"]))
+                meta = {"api_version": {"version": path[2]}, "billed_units": {"input_tokens": 7}}
+                self.assertEqual(told["meta"], meta)
+                self.assertEqual(job.parameters, {**OWN, "input_type": "query"})
+                self.assertEqual(job.priority, Priority.NORMAL)
+
+    def test_what_cannot_be_served_is_refused_with_the_field_and_what_would_be_right(self) -> None:
+        self.idle_worker()
+        for fields, words in (
+            ({"texts": []}, "texts: must be a list of one text or more"),
+            ({"texts": "a"}, "texts: must be a list of one text or more"),
+            ({"embedding_types": ["int8"]}, "embedding_types: must be a list of float or base64"),
+            ({"embedding_types": [["float"]]}, "embedding_types: must be a list of float or base64"),
+            ({"truncate": "START"}, "truncate: must be END or NONE"),
+            ({"truncate": ["END"]}, "truncate: must be END or NONE"),
+            ({"input_type": "image"}, 'input_type: must be one of "query"'),
+            ({"input_type": 3}, "input_type: must be a string"),
+            ({"output_dimension": "a"}, "output_dimension: must be a whole number"),
+            ({"images": ["x"]}, "images: is not served here; leave it out, or send []"),
+            ({"input": "x"}, "input: unknown field"),
+            ({"model": "labels"}, "model: 'labels' gives no vectors of texts"),
+        ):
+            with self.subTest(fields):
+                answer = self.post("/v2/embed", {"model": "vectors", "texts": ["a"], **fields})
+                self.assertEqual(answer.status_code, 422)
+                self.assertTrue(answer.json()["message"].startswith(words), answer.json())
+        self.assertEqual(self.post("/v2/embed", {"model": "nope", "texts": ["a"]}).status_code, 404)
