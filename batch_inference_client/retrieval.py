@@ -1,0 +1,87 @@
+"""Vectors and rankings of texts, by models that embed or rank them: see docs/embeddings.md and docs/rerank.md."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+IN_BASE64 = {"encoding_format": "base64"}  # a quarter of the numbers' text
+LOGITS = {"function_to_apply": "none"}  # shares batches with the service's own rankings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """One text of a ranking: its place among those that were given, and its score from 0 to 1."""
+
+    index: int
+    score: float
+
+
+class Runs(Protocol):
+    """What of the client runs one job and returns its output; `arun` is for asyncio."""
+
+    def run(self, model: str, inputs: Any, **options: Any) -> Any: ...
+
+    async def arun(self, model: str, inputs: Any, **options: Any) -> Any: ...
+
+
+class Retrieval:
+    """Methods of the client. Each takes the options of `run`, and raises what that raises."""
+
+    def embed(self: Runs, model: str, texts: str | Sequence[str], *, parameters: Any = None, **options: Any) -> Any:
+        """Return the vector of a text as a list of numbers, or a list of such for a list of texts.
+
+        `parameters`: `input_type`, `prompt_name`, `dimensions`, `normalize`, `truncate`.
+        """
+        given = _texts(texts)
+        return _vectors(given, self.run(model, given, parameters={**(parameters or {}), **IN_BASE64}, **options))
+
+    async def aembed(
+        self: Runs, model: str, texts: str | Sequence[str], *, parameters: Any = None, **options: Any
+    ) -> Any:
+        given = _texts(texts)
+        return _vectors(given, await self.arun(model, given, parameters={**(parameters or {}), **IN_BASE64}, **options))
+
+    def rerank(
+        self: Runs, model: str, query: str, texts: Sequence[str], *, top_n: int | None = None, **options: Any
+    ) -> list[Ranked]:
+        """Return the texts that answer a query best, the best first: all, or `top_n` of them."""
+        return _ranked(self.run(model, _pairs(query, texts), parameters=LOGITS, **options), top_n)
+
+    async def arerank(
+        self: Runs, model: str, query: str, texts: Sequence[str], *, top_n: int | None = None, **options: Any
+    ) -> list[Ranked]:
+        return _ranked(await self.arun(model, _pairs(query, texts), parameters=LOGITS, **options), top_n)
+
+
+def _texts(given: str | Sequence[str]) -> str | list[str]:
+    return given if isinstance(given, str) else list(given)
+
+
+def _vectors(texts: str | list[str], output: Any) -> Any:
+    return _numbers(output) if isinstance(texts, str) else list(map(_numbers, output))
+
+
+def _numbers(vector: str) -> list[float]:
+    """Decode numbers of float32, the lowest byte first."""
+    written = base64.b64decode(vector)
+    return list(struct.unpack(f"<{len(written) // 4}f", written))
+
+
+def _pairs(query: str, texts: Sequence[str]) -> list[dict[str, str]]:
+    return [{"text": query, "text_pair": text} for text in texts]
+
+
+def _ranked(output: Any, top_n: int | None) -> list[Ranked]:
+    found = [Ranked(index=index, score=_sigmoid(answer["score"])) for index, answer in enumerate(output)]
+    return sorted(found, key=lambda each: -each.score)[:top_n]
+
+
+def _sigmoid(logit: float) -> float:
+    """Compute 1 / (1 + e^-logit), in the form that overflows for no number."""
+    small = math.exp(-abs(logit))
+    return (1 if logit >= 0 else small) / (1 + small)
