@@ -129,6 +129,23 @@ class AnswerTests(StepperTestCase):
             for prompt in asked:
                 self.assertEqual(told.answers[prompt], alone(engine, prompt, max_new_tokens=3))
 
+    def test_a_gpu_reads_prompts_of_one_beginning_together_where_a_step_has_room_for_them(self) -> None:
+        system = "You answer in one word. " * 8
+        asked = [f"{system}{question}" for question in ("a?", "b?", "c?")]
+        engine = decoders.over(decoders.model("Llama"))
+        told = Told(engine.stepper)
+        with (
+            patch.object(engine.stepper, "_is_cpu", new=False),
+            patch.object(forwards.Forwards, "_run", autospec=True, side_effect=run_alone) as run,
+        ):
+            for prompt in asked:
+                engine.stepper.join(prompt, prompt, {**GREEDY, "max_new_tokens": 2}, seed=0)
+            told.all()
+        read = [tuple(call.args[1].shape) for call in run.call_args_list]
+        self.assertEqual([shape for shape in read if shape[1] > 1], [(3, len(system) + 2)])
+        for prompt in asked:
+            self.assertEqual(told.answers[prompt], alone(engine, prompt, max_new_tokens=2))
+
     def test_beginnings_have_a_bounded_room_and_give_way_where_memory_is_short(self) -> None:
         engine = decoders.over(decoders.model("Llama"), max_batch_tokens=8 * 400)
         stepper, kept = engine.stepper, engine.stepper.prefixes
