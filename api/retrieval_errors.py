@@ -13,8 +13,8 @@ from django.http import HttpRequest, HttpResponse
 
 from api import errors
 
-TEI = re.compile(r"(?:/v1/models/[^/]+)?/(?:embed|similarity|predict|info)/")
-ADDRESSES = re.compile(rf"{TEI.pattern}|/(?:v1/|v2/)?rerank/|/v[12]/embed/")
+TEI = re.compile(r"(?:/v1/models/[^/]+)?/(?:embed|similarity|predict|info)/|/rerank/|//")
+ADDRESSES = re.compile(rf"{TEI.pattern}|/v[12]/(?:embed|rerank)/")
 CONTENT_TYPE = "application/json"
 OVERLOADED, VALIDATION, BACKEND = "Overloaded", "Validation", "Backend"  # Text Embeddings Inference names them so.
 FULL = ("queue_full", "overloaded", "too_many_queued", "too_many_requests")

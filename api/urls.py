@@ -53,7 +53,7 @@ urlpatterns = [
     path("v1/problems/<str:code>", about.ProblemView.as_view()),
     path("v1/schema", about.SchemaView.as_view()),
     path("v1/docs", about.DocsView.as_view()),
-    path("", about.IndexView.as_view()),
+    path("", tei.RootView.as_view()),
     path("metrics", about.MetricsView.as_view()),
     path("healthz", about.LiveView.as_view()),
     path("readyz", about.ReadyView.as_view()),

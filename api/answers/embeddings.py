@@ -70,7 +70,8 @@ def similarities(job: Job) -> bytes:
     found = [numbers(vector) for vector, _ in others]
     if any(len(vector) != len(source) for vector in found):
         raise ApiError(NO_VECTOR, "bad_output")
-    return codec.dumps([sum(map(operator.mul, source, vector)) for vector in found])
+    products = (sum(map(operator.mul, source, vector)) for vector in found)
+    return codec.dumps([max(-1.0, min(product, 1.0)) for product in products])
 
 
 def array(parts: Iterable[bytes]) -> bytes:

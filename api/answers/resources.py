@@ -88,6 +88,7 @@ def model(spec: ModelSpec) -> dict[str, Any]:
         "task": spec.task,
         "model": spec.model,
         "revision": spec.revision or None,
+        "default_for": spec.default_for,
         "limits": {
             "max_batch_size": spec.max_batch_size,
             "max_length": spec.max_length or None,

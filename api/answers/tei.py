@@ -39,7 +39,7 @@ def info(spec: ModelSpec) -> dict[str, Any]:
     return {
         "model_id": spec.model,
         "model_sha": spec.revision or None,
-        "model_dtype": spec.torch_dtype,
+        "model_dtype": None if spec.torch_dtype == "auto" else spec.torch_dtype,
         "model_type": {MODEL_TYPES[kind]: {} for kind in spec.kinds},
         "max_concurrent_requests": settings.MAX_WAITING_REQUESTS,
         "max_input_length": spec.max_length or None,

@@ -103,6 +103,7 @@ class ModelShown(Shape):
     task = serializers.CharField(allow_blank=True)
     model = serializers.CharField(allow_blank=True)
     revision = serializers.CharField(allow_null=True, help_text="As models.toml says now.")
+    default_for = serializers.ListField(child=serializers.CharField(), help_text="Requests that may name no model.")
     limits = LimitsShown()
     parameters = serializers.DictField(child=serializers.DictField())
     served = ServedShown()

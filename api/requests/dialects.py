@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from api.errors import ApiError
 from inference.catalog import words
-from inference.catalog.lookup import spec_of
+from inference.catalog.lookup import models, spec_of
 from inference.catalog.neutral import OPENAI, OPENAI_IGNORED, Neutral, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
+
+PLACE = re.compile(r"inputs\[\d+\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +36,13 @@ class DialectRequest:
             raise type(error)(self.in_words(error.message), field=self.in_words(error.field)) from None
 
     def in_words(self, text: str) -> str:
-        """Reword what a message of ours, or a field, begins with."""
+        """Reword what a message of ours, or a field, begins with, and what follows the place of an input."""
+        place, separator, rest = text.partition(": ")
+        if separator and PLACE.fullmatch(place):
+            return f"{self._named(place)}: {self._named(rest)}"
+        return self._named(text)
+
+    def _named(self, text: str) -> str:
         ours = next((ours for ours in self.words if text.startswith(ours)), "")
         return self.words[ours] + text[len(ours) :] if ours else text
 
@@ -50,8 +60,21 @@ def model_of(fields: Mapping[str, Any]) -> ModelSpec:
     """Return the model that a body names. Raises `InvalidInput`, `UnknownModel`."""
     name = fields.get("model")
     if not isinstance(name, str):
-        raise InvalidInput("model: must be a name of GET /openai/v1/models.", field="model")
+        raise InvalidInput("model: must be a name of GET /v1/models.", field="model")
     return spec_of(name)
+
+
+def default_of(kind: str) -> ModelSpec:
+    """Return the model that answers a kind of request which names none: the only one, or the one that is marked.
+
+    Raises `ApiError` where there is none, or are several."""
+    found = [spec for spec in models().values() if kind in spec.kinds]
+    marked = [spec for spec in found if kind in spec.default_for] or found
+    if len(marked) != 1:
+        names = ", ".join(spec.name for spec in found)
+        told = f'name one of {names}, or have one marked with default_for = ["{kind}"]'
+        raise ApiError(f"model: {told if names else 'no model here answers this'}.")
+    return marked[0]
 
 
 def flag(fields: Mapping[str, Any], name: str, where: str = "", *, default: bool = False) -> bool:

@@ -61,10 +61,9 @@ def require_embeds(spec: ModelSpec) -> None:
 
 def _texts(given: Any) -> str | list[str]:
     texts = given if isinstance(given, list) else [given]
-    if any(map(are_tokens, texts)):
-        raise InvalidInput(f"input: {TOKENS}", field="input")
     if not texts or not all(isinstance(text, str) for text in texts):
-        raise InvalidInput("input: must be a text, or a list of one text or more.", field="input")
+        told = TOKENS if texts and all(map(are_tokens, texts)) else "must be a text, or a list of one text or more."
+        raise InvalidInput(f"input: {told}", field="input")
     return given  # type: ignore[no-any-return]  # it is one or the other
 
 

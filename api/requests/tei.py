@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects import DialectRequest, fields_of, flag, model_of, refuse_others
+from api.errors import ApiError
+from api.requests.dialects import DialectRequest, default_of, fields_of, flag, model_of, refuse_others
 from api.requests.embeddings import OWN, TOKENS, are_tokens
-from inference.catalog.lookup import default_of
 from inference.catalog.neutral import CUT, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
+from inference.submission import lists
 from inference.submission.submissions import Submission
 
 SETTINGS = ("normalize", "prompt_name", "truncate", "dimensions")
 OF_SIMILARITY = ("prompt_name", "truncate")
-MOST_LABELS = 1000  # the highest `top_k` of the task
 WORDS = {"parameters.": ""}
 
 
@@ -34,6 +34,7 @@ def read_embed(document: Any, spec: ModelSpec | None = None) -> DialectRequest:
     texts = fields.get("inputs")
     texts = texts if isinstance(texts, list) else [texts]
     _require_texts("inputs", texts)
+    _require_room(spec, texts)
     parameters = {**OWN, **_settings(fields, SETTINGS)}
     return DialectRequest(submission=Submission(spec=spec, inputs=texts, parameters=parameters), words=WORDS)
 
@@ -53,7 +54,9 @@ def similarity_of(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any]) -
     match inputs:
         case {"source_sentence": str(source), "sentences": list(sentences)} if len(inputs) == 2:
             _require_texts("inputs.sentences", sentences)
-            submission = Submission(spec=spec, inputs=[source, *sentences], parameters={**parameters, **OWN})
+            _require_room(spec, [source, *sentences])
+            of_length_one = {**parameters, **OWN, "normalize": True}
+            submission = Submission(spec=spec, inputs=[source, *sentences], parameters=of_length_one)
             return DialectRequest(submission=submission, words={})
     right = '{"source_sentence": "a text", "sentences": ["another", …]}'
     raise InvalidInput(f"inputs: must be {right}.", field="inputs")
@@ -68,7 +71,9 @@ def read_predict(document: Any, spec: ModelSpec | None = None) -> PredictRequest
     is_batch = isinstance(given, list) and any(isinstance(each, list) for each in given)
     parts = {f"inputs[{place}]": each for place, each in enumerate(given)} if is_batch else {"inputs": given}
     scores = {"function_to_apply": "none"} if flag(fields, "raw_scores") else {}
-    parameters = {"top_k": MOST_LABELS, **scores}
+    _require_room(spec, list(parts))
+    most = spec.parameters["top_k"].max if "top_k" in spec.parameters else None
+    parameters = {**scores, **({"top_k": int(most)} if most else {})}  # all labels, where it may be
     return PredictRequest(
         submission=Submission(spec=spec, inputs=[_sequence(*part) for part in parts.items()], parameters=parameters),
         words=WORDS,
@@ -94,10 +99,15 @@ def _settings(fields: Mapping[str, Any], known: tuple[str, ...]) -> dict[str, An
 
 
 def _require_texts(where: str, texts: list[Any]) -> None:
-    if any(map(are_tokens, texts)):
-        raise InvalidInput(f"{where}: {TOKENS}", field=where)
     if not texts or not all(isinstance(text, str) for text in texts):
-        raise InvalidInput(f"{where}: must be a text, or a list of one text or more.", field=where)
+        told = TOKENS if texts and all(map(are_tokens, texts)) else "must be a text, or a list of one text or more."
+        raise InvalidInput(f"{where}: {told}", field=where)
+
+
+def _require_room(spec: ModelSpec, inputs: list[Any]) -> None:
+    """Raise `ApiError` for more texts than a job takes: those clients send fewer then."""
+    if len(inputs) > (most := lists.most(spec)):
+        raise ApiError(f"inputs: at most {most} texts are answered at once, not {len(inputs)}.", "body_too_large")
 
 
 def _sequence(where: str, given: Any) -> Any:

@@ -28,16 +28,6 @@ def _document(names: tuple[str, ...]) -> bytes:
     return codec.dumps(SchemaGenerator().get_schema(request=None, public=True))
 
 
-class IndexView(ApiView):
-    """Where to go from here."""
-
-    is_open = True
-
-    @operations.not_described
-    def get(self, request: HttpRequest) -> HttpResponse:
-        return codec.answer({"docs": "/v1/docs", "schema": "/v1/schema", "models": "/v1/models", "admin": "/admin/"})
-
-
 class SchemaView(ApiView):
     is_open = True
 

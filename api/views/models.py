@@ -49,7 +49,7 @@ class ModelView(ApiView):
         if is_streamed:
             submit = partial(jobs.submit, self.attributed(request, submission), needs_worker=True)
             return streaming.answer(self, request, submit, partial(events.named, plain=self.is_plain(request)))
-        if submission.spec.embeds and isinstance(submission.inputs, dict):
+        if submission.spec.embeds and isinstance(submission.inputs, dict) and "source_sentence" in submission.inputs:
             compared = similarity_of(submission.spec, submission.inputs, submission.parameters)
             return run_in_words(self, request, compared, similarities, default_s=bodies.DEFAULT_TIMEOUT_S)
         job = run(self, request, submission)

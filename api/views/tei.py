@@ -9,12 +9,14 @@ from django.http import HttpRequest, HttpResponse
 from api import codec
 from api.answers import embeddings, tei
 from api.openapi import operations
+from api.requests.dialects import default_of
 from api.requests.tei import read_embed, read_predict, read_similarity
 from api.views.base import ApiView
 from api.views.embeddings import document_of
 from api.views.models import run_in_words
-from inference.catalog.lookup import default_of, models, spec_of
+from inference.catalog.lookup import models, spec_of
 from inference.catalog.specs import KINDS
+from inference.errors import InvalidInput
 from inference.status import health
 
 
@@ -27,6 +29,18 @@ class EmbedView(TeiView):
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
         asked = read_embed(document_of(request), spec_of(name) if name else None)
         return run_in_words(self, request, asked, embeddings.plain)
+
+
+class RootView(EmbedView):
+    """The root of the service, where Hugging Face's clients embed if they know nothing but the host."""
+
+    def initial(self, request: HttpRequest, *args: object, **kwargs: object) -> None:
+        self.is_open = request.method in ("GET", "HEAD")
+        super().initial(request, *args, **kwargs)
+
+    @operations.not_described
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return codec.answer({"docs": "/v1/docs", "schema": "/v1/schema", "models": "/v1/models", "admin": "/admin/"})
 
 
 class SimilarityView(TeiView):
@@ -49,6 +63,8 @@ class InfoView(ApiView):
         """At the root, of the model that embeds, or of the one that classifies or ranks where none embeds."""
         kinds = {kind for spec in models().values() for kind in spec.kinds}
         spec = spec_of(name) if name else default_of(next(filter(kinds.__contains__, KINDS), KINDS[0]))
+        if not spec.kinds:
+            raise InvalidInput(f"model: {spec.name!r} is described by GET /v1/models/{spec.name}.", field="model")
         return codec.answer(tei.info(spec))
 
 
@@ -59,4 +75,4 @@ class HealthView(ApiView):
     def get(self, request: HttpRequest) -> HttpResponse:
         if health.problems():
             return codec.answer({"error": "unhealthy", "error_type": "unhealthy"}, status=503)
-        return HttpResponse(b"")
+        return HttpResponse(b"", content_type="text/plain")

@@ -14,7 +14,7 @@ from django.conf import settings
 
 from inference.catalog import changes, reader, words
 from inference.catalog.specs import Catalog, CatalogError, ModelSpec
-from inference.errors import InvalidInput, UnknownModel
+from inference.errors import UnknownModel
 
 logger = logging.getLogger(__name__)
 
@@ -46,19 +46,6 @@ def spec_of(model: str) -> ModelSpec:
     except KeyError:
         known = ", ".join(sorted(models()))
         raise UnknownModel(f"There is no model {words.name(model)!r}. Known models: {known}.") from None
-
-
-def default_of(kind: str) -> ModelSpec:
-    """Return the model that answers a kind of request which names none: the only one, or the one that is marked.
-
-    Raises `InvalidInput` where there is none, or are several."""
-    found = [spec for spec in models().values() if kind in spec.kinds]
-    marked = [spec for spec in found if kind in spec.default_for] or found
-    if len(marked) != 1:
-        names = ", ".join(spec.name for spec in found)
-        told = f'name one of {names}, or mark one with default_for = ["{kind}"]'
-        raise InvalidInput(f"model: {told if names else 'no model here answers this'}.", field="model")
-    return marked[0]
 
 
 class ModelsFile:

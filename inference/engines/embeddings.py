@@ -25,6 +25,7 @@ from inference.errors import InferenceError, InvalidInput, ModelUnavailable, con
 logging.disable_progress_bar()  # thousands of lines in a log file
 
 NONE: Mapping[str, Any] = {}
+CUT = "cut"  # beside the tokens of texts that are not to be cut
 CUT_AT = 8  # tokens, fewer than the longest text of a trial has
 
 
@@ -120,13 +121,14 @@ class SentenceEmbeddings(Engine):
     def _told(self, tokens: Any, parameters: dict[str, Any]) -> list[Any]:
         """Embed texts that were read, and answer in the form that was asked for."""
         counts = tokens["attention_mask"].sum(1).tolist()
-        limit = self.max_tokens if parameters.get("truncate") is False else None
-        kept = [row for row, count in enumerate(counts) if not limit or count <= limit]
-        if len(kept) == len(counts):
+        if CUT not in tokens:
             return self._told_of(tokens, counts, parameters)
-        answers: list[Any] = [context_length_exceeded(limit or 0, count, at_least=True) for count in counts]
+        limit, cut = self.max_tokens or 0, tokens[CUT].tolist()
+        kept = [row for row, count in enumerate(counts) if not cut[row] and (not limit or count <= limit)]
+        answers: list[Any] = [context_length_exceeded(limit, count, at_least=True) for count in counts]
         if kept:
-            part = {name: values[kept, : max(counts[row] for row in kept)] for name, values in tokens.items()}
+            longest = max(counts[row] for row in kept)
+            part = {name: values[kept, :longest] for name, values in tokens.items() if name != CUT}
             told = self._told_of(part, [counts[row] for row in kept], parameters)
             for row, answer in zip(kept, told, strict=True):
                 answers[row] = answer
@@ -181,11 +183,19 @@ class SentenceEmbeddings(Engine):
         return self.asked.prompt(parameters.get("prompt_name"), parameters.get("input_type"))
 
     def _tokens(self, texts: Sequence[str], parameters: Mapping[str, Any] = NONE) -> Any:
-        """Read texts with their prompt. Where they are not to be cut, one token more than the model reads is read."""
-        prompt, limit = self._prompt(parameters), self.max_tokens
-        if limit and parameters.get("truncate") is False:
-            limit += 1
-        return self._encoded([beginning(self.tokenizer, self.asked.text(text, prompt), limit) for text in texts], limit)
+        """Read texts with their prompt.
+
+        Where they are not to be cut, one token more than the model reads is read, and `CUT` says of which texts the
+        end was not looked at.
+        """
+        prompt, limit, cuts = self._prompt(parameters), self.max_tokens, parameters.get("truncate") is not False
+        limit = limit if cuts or not limit else limit + 1
+        wholes = [self.asked.text(text, prompt) for text in texts]
+        parts = [beginning(self.tokenizer, whole, limit) for whole in wholes]
+        tokens = self._encoded(parts, limit)
+        if not cuts:
+            tokens[CUT] = torch.tensor([len(part) < len(whole) for part, whole in zip(parts, wholes, strict=True)])
+        return tokens
 
     def _encoded(self, texts: list[str], limit: int | None) -> Any:
         encode = self.encode  # another thread may turn the shortcut off
@@ -279,7 +289,7 @@ def _not_cut(size: int, dimensions: set[int]) -> InferenceError:
         right = f"send {', '.join(map(str, sorted(dimensions)))}, or leave it out"
     else:
         right = "leave it out; a model that was trained for it says so as matryoshka_dimensions in its config.json"
-    told = f"dimensions: vectors of this model have {size} numbers: {right}."
+    told = f"parameters.dimensions: vectors of this model have {size} numbers: {right}."
     return InvalidInput(told, field="parameters.dimensions")
 
 

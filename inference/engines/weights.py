@@ -66,6 +66,8 @@ def read_json(file: Path, missing: Any = None) -> Any:
         return missing
     except (ValueError, RecursionError) as error:
         raise ModelUnavailable(f"{file.name} is not valid JSON.") from error
+    except OSError as error:
+        raise ModelUnavailable(f"{file.name[:100]} cannot be read: {error.strerror}.") from error
 
 
 def _folder(model: str) -> Path:

@@ -96,7 +96,7 @@ class ReadTests(SimpleTestCase):
             ({"inputs": "a"}, "inputs", "unknown field; did you mean input?"),
             ({"n": 2}, "n", "is not served here; leave it out, or send 1"),
             ({"modality": "image"}, "modality", 'or send "text"'),
-            ({"model": 3}, "model", "must be a name of GET /openai/v1/models"),
+            ({"model": 3}, "model", "must be a name of GET /v1/models"),
             ({"model": "pictures"}, "model", "'pictures' gives no vectors of texts: post to /v1/models/pictures"),
         ):
             with self.subTest(fields):
@@ -104,6 +104,10 @@ class ReadTests(SimpleTestCase):
                 self.assertEqual(error.field, field)
                 self.assertIn(words, error.message)
         self.assertIn("must be a JSON object", self.refused([]).message)
+        asked = embeddings.read({"model": "vectors", "input": ["a"]})
+        later = "inputs[1]: parameters.dimensions: vectors of this model have 384 numbers"
+        self.assertEqual(asked.in_words(later), "input[1]: dimensions: vectors of this model have 384 numbers")
+        self.assertEqual(asked.in_words("The model failed: parameters.x"), "The model failed: parameters.x")
         with self.assertRaises(UnknownModel):
             embeddings.read({"model": "nope", "input": "a"})
 

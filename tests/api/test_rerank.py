@@ -12,6 +12,7 @@ from typing import Any
 from django.test import SimpleTestCase, override_settings
 
 from api.answers.rankings import ranking
+from api.errors import ApiError
 from api.requests import rerank
 from inference.catalog.lookup import spec_of
 from inference.errors import InvalidInput, UnknownModel
@@ -86,7 +87,7 @@ class ReadTests(SimpleTestCase):
             with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
                 file.write(table)
                 file.flush()
-                with override_settings(MODELS_FILE=Path(file.name)), self.assertRaises(InvalidInput) as caught:
+                with override_settings(MODELS_FILE=Path(file.name)), self.assertRaises(ApiError) as caught:
                     rerank.read({"query": "q", "texts": ["a"]})
             self.assertIn(words, caught.exception.message)
 
@@ -173,5 +174,5 @@ class AnswerTests(ApiTestCase):
     def test_an_engine_that_gives_no_scores_is_at_fault(self) -> None:
         one = {"label": "LABEL_0", "score": 0.5}
         for answer in (["x"] * 3, [one] * 2, "x", [one, one, {"label": "LABEL_0"}], [one, one, [one, one]]):
-            told = self.ask("/rerank", functools.partial(answering, answer))
+            told = self.ask("/v2/rerank", functools.partial(answering, answer))
             self.assertEqual((told.status_code, told.json()["code"]), (502, "bad_output"))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import functools
+import math
+import struct
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -11,9 +14,11 @@ from unittest.mock import patch
 from django.test import SimpleTestCase, override_settings
 
 from api.errors import ApiError
+from api.requests import dialects
+from api.requests.dialects import default_of
 from api.requests.tei import read_embed, read_predict, read_similarity
-from inference.catalog import lookup
-from inference.catalog.lookup import default_of, spec_of
+from inference.catalog.lookup import spec_of
+from inference.catalog.parameters import ParameterSpec
 from inference.errors import InvalidInput, UnknownModel
 from inference.models import Job, Priority
 from tests.api.base import ApiTestCase
@@ -49,7 +54,8 @@ class ReadTests(SimpleTestCase):
     def test_a_text_to_compare_with_others(self) -> None:
         for fields, parameters in ({}, {}), ({"parameters": {"prompt_name": "q"}}, {"prompt_name": "q"}):
             submission = read_similarity({"inputs": SENTENCES, **fields}).submission
-            self.assertEqual((submission.inputs, submission.parameters), (["a", "b", "ccc"], {**OWN, **parameters}))
+            expected = {**OWN, "normalize": True, **parameters}
+            self.assertEqual((submission.inputs, submission.parameters), (["a", "b", "ccc"], expected))
 
     def test_texts_and_pairs_to_classify(self) -> None:
         pair = {"text": "a", "text_pair": "b"}
@@ -63,6 +69,8 @@ class ReadTests(SimpleTestCase):
                 asked = read_predict({"inputs": given})
                 self.assertEqual((asked.submission.inputs, asked.is_batch), (inputs, is_batch))
                 self.assertEqual(asked.submission.parameters, {"top_k": 1000})
+        few = dataclasses.replace(spec_of("labels"), parameters={"top_k": ParameterSpec(type="integer", max=3)})
+        self.assertEqual(read_predict({"inputs": "a"}, few).submission.parameters, {"top_k": 3})
         raw = read_predict({"inputs": "a", "raw_scores": True}).submission.parameters
         self.assertEqual(raw, {"top_k": 1000, "function_to_apply": "none"})
 
@@ -71,6 +79,7 @@ class ReadTests(SimpleTestCase):
             (read_embed, {"inputs": []}, "inputs", "a list of one text or more"),
             (read_embed, {"inputs": [1, 2]}, "inputs", "send texts"),
             (read_embed, {"inputs": ["a", None]}, "inputs", "a list of one text or more"),
+            (read_embed, {"inputs": ["a", 3]}, "inputs", "a list of one text or more"),
             (read_embed, {}, "inputs", "must be a text"),
             (read_embed, {"inputs": "a", "truncation_direction": "Left"}, "truncation_direction", 'send "right"'),
             (read_embed, {"input": "a"}, "input", "did you mean inputs?"),
@@ -98,14 +107,15 @@ class ReadTests(SimpleTestCase):
         vectors = spec_of("vectors")
         other = dataclasses.replace(vectors, name="other")
         two = {"vectors": vectors, "other": other}
-        told = r'one of vectors, other, or mark one with default_for = \["embed"'
-        with patch.object(lookup, "models", return_value=two), self.assertRaisesRegex(InvalidInput, told):
+        told = r'one of vectors, other, or have one marked with default_for = \["embed"'
+        with patch.object(dialects, "models", return_value=two), self.assertRaisesRegex(ApiError, told):
             default_of("embed")
         marked = dataclasses.replace(other, default_for=("embed",))
-        with patch.object(lookup, "models", return_value={"vectors": vectors, "other": marked}):
+        with patch.object(dialects, "models", return_value={"vectors": vectors, "other": marked}):
             self.assertIs(default_of("embed"), marked)
-            with self.assertRaisesRegex(InvalidInput, "no model here answers this"):
+            with self.assertRaisesRegex(ApiError, "no model here answers this") as refused:
                 default_of("predict")
+        self.assertEqual(refused.exception.code, "bad_request")
 
 
 @override_settings(MODELS_FILE=MODELS_FILE)
@@ -117,7 +127,7 @@ class AnswerTests(ApiTestCase):
             return self.post(path, {"inputs": inputs, **fields})
 
     def test_vectors_are_lists_in_a_list_also_of_one_text(self) -> None:
-        for path in ("/embed", "/v1/models/vectors/embed"):
+        for path in ("/embed", "/v1/models/vectors/embed", "/"):
             for given, texts in (("a", ["a"]), (["a", "bb"], ["a", "bb"])):
                 answer = self.ask(embed, path, given)
                 self.assertEqual(answer.json(), list(map(vector_of, texts)))
@@ -125,10 +135,20 @@ class AnswerTests(ApiTestCase):
         self.assertEqual((job.size, answer["Content-Location"]), (2, f"/v1/jobs/{job.id}/output"))
 
     def test_similarities_are_products_of_vectors(self) -> None:
-        expected = [sum(x * y for x, y in zip(vector_of("a"), vector_of(text), strict=True)) for text in ("b", "ccc")]
+        def embed_on_a_circle(value: Any, parameters: dict[str, Any]) -> Any:
+            angle = len(value) if isinstance(value, str) else 0
+            numbers = struct.pack("<2f", math.cos(angle), 1.001 * math.sin(angle))
+            return {"embedding": base64.b64encode(numbers).decode(), "tokens": 1}
+
+        expected = [1.0, math.cos(1) * math.cos(3) + math.sin(1) * math.sin(3)]
         for path in ("/similarity", "/v1/models/vectors/similarity", "/v1/models/vectors"):
             with self.subTest(path):
-                self.assertEqual(self.ask(embed, path, SENTENCES).json(), expected)
+                same, other = self.ask(embed_on_a_circle, path, SENTENCES).json()
+                self.assertEqual(same, 1.0)  # and no more, whatever was rounded
+                self.assertAlmostEqual(other, expected[1], places=2)
+        given = {"normalize": False, "encoding_format": "float"}
+        told = self.ask(embed_on_a_circle, "/v1/models/vectors", SENTENCES, parameters=given)
+        self.assertEqual((told.json()[0], Job.objects.latest("created_at").parameters), (1.0, OWN))
 
     def test_labels_are_in_lists_of_their_own_for_a_batch_alone(self) -> None:
         told = [{"score": each["score"], "label": each["label"]} for each in LABELS]
@@ -139,18 +159,22 @@ class AnswerTests(ApiTestCase):
     def test_problems_have_the_form_and_the_statuses_of_their_server(self) -> None:
         for path, fields, status, kind in (
             ("/embed", {"inputs": []}, 422, "Validation"),
+            ("/embed", {"inputs": ["a"] * 10_001}, 413, "Validation"),
+            ("/", {"inputs": []}, 422, "Validation"),
+            ("/v1/models/other/info", None, 422, "Validation"),
             ("/v1/models/labels/embed", {"inputs": "a"}, 422, "Validation"),
             ("/v1/models/nope/predict", {"inputs": "a"}, 404, "Validation"),
             ("/similarity", {"inputs": SENTENCES}, 503, "Overloaded"),  # nobody serves it
         ):
             with self.subTest(path):
-                answer = self.post(path, fields)
+                answer = self.post(path, fields) if fields else self.client.get(path)
                 self.assertEqual((answer.status_code, answer.json()["error_type"]), (status, kind))
                 self.assertEqual(answer["Content-Type"], "application/json")
         for code, status in (("queue_full", 429), ("overloaded", 429), ("bad_output", 424), ("not_finished", 504)):
             with patch("api.views.models.run", side_effect=ApiError("told", code)):
-                answer = self.post("/embed", {"inputs": "a"})
-            self.assertEqual((answer.status_code, answer.json()["error"]), (status, "told"))
+                answers = [self.post("/embed", {"inputs": "a"}), self.post("/rerank", {"query": "a", "texts": ["b"]})]
+            for answer in answers:
+                self.assertEqual((answer.status_code, answer.json()["error"]), (status, "told"))
 
     def test_what_is_refused_later_is_named_as_the_client_did(self) -> None:
         self.idle_worker()

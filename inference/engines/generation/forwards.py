@@ -11,8 +11,8 @@ from transformers import Cache, DynamicCache
 from inference.engines.generation.cells import Cells
 from inference.engines.generation.rows import Row
 
-# On a GPU, what computes attention. cuDNN is left out, as it plans each new number of rows and columns anew, for longer than
-# the step takes: 61 ms became 26 (H100, SmolLM2-135M in bfloat16), and each step has another number.
+# These compute attention on a GPU. cuDNN is left out, as it plans each new number of rows and columns for longer than
+# the step takes, and each step has another one: 75 ms became 39 (H100, SmolLM2-135M in bfloat16).
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 

@@ -16,11 +16,14 @@ ACTIVATIONS: Mapping[str, type[nn.Module]] = {
     kind.__name__: kind
     for kind in (nn.ELU, nn.GELU, nn.Identity, nn.LeakyReLU, nn.Mish, nn.ReLU, nn.SELU, nn.Sigmoid, nn.SiLU, nn.Tanh)
 }
+MOST_FEATURES = 1_000_000
+FLAGS = {"bias": True, "use_residual": False}
 # Of the configuration, what must be so where it is said: the module reads a sentence's vector and replaces it.
 PLACES: Mapping[str, tuple[Any, ...]] = {
     "module_input_name": ("sentence_embedding",),
     "module_output_name": ("sentence_embedding", None),
 }
+FIELDS = {"in_features", "out_features", "activation_function", *FLAGS, *PLACES}
 
 
 class Dense(nn.Module):  # type: ignore[misc]  # torch has no types here
@@ -40,15 +43,20 @@ def load_dense(folder: Path, saved: Mapping[str, Any]) -> Dense:
     """Make a module of its folder, whose configuration is `saved`. Raises `ModelUnavailable`."""
     file = f"{folder.name}/config.json"
     read, written = saved.get("in_features"), saved.get("out_features")
-    if not (type(read) is type(written) is int and read > 0 and written > 0):
-        raise ModelUnavailable(f"{file} must have in_features and out_features, whole numbers from 1.")
-    for name, allowed in PLACES.items():
-        if name in saved and saved[name] not in allowed:
-            raise ModelUnavailable(f"{file}: {name} = {str(saved[name])[:100]!r} is not served.")
+    if not (type(read) is type(written) is int and 0 < read <= MOST_FEATURES and 0 < written <= MOST_FEATURES):
+        sizes = f"whole numbers from 1 to {MOST_FEATURES}"
+        raise ModelUnavailable(f"{file} must have in_features and out_features, {sizes}.")
+    flags = {name: saved.get(name, default) for name, default in FLAGS.items()}
+    wrong = [name for name, on in flags.items() if type(on) is not bool]
+    wrong += [name for name, allowed in PLACES.items() if name in saved and saved[name] not in allowed]
+    wrong += sorted(saved.keys() - FIELDS)
+    if wrong:
+        told = f"{wrong[0]} = {repr(saved[wrong[0]])[:100]} is not understood. Write an engine class"
+        raise ModelUnavailable(f"{file}: {told}, see docs/models.md.")
     activation = _activation(file, saved.get("activation_function", "torch.nn.Tanh"))
     with torch.device("meta"):  # The weights that are read are the first that take memory.
-        linear = nn.Linear(read, written, bias=saved.get("bias", True) is True)
-        module = Dense(linear, activation, _residual(read, written) if saved.get("use_residual") is True else None)
+        linear = nn.Linear(read, written, bias=flags["bias"])
+        module = Dense(linear, activation, _residual(read, written) if flags["use_residual"] else None)
     try:
         weights = {name: part.float() for name, part in load_file(folder / WEIGHTS).items()}
         module.load_state_dict(weights, assign=True)

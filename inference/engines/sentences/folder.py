@@ -103,6 +103,9 @@ def read(folder: Path) -> SentenceFolder:
     asked = _object(folder, MODEL_FILE)
     prompts, default_prompt = _prompts(asked)
     _refuse_others(MODEL_FILE, asked, {"prompts", "default_prompt_name"})
+    if "cls" in modes and not pools_prompt and any(prompts.values()):
+        told = "include_prompt = false beside the pooling cls, which releases of sentence-transformers read in two ways"
+        raise ModelUnavailable(f"{place or '1_Pooling'}/config.json: {told}, is not served.")
     file = next((name for name in TRANSFORMER_FILES if (folder / name).exists()), TRANSFORMER_FILES[0])
     transformer = _object(folder, file)
     _refuse_others(file, transformer, {"max_seq_length", "do_lower_case"}, HARMLESS[TRANSFORMER_FILES[0]])
@@ -137,7 +140,7 @@ def _places(folder: Path) -> tuple[str, list[str]]:
         raise _not_understood(MODULES_FILE, "path", steps[0]["path"])
     places = [str(step.get("path", "")) for step in steps[1 : 2 + len(others)]]
     for place in places:
-        if Path(place).name != place or not place:
+        if Path(place).name != place or place in ("", ".."):
             raise ModelUnavailable(f"{MODULES_FILE} names the folder {place!r}, which is not a folder beside it.")
     return places[0], places[1:]
 
@@ -156,7 +159,7 @@ def _prompts(asked: Mapping[str, Any]) -> tuple[dict[str, str], str]:
         raise _not_understood(MODEL_FILE, "prompts", prompts)
     if name is None:
         return prompts, ""
-    if name not in prompts:  # SentenceTransformer raises for it
+    if not isinstance(name, str) or name not in prompts:  # SentenceTransformer raises for it
         raise ModelUnavailable(f"{MODEL_FILE}: default_prompt_name is {name!r}, which is none of its prompts.")
     return prompts, str(prompts[name])
 

@@ -91,6 +91,8 @@ class SentenceEmbeddingsTests(TestCase):
 
     def test_texts_that_are_not_to_be_cut_fail_where_they_are_too_long(self) -> None:
         texts = ["bread " * count for count in (300, 3, 254, 255)]
+        (unread,) = run(self.engine, [f"cat{' ' * 100_000}dog"], {"truncate": False}).outcomes
+        self.assertIsInstance(unread, ContextLengthExceeded)
         for made in (run(self.engine, texts, {"truncate": False}).outcomes, self.prepared(texts, truncate=False)):
             for bad in (made[0], made[3]):
                 self.assertIsInstance(bad, ContextLengthExceeded)

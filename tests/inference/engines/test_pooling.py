@@ -7,6 +7,7 @@ from typing import Any
 from unittest import TestCase
 
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModel, AutoTokenizer
 
 from inference.catalog.specs import ModelSpec
@@ -141,7 +142,7 @@ class TextTests(FolderTestCase):
         self.steps(*STEPS)
         skip = 4  # [CLS] in paris :
         self.assertEqual(len(AutoTokenizer.from_pretrained(self.folder)(self.PROMPT)["input_ids"]), skip + 1)
-        for mode in pooling.POOLS:
+        for mode in pooling.POOLS.keys() - {"cls"}:
             with self.subTest(mode):
                 self.write("1_Pooling/config.json", {"pooling_mode": mode, "include_prompt": False})
                 self.assert_vectors(mode, prompt=self.PROMPT, skip=skip)
@@ -219,6 +220,7 @@ class RefusedTests(FolderTestCase):
             ("modules.json", [{"type": "Transformer", "path": "0_X"}, {"type": "Pooling", "path": "1"}], "path"),
             ("modules.json", [{"type": "Transformer", "path": "", "kwargs": ["task"]}, {"type": "Pooling"}], "kwargs"),
             ("modules.json", {"type": "Transformer"}, "list"),
+            (model, {"prompts": {"a": "b"}, "default_prompt_name": ["a"]}, "default_prompt_name"),
         )  # fmt: skip
         for file, content, field in cases:
             with self.subTest(file=file, content=content):
@@ -226,6 +228,40 @@ class RefusedTests(FolderTestCase):
                 self.assert_refused(file, field)
                 (self.folder / file).unlink()
 
+    def test_a_prompt_that_one_release_leaves_out_of_cls_and_another_does_not(self) -> None:
+        self.steps(*STEPS)
+        self.write("1_Pooling/config.json", {"pooling_mode": ["mean", "cls"], "include_prompt": False})
+        self.engine()
+        self.write("config_sentence_transformers.json", {"prompts": {"query": "find: "}})
+        self.assert_refused("1_Pooling/config.json", "include_prompt = false beside the pooling cls")
+
+    def test_a_dense_module_that_is_not_understood(self) -> None:
+        places = ("", "1_Pooling", "2_Dense")
+        kinds = ("Transformer", "Pooling", "Dense")
+        self.write("modules.json", [{"path": place, "type": kind} for place, kind in zip(places, kinds, strict=True)])
+        self.write("1_Pooling/config.json", {"pooling_mode": "mean"})
+        good = {"in_features": tiny_models.WIDTH, "out_features": 4, "bias": True}
+        for config, words in (
+            ({}, "in_features"),
+            ({"in_features": 10**30}, "whole numbers from 1 to"),
+            ({"out_features": True}, "whole numbers from 1 to"),
+            ({"use_residual": 1}, "use_residual = 1"),
+            ({"bias": "yes"}, "bias = 'yes'"),
+            ({"dropout": 0.5}, "dropout = 0.5"),
+            ({"module_input_name": "token_embeddings"}, "module_input_name = 'token_embeddings'"),
+            ({"activation_function": "os.system"}, "activation_function 'os.system' is not known"),
+            ({"activation_function": "torch.nn.modules.activation.Tanh"}, "2_Dense/model.safetensors is missing"),
+        ):
+            with self.subTest(config):
+                self.write("2_Dense/config.json", {**good, **config} if config else {})
+                self.assert_refused(words)
+        weights = {"linear.weight": torch.zeros(4, 3), "linear.bias": torch.zeros(4)}
+        save_file(weights, self.folder / "2_Dense" / "model.safetensors")
+        self.write("2_Dense/config.json", good)
+        self.assert_refused("2_Dense/model.safetensors does not fit its config.json")
+
     def test_a_folder_elsewhere(self) -> None:
+        self.write("modules.json", [{"path": "", "type": "Transformer"}, {"path": "..", "type": "Pooling"}])
+        self.assert_refused("'..'")
         self.write("modules.json", [{"path": "", "type": "Transformer"}, {"path": "../x", "type": "Pooling"}])
         self.assert_refused("../x")

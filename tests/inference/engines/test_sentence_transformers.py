@@ -85,9 +85,11 @@ class FolderTests(TestCase):
                 self.assert_equal(engine, expected, normalize=is_normal)
 
     def test_prompts_by_name_by_type_of_input_and_by_default(self) -> None:
-        for includes, default in itertools.product((True, False), (None, "query")):
-            with self.subTest(includes=includes, default=default):
-                modules = self.modules()
+        cases: list[tuple[bool, str | None, str]] = [*itertools.product((True, False), (None, "query"), ("mean",))]
+        cases += [(False, "query", pooling) for pooling in ("max", "lasttoken", "weightedmean")]
+        for includes, default, pooling in cases:
+            with self.subTest(includes=includes, default=default, pooling=pooling):
+                modules = self.modules(pooling=pooling)
                 modules[1].include_prompt = includes
                 model, engine = self.saved(modules, prompts=PROMPTS, default_prompt_name=default)
                 asked = {**TENSOR, "normalize_embeddings": True}
