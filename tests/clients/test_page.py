@@ -1,0 +1,32 @@
+"""docs/clients.md is what `make clients` writes: of these versions, and of each call of the scripts."""
+
+import re
+from unittest import TestCase
+
+from tests.clients.command import CALLS, GROUPS, PAGE, Told, page, requirements
+
+
+class PageTests(TestCase):
+    def test_the_page_tells_of_the_versions_that_are_pinned(self) -> None:
+        shown = PAGE.read_text()
+        for group in GROUPS:
+            for line in requirements(group):
+                self.assertIn(line.replace("==", " "), shown)
+
+    def test_each_client_of_the_scripts_is_on_the_page(self) -> None:
+        shown = PAGE.read_text()
+        for group in GROUPS:
+            clients = set(re.findall(r'call\(\s*"([\w-]+)"', (CALLS / f"{group}.py").read_text()))
+            self.assertTrue(clients)
+            for client in clients:
+                self.assertIn(f"\n| {client} | `", shown)
+
+    def test_a_call_is_a_row_of_its_table(self) -> None:
+        told = [
+            Told(client="a", call="f", works=True, words=""),
+            Told(client="a", call="g", works=False, words="x|y" * 99),
+        ]
+        rows = page(told).splitlines()[-2:]
+        self.assertEqual(rows[0], "| a | `f` | works |")
+        self.assertTrue(rows[1].startswith("| a | `g` | x\\|yx\\|y"))
+        self.assertTrue(rows[1].endswith("… |"))
