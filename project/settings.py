@@ -18,6 +18,7 @@ RELEASE = os.environ.get("RELEASE") or release.of(BASE_DIR)  # what the charts m
 DEBUG = env.flag("DEBUG")  # Django's: pages with tracebacks, and every statement kept for them
 DEVELOPMENT = env.flag("DEVELOPMENT", DEBUG)  # plain HTTP, and no keys asked for
 SECRET_KEY = env.secret("SECRET_KEY", DATA_DIR / "secret_key")
+ALLOWED_ORIGINS = env.texts("ALLOWED_ORIGINS", "")
 ALLOWED_HOSTS = env.texts("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 
 INSTALLED_APPS = [
@@ -48,6 +49,16 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
+if ALLOWED_ORIGINS:  # whose pages may call the API from a browser
+    INSTALLED_APPS.append("corsheaders")
+    MIDDLEWARE.insert(0, "corsheaders.middleware.CorsMiddleware")
+CORS_ALLOWED_ORIGINS = ALLOWED_ORIGINS
+CORS_URLS_REGEX = r"^/(?!admin(?:/|$))"
+CORS_ALLOW_HEADERS = (
+    "accept", "authorization", "content-type", "idempotency-key", "last-event-id", "prefer", "user-agent",
+    "x-request-id",
+)  # fmt: skip
+CORS_EXPOSE_HEADERS = ("content-location", "location", "retry-after", "x-request-id")
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 ROOT_URLCONF = "project.urls"
 WSGI_APPLICATION = "project.wsgi.application"

@@ -42,8 +42,8 @@ task = "text-generation"
 HEAD = """# Clients
 
 Unmodified libraries of other projects against the whole service, written by `make clients`: each call, and the words
-with which a client hears that something is not served. Those of npm are tested beside them ([embeddings](embeddings.md),
-[rerank](rerank.md), [chats](openai.md)).
+with which a client hears that something is not served. Those of npm are tested beside them
+([embeddings](embeddings.md), [rerank](rerank.md), [chats](openai.md)).
 
 Versions: {versions}.
 
@@ -95,7 +95,7 @@ def ask(group: str, base: str, key: str) -> list[Told]:
     """Have one group of clients call the service. Raises `CalledProcessError` where its script fails."""
     python = install(group)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DJANGO"))}
-    script = [python, CALLS / f"{group}.py", base, key]
+    script = [str(python), str(CALLS / f"{group}.py"), base, key]
     lines = subprocess.run(script, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     return [Told(**json.loads(line)) for line in lines if line.startswith('{"client"')]
 
@@ -106,8 +106,8 @@ def install(group: str) -> Path:
     done, wanted = folder / "installed.txt", "\n".join(requirements(group))
     if not done.exists() or done.read_text() != wanted:
         venv.create(folder, clear=True, with_pip=True)
-        pip = ["-m", "pip", "install", "--quiet", "-r", CALLS / f"{group}.txt"]
-        subprocess.run([folder / "bin" / "python", *pip], check=True)
+        pip = ("-m", "pip", "install", "--quiet", "-r", str(CALLS / f"{group}.txt"))
+        subprocess.run([str(folder / "bin" / "python"), *pip], check=True)
         done.write_text(wanted)
     return folder / "bin" / "python"
 

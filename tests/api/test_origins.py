@@ -1,0 +1,59 @@
+"""Pages of the sites in ALLOWED_ORIGINS may call the API from a browser, and those of others may not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+from unittest import TestCase
+
+from django.conf import settings
+
+SITE = "https://app.example.org"
+# Settings are read once a process.
+ASK = f"""
+import json, django
+django.setup()
+from django.test import Client
+asked = [("OPTIONS", "/v1/jobs"), ("GET", "/healthz"), ("OPTIONS", "/admin/"), ("GET", "/v1/jobs")]
+told = []
+for origin in ("{SITE}", "https://other.example.org"):
+    for method, path in asked:
+        headers = {{"Origin": origin, "Access-Control-Request-Method": "POST"}}
+        answer = Client(headers=headers).generic(method, path)
+        told.append([origin, method, path, answer.status_code, dict(answer.headers)])
+print(json.dumps(told))
+"""
+
+
+def ask(origins: str) -> list[Any]:
+    environment = {**os.environ, "ALLOWED_ORIGINS": origins, "DEVELOPMENT": "0", "ALLOWED_HOSTS": "testserver"}
+    environment["DJANGO_SETTINGS_MODULE"] = "project.settings"
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], cwd=settings.BASE_DIR, env=environment, capture_output=True, text=True, check=True
+    )
+    told: list[Any] = json.loads(done.stdout)
+    return told
+
+
+class OriginsTests(TestCase):
+    def test_a_site_that_is_allowed_may_ask_the_api_and_read_what_it_answers(self) -> None:
+        for origin, method, path, status, headers in ask(f"{SITE},https://third.example.org"):
+            with self.subTest(origin, path=path):
+                is_allowed = origin == SITE and not path.startswith("/admin")
+                self.assertEqual(headers.get("access-control-allow-origin"), SITE if is_allowed else None)
+                if method == "OPTIONS" and is_allowed:
+                    self.assertEqual(status, 200)
+                    self.assertIn("idempotency-key", headers["access-control-allow-headers"])
+                elif is_allowed:
+                    self.assertIn("retry-after", headers["access-control-expose-headers"])
+                self.assertNotIn("access-control-allow-credentials", headers)
+        self.assertEqual(status, 401)  # a key is needed from there, too
+
+    def test_none_is_allowed_unasked(self) -> None:
+        for _, method, path, status, headers in ask(""):
+            self.assertNotIn("access-control-allow-origin", headers)
+            if (method, path) == ("OPTIONS", "/v1/jobs"):
+                self.assertEqual(status, 401)
