@@ -27,6 +27,11 @@ task = "text-classification"
 model = "some-organization/reviews"
 revision = "714eb0f"
 
+[slow]
+engine = "tests.echo:EchoEngine"
+options = {{ gate = "{echo.HELD}" }}
+time_limit_s = 180
+
 [missing]
 engine = "no.such.module:Engine"
 """
@@ -73,12 +78,13 @@ class CommandsTests(StackCase):
 
     def test_a_text_goes_through_the_queue_and_its_answer_is_printed(self) -> None:
         run = self.manage("run", "echo", "où?", "--parameters", '{"loud": true}')
-        self.assertEqual((json.loads(run.stdout), run.stderr), (echo.expected("où?"), ""))
+        self.assertEqual((run.returncode, run.stderr), (0, ""))
+        self.assertEqual(json.loads(run.stdout), echo.expected("où?"))
         self.assertEqual((self.newest().parameters, self.newest().attempts), ({"loud": True}, 1))
 
     def test_what_is_wrong_is_one_sentence(self) -> None:
         cases = (
-            (("run", "ecko", "a"), "There is no model 'ecko'. Known models: echo, missing, reviews."),
+            (("run", "ecko", "a"), "There is no model 'ecko'. Known models: echo, missing, reviews, slow."),
             (("run", "missing", "a"), "No worker serves 'missing' now. Its worker cannot run it."),
             (("run", "missing", "a"), "no.such.module:Engine' names a module that is not there"),
             (("run", "echo", "a", "--parameters", '{"lout": true}'), "did you mean loud?"),
@@ -96,22 +102,26 @@ class CommandsTests(StackCase):
             self.assertIn("The database does not answer: no such table", said)
 
     def test_a_job_that_is_not_finished_in_time_goes_on_and_is_named(self) -> None:
-        (said,) = self.refused(("run", "echo", "a", "--timeout", "0"))
+        self.hold()
+        (said,) = self.refused(("run", "slow", "a", "--timeout", "0"))
+        self.stack.release()
         job = self.newest()
         self.assertIn(f"Not finished within 0 s. The job goes on: /v1/jobs/{job.pk}", said)
         self.assertEqual(self.stack.finished(job.pk)[0].status, Status.SUCCEEDED)
 
     def test_a_job_that_waits_for_a_paused_model_is_said_to(self) -> None:
-        PausedModel.objects.using(self.stack.alias).create(model="echo")
-        (said,) = self.refused(("run", "echo", "a", "--timeout", "0"))
+        self.hold()  # the worker may hear of the pause after it has begun the job
+        PausedModel.objects.using(self.stack.alias).create(model="slow")
+        (said,) = self.refused(("run", "slow", "a", "--timeout", "0"))
         PausedModel.objects.using(self.stack.alias).all().delete()
-        self.assertIn("within 0 s. 'echo' is paused: its jobs wait until it is resumed. The job goes on", said)
+        self.stack.release()
+        self.assertIn("within 0 s. 'slow' is paused: its jobs wait until it is resumed. The job goes on", said)
         self.assertEqual(self.stack.finished(self.newest().pk)[0].status, Status.SUCCEEDED)
 
     def test_the_models_are_listed_with_their_weights_who_serves_them_and_what_waits(self) -> None:
         run = self.manage("models")
         self.assertEqual(run.returncode, 0, run.stderr)
-        _, reviews, missing = re.split("^(?:reviews|missing)$", run.stdout, flags=re.MULTILINE)
+        _, reviews, _, missing = re.split("^(?:reviews|slow|missing)$", run.stdout, flags=re.MULTILINE)
         worker = self.stack.workers.get().name
         for fact in (
             "task       text-classification", "weights    some-organization/reviews", "revision   714eb0f",
