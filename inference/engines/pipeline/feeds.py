@@ -196,6 +196,7 @@ def no_room(tokens: int, longest: int) -> InvalidInput:
 UNKNOWN_LABEL = -1  # what the pipeline finds for entailment where no label is named so: scores of the last are read
 MOST_NAMED = 4
 CUT = {"truncation": True}  # to what the model can take
+SECOND_CUT = {"truncation": "only_second"}
 ONE_LABEL = {"candidate_labels": ["one"]}
 TABLE = {"table": {"city": ["Paris", "Rome"]}, "query": "which city?"}
 
@@ -204,7 +205,7 @@ _audio = functools.partial(Feed, prepare=inputs.audio, example=media.example_aud
 
 FEEDS: dict[str, Feed] = {
     "text-classification": Texts(prepare=inputs.text_or_pair, batched=True, scores_texts=True, preprocess=CUT),
-    "text-ranking": Pairs(prepare=inputs.pair, batched=True, scores_texts=True, preprocess=CUT),
+    "text-ranking": Pairs(prepare=inputs.pair, batched=True, scores_texts=True, preprocess=SECOND_CUT),
     "feature-extraction": States(prepare=inputs.text, batched=True, reads_states=True, preprocess=CUT),
     "fill-mask": Masked(prepare=inputs.masked_text, batched=True, preprocess={"tokenizer_kwargs": CUT}),
     "token-classification": Texts(prepare=inputs.long_text, batched=True),

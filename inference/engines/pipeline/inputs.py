@@ -52,7 +52,18 @@ def pair(value: Any, pipe: Any) -> Any:
     if not isinstance(value, dict) or value.keys() != {"text", "text_pair"}:
         raise InvalidInput('An input must be {"text": "the query", "text_pair": "a text"}.')
     found = fields(value, pipe, text=text, text_pair=text)
+    _require_room_beside(found["text"], pipe.tokenizer)
     return {name: [part] for name, part in found.items()}  # In lists, since a lone empty text is taken for none.
+
+
+def _require_room_beside(query: str, tokenizer: Any) -> None:
+    """Raise `InvalidInput` for a query that leaves no token to a text: no query is cut."""
+    most = tokenizer.model_max_length - tokenizer.num_special_tokens_to_add(pair=True) - 1
+    if len(query) <= most:  # as a token has a character at least
+        return
+    tokens = len(tokenizer(query, add_special_tokens=False, verbose=False)["input_ids"])
+    if tokens > most:
+        raise context_length_exceeded(most, tokens)
 
 
 def masked_text(value: Any, pipe: Any) -> str:

@@ -12,6 +12,7 @@ import torch
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
 from inference.engines.isolate import run
+from inference.errors import ContextLengthExceeded
 from tests import sentence_transformers, tiny_models
 
 EMBEDDINGS = "inference.engines.embeddings:SentenceEmbeddings"
@@ -112,6 +113,23 @@ class FolderTests(TestCase):
 
 
 class RankingTests(TestCase):
+    def test_texts_are_cut_and_queries_are_not(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            place = str(tiny_models.build("text-ranking", Path(folder)))
+            engine = loading.ready(ModelSpec(name="m", task="text-ranking", model=place), "cpu")
+        most = tiny_models.POSITIONS - 4  # three special tokens, and one of a text
+        query = " ".join(["dog"] * (most - 1))
+        first, same, other, bad, worse = run(engine, [
+            {"text": query, "text_pair": "cat red"}, {"text": query, "text_pair": "cat red paris in france"},
+            {"text": query, "text_pair": "house red"}, {"text": f"{query} dog dog", "text_pair": "cat"},
+            {"text": "dog " * 100_000, "text_pair": ""},
+        ], {}).outcomes  # fmt: skip
+        self.assertAlmostEqual(first["score"], same["score"], places=6)
+        self.assertNotAlmostEqual(first["score"], other["score"], places=3)
+        for error in (bad, worse):
+            self.assertIsInstance(error, ContextLengthExceeded)
+            self.assertIn(f"limit of {most} tokens", str(error))
+
     def test_scores_of_pairs_are_those_of_a_cross_encoder(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             place = str(tiny_models.build("text-ranking", Path(folder)))
