@@ -140,6 +140,9 @@ class Job(models.Model):
     idempotency_key = models.CharField(max_length=300, null=True, default=None, help_text="OWNER:KEY, one job each.")
     idempotency_digest = models.CharField(max_length=64, blank=True, default="", help_text="Of its request.")
     request_id = models.CharField(max_length=128, blank=True, default="")
+    route = models.CharField(
+        max_length=60, null=True, default=None, editable=False, help_text="The address that it came by."
+    )
     traceparent = models.CharField(
         max_length=55, null=True, default=None, editable=False,
         help_text="The trace that it came with, where traces are on.",

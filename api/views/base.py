@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 from uuid import UUID
@@ -90,6 +92,7 @@ class ApiView(APIView):
             key_start=self.principal.key_start,
             idempotency_key=bodies.idempotency_key(request.META.get("HTTP_IDEMPOTENCY_KEY")),
             request_id=request_id.current(),
+            route=route_of(request),
         )
 
     def waited_for(self, request: HttpRequest, job_id: str) -> Job:
@@ -111,6 +114,16 @@ class ApiView(APIView):
         with slots.take(self.principal.user_id, wait_s) as granted_s:
             self.kept_waiting = granted_s == wait_s
             yield granted_s
+
+
+def route_of(request: HttpRequest) -> str | None:
+    """Return the address of a request as the documentation writes it, with names in capitals for its parts."""
+    return _written(request.resolver_match.route) if request.resolver_match else None
+
+
+@functools.cache
+def _written(route: str) -> str:
+    return "/" + re.sub(r"<\w+:(\w+)>", lambda part: part[1].upper(), route)
 
 
 def visible_job(principal: Principal, job_id: str) -> Job:

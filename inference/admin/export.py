@@ -23,7 +23,7 @@ MOST = 1_000_000
 COLUMNS = (
     "id", "model", "status", "error_code", "error_detail", "error_raised", "priority", "size", "length", "batch",
     "batch_size", "attempts", "recoveries", "worker", "device", "created_at", "published_at", "started_at",
-    "finished_at", "expires_at", "owner", "key_start", "request_id", "bulk", "bulk_index",
+    "finished_at", "expires_at", "owner", "key_start", "route", "request_id", "bulk", "bulk_index",
 )  # fmt: skip
 # What a spreadsheet may compute begins with; the wide ones are computed where East Asian text is typed.
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%", "\uff1d", "\uff0b", "\uff0d", "\uff20")

@@ -48,9 +48,10 @@ def _event(job: Job, what: str, at: datetime.datetime | None, **more: Any) -> Ev
 
 def _accepted(job: Job) -> Event:
     by = format_html("by {}", display.visible(str(job.owner))) if job.owner_id else "without a key"
+    route = format_html(" at {}", display.visible(job.route)) if job.route else NOTHING
     request = format_html(", request {}", _requests(job.request_id)) if job.request_id else NOTHING
     parts = format_html(", to run in {} parts", job.parts) if job.parts else NOTHING
-    return _event(job, "Accepted", job.created_at, detail=format_html("{}{}{}", by, request, parts))
+    return _event(job, "Accepted", job.created_at, detail=format_html("{}{}{}{}", by, route, request, parts))
 
 
 def _requests(request_id: str) -> SafeString:

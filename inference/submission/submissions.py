@@ -26,6 +26,7 @@ class Terms:
     owner: Any = None
     max_owned: int | None = None
     key_start: str | None = None  # of the API key that it came with
+    route: str | None = None  # the address that it came by, such as /v1/models/NAME
     idempotency_key: str | None = None
     request_id: str = ""
     alone: bool = False  # to be run with nothing beside it, as one whose next loss is its last
@@ -38,7 +39,7 @@ class Terms:
         traced: dict[str, Any] = {"traceparent": tracing.traceparent()} if tracing.on else {}
         return rows.new_job(
             model=self.spec.name, priority=self.priority, owner=self.owner, key_start=self.key_start,
-            request_id=self.request_id,
+            request_id=self.request_id, route=self.route,
             created_at=now, published_at=now, expires_at=expires_at,
             recoveries=settings.MAX_RECOVERIES - 1 if self.alone else 0, **traced, **values,
         )  # fmt: skip

@@ -131,6 +131,7 @@ class AnswerTests(ApiTestCase):
             for given, texts in (("a", ["a"]), (["a", "bb"], ["a", "bb"])):
                 answer = self.ask(embed, path, given)
                 self.assertEqual(answer.json(), list(map(vector_of, texts)))
+                self.assertEqual(Job.objects.latest("created_at").route, path.replace("vectors", "NAME"))
         job = Job.objects.latest("created_at")
         self.assertEqual((job.size, answer["Content-Location"]), (2, f"/v1/jobs/{job.id}/output"))
 

@@ -58,8 +58,9 @@ class StoryTests(AdminCase):
         begun = ago(10)
         owner = User.objects.create_user("customer")
         job = make_job(
-            status=Status.SUCCEEDED, owner=owner, request_id="req-1", created_at=begun, worker=make_worker().pk,
-            published_at=begun + datetime.timedelta(milliseconds=2), device="cuda:0", batch=uuid.uuid4(), batch_size=24,
+            status=Status.SUCCEEDED, owner=owner, request_id="req-1", route="/v1/embeddings", created_at=begun,
+            worker=make_worker().pk, published_at=begun + datetime.timedelta(milliseconds=2), device="cuda:0",
+            batch=uuid.uuid4(), batch_size=24,
             started_at=begun + datetime.timedelta(milliseconds=480), attempts=1,
             finished_at=begun + datetime.timedelta(milliseconds=600),
         )  # fmt: skip
@@ -69,7 +70,7 @@ class StoryTests(AdminCase):
             ["Accepted", "Message sent", "Fetched", "Claimed", "Recorded: succeeded", "Webhook delivered"],
         )
         page = self.text(page_of(job))
-        for told in ("by customer", "+480 ms", "+600 ms", "worker@host", "cuda:0", "a batch of 24",
+        for told in ("by customer at /v1/embeddings,", "+480 ms", "+600 ms", "worker@host", "cuda:0", "a batch of 24",
                      "after a run of 120 ms", "tried 2 times"):  # fmt: skip
             self.assertIn(told, page)
 
