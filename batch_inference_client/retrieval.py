@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from batch_inference_client.errors import ClientError
+
 IN_BASE64 = {"encoding_format": "base64"}  # a quarter of the numbers' text
 LOGITS = {"function_to_apply": "none"}  # shares batches with the service's own rankings
 
@@ -30,7 +32,8 @@ class Runs(Protocol):
 
 
 class Retrieval:
-    """Methods of the client. Each takes the options of `run`, and raises what that raises."""
+    """Methods of the client. Each takes the options of `run`, but that a ranking has no `parameters`, and raises what
+    that raises."""
 
     def embed(self: Runs, model: str, texts: str | Sequence[str], *, parameters: Any = None, **options: Any) -> Any:
         """Return the vector of a text as a list of numbers, or a list of such for a list of texts.
@@ -49,7 +52,7 @@ class Retrieval:
     def rerank(
         self: Runs, model: str, query: str, texts: Sequence[str], *, top_n: int | None = None, **options: Any
     ) -> list[Ranked]:
-        """Return the texts that answer a query best, the best first: all, or `top_n` of them."""
+        """Return the texts that answer a query best, the best first: all, or `top_n` of them, which is 1 or more."""
         return _ranked(self.run(model, _pairs(query, texts), parameters=LOGITS, **options), top_n)
 
     async def arerank(
@@ -73,10 +76,14 @@ def _numbers(vector: str) -> list[float]:
 
 
 def _pairs(query: str, texts: Sequence[str]) -> list[dict[str, str]]:
+    if isinstance(texts, str):
+        raise ClientError("texts: must be several texts, not one.", code="bad_request")
     return [{"text": query, "text_pair": text} for text in texts]
 
 
 def _ranked(output: Any, top_n: int | None) -> list[Ranked]:
+    if top_n is not None and top_n < 1:
+        raise ClientError("top_n: must be 1 or more.", code="bad_request")
     found = [Ranked(index=index, score=_sigmoid(answer["score"])) for index, answer in enumerate(output)]
     return sorted(found, key=lambda each: -each.score)[:top_n]
 

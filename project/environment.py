@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import dj_database_url
 
+ORIGIN = re.compile(r"http://[a-z0-9.-]+(?::(?!80$)\d+)?|https://[a-z0-9.-]+(?::(?!443$)\d+)?")
 ON, OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
@@ -27,6 +28,15 @@ def flag(name: str, default: bool = False) -> bool:
 def texts(name: str, default: str = "") -> list[str]:
     """Separated by commas."""
     return [part.strip() for part in os.environ.get(name, default).split(",") if part.strip()]
+
+
+def origins(name: str) -> list[str]:
+    """Sites as a browser names them, separated by commas."""
+    found = texts(name)
+    for origin in found:
+        if not ORIGIN.fullmatch(origin):
+            refuse(name, f"must be sites such as https://app.example.org or http://localhost:3000, not {origin!r}")
+    return found
 
 
 def integer(name: str, default: int) -> int:

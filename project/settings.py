@@ -18,7 +18,7 @@ RELEASE = os.environ.get("RELEASE") or release.of(BASE_DIR)  # what the charts m
 DEBUG = env.flag("DEBUG")  # Django's: pages with tracebacks, and every statement kept for them
 DEVELOPMENT = env.flag("DEVELOPMENT", DEBUG)  # plain HTTP, and no keys asked for
 SECRET_KEY = env.secret("SECRET_KEY", DATA_DIR / "secret_key")
-ALLOWED_ORIGINS = env.texts("ALLOWED_ORIGINS", "")
+ALLOWED_ORIGINS = env.origins("ALLOWED_ORIGINS")
 ALLOWED_HOSTS = env.texts("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 
 INSTALLED_APPS = [
@@ -51,14 +51,23 @@ MIDDLEWARE = [
 ]
 if ALLOWED_ORIGINS:  # whose pages may call the API from a browser
     INSTALLED_APPS.append("corsheaders")
-    MIDDLEWARE.insert(0, "corsheaders.middleware.CorsMiddleware")
+    MIDDLEWARE.insert(MIDDLEWARE.index("api.middleware.Api"), "corsheaders.middleware.CorsMiddleware")
 CORS_ALLOWED_ORIGINS = ALLOWED_ORIGINS
 CORS_URLS_REGEX = r"^/(?!admin(?:/|$))"
 CORS_ALLOW_HEADERS = (
-    "accept", "authorization", "content-type", "idempotency-key", "last-event-id", "prefer", "user-agent",
-    "x-request-id",
+    "accept", "authorization", "content-type", "idempotency-key", "if-none-match", "last-event-id", "prefer",
+    "traceparent", "tracestate", "user-agent", "x-request-id",
+    # of the packages openai and cohere-ai of npm
+    *(f"x-stainless-{name}" for name in (
+        "arch", "helper-method", "lang", "os", "package-version", "poll-helper", "retry-count", "runtime",
+        "runtime-version", "timeout",
+    )),
+    *(f"x-fern-{name}" for name in ("language", "runtime", "runtime-version", "sdk-name", "sdk-version")),
+    "openai-organization", "openai-project", "x-client-name",
 )  # fmt: skip
-CORS_EXPOSE_HEADERS = ("content-location", "location", "retry-after", "x-request-id")
+CORS_EXPOSE_HEADERS = (
+    "content-location", "etag", "location", "preference-applied", "retry-after", "x-request-id", "x-should-retry"
+)  # fmt: skip
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 ROOT_URLCONF = "project.urls"
 WSGI_APPLICATION = "project.wsgi.application"

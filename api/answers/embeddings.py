@@ -22,7 +22,7 @@ from inference.models import Job
 NO_VECTOR = 'The model\'s answer is not {"embedding": "…", "tokens": …} for each text.'
 
 
-def embeddings(job: Job, *, is_base64: bool) -> bytes:
+def openai_embeddings(job: Job, *, is_base64: bool) -> bytes:
     """Write the answer of a job that has succeeded as OpenAI does. Raises `ApiError`."""
     found = vectors(job)
     data = (
@@ -35,12 +35,12 @@ def embeddings(job: Job, *, is_base64: bool) -> bytes:
     return b"".join((start, array(data), end, codec.dumps(usage), b"}"))
 
 
-def plain(job: Job) -> bytes:
+def tei_embeddings(job: Job) -> bytes:
     """Write the answer as Text Embeddings Inference does: a list of lists. Raises `ApiError`."""
     return array(codec.dumps(numbers(vector)) for vector, _ in vectors(job))
 
 
-def by_cohere(job: Job, asked: EmbedRequest, *, version: int) -> bytes:
+def cohere_embeddings(job: Job, asked: EmbedRequest, *, version: int) -> bytes:
     """Write the answer as Cohere does. Its first version has plain lists where no form is asked for.
 
     Raises `ApiError`."""

@@ -18,8 +18,8 @@ from inference.errors import InvalidInput
 from inference.submission import lists
 from inference.submission.submissions import Submission
 
-SETTINGS = ("normalize", "prompt_name", "truncate", "dimensions")
-OF_SIMILARITY = ("prompt_name", "truncate")
+EMBED_SETTINGS = ("normalize", "prompt_name", "truncate", "dimensions")
+SIMILARITY_SETTINGS = ("prompt_name", "truncate")
 WORDS = {"parameters.": ""}
 
 
@@ -30,12 +30,12 @@ class PredictRequest(DialectRequest):
 
 def read_embed(document: Any, spec: ModelSpec | None = None) -> DialectRequest:
     """Read a request for vectors. Raises `InvalidInput`, `UnknownModel`."""
-    fields, spec = _begin(document, spec, "embed", ("inputs", *SETTINGS))
+    fields, spec = _begin(document, spec, "embed", ("inputs", *EMBED_SETTINGS))
     texts = fields.get("inputs")
     texts = texts if isinstance(texts, list) else [texts]
     _require_texts("inputs", texts)
     _require_room(spec, texts)
-    parameters = {**OWN, **_settings(fields, SETTINGS)}
+    parameters = {**OWN, **_settings(fields, EMBED_SETTINGS)}
     return DialectRequest(submission=Submission(spec=spec, inputs=texts, parameters=parameters), words=WORDS)
 
 
@@ -45,8 +45,8 @@ def read_similarity(document: Any, spec: ModelSpec | None = None) -> DialectRequ
     given = fields.get("parameters", {})
     if not isinstance(given, dict):
         raise InvalidInput("parameters: must be an object.", field="parameters")
-    refuse_others(given, OF_SIMILARITY, CUT, ignored=(), where="parameters.")
-    return similarity_of(spec, fields.get("inputs"), _settings(given, OF_SIMILARITY))
+    refuse_others(given, SIMILARITY_SETTINGS, CUT, ignored=(), where="parameters.")
+    return similarity_of(spec, fields.get("inputs"), _settings(given, SIMILARITY_SETTINGS))
 
 
 def similarity_of(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any]) -> DialectRequest:

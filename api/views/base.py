@@ -123,7 +123,8 @@ def route_of(request: HttpRequest) -> str | None:
 
 @functools.cache
 def _written(route: str) -> str:
-    return "/" + re.sub(r"<\w+:(\w+)>", lambda part: part[1].upper(), route)
+    written = "/" + re.sub(r"<\w+:(\w+)>", lambda part: part[1].upper(), route)
+    return written[: Job._meta.get_field("route").max_length]  # of who has mounted the API elsewhere
 
 
 def visible_job(principal: Principal, job_id: str) -> Job:

@@ -24,7 +24,7 @@ class EmbeddingsView(ApiView):
     @operations.not_described
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
         asked = embeddings.read(document_of(request), spec_of(name) if name else None)
-        return run_in_words(self, request, asked, partial(answers.embeddings, is_base64=asked.is_base64))
+        return run_in_words(self, request, asked, partial(answers.openai_embeddings, is_base64=asked.is_base64))
 
 
 class CohereView(ApiView):
@@ -34,7 +34,7 @@ class CohereView(ApiView):
     @operations.not_described
     def post(self, request: HttpRequest) -> HttpResponse:
         asked = cohere.read(document_of(request))
-        write = partial(answers.by_cohere, asked=asked, version=self.version)
+        write = partial(answers.cohere_embeddings, asked=asked, version=self.version)
         return run_in_words(self, request, asked, write)
 
 

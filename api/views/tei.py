@@ -28,7 +28,7 @@ class EmbedView(TeiView):
     @operations.not_described
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
         asked = read_embed(document_of(request), spec_of(name) if name else None)
-        return run_in_words(self, request, asked, embeddings.plain)
+        return run_in_words(self, request, asked, embeddings.tei_embeddings)
 
 
 class RootView(EmbedView):

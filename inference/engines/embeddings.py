@@ -123,8 +123,8 @@ class SentenceEmbeddings(Engine):
         counts = tokens["attention_mask"].sum(1).tolist()
         if CUT not in tokens:
             return self._told_of(tokens, counts, parameters)
-        limit, cut = self.max_tokens or 0, tokens[CUT].tolist()
-        kept = [row for row, count in enumerate(counts) if not cut[row] and (not limit or count <= limit)]
+        limit, cut = self.max_tokens or self.tokenizer.model_max_length, tokens[CUT].tolist()
+        kept = [row for row, count in enumerate(counts) if not cut[row] and count <= limit]
         answers: list[Any] = [context_length_exceeded(limit, count, at_least=True) for count in counts]
         if kept:
             longest = max(counts[row] for row in kept)

@@ -27,7 +27,7 @@ import openai
 from django.conf import settings
 from transformers import AutoTokenizer, pipeline
 
-from batch_inference_client import Client
+from batch_inference_client import Client, ClientError
 from inference.catalog.specs import ModelSpec
 from inference.engines import weights
 from tests import javascript, tiny_models
@@ -182,6 +182,9 @@ class EncoderClientTests(StackCase):
             self.assertEqual([each.index for each in ranked], self.order)
             self.assert_scored([asdict(each) for each in ranked], "score")
             self.assertEqual(client.rerank("ranker", QUERY, DOCUMENTS, top_n=2), ranked[:2])
+            for texts, top_n in (("abc", None), (DOCUMENTS, 0)):
+                with self.assertRaises(ClientError):
+                    client.rerank("ranker", QUERY, texts, top_n=top_n)
 
             async def ask() -> None:
                 self.assert_near(await client.aembed("embeddings", TEXTS), expected)

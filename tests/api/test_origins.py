@@ -8,10 +8,16 @@ import subprocess
 import sys
 from typing import Any
 from unittest import TestCase
+from unittest.mock import patch
 
 from django.conf import settings
 
+from project import environment
+
 SITE = "https://app.example.org"
+# Headers that the npm packages openai and cohere-ai send by themselves.
+SENT = ("x-stainless-lang", "x-stainless-retry-count", "x-stainless-timeout", "x-fern-sdk-version")
+WRONG = ("*", "app.example.org", "https://app.example.org/", "https://App.example.org", "https://app.example.org:443")
 # Settings are read once a process.
 ASK = f"""
 import json, django
@@ -44,13 +50,23 @@ class OriginsTests(TestCase):
             with self.subTest(origin, path=path):
                 is_allowed = origin == SITE and not path.startswith("/admin")
                 self.assertEqual(headers.get("access-control-allow-origin"), SITE if is_allowed else None)
+                self.assertIn("X-Request-Id", headers)
                 if method == "OPTIONS" and is_allowed:
                     self.assertEqual(status, 200)
-                    self.assertIn("idempotency-key", headers["access-control-allow-headers"])
+                    taken = headers["access-control-allow-headers"].split(", ")
+                    self.assertLessEqual({"idempotency-key", "authorization", *SENT}, set(taken))
                 elif is_allowed:
-                    self.assertIn("retry-after", headers["access-control-expose-headers"])
+                    self.assertIn("x-should-retry", headers["access-control-expose-headers"])
                 self.assertNotIn("access-control-allow-credentials", headers)
         self.assertEqual(status, 401)  # a key is needed from there, too
+
+    def test_what_no_browser_sends_is_refused_with_what_would_be_right(self) -> None:
+        for origin in WRONG:
+            with patch.dict(os.environ, ALLOWED_ORIGINS=f"{SITE},{origin}"), self.assertRaises(SystemExit) as refused:
+                environment.origins("ALLOWED_ORIGINS")
+            self.assertIn(
+                f"such as https://app.example.org or http://localhost:3000, not {origin!r}", str(refused.exception)
+            )
 
     def test_none_is_allowed_unasked(self) -> None:
         for _, method, path, status, headers in ask(""):

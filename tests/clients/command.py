@@ -70,7 +70,7 @@ class Told:
 
 
 def main() -> int:
-    """Return the exit status: 1 where a group could not be run to its end."""
+    """Return the exit status: 1 where a call does not work any more that worked when the page was written."""
     told: list[Told] = []
     databases.make_template()
     with tempfile.TemporaryDirectory() as name:
@@ -82,9 +82,12 @@ def main() -> int:
                 sys.stdout.write(f"{' '.join(requirements(group))}\n")
                 sys.stdout.flush()
                 told += ask(group, f"http://{HOST}:{stack.port}", key)
+    before = PAGE.read_text() if PAGE.exists() else ""
+    lost = [each for each in told if not each.works and f"| {each.client} | `{each.call}` | works |" in before]
     PAGE.write_text(page(told))
     sys.stdout.write(f"{sum(each.works for each in told)} of {len(told)} calls work: {PAGE}\n")
-    return 0
+    sys.stdout.writelines(f"lost: {each.row}\n" for each in lost)
+    return 1 if lost else 0
 
 
 def requirements(group: str) -> list[str]:

@@ -160,8 +160,8 @@ class Batch(Stepper):
         """Of rows whose prompts have been read to their end."""
         if not self._new:
             return []
-        if self._new[0].cache is None and (self._is_cpu or _unread(self._new[0]) > self._piece):
-            self._new[0].cache = self.prefixes.of(self._new[0].tokens)  # alone, where a GPU reads many in one step
+        if self._new[0].cache is None and (self._is_cpu or 2 * _unread(self._new[0]) > self._piece):
+            self._new[0].cache = self.prefixes.of(self._new[0].tokens)  # alone, where a GPU's step reads several
         if _unread(self._new[0]) > self._piece:
             group = [self._new[0]]
             found = narrowed(self._read_on, group)

@@ -12,6 +12,7 @@ MAX_STRIDES = 64
 MAX_MASKS = 32  # each is answered with top_k texts
 MAX_LABELS = 100
 MAX_LABEL = 1000  # characters
+MOST_TOKENS = 16  # of a character, which a tokenizer may read as several, and each as its bytes
 MAX_TABLE = 100_000  # characters
 
 Prepare = Callable[[Any, Any], Any]  # (input, pipeline) -> what the pipeline takes
@@ -52,18 +53,18 @@ def pair(value: Any, pipe: Any) -> Any:
     if not isinstance(value, dict) or value.keys() != {"text", "text_pair"}:
         raise InvalidInput('An input must be {"text": "the query", "text_pair": "a text"}.')
     found = fields(value, pipe, text=text, text_pair=text)
-    _require_room_beside(found["text"], pipe.tokenizer)
+    _require_room_beside(found["text"], pipe.tokenizer, whole=value["text"])
     return {name: [part] for name, part in found.items()}  # In lists, since a lone empty text is taken for none.
 
 
-def _require_room_beside(query: str, tokenizer: Any) -> None:
-    """Raise `InvalidInput` for a query that leaves no token to a text: no query is cut."""
+def _require_room_beside(query: str, tokenizer: Any, *, whole: str) -> None:
+    """Raise `InvalidInput` for a query, the beginning of `whole`, that leaves no token to a text: no query is cut."""
     most = tokenizer.model_max_length - tokenizer.num_special_tokens_to_add(pair=True) - 1
-    if len(query) <= most:  # as a token has a character at least
+    if MOST_TOKENS * len(query) <= most:
         return
     tokens = len(tokenizer(query, add_special_tokens=False, verbose=False)["input_ids"])
     if tokens > most:
-        raise context_length_exceeded(most, tokens)
+        raise context_length_exceeded(most, tokens, at_least=len(query) < len(whole))
 
 
 def masked_text(value: Any, pipe: Any) -> str:

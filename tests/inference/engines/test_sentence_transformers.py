@@ -129,6 +129,9 @@ class RankingTests(TestCase):
         for error in (bad, worse):
             self.assertIsInstance(error, ContextLengthExceeded)
             self.assertIn(f"limit of {most} tokens", str(error))
+        self.assertIn("tokens or more", str(worse))
+        marks = f"{'.' * 30} {'!' * 31}"  # a token each, in fewer characters than words have
+        self.assertIsInstance(run(engine, [{"text": marks, "text_pair": "cat"}], {}).outcomes[0], ContextLengthExceeded)
 
     def test_scores_of_pairs_are_those_of_a_cross_encoder(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
