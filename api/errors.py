@@ -174,6 +174,20 @@ def typed(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     return response
 
 
+def document_of(answer: HttpResponse) -> dict[str, Any] | None:
+    """Return the document of an answer that is a problem; None of any other answer."""
+    if answer.headers.get("Content-Type") != CONTENT_TYPE:
+        return None
+    document: dict[str, Any] = orjson.loads(answer.content)
+    return document
+
+
+def retell(answer: HttpResponse, body: Mapping[str, Any]) -> None:
+    """Give a problem the body that the clients of its address read."""
+    answer.content = orjson.dumps(body)
+    answer.headers["Content-Type"] = "application/json"
+
+
 def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     return problem("not_found", f"There is nothing at {request.path[:200]}. GET /v1/docs shows what there is.")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import orjson
 from django.http import HttpRequest, HttpResponse
 
 from api import errors
@@ -20,7 +19,6 @@ ADDRESSES = re.compile(
     r"|/v1/(?:audio|batches|files|images|moderations|responses)/"  # where there is nothing, which its clients hear
 )
 INPUTS = {"chat": "messages", "embeddings": "input"}  # By a part of an address, the field that has its inputs.
-CONTENT_TYPE = "application/json"
 BAD_REQUEST, FORBIDDEN, TOO_MANY, UNPROCESSABLE = 400, 403, 429, 422  # OpenAI does not answer 422
 CODES = {  # ours: what programs that were written for OpenAI look for
     "unauthorized": "invalid_api_key",
@@ -36,12 +34,10 @@ def speaks(request: HttpRequest) -> bool:
 
 def reshaped(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     """A problem in OpenAI's shape; any other answer as it is."""
-    if answer.headers.get("Content-Type") != errors.CONTENT_TYPE:
+    if not (problem := errors.document_of(answer)):
         return answer
-    problem = orjson.loads(answer.content)
     inputs = next((INPUTS[part] for part in request.path_info.split("/") if part in INPUTS), "prompt")
-    answer.content = orjson.dumps(body(problem, inputs=inputs))
-    answer.headers["Content-Type"] = CONTENT_TYPE
+    errors.retell(answer, body(problem, inputs=inputs))
     answer.status_code = BAD_REQUEST if answer.status_code == UNPROCESSABLE else answer.status_code
     is_same = request.method == "GET" or "HTTP_IDEMPOTENCY_KEY" in request.META
     again = _may_be_sent_again(problem, is_same)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import re
 
-import orjson
 from django.http import HttpRequest, HttpResponse
 
 from api import errors
 
 TEI = re.compile(r"(?:/v1/models/[^/]+)?/(?:embed|similarity|predict|info)/|/rerank/|//")
 ADDRESSES = re.compile(rf"{TEI.pattern}|/v[12]/(?:embed|rerank)/")
-CONTENT_TYPE = "application/json"
 OVERLOADED, VALIDATION, BACKEND = "Overloaded", "Validation", "Backend"  # Text Embeddings Inference names them so.
 FULL = ("queue_full", "overloaded", "too_many_queued", "too_many_requests")
 FAILED, TOO_MANY = 424, 429
@@ -29,13 +27,11 @@ def speaks(request: HttpRequest) -> bool:
 
 def reshaped(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     """Give a problem its shape; any other answer stays as it is."""
-    if answer.headers.get("Content-Type") != errors.CONTENT_TYPE:
+    if not (problem := errors.document_of(answer)):
         return answer
-    problem = orjson.loads(answer.content)
     status, detail = problem["status"], problem["detail"]
     kind = OVERLOADED if status in (429, 503) else BACKEND if status >= 500 else VALIDATION
-    answer.content = orjson.dumps({"message": detail, "error": detail, "error_type": kind, "code": problem["code"]})
-    answer.headers["Content-Type"] = CONTENT_TYPE
+    errors.retell(answer, {"message": detail, "error": detail, "error_type": kind, "code": problem["code"]})
     if TEI.fullmatch(f"{request.path_info}/"):
         answer.status_code = TOO_MANY if problem["code"] in FULL else STATUSES.get(status, status)
     return answer

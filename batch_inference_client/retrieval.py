@@ -24,7 +24,7 @@ class Ranked:
 
 
 class Runs(Protocol):
-    """What of the client runs one job and returns its output; `arun` is for asyncio."""
+    """Run one job and return its output, as the client does; `arun` is for asyncio."""
 
     def run(self, model: str, inputs: Any, **options: Any) -> Any: ...
 

@@ -11,7 +11,7 @@ import io
 import math
 import operator
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from api import codec
@@ -67,11 +67,15 @@ def similarities(job: Job) -> bytes:
     """Write the cosine of the first text's vector with each of the others, all of length one. Raises `ApiError`."""
     first, *others = vectors(job)
     source = numbers(first[0])
-    found = [numbers(vector) for vector, _ in others]
-    if any(len(vector) != len(source) for vector in found):
+    return codec.dumps([_cosine(source, numbers(vector)) for vector, _ in others])
+
+
+def _cosine(source: Sequence[float], other: Sequence[float]) -> float:
+    """Return the product of two vectors of length one, without what rounding adds. Raises `ApiError`."""
+    if len(other) != len(source):
         raise ApiError(NO_VECTOR, "bad_output")
-    products = (sum(map(operator.mul, source, vector)) for vector in found)
-    return codec.dumps([max(-1.0, min(product, 1.0)) for product in products])
+    product: float = sum(map(operator.mul, source, other))
+    return max(-1.0, min(product, 1.0))
 
 
 def array(parts: Iterable[bytes]) -> bytes:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.requests.dialects import DialectRequest, fields_of, model_of, refuse_others
-from api.requests.embeddings import INPUT_TYPES, OWN, require_embeds
+from api.requests.embeddings import OWN, input_type_of, require_embeds
 from inference.catalog.neutral import Neutral
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
@@ -34,7 +34,7 @@ def read(document: Any) -> EmbedRequest:
         raise InvalidInput("texts: must be a list of one text or more.", field="texts")
     parameters = {**OWN, **_cut(fields.get("truncate", CUT))}
     if (kind := fields.get("input_type")) is not None:
-        parameters["input_type"] = INPUT_TYPES.get(kind, kind) if isinstance(kind, str) else kind
+        parameters["input_type"] = input_type_of(kind)
     if (count := fields.get("output_dimension")) is not None:
         parameters["dimensions"] = count
     return EmbedRequest(

@@ -41,7 +41,7 @@ def read(document: Any, spec: ModelSpec | None = None) -> EmbeddingRequest:
     count, kind, prompt = (fields.get(name) for name in ("dimensions", "input_type", "prompt_name"))
     asked = {
         "dimensions": None if is_neutral(NEUTRAL, "dimensions", count) else count,
-        "input_type": INPUT_TYPES.get(kind, kind) if isinstance(kind, str) else kind,
+        "input_type": input_type_of(kind),
         "prompt_name": prompt,
     }
     parameters = {**OWN, **{name: value for name, value in asked.items() if value is not None}}
@@ -60,14 +60,23 @@ def require_embeds(spec: ModelSpec) -> None:
 
 
 def _texts(given: Any) -> str | list[str]:
-    texts = given if isinstance(given, list) else [given]
-    if not texts or not all(isinstance(text, str) for text in texts):
-        told = TOKENS if texts and all(map(are_tokens, texts)) else "must be a text, or a list of one text or more."
-        raise InvalidInput(f"input: {told}", field="input")
+    require_texts("input", given if isinstance(given, list) else [given])
     return given  # type: ignore[no-any-return]  # it is one or the other
 
 
-def are_tokens(value: Any) -> bool:
+def require_texts(where: str, texts: list[Any]) -> None:
+    """Raise `InvalidInput`, which names the field `where`, for what is no list of one text or more."""
+    if not texts or not all(isinstance(text, str) for text in texts):
+        told = TOKENS if texts and all(map(_are_tokens, texts)) else "must be a text, or a list of one text or more."
+        raise InvalidInput(f"{where}: {told}", field=where)
+
+
+def input_type_of(given: Any) -> Any:
+    """Return the service's own name of a type of input; what is no other server's name stays as it is."""
+    return INPUT_TYPES.get(given, given) if isinstance(given, str) else given
+
+
+def _are_tokens(value: Any) -> bool:
     """Return whether a value is a token's number, or a list of such."""
     values = value if isinstance(value, list) else [value]
     return bool(values) and all(type(each) is int for each in values)

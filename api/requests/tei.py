@@ -11,7 +11,7 @@ from typing import Any
 
 from api.errors import ApiError
 from api.requests.dialects import DialectRequest, default_of, fields_of, flag, model_of, refuse_others
-from api.requests.embeddings import OWN, TOKENS, are_tokens
+from api.requests.embeddings import OWN, require_texts
 from inference.catalog.neutral import CUT, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
@@ -33,7 +33,7 @@ def read_embed(document: Any, spec: ModelSpec | None = None) -> DialectRequest:
     fields, spec = _begin(document, spec, "embed", ("inputs", *EMBED_SETTINGS))
     texts = fields.get("inputs")
     texts = texts if isinstance(texts, list) else [texts]
-    _require_texts("inputs", texts)
+    require_texts("inputs", texts)
     _require_room(spec, texts)
     parameters = {**OWN, **_settings(fields, EMBED_SETTINGS)}
     return DialectRequest(submission=Submission(spec=spec, inputs=texts, parameters=parameters), words=WORDS)
@@ -53,7 +53,7 @@ def similarity_of(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any]) -
     """Make a request of {"source_sentence", "sentences"}. Raises `InvalidInput`."""
     match inputs:
         case {"source_sentence": str(source), "sentences": list(sentences)} if len(inputs) == 2:
-            _require_texts("inputs.sentences", sentences)
+            require_texts("inputs.sentences", sentences)
             _require_room(spec, [source, *sentences])
             of_length_one = {**parameters, **OWN, "normalize": True}
             submission = Submission(spec=spec, inputs=[source, *sentences], parameters=of_length_one)
@@ -96,12 +96,6 @@ def _begin(
 def _settings(fields: Mapping[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
     """Return parameters of the model. What asks for nothing is left to it, and so is what it may not know."""
     return {name: fields[name] for name in known if name in fields and not is_neutral(CUT, name, fields[name])}
-
-
-def _require_texts(where: str, texts: list[Any]) -> None:
-    if not texts or not all(isinstance(text, str) for text in texts):
-        told = TOKENS if texts and all(map(are_tokens, texts)) else "must be a text, or a list of one text or more."
-        raise InvalidInput(f"{where}: {told}", field=where)
 
 
 def _require_room(spec: ModelSpec, inputs: list[Any]) -> None:

@@ -12,23 +12,19 @@ from api.answers import embeddings as answers
 from api.errors import ApiError
 from api.openapi import operations
 from api.requests import cohere, embeddings
-from api.views.base import ApiView
 from api.views.completions import json_of
-from api.views.models import run_in_words
+from api.views.models import DialectView, run_in_words
 from inference.catalog.lookup import spec_of
 
 
-class EmbeddingsView(ApiView):
-    query_parameters = {"POST": ("timeout",)}
-
+class EmbeddingsView(DialectView):
     @operations.not_described
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
         asked = embeddings.read(document_of(request), spec_of(name) if name else None)
         return run_in_words(self, request, asked, partial(answers.openai_embeddings, is_base64=asked.is_base64))
 
 
-class CohereView(ApiView):
-    query_parameters = {"POST": ("timeout",)}
+class CohereView(DialectView):
     version: int
 
     @operations.not_described

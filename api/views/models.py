@@ -75,6 +75,12 @@ def run(
         return jobs.run(view.attributed(request, submission), timeout_s=granted_s)
 
 
+class DialectView(ApiView):
+    """Answers another server's clients, who wait for a job."""
+
+    query_parameters = {"POST": ("timeout",)}
+
+
 def run_in_words(
     view: ApiView,
     request: HttpRequest,

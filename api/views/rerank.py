@@ -11,21 +11,17 @@ from api.openapi import operations
 from api.requests import rerank
 from api.views.base import ApiView
 from api.views.completions import json_of
-from api.views.models import run_in_words
+from api.views.models import DialectView, run_in_words
 from inference.catalog.lookup import spec_of
 
 
-class RerankView(ApiView):
-    query_parameters = {"POST": ("timeout",)}
-
+class RerankView(DialectView):
     @operations.not_described
     def post(self, request: HttpRequest) -> HttpResponse:
         return rank(self, request, rerank.read(json_of(request)))
 
 
-class ModelRerankView(ApiView):
-    query_parameters = {"POST": ("timeout",)}
-
+class ModelRerankView(DialectView):
     @operations.rerank
     def post(self, request: HttpRequest, name: str) -> HttpResponse:
         return rank(self, request, rerank.read(json_of(request), spec_of(name)))

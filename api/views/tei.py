@@ -13,18 +13,14 @@ from api.requests.dialects import default_of
 from api.requests.tei import read_embed, read_predict, read_similarity
 from api.views.base import ApiView
 from api.views.embeddings import document_of
-from api.views.models import run_in_words
+from api.views.models import DialectView, run_in_words
 from inference.catalog.lookup import models, spec_of
 from inference.catalog.specs import KINDS
 from inference.errors import InvalidInput
 from inference.status import health
 
 
-class TeiView(ApiView):
-    query_parameters = {"POST": ("timeout",)}
-
-
-class EmbedView(TeiView):
+class EmbedView(DialectView):
     @operations.not_described
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
         asked = read_embed(document_of(request), spec_of(name) if name else None)
@@ -43,14 +39,14 @@ class RootView(EmbedView):
         return codec.answer({"docs": "/v1/docs", "schema": "/v1/schema", "models": "/v1/models", "admin": "/admin/"})
 
 
-class SimilarityView(TeiView):
+class SimilarityView(DialectView):
     @operations.not_described
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
         asked = read_similarity(document_of(request), spec_of(name) if name else None)
         return run_in_words(self, request, asked, embeddings.similarities)
 
 
-class PredictView(TeiView):
+class PredictView(DialectView):
     @operations.not_described
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
         asked = read_predict(document_of(request), spec_of(name) if name else None)

@@ -55,7 +55,7 @@ LONGEST = 200  # characters of an error on the page
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a client told of one of its calls."""
+    """One call of a client, and what became of it."""
 
     client: str
     call: str

@@ -1,1 +1,1 @@
-"""What the folder of a sentence-transformers model asks for between a text and its vector."""
+"""Reads from the folder of a sentence-transformers model how a text becomes a vector, and does it."""

@@ -18,7 +18,7 @@ ACTIVATIONS: Mapping[str, type[nn.Module]] = {
 }
 MOST_FEATURES = 1_000_000
 FLAGS = {"bias": True, "use_residual": False}
-# Of the configuration, what must be so where it is said: the module reads a sentence's vector and replaces it.
+# These fields must have one of these values where they are there: the module reads a sentence's vector and replaces it.
 PLACES: Mapping[str, tuple[Any, ...]] = {
     "module_input_name": ("sentence_embedding",),
     "module_output_name": ("sentence_embedding", None),

@@ -20,32 +20,22 @@ for provider in ("openai", "hosted_vllm"):
         f"completion({provider}/)",
         lambda p=provider: litellm.completion(f"{p}/story", HELLO, api_base=f"{BASE}/v1", api_key=KEY),
     )
-for provider, base in (
-    ("cohere", f"{BASE}/v2/rerank"),
-    ("jina_ai", f"{BASE}/v1/rerank"),
-    ("hosted_vllm", f"{BASE}/v1"),
-    ("infinity", BASE),
-):
-    call(
-        "litellm",
-        f"rerank({provider}/, return_documents=False)",
-        lambda p=provider, b=base: litellm.rerank(
-            f"{p}/ranker", QUERY, TEXTS, top_n=2, return_documents=False, api_base=b, api_key=KEY
-        ),
-        lambda answer: len(answer.results) == 2,
-    )
-for provider, base in (
-    ("cohere", f"{BASE}/v2/rerank"),
-    ("jina_ai", f"{BASE}/v1/rerank"),
-    ("hosted_vllm", f"{BASE}/v1"),
-    ("infinity", BASE),
-):
-    call(
-        "litellm",
-        f"rerank({provider}/)",
-        lambda p=provider, b=base: litellm.rerank(f"{p}/ranker", QUERY, TEXTS, top_n=2, api_base=b, api_key=KEY),
-        lambda answer: len(answer.results) == 2,
-    )
+RERANKERS = {
+    "cohere": f"{BASE}/v2/rerank",
+    "jina_ai": f"{BASE}/v1/rerank",
+    "hosted_vllm": f"{BASE}/v1",
+    "infinity": BASE,
+}
+for options, shown in (({"return_documents": False}, ", return_documents=False"), ({}, "")):
+    for provider, base in RERANKERS.items():
+        call(
+            "litellm",
+            f"rerank({provider}/{shown})",
+            lambda p=provider, b=base, o=options: litellm.rerank(
+                f"{p}/ranker", QUERY, TEXTS, top_n=2, api_base=b, api_key=KEY, **o
+            ),
+            lambda answer: len(answer.results) == 2,
+        )
 call(
     "litellm",
     "rerank(huggingface/)",
