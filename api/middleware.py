@@ -18,6 +18,7 @@ from django.middleware.security import SecurityMiddleware
 from django.urls import Resolver404, ResolverMatch, get_resolver
 
 from api import errors, openai_errors, request_id, retrieval_errors
+from api.uploads import has_body, no_thread_is_free
 from inference import budget
 from inference.store import connections
 from inference.waiting.compute_slots import compute_slots
@@ -146,6 +147,9 @@ def refusal(request: HttpRequest, *, is_page: bool) -> HttpResponse | None:
         return errors.problem("bad_request", "The Host header is not one of this service's names (ALLOWED_HOSTS).")
     if refused := refusal_of_length(request):
         return refused
+    if has_body(request.META) and no_thread_is_free():
+        detail = "So many bodies are being received that there is no thread for this one. Send the request again later."
+        return errors.problem("overloaded", detail)
     if not is_page and request.META.get("HTTP_CONTENT_ENCODING", "identity") != "identity":
         return errors.problem("unsupported_media_type", "Send the body as it is, without Content-Encoding.")
     return None

@@ -1,4 +1,4 @@
-"""What the web server does not do: tell anybody that it stops, and give up a client that reads nothing."""
+"""What the web server does not do: tell anybody that it stops, and give up a client that reads nothing or is gone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 def drop_stalled_clients() -> None:
-    """The thread of a stream is else held for as long as its client likes, once all buffers are full."""
+    """The thread of a stream is else held for as long as its client likes, once all buffers are full, and that of a
+    body for ever where the client's host is lost before its end."""
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it
         threading.Thread(target=_limit_once_it_listens, name="stalled-clients", daemon=True).start()
 
@@ -39,6 +40,8 @@ def _limited() -> bool:
             try:
                 if known.family in TCP and known.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     known.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_S * 1000)
+                    known.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, STALLED_S)
+                    known.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                     found = True
             finally:
                 known.detach()

@@ -45,6 +45,8 @@ class ServerTests(unittest.TestCase):
                 accepted, _ = listening.accept()
                 with accepted:
                     self.assertEqual(self.limit_ms(accepted), server.STALLED_S * 1000)
+                    self.assertEqual(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1)
+                    self.assertEqual(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), server.STALLED_S)
 
     def limit_ms(self, connection: socket.socket) -> int:
         return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)

@@ -9,6 +9,7 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.db import connection
 from django.test import override_settings
 
+from api import uploads
 from api.models import ApiKey
 from api.requests.whole_bodies import WholeBodies
 from inference.models import Job
@@ -69,3 +70,8 @@ class UnreadBodyTests(ApiTestCase):
         with self.assertRaises(ConnectionResetError):
             WholeBodies(lambda *_: answer)({"wsgi.input": stream, "CONTENT_LENGTH": "10"}, lambda *_: None)
         self.assertTrue(answer.is_closed)
+
+    def test_of_a_body_for_which_no_thread_is_free_nothing_is_read(self) -> None:
+        with patch.object(uploads, "MOST_READ", 0):
+            self.send("/v1/jobs", "inf_wrong")
+        self.assertNotIn("read", self.events)

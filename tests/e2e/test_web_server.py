@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import signal
+import socket
 import threading
 import unittest
 from collections import Counter
@@ -18,8 +20,9 @@ from inference.launcher.supervisor import Child
 from tests.conditions import PATIENCE_S, eventually
 from tests.e2e.case import ShowingLog
 from tests.ports import HOST
-from tests.stack import Stack
+from tests.stack import Answer, Stack
 
+THREADS = 150  # of each process
 PAUSE_S = 0.02  # between two requests of a client: without one, they take the cores that start the processes
 CLOSED = ("RemoteDisconnected", "ConnectionResetError", "BrokenPipeError")  # and not refused
 
@@ -28,7 +31,7 @@ class TwoProcesses(Stack):
     """With two web processes."""
 
     def start_web(self) -> Child:
-        program = programs.web(host=HOST, port=self.port)
+        program = programs.web(host=HOST, port=self.port, blocking_threads=THREADS)
         return self.start(replace(program, command=(*program.command, "--workers", "2")))
 
     def both(self, *, but: Iterable[int] = ()) -> list[int]:
@@ -114,3 +117,21 @@ class TestWebServer(ShowingLog):
         finally:
             answers = clients.stop()
         self.assertEqual(answers.keys(), {"200"})
+
+    def test_bodies_that_do_not_come_leave_threads_for_others(self) -> None:
+        with contextlib.ExitStack() as connections:
+            for _ in range(3 * THREADS):
+                connection = connections.enter_context(socket.create_connection((HOST, self.stack.port)))
+                connection.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")
+            refused = eventually(self.refused_in_both, "neither process reads another body")
+            self.assertIn("Send the request again later", refused.json["detail"])
+            self.assertEqual({self.stack.get("/healthz").status for _ in range(20)}, {200})
+        eventually(self.submitted_to_both, "both processes read bodies again")
+
+    def refused_in_both(self) -> Answer | None:
+        """An answer, once twenty requests in a row are refused: each process answers some of them."""
+        answers = [self.stack.post("/v1/jobs", {"model": "echo", "inputs": "a"}) for _ in range(20)]
+        return answers[0] if {answer.status for answer in answers} == {503} else None
+
+    def submitted_to_both(self) -> bool:
+        return {self.stack.post("/v1/jobs", {"model": "echo", "inputs": "a"}).status for _ in range(20)} == {202}
