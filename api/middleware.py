@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import time
 from collections.abc import Callable
 
@@ -20,12 +21,16 @@ from django.urls import Resolver404, ResolverMatch, get_resolver
 from api import errors, openai_errors, request_id, retrieval_errors
 from api.uploads import has_body, no_thread_is_free
 from inference import budget
+from inference.figures import ledger
+from inference.figures.sample import SERVICE
 from inference.store import connections
 from inference.waiting.compute_slots import compute_slots
 
 logger = logging.getLogger("api.access")
 
 PROBES = ("/health", "/healthz", "/readyz")  # load balancers ask by address
+UNCOUNTED = (*PROBES, "/metrics")  # what is asked again and again of a service that does nothing
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 APP_NAME = "api"  # of api/urls.py
 KEPT = 256  # characters of an address or of a name that is remembered: anybody may send long ones
 SPLIT = ("PATH_INFO", "QUERY_STRING", "HTTP_HOST", "HTTP_ORIGIN", "HTTP_REFERER")  # of pages: Python remembers 128 each
@@ -69,7 +74,11 @@ class Api:
                 request.path_info = request.path = request.path_info.rstrip("/") or "/"
             answer = refusal(request, is_page=not match) or (_view(request, match) if match else self._page(request))
             dialect = next((each for each in (openai_errors, retrieval_errors) if each.speaks(request)), None)
-            return self._secured(request, (dialect.reshaped if dialect else errors.typed)(request, answer))
+            answer = (dialect.reshaped if dialect else errors.typed)(request, answer)
+            if match and request.path_info not in UNCOUNTED:
+                method = request.method if request.method in METHODS else "other"
+                ledger.note(SERVICE, {"requests": {f"{method} {route_of(match)} {answer.status_code}": 1}})
+            return self._secured(request, answer)
         finally:
             compute_slots.give_back()
             connections.give_back()  # before what is left of the body is read: a client may send it slowly
@@ -114,6 +123,16 @@ def find_match(path: str, urlconf: str) -> ResolverMatch:
     if match.app_name != APP_NAME:
         raise Resolver404
     return match
+
+
+def route_of(match: ResolverMatch) -> str:
+    """Return an address as the documentation writes it, with names in capitals for its parts."""
+    return _route(match.route)
+
+
+@functools.cache
+def _route(pattern: str) -> str:
+    return "/" + re.sub(r"<\w+:(\w+)>", lambda part: part[1].upper(), pattern)
 
 
 def security_headers(scheme: str) -> dict[str, str]:

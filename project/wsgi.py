@@ -30,8 +30,10 @@ def collect_less_garbage() -> None:
 
 def make_application() -> WholeBodies:
     django.setup(set_prefix=False)
-    from project.handler import Handler  # the models are ready now
+    from inference.waiting.finished import teller  # the models are ready now
+    from project.handler import Handler
 
+    teller.begin()
     return WholeBodies(Handler())
 
 

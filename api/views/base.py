@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 from uuid import UUID
@@ -18,6 +16,7 @@ from rest_framework.views import APIView
 from api import auth, codec, errors, request_id
 from api.auth import ANONYMOUS, Principal
 from api.errors import ApiError
+from api.middleware import route_of
 from api.requests import bodies
 from api.requests.fields import Body
 from api.waiting import slots
@@ -92,7 +91,7 @@ class ApiView(APIView):
             key_start=self.principal.key_start,
             idempotency_key=bodies.idempotency_key(request.META.get("HTTP_IDEMPOTENCY_KEY")),
             request_id=request_id.current(),
-            route=route_of(request),
+            route=_route(request),
         )
 
     def waited_for(self, request: HttpRequest, job_id: str) -> Job:
@@ -116,15 +115,10 @@ class ApiView(APIView):
             yield granted_s
 
 
-def route_of(request: HttpRequest) -> str | None:
-    """Return the address of a request as the documentation writes it, with names in capitals for its parts."""
-    return _written(request.resolver_match.route) if request.resolver_match else None
-
-
-@functools.cache
-def _written(route: str) -> str:
-    written = "/" + re.sub(r"<\w+:(\w+)>", lambda part: part[1].upper(), route)
-    return written[: Job._meta.get_field("route").max_length]  # of who has mounted the API elsewhere
+def _route(request: HttpRequest) -> str | None:
+    """Return the address of a request, cut where the API is mounted below a long one."""
+    length = Job._meta.get_field("route").max_length
+    return route_of(request.resolver_match)[:length] if request.resolver_match else None
 
 
 def visible_job(principal: Principal, job_id: str) -> Job:

@@ -9,6 +9,7 @@ engine_s   that batches took
 cost       seconds of batches that were predicted: expected_s, real_s, and the sum of the differences, off_s
 tokens     generated
 refused    requests by error code
+requests   answers of web processes, by "METHOD address status"
 now        what was the case at `samples` moments, summed; most: the largest of them
 ```
 A distribution is {"sum": of the values, "in": {bucket: how many}}, of buckets a quarter of a doubling wide.

@@ -39,7 +39,7 @@ SUMS = (
 def families() -> Iterator[Metric]:
     totals = series.totals()
     refused = {model: tally.get("refused", {}) for model, tally in totals.items()}
-    totals.pop(SERVICE, None)
+    answered = totals.pop(SERVICE, {}).get("requests", {})
     yield _outcomes(totals)
     for key, name, description, unit, doublings in HISTOGRAMS:
         yield _histogram(totals, key, name, description, unit, doublings)
@@ -56,6 +56,14 @@ def families() -> Iterator[Metric]:
         for code, count in codes.items():
             rejections.add_metric([model, code], count)
     yield rejections
+    requests = CounterMetricFamily(
+        "inference_requests", "Requests that were answered.", labels=["method", "route", "status"]
+    )
+    for answer, count in answered.items():
+        method, _, rest = answer.partition(" ")
+        route, _, status = rest.rpartition(" ")
+        requests.add_metric([method, route, status], count)
+    yield requests
     waiting = "Requests of all web processes that wait, or waited seconds ago."
     yield GaugeMetricFamily("inference_requests_waiting", waiting, value=_requests_waiting())
 

@@ -1,5 +1,5 @@
-"""What a web process tells the figures: requests that it refused, and how many wait in it. In rows, as all else: one
-process of several is asked for metrics, and tells of all."""
+"""What a web process tells the figures: requests that it answered or refused, and how many wait in it. In rows, as all
+else: one process of several is asked for metrics, and tells of all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Teller:
-    """A thread that begins with the first thing to tell, and looks at `waiting` once a tick."""
+    """A thread that begins with a web process, or with the first thing to tell, and looks at `waiting` once a tick."""
 
     def __init__(self, waiting: Callable[[], int]) -> None:
         self._waiting = waiting

@@ -108,6 +108,22 @@ class MetricsTests(TestCase):
         (refused,) = self.samples("rejections")
         self.assertEqual(refused, ("inference_rejections_total", {"model": "echo", "code": "queue_full"}, 4))
 
+    def test_answers_are_counted_by_address_but_for_probes(self) -> None:
+        ledger.forget()
+        self.client.get(f"/v1/jobs/{uuid4()}")
+        self.client.get("/v1/jobs/none")
+        self.client.generic("BREW", "/v1/embeddings/")
+        self.client.get("/healthz")
+        self.client.get("/no/such/address")
+        ledger.flush()
+        self.assertEqual(
+            self.samples("requests"),
+            [
+                ("inference_requests_total", {"method": "GET", "route": "/v1/jobs/JOB_ID", "status": "401"}, 2),
+                ("inference_requests_total", {"method": "other", "route": "/v1/embeddings", "status": "401"}, 1),
+            ],
+        )
+
     def test_what_waits_in_this_process_counts_at_once(self) -> None:
         with listener.expect(uuid4()), listener.expect(uuid4()):
             self.assertEqual(self.samples("requests_waiting"), [("inference_requests_waiting", {}, 2)])
