@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 
 from api import errors
 
-TEI = re.compile(r"(?:/v1/models/[^/]+)?/(?:embed|similarity|predict|info)/|/rerank/|//")
+TEI = re.compile(r"(?:/v1/models/[^/]+)?/(?:embed|embed_all|similarity|predict|info)/|/rerank/|//")
 ADDRESSES = re.compile(rf"{TEI.pattern}|/v[12]/(?:embed|rerank)/")
 OVERLOADED, VALIDATION, BACKEND = "Overloaded", "Validation", "Backend"  # Text Embeddings Inference names them so.
 FULL = ("queue_full", "overloaded", "too_many_queued", "too_many_requests")

@@ -40,6 +40,19 @@ def tei_embeddings(job: Job) -> bytes:
     return array(codec.dumps(numbers(vector)) for vector, _ in vectors(job))
 
 
+def token_embeddings(job: Job) -> bytes:
+    """Write for each text a list of its tokens' vectors, as Text Embeddings Inference does. Raises `ApiError`."""
+    return array(array(map(codec.dumps, _rows(numbers(found), count))) for found, count in vectors(job))
+
+
+def _rows(found: Sequence[float], count: int) -> list[Sequence[float]]:
+    """Divide numbers into `count` vectors. Raises `ApiError`."""
+    width, rest = divmod(len(found), count or 1)
+    if rest or not width:
+        raise ApiError(NO_VECTOR, "bad_output")
+    return [found[start : start + width] for start in range(0, len(found), width)]
+
+
 def cohere_embeddings(job: Job, asked: EmbedRequest, *, version: int) -> bytes:
     """Write the answer as Cohere does. Its first version has plain lists where no form is asked for.
 

@@ -19,7 +19,7 @@ from inference.submission import lists
 from inference.submission.submissions import Submission
 
 EMBED_SETTINGS = ("normalize", "prompt_name", "truncate", "dimensions")
-SIMILARITY_SETTINGS = ("prompt_name", "truncate")
+TOKEN_SETTINGS = SIMILARITY_SETTINGS = ("prompt_name", "truncate")
 WORDS = {"parameters.": ""}
 
 
@@ -30,12 +30,23 @@ class PredictRequest(DialectRequest):
 
 def read_embed(document: Any, spec: ModelSpec | None = None) -> DialectRequest:
     """Read a request for vectors. Raises `InvalidInput`, `UnknownModel`."""
-    fields, spec = _begin(document, spec, "embed", ("inputs", *EMBED_SETTINGS))
+    return _read_texts(document, spec, EMBED_SETTINGS, {})
+
+
+def read_embed_all(document: Any, spec: ModelSpec | None = None) -> DialectRequest:
+    """Read a request for a vector of each token. Raises as `read_embed`."""
+    return _read_texts(document, spec, TOKEN_SETTINGS, {"pooling": "none"})
+
+
+def _read_texts(
+    document: Any, spec: ModelSpec | None, settings: tuple[str, ...], more: Mapping[str, Any]
+) -> DialectRequest:
+    fields, spec = _begin(document, spec, "embed", ("inputs", *settings))
     texts = fields.get("inputs")
     texts = texts if isinstance(texts, list) else [texts]
     require_texts("inputs", texts)
     _require_room(spec, texts)
-    parameters = {**OWN, **_settings(fields, EMBED_SETTINGS)}
+    parameters = {**OWN, **more, **_settings(fields, settings)}
     return DialectRequest(submission=Submission(spec=spec, inputs=texts, parameters=parameters), words=WORDS)
 
 

@@ -10,7 +10,7 @@ from api import codec
 from api.answers import embeddings, tei
 from api.openapi import operations
 from api.requests.dialects import default_of
-from api.requests.tei import read_embed, read_predict, read_similarity
+from api.requests.tei import read_embed, read_embed_all, read_predict, read_similarity
 from api.views.base import ApiView
 from api.views.embeddings import document_of
 from api.views.models import DialectView, run_in_words
@@ -25,6 +25,13 @@ class EmbedView(DialectView):
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
         asked = read_embed(document_of(request), spec_of(name) if name else None)
         return run_in_words(self, request, asked, embeddings.tei_embeddings)
+
+
+class EmbedAllView(DialectView):
+    @operations.not_described
+    def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
+        asked = read_embed_all(document_of(request), spec_of(name) if name else None)
+        return run_in_words(self, request, asked, embeddings.token_embeddings)
 
 
 class RootView(EmbedView):

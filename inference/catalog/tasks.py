@@ -147,6 +147,7 @@ BUILT_IN: Mapping[str, BuiltIn] = {
             "encoding_format": ParameterSpec(type="string", choices=("float", "base64")),
             "input_type": ParameterSpec(type="string", choices=("query", "document", "classification", "clustering")),
             "normalize": _FLAG,
+            "pooling": ParameterSpec(type="string", choices=("none",)),
             "prompt_name": ParameterSpec(type="string", max_length=100),
             "truncate": _FLAG,
         },

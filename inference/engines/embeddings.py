@@ -36,7 +36,8 @@ class SentenceEmbeddings(Engine):
     text that is longer than the model reads is cut, or fails where `truncate` is false.
 
     With `encoding_format` "base64" the vector is its numbers as float32, lowest byte first, in base64. With `details`
-    the answer is {"embedding": the vector, "tokens": how many were read}.
+    the answer is {"embedding": the vector, "tokens": how many were read}. With `pooling` "none" there is a vector for
+    each token, as the encoder made it; in base64 they follow one another.
     """
 
     prepares = True
@@ -135,6 +136,8 @@ class SentenceEmbeddings(Engine):
         return answers
 
     def _told_of(self, tokens: Any, counts: Sequence[int], parameters: dict[str, Any]) -> list[Any]:
+        if parameters.get("pooling") == "none":
+            return self._told_of_tokens(tokens, counts, parameters)
         normalize = parameters.get("normalize") is not False
         left_out = 0 if self.asked.pools_prompt else self._prompt_tokens(self._prompt(parameters))
         states = self._states_of(tokens, self.shortcuts.verdict.together)
@@ -146,9 +149,16 @@ class SentenceEmbeddings(Engine):
             vectors = vectors[:, :count]
             vectors = functional.normalize(vectors, dim=1) if normalize else vectors
         told = _base64(vectors) if parameters.get("encoding_format") == "base64" else list(vectors.tolist())
-        if not parameters.get("details"):
-            return told
-        return [{"embedding": vector, "tokens": count} for vector, count in zip(told, counts, strict=True)]
+        return _with_details(told, counts, parameters)
+
+    def _told_of_tokens(self, tokens: Any, counts: Sequence[int], parameters: dict[str, Any]) -> list[Any]:
+        if {"dimensions", "normalize"} & parameters.keys():
+            wrong = InvalidInput('parameters.pooling: "none" goes with neither dimensions nor normalize.')
+            return [wrong] * len(counts)
+        states = self._token_states(tokens, self.shortcuts.verdict.together)
+        is_base64 = parameters.get("encoding_format") == "base64"
+        told = [_base64(own.reshape(1, -1))[0] if is_base64 else own.tolist() for own in states]
+        return _with_details(told, counts, parameters)
 
     def embed(self, texts: list[str]) -> torch.Tensor:
         """Return one row a text, float32, of length one, on the CPU. Texts are cut at `max_tokens`."""
@@ -222,12 +232,16 @@ class SentenceEmbeddings(Engine):
                 states = self.model(**part).last_hidden_state
             yield rows, states, part["attention_mask"]
 
-    def _own_states(self, texts: Sequence[str], together: Together) -> list[parity.Answer]:
-        found: dict[int, parity.Answer] = {}
-        for rows, states, mask in self._states(texts, together):
-            own = [[values[kept.bool()]] for values, kept in zip(states, mask, strict=True)]
+    def _token_states(self, tokens: Any, together: Together) -> list[torch.Tensor]:
+        """Return the states of each text's tokens, float32, tokens by numbers, on the CPU."""
+        found: dict[int, torch.Tensor] = {}
+        for rows, states, mask in self._states_of(tokens, together):
+            own = [values[kept.bool()].float().cpu() for values, kept in zip(states, mask, strict=True)]
             found |= dict(zip(rows, own, strict=True))
-        return [found[row] for row in range(len(texts))]
+        return [found[row] for row in sorted(found)]
+
+    def _own_states(self, texts: Sequence[str], together: Together) -> list[parity.Answer]:
+        return [[states] for states in self._token_states(self._tokens(texts), together)]
 
 
 class SentenceSimilarity(SentenceEmbeddings):
@@ -291,6 +305,12 @@ def _not_cut(size: int, dimensions: set[int]) -> InferenceError:
         right = "leave it out; a model that was trained for it says so as matryoshka_dimensions in its config.json"
     told = f"parameters.dimensions: vectors of this model have {size} numbers: {right}."
     return InvalidInput(told, field="parameters.dimensions")
+
+
+def _with_details(told: list[Any], counts: Sequence[int], parameters: dict[str, Any]) -> list[Any]:
+    if not parameters.get("details"):
+        return told
+    return [{"embedding": vector, "tokens": count} for vector, count in zip(told, counts, strict=True)]
 
 
 def _base64(vectors: torch.Tensor) -> list[Any]:

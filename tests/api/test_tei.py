@@ -135,6 +135,22 @@ class AnswerTests(ApiTestCase):
         job = Job.objects.latest("created_at")
         self.assertEqual((job.size, answer["Content-Location"]), (2, f"/v1/jobs/{job.id}/output"))
 
+    def test_of_each_text_the_vectors_of_its_tokens(self) -> None:
+        """Each token's is that of the text here."""
+
+        def embed_each(value: Any, parameters: dict[str, Any]) -> Any:
+            if isinstance(value, list):
+                return [embed_each(each, parameters) for each in value]
+            packed = struct.pack("<3f", *vector_of(value)) * len(value)
+            return {"embedding": base64.b64encode(packed).decode(), "tokens": len(value)}
+
+        for path in ("/embed_all", "/v1/models/vectors/embed_all"):
+            told = self.ask(embed_each, path, ["a", "bbb"], truncate=True).json()
+            self.assertEqual(told, [[vector_of("a")], [vector_of("bbb")] * 3])
+        self.assertEqual(Job.objects.latest("created_at").parameters, {**OWN, "pooling": "none"})
+        refused = self.post("/embed_all", {"inputs": "a", "normalize": True})
+        self.assertEqual((refused.status_code, refused.json()["error_type"]), (422, "Validation"))
+
     def test_similarities_are_products_of_vectors(self) -> None:
         def embed_on_a_circle(value: Any, parameters: dict[str, Any]) -> Any:
             angle = len(value) if isinstance(value, str) else 0
@@ -191,6 +207,8 @@ class AnswerTests(ApiTestCase):
             ("/predict", ["good"]),
             ("/predict", [LABELS, LABELS]),
             ("/embed", [0.5]),
+            ("/embed_all", [{"embedding": "AAAAAA==", "tokens": 2}]),
+            ("/embed_all", [{"embedding": "", "tokens": 0}]),
             ("/similarity", [embed("a", {})] * 2),
             ("/similarity", [embed("a", {}), {"embedding": "AAAAAA==", "tokens": 1}, embed("b", {})]),
         ):

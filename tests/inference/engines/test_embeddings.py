@@ -1,6 +1,7 @@
 """The packaged MiniLM: real pretrained weights."""
 
 import base64
+import itertools
 import json
 import math
 import shutil
@@ -77,13 +78,31 @@ class SentenceEmbeddingsTests(TestCase):
             self.assertTrue(parity.alike(run(made, TEXTS, {}).outcomes, expected))
 
     def test_it_is_the_mean_of_the_pipeline_s_states(self) -> None:
-        from transformers import pipeline
-
-        folder = weights.folder(ModelSpec(name="m", model=MODEL))
-        states = pipeline("feature-extraction", model=str(folder), device="cpu")(TEXTS[0])[0]
+        states = self.states(TEXTS[0])
         mean = [sum(column) / len(states) for column in zip(*states, strict=True)]
         vector = self.answers([TEXTS[0]])[0]
         self.assertAlmostEqual(cosine(mean, vector), math.hypot(*mean), places=4)
+
+    def test_the_pipeline_s_states_can_be_had_unpooled(self) -> None:
+        texts, unpooled = TEXTS[:3], {"pooling": "none"}
+        plain = run(self.engine, texts, unpooled).outcomes
+        for text, found in zip(texts, plain, strict=True):
+            for token, expected in zip(found, self.states(text), strict=True):
+                self.assertAlmostEqual(cosine(token, expected), math.hypot(*token) * math.hypot(*expected), places=4)
+        packed = run(self.engine, texts, {**unpooled, "details": True, "encoding_format": "base64"}).outcomes
+        for found, told in zip(plain, packed, strict=True):
+            numbers = struct.unpack(f"<{384 * told['tokens']}f", base64.b64decode(told["embedding"]))
+            self.assertEqual(list(numbers), list(itertools.chain.from_iterable(found)))
+        for parameters in ({"dimensions": 8}, {"normalize": False}):
+            for refused in run(self.engine, texts, {**unpooled, **parameters}).outcomes:
+                self.assertIsInstance(refused, InvalidInput)
+
+    def states(self, text: str) -> Any:
+        """The states of a text's tokens by the library's own pipeline."""
+        from transformers import pipeline
+
+        folder = weights.folder(ModelSpec(name="m", model=MODEL))
+        return pipeline("feature-extraction", model=str(folder), device="cpu")(text)[0]
 
     def test_texts_are_cut_at_the_length_the_model_was_trained_for(self) -> None:
         long, longer = self.answers(["bread " * 254, "bread " * 400])
