@@ -78,28 +78,29 @@ def _members() -> bytes:
     return b"".join(b'"k%07d":0,' % number for number in range(MOST // 13))
 
 
-def requests() -> Iterator[Request]:
+def requests(*, part: int = 1) -> Iterator[Request]:
+    """What is read to its end has as many values and lines as it may, or a `part`-th of them."""
     heads = {
         "/v1/jobs": b'{"model":"echo","inputs":"x",', "/v1/models/echo": b'{"inputs":"x",',
         "/v1/models/vectors": b'{"inputs":"x",', "/v1/jobs/bulk": b'{"model":"echo","inputs":["x"],',
         "/v1/models/prompts/v1/completions": b'{"prompt":"x",',
     }  # fmt: skip
     for path, head in heads.items():
-        yield Request(name="unknown fields", path=path, body=keys(head, b"}", most=250_000))
+        yield Request(name="unknown fields", path=path, body=keys(head, b"}", most=250_000 // part))
         yield Request(name="too many fields", path=path, body=keys(head, b"}"))
         yield Request(name="a long name", path=path, body=head + b'"' + LONG + b'":1}')
-        yield Request(name="parameters", path=path, body=keys(head + b'"parameters":{', b"}}", most=250_000))
+        yield Request(name="parameters", path=path, body=keys(head + b'"parameters":{', b"}}", most=250_000 // part))
         yield Request(name="a long parameter", path=path, body=head + b'"parameters":{"' + LONG + b'":1}}')
-    yield from wrong_values("/v1/jobs", heads["/v1/jobs"])
+    yield from wrong_values("/v1/jobs", heads["/v1/jobs"], part)
     places = itertools.cycle(PLACES)  # what is too much is refused before anybody looks where it is
     for name, unit in UNITS.items():
-        most = 299_000 // max(1, unit.count(b"[") + unit.count(b"{") + 1)
+        most = 299_000 // part // max(1, unit.count(b"[") + unit.count(b"{") + 1)
         for where, path, before, after in PLACES if name in EVERYWHERE else [next(places)]:
             yield Request(name=f"{most} {name} in {where}", path=path, body=filled(unit, before, after, most=most))
         _, path, before, after = next(places)
         yield Request(name=f"too many {name}", path=path, body=filled(unit, before, after))
     yield from long_texts()
-    yield from bulks()
+    yield from bulks(part)
     yield Request(name="brackets", path="/v1/jobs", body=b"[" * MOST)
     yield Request(name="quotes", path="/v1/jobs", body=b'"' * MOST)
     yield Request(name="backslashes", path="/v1/jobs", body=b'"' + b"\\" * (MOST - 1))
@@ -118,15 +119,19 @@ def requests() -> Iterator[Request]:
     yield Request(name="a model", path="/v1/models/" + "n" * 8000, body=b'{"inputs":"x"}')
 
 
-def wrong_values(path: str, head: bytes) -> Iterator[Request]:
+def wrong_values(path: str, head: bytes, part: int) -> Iterator[Request]:
     for name in ("parameters", "priority", "model", "webhook", "expires_in"):
         start = head + b'"%s":' % name.encode()
         yield Request(name=f"a long {name}", path=path, body=start + b'"' + LONG + b'"}')
-        yield Request(name=f"{name} of numbers", path=path, body=filled(b"7", start + b"[", b"]}", most=250_000))
+        yield Request(
+            name=f"{name} of numbers", path=path, body=filled(b"7", start + b"[", b"]}", most=250_000 // part)
+        )
     for name in ("top_k", "mode", "labels", "anything", "mod"):
         start = head + b'"parameters":{"%s":' % name.encode()
         yield Request(name=f"a long {name}", path=path, body=start + b'"' + LONG[:-99] + b'"}}')
-        yield Request(name=f"{name} of arrays", path=path, body=filled(b"[7]", start + b"[", b"]}}", most=140_000))
+        yield Request(
+            name=f"{name} of arrays", path=path, body=filled(b"[7]", start + b"[", b"]}}", most=140_000 // part)
+        )
 
 
 def long_texts() -> Iterator[Request]:
@@ -139,20 +144,20 @@ def long_texts() -> Iterator[Request]:
             )
 
 
-def bulks() -> Iterator[Request]:
+def bulks(part: int) -> Iterator[Request]:
     at = "/v1/jobs/bulk?model=echo"
     shortest = b'{"inputs":""}'
     for name, line in (("{}", b"{}"), ("no JSON", b"x"), ("blank", b""), ("unknown", b'{"' + b"n" * 900 + b'":1}'),
                        ("parameters", b'{"inputs":"x","parameters":{"' + b"n" * 900 + b'":1}}'), ("good", shortest),
                        ("full", b'{"inputs":"' + b"x" * 1000 + b'"}'),
                        ("many unknown", json.dumps({f"k{n}": 0 for n in range(90)}).encode())):  # fmt: skip
-        lines = [line] * min(10_000, MOST // (len(line) + 1))
+        lines = [line] * min(10_000 // part, MOST // (len(line) + 1))
         yield Request(name=f"lines of {name}", path=at, body=b"\n".join(lines), type=LINES)
         yield Request(
             name=f"too many lines of {name}", path=at, body=(line + b"\n") * (MOST // (len(line) + 1)), type=LINES
         )
     labels = b",".join([b'"%s"' % (b"n" * 9000)] * 900)
-    for inputs in (10_000, 1000):
+    for inputs in (10_000 // part, 1000):
         head = b'{"model":"echo","inputs":[' + b",".join([b'""'] * inputs)
         key = {"Idempotency-Key": str(inputs)}
         yield Request(name=f"{inputs} inputs with parameters of 8 MB each", path="/v1/jobs/bulk", headers=key,
@@ -160,10 +165,12 @@ def bulks() -> Iterator[Request]:
         small = b",".join([b'""'] * (MOST // inputs // 3 - 20))
         yield Request(name=f"{inputs} inputs with parameters", path="/v1/jobs/bulk", headers={"Idempotency-Key": "b"},
                       body=head + b'],"parameters":{"labels":[' + small + b"]}}")  # fmt: skip
-    good = [b'{"inputs":"%s","parameters":{"anything":{"n":%d}}}' % (b"x" * 950, number) for number in range(10_000)]
+    good = [
+        b'{"inputs":"%s","parameters":{"anything":{"n":%d}}}' % (b"x" * 950, number) for number in range(10_000 // part)
+    ]
     key = {"Idempotency-Key": "good"}
     yield Request(name="ten thousand good lines", path=at, headers=key, body=b"\n".join(good), type=LINES)
-    body = b",".join(b'"%d%s"' % (number, b"x" * 1000) for number in range(10_000))
+    body = b",".join(b'"%d%s"' % (number, b"x" * 1000) for number in range(10_000 // part))
     body = b'{"model":"echo","inputs":[' + body + b"]}"
     for name, path in (("bulk", "/v1/jobs/bulk"), ("one job", "/v1/jobs")):
         headers = {"Idempotency-Key": name}
