@@ -19,6 +19,7 @@ from django.http import HttpRequest, HttpResponse
 from rest_framework import exceptions
 
 from api import request_id
+from inference.catalog.specs import CatalogError
 from inference.errors import RETRYABLE_OUTCOMES, InferenceError, NoneAccepted
 from inference.models import Job
 from inference.waiting.finished import teller
@@ -131,6 +132,8 @@ def of_exception(error: BaseException) -> HttpResponse:
         if isinstance(error, NoneAccepted):
             members["refused"] = error.rejected
         return problem(error.code, error.message, retry_after_s=error.retry_after_s, model=error.model, **members)
+    if isinstance(error, CatalogError):
+        return problem("no_worker", "The models of this service cannot be read before its operator mends their file.")
     if isinstance(error, exceptions.ValidationError):
         return problem("invalid_input", in_words(error), errors=list(_flatten(error.detail)))
     if isinstance(error, TooManyFieldsSent):

@@ -9,7 +9,7 @@ from drf_spectacular.utils import OpenApiExample, OpenApiParameter, OpenApiRespo
 
 from api.errors import CONTENT_TYPE, TABLE
 from api.openapi.shapes import ProblemShown
-from inference.catalog.lookup import models
+from inference.catalog.lookup import known_models
 
 BODIES = ("JobBody", "BulkBody", "LineBody", "RunBody", "ChatBody", "TextBody")
 ALWAYS = ("bad_request", "store_unavailable", "internal")
@@ -92,7 +92,7 @@ def _allow_null(shape: dict[str, Any]) -> None:
 
 def complete(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
     """What the fields cannot say: unknown ones are refused, null is not given, and which models there are."""
-    names = {"type": "string", "enum": sorted(models())}
+    names = {"type": "string", "enum": sorted(known_models())}
     for name in BODIES:
         body = result["components"]["schemas"][name]
         for field, shape in body["properties"].items():

@@ -12,13 +12,13 @@ from api.answers.advice import WHAT_TO_DO
 from api.errors import ApiError
 from api.openapi import operations
 from api.views.base import ApiView
-from inference.catalog.lookup import models
+from inference.catalog.lookup import known_models
 from inference.status import health, metrics
 
 
 def document() -> bytes:
     """It lists the names of the models."""
-    return _document(tuple(models()))
+    return _document(tuple(known_models()))
 
 
 @functools.lru_cache(maxsize=1)

@@ -17,7 +17,7 @@ from django.urls import reverse
 
 from inference import clock
 from inference.admin import display
-from inference.catalog.lookup import models
+from inference.catalog.lookup import known_models
 from inference.fields.ids import first_id_at
 from inference.figures import series, tallies
 from inference.figures.tallies import Tally
@@ -69,18 +69,18 @@ def model_rows() -> list[dict[str, Any]]:
     queued, running = _by_model(Status.QUEUED), _by_model(Status.RUNNING)
     living, recent = list(workers.living()), series.since(clock.now() - RECENT)
     serving, runs = workers.count_served(living), catalog.count(living)
-    gone = sorted((queued.keys() | running.keys() | runs.keys()) - models().keys())
+    gone = sorted((queued.keys() | running.keys() | runs.keys()) - known_models().keys())
     return [
         {
             "name": name,
-            "spec": models().get(name),  # none of a model that is gone from the file, and has jobs left
+            "spec": known_models().get(name),  # none of a model that is gone from the file, and has jobs left
             "queued": queued.get(name),
             "running": running.get(name),
             "workers": serving[name],
             "runs": sorted(runs.get(name, {}).items()),
             **_told(recent.get(name, {})),
         }
-        for name in (*models(), *gone)
+        for name in (*known_models(), *gone)
     ]
 
 

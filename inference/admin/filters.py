@@ -20,7 +20,7 @@ from django.http import HttpRequest
 from inference import clock, errors
 from inference.admin import keys
 from inference.admin.selection import MINUTES
-from inference.catalog.lookup import models
+from inference.catalog.lookup import known_models
 from inference.fields.ids import first_id_at
 from inference.fields.json_field import storable
 from inference.models import Job, Priority, Status, Worker
@@ -102,7 +102,7 @@ class ModelFilter(JobFilter):
     title = parameter_name = "model"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(name, name) for name in models()]
+        return [(name, name) for name in known_models()]
 
 
 class WorkerFilter(JobFilter):

@@ -55,8 +55,8 @@ def lines() -> list[Line]:
             name=name, spec=spec, runs=sorted(runs.get(name, {}).items()), served=served[name],
             queued=backlog.queued(spec) if spec else 0, speed=workers.speeds().get(name), pause=paused.get(name),
         )
-        for name in sorted(lookup.models().keys() | runs.keys() | paused.keys())
-        for spec in [lookup.models().get(name)]
+        for name in sorted(lookup.known_models().keys() | runs.keys() | paused.keys())
+        for spec in [lookup.known_models().get(name)]
     ]  # fmt: skip
 
 
@@ -161,7 +161,7 @@ class ModelsAdmin(ReadOnlyAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         name, living = object_id, list(workers.living())
-        spec, where = lookup.models().get(name), list(places(name, living))
+        spec, where = lookup.known_models().get(name), list(places(name, living))
         pause = PausedModel.objects.select_related("paused_by").filter(pk=name).first()
         if not (spec or where or pause):
             raise Http404
@@ -179,7 +179,7 @@ class ModelsAdmin(ReadOnlyAdmin):
 
     def steer(self, request: HttpRequest, name: str) -> HttpResponse:
         act = request.POST.get("action", "")
-        if act == "pause" and (name in lookup.models() or catalog.runs().get(name)):
+        if act == "pause" and (name in lookup.known_models() or catalog.runs().get(name)):
             self.tell(request, name, "Paused.", wishes.pause(name, request.user))
         elif act == "resume":
             self.tell(request, name, "Resumed.", wishes.resume(name))

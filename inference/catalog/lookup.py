@@ -28,6 +28,14 @@ def models() -> Catalog:
     return file.first() if file.catalog is None else file.catalog
 
 
+def known_models() -> Catalog:
+    """As `models`, and none while no good file was ever seen: `problem` says why then."""
+    try:
+        return models()
+    except CatalogError:
+        return {}
+
+
 def problem() -> str:
     """Why this process does not take over what the file says now."""
     return _file_at(settings.MODELS_FILE).problem
@@ -35,7 +43,7 @@ def problem() -> str:
 
 def last_spec_of(model: str) -> ModelSpec | None:
     """Also of one that is gone since this process began to follow: its jobs are still asked for."""
-    models()
+    known_models()
     return _file_at(settings.MODELS_FILE).known.get(model)
 
 
@@ -64,8 +72,12 @@ class ModelsFile:
         with self._lock:
             if self.catalog is not None:
                 return self.catalog
-            text = reader.read(self.path)
-            catalog = reader.parse(text, str(self.path))
+            try:
+                text = reader.read(self.path)
+                catalog = reader.parse(text, str(self.path))
+            except CatalogError as error:
+                self.problem = str(error)
+                raise
             self._seen, self._taken, self.problem = text, text, ""
             return self._use(catalog)
 

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 
 from inference.broker import publish, redis_client
-from inference.catalog.lookup import models
+from inference.catalog import lookup
 from inference.errors import BrokerUnavailable
 from inference.failures import is_away
 from inference.models import Job, Status, Worker
@@ -74,6 +74,8 @@ def broker_problems() -> Iterator[str]:
 
 def _models(living: Sequence[Worker]) -> Iterator[str]:
     is_full = settings.ENGINE_ERRORS == "full"
+    if not lookup.known_models():
+        yield f"The models file cannot be read{f': {lookup.problem()}' if is_full else '.'}"
     for name, reason in unserved(living).items():
         yield f"{name}: {reason.text if is_full else reason.cause.value}"
 
@@ -81,7 +83,7 @@ def _models(living: Sequence[Worker]) -> Iterator[str]:
 def unserved(living: Sequence[Worker]) -> dict[str, Reason]:
     """Return the models of the models file that none of these workers serves, and why."""
     served = workers.count_served(worker for worker in living if worker.connected)
-    return {name: _why(living, name) for name in models() if not served[name]}
+    return {name: _why(living, name) for name in lookup.known_models() if not served[name]}
 
 
 def _why(living: Iterable[Worker], name: str) -> Reason:

@@ -194,7 +194,7 @@ def seconds_for(model: str, jobs: int) -> float | None:
 
 
 def _load_s(model: str) -> float:
-    spec = lookup.models().get(model)
+    spec = lookup.known_models().get(model)
     if spec is None or not spec.is_lazy:
         return 0.0
     place = in_memory().get(model, InMemory())

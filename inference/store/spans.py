@@ -13,7 +13,6 @@ from opentelemetry.trace import Link, Span, StatusCode
 
 from inference import clock
 from inference.catalog import lookup, tasks
-from inference.catalog.specs import CatalogError
 from inference.models import Job, Status
 from inference.telemetry import tracing
 
@@ -80,10 +79,7 @@ def _job(
 
 
 def _common(model: str) -> dict[str, Any]:
-    try:
-        spec = lookup.models().get(model)
-    except CatalogError:  # a file that is refused changes nothing
-        spec = None
+    spec = lookup.known_models().get(model)
     task = spec.task if spec else ""
     operation = "text_completion" if tasks.of(task).generates else "embeddings" if task in tasks.EMBEDDINGS else task
     return {

@@ -7,7 +7,7 @@ from django import template
 
 from inference import clock
 from inference.admin import dashboard, display, navigation, workers
-from inference.catalog.lookup import models
+from inference.catalog.lookup import known_models
 
 register = template.Library()
 register.filter("ago", display.ago)
@@ -26,7 +26,7 @@ def age(moment: Any) -> str:
 
 @register.simple_tag
 def dashboard_now() -> dict[str, Any]:
-    return {**dashboard.now(), "names": list(models())}
+    return {**dashboard.now(), "names": list(known_models())}
 
 
 @register.filter

@@ -16,7 +16,7 @@ from django.core.management.base import BaseCommand
 from django.db import DatabaseError, InterfaceError, connection
 
 from inference import clock
-from inference.catalog.lookup import models
+from inference.catalog.lookup import known_models
 from inference.figures import sample, series, tallies
 from inference.figures.tallies import Tally
 from inference.management.told import told
@@ -98,7 +98,7 @@ def facts() -> Facts:
             "workers": serving[name],
             **_medians(recent.get(name, {})),
         }
-        for name in (*models(), *sorted(queued.keys() - models().keys()))
+        for name in (*known_models(), *sorted(queued.keys() - known_models().keys()))
     ]
     found["workers"] = [
         {

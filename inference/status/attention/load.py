@@ -38,7 +38,8 @@ def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item
     queued, ages = sample.queues()
     refused, past = _refusals(), _past_queues()
     late = set(workers.living().filter(workers.is_late()).values_list("pk", flat=True))
-    removed = queued.keys() - lookup.models().keys() - {name for worker in living for name in worker.model_names}
+    known = lookup.known_models()
+    removed = queued.keys() - known.keys() - {name for worker in living for name in worker.model_names} if known else ()
     for model in sorted(queued.keys() | refused.keys()):
         count, age_s = queued.get(model, 0), ages.get(model, 0.0)
         able = [worker for worker in living if model in worker.model_names and model not in quiet]
@@ -83,7 +84,7 @@ def _refusals() -> dict[str, int]:
 
 def _full(model: str, count: int, refused: int) -> str:
     """Say that the queue takes no more jobs, or did not a moment ago; nothing where it takes them."""
-    spec, found = lookup.models().get(model), []
+    spec, found = lookup.known_models().get(model), []
     if spec and count >= spec.max_queued and (waiting := backlog.count_to_limit(model)) >= spec.max_queued:
         waits = count_of(waiting, "job", ("waits", "wait"))
         found = [f"The queue of {model} is full: {waits}, and from {spec.max_queued:,} on no more may."]

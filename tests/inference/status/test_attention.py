@@ -158,7 +158,7 @@ class TestItems(AttentionCase):
 
     def test_models_that_nobody_serves_for_the_same_causes_are_one_item(self) -> None:
         two = {name: lookup.models()["embeddings"] for name in ("embeddings", "second")}
-        with patch.object(health, "models", lambda: two):
+        with patch.object(lookup, "known_models", lambda: two):
             self.change(state=WorkerState.GONE, model_names=list(two))
             self.make_worker(name="other@host", state=WorkerState.GONE, model_names=list(two))
             gone = ("WorkerGone", False)
