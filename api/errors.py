@@ -20,7 +20,7 @@ from rest_framework import exceptions
 
 from api import request_id
 from inference.catalog.specs import CatalogError
-from inference.errors import RETRYABLE_OUTCOMES, InferenceError, NoneAccepted
+from inference.errors import RETRYABLE_OUTCOMES, InferenceError, ModelsFileRefused, NoneAccepted
 from inference.models import Job
 from inference.waiting.finished import teller
 
@@ -64,6 +64,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "queue_full": (503, "The model's queue is full"),
     "overloaded": (503, "The wait would be too long"),
     "no_worker": (503, "No worker serves the model now"),
+    "models_file_refused": (503, "The models file of this service is refused"),
     "store_unavailable": (503, "The database did not answer in time"),
     "not_finished": (504, "The wait is over, the job is not finished"),
 }
@@ -123,6 +124,8 @@ def job_problem(job: Job) -> HttpResponse:
 
 def of_exception(error: BaseException) -> HttpResponse:
     """The answer for whatever was raised; what nobody foresaw is logged and told as 500 with nothing of its own."""
+    if isinstance(error, CatalogError):
+        error = ModelsFileRefused(str(error))
     if isinstance(error, InferenceError):
         field = getattr(error, "field", None)
         members: dict[str, Any] = {"errors": [{"field": field, "message": error.message}]} if field else {}
@@ -132,8 +135,6 @@ def of_exception(error: BaseException) -> HttpResponse:
         if isinstance(error, NoneAccepted):
             members["refused"] = error.rejected
         return problem(error.code, error.message, retry_after_s=error.retry_after_s, model=error.model, **members)
-    if isinstance(error, CatalogError):
-        return problem("no_worker", "The models of this service cannot be read before its operator mends their file.")
     if isinstance(error, exceptions.ValidationError):
         return problem("invalid_input", in_words(error), errors=list(_flatten(error.detail)))
     if isinstance(error, TooManyFieldsSent):

@@ -35,6 +35,7 @@ from batch_inference_client.client import PATIENCE_S
 from batch_inference_client.errors import PASSING
 from batch_inference_client.service import Document, Service, StreamEvent, dumps
 from inference.catalog.lookup import models
+from inference.catalog.specs import CatalogError
 from inference.errors import InferenceError
 from inference.models import Status
 from inference.status import health
@@ -171,7 +172,7 @@ def _asking(*, committed: bool = False) -> Iterator[None]:
     was_open = connection.connection is not None
     try:
         yield
-    except (InferenceError, ValidationError, OperationalError, InterfaceError) as error:
+    except (CatalogError, InferenceError, ValidationError, OperationalError, InterfaceError) as error:
         answer = errors.of_exception(error)
         problem, after = orjson.loads(answer.content), answer.headers.get("Retry-After")
         raise ClientError(

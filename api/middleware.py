@@ -19,7 +19,7 @@ from django.middleware.security import SecurityMiddleware
 from django.urls import Resolver404, ResolverMatch, get_resolver
 
 from api import errors, openai_errors, request_id, retrieval_errors
-from api.uploads import has_body, no_thread_is_free
+from api.uploads import is_refused
 from inference import budget
 from inference.figures import ledger
 from inference.figures.sample import SERVICE
@@ -73,9 +73,11 @@ class Api:
             if match and request.path_info.endswith("/"):
                 request.path_info = request.path = request.path_info.rstrip("/") or "/"
             answer = refusal(request, is_page=not match) or (_view(request, match) if match else self._page(request))
+            if is_refused(request.META):
+                answer = too_many_uploads()
             dialect = next((each for each in (openai_errors, retrieval_errors) if each.speaks(request)), None)
             answer = (dialect.reshaped if dialect else errors.typed)(request, answer)
-            if match and request.path_info not in UNCOUNTED:
+            if match and match.func is not errors.not_found and request.path_info not in UNCOUNTED:
                 method = request.method if request.method in METHODS else "other"
                 ledger.note(SERVICE, {"requests": {f"{method} {route_of(match)} {answer.status_code}": 1}})
             return self._secured(request, answer)
@@ -166,12 +168,16 @@ def refusal(request: HttpRequest, *, is_page: bool) -> HttpResponse | None:
         return errors.problem("bad_request", "The Host header is not one of this service's names (ALLOWED_HOSTS).")
     if refused := refusal_of_length(request):
         return refused
-    if has_body(request.META) and no_thread_is_free():
-        detail = "So many bodies are being received that there is no thread for this one. Send the request again later."
-        return errors.problem("overloaded", detail)
+    if is_refused(request.META):
+        return too_many_uploads()
     if not is_page and request.META.get("HTTP_CONTENT_ENCODING", "identity") != "identity":
         return errors.problem("unsupported_media_type", "Send the body as it is, without Content-Encoding.")
     return None
+
+
+def too_many_uploads() -> HttpResponse:
+    detail = "So many bodies are being received that there is no thread for this one. Send the request again later."
+    return errors.problem("overloaded", detail)
 
 
 def refusal_of_length(request: HttpRequest) -> HttpResponse | None:

@@ -1,20 +1,53 @@
-"""Bodies that are being received, each by a thread of this process that can do nothing else meanwhile."""
+"""Bounds how many threads of this process receive bodies: the server cannot end what they wait for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+UPLOAD = "api.upload"  # of a WSGI environment
 MOST_READ = 100  # bodies at once: of the server's 512 threads 400 may wait for jobs, and probes need some
 
-_reads: set[Upload] = set()
+
+class Refused(OSError):
+    """There is no room for another read. Frameworks take it for a connection that is lost."""
+
+
+class Reads:
+    """Counts the threads that wait for a body."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def begin(self) -> bool:
+        """Count one more, and return whether there is room for it."""
+        with self._lock:
+            has_room = self._count < MOST_READ
+            self._count += has_room
+            return has_room
+
+    def end(self) -> None:
+        with self._lock:
+            self._count -= 1
+
+
+reads = Reads()
+
+
+def is_refused(environ: Mapping[str, Any]) -> bool:
+    """Return whether the body of this request, or a part of it, was not read as there was no room."""
+    upload = environ.get(UPLOAD)
+    return upload is not None and upload.is_refused
 
 
 class Upload:
-    """The stream of a request's body, which is among the reads of this process while a thread waits for it."""
+    """Reads the body of a request while there is room for a read. `is_refused` says that there was none."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        self.is_refused = False
 
     def read(self, size: int = -1) -> bytes:
         return self._wait(self._stream.read, size)
@@ -22,18 +55,18 @@ class Upload:
     def readline(self, size: int = -1) -> bytes:
         return self._wait(self._stream.readline, size)
 
+    def readlines(self, hint: int = -1) -> list[bytes]:
+        return list(self)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.readline, b"")
+
     def _wait(self, read: Callable[[int], bytes], size: int) -> bytes:
-        _reads.add(self)
+        """Raises `Refused`."""
+        if self.is_refused or not reads.begin():
+            self.is_refused = True
+            raise Refused("too many bodies are being received")
         try:
             return read(size)
         finally:
-            _reads.discard(self)
-
-
-def no_thread_is_free() -> bool:
-    """Return whether so many bodies are being read that another one is not: the server cannot end a read."""
-    return len(_reads) >= MOST_READ
-
-
-def has_body(environ: Mapping[str, Any]) -> bool:
-    return bool(environ.get("HTTP_TRANSFER_ENCODING")) or environ.get("CONTENT_LENGTH", "0") not in ("", "0")
+            reads.end()

@@ -116,6 +116,17 @@ class NoWorker(SubmissionError):
         self.raised = raised
 
 
+class ModelsFileRefused(NoWorker):
+    """This process has never read a good models file. `raised` says what is wrong with it."""
+
+    code = "models_file_refused"
+
+    def __init__(self, raised: str) -> None:
+        super().__init__(
+            "No model is served before the models file of this service is mended.", model="", raised=raised
+        )
+
+
 class JobNotFound(InferenceError):
     code = "job_not_found"  # no such job, or another owner's
 

@@ -17,12 +17,11 @@ BUSY = 0.5  # of a core
 
 
 class Cores:
-    """The cores of this process. Processes side by side choose different ones for themselves."""
+    """Chooses the cores of this process. Processes side by side have different ones for themselves."""
 
     def __init__(self) -> None:
         self.all = os.sched_getaffinity(0)
         self.own = {sorted(self.all)[os.getpid() % len(self.all)]}
-        self.held = self.all
         self._seen = time.process_time(), time.monotonic()
 
     def follow_load(self) -> None:
@@ -36,11 +35,9 @@ class Cores:
         before_s, then_s = self._seen
         self._seen = used_s, now_s
         wanted = self.own if used_s - before_s > BUSY * (now_s - then_s) else self.all
-        if wanted != self.held:
-            self.held = wanted
-            for thread in os.listdir("/proc/self/task"):
-                with contextlib.suppress(OSError):  # it has ended, or the cores have changed meanwhile
-                    os.sched_setaffinity(int(thread), wanted)
+        for thread in os.listdir("/proc/self/task"):  # each time: threads have begun meanwhile, with others' cores
+            with contextlib.suppress(OSError):  # it has ended, or the cores have changed meanwhile
+                os.sched_setaffinity(int(thread), wanted)
 
 
 def follow_load() -> None:

@@ -27,11 +27,13 @@ def make_application() -> WholeBodies:
     return WholeBodies(Handler())
 
 
-def end_streams() -> None:
-    """Their clients go on elsewhere."""
+def stop() -> None:
+    """End streams, whose clients go on elsewhere, and write what was counted since the last tick."""
     from inference.streams.live import live
+    from inference.waiting.finished import teller
 
     live.stop()
+    teller.tell()
 
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
@@ -41,5 +43,5 @@ application = make_application()
 lookup.follow()
 cores.follow_load()
 server.drop_stalled_clients()
-server.when_stopped(end_streams)
+server.when_stopped(stop)
 collect_less_garbage()

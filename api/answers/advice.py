@@ -33,6 +33,7 @@ WHAT_TO_DO = {
     "queue_full": "Wait for as many seconds as Retry-After says, and send it again.",
     "overloaded": "Wait for as many seconds as Retry-After says, and send it again.",
     "no_worker": "Post it to /v1/jobs, where it is kept until one serves the model; the answer says why none does.",
+    "models_file_refused": "Tell whoever runs this service: the admin and `manage.py status` name the line.",
     "store_unavailable": "Wait for as many seconds as Retry-After says, and send it again.",
     "not_finished": "The job goes on: GET /v1/jobs/ID/output?wait=30 until it is finished.",
 }

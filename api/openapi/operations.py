@@ -18,7 +18,14 @@ from inference.models import Status
 
 REFUSED = ("invalid_input", "context_length_exceeded")
 WITH_BODY = ("invalid_json", "body_too_large", "unsupported_media_type", *REFUSED)
-ADMISSION = ("unknown_model", "idempotency_mismatch", "too_many_queued", "queue_full", "overloaded")
+ADMISSION = (
+    "unknown_model",
+    "idempotency_mismatch",
+    "too_many_queued",
+    "queue_full",
+    "overloaded",
+    "models_file_refused",
+)
 SUBMITTING = (*WITH_BODY, *ADMISSION)
 FAILED_JOB = (*OUTCOMES, "not_finished")
 JOB = ("job_not_found", "job_gone")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from django.conf import settings
 
-from api.uploads import Upload, no_thread_is_free
+from api.uploads import UPLOAD, Refused, Upload
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 READ = 65_536
@@ -19,25 +20,30 @@ class WholeBodies:
     under the client's next request, or while it still sends and then never hears that its key is wrong.
 
     A chunked body, which Django takes for an empty one, is read up to one byte over the limit and then refused as any
-    body over it is. Of bodies over twice the limit the rest is left unread, and so is a body for which no thread is
-    free: the middleware refuses its request."""
+    body over it is. Of bodies over twice the limit the rest is left unread, and so is a body that there is no room to
+    read: the middleware refuses its request."""
 
     def __init__(self, application: Application) -> None:
         self.application = application
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-        stream = environ["wsgi.input"] = Upload(environ["wsgi.input"])
-        if environ.get("HTTP_TRANSFER_ENCODING") and not no_thread_is_free():
-            _unchunk(environ, limit + 1)
+        stream = environ[UPLOAD] = environ["wsgi.input"] = Upload(environ["wsgi.input"])
+        if environ.get("HTTP_TRANSFER_ENCODING"):
+            with contextlib.suppress(Refused):
+                _unchunk(environ, limit + 1)
         answer = self.application(environ, start_response)
-        del environ["wsgi.input"]  # pages refer to themselves, and would hold it until garbage is collected
+        del (
+            environ["wsgi.input"],
+            environ[UPLOAD],
+        )  # pages refer to themselves, and would hold it until garbage is collected
         length = int(environ.get("CONTENT_LENGTH") or 0)
         # Who expects an answer first has sent nothing.
-        if 0 < length <= 2 * limit and "HTTP_EXPECT" not in environ and not no_thread_is_free():
+        if 0 < length <= 2 * limit and "HTTP_EXPECT" not in environ:
             try:
-                for _ in _parts(stream, 2 * limit):
-                    pass
+                with contextlib.suppress(Refused):
+                    for _ in _parts(stream, 2 * limit):
+                        pass
             except BaseException:
                 if close := getattr(answer, "close", None):
                     close()  # the server, which would, never gets it

@@ -14,7 +14,7 @@ from django.conf import settings
 
 from inference.catalog import changes, reader, words
 from inference.catalog.specs import Catalog, CatalogError, ModelSpec
-from inference.errors import UnknownModel
+from inference.errors import ModelsFileRefused, UnknownModel
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def models() -> Catalog:
 
 
 def known_models() -> Catalog:
-    """As `models`, and none while no good file was ever seen: `problem` says why then."""
+    """Return what `models` does, and none while no good file was ever seen: `problem` says why then."""
     try:
         return models()
     except CatalogError:
@@ -48,9 +48,11 @@ def last_spec_of(model: str) -> ModelSpec | None:
 
 
 def spec_of(model: str) -> ModelSpec:
-    """Raises `UnknownModel`."""
+    """Raises `UnknownModel`, and `ModelsFileRefused` while no good file was ever seen."""
     try:
         return models()[model]
+    except CatalogError as error:
+        raise ModelsFileRefused(str(error)) from None
     except KeyError:
         known = ", ".join(sorted(models()))
         raise UnknownModel(f"There is no model {words.name(model)!r}. Known models: {known}.") from None
@@ -67,16 +69,20 @@ class ModelsFile:
         self._lock = threading.Lock()  # who comes first, and who follows, take one text after the other
         self._seen: str | None = None  # at the last look
         self._taken: str | None = None
+        self._refused: str | None = None  # by who asked first: it is not parsed again
 
     def first(self) -> Catalog:
         with self._lock:
             if self.catalog is not None:
                 return self.catalog
+            text = None
             try:
                 text = reader.read(self.path)
+                if text == self._refused:
+                    raise CatalogError(self.problem)
                 catalog = reader.parse(text, str(self.path))
             except CatalogError as error:
-                self.problem = str(error)
+                self._refused, self.problem = text, str(error)
                 raise
             self._seen, self._taken, self.problem = text, text, ""
             return self._use(catalog)

@@ -75,7 +75,7 @@ def broker_problems() -> Iterator[str]:
 def _models(living: Sequence[Worker]) -> Iterator[str]:
     is_full = settings.ENGINE_ERRORS == "full"
     if not lookup.known_models():
-        yield f"The models file cannot be read{f': {lookup.problem()}' if is_full else '.'}"
+        yield f"The models file is refused{f': {lookup.problem()}' if is_full else '.'}"
     for name, reason in unserved(living).items():
         yield f"{name}: {reason.text if is_full else reason.cause.value}"
 

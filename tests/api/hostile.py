@@ -169,9 +169,9 @@ def bulks(part: int) -> Iterator[Request]:
         b'{"inputs":"%s","parameters":{"anything":{"n":%d}}}' % (b"x" * 950, number) for number in range(10_000 // part)
     ]
     key = {"Idempotency-Key": "good"}
-    yield Request(name="ten thousand good lines", path=at, headers=key, body=b"\n".join(good), type=LINES)
+    yield Request(name="many good lines", path=at, headers=key, body=b"\n".join(good), type=LINES)
     body = b",".join(b'"%d%s"' % (number, b"x" * 1000) for number in range(10_000 // part))
     body = b'{"model":"echo","inputs":[' + body + b"]}"
     for name, path in (("bulk", "/v1/jobs/bulk"), ("one job", "/v1/jobs")):
         headers = {"Idempotency-Key": name}
-        yield Request(name=f"ten thousand good inputs in {name}", path=path, headers=headers, body=body)
+        yield Request(name=f"many good inputs in {name}", path=path, headers=headers, body=body)

@@ -27,7 +27,7 @@ ID_BYTES = 100  # of an accepted job of a bulk
 REFUSED_BYTES = 200  # of a refused input
 # A process of its own is sent these requests, by parts of their names: each takes most memory for something.
 LARGEST = (
-    "unknown fields", "299000 marks", "74750 nested", "wide for", "ten thousand good", "lines of full", "of 8 MB",
+    "unknown fields", "299000 marks", "74750 nested", "wide for", "many good", "lines of full", "of 8 MB",
     "backslashes", "a picture",
 )  # fmt: skip
 UNLIMITED = {"DEBUG": "0", "API_KEY_REQUIRED": "0"}

@@ -30,15 +30,19 @@ class UnreadBodyTests(ApiTestCase):
         self.events.append("asked")
         return execute(*call)
 
-    def send(self, path: str, key: str) -> None:
+    def send(self, path: str, key: str, **headers: str) -> None:
         environ = {
             "REQUEST_METHOD": "POST", "PATH_INFO": path, "HTTP_HOST": "localhost", "SERVER_NAME": "localhost",
             "SERVER_PORT": "80", "HTTP_AUTHORIZATION": f"Bearer {key}", "CONTENT_LENGTH": "10",
             "wsgi.input": Mock(read=self.read), "wsgi.url_scheme": "http", "wsgi.errors": io.StringIO(),
+            **headers,
         }  # fmt: skip
         given_back = patch.object(connections, "give_back", lambda: self.events.append("given back"))
         with given_back, connection.execute_wrapper(self.ask):
-            WholeBodies(WSGIHandler())(environ, lambda *_: None)
+            WholeBodies(WSGIHandler())(environ, self.start)
+
+    def start(self, status: str, headers: Any) -> None:
+        self.status = status
 
     def assert_given_back(self) -> None:
         events = "".join(event[0] for event in self.events)
@@ -71,7 +75,18 @@ class UnreadBodyTests(ApiTestCase):
             WholeBodies(lambda *_: answer)({"wsgi.input": stream, "CONTENT_LENGTH": "10"}, lambda *_: None)
         self.assertTrue(answer.is_closed)
 
-    def test_of_a_body_for_which_no_thread_is_free_nothing_is_read(self) -> None:
-        with patch.object(uploads, "MOST_READ", 0):
-            self.send("/v1/jobs", "inf_wrong")
+    def test_without_room_for_another_read_nothing_is_read_and_the_request_is_refused(self) -> None:
+        ada = get_user_model().objects.create_user("ada")
+        own = ApiKey.objects.issue(owner=ada)[1]
+        form = {"HTTP_COOKIE": f"csrftoken={'a' * 32}", "CONTENT_TYPE": "application/x-www-form-urlencoded"}
+        for path, key, headers, status in (
+            ("/v1/jobs", own, {}, "503 Service Unavailable"),
+            ("/v1/jobs", own, {"HTTP_TRANSFER_ENCODING": "chunked"}, "503 Service Unavailable"),
+            ("/admin/login/", "", form, "503 Service Unavailable"),
+            ("/v1/jobs", "inf_wrong", {}, "401 Unauthorized"),
+        ):
+            with self.subTest(path, key=key, **headers), patch.object(uploads, "MOST_READ", 0):
+                self.send(path, key, **headers)
+            self.assertEqual(self.status, status)
         self.assertNotIn("read", self.events)
+        self.assertFalse(Job.objects.exists())

@@ -112,6 +112,8 @@ class TestWebServer(ShowingLog):
         finally:
             answers = clients.stop()
         self.assertEqual(answers.keys(), {"200"})
+        counted = b'inference_requests_total{method="GET",route="/v1/models",status="200"}'
+        eventually(lambda: counted in self.stack.get("/metrics").body, "those who have ended have told their counts")
 
     def test_bodies_that_do_not_come_leave_threads_for_others(self) -> None:
         with contextlib.ExitStack() as connections:
@@ -121,12 +123,12 @@ class TestWebServer(ShowingLog):
             refused = eventually(self.refused_in_both, "neither process reads another body")
             self.assertIn("Send the request again later", refused.json["detail"])
             self.assertEqual({self.stack.get("/healthz").status for _ in range(20)}, {200})
-        eventually(self.submitted_to_both, "both processes read bodies again")
+        eventually(self.are_read_by_both, "both processes read bodies again")
 
     def refused_in_both(self) -> Answer | None:
-        """An answer, once twenty requests in a row are refused: each process answers some of them."""
-        answers = [self.stack.post("/v1/jobs", {"model": "echo", "inputs": "a"}) for _ in range(20)]
-        return answers[0] if {answer.status for answer in answers} == {503} else None
+        """Return an answer once twenty requests in a row are refused: each process answers some of them."""
+        answers = [self.stack.post("/v1/jobs", {}) for _ in range(20)]
+        return answers[0] if {answer.json["code"] for answer in answers} == {"overloaded"} else None
 
-    def submitted_to_both(self) -> bool:
-        return {self.stack.post("/v1/jobs", {"model": "echo", "inputs": "a"}).status for _ in range(20)} == {202}
+    def are_read_by_both(self) -> bool:
+        return {self.stack.post("/v1/jobs", {}).json["code"] for _ in range(20)} == {"invalid_input"}

@@ -48,6 +48,7 @@ LISTED = {
     "inference/worker/housekeeping.py Housekeeping._rest": "a round every ROUND_S: what failed has its next turn then",
     "inference/worker/lookout.py Lookout.run": "growing pauses while the database is away",
     "inference/worker/unfetched.py UnfetchedJobs.run": "asked by the event loop; LONGEST_PAUSE_S after a failure",
+    "project/cores.py Cores.follow_load": "every 5 s, whatever it finds",
     "project/server.py _limit_once_it_listens": "LISTENS_S",
     "project/settings.py": "Celery's connection to the broker: its pauses grow by 2 s up to 30 s",
 }

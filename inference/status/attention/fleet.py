@@ -19,9 +19,11 @@ OFTEN = 5  # ends of one replica within the minutes that its worker counts; a si
 
 def file(living: Iterable[Worker]) -> Iterator[Item]:
     problems = {lookup.problem(), *((worker.catalog or {}).get("problem", "") for worker in living)}
+    known = lookup.known_models()
     for problem in sorted(filter(None, problems)):
-        text = f"{problem} Nothing changes before that is put right."
-        yield Item(code="ModelsFileRefused", text=text, todo="Mend the line that it names; what ran before goes on.")
+        text = f"{problem} {'Nothing changes' if known else 'No model is served here'} before that is put right."
+        todo = f"Mend the line that it names{'; what ran before goes on' if known else ''}."
+        yield Item(code="ModelsFileRefused", text=text, todo=todo)
 
 
 def unserved(reasons: Mapping[str, Reason], living: Sequence[Worker]) -> Iterator[Item]:

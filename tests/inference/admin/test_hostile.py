@@ -44,11 +44,11 @@ from tests.inference.admin.test_fleet import entry, learnt
 from tests.inference.test_admin import FORMULAS, INVISIBLE, JOBS, MARKUP, UNSEEN, AdminCase, make_job
 
 STAMP = "2026-11-23 12:00:00,000 INFO    api.access"
+HIDDEN = ("x" * 100_000, "".join(INVISIBLE[:6]), "".join(INVISIBLE[6:]), "\u202e\u2066" * 50)
+SHOWN = (*MARKUP, *HIDDEN)  # of which a browser makes something; the others act in exports and terminals
 TEXTS = (
-    *MARKUP, *FORMULAS, "=cmd|' /C calc'!A0", "@SUM(1+1)*cmd", "+1", "x" * 100_000, "".join(INVISIBLE[:6]),
-    "".join(INVISIBLE[6:]), f"late\n{STAMP} forged", f"late\r{STAMP} forged", "\u202e\u2066" * 50,
+    *SHOWN, *FORMULAS, "=cmd|' /C calc'!A0", "@SUM(1+1)*cmd", "+1", f"late\n{STAMP} forged", f"late\r{STAMP} forged",
 )  # fmt: skip
-SHOWN = (*MARKUP, TEXTS[-1], TEXTS[-4])  # of which a browser makes something; the others are for exports and terminals
 LISTS = (
     "inference_job", "inference_worker", "inference_pausedmodel", "inference_webhook", "inference_act", "api_apikey",
     "auth_user",

@@ -98,7 +98,7 @@ class SentenceEmbeddingsTests(TestCase):
                 self.assertIsInstance(refused, InvalidInput)
 
     def states(self, text: str) -> Any:
-        """The states of a text's tokens by the library's own pipeline."""
+        """Return the states of a text's tokens by the library's own pipeline."""
         from transformers import pipeline
 
         folder = weights.folder(ModelSpec(name="m", model=MODEL))
