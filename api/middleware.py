@@ -23,6 +23,7 @@ from api.uploads import is_refused
 from inference import budget
 from inference.figures import ledger
 from inference.figures.sample import SERVICE
+from inference.models import Job
 from inference.store import connections
 from inference.waiting.compute_slots import compute_slots
 
@@ -30,6 +31,9 @@ logger = logging.getLogger("api.access")
 
 PROBES = ("/health", "/healthz", "/readyz")  # load balancers ask by address
 UNCOUNTED = (*PROBES, "/metrics")  # what is asked again and again of a service that does nothing
+TOO_MANY_BODIES = (
+    "So many bodies are being received that there is no thread for this one. Send the request again later."
+)
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 APP_NAME = "api"  # of api/urls.py
 KEPT = 256  # characters of an address or of a name that is remembered: anybody may send long ones
@@ -72,9 +76,7 @@ class Api:
             match = api_match(request.path_info)
             if match and request.path_info.endswith("/"):
                 request.path_info = request.path = request.path_info.rstrip("/") or "/"
-            answer = refusal(request, is_page=not match) or (_view(request, match) if match else self._page(request))
-            if is_refused(request.META):
-                answer = too_many_uploads()
+            answer = self._answer(request, match)
             dialect = next((each for each in (openai_errors, retrieval_errors) if each.speaks(request)), None)
             answer = (dialect.reshaped if dialect else errors.typed)(request, answer)
             if match and match.func is not errors.not_found and request.path_info not in UNCOUNTED:
@@ -84,6 +86,14 @@ class Api:
         finally:
             compute_slots.give_back()
             connections.give_back()  # before what is left of the body is read: a client may send it slowly
+
+    def _answer(self, request: HttpRequest, match: ResolverMatch | None) -> HttpResponse:
+        """Answer a request whose body could be read: a chunked one was read before, any other is read meanwhile."""
+        if not is_refused(request.META):
+            answer = refusal(request, is_page=not match) or (_view(request, match) if match else self._page(request))
+            if not is_refused(request.META):
+                return answer
+        return errors.problem("overloaded", TOO_MANY_BODIES)
 
     def _secured(self, request: HttpRequest, answer: HttpResponse) -> HttpResponse:
         for name, value in self.secured[request.scheme or "http"].items():
@@ -128,13 +138,15 @@ def find_match(path: str, urlconf: str) -> ResolverMatch:
 
 
 def route_of(match: ResolverMatch) -> str:
-    """Return an address as the documentation writes it, with names in capitals for its parts."""
+    """Return an address as the documentation writes it, with names in capitals for its parts, as long as a job's may
+    be: the API may be mounted below a long one."""
     return _route(match.route)
 
 
 @functools.cache
 def _route(pattern: str) -> str:
-    return "/" + re.sub(r"<\w+:(\w+)>", lambda part: part[1].upper(), pattern)
+    written = "/" + re.sub(r"<\w+:(\w+)>", lambda part: part[1].upper(), pattern)
+    return written[: Job._meta.get_field("route").max_length]
 
 
 def security_headers(scheme: str) -> dict[str, str]:
@@ -168,16 +180,9 @@ def refusal(request: HttpRequest, *, is_page: bool) -> HttpResponse | None:
         return errors.problem("bad_request", "The Host header is not one of this service's names (ALLOWED_HOSTS).")
     if refused := refusal_of_length(request):
         return refused
-    if is_refused(request.META):
-        return too_many_uploads()
     if not is_page and request.META.get("HTTP_CONTENT_ENCODING", "identity") != "identity":
         return errors.problem("unsupported_media_type", "Send the body as it is, without Content-Encoding.")
     return None
-
-
-def too_many_uploads() -> HttpResponse:
-    detail = "So many bodies are being received that there is no thread for this one. Send the request again later."
-    return errors.problem("overloaded", detail)
 
 
 def refusal_of_length(request: HttpRequest) -> HttpResponse | None:

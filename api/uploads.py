@@ -14,26 +14,7 @@ class Refused(OSError):
     """There is no room for another read. Frameworks take it for a connection that is lost."""
 
 
-class Reads:
-    """Counts the threads that wait for a body."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = 0
-
-    def begin(self) -> bool:
-        """Count one more, and return whether there is room for it."""
-        with self._lock:
-            has_room = self._count < MOST_READ
-            self._count += has_room
-            return has_room
-
-    def end(self) -> None:
-        with self._lock:
-            self._count -= 1
-
-
-reads = Reads()
+reads = threading.Semaphore(MOST_READ)
 
 
 def is_refused(environ: Mapping[str, Any]) -> bool:
@@ -63,10 +44,10 @@ class Upload:
 
     def _wait(self, read: Callable[[int], bytes], size: int) -> bytes:
         """Raises `Refused`."""
-        if self.is_refused or not reads.begin():
+        if self.is_refused or not reads.acquire(blocking=False):
             self.is_refused = True
             raise Refused("too many bodies are being received")
         try:
             return read(size)
         finally:
-            reads.end()
+            reads.release()

@@ -1,4 +1,4 @@
-"""What the web server does not do: tell anybody that it stops, and give up a client that reads nothing or is gone."""
+"""Does what the web server does not: tell that it stops, and give up a client that reads nothing or is gone."""
 
 from __future__ import annotations
 

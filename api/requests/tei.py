@@ -19,7 +19,7 @@ from inference.submission import lists
 from inference.submission.submissions import Submission
 
 EMBED_SETTINGS = ("normalize", "prompt_name", "truncate", "dimensions")
-TOKEN_SETTINGS = SIMILARITY_SETTINGS = ("prompt_name", "truncate")
+TOKENIZER_SETTINGS = ("prompt_name", "truncate")
 WORDS = {"parameters.": ""}
 
 
@@ -35,7 +35,7 @@ def read_embed(document: Any, spec: ModelSpec | None = None) -> DialectRequest:
 
 def read_embed_all(document: Any, spec: ModelSpec | None = None) -> DialectRequest:
     """Read a request for a vector of each token. Raises as `read_embed`."""
-    return _read_texts(document, spec, TOKEN_SETTINGS, {"pooling": "none"})
+    return _read_texts(document, spec, TOKENIZER_SETTINGS, {"pooling": "none"})
 
 
 def _read_texts(
@@ -56,8 +56,8 @@ def read_similarity(document: Any, spec: ModelSpec | None = None) -> DialectRequ
     given = fields.get("parameters", {})
     if not isinstance(given, dict):
         raise InvalidInput("parameters: must be an object.", field="parameters")
-    refuse_others(given, SIMILARITY_SETTINGS, CUT, ignored=(), where="parameters.")
-    return similarity_of(spec, fields.get("inputs"), _settings(given, SIMILARITY_SETTINGS))
+    refuse_others(given, TOKENIZER_SETTINGS, CUT, ignored=(), where="parameters.")
+    return similarity_of(spec, fields.get("inputs"), _settings(given, TOKENIZER_SETTINGS))
 
 
 def similarity_of(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any]) -> DialectRequest:

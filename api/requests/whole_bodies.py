@@ -33,12 +33,10 @@ class WholeBodies:
             with contextlib.suppress(Refused):
                 _unchunk(environ, limit + 1)
         answer = self.application(environ, start_response)
-        del (
-            environ["wsgi.input"],
-            environ[UPLOAD],
-        )  # pages refer to themselves, and would hold it until garbage is collected
+        # Pages refer to themselves, and would hold the body until garbage is collected.
+        del environ["wsgi.input"], environ[UPLOAD]
         length = int(environ.get("CONTENT_LENGTH") or 0)
-        # Who expects an answer first has sent nothing.
+        # A client that expects an answer first has sent nothing.
         if 0 < length <= 2 * limit and "HTTP_EXPECT" not in environ:
             try:
                 with contextlib.suppress(Refused):

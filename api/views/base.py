@@ -91,7 +91,7 @@ class ApiView(APIView):
             key_start=self.principal.key_start,
             idempotency_key=bodies.idempotency_key(request.META.get("HTTP_IDEMPOTENCY_KEY")),
             request_id=request_id.current(),
-            route=_route(request),
+            route=route_of(request.resolver_match) if request.resolver_match else None,
         )
 
     def waited_for(self, request: HttpRequest, job_id: str) -> Job:
@@ -113,12 +113,6 @@ class ApiView(APIView):
         with slots.take(self.principal.user_id, wait_s) as granted_s:
             self.kept_waiting = granted_s == wait_s
             yield granted_s
-
-
-def _route(request: HttpRequest) -> str | None:
-    """Return the address of a request, cut where the API is mounted below a long one."""
-    length = Job._meta.get_field("route").max_length
-    return route_of(request.resolver_match)[:length] if request.resolver_match else None
 
 
 def visible_job(principal: Principal, job_id: str) -> Job:

@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 
 from api import codec
 from api.answers import embeddings, tei
 from api.openapi import operations
-from api.requests.dialects import default_of
+from api.requests.dialects import DialectRequest, default_of
 from api.requests.tei import read_embed, read_embed_all, read_predict, read_similarity
 from api.views.base import ApiView
 from api.views.embeddings import document_of
 from api.views.models import DialectView, run_in_words
 from inference.catalog.lookup import models, spec_of
-from inference.catalog.specs import KINDS
+from inference.catalog.specs import KINDS, ModelSpec
 from inference.errors import InvalidInput
+from inference.models import Job
 from inference.status import health
 
 
-class EmbedView(DialectView):
+class TextsView(DialectView):
+    """Answers a request by the functions that read it into a job, and write its answer."""
+
+    read_request: Callable[[Any, ModelSpec | None], DialectRequest]
+    write_answer: Callable[[Job], bytes]
+
     @operations.not_described
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
-        asked = read_embed(document_of(request), spec_of(name) if name else None)
-        return run_in_words(self, request, asked, embeddings.tei_embeddings)
+        asked = self.read_request(document_of(request), spec_of(name) if name else None)
+        return run_in_words(self, request, asked, self.write_answer)
 
 
-class EmbedAllView(DialectView):
-    @operations.not_described
-    def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
-        asked = read_embed_all(document_of(request), spec_of(name) if name else None)
-        return run_in_words(self, request, asked, embeddings.token_embeddings)
+class EmbedView(TextsView):
+    read_request = staticmethod(read_embed)
+    write_answer = staticmethod(embeddings.tei_embeddings)
+
+
+class EmbedAllView(TextsView):
+    read_request = staticmethod(read_embed_all)
+    write_answer = staticmethod(embeddings.token_embeddings)
 
 
 class RootView(EmbedView):
@@ -46,11 +57,9 @@ class RootView(EmbedView):
         return codec.answer({"docs": "/v1/docs", "schema": "/v1/schema", "models": "/v1/models", "admin": "/admin/"})
 
 
-class SimilarityView(DialectView):
-    @operations.not_described
-    def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
-        asked = read_similarity(document_of(request), spec_of(name) if name else None)
-        return run_in_words(self, request, asked, embeddings.similarities)
+class SimilarityView(TextsView):
+    read_request = staticmethod(read_similarity)
+    write_answer = staticmethod(embeddings.similarities)
 
 
 class PredictView(DialectView):

@@ -69,18 +69,19 @@ def model_rows() -> list[dict[str, Any]]:
     queued, running = _by_model(Status.QUEUED), _by_model(Status.RUNNING)
     living, recent = list(workers.living()), series.since(clock.now() - RECENT)
     serving, runs = workers.count_served(living), catalog.count(living)
-    gone = sorted((queued.keys() | running.keys() | runs.keys()) - known_models().keys())
+    specs = known_models()
+    gone = sorted((queued.keys() | running.keys() | runs.keys()) - specs.keys())
     return [
         {
             "name": name,
-            "spec": known_models().get(name),  # none of a model that is gone from the file, and has jobs left
+            "spec": specs.get(name),  # none of a model that is gone from the file, and has jobs left
             "queued": queued.get(name),
             "running": running.get(name),
             "workers": serving[name],
             "runs": sorted(runs.get(name, {}).items()),
             **_told(recent.get(name, {})),
         }
-        for name in (*known_models(), *gone)
+        for name in (*specs, *gone)
     ]
 
 

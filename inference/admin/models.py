@@ -50,13 +50,14 @@ class Line:
 def lines() -> list[Line]:
     living = list(workers.living())
     runs, served, paused = catalog.count(living), workers.count_served(living), PausedModel.objects.in_bulk()
+    known = lookup.known_models()
     return [
         Line(
             name=name, spec=spec, runs=sorted(runs.get(name, {}).items()), served=served[name],
             queued=backlog.queued(spec) if spec else 0, speed=workers.speeds().get(name), pause=paused.get(name),
         )
-        for name in sorted(lookup.known_models().keys() | runs.keys() | paused.keys())
-        for spec in [lookup.known_models().get(name)]
+        for name in sorted(known.keys() | runs.keys() | paused.keys())
+        for spec in [known.get(name)]
     ]  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""What a web process tells the figures: requests that it answered or refused, and how many wait in it. In rows, as all
-else: one process of several is asked for metrics, and tells of all."""
+"""Tells the figures which requests a web process answered or refused, and how many wait in it. In rows, as all else:
+one process of several is asked for metrics, and tells of all."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _members() -> bytes:
 
 
 def requests(*, part: int = 1) -> Iterator[Request]:
-    """What is read to its end has as many values and lines as it may, or a `part`-th of them."""
+    """Make requests with as many values and lines as are read to their end, or a `part`-th of them."""
     heads = {
         "/v1/jobs": b'{"model":"echo","inputs":"x",', "/v1/models/echo": b'{"inputs":"x",',
         "/v1/models/vectors": b'{"inputs":"x",', "/v1/jobs/bulk": b'{"model":"echo","inputs":["x"],',

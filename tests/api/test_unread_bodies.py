@@ -1,6 +1,7 @@
 """A body that nobody has read is read to its end without a connection of the pool: its client may send it slowly."""
 
 import io
+from threading import Semaphore
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -85,7 +86,7 @@ class UnreadBodyTests(ApiTestCase):
             ("/admin/login/", "", form, "503 Service Unavailable"),
             ("/v1/jobs", "inf_wrong", {}, "401 Unauthorized"),
         ):
-            with self.subTest(path, key=key, **headers), patch.object(uploads, "MOST_READ", 0):
+            with self.subTest(path, key=key, **headers), patch.object(uploads, "reads", Semaphore(0)):
                 self.send(path, key, **headers)
             self.assertEqual(self.status, status)
         self.assertNotIn("read", self.events)
