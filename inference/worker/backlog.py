@@ -181,6 +181,8 @@ class Backlog:
         whether nobody may join it. `idle` children share what is generated step by step."""
         now = clock.earliest_s()
         while part := self.next_alone(now) or self.isolation.next(self.replicas.runnable - without):
+            if part.jobs[0].model in without:  # it is to run alone, in a child that has its model
+                return None
             self.isolation.parts.remove(part)
             if kept := [held for held in part.jobs if self.held.get(held.item.id) is held]:
                 return kept, part.search, True
@@ -243,18 +245,23 @@ class Backlog:
         if self.isolation.parts:
             return True
         order = batch.called[-batch.shares[-1]].item.order
-        orders = [(turn.model, turn.order) for turn in self._due_in_turn(clock.earliest_s())]
+        lacking = self.replicas.lacking(batch.pid)
+        due = (turn for turn in self._due_in_turn(clock.earliest_s()) if turn.model not in lacking)
+        orders = [(turn.model, turn.order) for turn in due]
         behind = (other for other in self.batches.values() if other.pid == batch.pid and other.number > batch.number)
         orders += ((other.spec.name, other.called[0].item.order) for other in behind)
         return any(other[0] < order[0] if name == batch.spec.name else other < order for name, other in orders)
 
-    def next_ahead(self) -> list[HeldJob] | None:
-        """The jobs of a batch for a child that is busy. None where an idle one is waited for: by what is run again, or
-        generated step by step."""
+    def next_ahead(self, without: Set[str]) -> list[HeldJob] | None:
+        """Return the jobs of a batch for a child that is busy, of other models than those `without`.
+
+        None where an idle one is waited for: by what is run again, or generated step by step."""
         now = clock.earliest_s()
         if self.isolation.next(self.replicas.runnable):
             return None
         for turn in self._turns(now):
+            if turn.model in without:
+                continue
             if self.replicas.steps(turn.model):
                 return None
             if items := turn.queue.take(now, priority=turn.priority):

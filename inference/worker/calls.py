@@ -63,6 +63,7 @@ class Loaded:
     notes: Mapping[str, str] = field(default_factory=dict)  # by name: how it is run, if in another way than most
     tracebacks: Mapping[str, str] = field(default_factory=dict)  # of those whose engine's own code failed
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes by digest, of those that it has
+    load_s: Mapping[str, float] = field(default_factory=dict)  # by digest, of those that it has
     steps: frozenset[str] = frozenset()  # digests of those that generate step by step
     total: int = 0  # bytes that its device has for all who share it
 

@@ -28,6 +28,7 @@ class LoadedModels:
     specs: dict[str, ModelSpec] = field(default_factory=dict)  # that can be run, by digest
     engines: dict[str, Engine] = field(default_factory=dict)  # by load_digest: entries may share one
     memory: dict[str, int] = field(default_factory=dict)  # bytes that each of these takes
+    load_s: dict[str, float] = field(default_factory=dict)  # seconds that each of these took to load
     shared: Shared = field(default_factory=Shared)
 
     def __post_init__(self) -> None:
@@ -55,6 +56,7 @@ class LoadedModels:
             notes={spec.name: note for spec in self.specs.values() if (note := self.engine(spec).note)},
             tracebacks={digest: trace for digest, failure in failures.items() if (trace := loading.trace_of(failure))},
             memory={digest: self.memory[spec.load_digest] for digest, spec in self.specs.items()},
+            load_s={digest: self.load_s[spec.load_digest] for digest, spec in self.specs.items()},
             total=memory.total(self.device),
             steps=frozenset(digest for digest, spec in self.specs.items() if self.engine(spec).stepper is not None),
         )
@@ -87,7 +89,8 @@ class LoadedModels:
         with memory.measured(spec, self.device) as taken:
             self.engines[spec.load_digest] = engine = loading.ready(spec, self.device)
         self.memory[spec.load_digest] = taken.bytes
-        took_s, mib = time.monotonic() - started, taken.bytes / memory.MIB
+        self.load_s[spec.load_digest] = took_s = time.monotonic() - started
+        mib = taken.bytes / memory.MIB
         logger.info("model=%s loaded on %s in %.1f s, %.0f MiB", spec.name, self.host_device, took_s, mib)
         if engine.note:
             logger.warning("model=%s %s", spec.name, engine.note)

@@ -135,7 +135,7 @@ class ReplicaPool(asynpool.AsynPool):
         self.on_idle()
 
     def _keep_able(self) -> None:
-        """Only a child that can run whatever is consumed is given a call that may go to any."""
+        """Only a child that has a model that is run is idle when it does nothing."""
         for process in self._pool:
             fd = process.inqW_fd
             if self.replicas and self._fileno_to_inq.get(fd) is process:
@@ -207,7 +207,7 @@ class ReplicaPool(asynpool.AsynPool):
                 self._create_worker_process(index)
 
     def look_after(self) -> None:
-        """Restart the children that lack what others run. End one that does not even begin what it is to load: until it
+        """Restart the children that can run nothing. End one that does not even begin what it is to load: until it
         has no other would."""
         if self.knows(self._ordered) and not self._ordered.accepted() and time.monotonic() > self._begins_by:
             self.end(self._ordered._write_to.pid)

@@ -1,8 +1,9 @@
-"""Which replicas of this worker live and what each has loaded, and so which models the worker can run now.
+"""Which replicas of this worker live and what each has loaded, and so which models each of them can run now.
 
 Belongs to the worker's event loop; other threads read what its properties and `rows` return.
 """
 
+import itertools
 import logging
 import time
 from collections import Counter
@@ -19,14 +20,16 @@ from inference.worker.wishes import Wishes
 
 logger = logging.getLogger(__name__)
 
-TIMES_AS_LONG = 10  # a child works between two tries to load what all lack
+TIMES_AS_LONG = 10  # a child works between two tries to load what it lacks
+SLOW_S = 5.0  # of loading a model, from which on one replica of two starts without it where none serves the others
 
 
 class Replicas:
-    """A call goes to any idle child, so the worker runs what its best child has, and no child that lacks some of it.
+    """Each child is given calls of the models that it has, and the worker runs what any of them has.
 
-    What the catalog says anew is loaded beside what runs, by one child after the other. Once all have it, all calls
-    ask for it, and the children unload what was before. Entries are told apart by their digests.
+    What the catalog says anew is loaded beside what runs, by one child after the other. Once all that ran the entry
+    before have it, all calls ask for it, and the children unload what was before. Entries are told apart by their
+    digests.
     """
 
     def __init__(self, plan: Plan, catalog: Catalog) -> None:
@@ -39,11 +42,12 @@ class Replicas:
         self.goal: dict[str, ModelSpec] = {spec.digest: spec for spec in catalog.values()}
         self.replicas: list[Replica] = []
         self._grow(plan.replicas)
-        self._runs: frozenset[str] = frozenset()  # digests: what can be run now
+        self._runs: frozenset[str] = frozenset()  # digests: what some child can run now
+        self._load_s: dict[str, float] = {}  # by digest: seconds that its last load took
         self.runnable: frozenset[str] = frozenset()  # the models of these
         self.wishes = Wishes()  # of operators
         self.tries = new_pauses()
-        self.try_at = 0.0  # monotonic: when a child that runs what all run may try to load what all lack
+        self.try_at = 0.0  # monotonic: when a child may try again to load what it lacks
         self.is_closed = False  # The worker leaves, and no child is given another call.
         self.version = 0  # grows with every change
         self._is_settled = False  # every child that is up has what it is to have
@@ -133,7 +137,8 @@ class Replicas:
         """A child says what it has, after its start or after an order."""
         for replica in self.replicas:
             if replica.pid == loaded.pid:
-                had, goal = replica.ready, self.goal
+                is_first, goal = not replica.is_up, self.goal
+                had = self._runs if is_first else replica.ready
                 kept = {key: why for key, why in replica.models.items() if why != READY and key in goal}
                 replica.models = {
                     **kept,
@@ -144,14 +149,17 @@ class Replicas:
                 replica.is_up, replica.told, replica.had = True, True, frozenset()
                 replica.notes, replica.memory, replica.total = loaded.notes, loaded.memory, loaded.total
                 replica.steps = loaded.steps
+                self._load_s.update(loaded.load_s)
                 replica.killers = replica.killers - replica.ready if replica.ready else frozenset()
                 if goal.keys() <= replica.ready:
                     replica.pauses.reset()
                 else:
                     replica.pause()
+                    if is_first:
+                        self.tried()
                 self.failures.update(key for key, state in loaded.models.items() if state != READY)
                 self._tell(replica, loaded.tracebacks)
-                if self._runs and replica.ready > self._runs | had:  # so may the others, one by one
+                if self._runs and replica.ready - had:  # so may the others, one by one
                     self.tries.reset()
                     self.try_at = time.monotonic()
         self._choose()
@@ -202,22 +210,17 @@ class Replicas:
         return dict.fromkeys(replica.ordered, "its process ended while it loaded its models.")
 
     def _choose(self) -> None:
-        """The largest set that may be served; the one that is served already among equals."""
+        """Find what is run now, and what each child is to have."""
         self.version += 1
         served = self.served
         self._switch()
         wanted = (*self.specs.values(), *self.catalog.values())
         self.goal = {spec.digest: spec for spec in wanted if spec.name not in self.parked}
-        before = self._runs & self.goal.keys()
         current = frozenset(spec.digest for spec in self.specs.values() if spec.name not in self.parked)
-        sets = [ready for replica in self.replicas if (ready := replica.ready & current)]
-        allowed = [ready for ready in sets if not before or ready <= before or self._is_common(ready, before)]
-        self._runs = max(allowed or sets, key=lambda ready: (len(ready), ready == before), default=frozenset())
+        self._runs = current.intersection(itertools.chain.from_iterable(replica.ready for replica in self.replicas))
         names = frozenset(spec.name for spec in self.specs.values() if spec.digest in self._runs)
         new, self.runnable = names - self.runnable, names
-        if self._runs != before:
-            self.tried()
-        if self.goal.keys() <= self._runs:
+        if all(self.goal.keys() <= replica.ready for replica in self.replicas):
             self.tries.reset()
         if new:
             logger.info("worker=%s serves %s", self.plan.worker, ", ".join(sorted(new)))
@@ -226,10 +229,10 @@ class Replicas:
             logger.error("worker=%s serves no more: %s", self.plan.worker, ", ".join(sorted(gone)))
 
     def _switch(self) -> None:
-        """To what the catalog says, where nothing is lost: all that take calls have it, or none has what was before."""
+        """To what the catalog says, where nothing is lost: all that run what was before have it, or none does."""
         before, loaded = self.specs, frozenset[str]().union(*(replica.ready | replica.had for replica in self.replicas))
         kept = {name: spec for name, spec in before.items() if spec.digest in loaded and name not in self.parked}
-        taken = {name for name, spec in self.catalog.items() if name not in kept or self._all_have(spec)}
+        taken = {name for name, spec in self.catalog.items() if name not in kept or self._all_have(spec, kept[name])}
         after = {name: self.catalog[name] if name in taken else kept[name] for name in (*self.catalog, *kept)}
         if after == before:
             return
@@ -237,21 +240,13 @@ class Replicas:
         for name in taken & before.keys():
             old, new = before[name].digest, after[name].digest
             if old != new and old in self._runs:
-                self._runs = self._runs - {old} | {new}
                 logger.info("worker=%s model=%s is run by its new entry from now on", self.plan.worker, name)
 
-    def _all_have(self, spec: ModelSpec) -> bool:
-        """Of those that take calls; one at least."""
-        able = [replica for replica in self.replicas if replica.pid is not None and self.may_run(replica.pid)]
-        return bool(able) and all(spec.digest in replica.ready for replica in able)
-
-    def _is_common(self, models: frozenset[str], before: frozenset[str]) -> bool:
-        """Whether half of the living have them, as the others would be given no more calls; and none is still to try
-        what is new."""
-        living = [replica for replica in self.replicas if replica.pid is not None]
-        if any(models - before - replica.models.keys() for replica in living if replica.is_up):
-            return False
-        return 2 * sum(replica.ready >= models for replica in living) >= len(living)
+    def _all_have(self, spec: ModelSpec, before: ModelSpec) -> bool:
+        """Return whether each child that has the entry `before` has this one too; one at least has."""
+        able = [replica.ready for replica in self.replicas if not self._is_withdrawn(replica)]
+        have = [spec.digest in ready for ready in able if {spec.digest, before.digest} & ready]
+        return bool(have) and all(have)
 
     def _tell(self, replica: Replica, tracebacks: Mapping[str, str]) -> None:
         """One sentence for each reason, not for each child and try."""
@@ -283,11 +278,21 @@ class Replicas:
         return next((state for state in states if state != READY), "")
 
     def may_run(self, pid: int) -> bool:
-        """Whether this child can be given any call."""
-        return any(
-            r.pid == pid and bool(r.ready) and r.ready >= self._runs and not self.trust.withdrawn_s(r.device)
-            for r in self.replicas
-        )
+        """Return whether this child can be given a call."""
+        return bool(self._run_by(pid))
+
+    def lacking(self, pid: int) -> frozenset[str]:
+        """Return the models that are run and that this child cannot be given a call of."""
+        lacking = self._runs - self._run_by(pid)
+        return frozenset(spec.name for spec in self.specs.values() if spec.digest in lacking) if lacking else lacking
+
+    def _run_by(self, pid: int) -> frozenset[str]:
+        """Return the digests of what this child can be given calls of."""
+        able = (replica for replica in self.replicas if replica.pid == pid and not self._is_withdrawn(replica))
+        return next((replica.ready & self._runs for replica in able), frozenset())
+
+    def _is_withdrawn(self, replica: Replica) -> bool:
+        return self.trust.withdrawn_s(replica.device) > 0.0
 
     def _computes(self, device: str) -> bool:
         """Whether a replica of it has what is run, or had it and starts again."""
@@ -328,7 +333,7 @@ class Replicas:
 
     @property
     def able(self) -> int:
-        """How many children can be given any call."""
+        """How many children can be given a call."""
         return sum(replica.pid is not None and self.may_run(replica.pid) for replica in list(self.replicas))
 
     def may_start(self, index: int) -> bool:
@@ -339,8 +344,15 @@ class Replicas:
         return self.replicas[index].retry_at <= time.monotonic() or self.replicas[index].had != frozenset()
 
     def first_order(self, index: int) -> Order:
-        """What its next process is to load as it starts: not what ended the last one, unless others run it."""
-        without = self.replicas[index].killers - self._runs if index < len(self.replicas) else frozenset()
+        """Return what the next process of this replica is to load as it starts.
+
+        What ended the process before is tried later, beside the work. Of two replicas one leaves what loads slowly to
+        the other, and for later, where what loads quickly is not run by any.
+        """
+        without = self.replicas[index].killers if index < len(self.replicas) else frozenset[str]()
+        slow = {key for key in self.goal if self._load_s.get(key, 0.0) > SLOW_S}
+        if index % 2 and not self.goal.keys() - slow <= self._runs:
+            without |= slow
         return tuple(spec for key, spec in self.goal.items() if key not in without)
 
     def wanted(self, pids: Collection[int]) -> int | None:
@@ -371,7 +383,8 @@ class Replicas:
         for replica in free:
             if untried := self._untried(replica):
                 return replica, replica.ready | untried
-        if self._should_try() and (lacking := [r for r in free if not goal.keys() <= r.ready]):
+        lacking = [replica for replica in free if self.may_run(replica.pid or 0) and not goal.keys() <= replica.ready]
+        if lacking and self.try_at <= time.monotonic():
             return min(lacking, key=lambda replica: replica.retry_at), goal.keys()
         return None
 
@@ -383,12 +396,13 @@ class Replicas:
         return frozenset(self.goal.keys() - tried)
 
     def _can_be_spared(self, replica: Replica) -> bool:
-        """Others take the calls meanwhile, or will not soon: a single one pauses."""
+        """Return whether others run meanwhile what it runs, or none of them will soon: a single one pauses."""
         others = [other for other in self.replicas if other is not replica and other.pid is not None]
-        return all(other.is_up for other in others) or any(self.may_run(other.pid or 0) for other in others)
+        able = [other.ready for other in others if not self._is_withdrawn(other)]
+        return all(other.is_up for other in others) or replica.ready & self._runs <= frozenset[str]().union(*able)
 
     def to_restart(self) -> list[int]:
-        """Indexes of the children that lack what others run, or have nothing, when their pause is over."""
+        """Return the indexes of the children that can be given no call, when their pause is over."""
         now = time.monotonic()
         return [
             index
@@ -397,12 +411,8 @@ class Replicas:
             and self.goal and not self._untried(replica)
         ]  # fmt: skip
 
-    def _should_try(self) -> bool:
-        """Whether a child that runs what all run is to try again to load what all lack."""
-        return bool(self._runs) and self.goal.keys() > self._runs and self.try_at <= time.monotonic()
-
     def tried(self, took_s: float = 0.0) -> None:
-        """The child could run nothing meanwhile, or nobody could join it: a try that takes long is seldom made."""
+        """Note a try: the child could run nothing meanwhile, so one that takes long is seldom made."""
         self.try_at = time.monotonic() + max(self.tries.next_s(), took_s * TIMES_AS_LONG)
 
     @property

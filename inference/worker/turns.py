@@ -51,7 +51,7 @@ class Turns:
 
     def _begin(self, pid: int, opened: Collection[Batch], idle: int) -> bool:
         """A new batch, of no model that has one open there. Whether there was one."""
-        if not self.may_begin or self._is_kept_free() or (opened and not self.replicas.may_run(pid)):
+        if not self.may_begin or self._is_kept_free():
             return False
         following = self.backlog.next(self._not_now(pid, opened), idle=idle)
         if following is None:
@@ -79,7 +79,7 @@ class Turns:
         """More to those that are busy and work ahead: to the one that has least."""
         pids = {batch.pid for batch in self.backlog.batches.values() if self.replicas.works_ahead(batch.pid)}
         while able := [pid for pid in pids if self._may_have_more(pid)]:
-            if not self._begin_ahead(min(able, key=lambda pid: len(self.in_hand(pid)))):
+            if not any(map(self._begin_ahead, sorted(able, key=lambda pid: len(self.in_hand(pid))))):
                 return
 
     def _may_have_more(self, pid: int) -> bool:
@@ -95,7 +95,7 @@ class Turns:
         return IN_HAND - 1 if all(batch.spec.name in self.backlog.long for batch in running) else IN_HAND
 
     def _begin_ahead(self, pid: int) -> bool:
-        if not (jobs := self.backlog.next_ahead()):
+        if not (jobs := self.backlog.next_ahead(self.replicas.lacking(pid))):
             return False
         batch = Batch(id=uuid4(), spec=self.backlog.specs[jobs[0].model], jobs=jobs, pid=pid)
         self._bring_more(batch)
@@ -117,14 +117,14 @@ class Turns:
         """Not while its child is to load something, or something is to run alone."""
         return (
             self.may_begin and not batch.is_closed and batch.pid != self._pool().awaited
-            and batch.spec is self.backlog.specs.get(batch.spec.name) and self.replicas.may_run(batch.pid)
-            and not self._is_kept_free()
+            and batch.spec is self.backlog.specs.get(batch.spec.name)
+            and batch.spec.name not in self.replicas.lacking(batch.pid) and not self._is_kept_free()
         )  # fmt: skip
 
     def _not_now(self, pid: int, opened: Collection[Batch]) -> set[str]:
-        """The models of which nothing is begun in this child: what is open there, and as soon as nothing is, it is to
-        load something, all that would stay open."""
-        names = {batch.spec.name for batch in opened}
+        """Return the models of which nothing is begun in this child: those that it lacks, what is open there, and, as
+        it is to load something once nothing is, all that would stay open."""
+        names = {*self.replicas.lacking(pid), *(batch.spec.name for batch in opened)}
         if pid == self._pool().awaited:
             names.update(filter(self.replicas.steps, self.backlog.queues))
         return names

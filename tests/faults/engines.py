@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 from inference.errors import ModelUnavailable
+from inference.worker.replicas import SLOW_S
 from tests.echo import EchoEngine, Fail, misbehave, wait_while_held
 
 CALLS = "engine-calls"  # in DATA_DIR: a line an engine call: its process, and the number of its items
@@ -69,12 +71,15 @@ class Shaky(EchoEngine):
 
 
 class GatedEcho(RecordingEcho):
-    """Cannot be loaded while there is a file broken-NAME in DATA_DIR, takes its time while there is held-NAME, and ends
-    its process while there is deadly-NAME. Of an entry with a revision, that takes the name's place."""
+    """Cannot be loaded while there is a file broken-NAME in DATA_DIR, takes its time while there is held-NAME, loads
+    slowly while there is slow-NAME, and ends its process while there is deadly-NAME. Of an entry with a revision, that
+    takes the name's place."""
 
     def load(self, device: str) -> None:
         folder, name = Path(os.environ["DATA_DIR"]), self.spec.revision or self.spec.name
         wait_while_held(f"held-{name}")
+        if (folder / f"slow-{name}").exists():
+            time.sleep(SLOW_S + 0.1)
         if (folder / f"deadly-{name}").exists():
             os.kill(os.getpid(), signal.SIGKILL)
         if (folder / f"broken-{name}").exists():

@@ -135,9 +135,16 @@ class DispatcherCase(TestCase):
         self.dispatcher = Dispatcher(self.replicas, lambda: cast("ReplicaPool", self.pool), UnfetchedJobs(uuid4()))
         self.clock = 1760000000.0
 
-    def load(self, **models: str) -> None:
+    def load(self, pid: int = PID, **models: str) -> None:
         told = {CATALOG[name].digest: state for name, state in models.items()}
-        self.replicas.loaded(Loaded(pid=PID, models=told))
+        self.replicas.loaded(Loaded(pid=pid, models=told))
+
+    def grow(self, replicas: int = 2, **models: str) -> None:
+        """Start replicas until there are so many, which load these models, or all."""
+        for index in range(self.pool.replicas, replicas):
+            self.replicas.started(index, PID + index)
+            self.load(PID + index, **(models or dict.fromkeys(CATALOG, READY)))
+        self.pool.replicas = replicas
 
     def add(self, model: str = "a", **values: Any) -> tuple[UUID, Request]:
         self.clock += 0.001
@@ -220,7 +227,7 @@ class DispatcherTests(DispatcherCase):
             self.assertEqual(request.events[-1], ("finished", ""))
 
     def test_a_job_that_is_to_run_alone_waits_for_what_runs_and_holds_up_what_waits(self) -> None:
-        self.pool.replicas = 3
+        self.grow(3)
         self.add()
         self.dispatcher.kick()
         job_id, request = self.add(alone=True)
@@ -235,8 +242,31 @@ class DispatcherTests(DispatcherCase):
         self.assertEqual((len(self.pool.calls), self.last.batch.alone), (3, False))
         self.assertEqual(request.events, [("finished", "")])
 
+    def test_each_replica_is_given_batches_of_the_models_that_it_has(self) -> None:
+        self.grow(b=READY, a="no weights")
+        second = PID + 1
+        jobs = [self.add("a")[0] for _ in range(9)] + [self.add("b")[0]]
+        self.dispatcher.kick()
+        self.assertEqual([(call.pid, call.batch.model) for call in self.pool.calls], [(PID, "a"), (second, "b")])
+        self.pool.finish(self.last)
+        self.dispatcher.kick()
+        self.assertEqual(len(self.pool.calls), 2)  # the other has what waits
+        self.pool.finish(self.pool.calls[0])
+        self.assertEqual((self.last.pid, self.last.batch.job_ids), (PID, (jobs[8],)))
+
+    def test_a_job_that_is_to_run_alone_does_so_in_a_replica_that_has_its_model(self) -> None:
+        self.grow(b=READY, a="no weights")
+        self.pool.dead = [PID]
+        job_id, _ = self.add(alone=True)
+        self.add("b", arrived_at_s=self.clock + 1.0)
+        self.dispatcher.kick()
+        self.assertEqual(self.pool.calls, [])
+        self.pool.dead = []
+        self.dispatcher.kick()
+        self.assertEqual((self.last.pid, self.last.batch.job_ids, self.last.batch.alone), (PID, (job_id,), True))
+
     def test_a_job_that_is_to_run_alone_does_so_too_when_its_claim_met_a_database_that_was_away(self) -> None:
-        self.pool.replicas = 3
+        self.grow(3)
         job_id, _ = self.add(alone=True)
         self.dispatcher.kick()
         self.pool.lose(self.last, StoreUnavailable("database away"))
@@ -275,7 +305,7 @@ class DispatcherTests(DispatcherCase):
         self.assertEqual(len(self.pool.calls), 2)
 
     def test_a_job_that_is_to_run_alone_does_so_too_when_the_pool_dropped_its_call(self) -> None:
-        self.pool.replicas = 3
+        self.grow(3)
         job_id, _ = self.add(alone=True)
         self.dispatcher.kick()
         self.last.over = True
@@ -298,7 +328,7 @@ class DispatcherTests(DispatcherCase):
         self.assertEqual(self.last.batch.job_ids, (low[0],))
 
     def test_after_a_job_that_ran_alone_others_have_as_long_a_turn(self) -> None:
-        self.pool.replicas = 2
+        self.grow()
         first, second = (self.add(alone=True)[0] for _ in range(2))
         self.dispatcher.kick()
         self.assertEqual(self.last.batch.job_ids, (first,))
@@ -327,7 +357,7 @@ class DispatcherTests(DispatcherCase):
         self.assertEqual(len(self.pool.calls), 3)
 
     def test_one_that_died_alone_is_tried_again_at_once_and_alone(self) -> None:
-        self.pool.replicas = 2
+        self.grow()
         job_id, _ = self.add(alone=True, priority=3)
         self.dispatcher.kick()
         self.add(priority=1)
@@ -716,7 +746,7 @@ class DispatcherTests(DispatcherCase):
     def test_a_worker_that_leaves_gives_back_what_no_child_has_begun(self) -> None:
         _, running = self.add()
         self.dispatcher.kick()
-        self.pool.replicas += 1
+        self.grow()
         _, sent = self.add()
         self.dispatcher.kick()
         self.pool.held.remove(self.last)
@@ -820,7 +850,7 @@ class DispatcherTests(DispatcherCase):
         self.assertEqual(request.events, [])
 
     def test_nothing_runs_beside_what_runs_alone_as_the_host_s_clock_is_set_before_that_is_measured(self) -> None:
-        self.pool.replicas = 2
+        self.grow()
         real, now_s = time.time, time.monotonic()
         queue = self.dispatcher.backlog.queues["b"]
         queue.limit(replace(queue.limits, max_wait_s=60.0))

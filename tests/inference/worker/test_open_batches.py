@@ -18,10 +18,7 @@ class OpenCase(DispatcherCase):
 
     steps = frozenset("a")
 
-    def load(self, **models: str) -> None:
-        self.tell(PID, **models)
-
-    def tell(self, pid: int, **models: str) -> None:
+    def load(self, pid: int = PID, **models: str) -> None:
         told = {CATALOG[name].digest: state for name, state in models.items()}
         self.replicas.loaded(Loaded(pid=pid, models=told, steps=frozenset(CATALOG[name].digest for name in self.steps)))
 
@@ -43,9 +40,7 @@ class OpenCase(DispatcherCase):
 
     def another(self) -> int:
         """A second child."""
-        self.pool.replicas = 2
-        self.replicas.started(1, PID + 1)
-        self.tell(PID + 1, a=READY, b=READY)
+        self.grow()
         return PID + 1
 
     def asked(self, index: int = 0) -> int:

@@ -14,7 +14,7 @@ from inference.worker.calls import ENDED_BY_IT, READY, Loaded, Order, Shared
 from inference.worker.devices import Plan
 from inference.worker.lazy import LazyReport
 from inference.worker.replica import COUNTED_S, LONGEST_PAUSE_S
-from inference.worker.replicas import Replicas
+from inference.worker.replicas import SLOW_S, Replicas
 from inference.worker.wishes import Wishes
 from tests.inference.worker.test_dispatch import stop_clock
 
@@ -81,8 +81,8 @@ class ReplicasTests(TestCase):
             return [row["ended"] for _, row in sorted(reports.replica_rows(self.replicas, {}).items())]
 
         self.load(FIRST)
-        self.load(SECOND, b=BROKEN)
-        self.replicas.ended(1)  # lacks what the other runs, and tries again
+        self.load(SECOND, a=BROKEN, b=BROKEN)
+        self.replicas.ended(1)  # has nothing, and tries again
         for _ in range(3):
             self.replicas.ended(0)
             self.start(0, FIRST)
@@ -96,12 +96,31 @@ class ReplicasTests(TestCase):
         self.load(FIRST)
         self.assertEqual((self.replicas.serving, self.able(), self.replicas.have_told), ({"a", "b"}, [FIRST], False))
 
-    def test_one_that_lacks_what_another_runs_is_given_nothing_and_restarted(self) -> None:
+    def test_one_that_lacks_what_another_runs_is_given_the_rest_and_tries_again_beside_that(self) -> None:
         self.load(FIRST)
         self.load(SECOND, b=BROKEN)
-        self.assertEqual((self.able(), self.replicas.to_restart()), ([FIRST], []))
         self.replicas.replicas[1].retry_at = 0.0
-        self.assertEqual(self.replicas.to_restart(), [1])
+        self.assertEqual((self.able(), self.replicas.to_restart(), self.tries()), ([FIRST, SECOND], [], None))
+        self.assertEqual((self.replicas.lacking(FIRST), self.replicas.lacking(SECOND)), (set(), {"b"}))
+        self.assertEqual(self.replicas.lacking(33), {"a", "b"})
+        self.replicas.try_at = 0.0
+        self.assertEqual(self.tries(), SECOND)
+        self.load(SECOND)
+        self.assertEqual(self.replicas.lacking(SECOND), set())
+
+    def test_the_pauses_of_one_that_dies_of_what_another_runs_grow(self) -> None:
+        self.load(FIRST)
+        pauses = []
+        for _ in range(4):
+            self.loads(1, "b")
+            self.replicas.ended(1)
+            self.start(1, SECOND)
+            self.load(SECOND)
+            self.assertEqual((self.replicas.lacking(SECOND), self.tries()), ({"b"}, None))
+            self.replicas.try_at = 0.0
+            self.assertEqual(self.tries(), SECOND)
+            pauses.append(self.replicas.tries.pause_s)
+        self.assertEqual((pauses, pauses[-1]), (sorted(pauses), LONGEST_PAUSE_S))
 
     def test_what_all_lack_is_not_served_and_tried_again_beside_the_work(self) -> None:
         self.load(FIRST, b=BROKEN)
@@ -111,7 +130,7 @@ class ReplicasTests(TestCase):
         self.replicas.try_at = 0.0
         self.assertEqual(self.tries(SECOND), SECOND)
         self.load(SECOND)
-        self.assertEqual((self.replicas.serving, self.able()), ({"a", "b"}, [SECOND]))
+        self.assertEqual((self.replicas.serving, self.able()), ({"a", "b"}, [FIRST, SECOND]))
 
     def eight(self) -> None:
         """Replicas that serve a; none could load b."""
@@ -128,20 +147,30 @@ class ReplicasTests(TestCase):
         self.assertEqual(self.tries(index), index)
         self.load(index, **models)
 
-    def test_what_one_of_many_can_load_is_served_once_half_of_them_have_it(self) -> None:
+    def test_what_one_of_many_can_load_is_served_at_once_and_the_others_follow_one_by_one(self) -> None:
         self.eight()
         self.replicas.try_at = 0.0
-        for index in range(3):
+        for index in range(8):
             self.load_in_turn(index)
-            self.assertEqual(
-                (self.replicas.serving, self.replicas.served, self.replicas.to_restart()), ({"a"}, {"a"}, [])
-            )
+            self.assertEqual((self.replicas.serving, self.replicas.to_restart()), ({"a", "b"}, []))
+            self.assertEqual([pid for pid in range(8) if self.replicas.lacking(pid)], list(range(index + 1, 8)))
+
+    def test_what_loads_slowly_is_left_to_one_of_two_where_the_rest_is_not_run(self) -> None:
+        self.load(FIRST)
+        self.replicas.loaded(
+            Loaded(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()},
+                   load_s={CATALOG["a"].digest: 0.1, CATALOG["b"].digest: SLOW_S + 1.0})
+        )  # fmt: skip
+        self.replicas.ended(1)
+        self.assertEqual((self.without(0), self.without(1)), (set(), set()))  # the first runs all
         self.replicas.ended(0)
-        self.assertEqual(self.replicas.served, {"a"})
-        self.start(0, 0)
-        self.load(0)
-        self.load_in_turn(3)
-        self.assertEqual((self.replicas.serving, self.replicas.to_restart()), ({"a", "b"}, [4, 5, 6, 7]))
+        self.assertEqual((self.without(0), self.without(1)), (set(), {"b"}))
+        self.start(0, FIRST)
+        self.start(1, SECOND)
+        self.load(SECOND)
+        self.assertEqual((self.replicas.serving, self.tries()), ({"a"}, None))  # there is no other to run a
+        self.load(FIRST)
+        self.assertEqual((self.replicas.serving, self.tries()), ({"a", "b"}, SECOND))
 
     def test_they_try_in_turn(self) -> None:
         self.eight()
@@ -208,15 +237,18 @@ class ReplicasTests(TestCase):
         self.load(FIRST)
         self.assertEqual(self.replicas.replicas[0].pauses.pause_s, 1.0)
 
-    def test_one_that_dies_of_loading_a_model_starts_without_it_unless_another_runs_it(self) -> None:
+    def test_one_that_dies_of_loading_a_model_starts_without_it_until_it_has_loaded_it(self) -> None:
         self.assertEqual(self.without(0), set())
         self.replicas.replicas[0].shared.loading = 2
         self.replicas.ended(0)
         self.assertEqual((self.without(0), self.without(1)), ({"b"}, set()))
         self.assertEqual(self.why_not(), {"b"})
         self.load(SECOND)
-        self.assertEqual(self.without(0), set())
+        self.assertEqual(self.without(0), {"b"})
         self.start(0, FIRST)
+        self.load(FIRST)
+        self.replicas.try_at = 0.0
+        self.assertEqual(self.tries(FIRST), FIRST)
         self.load(FIRST)
         self.replicas.ended(1)
         self.replicas.ended(0)
@@ -380,7 +412,8 @@ class ChangeTests(TestCase):
         self.assertEqual(self.runs()["a"], "2")
         self.replicas.loaded(Loaded(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()}))
         self.replicas.replicas[1].retry_at = 0.0
-        self.assertEqual((self.able, self.replicas.to_restart()), (1, []))
+        self.assertEqual((self.able, self.replicas.to_restart()), (2, []))
+        self.assertEqual(self.replicas.lacking(SECOND), {"a"})
         ordered = []
         while following := self.order():
             ordered.append(following[0])
@@ -411,12 +444,12 @@ class ChangeTests(TestCase):
         self.assertEqual((self.able, reports.why_not(self.replicas)), (2, {"a": reports.OLD_GOES_ON + ENDED_BY_IT}))
         self.assertIsNone(self.order())
 
-    def test_an_added_model_is_served_once_each_has_tried_it(self) -> None:
+    def test_an_added_model_is_served_once_one_has_it(self) -> None:
         added = ModelSpec(name="c", engine="x:Y")
         self.follow(*CATALOG.values(), added)
         self.order()
         self.told(*self.last)
-        self.assertEqual((set(self.runs()), self.able), ({"a", "b"}, 2))
+        self.assertEqual((set(self.runs()), self.able), ({"a", "b", "c"}, 2))
         self.order()
         self.told(*self.last)
         self.assertEqual((set(self.runs()), self.able), ({"a", "b", "c"}, 2))
@@ -456,6 +489,8 @@ class ChangeTests(TestCase):
         self.assertNotIn(("a", "", "ready"), self.states())
         self.assertEqual(self.order(), (FIRST, [("b", "")]))
         self.told(*self.last)
+        self.assertEqual(self.order(), (SECOND, [("b", "")]))
+        self.told(*self.last)
         self.replicas.park(())
-        self.assertEqual(self.order(SECOND), None)
         self.assertEqual(set(self.runs()), {"b"})
+        self.assertEqual(self.order(), (FIRST, [("a", ""), ("b", "")]))

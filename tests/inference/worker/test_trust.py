@@ -150,7 +150,11 @@ class TrustTests(DispatcherCase):
         self.replicas.ended(1)
         self.replicas.started(1, PID + 2)
         self.replicas.loaded(Loaded(pid=PID + 2, models={spec.digest: "it is lost" for spec in CATALOG.values()}))
-        self.fail_until_withdrawn()
+        for _ in range(trust.FAULTS):
+            self.add()
+            self.fails_on_bad()
+            self.runs_on(0)
+            self.pool.finish(self.last)
         self.assertFalse(self.is_withdrawn(BAD))
         self.assertTrue(self.replicas.may_run(PID))
 
