@@ -125,7 +125,6 @@ class Listener:
 
     def _ensure_thread(self) -> None:
         if self._thread is None or not self._thread.is_alive():
-            teller.begin()
             self._thread = threading.Thread(target=self._listen_forever, name="finished-notices", daemon=True)
             self._thread.start()
 

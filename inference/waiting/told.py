@@ -19,22 +19,16 @@ logger = logging.getLogger(__name__)
 
 
 class Teller:
-    """A thread that begins with a web process, or with the first thing to tell, and looks at `waiting` once a tick."""
+    """Looks at `waiting` once a tick, in a thread that a web process begins as it starts, and no other process."""
 
     def __init__(self, waiting: Callable[[], int]) -> None:
         self._waiting = waiting
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        with self._lock:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._tell_forever, name="figures", daemon=True)
-                self._thread.start()
+        threading.Thread(target=self._tell_forever, name="figures", daemon=True).start()
 
     def refused(self, code: str, model: str = SERVICE) -> None:
         ledger.note(model, {"refused": {code: 1}})
-        self.begin()
 
     def _tell_forever(self) -> None:
         connections.own()
