@@ -48,10 +48,7 @@ def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item
         reasons = (("ModelUnserved", ("model", model)), ("ModelPaused", ("paused", model)))
         item = functools.partial(
             Item, about=("model", model),
-            causes=reasons if model in quiet else (BROKER,),
-            todo=f"More comes in than is done: more workers or replicas, or manage.py tune {model}."
-            if any(worker.replicas_busy for worker in heard_of) else
-            "Look why no replica runs them: what is said here of its worker, its models and the broker.",
+            causes=reasons if model in quiet else (BROKER,), todo=_todo_of_growth(model, able, heard_of),
         )  # fmt: skip
         waits = f"{count_of(count, 'job')} of {model} {'waits' if count == 1 else 'wait'}, the oldest for {age_s:.0f} s"
         if model in removed:
@@ -61,16 +58,24 @@ def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item
                 yield Item(code="ModelUnserved", text=text, todo=todo, about=("model", model))
         elif full := _full(model, count, refused.get(model, 0)):
             yield item(code="QueueFull", text=full)
-        elif able and not heard_of:
-            continue  # nobody knows yet why: they are heard of again, or gone, within seconds
         elif lowest := _grown_since(count, age_s, [(at, queues.get(model, 0)) for at, queues in past]):
             at, before = lowest
             yield item(code="QueueGrows", text=f"{waits}; at {at:%H:%M:%S} UTC there were {before:,.0f}.")
-        elif age_s > STUCK_S and not busy and model not in quiet:
+        elif age_s > STUCK_S and not busy and model not in quiet and not (able and not heard_of):
             todo = (
                 "Messages do not reach the workers: look at the broker. It mends itself within a minute of its return."
             )
             yield item(code="QueueStuck", text=f"{waits}, and no replica is busy.", todo=todo)
+
+
+def _todo_of_growth(model: str, able: Sequence[Worker], heard_of: Collection[Worker]) -> str:
+    """Return what to do where more jobs of a model wait: by its workers, and those of them that were heard lately."""
+    if any(worker.replicas_busy for worker in heard_of):
+        return f"More comes in than is done: more workers or replicas, or manage.py tune {model}."
+    if able and not heard_of:
+        names = ", ".join(sorted({worker.name for worker in able}))
+        return f"Nothing was heard of {names} for some seconds: that is said to be gone soon, or runs them."
+    return "Look why no replica runs them: what is said here of its worker, its models and the broker."
 
 
 def _refusals() -> dict[str, int]:

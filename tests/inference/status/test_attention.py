@@ -183,12 +183,15 @@ class TestItems(AttentionCase):
                 self.assertIn(todo, item.todo)
 
     @override_settings(WORKER_SILENT_S=4 * PATIENCE_S, WORKER_HEARTBEAT_S=PATIENCE_S / workers.LATE_BEATS)
-    def test_nothing_is_guessed_of_a_queue_whose_worker_has_not_been_heard_of_for_some_seconds(self) -> None:
+    def test_a_queue_whose_worker_has_not_been_heard_of_for_some_seconds_is_said_to_wait_for_that(self) -> None:
         figure(60, "", now={"samples": 1, "queued": {"embeddings": 0}})
         Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(30))
         self.change(replicas_busy=1)
         self.only("QueueGrows", "More comes in than is done")
         self.change(heartbeat_at=ago(2 * PATIENCE_S))
+        self.only("QueueGrows", "30 jobs of embeddings wait", "Nothing was heard of first@host for some seconds")
+        Figure.objects.all().delete()
+        Job.objects.update(created_at=ago(40))
         self.assertEqual(self.named(), [])
 
     def test_a_models_file_that_is_refused(self) -> None:
