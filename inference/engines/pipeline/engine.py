@@ -58,6 +58,7 @@ class PipelineEngine(Engine):
         self.feed = FEEDS[self.task]
         _require(tasks.of(self.task))
         self.pipe, missing = loader.load(self.spec, tasks.of(self.task).pipeline or self.task, device)
+        self.feed = self.feed.fitted_to(self.pipe)
         if tasks.of(self.task).ranks:
             checkpoints.require_one_label(self.spec, self.pipe.model)
         reference = Reference(self.pipe, self.feed) if self.feed.batched else None

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from inference.catalog.lengths import NEW_TOKENS
@@ -34,6 +34,10 @@ class Feed:
     # A model that counts positions from the left sees padding there, except where `generate` corrects for it.
     padding_side: ClassVar[str] = "right"
     is_cut: ClassVar[bool] = False  # a text is, where the tokenizer's limit is
+
+    def fitted_to(self, pipe: Any) -> "Feed":
+        """Return the feed of this pipeline, where not all of its task are fed in one way."""
+        return self
 
     def around(self, text: Any, pipe: Any) -> Any:
         """An input that holds `text`."""
@@ -180,6 +184,10 @@ class Prompts(Texts):
 class Speech(Feed):
     """Sound that is longer than the window of Whisper is heard window by window, which tells times: a text without
     times is made of them."""
+
+    def fitted_to(self, pipe: Any) -> Feed:
+        """A model that writes token by token finds hundreds in the silence of the example, and is asked for a few."""
+        return replace(self, parameters={"max_new_tokens": 8}) if pipe.type in ("seq2seq", "seq2seq_whisper") else self
 
     def bounded(self, row: Row, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
         if pipe.type != "seq2seq_whisper" or run.get("return_timestamps"):

@@ -259,6 +259,22 @@ class ImageAndSoundTests(EqualTestCase):
             self.assertEqual(found[place], {"text": texts[place]})
         self.assertEqual(found[1:2], self.answers("whisper-with-times", sounds[1:2]))
 
+    def test_a_model_that_writes_on_in_silence_is_tried_out_on_a_few_tokens_at_its_load(self) -> None:
+        from transformers import WhisperForConditionalGeneration as Whisper
+
+        generate, lengths = Whisper.generate, list[int]()
+
+        def note(self: Any, *inputs: Any, **options: Any) -> Any:
+            tokens = generate(self, *inputs, **options)
+            lengths.append(tokens.shape[-1])
+            return tokens
+
+        _engines.pop("whisper", None)
+        with patch.object(Whisper, "generate", note):
+            engine("whisper")
+        self.assertGreater(len(lengths), 1)
+        self.assertLessEqual(max(lengths), 8)
+
     def test_sound_at_another_rate_is_converted(self) -> None:
         slow, fast = tiny_models.wav(rate=16_000), tiny_models.wav(rate=48_000)
         first, second = self.answers("audio-classification", [slow, fast])
