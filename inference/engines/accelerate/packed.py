@@ -6,6 +6,9 @@ those of the vocabulary 0.45. And float32 goes to oneDNN so, and not to MKL, whi
 
 For each number of rows oneDNN makes code of its own, for each shape of weights half a MiB in a millisecond, and keeps
 most of it for good. So only some numbers are computed, and others are filled up with rows of zeros.
+
+Of few rows a product takes as long as its weights are read. Where those of a model in float32 are what 16 bits hold, as
+they are in a checkpoint in float16 or bfloat16, FBGEMM reads them so, and sums in float32.
 """
 
 import functools
@@ -19,8 +22,13 @@ from torch import nn
 from inference.engines import mapped
 
 ROWS = 16  # that the order is best for; as good for thousands
+FEW = 16  # rows, up to which weights of 16 bits are read
+SMALLEST = 2.0**-24  # number of float16: smaller ones of bfloat16 are rounded to half of it
 LEAST = 2**16  # weights, below which there is nothing to win
+AT_ONCE = 1024  # rows of weights, looked through
 STEPS = 16  # numbers of rows from one power of two to the next: at most a sixteenth is computed in vain
+
+Product = Callable[[torch.Tensor], Any]
 
 
 class PackedLinear:
@@ -39,7 +47,8 @@ class PackedLinear:
         def product(states: torch.Tensor) -> Any:
             return torch.ops.mkldnn._linear_pointwise(states, packed, bias, "none", [], "")
 
-        self.layer.forward = functools.partial(in_steps, product)
+        forward = functools.partial(in_steps, product)
+        self.layer.forward = _by_rows(_of_halves(own.detach(), bias), forward) if _are_halves(own) else forward
         self.weights = packed
         if not self.is_shared:
             own.data = own.new_empty(0)
@@ -54,7 +63,28 @@ class PackedLinear:
         self.weights = None
 
 
-def in_steps(product: Callable[[torch.Tensor], Any], states: torch.Tensor) -> Any:
+def _by_rows(few: Product, many: Product) -> Product:
+    def product(states: torch.Tensor) -> Any:
+        is_few = states.dim() > 1 and 0 < states.numel() <= FEW * states.shape[-1]
+        return few(states) if is_few else many(states)
+
+    return product
+
+
+def _of_halves(weights: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    packed = torch.ops.quantized.linear_prepack_fp16(weights, bias)
+    return lambda states: torch.ops.quantized.linear_dynamic_fp16(states, packed)
+
+
+def _are_halves(weights: torch.Tensor) -> bool:
+    """Return whether 16 bits hold these weights of 32, on a processor for which FBGEMM is made."""
+    if weights.dtype != torch.float32 or torch.backends.quantized.engine not in ("fbgemm", "x86"):
+        return False
+    rows = weights.detach().split(AT_ONCE)
+    return all(bool(((part.half().float() - part).abs() <= SMALLEST / 2).all()) for part in rows)
+
+
+def in_steps(product: Product, states: torch.Tensor) -> Any:
     """(..., hidden) to (..., width), of a number of rows that oneDNN knows."""
     count = states[..., 0].numel()
     size = rounded(count)

@@ -77,6 +77,29 @@ class PackedTests(TestCase):
                 with self.subTest(states.shape):
                     torch.testing.assert_close(layer(states), answer, rtol=1e-3, atol=1e-4)
 
+    def test_few_rows_read_weights_of_16_bits_where_these_hold_what_32_do(self) -> None:
+        if torch.backends.quantized.engine not in ("fbgemm", "x86"):
+            self.skipTest("a processor that FBGEMM is not made for")
+        shapes = [torch.randn(256), torch.randn(3, 5, 256).transpose(0, 1), torch.randn(9, 512)[:, ::2]]
+        shapes += [torch.randn(count, 256) for count in ROWS]
+        quantized = torch.ops.quantized
+        for bits, bias in ((torch.bfloat16, True), (torch.float16, False), (None, True)):
+            layer = nn.Linear(256, 300, bias=bias)
+            if bits:
+                layer.weight.data = layer.weight.data.to(bits).float()
+            with (
+                torch.inference_mode(),
+                patch.object(quantized, "linear_dynamic_fp16", wraps=quantized.linear_dynamic_fp16) as few,
+            ):
+                expected = [layer(states) for states in shapes]
+                packed.PackedLinear(layer, is_shared=False).on()
+                for states, answer in zip(shapes, expected, strict=True):
+                    with self.subTest(states.shape, bits=bits):
+                        few.reset_mock()
+                        torch.testing.assert_close(layer(states), answer, rtol=1e-4, atol=1e-5)
+                        is_few = states.dim() > 1 and 0 < states.numel() <= packed.FEW * 256
+                        self.assertEqual(few.called, bits is not None and is_few)
+
     def test_few_numbers_of_rows_are_computed_as_code_is_kept_for_each(self) -> None:
         product = Mock(side_effect=lambda states: states)
         for count in range(1, 2000):
