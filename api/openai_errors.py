@@ -32,13 +32,18 @@ def speaks(request: HttpRequest) -> bool:
     return ADDRESSES.match(f"{request.path_info}/") is not None
 
 
+def status_of(status: int) -> int:
+    """Return the status that OpenAI answers with where the service has this one."""
+    return BAD_REQUEST if status == UNPROCESSABLE else status
+
+
 def reshaped(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     """A problem in OpenAI's shape; any other answer as it is."""
     if not (problem := errors.document_of(answer)):
         return answer
     inputs = next((INPUTS[part] for part in request.path_info.split("/") if part in INPUTS), "prompt")
     errors.retell(answer, body(problem, inputs=inputs))
-    answer.status_code = BAD_REQUEST if answer.status_code == UNPROCESSABLE else answer.status_code
+    answer.status_code = status_of(answer.status_code)
     is_same = request.method == "GET" or "HTTP_IDEMPOTENCY_KEY" in request.META
     again = _may_be_sent_again(problem, is_same)
     if again is not None:

@@ -25,6 +25,11 @@ def speaks(request: HttpRequest) -> bool:
     return ADDRESSES.fullmatch(f"{request.path_info}/") is not None
 
 
+def status_of(code: str, status: int) -> int:
+    """Return the status that Text Embeddings Inference answers with where the service has this one."""
+    return TOO_MANY if code in FULL else STATUSES.get(status, status)
+
+
 def reshaped(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     """Give a problem its shape; any other answer stays as it is."""
     if not (problem := errors.document_of(answer)):
@@ -33,5 +38,5 @@ def reshaped(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     kind = OVERLOADED if status in (429, 503) else BACKEND if status >= 500 else VALIDATION
     errors.retell(answer, {"message": detail, "error": detail, "error_type": kind, "code": problem["code"]})
     if TEI.fullmatch(f"{request.path_info}/"):
-        answer.status_code = TOO_MANY if problem["code"] in FULL else STATUSES.get(status, status)
+        answer.status_code = status_of(problem["code"], status)
     return answer

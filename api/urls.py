@@ -1,20 +1,27 @@
-from django.urls import path, re_path
+from django.urls import URLPattern, path, re_path
 
 from api.errors import not_found
 from api.middleware import APP_NAME
 from api.views import about, bulk, completions, embeddings, jobs, models, rerank, tei
+from api.views.base import ApiView
+
+
+def alias(address: str, view: type[ApiView]) -> URLPattern:
+    """Answer at one more address, which the OpenAPI document names where it describes the view's main one."""
+    return path(address, view.as_view(schema=None))
+
 
 app_name = APP_NAME  # by which the middleware knows these views
 urlpatterns = [
     path("v1/models/<str:name>/v1/chat/completions", completions.ModelChatView.as_view()),
     path("v1/models/<str:name>/v1/completions", completions.ModelTextView.as_view()),
     path("v1/models/<str:name>/rerank", rerank.ModelRerankView.as_view()),
-    path("v1/models/<str:name>/v1/embeddings", embeddings.EmbeddingsView.as_view()),
-    path("v1/models/<str:name>/embed", tei.EmbedView.as_view()),
-    path("v1/models/<str:name>/embed_all", tei.EmbedAllView.as_view()),
-    path("v1/models/<str:name>/similarity", tei.SimilarityView.as_view()),
-    path("v1/models/<str:name>/predict", tei.PredictView.as_view()),
-    path("v1/models/<str:name>/info", tei.InfoView.as_view()),
+    alias("v1/models/<str:name>/v1/embeddings", embeddings.EmbeddingsView),
+    alias("v1/models/<str:name>/embed", tei.EmbedView),
+    alias("v1/models/<str:name>/embed_all", tei.EmbedAllView),
+    alias("v1/models/<str:name>/similarity", tei.SimilarityView),
+    alias("v1/models/<str:name>/predict", tei.PredictView),
+    alias("v1/models/<str:name>/info", tei.InfoView),
     path("v1/models/<str:name>", models.ModelView.as_view()),
     path("v1/models", models.ModelsView.as_view()),
     path("v1/jobs/bulk", bulk.BulksView.as_view()),
@@ -39,13 +46,13 @@ urlpatterns = [
     path("health", tei.HealthView.as_view()),
     path("v1/embed", embeddings.FirstCohereView.as_view()),
     path("v2/embed", embeddings.SecondCohereView.as_view()),
-    path("embeddings", embeddings.EmbeddingsView.as_view()),
-    path("rerank", rerank.RerankView.as_view()),
+    alias("embeddings", embeddings.EmbeddingsView),
+    path("rerank", rerank.RootRerankView.as_view()),
     path("v1/rerank", rerank.RerankView.as_view()),
-    path("v2/rerank", rerank.RerankView.as_view()),
-    path("openai/v1/rerank", rerank.RerankView.as_view()),
+    alias("v2/rerank", rerank.RerankView),
+    alias("openai/v1/rerank", rerank.RerankView),
     path("v1/embeddings", embeddings.EmbeddingsView.as_view()),
-    path("openai/v1/embeddings", embeddings.EmbeddingsView.as_view()),
+    alias("openai/v1/embeddings", embeddings.EmbeddingsView),
     path("openai/v1/chat/completions", completions.ChatView.as_view()),
     path("openai/v1/chat/completions/<str:completion_id>", completions.OldChatView.as_view()),
     path("openai/v1/completions/<str:completion_id>", completions.OldTextView.as_view()),
@@ -55,7 +62,7 @@ urlpatterns = [
     path("v1/problems/<str:code>", about.ProblemView.as_view()),
     path("v1/schema", about.SchemaView.as_view()),
     path("v1/docs", about.DocsView.as_view()),
-    path("", tei.RootView.as_view()),
+    alias("", tei.RootView),
     path("metrics", about.MetricsView.as_view()),
     path("healthz", about.LiveView.as_view()),
     path("readyz", about.ReadyView.as_view()),

@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiExample, OpenApiParameter, OpenApiResponse, extend_schema
+from drf_spectacular.utils import (
+    OpenApiExample,
+    OpenApiParameter,
+    OpenApiResponse,
+    extend_schema,
+)
 
 from api import codec
 from api.errors import OUTCOMES
 from api.openapi import shapes
-from api.openapi.schema import operation
+from api.openapi.schema import COMPLETING, operation
 from api.requests import bodies, listing
 from inference.catalog.specs import NAME
 from inference.models import Status
@@ -62,6 +67,10 @@ def wait(name: str, default: float, what: str) -> OpenApiParameter:
     return OpenApiParameter(name, schema, OpenApiParameter.QUERY, description=f"Seconds to wait for {what}.")
 
 
+def sent(name: str, body: Mapping[str, Any]) -> OpenApiExample:
+    return OpenApiExample(name, body, request_only=True)
+
+
 def query(name: str, schema: Mapping[str, Any], description: str) -> OpenApiParameter:
     return OpenApiParameter(name, dict(schema), OpenApiParameter.QUERY, description=description)
 
@@ -84,9 +93,7 @@ submit_job = operation(
     answers={202: shapes.JobShown, 200: shapes.JobShown},
     problems=(*SUBMITTING, "forbidden"),
     parameters=[IDEMPOTENCY_KEY, PREFER],
-    examples=[
-        OpenApiExample("A text", {"model": "embeddings", "inputs": "some text", "priority": "low"}, request_only=True)
-    ],
+    examples=[sent("A text", {"model": "embeddings", "inputs": "some text", "priority": "low"})],
     headers={"Location": [202], "Retry-After": [202, 429, 503], "Preference-Applied": [200, 202]},
 )
 list_jobs = operation(
@@ -216,7 +223,7 @@ completion: dict[str, Any] = {
         ON_DISCONNECT,
     ],
     "headers": {"Content-Location": [200], "Location": [504], "Retry-After": [429, 503, 504]},
-    "problem_type": codec.CONTENT_TYPE,
+    "form": COMPLETING,
 }
 complete_chat = operation(
     "models_complete_chat",
@@ -231,15 +238,6 @@ complete_text = operation(
     request=shapes.TextBody,
     answers={(200, codec.CONTENT_TYPE): shapes.TextShown, (200, "text/event-stream"): shapes.ANY},
     **completion,
-)
-rerank = operation(
-    "models_rerank",
-    "Rank texts by a query; at /rerank, /v1/rerank, /v2/rerank and /openai/v1/rerank, too",
-    request=shapes.RerankBody,
-    answers={(200, codec.CONTENT_TYPE): shapes.RankingShown},
-    problems=(*SUBMITTING, *FAILED_JOB, "no_worker"),
-    parameters=[wait("timeout", bodies.MAX_WAIT_S, "the answer"), IDEMPOTENCY_KEY],
-    headers={"Content-Location": [200], "Location": [504], "Retry-After": [429, 503, 504]},
 )
 about_problem = operation(
     "about_problem",

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, OpenApiResponse, extend_schema
 
+from api import codec, openai_errors, retrieval_errors
 from api.errors import CONTENT_TYPE, TABLE
-from api.openapi.shapes import ProblemShown
+from api.openapi.shapes import OpenAIProblemShown, ProblemShown, RetrievalProblemShown, Shape
 from inference.catalog.lookup import known_models
 
-BODIES = ("JobBody", "BulkBody", "LineBody", "RunBody", "ChatBody", "TextBody")
+BODIES = (
+    "JobBody", "BulkBody", "LineBody", "RunBody", "ChatBody", "TextBody", "RerankBody", "EmbeddingsBody", "CohereBody",
+    "EmbedBody", "TokensBody", "SimilarityBody", "PredictBody",
+)  # fmt: skip
+NAMING = ("JobBody", "BulkBody", "EmbeddingsBody", "CohereBody")  # a model, which they must
 ALWAYS = ("bad_request", "store_unavailable", "internal")
 WITH_KEY = ("unauthorized", "too_many_requests")
 
@@ -27,6 +33,22 @@ _PROBLEM = OpenApiExample(
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the clients of an address are told a problem."""
+
+    shape: type[Shape]
+    media_type: str = codec.CONTENT_TYPE
+    status_of: Callable[[str, int], int] = lambda code, status: status  # of a code, and of its status in `TABLE`
+
+
+SERVICE = Form(ProblemShown, CONTENT_TYPE)
+COMPLETING = Form(ProblemShown)
+OPENAI = Form(OpenAIProblemShown, status_of=lambda code, status: openai_errors.status_of(status))
+COHERE = Form(RetrievalProblemShown)
+TEI = Form(RetrievalProblemShown, status_of=retrieval_errors.status_of)
+
+
 def operation(
     name: str,
     summary: str,
@@ -38,12 +60,18 @@ def operation(
     examples: Iterable[OpenApiExample] = (),
     headers: Mapping[str, Iterable[int]] | None = None,
     open_to_all: bool = False,
-    problem_type: str = CONTENT_TYPE,
+    form: Form = SERVICE,
+    also_at: Iterable[str] = (),
+    note: str = "",
 ) -> Callable[..., Any]:
-    """`headers` says which answers carry which header; X-Request-Id is on all."""
+    """`headers` says which answers carry which header; X-Request-Id is on all.
+
+    Of a view at several addresses one is described, which names the others, `also_at`.
+    """
     codes = (*problems, *ALWAYS, *(() if open_to_all else WITH_KEY))
-    responses = {**answers, **_problems(codes, problem_type)}
+    responses = {**answers, **_problems(codes, form)}
     statuses = sorted({key[0] if isinstance(key, tuple) else key for key in responses})
+    others = ", ".join(f"`{address}`" for address in also_at)
     carried = [
         OpenApiParameter(header, str, OpenApiParameter.HEADER, response=list(on), description=HEADERS[header])
         for header, on in {**(headers or {}), "X-Request-Id": statuses}.items()
@@ -51,11 +79,11 @@ def operation(
     return extend_schema(
         operation_id=name,
         summary=summary,
-        description=f"{summary}.",
+        description=" ".join(filter(None, (f"{summary}.", note, others and f"Also at {others}."))),
         request=request,
         responses=responses,
         parameters=[*parameters, *carried],
-        examples=[*examples, *([_PROBLEM] if problem_type == CONTENT_TYPE else [])],
+        examples=[*examples, *([_PROBLEM] if form is SERVICE else [])],
         auth=[] if open_to_all else None,
         tags=[name.partition("_")[0]],
     )
@@ -68,16 +96,17 @@ HEADERS = {
     "Retry-After": "Seconds.",
     "ETag": "Of this answer.",
     "Preference-Applied": "The wait that was kept.",
+    "X-Should-Retry": "What OpenAI's clients obey: false where sending it again would run the job a second time.",
 }
 
 
-def _problems(codes: Iterable[str], media_type: str) -> dict[Any, Any]:
+def _problems(codes: Iterable[str], form: Form) -> dict[Any, Any]:
     by_status: dict[int, list[str]] = {}
     for code in dict.fromkeys(codes):
         status, title = TABLE[code]
-        by_status.setdefault(status, []).append(f"`{code}`: {title}")
+        by_status.setdefault(form.status_of(code, status), []).append(f"`{code}`: {title}")
     return {
-        (status, media_type): OpenApiResponse(ProblemShown, description="; ".join(found))
+        (status, form.media_type): OpenApiResponse(form.shape, description="; ".join(found))
         for status, found in sorted(by_status.items())
     }
 
@@ -98,10 +127,10 @@ def complete(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         for field, shape in body["properties"].items():
             if field not in body["required"]:
                 _allow_null(shape)
+    for name in NAMING:
+        result["components"]["schemas"][name]["properties"]["model"].update(names)
     for name in ("JobBody", "BulkBody"):
-        body = result["components"]["schemas"][name]
-        body["additionalProperties"] = False
-        body["properties"]["model"].update(names)
+        result["components"]["schemas"][name]["additionalProperties"] = False
     for path, operations in result["paths"].items():
         for operation in operations.values() if path.startswith("/v1/models/{name}") else ():
             for parameter in operation["parameters"]:

@@ -7,6 +7,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
+from api import retrieval_errors
 from api.requests.bodies import PRIORITIES
 from inference.models import Status
 
@@ -191,33 +192,6 @@ class TextShown(CompletionShown):
     choices = TextChoiceShown(many=True)
 
 
-class RerankBody(Shape):
-    """Cohere, Jina, vLLM and infinity take this body, and with `texts` in place of `documents` TEI does."""
-
-    query = serializers.CharField()
-    documents = serializers.ListField(child=serializers.CharField(allow_blank=True), required=False)
-    texts = serializers.ListField(child=serializers.CharField(allow_blank=True), required=False)
-    top_n = serializers.IntegerField(required=False, min_value=1)
-    return_documents = serializers.BooleanField(required=False)
-    return_text = serializers.BooleanField(required=False)
-    raw_scores = serializers.BooleanField(required=False, help_text="Logits, and not their sigmoid.")
-
-
-class RankedTextShown(Shape):
-    index = serializers.IntegerField(help_text="Of the text in the request.")
-    relevance_score = serializers.FloatField()
-    document = AnyValue(required=False)
-
-
-class RankingShown(Shape):
-    """The best comes first. To `texts` the answer is a list of {"index", "score"}."""
-
-    id = serializers.CharField()
-    object = serializers.CharField()
-    model = serializers.CharField()
-    results = RankedTextShown(many=True)
-
-
 class BulkJobShown(Shape):
     index = serializers.IntegerField()
     id = serializers.UUIDField()
@@ -271,6 +245,30 @@ class ProblemShown(Shape):
     retryable = serializers.BooleanField(
         required=False, help_text="Of a job that ended without output: whether a new one of its inputs may succeed."
     )
+
+
+class OpenAIErrorShown(Shape):
+    message = serializers.CharField()
+    type = serializers.ChoiceField(
+        ["invalid_request_error", "rate_limit_error", "permission_error", "server_error"],
+    )
+    param = serializers.CharField(allow_null=True, help_text="The field that is wrong.")
+    code = serializers.CharField(help_text="Stable.")
+
+
+class OpenAIProblemShown(Shape):
+    error = OpenAIErrorShown()
+
+
+class RetrievalProblemShown(Shape):
+    """Cohere's clients look at `message`, those of Text Embeddings Inference at `error` and `error_type`."""
+
+    message = serializers.CharField()
+    error = serializers.CharField(help_text="The same.")
+    error_type = serializers.ChoiceField(
+        [retrieval_errors.OVERLOADED, retrieval_errors.VALIDATION, retrieval_errors.BACKEND]
+    )
+    code = serializers.CharField(help_text="Stable.")
 
 
 class ProblemTypeShown(Shape):

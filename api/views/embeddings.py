@@ -6,11 +6,12 @@ from functools import partial
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
+from drf_spectacular.utils import extend_schema_view
 
 from api import codec
 from api.answers import embeddings as answers
 from api.errors import ApiError
-from api.openapi import operations
+from api.openapi import retrieval_operations as operations
 from api.requests import cohere, embeddings
 from api.views.completions import json_of
 from api.views.models import DialectView, run_in_words
@@ -18,7 +19,7 @@ from inference.catalog.lookup import spec_of
 
 
 class EmbeddingsView(DialectView):
-    @operations.not_described
+    @operations.openai_embeddings
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
         asked = embeddings.read(document_of(request), spec_of(name) if name else None)
         return run_in_words(self, request, asked, partial(answers.openai_embeddings, is_base64=asked.is_base64))
@@ -27,17 +28,18 @@ class EmbeddingsView(DialectView):
 class CohereView(DialectView):
     version: int
 
-    @operations.not_described
     def post(self, request: HttpRequest) -> HttpResponse:
         asked = cohere.read(document_of(request))
         write = partial(answers.cohere_embeddings, asked=asked, version=self.version)
         return run_in_words(self, request, asked, write)
 
 
+@extend_schema_view(post=operations.cohere_embed_v1)
 class FirstCohereView(CohereView):
     version = 1
 
 
+@extend_schema_view(post=operations.cohere_embed_v2)
 class SecondCohereView(CohereView):
     version = 2
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from django.http import HttpRequest, HttpResponse
+from drf_spectacular.utils import extend_schema_view
 
 from api.answers.rankings import ranking
-from api.openapi import operations
+from api.openapi import retrieval_operations as operations
 from api.requests import rerank
 from api.views.base import ApiView
 from api.views.completions import json_of
@@ -16,13 +17,18 @@ from inference.catalog.lookup import spec_of
 
 
 class RerankView(DialectView):
-    @operations.not_described
+    @operations.rerank
     def post(self, request: HttpRequest) -> HttpResponse:
         return rank(self, request, rerank.read(json_of(request)))
 
 
+@extend_schema_view(post=operations.rerank_at_root)
+class RootRerankView(RerankView):
+    """Where problems have the statuses of Text Embeddings Inference."""
+
+
 class ModelRerankView(DialectView):
-    @operations.rerank
+    @operations.rerank_below
     def post(self, request: HttpRequest, name: str) -> HttpResponse:
         return rank(self, request, rerank.read(json_of(request), spec_of(name)))
 

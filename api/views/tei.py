@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
+from drf_spectacular.utils import extend_schema_view
 
 from api import codec
 from api.answers import embeddings, tei
-from api.openapi import operations
+from api.openapi import retrieval_operations as operations
 from api.requests.dialects import DialectRequest, default_of
 from api.requests.tei import read_embed, read_embed_all, read_predict, read_similarity
 from api.views.base import ApiView
@@ -29,17 +30,18 @@ class TextsView(DialectView):
     read_request: Callable[[Any, ModelSpec | None], DialectRequest]
     write_answer: Callable[[Job], bytes]
 
-    @operations.not_described
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
         asked = self.read_request(document_of(request), spec_of(name) if name else None)
         return run_in_words(self, request, asked, self.write_answer)
 
 
+@extend_schema_view(post=operations.tei_embed)
 class EmbedView(TextsView):
     read_request = staticmethod(read_embed)
     write_answer = staticmethod(embeddings.tei_embeddings)
 
 
+@extend_schema_view(post=operations.tei_embed_all)
 class EmbedAllView(TextsView):
     read_request = staticmethod(read_embed_all)
     write_answer = staticmethod(embeddings.token_embeddings)
@@ -52,25 +54,25 @@ class RootView(EmbedView):
         self.is_open = request.method in ("GET", "HEAD")
         super().initial(request, *args, **kwargs)
 
-    @operations.not_described
     def get(self, request: HttpRequest) -> HttpResponse:
         return codec.answer({"docs": "/v1/docs", "schema": "/v1/schema", "models": "/v1/models", "admin": "/admin/"})
 
 
+@extend_schema_view(post=operations.tei_similarity)
 class SimilarityView(TextsView):
     read_request = staticmethod(read_similarity)
     write_answer = staticmethod(embeddings.similarities)
 
 
 class PredictView(DialectView):
-    @operations.not_described
+    @operations.tei_predict
     def post(self, request: HttpRequest, name: str = "") -> HttpResponse:
         asked = read_predict(document_of(request), spec_of(name) if name else None)
         return run_in_words(self, request, asked, partial(tei.predictions, is_batch=asked.is_batch))
 
 
 class InfoView(ApiView):
-    @operations.not_described
+    @operations.tei_info
     def get(self, request: HttpRequest, name: str = "") -> HttpResponse:
         """At the root, of the model that embeds, or of the one that classifies or ranks where none embeds."""
         kinds = {kind for spec in models().values() for kind in spec.kinds}
@@ -83,7 +85,7 @@ class InfoView(ApiView):
 class HealthView(ApiView):
     is_open = True
 
-    @operations.not_described
+    @operations.tei_health
     def get(self, request: HttpRequest) -> HttpResponse:
         if health.problems():
             return codec.answer({"error": "unhealthy", "error_type": "unhealthy"}, status=503)

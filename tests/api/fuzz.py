@@ -26,8 +26,24 @@ share = { type = "number", min = 0.0, max = 1.0 }
 labels = { type = "array", items = "string", max_items = 3 }
 
 [texts]
-engine = "tests.echo:EchoEngine"
+engine = "tests.encoders:EncoderEngine"
 task = "text-classification"
+
+[ranker]
+engine = "tests.encoders:EncoderEngine"
+task = "text-ranking"
+
+[embeddings]
+engine = "tests.encoders:EncoderEngine"
+[embeddings.parameters]
+details = { type = "boolean" }
+dimensions = { type = "integer", min = 1, max = 100 }
+encoding_format = { type = "string", choices = ["float", "base64"] }
+input_type = { type = "string", choices = ["query", "document"] }
+normalize = { type = "boolean" }
+pooling = { type = "string", choices = ["none"] }
+prompt_name = { type = "string", max_length = 100 }
+truncate = { type = "boolean" }
 
 [pictures]
 engine = "tests.echo:EchoEngine"
@@ -38,6 +54,13 @@ engine = "tests.words:WordsEngine"
 task = "text-generation"
 max_queued = 1000000
 """
+# By name of a body, what it may name: a model that answers it, one that does not, and none.
+NAMED = {
+    **{name: ["embeddings", "echo", "nobody"] for name in ("EmbeddingsBody", "CohereBody")},
+    **{name: ["embeddings", "echo", "nobody", None] for name in ("EmbedBody", "TokensBody", "SimilarityBody")},
+    "PredictBody": ["texts", "echo", "nobody", None],
+    "RerankBody": ["ranker", "echo", "nobody", None],
+}
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
@@ -53,31 +76,15 @@ not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "503", "504"]
 """
 
 
-OPENAI_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "additionalProperties": False,
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "additionalProperties": False,
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"enum": ["invalid_request_error", "rate_limit_error", "permission_error", "server_error"]},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": "string"},
-            },
-        }
-    },
-}
-
-
 def documented(base: str) -> dict[str, Any]:
-    """The service's document, and OpenAI's addresses, which it leaves out: the same calls as at a model's own."""
+    """The service's document with names of models, and OpenAI's addresses that it leaves out: the same calls as at a
+    model's own."""
     with urllib.request.urlopen(f"{base}/v1/schema") as answer:
         document: dict[str, Any] = json.load(answer)
-    paths = document["paths"]
+    paths, schemas = document["paths"], document["components"]["schemas"]
+    for name, models in NAMED.items():
+        schemas[name]["properties"]["model"] = {"enum": models}
+        schemas[name]["additionalProperties"] = False  # else hardly a body is answered
     for name in ("chat/completions", "completions"):
         call = copy.deepcopy(paths[f"/v1/models/{{name}}/v1/{name}"]["post"])
         call["operationId"] = f"openai_{call['operationId']}"
@@ -87,7 +94,7 @@ def documented(base: str) -> dict[str, Any]:
         body["schema"] = {"allOf": [body["schema"], model]}
         for status, told in call["responses"].items():
             if int(status) >= 400:
-                told["content"] = {"application/json": {"schema": OPENAI_ERROR}}
+                told["content"] = {"application/json": {"schema": {"$ref": "#/components/schemas/OpenAIProblemShown"}}}
         paths[f"/openai/v1/{name}"] = {"post": call}
     return document
 

@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from django.contrib.staticfiles import finders
+from django.test import RequestFactory
+from django.urls.resolvers import RoutePattern
 from drf_spectacular.validation import validate_schema
 
-from api import errors
+from api import errors, openai_errors, retrieval_errors, urls
+from api.openapi import schema
 from tests.api.base import ApiTestCase
+
+NOT_DESCRIBED = ("/v1/schema", "/v1/docs")
+OF_OPENAI = re.compile(r"(?:/openai)?/v1/(?:chat/)?completions|/openai/v1/models")  # OpenAI has a document of them
 
 
 class SchemaTests(ApiTestCase):
@@ -43,9 +49,37 @@ class SchemaTests(ApiTestCase):
                     self.assertTrue(operation["summary"])
                     for status, response in operation["responses"].items():
                         self.assertIn("X-Request-Id", response["headers"])
-                        if int(status) >= 400 and path != "/readyz":
-                            completes = errors.COMPLETING.match(path)
-                            self.assertIn("application/json" if completes else errors.CONTENT_TYPE, response["content"])
+                        if int(status) >= 400:
+                            media_type, name = form_of(path)
+                            content = response["content"][media_type]
+                            self.assertEqual(content["schema"], {"$ref": f"#/components/schemas/{name}"})
+
+    def test_statuses_are_those_of_each_dialect(self) -> None:
+        paths = self.document()["paths"]
+        for path, known, unknown in (
+            ("/v1/embeddings", {"400", "502"}, {"422", "424"}),
+            ("/v2/embed", {"422", "502"}, {"424"}),
+            ("/v1/rerank", {"422", "502"}, {"424"}),
+            ("/rerank", {"413", "422", "424", "429"}, {"502"}),
+            ("/predict", {"413", "422", "424", "429"}, {"502"}),
+        ):
+            with self.subTest(path):
+                responses = paths[path]["post"]["responses"]
+                self.assertLessEqual(known, responses.keys())
+                self.assertFalse(unknown & responses.keys())
+        full = paths["/embed"]["post"]["responses"]["429"]
+        self.assertIn("queue_full", full["description"])
+        self.assertIn("Retry-After", full["headers"])
+
+    def test_every_address_is_described_or_named_by_an_operation(self) -> None:
+        paths = self.document()["paths"]
+        told = " ".join(operation["description"] for each in paths.values() for operation in each.values())
+        for pattern in urls.urlpatterns:
+            path = "/" + re.sub(r"<str:(\w+)>", r"{\1}", str(pattern.pattern))
+            if not isinstance(pattern.pattern, RoutePattern) or OF_OPENAI.match(path) or path in NOT_DESCRIBED:
+                continue
+            with self.subTest(path):
+                self.assertTrue(path in paths or f"`{path}`" in told)
 
     def test_every_array_says_what_it_holds_and_every_reference_leads_somewhere(self) -> None:
         document = self.document()
@@ -64,7 +98,7 @@ class SchemaTests(ApiTestCase):
 
     def test_null_is_not_given_in_the_document_too(self) -> None:
         schemas = self.document()["components"]["schemas"]
-        for name in ("JobBody", "BulkBody", "LineBody", "RunBody", "ChatBody", "TextBody"):
+        for name in schema.BODIES:
             for field, shape in schemas[name]["properties"].items():
                 with self.subTest(f"{name}.{field}"):
                     kinds = [*shape.get("type", ()), *(kind.get("type") for kind in shape.get("oneOf", ()))]
@@ -77,6 +111,16 @@ class SchemaTests(ApiTestCase):
                 self.assertEqual((shown["code"], shown["status"], shown["title"]), (code, status, title))
                 self.assertNotIn(shown["what_to_do"].rstrip("."), ("", title))
         self.assert_problem(self.client.get("/v1/problems/nope"), 404, "not_found")
+
+
+def form_of(path: str) -> tuple[str, str]:
+    """Return the media type, and the component, of the problems of an address."""
+    request = RequestFactory().get(path)
+    if openai_errors.speaks(request):
+        return "application/json", "OpenAIProblemShown"
+    if retrieval_errors.speaks(request):
+        return "application/json", "RetrievalProblemShown"
+    return "application/json" if errors.COMPLETING.match(path) else errors.CONTENT_TYPE, "ProblemShown"
 
 
 def nodes(value: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,0 +1,119 @@
+"""Operations at the addresses of OpenAI, Cohere and Text Embeddings Inference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from drf_spectacular.utils import PolymorphicProxySerializer
+
+from api import codec
+from api.openapi import retrieval_shapes as shapes
+from api.openapi.operations import FAILED_JOB, IDEMPOTENCY_KEY, SUBMITTING, sent, wait
+from api.openapi.schema import COHERE, OPENAI, TEI, operation
+from api.requests import bodies
+
+_TEXTS = ["A cat sleeps.", "Stocks fell."]
+dialect: dict[str, Any] = {  # of another server's clients, who wait for a job
+    "problems": (*SUBMITTING, *FAILED_JOB, "no_worker"),
+    "parameters": [wait("timeout", bodies.MAX_WAIT_S, "the answer"), IDEMPOTENCY_KEY],
+    "headers": {"Content-Location": [200], "Location": [504], "Retry-After": [429, 503, 504]},
+}
+ranking: dict[str, Any] = {
+    **dialect,
+    "request": shapes.RerankBody,
+    "examples": [sent(f"As {name}", {"query": "a pet", name: _TEXTS}) for name in ("documents", "texts")],
+    "answers": {
+        (200, codec.CONTENT_TYPE): PolymorphicProxySerializer(
+            "Ranking",
+            [shapes.RankingShown, shapes.ScoredTextShown(many=True)],
+            resource_type_field_name=None,
+            many=False,
+        )
+    },
+}
+rerank_below = operation("models_rerank", "Rank texts by a query, with this model", **ranking)
+rerank = operation(
+    "rerank_texts",
+    "Rank texts by a query",
+    form=COHERE,
+    also_at=["/v2/rerank", "/openai/v1/rerank"],
+    note="At `/openai/v1/rerank` problems have OpenAI's form.",
+    **ranking,
+)
+rerank_at_root = operation("rerank_texts_at_root", "Rank texts by a query", form=TEI, **ranking)
+openai_embeddings = operation(
+    "openai_embeddings",
+    "Vectors of texts, as OpenAI's clients ask for them",
+    request=shapes.EmbeddingsBody,
+    examples=[sent("Texts", {"model": "embeddings", "input": _TEXTS})],
+    answers={(200, codec.CONTENT_TYPE): shapes.EmbeddingsShown},
+    form=OPENAI,
+    also_at=["/openai/v1/embeddings", "/embeddings", "/v1/models/{name}/v1/embeddings"],
+    **{**dialect, "headers": {**dialect["headers"], "X-Should-Retry": [400, 409, 502, 504]}},
+)
+cohere: dict[str, Any] = {
+    **dialect,
+    "request": shapes.CohereBody,
+    "examples": [sent("Texts", {"model": "embeddings", "texts": _TEXTS, "input_type": "search_document"})],
+    "form": COHERE,
+}
+cohere_embed_v1 = operation(
+    "cohere_embed_v1",
+    "Vectors of texts, as Cohere's clients of version 1 ask for them",
+    answers={(200, codec.CONTENT_TYPE): shapes.FirstCohereShown},
+    **cohere,
+)
+cohere_embed_v2 = operation(
+    "cohere_embed_v2",
+    "Vectors of texts, as Cohere's clients ask for them",
+    answers={(200, codec.CONTENT_TYPE): shapes.SecondCohereShown},
+    **cohere,
+)
+
+
+def tei(name: str, summary: str, request: Any, answer: Any, *more: str, inputs: Any = _TEXTS) -> Callable[..., Any]:
+    """Describe what Text Embeddings Inference answers, at the root; it is below a model, and at `more`, too."""
+    return operation(
+        f"tei_{name}",
+        summary,
+        request=request,
+        answers={(200, codec.CONTENT_TYPE): answer},
+        examples=[sent("Texts", {"inputs": inputs})],
+        form=TEI,
+        also_at=[f"/v1/models/{{name}}/{name}", *more],
+        **dialect,
+    )
+
+
+tei_embed = tei("embed", "Vectors of texts", shapes.EmbedBody, shapes.VECTORS, "/")
+tei_embed_all = tei("embed_all", "A vector of each token of texts", shapes.TokensBody, shapes.TOKEN_VECTORS)
+tei_similarity = tei(
+    "similarity",
+    "Cosines of a text with others",
+    shapes.SimilarityBody,
+    shapes.NUMBERS,
+    inputs={"source_sentence": "a pet", "sentences": _TEXTS},
+)
+tei_predict = tei(
+    "predict",
+    "Labels of texts, the best first",
+    shapes.PredictBody,
+    shapes.PREDICTIONS,
+    inputs=[[text] for text in _TEXTS],
+)
+tei_info = operation(
+    "tei_info",
+    "What is known of the model that embeds, or of the one that classifies or ranks where none embeds",
+    answers={200: shapes.InfoShown},
+    problems=("unknown_model", "invalid_input", "models_file_refused"),
+    headers={"Retry-After": [429, 503]},
+    form=TEI,
+    also_at=["/v1/models/{name}/info"],
+)
+tei_health = operation(
+    "tei_health",
+    "Whether the service is ready; with nothing in the answer",
+    answers={(200, "text/plain"): str, (503, codec.CONTENT_TYPE): shapes.UnhealthyShown},
+    open_to_all=True,
+)

@@ -1,0 +1,216 @@
+"""What the addresses of OpenAI, Cohere and Text Embeddings Inference read and answer, for the OpenAPI document."""
+
+from __future__ import annotations
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from api.openapi.shapes import AnyValue, Shape
+from api.requests import cohere, embeddings, rerank
+
+NUMBERS = {"type": "array", "items": {"type": "number"}}
+VECTORS = {"type": "array", "items": NUMBERS}
+TOKEN_VECTORS = {"type": "array", "items": VECTORS}
+_LABELS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["score", "label"],
+        "properties": {"score": {"type": "number"}, "label": {"type": "string"}},
+    },
+}
+PREDICTIONS = {"anyOf": [_LABELS, {"type": "array", "items": _LABELS}]}
+_TEXT = {"type": "string"}
+
+
+@extend_schema_field({"type": ["string", "array"], "items": _TEXT, "minItems": 1})
+class Texts(AnyValue):
+    """A text, or a list of one text or more."""
+
+
+@extend_schema_field({"type": ["string", "array"], "items": {"type": ["string", "array"], "items": _TEXT}})
+class TextsOrPairs(AnyValue):
+    pass
+
+
+@extend_schema_field({"type": "array", "minItems": 1, "items": {
+    "oneOf": [_TEXT, {"type": "object", "required": ["text"], "properties": {"text": _TEXT}}]
+}})  # fmt: skip
+class RankedTexts(AnyValue):
+    pass
+
+
+@extend_schema_field({"type": ["array", "string"], "items": {"type": "number"}})
+class Vector(AnyValue):
+    pass
+
+
+_ELSE_ONE = "A name of GET /v1/models; else the only model of that kind, or the one that is marked as its default."
+
+
+class RerankBody(Shape):
+    """Cohere, Jina, vLLM and infinity name the texts `documents`, and Text Embeddings Inference names them `texts`."""
+
+    model = serializers.CharField(required=False, help_text=f"{_ELSE_ONE} Below a model without effect.")
+    query = serializers.CharField(allow_blank=True)
+    documents = RankedTexts(required=False)
+    texts = RankedTexts(required=False, help_text="In place of documents; the answer is a list then.")
+    top_n = serializers.IntegerField(required=False, min_value=1)
+    top_k = serializers.IntegerField(required=False, min_value=1, help_text="The same as top_n.")
+    return_documents = serializers.BooleanField(required=False)
+    return_text = serializers.BooleanField(required=False)
+    raw_scores = serializers.BooleanField(required=False, help_text="Logits, and not their sigmoid.")
+    priority = serializers.IntegerField(
+        required=False, min_value=0, max_value=rerank.LOWEST, help_text=f"From {rerank.LOW_FROM} on: low."
+    )
+
+
+class RankedTextShown(Shape):
+    index = serializers.IntegerField(help_text="Of the text in the request.")
+    relevance_score = serializers.FloatField()
+    document = AnyValue(required=False)
+
+
+class RankingShown(Shape):
+    """The best comes first."""
+
+    id = serializers.CharField()
+    object = serializers.CharField()
+    model = serializers.CharField()
+    results = RankedTextShown(many=True)
+
+
+class ScoredTextShown(Shape):
+    """One of a list, in which the best comes first."""
+
+    index = serializers.IntegerField(help_text="Of the text in the request.")
+    score = serializers.FloatField()
+    text = serializers.CharField(required=False, allow_blank=True)
+
+
+class EmbeddingsBody(Shape):
+    """OpenAI's. Its other fields are taken where they ask for nothing: see docs/embeddings.md."""
+
+    model = serializers.CharField(help_text="A name of GET /v1/models. Below a model without effect.")
+    input = Texts()
+    encoding_format = serializers.ChoiceField(embeddings.FORMATS, required=False)
+    dimensions = serializers.IntegerField(required=False, min_value=0, help_text="0 asks for nothing.")
+    input_type = serializers.CharField(
+        required=False,
+        help_text=f"query, document, classification, clustering, or {', '.join(embeddings.INPUT_TYPES)}.",
+    )
+    prompt_name = serializers.CharField(required=False, help_text="Of the model's folder.")
+
+
+class EmbeddingShown(Shape):
+    object = serializers.CharField()
+    index = serializers.IntegerField()
+    embedding = Vector(help_text="A list of numbers, or base64 of them as float32, the lowest byte first.")
+
+
+class TokensShown(Shape):
+    prompt_tokens = serializers.IntegerField(help_text="What the model read.")
+    total_tokens = serializers.IntegerField()
+
+
+class EmbeddingsShown(Shape):
+    object = serializers.CharField()
+    data = EmbeddingShown(many=True)  # type: ignore[assignment]  # a field, which its class takes away
+    model = serializers.CharField()
+    usage = TokensShown()
+
+
+class CohereBody(Shape):
+    model = serializers.CharField(help_text="A name of GET /v1/models.")
+    texts = serializers.ListField(child=serializers.CharField(allow_blank=True), min_length=1)
+    input_type = serializers.CharField(required=False, help_text="search_query, search_document, or another type.")
+    embedding_types = serializers.ListField(child=serializers.ChoiceField(cohere.FORMS), required=False)
+    output_dimension = serializers.IntegerField(required=False, min_value=1)
+    truncate = serializers.ChoiceField((cohere.CUT, cohere.WHOLE), required=False)
+
+
+class CohereVersionShown(Shape):
+    version = serializers.CharField()
+
+
+class CohereUnitsShown(Shape):
+    input_tokens = serializers.IntegerField(help_text="What the model read.")
+
+
+class CohereMetaShown(Shape):
+    api_version = CohereVersionShown()
+    billed_units = CohereUnitsShown()
+
+
+class CohereShown(Shape):
+    id = serializers.CharField()
+    response_type = serializers.CharField()
+    texts = serializers.ListField(child=serializers.CharField(allow_blank=True))
+    meta = CohereMetaShown()
+
+
+class FirstCohereShown(CohereShown):
+    embeddings = AnyValue(help_text="Vectors; where embedding_types were asked for, as /v2/embed answers.")
+
+
+class SecondCohereShown(CohereShown):
+    embeddings = serializers.DictField(child=serializers.ListField(child=Vector()), help_text="Vectors by type.")
+
+
+class TeiBody(Shape):
+    model = serializers.CharField(required=False, help_text=f"{_ELSE_ONE} Below a model without effect.")
+
+
+class TokensBody(TeiBody):
+    inputs = Texts()
+    prompt_name = serializers.CharField(required=False, help_text="Of the model's folder.")
+    truncate = serializers.BooleanField(required=False, help_text="false: a text that is too long is refused.")
+
+
+class EmbedBody(TokensBody):
+    normalize = serializers.BooleanField(required=False, help_text="Vectors have length one unless this is false.")
+    dimensions = serializers.IntegerField(required=False, min_value=1)
+
+
+class SentencesShown(Shape):
+    source_sentence = serializers.CharField(allow_blank=True)
+    sentences = serializers.ListField(child=serializers.CharField(allow_blank=True), min_length=1)
+
+
+class SimilaritySettings(Shape):
+    prompt_name = serializers.CharField(required=False, help_text="Of the model's folder.")
+    truncate = serializers.BooleanField(required=False, help_text="false: a text that is too long is refused.")
+
+
+class SimilarityBody(TeiBody):
+    inputs = SentencesShown()
+    parameters = SimilaritySettings(required=False)
+
+
+class PredictBody(TeiBody):
+    inputs = TextsOrPairs(help_text="A text, two that are one pair, or a list of lists of one or two.")
+    raw_scores = serializers.BooleanField(required=False, help_text="Logits.")
+
+
+class InfoShown(Shape):
+    """What only the weights would tell is null or left out."""
+
+    model_id = serializers.CharField(allow_blank=True)
+    model_sha = serializers.CharField(allow_null=True)
+    model_dtype = serializers.CharField(allow_null=True)
+    model_type = serializers.DictField(child=serializers.DictField())
+    max_concurrent_requests = serializers.IntegerField()
+    max_input_length = serializers.IntegerField(allow_null=True)
+    max_batch_tokens = serializers.IntegerField()
+    max_batch_requests = serializers.IntegerField()
+    max_client_batch_size = serializers.IntegerField()
+    auto_truncate = serializers.BooleanField()
+    tokenization_workers = serializers.IntegerField(allow_null=True)
+    version = serializers.CharField(allow_null=True)
+    sha = serializers.CharField(allow_null=True)
+    docker_label = serializers.CharField(allow_null=True)
+
+
+class UnhealthyShown(Shape):
+    error = serializers.CharField()
+    error_type = serializers.CharField()
