@@ -19,7 +19,10 @@ from tests.ports import HOST
 from tests.stack import Stack
 
 CALLS = Path(__file__).parent / "calls"
-GROUPS = ("openai_clients", "llama_index_clients", "haystack_clients", "litellm_clients")  # an environment each
+GROUPS = (  # an environment each
+    "openai_clients", "llama_index_clients", "haystack_clients", "litellm_clients", "instructor_clients",
+    "text_generation_clients",
+)  # fmt: skip
 ENVIRONMENTS = Path(settings.BASE_DIR) / ".venv" / "clients"
 PAGE = Path(settings.BASE_DIR) / "docs" / "clients.md"
 MODELS = """

@@ -1,0 +1,111 @@
+"""Calls of langchain-huggingface, infinity-client, instructor, outlines, openai-agents and tritonclient."""
+
+from __future__ import annotations
+
+import json
+
+import agents
+import instructor
+import openai
+import outlines
+import tritonclient.http
+from infinity_client import Client
+from infinity_client.api.default import classify, embeddings, models, rerank
+from infinity_client.models import ClassifyInput, OpenAIEmbeddingInputText, RerankInput
+from langchain_huggingface import ChatHuggingFace, HuggingFaceEndpoint, HuggingFaceEndpointEmbeddings
+from pydantic import BaseModel
+from told import BASE, KEY, QUERY, TEXTS, are_vectors, call
+
+BEARER = {"Authorization": f"Bearer {KEY}"}
+STORY = f"{BASE}/v1/models/story"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+class Name(BaseModel):
+    name: str
+
+
+def infinity(api, body=None):
+    """Raise the words of an answer that this client has parsed to no result."""
+    given = {} if body is None else {"body": body}
+    answer = api.sync_detailed(client=Client(BASE, headers=BEARER), **given)
+    if answer.status_code != 200:
+        raise ValueError(json.loads(answer.content)["error"])
+    return answer.parsed
+
+
+endpoint = HuggingFaceEndpoint(endpoint_url=STORY, max_new_tokens=5, server_kwargs={"headers": BEARER})
+chat = ChatHuggingFace(llm=endpoint, model_id="story")
+call("langchain-huggingface", "HuggingFaceEndpoint.invoke", lambda: endpoint.invoke("once"))
+call("langchain-huggingface", "HuggingFaceEndpoint.stream", lambda: list(endpoint.stream("once")))
+call("langchain-huggingface", "ChatHuggingFace.invoke", lambda: chat.invoke("hello").content)
+call("langchain-huggingface", "ChatHuggingFace.stream", lambda: list(chat.stream("hello")))
+call(
+    "langchain-huggingface",
+    "HuggingFaceEndpointEmbeddings",
+    lambda: HuggingFaceEndpointEmbeddings(model=f"{BASE}/v1/models/embeddings").embed_documents(TEXTS),
+    are_vectors,
+)
+
+call("infinity-client", "models", lambda: infinity(models).data)
+call(
+    "infinity-client",
+    "embeddings",
+    lambda: infinity(embeddings, OpenAIEmbeddingInputText(input_=TEXTS, model="embeddings")).data,
+    lambda found: are_vectors([each.embedding for each in found]),
+)
+for returned in (False, True):
+    call(
+        "infinity-client",
+        f"rerank(return_documents={returned})",
+        lambda r=returned: (
+            infinity(
+                rerank, RerankInput(query=QUERY, documents=TEXTS, model="ranker", return_documents=r, top_n=2)
+            ).results
+        ),
+        lambda found: len(found) == 2,
+    )
+call("infinity-client", "classify", lambda: infinity(classify, ClassifyInput(input_=TEXTS, model="labels")))
+
+client = openai.OpenAI(base_url=f"{BASE}/v1", api_key=KEY, max_retries=0)
+for mode in ("TOOLS", "JSON", "JSON_SCHEMA"):
+    call(
+        "instructor",
+        f"create by {mode}",
+        lambda m=mode: instructor.from_openai(client, mode=instructor.Mode[m]).create(
+            model="story", messages=HELLO, response_model=Name, max_retries=0
+        ),
+    )
+call(
+    "instructor",
+    "create of text",
+    lambda: instructor.from_openai(client).create(model="story", messages=HELLO, response_model=None),
+)
+
+writer = outlines.from_openai(client, "story")
+call("outlines", "from_openai of text", lambda: writer("hello"))
+call("outlines", "from_openai of a type", lambda: writer("hello", Name))
+call("outlines", "from_vllm of a type", lambda: outlines.from_vllm(client, "story")("hello", Name))
+
+agents.set_tracing_disabled(disabled=True)
+
+
+def run(kind, **options):
+    """Run an agent, whose client belongs to one event loop."""
+    apart = openai.AsyncOpenAI(base_url=f"{BASE}/v1", api_key=KEY, max_retries=0)
+    return agents.Runner.run_sync(agents.Agent("teller", model=kind("story", apart), **options), "hello").final_output
+
+
+call("openai-agents", "OpenAIChatCompletionsModel", lambda: run(agents.OpenAIChatCompletionsModel))
+call("openai-agents", "OpenAIResponsesModel", lambda: run(agents.OpenAIResponsesModel))
+call("openai-agents", "output_type", lambda: run(agents.OpenAIChatCompletionsModel, output_type=Name))
+
+
+def triton():
+    """Return a client, which belongs to one thread."""
+    return tritonclient.http.InferenceServerClient(BASE.removeprefix("http://"))
+
+
+call("tritonclient", "is_server_live", lambda: triton().is_server_live(headers=BEARER))
+call("tritonclient", "get_server_metadata", lambda: triton().get_server_metadata(headers=BEARER))
+call("tritonclient", "infer", lambda: triton().infer("embeddings", [], headers=BEARER))

@@ -1,0 +1,26 @@
+"""Calls of text-generation, the client of Text Generation Inference, which caps huggingface_hub below 1."""
+
+from __future__ import annotations
+
+import text_generation
+from told import BASE, KEY, call
+
+client = text_generation.Client(f"{BASE}/v1/models/story", {"Authorization": f"Bearer {KEY}"})
+HELLO = [text_generation.types.Message(role="user", content="hello")]
+call("text-generation", "generate", lambda: client.generate("once", max_new_tokens=5).generated_text)
+call(
+    "text-generation",
+    "generate_stream",
+    lambda: list(client.generate_stream("once", max_new_tokens=5)),
+    lambda found: len(found) == 5 and found[-1].generated_text,
+)
+call("text-generation", "generate(best_of)", lambda: client.generate("once", do_sample=True, best_of=2))
+call("text-generation", "generate(top_n_tokens)", lambda: client.generate("once", top_n_tokens=2))
+call(
+    "text-generation",
+    "generate(grammar)",
+    lambda: client.generate("once", grammar=text_generation.types.Grammar(type="json", value={"type": "object"})),
+)
+call("text-generation", "chat", lambda: client.chat(HELLO).choices[0].message.content)
+call("text-generation", "chat(stream)", lambda: list(client.chat(HELLO, stream=True)))
+call("text-generation", "chat(n)", lambda: client.chat(HELLO, n=2))
