@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 from api.errors import ApiError
 from inference.catalog import words
 from inference.catalog.lookup import models, spec_of
-from inference.catalog.neutral import OPENAI, OPENAI_IGNORED, Neutral, is_neutral
+from inference.catalog.neutral import OPENAI, OPENAI_IGNORED, Neutral, is_neutral, refusal
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
@@ -106,5 +105,4 @@ def refuse_others(
         shown = f"{where}{words.name(name)}"
         if name not in neutral:
             raise InvalidInput(f"{shown}: unknown field; {words.hint(name, known)}", field=shown)
-        right = f", or send {' or '.join(map(json.dumps, neutral[name]))}" if neutral[name] else ""
-        raise InvalidInput(f"{shown}: is not served here; leave it out{right}.", field=shown)
+        raise InvalidInput(f"{shown}: {refusal(neutral, name)}", field=shown)

@@ -6,6 +6,7 @@ Clients send every field that they know. A null is never given; the other values
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,3 +49,9 @@ def is_neutral(table: Neutral, name: str, value: Any) -> bool:
     if value is None:
         return True
     return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in table.get(name, ()))
+
+
+def refusal(table: Neutral, name: str) -> str:
+    """Say of a field of the table that it is not served, as the end of a sentence."""
+    right = f", or send {' or '.join(map(json.dumps, table[name]))}" if table[name] else ""
+    return f"is not served here; leave it out{right}."

@@ -7,7 +7,7 @@ from typing import Any
 
 from inference.catalog import inputs as checks
 from inference.catalog import lengths, parameters, tasks
-from inference.catalog.neutral import is_neutral
+from inference.catalog.neutral import is_neutral, refusal
 from inference.catalog.specs import ModelSpec
 from inference.errors import ContextLengthExceeded, InvalidInput, context_length_exceeded
 
@@ -45,7 +45,10 @@ def validate_parameters(spec: ModelSpec, given: Mapping[str, Any]) -> dict[str, 
         if is_neutral(table, name, value) and not (is_own and is_taken):
             continue
         (taken if is_taken else others)[name] = value
-    return parameters.validate(spec.parameters, {**taken, **task.translate(others)})
+    asked = {**taken, **task.translate(others)}
+    if known := next((name for name in asked if name in table and name not in spec.parameters), None):
+        raise InvalidInput(f"parameters.{known}: {refusal(table, known)}", field=f"parameters.{known}")
+    return parameters.validate(spec.parameters, asked)
 
 
 def validate_inputs(spec: ModelSpec, inputs: Any, *, most: int | None = None) -> None:

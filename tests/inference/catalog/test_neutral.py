@@ -97,6 +97,14 @@ class NeutralTests(SimpleTestCase):
         self.assert_refused(spec_of("feature-extraction"), "truncate", False)
         self.assert_refused(spec_of("feature-extraction"), "normalize", True)
 
+    def test_what_is_not_served_is_told_as_such_and_not_as_a_slip(self) -> None:
+        spec = spec_of("text-generation")
+        for name, words in (("top_n_tokens", "send 0."), ("best_of", "send 1."), ("watermark", "send false.")):
+            with self.assertRaisesRegex(
+                InvalidInput, f"parameters.{name}: is not served here; leave it out, or {words}"
+            ):
+                validate_parameters(spec, {name: 2})
+
     def test_what_clients_of_openai_s_interface_send_by_default_asks_for_nothing(self) -> None:
         nothing: dict[str, Any] = {
             "add_generation_prompt": True, "continue_final_message": False, "echo": False, "frequency_penalty": 0.0,
