@@ -186,8 +186,8 @@ class Backlog:
             self.isolation.parts.remove(part)
             if kept := [held for held in part.jobs if self.held.get(held.item.id) is held]:
                 return kept, part.search, True
-        for turn in self._turns(now):
-            if turn.model not in without and (items := self._take(turn, now, idle)):
+        for turn in self._turns(now, without):
+            if items := self._take(turn, now, idle):
                 return self._taken(turn, items), None, False
         return None
 
@@ -257,11 +257,9 @@ class Backlog:
 
         None where an idle one is waited for: by what is run again, or generated step by step."""
         now = clock.earliest_s()
-        if self.isolation.next(self.replicas.runnable):
+        if self.isolation.next(self.replicas.runnable_soon):
             return None
-        for turn in self._turns(now):
-            if turn.model in without:
-                continue
+        for turn in self._turns(now, without):
             if self.replicas.steps(turn.model):
                 return None
             if items := turn.queue.take(now, priority=turn.priority):
@@ -315,7 +313,7 @@ class Backlog:
         """Of those that nothing may run beside, the one whose turn it is."""
         if not self.isolation.parts:
             return None
-        return self.isolation.next_alone(self.replicas.runnable, [turn.order for turn in self._due_in_turn(now)])
+        return self.isolation.next_alone(self.replicas.runnable_soon, [turn.order for turn in self._due_in_turn(now)])
 
     def due_in_s(self) -> float | None:
         """Seconds until the next batch may go, when it waits for company only."""
@@ -335,9 +333,10 @@ class Backlog:
         ]
         return sorted(due, key=lambda turn: turn.order)
 
-    def _turns(self, now: float) -> list[Turn]:
-        """Return `_due_in_turn`, and before them those of a lower priority that is owed a batch."""
-        due = self._due_in_turn(now)
+    def _turns(self, now: float, without: Set[str]) -> list[Turn]:
+        """Return `_due_in_turn`, of other models than those `without`, and before them those of a lower priority that
+        is owed a batch."""
+        due = [turn for turn in self._due_in_turn(now) if turn.model not in without]
         if (owed := self._owed(due)) is None:
             return due
         first = [Turn(turn.model, turn.queue, owed, head.order) for turn in due if (head := turn.queue.head(owed))]

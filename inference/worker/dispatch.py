@@ -228,6 +228,7 @@ class Dispatcher:
             lost.is_open = False
             self.settlement.lost(lost)
             self.backlog.ended(lost)
+        self.backlog.follow()  # others may have a newer entry
 
     def _lost_open(self, batch: Batch) -> None:
         """Its child ended between two calls of it: none of its jobs is to blame."""

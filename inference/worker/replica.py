@@ -32,8 +32,9 @@ class Replica:
     steps: frozenset[str] = frozenset()  # digests of what it generates with step by step
     killers: frozenset[str] = frozenset()  # models that a process ended with while it loaded them
     is_up: bool = False  # its process has told what it loaded
+    is_loading: bool = False  # its process was told since to load or unload something, and has not told yet
     ready: frozenset[str] = frozenset()  # what that process can run
-    had: frozenset[str] = frozenset()  # loaded by the process before; unknown again once a load has failed
+    had: frozenset[str] = frozenset()  # loaded by the process before, and to be loaded again
     told: bool = False  # some process of it has told, or has died of loading
     retry_at: float = 0.0  # monotonic: when it may try again to load what it lacks
     ends: list[float] = field(default_factory=list)  # monotonic: of processes that could run what was asked of them

@@ -21,7 +21,7 @@ from inference.worker.wishes import Wishes
 logger = logging.getLogger(__name__)
 
 TIMES_AS_LONG = 10  # a child works between two tries to load what it lacks
-SLOW_S = 5.0  # of loading a model, from which on one replica of two starts without it where none serves the others
+SLOW_S = 5.0  # of loading a model, from which on it is left to half of the replicas where none runs the others
 
 
 class Replicas:
@@ -137,8 +137,7 @@ class Replicas:
         """A child says what it has, after its start or after an order."""
         for replica in self.replicas:
             if replica.pid == loaded.pid:
-                is_first, goal = not replica.is_up, self.goal
-                had = self._runs if is_first else replica.ready
+                is_first, had, goal = not replica.is_up, replica.ready, self.goal
                 kept = {key: why for key, why in replica.models.items() if why != READY and key in goal}
                 replica.models = {
                     **kept,
@@ -146,7 +145,7 @@ class Replicas:
                     **loaded.models,
                 }
                 replica.ready = frozenset(key for key, state in replica.models.items() if state == READY)
-                replica.is_up, replica.told, replica.had = True, True, frozenset()
+                replica.is_up, replica.told, replica.had, replica.is_loading = True, True, frozenset(), False
                 replica.notes, replica.memory, replica.total = loaded.notes, loaded.memory, loaded.total
                 replica.steps = loaded.steps
                 self._load_s.update(loaded.load_s)
@@ -159,7 +158,7 @@ class Replicas:
                         self.tried()
                 self.failures.update(key for key, state in loaded.models.items() if state != READY)
                 self._tell(replica, loaded.tracebacks)
-                if self._runs and replica.ready - had:  # so may the others, one by one
+                if not is_first and replica.ready - had:  # so may the others, one by one
                     self.tries.reset()
                     self.try_at = time.monotonic()
         self._choose()
@@ -169,21 +168,24 @@ class Replicas:
         replica = self.replicas[index]
         if replica.pid is None:
             return
+        had = frozenset[str]()
         if number := replica.shared.loading:
+            killer = replica.ordered[number - 1]
+            had = replica.had - {killer}
             took_s, limit_s = time.monotonic() - replica.ordered_at, settings.LOAD_LIMIT_S
             replica.why_ended = TOO_LONG.format(limit_s=limit_s) if took_s >= limit_s else ENDED_BY_IT
-            self._blame(replica, replica.ordered[number - 1])
+            self._blame(replica, killer)
         if replica.is_up:
             if self.may_run(replica.pid):
                 replica.has_ended()
             replica.had = replica.ready & self._runs
         else:
-            replica.had, replica.told = frozenset(), True
+            replica.had, replica.told = had, True
             replica.models = self._ended_loading(replica)
             self.failures.update(replica.models.keys())
             self._tell(replica, {})
             replica.pause()
-        replica.pid, replica.is_up, replica.ready = None, False, frozenset()
+        replica.pid, replica.is_up, replica.ready, replica.is_loading = None, False, frozenset(), False
         self._choose()
 
     def given_up(self, pid: int) -> None:
@@ -243,10 +245,10 @@ class Replicas:
                 logger.info("worker=%s model=%s is run by its new entry from now on", self.plan.worker, name)
 
     def _all_have(self, spec: ModelSpec, before: ModelSpec) -> bool:
-        """Return whether each child that has the entry `before` has this one too; one at least has."""
-        able = [replica.ready for replica in self.replicas if not self._is_withdrawn(replica)]
+        """Return whether each replica that has the entry `before`, or had it, has this one too; one at least has."""
+        able = [replica.ready | replica.had for replica in self.replicas if not self._is_withdrawn(replica)]
         have = [spec.digest in ready for ready in able if {spec.digest, before.digest} & ready]
-        return bool(have) and all(have)
+        return bool(have) and all(have) and any(spec.digest in replica.ready for replica in self.replicas)
 
     def _tell(self, replica: Replica, tracebacks: Mapping[str, str]) -> None:
         """One sentence for each reason, not for each child and try."""
@@ -291,12 +293,25 @@ class Replicas:
         able = (replica for replica in self.replicas if replica.pid == pid and not self._is_withdrawn(replica))
         return next((replica.ready & self._runs for replica in able), frozenset())
 
+    @property
+    def runnable_soon(self) -> frozenset[str]:
+        """The models of which a replica begins a batch now, or once its batch has ended: a load may take an hour."""
+        able = (
+            replica.ready for replica in self.replicas if not replica.is_loading and not self._is_withdrawn(replica)
+        )
+        found = self._runs.intersection(itertools.chain.from_iterable(able))
+        return frozenset(spec.name for spec in self.specs.values() if spec.digest in found)
+
     def _is_withdrawn(self, replica: Replica) -> bool:
         return self.trust.withdrawn_s(replica.device) > 0.0
 
-    def _computes(self, device: str) -> bool:
-        """Whether a replica of it has what is run, or had it and starts again."""
-        return any(r.device == device and bool(has := r.ready or r.had) and has >= self._runs for r in self.replicas)
+    def _computes(self, device: str, instead_of: str) -> bool:
+        """Return whether a device has what is run on another, or had it and starts again."""
+        has, needed = (
+            frozenset[str]().union(*(r.ready or r.had for r in self.replicas if r.device == each))
+            for each in (device, instead_of)
+        )
+        return bool(has) and has >= needed & self._runs
 
     def device_of(self, pid: int) -> str:
         return next((replica.device for replica in self.replicas if replica.pid == pid), "")
@@ -346,14 +361,19 @@ class Replicas:
     def first_order(self, index: int) -> Order:
         """Return what the next process of this replica is to load as it starts.
 
-        What ended the process before is tried later, beside the work. Of two replicas one leaves what loads slowly to
-        the other, and for later, where what loads quickly is not run by any.
+        What ended the process before is tried later, beside the work. Where what loads quickly was run and is run by
+        none, half of the replicas leave what loads slowly to those that are loading it, and for later.
         """
         without = self.replicas[index].killers if index < len(self.replicas) else frozenset[str]()
-        slow = {key for key in self.goal if self._load_s.get(key, 0.0) > SLOW_S}
-        if index % 2 and not self.goal.keys() - slow <= self._runs:
-            without |= slow
-        return tuple(spec for key, spec in self.goal.items() if key not in without)
+        order = tuple(spec for key, spec in self.goal.items() if key not in without)
+        slow = {spec.digest for spec in order if self._load_s.get(spec.digest, 0.0) > SLOW_S}
+        quick = tuple(spec for spec in order if spec.digest not in slow)
+        lost = frozenset[str]().union(*(replica.had for replica in self.replicas)) - self._runs
+        if lost.isdisjoint(spec.digest for spec in quick):
+            return order
+        starting = [replica.ordered for replica in self.replicas if replica.pid is not None and not replica.is_up]
+        load_it = sum(slow <= set(ordered) for ordered in starting)
+        return quick if load_it > len(starting) - load_it else order
 
     def wanted(self, pids: Collection[int]) -> int | None:
         """Which of these children is the first that is to unload or to load something."""
@@ -369,6 +389,7 @@ class Replicas:
             self.tried()
         order = tuple(spec for key, spec in self.goal.items() if key in keys)
         replica.ordered, replica.ordered_at = tuple(spec.digest for spec in order), time.monotonic()
+        replica.is_loading = True
         return replica.pid or 0, order
 
     def _following(self, pids: Collection[int]) -> tuple[Replica, Set[str]] | None:
@@ -385,8 +406,17 @@ class Replicas:
                 return replica, replica.ready | untried
         lacking = [replica for replica in free if self.may_run(replica.pid or 0) and not goal.keys() <= replica.ready]
         if lacking and self.try_at <= time.monotonic():
-            return min(lacking, key=lambda replica: replica.retry_at), goal.keys()
+            replica = min(lacking, key=lambda replica: replica.retry_at)
+            return replica, replica.ready | self._to_try(replica)
         return None
+
+    def _to_try(self, replica: Replica) -> frozenset[str]:
+        """Return what this child is to try again: what ended a process after all others, and each such model alone."""
+        lacking = self.goal.keys() - replica.ready
+        killers, others = lacking & replica.killers, lacking - replica.killers
+        if killers and others <= set(replica.ordered):
+            return frozenset({min(killers, key=lambda key: (self.failures[key], key))})
+        return frozenset(others)
 
     def _untried(self, replica: Replica) -> frozenset[str]:
         """What it was never told to load. What another could not is tried in turn, with pauses."""

@@ -38,9 +38,11 @@ class _Record:
 
 
 class Trust:
-    """In each of these devices by itself; where no other one computes, there is no choice. `computes` says which do."""
+    """In each of these devices by itself; where no other computes what it does, there is no choice.
 
-    def __init__(self, devices: Sequence[str], computes: Callable[[str], bool]) -> None:
+    `computes` says whether the first device has what is run on the second."""
+
+    def __init__(self, devices: Sequence[str], computes: Callable[[str, str], bool]) -> None:
         self._records = {device: _Record() for device in devices}
         self._computes = computes
 
@@ -80,4 +82,4 @@ class Trust:
 
     def _others_compute(self, device: str) -> bool:
         others = (other for other in self._records if other != device and not self._left_s(other))
-        return any(map(self._computes, others))
+        return any(self._computes(other, device) for other in others)

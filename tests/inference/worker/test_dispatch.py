@@ -254,6 +254,21 @@ class DispatcherTests(DispatcherCase):
         self.pool.finish(self.pool.calls[0])
         self.assertEqual((self.last.pid, self.last.batch.job_ids), (PID, (jobs[8],)))
 
+    def test_what_another_replica_has_keeps_no_priority_from_its_share(self) -> None:
+        self.load(a=READY, b="no weights")
+        self.grow(b=READY, a="no weights")
+        self.add("b", priority=2)
+        self.dispatcher.kick()
+        self.add("b", priority=2)
+        low, _ = self.add("a", priority=3)
+        for number in range(2 * ONE_IN):
+            self.add("a", priority=1, group=str(number))
+            self.dispatcher.kick()
+            for _ in range(8):
+                self.add("a", priority=1)
+            self.pool.finish(next(call for call in self.pool.calls[::-1] if call.pid == PID))
+        self.assertIn(low, [job_id for call in self.pool.calls for job_id in call.batch.job_ids])
+
     def test_a_job_that_is_to_run_alone_does_so_in_a_replica_that_has_its_model(self) -> None:
         self.grow(b=READY, a="no weights")
         self.pool.dead = [PID]
@@ -261,6 +276,12 @@ class DispatcherTests(DispatcherCase):
         self.add("b", arrived_at_s=self.clock + 1.0)
         self.dispatcher.kick()
         self.assertEqual(self.pool.calls, [])
+        self.replicas.try_at = 0.0
+        self.replicas.replicas[0].is_loading = True  # which may last: it is not waited for
+        self.dispatcher.kick()
+        self.assertEqual((self.last.pid, self.last.batch.model), (PID + 1, "b"))
+        self.pool.finish(self.last)
+        self.load(a=READY, b=READY)
         self.pool.dead = []
         self.dispatcher.kick()
         self.assertEqual((self.last.pid, self.last.batch.job_ids, self.last.batch.alone), (PID, (job_id,), True))

@@ -161,16 +161,84 @@ class ReplicasTests(TestCase):
             Loaded(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()},
                    load_s={CATALOG["a"].digest: 0.1, CATALOG["b"].digest: SLOW_S + 1.0})
         )  # fmt: skip
-        self.replicas.ended(1)
-        self.assertEqual((self.without(0), self.without(1)), (set(), set()))  # the first runs all
-        self.replicas.ended(0)
-        self.assertEqual((self.without(0), self.without(1)), (set(), {"b"}))
-        self.start(0, FIRST)
-        self.start(1, SECOND)
-        self.load(SECOND)
-        self.assertEqual((self.replicas.serving, self.tries()), ({"a"}, None))  # there is no other to run a
+        for first, second in ((0, 1), (1, 0)):
+            pids = (FIRST, SECOND)
+            self.replicas.ended(first)
+            self.assertEqual(self.without(first), set())  # the second runs all
+            self.start(first, pids[first])
+            self.replicas.ended(second)
+            self.assertEqual(self.without(second), {"b"})
+            self.start(second, pids[second])
+            self.load(pids[second])
+            self.assertEqual((self.replicas.serving, self.tries()), ({"a"}, None))  # there is no other to run a
+            self.load(pids[first])
+            self.assertEqual((self.replicas.serving, self.tries()), ({"a", "b"}, pids[second]))
+            self.load(pids[second])
+
+    def test_what_cannot_be_loaded_has_nothing_left_out_that_can(self) -> None:
+        slow = {CATALOG["b"].digest: SLOW_S + 1.0}
+        states = {CATALOG["a"].digest: BROKEN, CATALOG["b"].digest: READY}
+        with self.assertLogs("inference.worker.replicas"):
+            for pid in (FIRST, SECOND):
+                self.replicas.loaded(Loaded(pid=pid, models=states, load_s=slow))
+        for index in (1, 0):
+            self.replicas.ended(index)
+            self.assertEqual(self.without(index), set())
+            self.start(index, (FIRST, SECOND)[index])
+
+    def test_two_that_die_of_each_other_s_model_try_it_after_pauses(self) -> None:
+        for index, pid, model in ((0, FIRST, "b"), (1, SECOND, "a")):
+            self.loads(index, model)
+            self.replicas.ended(index)
+            self.start(index, pid)
         self.load(FIRST)
-        self.assertEqual((self.replicas.serving, self.tries()), ({"a", "b"}, SECOND))
+        self.load(SECOND)
+        pauses = []
+        for index, pid, model in 3 * ((0, FIRST, "b"), (1, SECOND, "a")):
+            self.replicas.try_at = 0.0
+            self.assertEqual(self.tries(pid), pid)
+            pauses.append(self.replicas.tries.pause_s)
+            self.loads(index, model)
+            self.replicas.ended(index)
+            self.start(index, pid)
+            self.load(pid)
+            self.assertIsNone(self.tries())
+        self.assertEqual((pauses, pauses[-1]), (sorted(pauses), LONGEST_PAUSE_S))
+
+    def test_what_ends_a_process_is_tried_by_itself_and_last(self) -> None:
+        self.loads(0, "b")
+        self.replicas.ended(0)
+        self.start(0, FIRST)
+        self.load(FIRST)
+        self.load(SECOND)
+        self.replicas.follow({**CATALOG, "c": ModelSpec(name="c", engine="x:Y")})
+        tried = []
+        for states in ({"c": BROKEN}, {}, {}):
+            self.replicas.try_at = 0.0
+            _, order = self.replicas.next_order([FIRST]) or (0, ())
+            tried.append({spec.name for spec in order})
+            self.load(FIRST, **states)
+        self.assertEqual(tried, [{"a", "c"}, {"a", "b"}, {"a", "b", "c"}])
+
+    def test_what_always_fails_keeps_nothing_that_ended_a_process_from_its_next_try(self) -> None:
+        self.replicas.follow({**CATALOG, **{name: ModelSpec(name=name, engine="x:Y") for name in "cd"}})
+        tried: list[str] = []
+        self.start(1, SECOND)
+        self.load(SECOND, c=BROKEN)
+        self.loads(0, "b")
+        self.replicas.ended(0)
+        self.start(0, FIRST)
+        self.replicas.replicas[0].shared.loading = len(self.replicas.replicas[0].ordered)  # d
+        for _ in range(4):
+            self.replicas.ended(0)
+            self.start(0, FIRST)
+            self.load(FIRST, c=BROKEN)
+            self.replicas.try_at = 0.0
+            _, order = self.replicas.next_order([FIRST]) or (0, ())
+            [name] = {spec.name for spec in order} - {"a"}
+            tried.append(name)
+            self.replicas.replicas[0].shared.loading = 1 + [spec.name for spec in order].index(name)
+        self.assertEqual(set(tried), {"b", "d"})
 
     def test_they_try_in_turn(self) -> None:
         self.eight()
@@ -266,9 +334,14 @@ class ReplicasTests(TestCase):
     def test_the_only_model_is_tried_again_by_a_fresh_process(self) -> None:
         self.replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), {"a": CATALOG["a"]})
         self.start(0, FIRST)
-        self.replicas.replicas[0].shared.loading = 1
+        self.load(FIRST)
         self.replicas.ended(0)
-        self.assertEqual((self.without(0), self.why_not()), (set(), {"a"}))
+        for _ in range(2):
+            self.start(0, FIRST)
+            self.replicas.replicas[0].shared.loading = 1
+            self.replicas.ended(0)
+            self.assertEqual((self.without(0), self.why_not()), (set(), {"a"}))
+            self.assertFalse(self.replicas.may_start(0))
 
     def test_what_a_child_says_that_it_loads_is_read_there(self) -> None:
         shared = Shared()
@@ -382,6 +455,38 @@ class ChangeTests(TestCase):
         self.told(*self.last)
         self.assertEqual((self.runs()["a"], reports.why_not(self.replicas)), ("2", {}))
 
+    def test_the_old_one_goes_on_where_the_child_that_lacks_the_new_one_ends(self) -> None:
+        self.follow(self.new, CATALOG["b"])
+        self.order()
+        with self.assertLogs("inference.worker.replicas", "ERROR"):
+            self.told(*self.last, a=BROKEN)
+        self.replicas.try_at = 0.0
+        self.order()
+        self.told(*self.last)
+        self.replicas.ended(0)
+        self.assertEqual(self.runs()["a"], "")
+        first = self.replicas.first_order(0)
+        self.replicas.started(0, FIRST, first)
+        with self.assertLogs("inference.worker.replicas", "ERROR"):
+            self.told(FIRST, first, a="no weights, said in other words")
+        self.assertEqual((self.runs()["a"], self.replicas.lacking(FIRST)), ("", set()))
+
+    def test_a_process_that_dies_of_the_new_one_as_it_starts_again_leaves_the_old(self) -> None:
+        self.follow(self.new, CATALOG["b"])
+        for index, pid in enumerate((FIRST, SECOND)):
+            self.replicas.ended(index)
+            order = self.replicas.first_order(index)
+            self.replicas.started(index, pid, order)
+            self.replicas.replicas[index].shared.loading = 1 + order.index(self.new)
+        for index, pid in enumerate((FIRST, SECOND)):
+            self.replicas.ended(index)
+            self.assertTrue(self.replicas.may_start(index))
+            order = self.replicas.first_order(index)
+            self.assertEqual({(spec.name, spec.revision) for spec in order}, {("a", ""), ("b", "")})
+            self.replicas.started(index, pid, order)
+            self.told(pid, order)
+        self.assertEqual(self.runs(), {"a": "", "b": ""})
+
     def test_the_old_entry_again_ends_the_tries(self) -> None:
         self.follow(self.new, CATALOG["b"])
         self.order()
@@ -409,16 +514,15 @@ class ChangeTests(TestCase):
         self.replicas.ended(0)
         self.replicas.started(0, FIRST, first)
         self.told(FIRST, first)
-        self.assertEqual(self.runs()["a"], "2")
+        self.assertEqual(self.runs()["a"], "")  # which the other had, and loads again
         self.replicas.loaded(Loaded(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()}))
         self.replicas.replicas[1].retry_at = 0.0
         self.assertEqual((self.able, self.replicas.to_restart()), (2, []))
-        self.assertEqual(self.replicas.lacking(SECOND), {"a"})
         ordered = []
         while following := self.order():
             ordered.append(following[0])
             self.told(*self.last)
-        self.assertEqual((ordered, self.able), ([FIRST, SECOND, SECOND], 2))
+        self.assertEqual((ordered, self.able, self.runs()["a"]), ([SECOND, FIRST, SECOND], 2, "2"))
 
     def test_a_load_that_was_ended_for_its_length_says_which_setting_allows_more(self) -> None:
         self.follow(self.new, CATALOG["b"])

@@ -167,8 +167,22 @@ class TrustTests(DispatcherCase):
         self.assertTrue(self.replicas.may_start(0))
         self.assertTrue(self.replicas.may_run(PID))
 
+    def test_one_is_withdrawn_where_another_has_what_it_runs_and_not_all_models(self) -> None:
+        self.replicas.ended(0)
+        self.replicas.started(0, PID)
+        told = {spec.digest: READY if name == "a" else "no weights" for name, spec in CATALOG.items()}
+        self.replicas.loaded(Loaded(pid=PID, models=told))
+        self.replicas.ended(1)
+        self.replicas.started(1, PID + 1)
+        self.replicas.loaded(Loaded(pid=PID + 1, models=told))
+        self.replicas.started(3, PID + 2)
+        told = {spec.digest: READY if name == "b" else "no weights" for name, spec in CATALOG.items()}
+        self.replicas.loaded(Loaded(pid=PID + 2, models=told))
+        self.fail_until_withdrawn()
+        self.assertTrue(self.is_withdrawn(BAD))
+
     def test_the_only_device_is_never_withdrawn(self) -> None:
-        only = trust.Trust([BAD], lambda _: True)
+        only = trust.Trust([BAD], lambda *_: True)
         for _ in range(9):
             only.succeeded(trust.Incident(device=BAD, jobs=1))
         self.assertEqual(only.withdrawn_s(BAD), 0)
