@@ -193,7 +193,9 @@ REST_FRAMEWORK = {
 SPECTACULAR_SETTINGS = {
     "TITLE": "Inference service",
     "DESCRIPTION": "Machine-learning models as a durable, batched HTTP service. Errors are problem documents with a"
-    " stable code; every answer carries X-Request-Id; paths work with and without a trailing slash.",
+    " stable code, and at the addresses of other servers' clients have the form that these read; every answer carries"
+    " X-Request-Id; paths work with and without a trailing slash.",
+    "TAGS": [{"name": name} for name in ("jobs", "bulk", "models", "openai", "rerank", "cohere", "tei", "about")],
     "VERSION": "1",
     "OAS_VERSION": "3.1.0",
     "APPEND_COMPONENTS": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
