@@ -215,14 +215,17 @@ run_model = operation(
     examples=[OpenApiExample("A text", {"inputs": "some text"}, request_only=True, media_type=codec.CONTENT_TYPE)],
     headers={"Location": [504], "Retry-After": [429, 503, 504]},
 )
-completion: dict[str, Any] = {
+waiting: dict[str, Any] = {  # of clients who wait for a job, and know nothing of jobs
     "problems": (*SUBMITTING, *FAILED_JOB, "no_worker"),
+    "headers": {"Content-Location": [200], "Location": [504], "Retry-After": [429, 503, 504]},
+}
+completion: dict[str, Any] = {
+    **waiting,
     "parameters": [
         wait("timeout", bodies.MAX_WAIT_S, "the answer, where it is not streamed"),
         IDEMPOTENCY_KEY,
         ON_DISCONNECT,
     ],
-    "headers": {"Content-Location": [200], "Location": [504], "Retry-After": [429, 503, 504]},
     "form": COMPLETING,
 }
 complete_chat = operation(

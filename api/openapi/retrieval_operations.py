@@ -9,15 +9,14 @@ from drf_spectacular.utils import PolymorphicProxySerializer
 
 from api import codec
 from api.openapi import retrieval_shapes as shapes
-from api.openapi.operations import FAILED_JOB, IDEMPOTENCY_KEY, SUBMITTING, sent, wait
+from api.openapi.operations import IDEMPOTENCY_KEY, sent, wait, waiting
 from api.openapi.schema import COHERE, OPENAI, TEI, operation
 from api.requests import bodies
 
 _TEXTS = ["A cat sleeps.", "Stocks fell."]
-dialect: dict[str, Any] = {  # of another server's clients, who wait for a job
-    "problems": (*SUBMITTING, *FAILED_JOB, "no_worker"),
+dialect: dict[str, Any] = {
+    **waiting,
     "parameters": [wait("timeout", bodies.MAX_WAIT_S, "the answer"), IDEMPOTENCY_KEY],
-    "headers": {"Content-Location": [200], "Location": [504], "Retry-After": [429, 503, 504]},
 }
 ranking: dict[str, Any] = {
     **dialect,

@@ -1,4 +1,5 @@
-"""What the addresses of OpenAI, Cohere and Text Embeddings Inference read and answer, for the OpenAPI document."""
+"""Shapes of what the addresses of OpenAI, Cohere and Text Embeddings Inference read and answer, for the OpenAPI
+document. `api.requests` reads the bodies, and `api.answers` makes the answers."""
 
 from __future__ import annotations
 
@@ -161,10 +162,13 @@ class TeiBody(Shape):
     model = serializers.CharField(required=False, help_text=f"{_ELSE_ONE} Below a model without effect.")
 
 
-class TokensBody(TeiBody):
-    inputs = Texts()
+class TextSettings(Shape):
     prompt_name = serializers.CharField(required=False, help_text="Of the model's folder.")
     truncate = serializers.BooleanField(required=False, help_text="false: a text that is too long is refused.")
+
+
+class TokensBody(TextSettings, TeiBody):
+    inputs = Texts()
 
 
 class EmbedBody(TokensBody):
@@ -177,14 +181,9 @@ class SentencesShown(Shape):
     sentences = serializers.ListField(child=serializers.CharField(allow_blank=True), min_length=1)
 
 
-class SimilaritySettings(Shape):
-    prompt_name = serializers.CharField(required=False, help_text="Of the model's folder.")
-    truncate = serializers.BooleanField(required=False, help_text="false: a text that is too long is refused.")
-
-
 class SimilarityBody(TeiBody):
     inputs = SentencesShown()
-    parameters = SimilaritySettings(required=False)
+    parameters = TextSettings(required=False)
 
 
 class PredictBody(TeiBody):
@@ -193,7 +192,7 @@ class PredictBody(TeiBody):
 
 
 class InfoShown(Shape):
-    """What only the weights would tell is null or left out."""
+    """A field that only the weights would tell is null or left out."""
 
     model_id = serializers.CharField(allow_blank=True)
     model_sha = serializers.CharField(allow_null=True)

@@ -35,7 +35,7 @@ _PROBLEM = OpenApiExample(
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How the clients of an address are told a problem."""
+    """A way to tell the clients of an address of a problem."""
 
     shape: type[Shape]
     media_type: str = codec.CONTENT_TYPE

@@ -24,7 +24,7 @@ class RerankView(DialectView):
 
 @extend_schema_view(post=operations.rerank_at_root)
 class RootRerankView(RerankView):
-    """Where problems have the statuses of Text Embeddings Inference."""
+    """Answers problems with the statuses of Text Embeddings Inference."""
 
 
 class ModelRerankView(DialectView):

@@ -257,7 +257,7 @@ class Backlog:
 
         None where an idle one is waited for: by what is run again, or generated step by step."""
         now = clock.earliest_s()
-        if self.isolation.next(self.replicas.runnable_soon):
+        if self.isolation.parts and self.isolation.next(self.replicas.runnable_soon):
             return None
         for turn in self._turns(now, without):
             if self.replicas.steps(turn.model):

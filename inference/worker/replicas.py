@@ -220,7 +220,7 @@ class Replicas:
         self.goal = {spec.digest: spec for spec in wanted if spec.name not in self.parked}
         current = frozenset(spec.digest for spec in self.specs.values() if spec.name not in self.parked)
         self._runs = current.intersection(itertools.chain.from_iterable(replica.ready for replica in self.replicas))
-        names = frozenset(spec.name for spec in self.specs.values() if spec.digest in self._runs)
+        names = self._names_of(self._runs)
         new, self.runnable = names - self.runnable, names
         if all(self.goal.keys() <= replica.ready for replica in self.replicas):
             self.tries.reset()
@@ -246,9 +246,10 @@ class Replicas:
 
     def _all_have(self, spec: ModelSpec, before: ModelSpec) -> bool:
         """Return whether each replica that has the entry `before`, or had it, has this one too; one at least has."""
-        able = [replica.ready | replica.had for replica in self.replicas if not self._is_withdrawn(replica)]
-        have = [spec.digest in ready for ready in able if {spec.digest, before.digest} & ready]
-        return bool(have) and all(have) and any(spec.digest in replica.ready for replica in self.replicas)
+        able = [replica for replica in self.replicas if not self._is_withdrawn(replica)]
+        known = [replica.ready | replica.had for replica in able if before.digest in replica.ready | replica.had]
+        is_run = any(spec.digest in replica.ready for replica in able)
+        return is_run and all(spec.digest in entries for entries in known)
 
     def _tell(self, replica: Replica, tracebacks: Mapping[str, str]) -> None:
         """One sentence for each reason, not for each child and try."""
@@ -267,7 +268,11 @@ class Replicas:
     def served(self) -> frozenset[str]:
         """What can be run now, or as soon as a child that ended has started again."""
         runs = self._runs.union(*(replica.had for replica in self.replicas))
-        return frozenset(spec.name for spec in self.specs.values() if spec.digest in runs) - self.parked
+        return self._names_of(runs) - self.parked
+
+    def _names_of(self, digests: Set[str]) -> frozenset[str]:
+        """Return the models whose jobs run by one of these entries."""
+        return frozenset(spec.name for spec in self.specs.values() if spec.digest in digests)
 
     def is_last(self, spec: ModelSpec) -> bool:
         """Whether there is a newer entry, which some replica could not load."""
@@ -285,8 +290,7 @@ class Replicas:
 
     def lacking(self, pid: int) -> frozenset[str]:
         """Return the models that are run and that this child cannot be given a call of."""
-        lacking = self._runs - self._run_by(pid)
-        return frozenset(spec.name for spec in self.specs.values() if spec.digest in lacking) if lacking else lacking
+        return self._names_of(self._runs - self._run_by(pid))
 
     def _run_by(self, pid: int) -> frozenset[str]:
         """Return the digests of what this child can be given calls of."""
@@ -295,12 +299,11 @@ class Replicas:
 
     @property
     def runnable_soon(self) -> frozenset[str]:
-        """The models of which a replica begins a batch now, or once its batch has ended: a load may take an hour."""
+        """Return the models of which a replica begins a batch now, or once its batch ends: a load may take an hour."""
         able = (
             replica.ready for replica in self.replicas if not replica.is_loading and not self._is_withdrawn(replica)
         )
-        found = self._runs.intersection(itertools.chain.from_iterable(able))
-        return frozenset(spec.name for spec in self.specs.values() if spec.digest in found)
+        return self._names_of(self._runs.intersection(itertools.chain.from_iterable(able)))
 
     def _is_withdrawn(self, replica: Replica) -> bool:
         return self.trust.withdrawn_s(replica.device) > 0.0
@@ -348,7 +351,7 @@ class Replicas:
 
     @property
     def able(self) -> int:
-        """How many children can be given a call."""
+        """Return how many children can be given a call."""
         return sum(replica.pid is not None and self.may_run(replica.pid) for replica in list(self.replicas))
 
     def may_start(self, index: int) -> bool:

@@ -146,7 +146,7 @@ class ReplicaTests(ReplicaCase):
         eventually(lambda: self.states("late") == ["ready", "ready"], "it is back")
 
     def states(self, model: str) -> list[str]:
-        """What the replicas say of a model, the one that has it first."""
+        """Return what the replicas say of a model, the one that has it first."""
         return sorted((replica["models"][model] for replica in self.row().replicas.values()), key="ready".__ne__)
 
     def test_what_loads_slowly_keeps_nothing_else_from_being_served_where_all_replicas_start_again(self) -> None:

@@ -44,11 +44,12 @@ def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item
         count, age_s = queued.get(model, 0), ages.get(model, 0.0)
         able = [worker for worker in living if model in worker.model_names and model not in quiet]
         heard_of = [worker for worker in able if worker.pk not in late]
+        unheard = [] if heard_of else able
         busy = any(worker.replicas_busy for worker in living if worker.pk not in late)
         reasons = (("ModelUnserved", ("model", model)), ("ModelPaused", ("paused", model)))
         item = functools.partial(
             Item, about=("model", model),
-            causes=reasons if model in quiet else (BROKER,), todo=_todo_of_growth(model, able, heard_of),
+            causes=reasons if model in quiet else (BROKER,), todo=_todo_of_growth(model, heard_of, unheard),
         )  # fmt: skip
         waits = f"{count_of(count, 'job')} of {model} {'waits' if count == 1 else 'wait'}, the oldest for {age_s:.0f} s"
         if model in removed:
@@ -61,19 +62,19 @@ def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item
         elif lowest := _grown_since(count, age_s, [(at, queues.get(model, 0)) for at, queues in past]):
             at, before = lowest
             yield item(code="QueueGrows", text=f"{waits}; at {at:%H:%M:%S} UTC there were {before:,.0f}.")
-        elif age_s > STUCK_S and not busy and model not in quiet and not (able and not heard_of):
+        elif age_s > STUCK_S and not busy and model not in quiet and not unheard:
             todo = (
                 "Messages do not reach the workers: look at the broker. It mends itself within a minute of its return."
             )
             yield item(code="QueueStuck", text=f"{waits}, and no replica is busy.", todo=todo)
 
 
-def _todo_of_growth(model: str, able: Sequence[Worker], heard_of: Collection[Worker]) -> str:
-    """Return what to do where more jobs of a model wait: by its workers, and those of them that were heard lately."""
+def _todo_of_growth(model: str, heard_of: Iterable[Worker], unheard: Collection[Worker]) -> str:
+    """Return what to do where more jobs of a model wait, by its workers: `unheard` where none was heard lately."""
     if any(worker.replicas_busy for worker in heard_of):
         return f"More comes in than is done: more workers or replicas, or manage.py tune {model}."
-    if able and not heard_of:
-        names = ", ".join(sorted({worker.name for worker in able}))
+    if unheard:
+        names = ", ".join(sorted({worker.name for worker in unheard}))
         return f"Nothing was heard of {names} for some seconds: that is said to be gone soon, or runs them."
     return "Look why no replica runs them: what is said here of its worker, its models and the broker."
 
