@@ -96,10 +96,10 @@ class LazyModels:
         for name in residents.inside - self.replicas.served:
             why = self.replicas.why_not(self.specs[name]) or "its process ended, and has not loaded it again."
             residents.failed(name, now_s, why)
-        if loading in self.specs and (why := self.replicas.why_not(self.specs[loading])):
-            residents.failed(loading, now_s, why)
-        elif residents.change and self._is_made(loading):
+        if residents.change and self._is_made(loading):
             residents.done(now_s, memory=self._memory(loading))
+        elif loading in self.specs and (why := self.replicas.why_not(self.specs[loading])):
+            residents.failed(loading, now_s, why)
 
     def _is_made(self, loading: str | None) -> bool:
         """What was to come is run, or else nothing is left of what was to go: that goes first."""

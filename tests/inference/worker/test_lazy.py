@@ -42,13 +42,13 @@ class LazyModelsTests(SimpleTestCase):
         self.replicas.started(0, PID, self.replicas.first_order(0))
         self.tell("eager")
 
-    def tell(self, *names: str, **failures: str) -> None:
+    def tell(self, *names: str, pid: int = PID, **failures: str) -> None:
         """The child has done what it was to do."""
         states = {CATALOG[name].digest: READY for name in names} | {
             CATALOG[name].digest: why for name, why in failures.items()
         }
         memory = {CATALOG[name].digest: (20 if name == "eager" else 60) * MIB for name in names}
-        self.replicas.loaded(Loaded(pid=PID, models=states, memory=memory, total=1000 * MIB))
+        self.replicas.loaded(Loaded(pid=pid, models=states, memory=memory, total=1000 * MIB))
 
     def wait_for(self, *names: str) -> Any:
         self.lazy.lookout.waiting = {name: Waiting(since_s=self.now_s, priority=2) for name in names}
@@ -110,6 +110,31 @@ class LazyModelsTests(SimpleTestCase):
         self.now_s += 6.0
         self.assertEqual(self.follow().able, set(LAZY))
         self.assertEqual(self.ordered(), {"eager", "a"})  # its job still waits
+
+    def test_one_that_a_replica_cannot_load_is_tried_by_another_and_stays_there(self) -> None:
+        self.replicas.started(1, PID + 1, self.replicas.first_order(1))
+        self.tell("eager", pid=PID + 1)
+        self.wait_for("a")
+        self.assertEqual(self.next_order(), (PID, {"eager", "a"}))
+        with self.assertLogs("inference.worker.replicas", "ERROR"):
+            self.tell("eager", a="no room on its device.")
+        self.follow()
+        self.assertEqual(self.ordered(), {"eager"})
+        self.now_s += 6.0
+        self.follow()
+        self.assertEqual(self.next_order(), (PID + 1, {"eager", "a"}))
+        self.tell("eager", "a", pid=PID + 1)
+        self.assertEqual(self.next_order(), (PID, {"eager", "a"}))
+        self.tell("eager", a="no room on its device.")
+        report = self.follow()
+        self.assertEqual((self.lazy.residents.inside, report.why_not), ({"a"}, {}))
+        self.assertEqual((self.replicas.lacking(PID), self.replicas.lacking(PID + 1)), ({"a"}, frozenset()))
+
+    def next_order(self) -> tuple[int, set[str]]:
+        """Return the child that is to load something now, and what it is to have then."""
+        following = self.replicas.next_order([PID, PID + 1])
+        assert following
+        return following[0], {spec.name for spec in following[1]}
 
     def test_one_that_ends_its_process_is_loaded_after_a_pause(self) -> None:
         self.wait_for("a")
