@@ -30,7 +30,7 @@ def embed(value: Any, parameters: dict[str, Any]) -> Any:
 
 
 def score(value: Any, parameters: dict[str, Any]) -> Any:
-    return {"label": "LABEL_0", "score": float(len(str(value)))}
+    return {"label": "LABEL_0", "score": float(len(str(value))), "tokens": 1 + len(str(value).split())}
 
 
 def label(value: Any, parameters: dict[str, Any]) -> Any:

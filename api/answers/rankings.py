@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from api import codec
@@ -35,7 +36,16 @@ def ranking(job: Job, asked: RerankRequest) -> bytes:
         }
         for index in order
     ]
-    return codec.dumps({"id": str(job.id), "object": "rerank", "model": job.model, "results": results})
+    ranked = {"id": str(job.id), "object": "rerank", "model": job.model, "results": results}
+    return codec.dumps({**ranked, **_usage(job.output)})
+
+
+def _usage(outputs: Sequence[Any]) -> dict[str, Any]:
+    """Return the field of the tokens that were read, or none: an engine of one's own may not count them."""
+    counts = [output.get("tokens") for output in outputs]
+    if any(type(count) is not int for count in counts):
+        return {}
+    return {"usage": {"prompt_tokens": sum(counts), "total_tokens": sum(counts)}}
 
 
 def _score(output: Any, *, is_raw: bool) -> float:

@@ -66,6 +66,11 @@ class RerankBody(Shape):
     )
 
 
+class TokensShown(Shape):
+    prompt_tokens = serializers.IntegerField(help_text="What the model read.")
+    total_tokens = serializers.IntegerField()
+
+
 class RankedTextShown(Shape):
     index = serializers.IntegerField(help_text="Of the text in the request.")
     relevance_score = serializers.FloatField()
@@ -79,6 +84,7 @@ class RankingShown(Shape):
     object = serializers.CharField()
     model = serializers.CharField()
     results = RankedTextShown(many=True)
+    usage = TokensShown(required=False, help_text="Not of an engine of one's own that counts no tokens.")
 
 
 class ScoredTextShown(Shape):
@@ -107,11 +113,6 @@ class EmbeddingShown(Shape):
     object = serializers.CharField()
     index = serializers.IntegerField()
     embedding = Vector(help_text="A list of numbers, or base64 of them as float32, the lowest byte first.")
-
-
-class TokensShown(Shape):
-    prompt_tokens = serializers.IntegerField(help_text="What the model read.")
-    total_tokens = serializers.IntegerField()
 
 
 class EmbeddingsShown(Shape):

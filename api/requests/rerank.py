@@ -26,7 +26,8 @@ NEUTRAL: Neutral = {
     "truncate": (True,), "truncation_direction": ("Right", "right"), "max_tokens_per_doc": (4096,),
     "max_chunks_per_doc": (10,), "rank_fields": ([],),
 }  # fmt: skip
-LOGITS = {"function_to_apply": "none"}  # They share a batch, whichever scores are made of them.
+# Logits share a batch, whichever scores are made of them; details have the number of tokens.
+LOGITS = {"function_to_apply": "none", "details": True}
 MOST_CHARACTERS = 10_000_000  # The query is kept with each text: no body may unfold to many times its size.
 LOW_FROM, LOWEST = 500, 999  # Cohere's priorities begin with 0, which is first.
 

@@ -56,7 +56,7 @@ class ReadTests(SimpleTestCase):
             with self.subTest(fields):
                 asked = rerank.read({"model": "ranker", "query": "q", **fields})
                 self.assertEqual((asked.submission.inputs, asked.names_texts), (pairs, names_texts))
-                self.assertEqual(asked.submission.parameters, {"function_to_apply": "none"})
+                self.assertEqual(asked.submission.parameters, {"function_to_apply": "none", "details": True})
                 self.assertEqual((asked.texts, asked.top_n, asked.is_raw), (["a", ""], None, False))
 
     def test_fields_of_each_client(self) -> None:
@@ -138,6 +138,13 @@ class AnswerTests(ApiTestCase):
                 expected = {"id": str(job.id), "object": "rerank", "model": "ranker", "results": results}
                 self.assertEqual((answer.json(), job.size), (expected, 3))
                 self.assertEqual(answer["Content-Location"], f"/v1/jobs/{job.id}/output")
+
+    def test_the_tokens_that_were_read_are_counted_where_the_engine_tells_them(self) -> None:
+        asked = rerank.read(ASKED)
+        scored = [{"score": 0.5, "tokens": count} for count in (7, 8, 9)]
+        usage = {"prompt_tokens": 24, "total_tokens": 24}
+        self.assertEqual(json.loads(ranking(Job(output=scored), asked))["usage"], usage)
+        self.assertNotIn("usage", json.loads(ranking(Job(output=[*scored[:2], {"score": 0.5}]), asked)))
 
     def test_texts_are_ranked_in_a_list(self) -> None:
         for path in ("/rerank", "/v1/models/ranker/rerank"):

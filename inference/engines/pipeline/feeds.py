@@ -79,6 +79,10 @@ class Feed:
         """Of a row's output, what is not of its padding."""
         return output
 
+    def answer(self, answer: Any, row: Row, parameters: dict[str, Any]) -> Any:
+        """Return what a row is answered, of what the pipeline answers. `parameters` are those of its preprocess."""
+        return answer
+
 
 class Texts(Feed):
     """Texts run in batches, and are cut."""
@@ -90,10 +94,17 @@ class Texts(Feed):
 
 
 class Pairs(Texts):
-    """An input is a query, and a text that may answer it."""
+    """An input is a query, and a text that may answer it. With `details` the answer says how many tokens were read."""
 
     def around(self, text: Any, pipe: Any) -> Any:
         return {"text": parity.TEXTS[1], "text_pair": text}
+
+    def read(self, value: Any, pipe: Any, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        known = {name: asked for name, asked in parameters.items() if name != "details"}
+        return self.prepare(value, pipe), known  # The library takes others as the tokenizer's.
+
+    def answer(self, answer: Any, row: Row, parameters: dict[str, Any]) -> Any:
+        return {**answer, "tokens": row.tokens} if parameters.get("details") else answer
 
 
 class States(Texts):

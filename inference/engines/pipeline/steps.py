@@ -67,7 +67,8 @@ class Steps:
         """To one input."""
         parts = [self.feed.own(output, row) for row, output in outputs]
         if not self.in_chunks:
-            return self.pipe.postprocess(parts[0], **parameters.postprocess)
+            answer = self.pipe.postprocess(parts[0], **parameters.postprocess)
+            return self.feed.answer(answer, outputs[0][0], parameters.preprocess)
         for part in parts:
             part.pop("is_last", None)
         return self.pipe.postprocess(parts, **parameters.postprocess)

@@ -133,6 +133,20 @@ class RankingTests(TestCase):
         marks = f"{'.' * 30} {'!' * 31}"  # a token each, in fewer characters than words have
         self.assertIsInstance(run(engine, [{"text": marks, "text_pair": "cat"}], {}).outcomes[0], ContextLengthExceeded)
 
+    def test_details_say_how_many_tokens_were_read(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            place = str(tiny_models.build("text-ranking", Path(folder)))
+            engine = loading.ready(ModelSpec(name="m", task="text-ranking", model=place), "cpu")
+        pairs = [{"text": "the dog", "text_pair": text} for text in ("cat", "the red cat", "cat " * 100)]
+        plain, told = (
+            run(engine, pairs, {"function_to_apply": "none", **asked}).outcomes for asked in ({}, {"details": True})
+        )
+        self.assertEqual([answer.pop("tokens") for answer in told], [6, 8, tiny_models.POSITIONS])
+        self.assertEqual(told, plain)
+        engine.steps = None  # The library is then called as a whole, and nothing is counted.
+        [whole] = run(engine, pairs[:1], {"function_to_apply": "none", "details": True}).outcomes
+        self.assertEqual(whole.keys(), {"label", "score"})
+
     def test_scores_of_pairs_are_those_of_a_cross_encoder(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             place = str(tiny_models.build("text-ranking", Path(folder)))
