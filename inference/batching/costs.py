@@ -9,12 +9,10 @@ part, and bends where its caches end. docs/batching.md has measured figures.
 """
 
 import math
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
-from inference.batching.least_squares import non_negative
+from inference.batching.cells import Cells
 from inference.batching.overheads import Overheads
 
 BENDS = (256, 1024, 4096, 16384)  # padded tokens
@@ -44,22 +42,6 @@ class Call(NamedTuple):
         return [1.0, float(self.size), tokens, tokens * self.length, *(max(0.0, tokens - bend) for bend in BENDS)]
 
 
-@dataclass(slots=True)
-class _Cell:
-    """The last calls of nearly one shape. What else the machine does only ever makes a call slower, and the first of a
-    shape is the slowest: the call a third of the way up from the fastest speaks for all."""
-
-    typical: Call
-    calls: deque[Call] = field(default_factory=lambda: deque(maxlen=CELL_CALLS))
-    last: int = 0  # the number of its last call
-
-    def weight(self, now: int) -> float:
-        """What was seen once fades soon: if it was wrong, it might never be tried again."""
-        count = len(self.calls)
-        fading: float = 0.5 ** ((now - self.last) / (HALF_LIFE * count))
-        return count * fading
-
-
 class CostModel:
     """Learns what one call costs, in seconds, from calls that were measured.
 
@@ -71,7 +53,7 @@ class CostModel:
         self._overheads = Overheads(overhead_s)
         self.calls = 0
         self.weights = _guess(GUESS_TOKEN_S)
-        self._cells: dict[tuple[int, int], _Cell] = {}
+        self._cells = Cells[Call](size=CELL_CALLS, half_life=HALF_LIFE)
         self._fit_at = 1
         self._ran_jobs = self._ran_s = self._read_s = 0.0  # of about the last fifty calls
 
@@ -99,9 +81,13 @@ class CostModel:
         self.calls += 1
         self._ran_jobs = self._ran_jobs * RATE_MEMORY + (size if jobs is None else jobs)
         self._ran_s = self._ran_s * RATE_MEMORY + seconds
-        self._keep(Call(size, length, max(seconds, SHORTEST_S)))
+        self._cells.keep(
+            (_half_octave(size), _half_octave(length)),
+            Call(size, length, max(seconds, SHORTEST_S)),
+            lambda call: self.seconds(call.size, call.length),
+        )
         if self.calls >= self._fit_at:
-            self.weights = self._fit()
+            self.weights = self._cells.fit(Call.terms, guess=_guess(1.0), trust=GUESS_CALLS, shrink=SHRINK)
             self._fit_at = self.calls + min(REFIT_EVERY, 1 + self.calls // 8)
 
     def observe_overhead(self, seconds: float, *, jobs: int = 1) -> None:
@@ -132,8 +118,8 @@ class CostModel:
 
     def told(self) -> dict[str, Any]:
         """For others to compare what was learnt with what was measured. May be called from another thread."""
-        cells = sorted(self._cells.values(), key=lambda cell: cell.last)[-MOST_TOLD:]
-        seen = [[cell.typical.size, round(cell.typical.length, 1), round(cell.typical.seconds, 6)] for cell in cells]
+        calls = self._cells.typical()[-MOST_TOLD:]
+        seen = [[call.size, round(call.length, 1), round(call.seconds, 6)] for call in calls]
         weights = [float(f"{weight:.6g}") for weight in self.weights]
         overheads = {"overhead_s": round(self._overheads.call_s, 6), "job_s": round(self._overheads.job_s, 7)}
         return {"weights": weights, **overheads, "calls": self.calls, "seen": seen}
@@ -144,23 +130,6 @@ class CostModel:
         model = cls(overhead_s=told["overhead_s"])
         model.weights, model.calls = list(told["weights"]), told["calls"]
         return model
-
-    def _keep(self, call: Call) -> None:
-        shape = _half_octave(call.size), _half_octave(call.length)
-        cell = self._cells.setdefault(shape, _Cell(typical=call))
-        cell.calls.append(call)
-        cell.last = self.calls
-        ranked = sorted(cell.calls, key=lambda call: call.seconds / self.seconds(call.size, call.length))
-        cell.typical = ranked[(len(ranked) - 1) // 3]
-
-    def _fit(self) -> list[float]:
-        """Least squares of the relative errors over the shapes seen."""
-        cells = [(cell.weight(self.calls), cell.typical) for cell in self._cells.values()]
-        rows = [(weight, [term / call.seconds for term in call.terms()]) for weight, call in cells]
-        guess = _guess(1.0)
-        shares = [(weight, math.fsum(map(math.prod, zip(guess, row, strict=True)))) for weight, row in rows]
-        token_s = sum(weight * share for weight, share in shares) / sum(weight * share**2 for weight, share in shares)
-        return non_negative(rows, SHRINK, _guess(token_s), GUESS_CALLS)
 
 
 def _half_octave(value: float) -> int:

@@ -1,0 +1,69 @@
+"""Measured calls by their shape, and the weights of what they cost."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from inference.batching.least_squares import non_negative
+
+
+class Measured(Protocol):
+    @property
+    def seconds(self) -> float: ...
+
+
+T = TypeVar("T", bound=Measured)
+
+
+@dataclass(slots=True)
+class Cell(Generic[T]):
+    """The last calls of nearly one shape."""
+
+    calls: deque[T]
+    typical: T  # speaks for all of them
+    last: int = 0  # the number of its last call
+
+
+class Cells(Generic[T]):
+    """Keeps the last `size` calls of each shape. What was learnt of a shape counts half after `half_life` calls of
+    other shapes, for each call of it that is kept: if it was wrong, it might never be tried again."""
+
+    def __init__(self, *, size: int, half_life: float) -> None:
+        self.size, self.half_life = size, half_life
+        self.number = 0  # of the last call
+        self._cells: dict[Hashable, Cell[T]] = {}
+
+    def keep(self, shape: Hashable, call: T, expected_s: Callable[[T], float]) -> None:
+        """Keep a call. What else the machine does only ever makes a call slower, and the first of a shape is the
+        slowest: the call a third of the way up from the fastest speaks for all."""
+        self.number += 1
+        cell = self._cells.setdefault(shape, Cell(deque(maxlen=self.size), call))
+        cell.calls.append(call)
+        cell.last = self.number
+        ranked = sorted(cell.calls, key=lambda call: call.seconds / expected_s(call))
+        cell.typical = ranked[(len(ranked) - 1) // 3]
+
+    def typical(self) -> list[T]:
+        """Return a call of each shape, the last that was measured at the end."""
+        return [cell.typical for cell in sorted(self._cells.values(), key=lambda cell: cell.last)]
+
+    def fit(
+        self, terms: Callable[[T], Sequence[float]], *, guess: Sequence[float], trust: float, shrink: Sequence[float]
+    ) -> list[float]:
+        """Return the weights of the terms, none negative, whose sum comes nearest to the seconds: least squares of the
+        relative errors. As far as calls do not tell, the weights are in the proportion of `guess`, which weighs as
+        much as `trust` calls; for `shrink` see `non_negative`."""
+        rows = [
+            (self._weight(cell), [term / cell.typical.seconds for term in terms(cell.typical)])
+            for cell in self._cells.values()
+        ]
+        shares = [(weight, math.fsum(map(math.prod, zip(guess, row, strict=True)))) for weight, row in rows]
+        scale = sum(weight * share for weight, share in shares) / sum(weight * share**2 for weight, share in shares)
+        return non_negative(rows, shrink, [scale * each for each in guess], trust)
+
+    def _weight(self, cell: Cell[Any]) -> float:
+        count = len(cell.calls)
+        fading: float = 0.5 ** ((self.number - cell.last) / (self.half_life * count))
+        return count * fading
