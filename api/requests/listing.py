@@ -16,6 +16,7 @@ from api.auth import Principal
 from api.errors import ApiError
 from inference.catalog.specs import NAME
 from inference.fields.ids import first_id_at
+from inference.fields.uuids import parse_id
 from inference.models import Bulk, Job, Status
 from inference.store import outputs
 
@@ -68,10 +69,9 @@ def _limit(text: str) -> int:
 
 
 def _uuid(name: str, text: str) -> UUID:
-    try:
-        return UUID(text)
-    except ValueError:
-        raise ApiError(f"{name} must be an id, as an answer of this service gave it.") from None
+    if (found := parse_id(text)) is None:
+        raise ApiError(f"{name} must be an id, as an answer of this service gave it.")
+    return found
 
 
 def _model(name: str, text: str) -> str:

@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
-from uuid import UUID
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseNotModified, UnreadablePostError
@@ -21,6 +20,7 @@ from api.requests import bodies
 from api.requests.fields import Body
 from api.waiting import slots
 from inference.errors import JobNotFound, UnknownOwner
+from inference.fields.uuids import parse_id
 from inference.models import Job
 from inference.store import connections
 from inference.submission import jobs
@@ -117,7 +117,8 @@ class ApiView(APIView):
 
 def visible_job(principal: Principal, job_id: str) -> Job:
     """Raises `JobNotFound`, the same for somebody else's job as for none; `ApiError` for one that was removed."""
-    key = _uuid(job_id)
+    if (key := parse_id(job_id)) is None:
+        raise JobNotFound(f"There is no job {job_id[:100]!r}: ids are UUIDs.")
     logs.note(job=key)
     with contextlib.suppress(JobNotFound):
         job = jobs.fetch(key)
@@ -151,13 +152,6 @@ def body_of(request: HttpRequest) -> bytes:
 
 def media_type(request: HttpRequest) -> str:
     return str(request.META.get("CONTENT_TYPE", "")).partition(";")[0].strip().lower()
-
-
-def _uuid(text: str) -> UUID:
-    try:
-        return UUID(text)
-    except ValueError:
-        raise JobNotFound(f"There is no job {text[:100]!r}: ids are UUIDs.") from None
 
 
 def with_etag(request: HttpRequest, response: HttpResponse) -> HttpResponse:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from uuid import UUID
-
 from django.http import HttpRequest, HttpResponse
 
 from api import codec
@@ -14,6 +12,7 @@ from api.requests import bodies
 from api.requests import bulk as bulk_body
 from api.views.base import ApiView, body_of, media_type, with_etag
 from inference.errors import BulkNotFound
+from inference.fields.uuids import parse_id
 from inference.models import Bulk
 from inference.submission import bulk
 from inference.waiting.compute_slots import compute_slots
@@ -62,10 +61,9 @@ class CancelBulkView(ApiView):
 
 def visible_bulk(principal: Principal, bulk_id: str) -> Bulk:
     """Raises `BulkNotFound`, the same for somebody else's bulk as for none."""
-    try:
-        found = bulk.fetch(UUID(bulk_id))
-    except ValueError:
-        raise BulkNotFound(f"There is no bulk {bulk_id[:100]!r}: ids are UUIDs.") from None
+    if (key := parse_id(bulk_id)) is None:
+        raise BulkNotFound(f"There is no bulk {bulk_id[:100]!r}: ids are UUIDs.")
+    found = bulk.fetch(key)
     if not principal.may_see(found):
         raise BulkNotFound(f"There is no bulk {found.id}.")
     return found

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 from django.contrib.auth import get_user_model
 from django.db.models import (
@@ -30,6 +29,7 @@ from inference import clock, errors
 from inference.admin import keys
 from inference.fields.ids import first_id_at
 from inference.fields.json_field import dumps, storable
+from inference.fields.uuids import parse_id
 from inference.models import Job
 
 END_OF_ID = re.compile(r"…?([0-9A-Fa-f]{8,12})")
@@ -97,7 +97,7 @@ def _by_id(term: str) -> Lookups:
         digits = {"id__endswith": end[1].lower()}
         found = [str(pk) for pk in jobs.filter(**digits).values_list("pk", flat=True)[:2]]
         return {"id": found[0]} if len(found) == 1 else digits if found else {}
-    return {"id": str(job)} if (job := _uuid(term)) and jobs.filter(pk=job).exists() else {}
+    return {"id": str(job)} if (job := parse_id(term)) and jobs.filter(pk=job).exists() else {}
 
 
 def _by_index(term: str, user: Any) -> Lookups:
@@ -114,7 +114,7 @@ def _by_index(term: str, user: Any) -> Lookups:
 
 
 def _indexed(term: str, user: Any) -> Iterator[Lookups]:
-    if belongs_to := _uuid(term):
+    if belongs_to := parse_id(term):
         yield {"bulk": str(belongs_to)}
         yield {"batch": str(belongs_to)}
     users = get_user_model()
@@ -151,13 +151,6 @@ def _by_text(term: str, jobs: QuerySet[Job]) -> Search:
             limit = f"It was looked for in the newest {looked_at:,} jobs that the filters let through."
             return Search({"id__in": found}, limit)
         chunk = list(newest.filter(pk__lt=chunk[-1][0])[:CHUNK])
-
-
-def _uuid(term: str) -> UUID | None:
-    try:
-        return UUID(term)
-    except ValueError:
-        return None
 
 
 def of(query: QueryDict, user: Any) -> Lookups | None:

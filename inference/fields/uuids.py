@@ -24,6 +24,14 @@ def id_of_hex(digits: str | bytes) -> UUID:
     return id_of(number)
 
 
+def parse_id(text: object) -> UUID | None:
+    """Return the id that a text is; None of any other."""
+    try:
+        return UUID(str(text))
+    except ValueError:
+        return None
+
+
 def packed(ids: Iterable[UUID]) -> bytes:
     """For a pipe: a tenth of what pickling them takes."""
     return b"".join([each.bytes for each in ids])

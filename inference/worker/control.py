@@ -3,10 +3,10 @@ batching, or change nothing, says what takes its place."""
 
 from collections.abc import Callable
 from typing import Any
-from uuid import UUID
 
 from celery.worker.control import Panel
 
+from inference.fields.uuids import parse_id
 from inference.worker.housekeeping import Housekeeping
 
 MOST_IDS = 500  # of one command
@@ -35,14 +35,7 @@ def _refusing(instead: str) -> Command:
 def _cancelling(command: Command, housekeeping: Housekeeping) -> Command:
     def cancel(state: Any, task_id: Any, **arguments: Any) -> dict[str, Any]:
         ids = [task_id] if isinstance(task_id, str) else list(task_id or ())[:MOST_IDS]
-        housekeeping.cancel(filter(None, map(_uuid, ids)))
+        housekeeping.cancel(filter(None, map(parse_id, ids)))
         return command(state, task_id=ids, **arguments)
 
     return cancel
-
-
-def _uuid(text: object) -> UUID | None:
-    try:
-        return UUID(str(text))
-    except ValueError:
-        return None
