@@ -15,10 +15,13 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlencode
+from urllib.request import HTTPCookieProcessor, build_opener
 from uuid import UUID
 
 from django.contrib.auth import get_user_model
@@ -67,6 +70,17 @@ class Answer:
     @property
     def json(self) -> Any:
         return json.loads(self.body)
+
+
+def admin_session(url: str, name: str, password: str) -> Callable[[str], str]:
+    """Log in as a browser does; returns what reads a page."""
+    cookies = CookieJar()
+    browser = build_opener(HTTPCookieProcessor(cookies))
+    browser.open(f"{url}/admin/login/").close()
+    token = next(cookie.value for cookie in cookies if cookie.name == "csrftoken")
+    form = {"username": name, "password": password, "csrfmiddlewaretoken": token}
+    browser.open(f"{url}/admin/login/?next=/admin/", urlencode(form).encode()).close()
+    return lambda path: browser.open(url + path).read().decode()
 
 
 class Stack:

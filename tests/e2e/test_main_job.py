@@ -9,12 +9,8 @@ import re
 import shutil
 import subprocess
 import unittest
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from http.cookiejar import CookieJar
 from typing import Any
-from urllib.parse import urlencode
-from urllib.request import HTTPCookieProcessor, build_opener
 from uuid import UUID
 
 from django.conf import settings
@@ -29,6 +25,7 @@ from tests import processes
 from tests.conditions import eventually
 from tests.e2e.case import StackCase
 from tests.ports import HOST
+from tests.stack import admin_session
 
 CLIENTS = 64
 README_EXAMPLE = re.compile(
@@ -51,17 +48,6 @@ def bare_answers(texts: list[str]) -> list[list[float]]:
     spec = reader.load(settings.BASE_DIR / "models.toml")["embeddings"]
     extract = pipeline("feature-extraction", model=str(weights.folder(spec)), device="cpu")
     return [normal(extract(text)[0]) for text in texts]
-
-
-def admin_session(url: str, name: str, password: str) -> Callable[[str], str]:
-    """Log in as a browser does; returns what reads a page."""
-    cookies = CookieJar()
-    browser = build_opener(HTTPCookieProcessor(cookies))
-    browser.open(f"{url}/admin/login/").close()
-    token = next(cookie.value for cookie in cookies if cookie.name == "csrftoken")
-    form = {"username": name, "password": password, "csrfmiddlewaretoken": token}
-    browser.open(f"{url}/admin/login/?next=/admin/", urlencode(form).encode()).close()
-    return lambda path: browser.open(url + path).read().decode()
 
 
 def sent(command: str) -> Any:

@@ -11,6 +11,7 @@ from tests.faults import (
     database,
     drill,
     generating,
+    half_hour,
     hour,
     inputs,
     kills,
@@ -82,6 +83,10 @@ FAULTS: tuple[type[Fault], ...] = (
     kills.WorkerPaused,
     clocks.HostsClockSet,
     clocks.Laptop,
+    half_hour.Failures,
+    half_hour.OneOfTwoKilled,
+    half_hour.OnlyOneKilled,
+    half_hour.OneOfTwoDrained,
 )
 
 # A quick run plays a trial of these rows on other stacks, besides: of those in which the stack plays a part.
