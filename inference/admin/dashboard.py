@@ -12,14 +12,13 @@ from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
 
-from django.db.models import Count, Min
 from django.urls import reverse
 
 from inference import clock
 from inference.admin import display
 from inference.catalog.lookup import known_models
 from inference.fields.ids import first_id_at
-from inference.figures import series, tallies
+from inference.figures import sample, series, tallies
 from inference.figures.tallies import Tally
 from inference.models import TERMINAL, Job, Status, Worker
 from inference.status import attention, catalog, workers
@@ -66,7 +65,7 @@ def _place_of(about: tuple[str, ...]) -> str:
 
 
 def model_rows() -> list[dict[str, Any]]:
-    queued, running = _by_model(Status.QUEUED), _by_model(Status.RUNNING)
+    (queued, ages), running = sample.queues(), sample.running()
     living, recent = list(workers.living()), series.since(clock.now() - RECENT)
     serving, runs = workers.count_served(living), catalog.count(living)
     specs = known_models()
@@ -75,20 +74,15 @@ def model_rows() -> list[dict[str, Any]]:
         {
             "name": name,
             "spec": specs.get(name),  # none of a model that is gone from the file, and has jobs left
-            "queued": queued.get(name),
-            "running": running.get(name),
+            "queued": queued.get(name, 0),
+            "oldest": display.duration(ages.get(name)),
+            "running": running.get(name, 0),
             "workers": serving[name],
             "runs": sorted(runs.get(name, {}).items()),
             **_told(recent.get(name, {})),
         }
         for name in (*specs, *gone)
     ]
-
-
-def _by_model(status: Status) -> dict[str, Any]:
-    """One status at a time: only so is its own index used."""
-    rows = Job.objects.filter(status=status, parts=None).order_by().values("model")
-    return {row["model"]: row for row in rows.annotate(jobs=Count("pk"), oldest=Min("created_at"))}
 
 
 def _told(tally: Tally) -> dict[str, Any]:
@@ -118,14 +112,11 @@ def _bars(batches: Mapping[int, int]) -> list[dict[str, Any]]:
 def failure_rows(ended: Mapping[str, Counter[str]]) -> list[dict[str, Any]]:
     """With the newest of each, found by its id: to look for the one that ended last would read them all."""
     failed = Job.objects.filter(status=Status.FAILED, whole=None).order_by("-pk").defer("inputs", "output")
-    found = []
-    for model, ends in ended.items():
-        for end, count in ends.items():
-            status, _, code = end.partition(" ")
-            latest = status == Status.FAILED and failed.filter(model=model, error_code=code, pk__gte=_day_ago()).first()
-            if latest:
-                found.append({"model": model, "error_code": code, "jobs": count, "latest": latest})
-    return sorted(found, key=lambda row: -row["jobs"])
+    return [
+        {"model": model, "error_code": code, "jobs": count, "latest": latest}
+        for model, code, count in series.failures_of(ended)
+        if (latest := failed.filter(model=model, error_code=code, pk__gte=_day_ago()).first())
+    ]
 
 
 def _day_ago() -> UUID:
@@ -134,8 +125,5 @@ def _day_ago() -> UUID:
 
 
 def finished_in_last_hour(ended: Mapping[str, Counter[str]]) -> dict[str, str]:
-    counts = Counter[str]()
-    for ends in ended.values():
-        for end, count in ends.items():
-            counts[end.partition(" ")[0]] += count
+    counts = series.count_by_status(ended)
     return {status: f"{counts[status]:,}" for status in TERMINAL}

@@ -135,6 +135,24 @@ def ends_since(moment: datetime.datetime) -> dict[str, Counter[str]]:
     return found
 
 
+def count_by_status(ended: Mapping[str, Counter[str]]) -> Counter[str]:
+    """Add up the outcomes of all models by the status that they begin with."""
+    found = Counter[str]()
+    for ends in ended.values():
+        for end, count in ends.items():
+            found[end.partition(" ")[0]] += count
+    return found
+
+
+def failures_of(ended: Mapping[str, Counter[str]]) -> list[tuple[str, str, int]]:
+    """Return each model and error code with the number of its jobs, the most first."""
+    found = [
+        (model, end.removeprefix(FAILED), count)
+        for model, ends in ended.items() for end, count in ends.items() if end.startswith(FAILED)
+    ]  # fmt: skip
+    return sorted(found, key=lambda failure: -failure[2])
+
+
 def timed_ends_since(moment: datetime.datetime) -> dict[str, list[tuple[datetime.datetime, Counter[str]]]]:
     """By model: the start of each row since a moment, and the outcomes that it counts, the newest first."""
     found: dict[str, list[tuple[datetime.datetime, Counter[str]]]] = {}

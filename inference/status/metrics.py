@@ -5,14 +5,14 @@ these are what waits and runs, and it is one when it has ended.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from django.db.models import Count, Min
+from django.db.models import Count
 from prometheus_client import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from inference import clock
-from inference.models import WAITING, Job, Status, Worker
+from inference.figures import sample
+from inference.models import Job, Status, Worker
 from inference.status import attention, counters, workers
 from inference.status.workers import Remembered
 from inference.streams.live import live
@@ -39,11 +39,21 @@ def text() -> bytes:
 def _of_rows() -> list[Metric]:
     living = list(workers.living())
     owned = _jobs_of_owners()
+    queued, ages = sample.queues()
+    waiting = [*_by_model(queued, status="queued"), *_by_model(sample.running(), status="running")]
     return [
-        _family("jobs_waiting", "Jobs by model and status.", _waiting()),
-        _family("oldest_queued_seconds", "Age of the oldest queued job.", _oldest()),
-        _family("owners_waiting", "Owners of whom jobs wait.", _each_model(owned, len)),
-        _family("largest_owner_waiting", "Jobs that wait of the owner with most.", _each_model(owned, max)),
+        _family("jobs_waiting", "Jobs by model and status.", waiting),
+        _family("oldest_queued_seconds", "Age of the oldest queued job.", _by_model(ages)),
+        _family(
+            "owners_waiting",
+            "Owners of whom jobs wait.",
+            _by_model({model: len(jobs) for model, jobs in owned.items()}),
+        ),
+        _family(
+            "largest_owner_waiting",
+            "Jobs that wait of the owner with most.",
+            _by_model({model: max(jobs) for model, jobs in owned.items()}),
+        ),
         _family("workers", "Living workers by state.", _states(living)),
         _family("replicas_ready", "Replicas with their models loaded.", _each(living, "replicas_ready")),
         _family("replicas_busy", "Replicas that run a batch.", _each(living, "replicas_busy")),
@@ -61,17 +71,9 @@ def _of_rows() -> list[Metric]:
 forget = _of_rows.forget
 
 
-def _waiting() -> Iterator[Sample]:
-    for status in WAITING:
-        counts = Job.objects.filter(status=status, parts=None).order_by().values_list("model").annotate(Count("pk"))
-        for model, count in counts:
-            yield {"model": model, "status": status.value}, count
-
-
-def _oldest() -> Iterator[Sample]:
-    queued = Job.objects.filter(status=Status.QUEUED, parts=None).order_by()
-    for model, created_at in queued.values_list("model").annotate(Min("created_at")):
-        yield {"model": model}, max(0.0, (clock.now() - created_at).total_seconds())
+def _by_model(figures: Mapping[str, float], **labels: str) -> Iterator[Sample]:
+    for model, figure in figures.items():
+        yield {"model": model, **labels}, figure
 
 
 def _jobs_of_owners() -> Mapping[str, Collection[int]]:
@@ -81,11 +83,6 @@ def _jobs_of_owners() -> Mapping[str, Collection[int]]:
     for model, _, count in queued.values_list("model", "owner").annotate(Count("pk")):
         jobs[model].append(count)
     return jobs
-
-
-def _each_model(owned: Mapping[str, Collection[int]], figure: Callable[[Collection[int]], int]) -> Iterator[Sample]:
-    for model, counts in owned.items():
-        yield {"model": model}, figure(counts)
 
 
 def _states(living: Iterable[Worker]) -> Iterator[Sample]:

@@ -8,8 +8,6 @@ import os
 import sys
 import time
 from argparse import ArgumentParser
-from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -20,7 +18,7 @@ from inference.catalog.lookup import known_models
 from inference.figures import sample, series, tallies
 from inference.figures.tallies import Tally
 from inference.management.told import told
-from inference.models import TERMINAL, Status
+from inference.models import TERMINAL
 from inference.status import attention, workers
 from inference.telemetry.visible import line
 
@@ -107,24 +105,17 @@ def facts() -> Facts:
         }
         for worker in living
     ]  # fmt: skip
-    return found | _outcomes(ended)
+    counts = series.count_by_status(ended)
+    found["ended"] = {str(status): counts[status] for status in TERMINAL}
+    found["failures"] = [
+        {"model": model, "error": code, "jobs": count} for model, code, count in series.failures_of(ended)
+    ]
+    return found
 
 
 def _told(item: Facts) -> str:
     """Return the lines of one thing that needs attention. What follows from the one above has the same cure."""
     return f"  - {line(item['text'])}" if item["follows"] else f"! {line(item['text'])}\n  {item['todo']}"
-
-
-def _outcomes(ended: Mapping[str, Counter[str]]) -> Facts:
-    counts: Counter[str] = Counter(dict.fromkeys(map(str, TERMINAL), 0))
-    failures: list[Facts] = []
-    for model, ends in ended.items():
-        for end, count in ends.items():
-            status, _, code = end.partition(" ")
-            counts[status] += count
-            if status == Status.FAILED:
-                failures.append({"model": model, "error": code, "jobs": count})
-    return {"ended": dict(counts), "failures": sorted(failures, key=lambda row: -row["jobs"])}
 
 
 def _medians(tally: Tally) -> Facts:
