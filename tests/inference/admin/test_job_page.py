@@ -70,8 +70,8 @@ class StoryTests(AdminCase):
             ["Accepted", "Message sent", "Fetched", "Claimed", "Recorded: succeeded", "Webhook delivered"],
         )
         page = self.text(page_of(job))
-        for told in ("by customer at /v1/embeddings,", "+480 ms", "+600 ms", "worker@host", "cuda:0", "a batch of 24",
-                     "after a run of 120 ms", "tried 2 times"):  # fmt: skip
+        for told in ("by customer at /v1/embeddings,", "+480 ms", "+600 ms", "worker@host", " on cuda:0, in ",
+                     "a batch of 24", "after a run of 120 ms", "tried 2 times"):  # fmt: skip
             self.assertIn(told, page)
 
     def test_no_time_is_below_zero_where_the_clock_was_set_back(self) -> None:
@@ -172,7 +172,7 @@ class ValueTests(AdminCase):
         self.assertEqual([number for number, _, _ in shown], [0, 1])
         self.assertTrue(all("<svg" in str(output) for _, _, output in shown))
         self.assertEqual(len(list(values.pairs(["x"] * 500, None, str))), values.MOST_ITEMS)
-        self.assertEqual(values.left(["x"] * 500), 480)
+        self.assertEqual([values.left(["x"] * count) for count in (1, values.MOST_ITEMS, 500)], [0, 0, 480])
 
     def test_a_vector_is_drawn(self) -> None:
         shown = self.shown("a", [0.5, -0.5] * 200)
@@ -281,6 +281,7 @@ class MediaTests(AdminCase):
         for place in range(5):
             self.assertEqual(self.get(job, "inputs", place).status_code, 404)
         self.assertNotIn("<img class=", self.text(page_of(job)).replace(png()[:10], ""))
+        self.assertIsNone(media.answer(png()[: media.HEAD] + "!" * 60))  # begins as an image does, and is no base64
 
     def test_an_image_of_too_many_pixels_is_not(self) -> None:
         self.assertEqual(media.kind(png(100_000, 100_000)), "")

@@ -218,7 +218,10 @@ class TransportTests(OnOwnBroker):
         self.send("x", jobs=10**9)
         self.send("y", jobs=-7)
         self.send("z")
-        self.assertEqual(self.driven(prefetch=messages.MOST_PACKED + 2).get(3), ["x", "y", "z"])
+        consumer = self.driven(prefetch=messages.MOST_PACKED + 2)
+        self.assertEqual(consumer.get(3), ["x", "y", "z"])
+        consumer.channel.make_room(consumer.messages[1].delivery_tag)  # it brought more than it says
+        self.assertEqual(consumer.channel.qos.can_consume_low(), 0)
 
     def test_what_was_not_acknowledged_is_put_back_in_its_order(self) -> None:
         self.send(*range(6))
@@ -284,15 +287,15 @@ class TransportTests(OnOwnBroker):
         return mock.patch.object(qos.QoS, "put_back", side_effect=redis.TimeoutError("stalled"))
 
     def test_what_could_not_be_put_back_at_once_takes_no_room_and_is_put_back_later(self) -> None:
-        self.send("x", "y")
-        consumer = self.driven(prefetch=2)
+        self.send("x", "y", rows=2, jobs=2)
+        consumer = self.driven(prefetch=4)
         consumer.get(2)
         errors = consumer.connection.connection_errors
         with self.refusing():
             for message in consumer.messages:
                 message.reject_log_error(logging.getLogger(__name__), errors, requeue=True)
         consumer.messages.clear()
-        self.assertEqual(consumer.channel.qos.can_consume_max_estimate(), 2)
+        self.assertEqual(consumer.channel.qos.can_consume_max_estimate(), 4)
         consumer.channel.connection.cycle.maybe_restore_messages()
         self.assertEqual(sorted(consumer.get(2)), ["x", "y"])
         with self.refusing():

@@ -236,6 +236,8 @@ class SentenceSimilarityTests(TestCase):
         self.assertAlmostEqual(second[3], 1.0, places=4)
         self.assertEqual(len(second), 6)
         self.assertGreater(second[0], max(second[1:3]))
+        vectors = torch.tensor(run(engine("SentenceEmbeddings"), [TEXTS[0], TEXTS[2], TEXTS[1]], {}).outcomes)
+        torch.testing.assert_close(torch.tensor(first), vectors[1:] @ vectors[0], rtol=1e-4, atol=1e-5)
 
     def test_a_wrong_input_fails_alone_and_says_what_would_be_right(self) -> None:
         good = {"source_sentence": "a", "sentences": ["a"]}

@@ -96,8 +96,9 @@ class KindTests(FolderTestCase):
 
     def test_several_kinds_follow_each_other(self) -> None:
         self.steps("Transformer", "Pooling")
-        self.write("1_Pooling/config.json", {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True})
-        self.assert_vectors("cls", "mean")
+        for mean in ({"pooling_mode_mean_tokens": True}, {}):  # which is asked for unless it is said not to be
+            self.write("1_Pooling/config.json", {"pooling_mode_cls_token": True, **mean})
+            self.assert_vectors("cls", "mean")
 
     def test_a_pooling_without_modules_counts_too(self) -> None:
         self.write("1_Pooling/config.json", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False})

@@ -136,7 +136,7 @@ class RankingTests(TestCase):
     def test_details_say_how_many_tokens_were_read(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             place = str(tiny_models.build("text-ranking", Path(folder)))
-            engine = loading.ready(ModelSpec(name="m", task="text-ranking", model=place), "cpu")
+            engine: Any = loading.ready(ModelSpec(name="m", task="text-ranking", model=place), "cpu")
         pairs = [{"text": "the dog", "text_pair": text} for text in ("cat", "the red cat", "cat " * 100)]
         plain, told = (
             run(engine, pairs, {"function_to_apply": "none", **asked}).outcomes for asked in ({}, {"details": True})

@@ -20,8 +20,10 @@ class Gpu:
 
     def __init__(self, *, room: int, knee: int = 1000) -> None:
         self.room, self.knee = room, knee
+        self.asked: list[tuple[int, Length]] = []
 
     def ask(self, _: Callable[..., Any], size: int, length: Length, budget_s: float) -> float | None:
+        self.asked.append((size, length))
         tokens = size * (length if isinstance(length, int) else max(length))
         return None if tokens > self.room else 1e-3 * max(1.0, tokens / self.knee)
 
@@ -43,6 +45,11 @@ class GridTests(TestCase):
         self.assertEqual((found.sizes, found.too_large), ([1, 2, 4, 8, 16, 32, 40], [(64, 10), (48, 10)]))
         spec = ModelSpec(name="m", task="text-classification")
         self.assertIn("max_batch_tokens = 400", report.catalog_lines(spec, found))
+
+    def test_none_is_tried_that_is_larger_than_one_that_did_not_fit(self) -> None:
+        gpu = Gpu(room=30, knee=10**9)
+        gpu.grid(10, 20, on_gpu=False)
+        self.assertEqual(gpu.asked, [(1, 10), (2, 10), (4, 10), (1, 20), (2, 20)])
 
     def test_lengths_are_mixed_as_far_as_the_longest_fit(self) -> None:
         found = Gpu(room=700, knee=10**9).grid(10, 20)

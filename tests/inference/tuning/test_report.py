@@ -4,11 +4,13 @@ import re
 import tempfile
 from pathlib import Path
 from unittest import TestCase
+from unittest.mock import Mock
 
 from inference.catalog import reader
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
-from inference.tuning import processor, report
+from inference.engines import media
+from inference.tuning import processor, report, samples
 from inference.tuning.measure import Arrangement, Choice, Grid, Trial, differences, lengths_for, sizes_for
 
 SPEC = ModelSpec(name="m", task="text-classification", max_batch_size=8, max_length=256)
@@ -32,6 +34,10 @@ class ShapesTests(TestCase):
     def test_own_inputs_give_their_own_lengths(self) -> None:
         self.assertEqual(len(lengths_for(SPEC, ["a", "a b c d e f", "a b " * 60, "a"])), 3)
 
+    def test_an_image_that_is_made_up_can_be_read(self) -> None:
+        made_up = samples.sample(ModelSpec(name="m", task="image-classification"), Mock(), 1, [])
+        self.assertEqual(media.image(made_up).size, (480, 360))
+
 
 class RecommendationTests(TestCase):
     def test_without_a_fixed_cost_batches_are_not_worth_it(self) -> None:
@@ -45,6 +51,8 @@ class RecommendationTests(TestCase):
     def test_what_did_not_fit_lowers_the_tokens(self) -> None:
         lines = report.catalog_lines(SPEC, grid(1.0, 0.00001, too_large=[(16, 128)]))
         self.assertIn(f"max_batch_tokens = {8 * 128}", lines)
+        lines = report.catalog_lines(SPEC, grid(1.0, 0.00001, too_large=[(size, 128) for size in (2, 4, 8, 16)]))
+        self.assertIn(f"max_batch_tokens = {2 * 128 - 1}", lines)
 
     def test_the_time_limit_has_slack_over_the_slowest_call(self) -> None:
         self.assertIn("time_limit_s = 21", report.catalog_lines(SPEC, grid(1.0, 0.00001)))

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import re
 import sys
 import tempfile
@@ -55,8 +56,9 @@ class ReplicaTests(SimpleTestCase):
     def test_a_real_model_is_measured_and_torch_stays_out_of_this_process(self) -> None:
         loaded = "torch" in sys.modules
         spec = ModelSpec(name="m", engine="inference.engines.embeddings:SentenceEmbeddings", model=MODEL)
-        with Replica(Setup(spec=spec, device=Device(name="cpu"), threads=1)) as own:
+        with Replica(Setup(spec=spec, device=Device(name="cpu"), threads=3)) as own:
             own.wait_until_loaded()
+            self.assertEqual(own.ask(os.getenv, "OMP_NUM_THREADS"), "3")
             self.assertGreater(own.ask(seconds, 2, 8, 0.01) or 0, 0)
             self.assertEqual(len(own.ask(answers, [8])[0]), 384)
         self.assertEqual("torch" in sys.modules, loaded)

@@ -19,14 +19,15 @@ from uuid import uuid4
 from billiard import get_context
 from billiard.exceptions import WorkerLostError
 from billiard.pool import RUN
-from celery.concurrency.asynpool import AsynPool
+from celery.concurrency.asynpool import AsynPool, Worker
 from kombu.asynchronous import Hub
 
 from inference.catalog.specs import ModelSpec
 from inference.worker import child
+from inference.worker.ahead import Line
 from inference.worker.calls import READY, Asked, Loaded, Order, Shared
 from inference.worker.devices import Plan
-from inference.worker.pool import ReplicaPool
+from inference.worker.pool import ReplicaPool, ReplicaWorker
 from inference.worker.replicas import Replicas
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.worker.test_dispatch import stop_clock
@@ -160,6 +161,20 @@ class EndedChildTests(PoolCase):
         self.assert_the_next_one_works(raised)
         self.assertIn("b", self.replicas.served)
 
+    def test_one_that_can_run_nothing_is_restarted_once_it_has_answered(self) -> None:
+        useless = self.pid
+        self.stop()
+        self.send("text")
+        self.replicas.loaded(Loaded(pid=useless, models=dict.fromkeys(self.replicas.goal, "no weights")))
+        self.replicas.replicas[0].retry_at = 0.0
+        with patch.object(self.pool._pool[0], "terminate_controlled") as restart:
+            self.pool.look_after()
+            restart.assert_not_called()
+            os.kill(useless, signal.SIGCONT)
+            self.until(lambda: self.answers, "it answers")
+            self.pool.look_after()
+        restart.assert_called_once_with()
+
     def test_what_it_had_begun_is_lost(self) -> None:
         killed = self.pid
         self.pool.send(killed, time.sleep, (3600,), error_callback=self.answers.append)  # does not end
@@ -200,6 +215,20 @@ class EndedChildTests(PoolCase):
         self.pool._active_writes.add(self.pool._pool[0].inqW_fd)
         self.assertFalse(self.pool.knows(self.send("text")))
         self.assertEqual(list(self.pool.outbound_buffer), [])
+
+
+class WorkloopTests(TestCase):
+    def test_a_child_works_ahead_or_not_as_its_own_device_has_it(self) -> None:
+        worker: Any = ReplicaWorker.__new__(ReplicaWorker)
+        worker.beginning = Plan(worker=uuid4(), devices=("cuda:0", "cpu"), replicas=2, threads=1), (), Shared()
+        worker.outq, worker.inqW_fd, worker.wait_for_job = Mock(), 5, Mock()
+        for index, ahead in ((0, True), (1, False)):
+            with (
+                patch("inference.worker.pool.current_process_index", return_value=index),
+                patch.object(Line, "run", return_value=True),
+                patch.object(Worker, "workloop", return_value=False),
+            ):
+                self.assertIs(worker.workloop(), ahead)
 
 
 class NotStartedTests(PoolCase):
@@ -258,17 +287,21 @@ class GivenMoreTests(TestCase):
         self.pool._pool, self.pool._busy_workers, self.pool._active_writes = [self.process], {5}, set()
         self.pool._mark_worker_as_available = self.pool._busy_workers.discard
         self.pool._cache = {name: SimpleNamespace(_write_to=self.process) for name in (1, 2)}
+        self.pool._fileno_to_inq, self.pool._all_inqueues = {5: self.process}, {5}
         self.enterContext(patch.object(ReplicaPool, "_changed"))
 
-    def test_it_is_idle_once_both_are_over(self) -> None:
-        for job, busy in ((1, {5}), (2, set[int]())):
+    def test_it_is_idle_once_both_are_over_if_it_has_what_it_could_run(self) -> None:
+        for job, idle in ((1, list[int]()), (2, [11])):
             self.pool.on_job_ready(job, 0, None, 5)
             del self.pool._cache[job]  # as the pool does then
-            self.assertEqual(self.pool._busy_workers, busy)
+            self.assertEqual(self.pool.idle(), idle)
+        self.pool._all_inqueues.clear()
+        self.assertEqual(self.pool.idle(), [])
 
     def test_it_may_have_more_unless_a_call_is_still_written_to_it_or_it_is_to_load_something(self) -> None:
         self.assertTrue(self.pool.may_have_more(11))
         self.assertFalse(self.pool.may_have_more(12))
+        self.assertEqual((self.pool.has(11), self.pool.has(12)), (True, False))
         self.pool._active_writes.add(5)
         self.assertFalse(self.pool.may_have_more(11))
         self.pool._active_writes.clear()
