@@ -30,7 +30,7 @@ def _last(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return states[torch.arange(len(states), device=states.device), _places(mask).argmax(1).squeeze(1)]
 
 
-# By name; where a model asks for several, their vectors follow each other in this order.
+# By name; where flags ask for several, their vectors follow each other in this order. A list of names has its own.
 POOLS: dict[str, Pool] = {
     "cls": lambda states, mask: states[:, 0],
     "max": lambda states, mask: states.masked_fill(mask == 0, HIDDEN).amax(1),
@@ -60,13 +60,14 @@ def modes_of(file: str, saved: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
 
     Return its kinds of pooling, and whether they include the prompt's tokens. Raises `ModelUnavailable`.
     """
-    named = saved.get("pooling_mode") or []
+    named = saved.get("pooling_mode")
     flags = {name: on for name, on in saved.items() if name.startswith("pooling_mode_")}
     if saved and not named:
         flags = {MEAN_FLAG: True, **flags}  # the default of Pooling's argument
-    asked = [str(name).lower() for name in named] if isinstance(named, list) else str(named).lower().split("+")
-    asked += [_FLAGS.get(name, name) for name, on in flags.items() if on is True]
-    unknown = [name for name in asked if name not in POOLS]
+    names = [str(name).lower() for name in (named if isinstance(named, list) else [named] if named else [])]
+    flagged = [_FLAGS.get(name, name) for name, on in flags.items() if on is True]
+    unknown = [name for name in names + flagged if name not in POOLS]
+    asked = names or [name for name in POOLS if name in flagged]
     if unknown or not asked:
         raise ModelUnavailable(
             f"{file}: the pooling {', '.join(unknown) or 'of its Pooling module'} is not known; known are"
@@ -77,4 +78,4 @@ def modes_of(file: str, saved: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
     include_prompt = saved.get("include_prompt", True)
     if not isinstance(include_prompt, bool):
         raise ModelUnavailable(f"{file}: include_prompt must be true or false.")
-    return tuple(name for name in POOLS if name in asked), include_prompt
+    return tuple(asked), include_prompt

@@ -99,6 +99,8 @@ class KindTests(FolderTestCase):
         for mean in ({"pooling_mode_mean_tokens": True}, {}):  # which is asked for unless it is said not to be
             self.write("1_Pooling/config.json", {"pooling_mode_cls_token": True, **mean})
             self.assert_vectors("cls", "mean")
+        self.write("1_Pooling/config.json", {"embedding_dimension": 32, "pooling_mode": ["mean", "cls"]})
+        self.assert_vectors("mean", "cls")
 
     def test_a_pooling_without_modules_counts_too(self) -> None:
         self.write("1_Pooling/config.json", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False})
