@@ -68,6 +68,7 @@ class SentenceFolder:
     prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     default_prompt: str = ""  # stands before each text for which no other is asked for
     dense: tuple[Dense, ...] = ()  # follow the pooling
+    strips: bool = True  # blanks around a text and its prompt
     lowers_case: bool = False
     max_tokens: int | None = None
 
@@ -83,8 +84,9 @@ class SentenceFolder:
         return found[0] if found else "" if input_type in RETRIEVAL else self.default_prompt
 
     def text(self, text: str, prompt: str) -> str:
-        """Return the text that the tokenizer is given: `encode` puts the prompt first, then `tokenize` strips it."""
-        whole = f"{prompt}{text}".strip()
+        """Return the text that the tokenizer is given: `encode` puts the prompt first, then it may strip it."""
+        whole = f"{prompt}{text}"
+        whole = whole.strip() if self.strips else whole
         return whole.lower() if self.lowers_case else whole
 
 
@@ -115,6 +117,7 @@ def read(folder: Path) -> SentenceFolder:
         prompts=prompts,
         default_prompt=default_prompt,
         dense=tuple(load_dense(folder / other, _object(folder, f"{other}/config.json")) for other in others),
+        strips="transformer_task" not in transformer,  # Releases since 5.4 write it, and strip no text.
         lowers_case=bool(_typed(file, transformer, "do_lower_case", bool)),
         max_tokens=_typed(file, transformer, "max_seq_length", int),
     )

@@ -161,9 +161,10 @@ class TextTests(FolderTestCase):
         self.write("sentence_bert_config.json", {"do_lower_case": False})
         self.assert_vectors("mean", prompt=self.PROMPT)
 
-    def test_blanks_around_a_text_are_taken_off(self) -> None:
+    def test_blanks_around_a_text_are_taken_off_as_releases_before_5_4_do(self) -> None:
         gpt2 = self.folder / "gpt2"
         self.folder = tiny_models.build("gpt2-features", gpt2)
+        self.write("sentence_bert_config.json", {"max_seq_length": 64, "do_lower_case": False})
         found = torch.tensor(self.engine().predict([f" {text}\n" for text in TEXTS], {}))
         torch.testing.assert_close(found, self.expected("mean"), rtol=1e-4, atol=1e-4)
 

@@ -107,6 +107,19 @@ class FolderTests(TestCase):
         self.assert_equal(engine, model.encode_query(TEXTS, **asked), input_type="query")
         self.assert_equal(engine, model.encode_document(TEXTS, **asked), input_type="document")
 
+    def test_blanks_around_texts_that_become_tokens(self) -> None:
+        tiny_models.build("gpt2-features", self.folder / "blanks")
+        modules = self.library.base.modules
+        pooling = self.library.sentence_transformer.modules.Pooling(tiny_models.WIDTH, include_prompt=False)
+        tokenizer_kwargs = {"pad_token": "<|endoftext|>", "chat_template": None}
+        first = modules.Transformer(str(self.folder / "blanks"), processor_kwargs=tokenizer_kwargs)
+        model, engine = self.saved([first, pooling], prompts={"query": " in paris: "})
+        texts = [" A dog \n", "\tthe cat"]
+        for parameters in ({}, {"prompt_name": "query"}):
+            expected = model.encode(texts, normalize_embeddings=True, **parameters, **TENSOR)
+            found = torch.tensor(run(engine, texts, parameters).outcomes)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
     def test_texts_in_lower_case_and_cut(self) -> None:
         model, engine = self.saved(self.modules(max_seq_length=7, do_lower_case=True))
         self.assertEqual(engine.max_tokens, 7)
