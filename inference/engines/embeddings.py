@@ -53,6 +53,8 @@ class SentenceEmbeddings(Engine):
         self.tokenizer.padding_side = "right"
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.unk_token
+        if self.asked.max_tokens:  # stands above the tokenizer's own limit, which may be that of an older save
+            self.tokenizer.model_max_length = self.asked.max_tokens
         placed = placement.arguments(self.spec, device)
         self.model, report = AutoModel.from_pretrained(
             folder,
@@ -65,7 +67,7 @@ class SentenceEmbeddings(Engine):
         if "device_map" not in placed:
             self.model.to(self.device)
         placement.compute_as_asked(self.spec, self.model)
-        self.max_tokens = loader.max_tokens(self.spec, self.model, self.tokenizer, self.asked.max_tokens)
+        self.max_tokens = loader.max_tokens(self.spec, self.model, self.tokenizer)
         self.dimensions = _dimensions(self.spec, self.model.config)
         self.dense = [each.to(self.device) for each in self.asked.dense]
         checkpoints.refuse_random_answers(

@@ -21,9 +21,9 @@ def model_of(kind: str, **config: Any) -> Any:
     return transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **config)).eval()
 
 
-def limit_of(model: Any, tokens: float = UNLIMITED, *more: int | None) -> int:
-    spec = ModelSpec(name="m", model="x", max_batch_tokens=9000)
-    return max_tokens(spec, model, SimpleNamespace(model_max_length=tokens), *more)
+def limit_of(model: Any, tokens: float = UNLIMITED, *, max_length: int = 0) -> int:
+    spec = ModelSpec(name="m", model="x", max_batch_tokens=9000, max_length=max_length)
+    return max_tokens(spec, model, SimpleNamespace(model_max_length=tokens))
 
 
 class MaxTokensTests(TestCase):
@@ -32,7 +32,7 @@ class MaxTokensTests(TestCase):
 
     def test_the_least_limit_counts_and_none_is_no_limit(self) -> None:
         bert = model_of("bert", **SMALL)
-        self.assertEqual([limit_of(bert, 20), limit_of(bert, 60), limit_of(bert, 40, None, 30)], [20, 50, 30])
+        self.assertEqual([limit_of(bert, 20), limit_of(bert, 60), limit_of(bert, 40, max_length=30)], [20, 50, 30])
 
     def test_roberta_counts_positions_from_behind_the_padding(self) -> None:
         for kind in ("roberta", "camembert", "esm", "longformer", "mpnet"):

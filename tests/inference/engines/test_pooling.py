@@ -110,6 +110,12 @@ class KindTests(FolderTestCase):
         self.write("sentence_bert_config.json", {"max_seq_length": 5})
         self.assert_vectors("mean", positions=5)
 
+    def test_the_length_that_the_folder_says_stands_above_the_tokenizer_s_own(self) -> None:
+        config = json.loads((self.folder / "tokenizer_config.json").read_text())
+        self.write("tokenizer_config.json", {**config, "model_max_length": 5})
+        self.write("sentence_bert_config.json", {"max_seq_length": 9, "do_lower_case": False})
+        self.assert_vectors("mean", positions=9)
+
     def test_texts_are_cut_at_the_model_s_positions_where_nothing_says_more(self) -> None:
         config = json.loads((self.folder / "tokenizer_config.json").read_text())
         self.write("tokenizer_config.json", {**config, "model_max_length": 1e30})
