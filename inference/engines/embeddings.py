@@ -2,11 +2,12 @@
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer
 from transformers.utils import logging
 
 from inference.catalog.specs import ModelSpec
@@ -25,6 +26,7 @@ from inference.errors import InferenceError, InvalidInput, ModelUnavailable, con
 logging.disable_progress_bar()  # thousands of lines in a log file
 
 NONE: Mapping[str, Any] = {}
+ENCODERS = ("t5", "mt5", "umt5")  # by model_type: sentence-transformers takes, and saves, them without their decoder
 CUT = "cut"  # beside the tokens of texts that are not to be cut
 CUT_AT = 8  # tokens, fewer than the longest text of a trial has
 
@@ -56,7 +58,7 @@ class SentenceEmbeddings(Engine):
         if self.asked.max_tokens:  # stands above the tokenizer's own limit, which may be that of an older save
             self.tokenizer.model_max_length = self.asked.max_tokens
         placed = placement.arguments(self.spec, device)
-        self.model, report = AutoModel.from_pretrained(
+        self.model, report = _kind(folder).from_pretrained(
             folder,
             **placed,
             use_safetensors=True,
@@ -275,6 +277,12 @@ class SentenceSimilarity(SentenceEmbeddings):
         if not parts:
             return torch.empty(0, 0)
         return torch.cat(parts)[torch.tensor(order).argsort()]
+
+
+def _kind(folder: Path) -> Any:
+    """Choose the class that loads the model, of `ENCODERS` without the decoder."""
+    kind = weights.read_json(folder / "config.json").get("model_type")
+    return AutoModelForTextEncoding if kind in ENCODERS else AutoModel
 
 
 def _groups(lengths: Sequence[int], together: Together) -> list[list[int]]:

@@ -8,6 +8,7 @@ from typing import Any
 from unittest import TestCase
 
 import torch
+from transformers import MT5Config, MT5EncoderModel, T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
@@ -119,6 +120,22 @@ class FolderTests(TestCase):
             expected = model.encode(texts, normalize_embeddings=True, **parameters, **TENSOR)
             found = torch.tensor(run(engine, texts, parameters).outcomes)
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+    def test_encoders_that_are_saved_without_their_decoder(self) -> None:
+        tokenizer = tiny_models.byte_tokenizer()
+        tokenizer.pad_token, tokenizer.model_input_names = tokenizer.eos_token, ["input_ids", "attention_mask"]
+        size = {"d_model": tiny_models.WIDTH, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
+        for config, kind in ((T5Config, T5EncoderModel), (MT5Config, MT5EncoderModel), (UMT5Config, UMT5EncoderModel)):
+            with self.subTest(kind.__name__):
+                base = self.folder / kind.__name__
+                for part in (kind(config(vocab_size=len(tokenizer), **size)), tokenizer):
+                    part.save_pretrained(base)
+                modules = self.library.base.modules
+                pooling = self.library.sentence_transformer.modules.Pooling(tiny_models.WIDTH)
+                model, engine = self.saved([modules.Transformer(str(base)), pooling])
+                texts = [text for text in TEXTS if text]
+                found = torch.tensor(run(engine, texts, {"normalize": False}).outcomes)
+                torch.testing.assert_close(found, model.encode(texts, **TENSOR), rtol=1e-4, atol=1e-5)
 
     def test_texts_in_lower_case_and_cut(self) -> None:
         model, engine = self.saved(self.modules(max_seq_length=7, do_lower_case=True))
