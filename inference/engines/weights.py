@@ -134,10 +134,20 @@ def _check_folder(path: Path, spec: ModelSpec) -> None:
     """Refuse what could run code or read elsewhere when it is loaded, before anything loads it."""
     _check_links(path)
     if not (path / "config.json").is_file():
-        raise ModelUnavailable("its folder has no config.json: save it with model.save_pretrained(folder).")
+        raise ModelUnavailable(f"its folder has no config.json: {_first_step(path)}.")
     for file in path.glob("*config.json"):
         _check_config(file)
     _check_weights(path, spec)
+
+
+def _first_step(path: Path) -> str:
+    """Say what to do about a folder without a model, which sentence-transformers saves where another step is first."""
+    steps = read_json(path / "modules.json", missing=[])
+    if not (isinstance(steps, list) and steps and isinstance(steps[0], dict)):
+        return "save it with model.save_pretrained(folder)"
+    kind, place = str(steps[0].get("type")).rpartition(".")[2], steps[0].get("path")
+    told = f"modules.json begins with {kind[:100]} (path {str(place)[:100]!r}), and served is a Transformer in the"
+    return f"{told} folder itself. For another step write an engine class, see docs/models.md"
 
 
 def _check_links(path: Path) -> None:

@@ -199,6 +199,12 @@ class RefusedTests(FolderTestCase):
                 self.steps("Transformer", "Pooling", *kinds)
                 self.assert_refused(*kinds, "Transformer, Pooling, any number of Dense, and Normalize")
 
+    def test_a_first_step_that_is_no_transformer(self) -> None:
+        (self.folder / "config.json").unlink()
+        self.assert_refused("config.json", "save_pretrained")
+        self.write("modules.json", [{"path": "0_BoW", "type": "sentence_transformers.models.BoW"}])
+        self.assert_refused("modules.json begins with BoW (path '0_BoW')", "a Transformer in the folder itself")
+
     def test_a_pooling_that_is_not_known_or_not_there(self) -> None:
         self.steps(*STEPS)
         for config in ({"pooling_mode": "attention"}, {"pooling_mode_attention": True}, {}, {"pooling_mode": 3}):
