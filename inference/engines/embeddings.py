@@ -219,7 +219,7 @@ class SentenceEmbeddings(Engine):
         return self.tokenizer(texts, padding=True, truncation=True, max_length=limit, return_tensors="pt")
 
     def _prompt_tokens(self, prompt: str) -> int:
-        """Count the tokens of a prompt as `encode` does: alone, without a special token at its end."""
+        """Count the tokens of a prompt as `encode` does since release 5: alone, without a special token at its end."""
         if not prompt:
             return 0
         ids = self._encoded_plainly([self.asked.text("", prompt)], self.max_tokens)["input_ids"][0].tolist()

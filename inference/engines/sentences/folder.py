@@ -106,8 +106,9 @@ def read(folder: Path) -> SentenceFolder:
     prompts, default_prompt = _prompts(asked)
     _refuse_others(MODEL_FILE, asked, {"prompts", "default_prompt_name"})
     if "cls" in modes and not pools_prompt and any(prompts.values()):
-        told = "include_prompt = false beside the pooling cls, which releases of sentence-transformers read in two ways"
-        raise ModelUnavailable(f"{place or '1_Pooling'}/config.json: {told}, is not served.")
+        told = "include_prompt = false beside the pooling cls is not served: sentence-transformers takes the first"
+        place = f"{place or '1_Pooling'}/config.json"
+        raise ModelUnavailable(f"{place}: {told} token before release 5.5, and since then the first after the prompt.")
     file = next((name for name in TRANSFORMER_FILES if (folder / name).exists()), TRANSFORMER_FILES[0])
     transformer = _object(folder, file)
     _refuse_others(file, transformer, {"max_seq_length", "do_lower_case"}, HARMLESS[TRANSFORMER_FILES[0]])
