@@ -15,7 +15,7 @@ from django.db import connections
 from inference.broker.address import short_root
 from tests.faults.backends import REDIS, SQLITE
 from tests.faults.fault import Fault
-from tests.faults.service import Service
+from tests.faults.service import CATALOG, Service
 from tests.faults.trial import ANSWER_LIMIT_S, Trial
 
 DISK_MB = 8
@@ -47,6 +47,8 @@ class DiskFull(Fault):
     chunk = 5  # the log and the rows of more fill the disk by themselves
     recovery_limit_s = 60.0
     databases, brokers = (SQLITE,), (REDIS,)
+    # An engine that writes down its calls fails where the disk is full.
+    options = {"models": CATALOG.replace("tests.faults.engines:RecordingEcho", "tests.echo:EchoEngine")}
 
     def unavailable(self) -> str:
         if reason := super().unavailable():
