@@ -403,7 +403,7 @@ class Replicas:
         for replica in up:
             if replica.ready - goal.keys():
                 return replica, replica.ready & goal.keys()
-        # Whose last load failed comes last, so that a lazy model is not tried by the same child each time.
+        # A child whose last load failed comes last, so that another one tries a lazy model the next time.
         free = sorted(filter(self._can_be_spared, up), key=lambda replica: replica.retry_at)
         for replica in free:
             if untried := self._untried(replica):

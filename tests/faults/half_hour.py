@@ -163,17 +163,19 @@ class Failures(HalfHour):
 
 class OneOfTwoKilled(HalfHour):
     title = "half an hour without one of two workers, which was killed"
-    SAID = (("WorkerGone", r"worker2@\S+ is gone since .* It served echo"),)
+    KILLED = "worker2"
+    SAID: ClassVar[tuple[tuple[str, str], ...]] = (("WorkerGone", r"worker2@\S+ is gone since .* It served echo"),)
     READY = 200
 
     @contextlib.contextmanager
     def cause(self, trial: Trial) -> Iterator[None]:
-        trial.service.children["worker2"].kill()
+        trial.service.children[self.KILLED].kill()
         yield
-        trial.service.start_worker("worker2")
+        trial.service.start_worker(self.KILLED)
 
 
-class OnlyOneKilled(HalfHour):
+class OnlyOneKilled(OneOfTwoKilled):
+    KILLED = "worker1"
     title = "half an hour without the only worker, which was killed"
     options: ClassVar[dict[str, Any]] = {"models": ECHO, "workers": 1, "replicas": 1}
     SAID = (
@@ -182,12 +184,6 @@ class OnlyOneKilled(HalfHour):
         ("QueueGrows", r"jobs of echo wait, the oldest for \d+ s"),
     )
     READY = 503
-
-    @contextlib.contextmanager
-    def cause(self, trial: Trial) -> Iterator[None]:
-        trial.service.children["worker1"].kill()
-        yield
-        trial.service.start_worker("worker1")
 
     def loads(self, trial: Trial) -> Iterator[Load]:
         yield self.load(trial, trial.text, refusal=429)  # More than a key's share of the queue wait after some minutes.

@@ -98,7 +98,7 @@ def _padding_token(tokenizer: Any, config: Any) -> str | None:
 
 
 def max_tokens(spec: ModelSpec, model: nn.Module, tokenizer: Any) -> int:
-    """Where a text is cut: the least limit of model, tokenizer and catalog; what is not positive is none."""
+    """Return where a text is cut: the least limit of model, tokenizer and catalog. One that is not positive is none."""
     limits = (max_positions(model), tokenizer.model_max_length, spec.max_length)
     limit = min(limit for limit in limits if limit and limit > 0)
     return limit if limit < NO_LIMIT else spec.max_batch_tokens
