@@ -12,15 +12,14 @@ from django.db import DatabaseError, InterfaceError, connection
 from django.db.models.functions import Now
 
 from inference import clock
-from inference.errors import BrokerUnavailable
-from inference.failures import Pauses, is_away
+from inference.failures import Pauses
 from inference.figures import marks
 from inference.models import Worker, WorkerState
 from inference.status import workers
 from inference.store import wishes
-from inference.telemetry import logs
+from inference.store.wishes import Wishes
+from inference.worker.chores import run_chore
 from inference.worker.devices import Plan
-from inference.worker.wishes import Wishes
 
 logger = logging.getLogger(__name__)
 
@@ -47,21 +46,6 @@ class Facts:
     generation: Mapping[str, Mapping[str, object]]  # by model that generates step by step
     costs: Mapping[str, Mapping[str, object]]  # by model: as `CostModel.told`
     looped_at: float  # monotonic: the last turn of the event loop's sweep
-
-
-def succeeds(chore: Callable[[], object], node: str) -> bool:
-    """Whether it did: what failed has its turn again in the next round."""
-    try:
-        with logs.about():  # what it notes is over with it
-            chore()
-    except Exception as error:
-        connection.close()
-        if isinstance(error, BrokerUnavailable) or is_away(error):
-            logger.warning("worker=%s %s waits for its next round: %s", node, chore.__name__, error)
-        else:
-            logger.exception("worker=%s %s failed", node, chore.__name__)
-        return False
-    return True
 
 
 class Heartbeat(threading.Thread):
@@ -111,7 +95,7 @@ class Heartbeat(threading.Thread):
         self.leaving = True
 
     def try_to_beat(self) -> bool:
-        if not succeeds(self._write_heartbeat, self.node):
+        if not run_chore(self._write_heartbeat, self.node):
             return False
         now = time.monotonic()
         if now - self.beaten_at >= LATE_S:

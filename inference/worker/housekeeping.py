@@ -18,7 +18,8 @@ from inference.figures import fold, ledger, sample
 from inference.store import transitions
 from inference.upkeep import acts, reconcile, retention
 from inference.upkeep.observer import Observer
-from inference.worker.heartbeat import Heartbeat, succeeds
+from inference.worker.chores import run_chore
+from inference.worker.heartbeat import Heartbeat
 from inference.worker.replicas import Replicas
 from inference.worker.watchdog import Watchdog
 
@@ -56,18 +57,18 @@ class Housekeeping(threading.Thread):
     def run(self) -> None:
         while not self._stopping.is_set():
             for chore in self.chores:
-                succeeds(chore, self.heartbeat.node)
+                run_chore(chore, self.heartbeat.node)
             self._rest()
-        succeeds(ledger.flush, self.heartbeat.node)
+        run_chore(ledger.flush, self.heartbeat.node)
 
     def _rest(self) -> None:
         """Until the next round, but for what the event loop has left to be done."""
         until = time.monotonic() + ROUND_S
         while self._woken.wait(max(0.0, until - time.monotonic())) and not self._stopping.is_set():
             self._woken.clear()
-            succeeds(self._give_back, self.heartbeat.node)
-            succeeds(self._cancel, self.heartbeat.node)
-            succeeds(transitions.expire, self.heartbeat.node)
+            run_chore(self._give_back, self.heartbeat.node)
+            run_chore(self._cancel, self.heartbeat.node)
+            run_chore(transitions.expire, self.heartbeat.node)
 
     def stop(self) -> None:
         self._stopping.set()

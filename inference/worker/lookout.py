@@ -12,8 +12,8 @@ from inference.failures import Pauses
 from inference.residency.residents import Residents, Waiting
 from inference.residency.shares import is_ours
 from inference.status import backlog, catalog, workers
+from inference.worker.chores import run_chore
 from inference.worker.devices import Plan
-from inference.worker.heartbeat import succeeds
 
 LOOK_S, LONGEST_PAUSE_S = 0.5, 10.0  # between two looks; the second while the database is away
 INSIDE = ("ready", "loading")  # states of a model on a worker's row
@@ -39,7 +39,7 @@ class Lookout(threading.Thread):
     def run(self) -> None:
         pauses = Pauses(first_s=LOOK_S, longest_s=LONGEST_PAUSE_S)
         while not self._stopping.is_set():
-            if looked := succeeds(self.look, str(self.worker)):
+            if looked := run_chore(self.look, str(self.worker)):
                 pauses.reset()
             self._stopping.wait(LOOK_S if looked else pauses.next_s())
 

@@ -12,11 +12,11 @@ from collections.abc import Collection, Mapping, Set
 from django.conf import settings
 
 from inference.catalog.specs import Catalog, ModelSpec
+from inference.store.wishes import Wishes
 from inference.worker.calls import ENDED_BY_IT, NEVER_ENDS, READY, TOO_LONG, Asked, Loaded, Order, Shared
 from inference.worker.devices import Plan
 from inference.worker.replica import Replica, new_pauses
 from inference.worker.trust import Trust
-from inference.worker.wishes import Wishes
 
 logger = logging.getLogger(__name__)
 

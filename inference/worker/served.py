@@ -1,25 +1,51 @@
-"""Which models this worker is to run: those of the models file that it was started for."""
+"""The models that this worker is to run: those of the models file that `--models` selects."""
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from django.conf import settings
 
-from inference.catalog import lookup
-from inference.catalog.specs import digest_of
+from inference.catalog import lookup, words
+from inference.catalog.specs import Catalog, digest_of
 from inference.models import WAITING, Job
-from inference.worker.asked import Asked
 from inference.worker.replicas import Replicas
 
 LINGER_S = settings.WORKER_SILENT_S  # a web process may take jobs until it has seen that their model is gone
 
 
+@dataclass(frozen=True, slots=True)
+class ModelSelection:
+    """The models that a worker was started for, as they run on its devices."""
+
+    names: frozenset[str] | None = None  # also of models that are gone for a while; None selects all
+    on_gpu: bool = False
+
+    def apply(self, catalog: Catalog) -> Catalog:
+        """Return the entries of `catalog` that are selected."""
+        found = {name: spec for name, spec in catalog.items() if self.names is None or name in self.names}
+        return {name: spec.on_gpu() for name, spec in found.items()} if self.on_gpu else found
+
+
+def parse_selection(models: Catalog, option: str | None) -> ModelSelection:
+    """Read the option `--models`, a list of names with commas; None selects all.
+
+    Raises `ValueError`, which says what would be right, for a name that `models` lacks.
+    """
+    if option is None:
+        return ModelSelection()
+    names = frozenset(part.strip() for part in option.split(","))
+    for name in sorted(names - models.keys()):
+        raise ValueError(f"--models {option}: there is no model {name!r} in models.toml; {words.hint(name, models)}")
+    return ModelSelection(names)
+
+
 class ServedModels:
     """Follows the file. A model that is gone from it is run until no job of it is left."""
 
-    def __init__(self, replicas: Replicas, asked: Asked) -> None:
+    def __init__(self, replicas: Replicas, selection: ModelSelection) -> None:
         self.replicas = replicas
-        self.asked = asked
+        self.selection = selection
         self._followed = lookup.models()
         self._left_at: dict[str, float] = {}  # monotonic
         self._jobless: dict[str, float] = {}  # when those had left of which no job is left
@@ -30,7 +56,7 @@ class ServedModels:
         replicas, models = self.replicas, lookup.models()
         if models is not self._followed:
             self._followed = models
-            replicas.follow(self.asked.of(models))
+            replicas.follow(self.selection.apply(models))
             replicas.file_digest = digest_of(models)
             now = time.monotonic()
             self._left_at = {name: self._left_at.get(name, now) for name in replicas.leaving}

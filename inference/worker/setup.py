@@ -25,7 +25,7 @@ from inference.broker.messages import TASK
 from inference.catalog import lookup, specs, tasks
 from inference.catalog.specs import ModelSpec
 from inference.telemetry import logs, tracing
-from inference.worker import asked, devices, forkserver
+from inference.worker import devices, forkserver
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def _plan(worker: Any) -> None:
     from inference.worker.lazy import LazyModels
     from inference.worker.pool import ReplicaPool
     from inference.worker.replicas import Replicas
-    from inference.worker.served import ServedModels
+    from inference.worker.served import ServedModels, parse_selection
     from inference.worker.unfetched import UnfetchedJobs
 
     queues, models = worker.app.amqp.queues, lookup.models()
@@ -93,23 +93,23 @@ def _plan(worker: Any) -> None:
         return
     if len(consumed) < len(models):
         raise ValueError(f"-Q and -X do not choose models; use --models {','.join(consumed)} instead")
-    wanted = asked.parse(models, worker.options.get("models"))
+    selection = parse_selection(models, worker.options.get("models"))
     queues.deselect([spec.queue for spec in models.values()])  # each is consumed once a replica can run its model
     refuse_what_breaks_batching(worker)
     choice = devices.choose(worker.options.get("devices") or "auto")
-    wanted = replace(wanted, on_gpu=not choice.is_cpu)
+    selection = replace(selection, on_gpu=not choice.is_cpu)
     plan = devices.make_plan(
-        worker=new_job_id(), choice=choice, **_loads(wanted.of(models).values()),
+        worker=new_job_id(), choice=choice, **_loads(selection.apply(models).values()),
         concurrency=worker.options.get("concurrency") or worker.app.conf.worker_concurrency,
     )  # fmt: skip
     plan = replace(plan, ahead=settings.WORK_AHEAD)
     refuse_what_breaks_working_ahead(worker, plan)
     logs.of_process(worker=plan.worker)
     devices.set_up_libraries(plan.threads, is_cpu=choice.is_cpu)
-    forkserver.prepare(wanted.of(models).values())
+    forkserver.prepare(selection.apply(models).values())
     worker.concurrency = plan.replicas
-    worker.replicas = ReplicaPool.replicas = Replicas(plan, wanted.of(models))
-    worker.served = ServedModels(worker.replicas, wanted)
+    worker.replicas = ReplicaPool.replicas = Replicas(plan, selection.apply(models))
+    worker.served = ServedModels(worker.replicas, selection)
     worker.lazy = LazyModels(worker.replicas)
     worker.lazy.lookout.start()
     worker.unfetched = UnfetchedJobs(plan.worker)

@@ -23,7 +23,7 @@ from inference.status import owners, workers
 from inference.status.owners import Line
 from inference.submission.writer import message_of
 from inference.worker.backlog import Backlog
-from inference.worker.heartbeat import succeeds
+from inference.worker.chores import run_chore
 
 LOOK_S, LONGEST_PAUSE_S = 0.05, 10.0  # between two looks; the second while the database is away
 PORTION_S = 4 * LOOK_S  # of the engine, that the jobs of one owner take which a look finds: it may have half of that
@@ -66,7 +66,7 @@ class UnfetchedJobs(threading.Thread):
     def run(self) -> None:
         while self._is_asked.wait() and not self._stopping.is_set():
             begun_at = time.monotonic()
-            looked = succeeds(self.look, self._worker)
+            looked = run_chore(self.look, self._worker)
             took_s = time.monotonic() - begun_at
             self._stopping.wait(max(LOOK_S, took_s / SHARE) if looked else LONGEST_PAUSE_S)
 

@@ -18,7 +18,7 @@ from django.db import DataError, OperationalError
 from inference.catalog.specs import CatalogError
 from inference.errors import EngineError, InvalidInput, ModelUnavailable, StoreUnavailable
 from inference.telemetry import logs, raised
-from inference.worker import heartbeat
+from inference.worker import chores
 
 
 def line(text: str, *arguments: Any, **more: Any) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class LineTests(TestCase):
             self.assertEqual(line("job=%s", "named")["job"], "named")
 
     def test_what_a_chore_notes_is_over_with_it(self) -> None:
-        self.assertTrue(heartbeat.succeeds(lambda: logs.note(job="j"), "node"))
+        self.assertTrue(chores.run_chore(lambda: logs.note(job="j"), "node"))
         self.assertNotIn("job", line("x"))
 
     def test_it_is_json_whatever_it_says(self) -> None:

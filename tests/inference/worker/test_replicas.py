@@ -9,13 +9,13 @@ from uuid import uuid4
 from django.conf import settings
 
 from inference.catalog.specs import ModelSpec
+from inference.store.wishes import Wishes
 from inference.worker import reports
 from inference.worker.calls import ENDED_BY_IT, READY, Loaded, Order, Shared
 from inference.worker.devices import Plan
 from inference.worker.lazy import LazyReport
 from inference.worker.replica import COUNTED_S, LONGEST_PAUSE_S
 from inference.worker.replicas import SLOW_S, Replicas
-from inference.worker.wishes import Wishes
 from tests.inference.worker.test_dispatch import stop_clock
 
 BROKEN = "no weights"

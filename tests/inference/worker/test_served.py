@@ -11,12 +11,11 @@ from django.test import TestCase
 from inference.catalog import lookup, reader, specs
 from inference.models import Job, Status
 from inference.worker import reports, served
-from inference.worker.asked import Asked
 from inference.worker.calls import READY, Loaded
 from inference.worker.devices import Plan
 from inference.worker.lazy import LazyReport
 from inference.worker.replicas import Replicas
-from inference.worker.served import ServedModels
+from inference.worker.served import ModelSelection, ServedModels
 
 ONE, TWO, THREE = (f'[{name}]\nengine = "x:Y"\n' for name in ("one", "two", "three"))
 PID = 7
@@ -32,7 +31,7 @@ class ServedModelsTests(TestCase):
         self.replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), lookup.models())
         self.replicas.started(0, PID, self.replicas.first_order(0))
         self.replicas.loaded(Loaded(pid=PID, models=dict.fromkeys(self.replicas.goal, READY)))
-        self.served = ServedModels(self.replicas, Asked(frozenset({"one", "two"})))
+        self.served = ServedModels(self.replicas, ModelSelection(frozenset({"one", "two"})))
         self.idle = True
 
     def write(self, text: str) -> None:

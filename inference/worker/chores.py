@@ -1,0 +1,30 @@
+"""A worker's recurring chores, each of which may fail without an end of its thread."""
+
+import logging
+from collections.abc import Callable
+
+from django.db import connection
+
+from inference.errors import BrokerUnavailable
+from inference.failures import is_away
+from inference.telemetry import logs
+
+logger = logging.getLogger(__name__)
+
+
+def run_chore(chore: Callable[[], object], node: str) -> bool:
+    """Run a chore and log what it raises, in the name of the worker `node`. Return True if it raised nothing.
+
+    A chore that failed has its next turn in the next round.
+    """
+    try:
+        with logs.about():  # what it notes is over with it
+            chore()
+    except Exception as error:
+        connection.close()
+        if isinstance(error, BrokerUnavailable) or is_away(error):
+            logger.warning("worker=%s %s waits for its next round: %s", node, chore.__name__, error)
+        else:
+            logger.exception("worker=%s %s failed", node, chore.__name__)
+        return False
+    return True
