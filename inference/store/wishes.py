@@ -3,19 +3,10 @@ reads with its heartbeat: a wish outlives a broker that is away, and that of a m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from inference.models import PausedModel, Worker
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What operators want of one worker, as its heartbeat has read it."""
-
-    rests: bool = False  # it takes nothing new
-    paused: frozenset[str] = frozenset()  # models of which nothing is begun
 
 
 def rests(worker: UUID) -> bool:

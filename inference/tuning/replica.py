@@ -15,8 +15,8 @@ from inference.engines.base import Engine
 from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.errors import InferenceError, ModelUnavailable, OutOfMemory
 from inference.tuning import samples
-from inference.worker import devices
-from inference.worker.devices import Device
+from inference.worker.replicas import devices
+from inference.worker.replicas.devices import Device
 
 MIN_RUNS, MAX_RUNS = 3, 50
 MOST_COMPARED = 500  # of the user's own inputs

@@ -1,1 +1,4 @@
-"""The worker: its main process consumes and batches (`consumer`), its pool children run the models (`child`)."""
+"""The worker: its main process consumes messages and forms batches, its child processes run the models.
+
+From a message to its end: `consumer`, `scheduling`, `dispatch`, `processes`, `child`, and `scheduling` again.
+"""

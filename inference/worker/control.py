@@ -7,7 +7,7 @@ from typing import Any
 from celery.worker.control import Panel
 
 from inference.fields.uuids import parse_id
-from inference.worker.housekeeping import Housekeeping
+from inference.worker.maintenance.housekeeping import Housekeeping
 
 MOST_IDS = 500  # of one command
 INSTEAD = {

@@ -16,18 +16,18 @@ from uuid import UUID
 from inference.broker.address import queue_of
 from inference.catalog.specs import Catalog
 from inference.models import WorkerState
-from inference.worker import reports
-from inference.worker.backlog import Backlog
 from inference.worker.calls import IN_HAND, Asked, BatchCall, BatchReport
-from inference.worker.child import run_batch
-from inference.worker.heartbeat import Facts
-from inference.worker.inflight import Batch
-from inference.worker.lazy import LazyReport
-from inference.worker.pool import ReplicaPool
-from inference.worker.replicas import Replicas
-from inference.worker.settlement import Settlement
-from inference.worker.turns import Turns
-from inference.worker.unfetched import UnfetchedJobs
+from inference.worker.child.entry import run_batch
+from inference.worker.maintenance import status_row
+from inference.worker.maintenance.heartbeat import Facts
+from inference.worker.processes.pool import ReplicaPool
+from inference.worker.replicas.registry import Replicas
+from inference.worker.scheduling.backlog import Backlog
+from inference.worker.scheduling.inflight import Batch
+from inference.worker.scheduling.lazy_models import LazyReport
+from inference.worker.scheduling.scheduler import Turns
+from inference.worker.scheduling.settlement import Settlement
+from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
 
 logger = logging.getLogger(__name__)
 
@@ -267,8 +267,8 @@ class Dispatcher:
         return Facts(
             state=self._state(),
             model_names=[] if replicas.wishes.rests else sorted((replicas.runnable | lazy.able) - self.refused.keys()),
-            replicas=reports.replica_rows(replicas, {**lazy.why_not, **self.refused}),
-            catalog=reports.catalog(replicas, lazy),
+            replicas=status_row.replica_rows(replicas, {**lazy.why_not, **self.refused}),
+            catalog=status_row.catalog(replicas, lazy),
             error="; ".join(f"{name}: {why}" for name, why in self._why_not().items()),
             connected=self.connected,
             replicas_ready=pool.ready if pool else 0,
@@ -296,4 +296,4 @@ class Dispatcher:
         return WorkerState.READY if is_whole else WorkerState.DEGRADED
 
     def _why_not(self) -> dict[str, str]:
-        return {**reports.why_not(self.replicas), **self.lazy.why_not, **self.refused}
+        return {**status_row.why_not(self.replicas), **self.lazy.why_not, **self.refused}

@@ -25,7 +25,8 @@ from inference.broker.messages import TASK
 from inference.catalog import lookup, specs, tasks
 from inference.catalog.specs import ModelSpec
 from inference.telemetry import logs, tracing
-from inference.worker import devices, forkserver
+from inference.worker.processes import forkserver
+from inference.worker.replicas import devices
 
 logger = logging.getLogger(__name__)
 
@@ -79,13 +80,13 @@ def _plan(worker: Any) -> None:
     """Plan the replicas of this worker's models, and register."""
     from inference.fields.ids import new_job_id
     from inference.worker import control
-    from inference.worker.heartbeat import Heartbeat
-    from inference.worker.housekeeping import Housekeeping
-    from inference.worker.lazy import LazyModels
-    from inference.worker.pool import ReplicaPool
-    from inference.worker.replicas import Replicas
-    from inference.worker.served import ServedModels, parse_selection
-    from inference.worker.unfetched import UnfetchedJobs
+    from inference.worker.maintenance.heartbeat import Heartbeat
+    from inference.worker.maintenance.housekeeping import Housekeeping
+    from inference.worker.processes.pool import ReplicaPool
+    from inference.worker.replicas.registry import Replicas
+    from inference.worker.replicas.served_models import ServedModels, parse_selection
+    from inference.worker.scheduling.lazy_models import LazyModels
+    from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
 
     queues, models = worker.app.amqp.queues, lookup.models()
     consumed = [name for name, spec in models.items() if spec.queue in queues.consume_from]

@@ -21,7 +21,7 @@ class Bugs(AppConfig):
     def ready(self) -> None:
         from inference.catalog import validation
         from inference.webhooks import delivery
-        from inference.worker import outcomes
+        from inference.worker.child import outcomes
 
         add(IN_WEB, validation, "validate_inputs", lambda given: given[1])
         add(IN_WORKER, outcomes, "size", lambda given: given[0])

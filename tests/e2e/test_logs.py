@@ -160,11 +160,11 @@ class TestLines(TestCase):
         of_job = [line for line in lines if line.get("job") == job]
         request = next(line for line in of_job if line["logger"] == "api.access" and line.get("status") == 202)
         self.assertEqual((request["program"], request["request_id"]), ("web", f"request-{request['model']}"))
-        recorded = next(line for line in of_job if line["logger"] == "inference.worker.claims")
+        recorded = next(line for line in of_job if line["logger"] == "inference.worker.child.claims")
         self.assertEqual(recorded["model"], "echo")
         of_batch = [line for line in lines if line.get("batch") == recorded["batch"]]
         self.assertEqual({line["worker"] for line in of_batch}, {recorded["worker"]})
-        self.assertIn("inference.worker.settlement", [line["logger"] for line in of_batch])
+        self.assertIn("inference.worker.scheduling.settlement", [line["logger"] for line in of_batch])
 
 
 @tag(TAG)

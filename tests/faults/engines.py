@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.errors import ModelUnavailable
-from inference.worker.replicas import SLOW_S
+from inference.worker.replicas.registry import SLOW_S
 from tests.echo import EchoEngine, Fail, misbehave, wait_while_held
 
 CALLS = "engine-calls"  # in DATA_DIR: a line an engine call: its process, and the number of its items

@@ -8,7 +8,7 @@ import django
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
     django.setup()
-    from inference.worker import watchdog  # needs Django
+    from inference.worker.maintenance import watchdog  # needs Django
 
     watchdog.STALLED_S = 20.0  # longer than the pauses between tries to connect of the first minute
 

@@ -6,7 +6,7 @@ import fcntl
 from pathlib import Path
 from typing import Any
 
-from inference.worker.deadline import limited
+from inference.worker.child.time_limit import limited
 from tests.echo import Fail, misbehave
 
 LEFT = 1 << 30  # bytes that a neighbour leaves

@@ -3,7 +3,7 @@
 import os
 from unittest.mock import patch
 
-from inference.worker import devices, gpus
+from inference.worker.replicas import devices, gpus
 from tests.gpu.machine import Machine, expect
 
 

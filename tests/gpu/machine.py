@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from inference.engines import isolate
-from inference.worker import gpus
+from inference.worker.replicas import gpus
 from tests.conditions import PATIENCE_S
 
 LISTING = "GPU 0: A stand-in (UUID: GPU-0000-1)\n"

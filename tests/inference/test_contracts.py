@@ -29,14 +29,16 @@ class TestImports(unittest.TestCase):
     def test_the_worker_s_main_process_does_not_load_torch(self) -> None:
         loaded = modules_after(
             "import project.wsgi, project.celery\n"
-            "from inference.worker import consumer, dispatch, heartbeat, housekeeping, pool, setup\n"
+            "from inference.worker import consumer, dispatch, setup\n"
+            "from inference.worker.maintenance import housekeeping\n"
+            "from inference.worker.processes import pool\n"
             "project.celery.app.loader.import_default_modules()"
         )
         self.assertIn("celery", loaded)
         self.assertFalse(loaded & HEAVY)
 
     def test_programs_do_not_look_for_garbage_in_what_they_import(self) -> None:
-        for program in ("project", "project.wsgi", "inference.worker.imported"):
+        for program in ("project", "project.wsgi", "inference.worker.processes.preload"):
             with self.subTest(program):
                 modules_after(
                     f"import gc, os; os.environ['FORKSERVER_IMPORTS'] = 'tests.echo'; import {program}\n"
@@ -64,7 +66,7 @@ class TestLayers(unittest.TestCase):
                 shutil.copytree(settings.BASE_DIR / package, Path(folder, package))
             shutil.copy(settings.BASE_DIR / "pyproject.toml", folder)
             with Path(folder, "inference/store/rows.py").open("a") as rows:
-                rows.write("from inference.worker import heartbeat\n")
+                rows.write("from inference.worker.maintenance import heartbeat\n")
             code = "from importlinter.cli import lint_imports_command as lint; lint()"
             run = subprocess.run(
                 [sys.executable, "-c", code, "--no-cache"], capture_output=True, text=True, cwd=folder, check=False

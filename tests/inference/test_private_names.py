@@ -23,8 +23,8 @@ TOUCHED = {
     "inference/broker/kombu_redis/transport.py": {
         "kombu.transport.redis": "_brpop_read _register_BRPOP _register_LISTEN _fd_to_chan _channels",
     },
-    "inference/worker/forkserver.py": {"billiard.process": "_bootstrap"},
-    "inference/worker/pool.py": {
+    "inference/worker/processes/forkserver.py": {"billiard.process": "_bootstrap"},
+    "inference/worker/processes/pool.py": {
         "billiard.pool": (
             "_create_worker_process _repopulate_pool _pool _processes _state _cache _ctx _write_to _scheduled_for"
             " _accepted _worker_pid wait_for_job workloop on_job_process_down _process_cleanup_queues"

@@ -18,8 +18,8 @@ from inference.management.told import told
 from inference.tuning import measure, processor, report
 from inference.tuning.measure import Choice, Grid, Trial, Unit
 from inference.tuning.replica import CannotMeasure, Replica, Setup
-from inference.worker import devices
-from inference.worker.devices import Device
+from inference.worker.replicas import devices
+from inference.worker.replicas.devices import Device
 
 
 class Progress:

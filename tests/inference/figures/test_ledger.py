@@ -17,7 +17,7 @@ from inference.figures import fold, ledger, series
 from inference.models import Figure, Grain, Job
 from inference.store import transitions
 from inference.store.transitions import Claimed, Outcome
-from inference.worker import claims, outcomes
+from inference.worker.child import claims, outcomes
 from tests.conditions import ago, at_once
 from tests.inference.figures.agreement import of_figures, of_rows
 from tests.inference.store.test_transitions import claim, make_job

@@ -14,8 +14,8 @@ from inference.models import Worker, WorkerState
 from inference.status import workers
 from inference.status.workers import InMemory, Remembered
 from inference.store import connections
-from inference.worker import devices, gpus
-from inference.worker.gpus import Found, Gpu
+from inference.worker.replicas import devices, gpus
+from inference.worker.replicas.gpus import Found, Gpu
 from tests.conditions import PATIENCE_S, ago, eventually
 
 

@@ -10,7 +10,7 @@ from inference.engines import backends
 from inference.tuning import measure, replica, report
 from inference.tuning.measure import Arrangement, Choice, Grid
 from inference.tuning.replica import CannotMeasure, Replica, Setup
-from inference.worker.devices import Device
+from inference.worker.replicas.devices import Device
 
 Length = int | tuple[int, ...]
 

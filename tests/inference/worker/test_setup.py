@@ -15,7 +15,8 @@ from django.conf import settings
 from django.db import InterfaceError
 
 from inference.catalog import reader
-from inference.worker import devices, setup
+from inference.worker import setup
+from inference.worker.replicas import devices
 from tests.conditions import PATIENCE_S
 
 

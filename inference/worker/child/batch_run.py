@@ -1,0 +1,237 @@
+"""A batch from claim to notice, in three stages. Each may be done by another thread, one after the other."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from inference import errors, failpoints
+from inference.catalog import lengths
+from inference.catalog.specs import ModelSpec, parameters_digest
+from inference.engines.base import Engine
+from inference.engines.isolate import RunReport
+from inference.engines.isolate import run as run_engine
+from inference.figures import tallies
+from inference.figures.tallies import Tally
+from inference.store import transitions
+from inference.store.transitions import Claimed, Outcome
+from inference.telemetry import logs
+from inference.worker.calls import BatchCall, BatchReport
+from inference.worker.child import claims
+from inference.worker.child.loaded_models import LoadedModels
+from inference.worker.child.outcomes import condemned, failed, outcome_of
+from inference.worker.child.time_limit import limited
+from inference.worker.replicas import devices
+
+logger = logging.getLogger(__name__)
+
+NEAR = 4  # times that an estimate of tokens may be off
+
+
+@dataclass(slots=True, eq=False)
+class EngineCall:
+    """Jobs of one set of parameters, and their items."""
+
+    spec: ModelSpec
+    jobs: Sequence[Claimed]
+    items: list[list[Any]]  # of each job
+    parameters: dict[str, Any]
+    prepared: Any = None  # by the engine
+    report: RunReport | None = None
+
+    @property
+    def all_items(self) -> list[Any]:
+        return [item for items in self.items for item in items]
+
+    def refuse_too_large(self, engine: Engine) -> list[Outcome]:
+        """Take out jobs whose answers would hold more numbers than are kept, before they are computed. Tokens are
+        counted only where the estimate is near."""
+        near = transitions.MOST_ANSWERED / NEAR
+        if not any(job.size * job.length * engine.numbers_a_token > near for job in self.jobs):
+            return []
+        with engine.reading:
+            tokens = iter(engine.count_tokens(self.all_items, dict(self.parameters)))
+        numbers = [engine.numbers_a_token * sum(next(tokens) for _ in items) for items in self.items]
+        entries = list(zip(self.jobs, self.items, numbers, strict=True))
+        kept = [(job, items) for job, items, count in entries if count <= transitions.MOST_ANSWERED]
+        if len(kept) < len(entries):
+            self.jobs, self.items, self.prepared = [job for job, _ in kept], [items for _, items in kept], None
+        return [
+            failed(job, errors.InvalidInput(transitions.too_much(count)))
+            for job, _, count in entries
+            if count > transitions.MOST_ANSWERED
+        ]
+
+    def outcomes(self) -> Iterator[Outcome]:
+        answers = iter(self.report.outcomes if self.report else ())
+        full_text = self.report is not None and self.report.full_text
+        for job, items in zip(self.jobs, self.items, strict=True):
+            yield outcome_of(self.spec, job, [next(answers) for _ in items], full_text=full_text)
+
+
+@dataclass(slots=True, eq=False)
+class Stages:
+    """Of one batch of a model that answers a batch at once, or of jobs that are condemned. What a stage raises ends
+    the batch."""
+
+    call: BatchCall
+    spec: ModelSpec | None
+    replica: LoadedModels
+    jobs: list[Claimed] = field(default_factory=list)
+    calls: list[EngineCall] = field(default_factory=list)
+    refused: list[Outcome] = field(default_factory=list)
+    spent_s: float = 0.0
+    read_s: float = 0.0
+    is_read: threading.Event = field(default_factory=threading.Event)  # where it is prepared
+
+    def claim(self) -> None:
+        """And all else that can be done before the engine is free. One call a set of parameters; the messages already
+        grouped them, so there is one set.
+
+        Raises `NotYet` for jobs that were accepted by a newer entry of the model."""
+        with self._timed():
+            self.begin(claimed(self.call, self.replica))
+
+    def begin(self, jobs: list[Claimed]) -> None:
+        """With what was claimed."""
+        self.jobs = jobs
+        if self.call.verdict or self.spec is None:
+            self.refused = [condemned(job, self.call.verdict, self.call.raised, self.call.trace) for job in jobs]
+            return
+        for same in _by_parameters(jobs):
+            try:
+                parameters = claims.parameters_of(self.spec, same[0], is_last=self.call.is_last)
+            except errors.InvalidInput as error:
+                self.refused += [failed(job, error) for job in same]
+            else:
+                items = [lengths.items(self.spec, job.inputs) for job in same]
+                self.calls.append(EngineCall(self.spec, same, items, parameters))
+
+    def prepare(self) -> None:
+        """Beside another call that computes. Of what cannot be read the call itself finds out what is wrong."""
+        if self.spec and not self.call.again and (engine := self.replica.engine(self.spec)).is_read_ahead:
+            self._read(engine)
+        self.is_read.set()
+
+    def _read(self, engine: Engine) -> None:
+        with engine.reading, self._timed():
+            began = time.monotonic()
+            self.replica.shared.reading = self.call.number
+            for call in self.calls:
+                try:
+                    call.prepared = engine.prepare(call.all_items, dict(call.parameters))
+                except BaseException as error:
+                    logger.debug("not prepared: %s", logs.said(error))
+            self.replica.shared.reading = 0
+            self.read_s = time.monotonic() - began
+
+    def compute(self, *, is_prepared: bool = False) -> None:
+        """In the thread of the engines. What another still prepares is waited for within the limit of this batch, not
+        of the one that computed meanwhile."""
+        if self.spec is None or not self.calls:
+            return
+        engine, shared = self.replica.engine(self.spec), self.replica.shared
+        engine.spec = self.spec  # of the entries that share it
+        failpoints.reach("before_run")
+        shared.computing = self.call.number
+        for call in self.calls:
+            with limited(self.spec.time_limit_s):
+                if is_prepared:
+                    self.is_read.wait()
+                with self._timed():
+                    self.refused += call.refuse_too_large(engine)
+                if not call.jobs:
+                    continue
+                with self._timed():
+                    call.report = run_engine(engine, call.all_items, call.parameters, call.prepared)
+        shared.computing = 0
+        failpoints.reach("after_run")
+
+    def record(self) -> BatchReport:
+        if not self.jobs:
+            return BatchReport(errors={})
+        with self._timed():
+            outcomes = claims.record(self.call.batch, self.outcomes(), batch_size=self.size, beside=self.counted())
+        return self.report(outcomes)
+
+    def outcomes(self) -> list[Outcome]:
+        return [*self.refused, *(outcome for call in self.calls for outcome in call.outcomes())]
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.monotonic()
+        with logs.about(batch=self.call.batch, model=self.call.model):
+            yield
+        self.spent_s += time.monotonic() - began
+
+    @property
+    def _reports(self) -> list[RunReport]:
+        return [call.report for call in self.calls if call.report]
+
+    @property
+    def _engine_s(self) -> float:
+        return sum(report.engine_s for report in self._reports)
+
+    @property
+    def _is_padded(self) -> bool:
+        return all(report.padded for report in self._reports)
+
+    @property
+    def size(self) -> int:
+        return sum(job.size for job in self.jobs)
+
+    @property
+    def _cut_at(self) -> int | None:
+        return next((report.cut_at for report in self._reports), None)
+
+    def _tokens(self) -> tuple[int, int]:
+        """Of the longest item and of all, as far as the model reads them."""
+        cut_at = self._cut_at
+        tokens = [min(job.length, cut_at or job.length) for job in self.jobs]
+        return max(tokens), sum(job.size * own for job, own in zip(self.jobs, tokens, strict=True))
+
+    def counted(self) -> Tally:
+        """What the figures tell of a batch that ran."""
+        tally: Tally = {}
+        if self._reports:
+            size, (longest, real) = self.size, self._tokens()
+            tallies.observe(tally, "batch", size)
+            padded = size * longest if self._is_padded else real
+            tally |= {"real": real, "padded": padded, "engine_s": self._engine_s}
+        return tally
+
+    def report(self, outcomes: Sequence[Outcome]) -> BatchReport:
+        size, (longest, real) = self.size, self._tokens()
+        return BatchReport(
+            errors={outcome.job_id: outcome.error_code for outcome in outcomes},
+            engine_s=self._engine_s,
+            overhead_s=self.spent_s - self._engine_s - self.read_s,
+            read_s=self.read_s,
+            jobs=len(self.jobs),
+            size=size,
+            length=longest if self._is_padded else real / size,
+            cut_at=self._cut_at,
+            padded=self._is_padded,
+            calls=sum(report.calls for report in self._reports),
+            oom_shape=next((report.oom_shape for report in self._reports if report.oom_shape), None),
+        )
+
+
+def claimed(call: BatchCall, replica: LoadedModels) -> list[Claimed]:
+    failpoints.reach("before_claim")
+    device = devices.short(replica.host_device)
+    jobs = claims.claim(call, worker=replica.worker, device=device) if call.job_ids else []
+    failpoints.reach("after_claim")
+    return jobs
+
+
+def _by_parameters(jobs: Sequence[Claimed]) -> Iterator[list[Claimed]]:
+    def digest(job: Claimed) -> str:
+        return parameters_digest(job.parameters)
+
+    for _, same in groupby(sorted(jobs, key=digest), key=digest):
+        yield list(same)

@@ -1,0 +1,109 @@
+"""A batch and its rows: claimed before it runs, recorded as it ends."""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db import connection
+
+from inference import errors
+from inference.catalog import reader, specs, validation
+from inference.catalog.specs import ModelSpec
+from inference.failures import is_away, patiently
+from inference.store import transitions
+from inference.store.transitions import Claimed, Outcome, Sizes
+from inference.telemetry import logs
+from inference.worker.calls import BatchCall
+from inference.worker.child.outcomes import unstorable
+
+logger = logging.getLogger(__name__)
+
+CLAIM_PATIENCE_S = 8.0  # then the main process sends the batch again later
+RECORD_PATIENCE_S = 3600.0  # results are kept for as long
+
+
+def claim(call: BatchCall, *, worker: UUID, device: str) -> list[Claimed]:
+    """Raises `StoreUnavailable` while the database is away: nothing has begun."""
+
+    def statement() -> list[Claimed]:
+        return transitions.claim(
+            call.job_ids, call.batch, model=call.model, time_limit_s=call.ahead_s + call.time_limit_s, alone=call.alone,
+            takes_over=call.takes_over, worker=worker, device=device,
+        )  # fmt: skip
+
+    try:
+        return patiently(statement, limit_s=CLAIM_PATIENCE_S, reconnect=connection.close)
+    except Exception as error:
+        if is_away(error):
+            raise errors.StoreUnavailable(f"no claim, the database is away: {error}") from None
+        raise
+
+
+def parameters_of(spec: ModelSpec, job: Claimed, *, is_last: bool) -> dict[str, Any]:
+    """Checked again: the web process did, but a row can be written by anybody. Raises `InvalidInput`, and `NotYet` for
+    a job that was accepted by a newer entry of the model."""
+    try:
+        return validation.validate_parameters(spec, job.parameters)
+    except errors.InvalidInput:
+        if not is_last and _is_for_newer(spec, job.parameters):
+            raise errors.NotYet(f"{spec.name}: accepted by an entry that is not loaded here yet.") from None
+        raise
+
+
+def _is_for_newer(spec: ModelSpec, parameters: dict[str, object]) -> bool:
+    """A web process may know the file before this worker does."""
+    try:
+        newer = reader.load(settings.MODELS_FILE).get(spec.name, spec)
+        validation.validate_parameters(newer, parameters)
+    except (specs.CatalogError, errors.InvalidInput):
+        return False
+    return newer.digest != spec.digest
+
+
+def take_back(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool) -> None:
+    """The claim of what was not begun. Its turn may be long after the lease is over."""
+    if ids:
+        patiently(
+            lambda: transitions.take_back(batch, ids, keeps_messages=keeps_messages),
+            limit_s=RECORD_PATIENCE_S, reconnect=connection.close,
+        )  # fmt: skip
+
+
+def record(
+    batch: UUID, outcomes: Sequence[Outcome], *, batch_size: Sizes, beside: Mapping[str, Any] | None = None
+) -> list[Outcome]:
+    """All at once; or one by one when the database refuses something: then that one fails alone. Returns them as they
+    were recorded. `beside`: what is counted with them, once."""
+    try:
+        _record_at_once(batch, outcomes, batch_size, beside)
+    except Exception as error:
+        if is_away(error) or (len(outcomes) == 1 and outcomes[0].error_code == errors.BadOutput.code):
+            raise
+        logger.error(
+            "batch=%s jobs=%d not recorded, the database refuses it: %s", batch, len(outcomes), logs.said(error)
+        )
+        if len(outcomes) == 1:
+            outcomes = [unstorable(outcomes[0])]
+        besides = (beside, *[None] * (len(outcomes) - 1))
+        return [
+            done
+            for outcome, beside in zip(outcomes, besides, strict=True)
+            for done in record(batch, [outcome], batch_size=batch_size, beside=beside)
+        ]
+    return list(outcomes)
+
+
+def _record_at_once(
+    batch: UUID, outcomes: Sequence[Outcome], batch_size: Sizes, beside: Mapping[str, Any] | None
+) -> None:
+    recorded = patiently(
+        lambda: transitions.record(batch, outcomes, batch_size=batch_size, beside=beside),
+        limit_s=RECORD_PATIENCE_S, reconnect=connection.close,
+    )  # fmt: skip
+    if dropped := len(outcomes) - recorded:
+        logger.info("batch=%s %d of %d outcomes dropped: cancelled or given back", batch, dropped, len(outcomes))
+    if logger.isEnabledFor(logging.DEBUG):
+        for outcome in outcomes:
+            logger.debug("batch=%s job=%s %s %s", batch, outcome.job_id, outcome.status.value, outcome.error_code)

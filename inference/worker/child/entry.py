@@ -1,0 +1,111 @@
+"""What a pool child does: claim, run, record, notify. The only place where torch and the engines are."""
+
+import contextlib
+import faulthandler
+import signal
+import threading
+from collections.abc import Iterator
+from typing import cast
+
+from billiard.common import terminate_handler_fired  # type: ignore[attr-defined]  # its stubs are older
+from celery.utils.log import current_process_index
+
+from inference import errors
+from inference.engines.faults import describe
+from inference.engines.stepper import Stepper
+from inference.telemetry import logs
+from inference.telemetry.raised import places
+from inference.worker.calls import PAST_ITS_LIMIT, Asked, BatchCall, BatchReport, Loaded, Order, Raised, Shared
+from inference.worker.child.batch_run import Stages, claimed
+from inference.worker.child.generation.open_batches import OpenBatches
+from inference.worker.child.loaded_models import LoadedModels
+from inference.worker.child.multi_batch_run import SeveralStages
+from inference.worker.replicas.devices import Plan
+
+replica: LoadedModels
+opened = OpenBatches()
+
+
+@contextlib.contextmanager
+def readable() -> Iterator[None]:
+    """What is raised crosses the pipe: an exception that cannot be made anew there would end the main process."""
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        if type(error).__module__ == errors.__name__:
+            raise
+        raise Raised(logs.said(error), describe(error), places(error)).with_traceback(error.__traceback__) from None
+
+
+def start(plan: Plan, order: Order, shared: Shared) -> Loaded:
+    """Bind the device, load and warm up the models. Runs once, before the child takes calls."""
+    global replica  # noqa: PLW0603 - of this process
+    # The main process asks for the stack before it kills.
+    faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
+    faulthandler.register(PAST_ITS_LIMIT, file=2, all_threads=True, chain=True)
+    threading.Thread(target=threading.Event().wait, name="hears-signals", daemon=True).start()
+    logs.of_process(worker=plan.worker)
+    index = current_process_index(base=0) or 0
+    device = plan.bind(index)
+    replica = LoadedModels(
+        worker=plan.worker, device=device, host_device=plan.device_of(index), sharing=plan.sharing, shared=shared
+    )
+    return have(order)
+
+
+@readable()
+def have(order: Order) -> Loaded:
+    """Unload what is not in the order, then load what is new in it. No batch is open: what is left of one is let go."""
+    opened.close()
+    return replica.have(order)
+
+
+@readable()
+def run_batch(call: BatchCall) -> BatchReport:
+    """Run one batch from claim to notice; of a model that generates step by step, some steps of it."""
+    with beside_open(call):
+        if stages := stages_of(call):
+            stages.claim()
+            stages.compute()
+            return stages.record()
+        return steps_of(call)
+
+
+def stages_of(call: BatchCall) -> Stages | SeveralStages | None:
+    """None of a batch whose model generates step by step."""
+    spec = replica.specs.get(call.digest)
+    if not call.verdict and spec is None:
+        raise errors.ModelUnavailable(f"{call.model} is not loaded in the process that was to run it.")
+    if call.goes_on and call.batch not in opened.batches:
+        raise errors.NotYet(f"batch {call.batch} is not open in the process that was to go on with it.")
+    if spec and not call.verdict and replica.engine(spec).stepper is not None:
+        return None
+    return (SeveralStages if call.shares else Stages)(call, spec, replica)
+
+
+def steps_of(call: BatchCall) -> BatchReport:
+    spec = replica.specs[call.digest]
+    stepper = cast("Stepper", replica.engine(spec).stepper)
+    with logs.about(batch=call.batch, model=call.model):
+        return opened.run(call, spec, stepper, lambda call: claimed(call, replica), replica.shared)
+
+
+@contextlib.contextmanager
+def beside_open(call: BatchCall) -> Iterator[None]:
+    """Run a call beside the batches that are open, and these to their end if it is the last."""
+    opened.only(call.waiting, call=call)
+    try:
+        yield
+    finally:
+        run_to_the_end()
+
+
+def run_to_the_end() -> None:
+    """Run the batches that are still open to their end, where the worker leaves: no call of theirs follows.
+
+    Its pool takes no more calls from the moment in which it is told to stop, also of a batch that was between two. A
+    process that was sent a signal ends at once."""
+    if replica.shared.asked == Asked.TO_THE_END and not terminate_handler_fired():
+        opened.run_to_the_end()

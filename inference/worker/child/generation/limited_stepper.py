@@ -1,0 +1,78 @@
+"""A model that generates step by step, each of whose calls runs within the time limit."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+from uuid import UUID
+
+from inference.engines import isolate
+from inference.engines.stepper import Progress, Stepper
+from inference.worker.calls import NO_JOB, Shared
+from inference.worker.child.time_limit import limited
+
+Key = tuple[UUID, int]  # of a row: its job, and the how many-th of its items it is
+
+
+class LimitedStepper:
+    """The only way to a `Stepper`, which may be anybody's code: what never ends is ended with its process.
+
+    While a call is about one job, the main process can read which: if the process ends, that job is to blame.
+    """
+
+    def __init__(self, stepper: Stepper, limit_s: float, shared: Shared) -> None:
+        """`limit_s` is for each call. `shared` is read by the main process."""
+        self._stepper, self._limit_s, self._shared = stepper, limit_s, shared
+
+    @contextlib.contextmanager
+    def _limited(self, job: UUID | None = None) -> Iterator[None]:
+        self._shared.job[:] = job.bytes if job else NO_JOB
+        try:
+            with limited(self._limit_s):
+                yield
+        finally:
+            self._shared.job[:] = NO_JOB
+
+    def join(self, key: Key, value: Any, parameters: Mapping[str, Any], *, seed: int) -> None:
+        with self._limited(key[0]):
+            self._stepper.join(key, value, parameters, seed=seed)
+
+    def leave(self, key: Key) -> None:
+        with self._limited(key[0]):
+            self._stepper.leave(key)
+
+    def finish(self, key: Key) -> Progress:
+        with self._limited(key[0]):
+            return self._stepper.finish(key)
+
+    def step(self) -> list[Progress]:
+        with self._limited():
+            return self._stepper.step()
+
+    def read(self, key: Key, answer: Any) -> Any:
+        """Return an answer as it is kept, or the error that it is."""
+        with self._limited(key[0]):
+            return isolate.outcome(answer)
+
+    def __len__(self) -> int:
+        with self._limited():
+            return len(self._stepper)
+
+    @property
+    def room(self) -> int:
+        with self._limited():
+            return self._stepper.room
+
+    @property
+    def longest(self) -> int:
+        with self._limited():
+            return self._stepper.longest
+
+    @property
+    def capacity(self) -> int:
+        with self._limited():
+            return self._stepper.capacity
+
+    @property
+    def context(self) -> int | None:
+        with self._limited():
+            return self._stepper.context

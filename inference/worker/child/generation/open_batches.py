@@ -1,0 +1,81 @@
+"""The batches that are open in a pool child: each goes on with a call of its own, the others wait for their turn."""
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from uuid import UUID
+
+from inference import errors, failpoints
+from inference.catalog.specs import ModelSpec
+from inference.engines import isolate
+from inference.engines.stepper import Stepper
+from inference.store.transitions import Claimed
+from inference.worker.calls import BatchCall, BatchReport, Shared
+from inference.worker.child.generation.open_batch import OpenBatch
+
+logger = logging.getLogger(__name__)
+
+
+class OpenBatches:
+    """Of one child."""
+
+    def __init__(self) -> None:
+        self.batches: dict[UUID, OpenBatch] = {}
+
+    def run(
+        self,
+        call: BatchCall,
+        spec: ModelSpec,
+        stepper: Stepper,
+        claim: Callable[[BatchCall], Sequence[Claimed]],
+        shared: Shared,
+    ) -> BatchReport:
+        """The next steps of a batch. What it raises closes it."""
+        batch = self.batches.setdefault(call.batch, OpenBatch(call.batch, spec, stepper, shared))
+        try:
+            try:
+                claimed = claim(call)
+            except errors.StoreUnavailable as error:
+                if not call.goes_on:
+                    raise
+                logger.warning("batch=%s goes on without those that were to join: %s", call.batch, error.message)
+                return replace(batch.run((), is_last=call.is_last), put_off=frozenset(call.job_ids))
+            failpoints.reach("before_run")
+            return batch.run(claimed, is_last=call.is_last)
+        except BaseException as error:
+            isolate.raise_if_device_failed(error)  # its process ends, with all that is open in it
+            batch.close()
+            raise
+        finally:
+            if not batch.jobs:
+                del self.batches[call.batch]
+
+    def only(self, waiting: Collection[UUID], *, call: BatchCall) -> None:
+        """These wait while the call runs, and keep their jobs. Of others the main process has lost sight: their jobs
+        run elsewhere."""
+        for batch in list(self.batches.values()):
+            if batch.id in waiting:
+                batch.stand_by(call.time_limit_s)
+            elif batch.id != call.batch:
+                self._close(batch)
+
+    def close(self) -> None:
+        for batch in list(self.batches.values()):
+            self._close(batch)
+
+    def _close(self, batch: OpenBatch) -> None:
+        logger.warning("batch=%s closed with %d jobs: nobody goes on with it", batch.id, len(batch.jobs))
+        del self.batches[batch.id]
+        batch.close()
+
+    def run_to_the_end(self) -> None:
+        """There will be no other call. What fails is left to who runs it next."""
+        batches = list(self.batches.values())
+        for place, batch in enumerate(batches):
+            for other in batches[place + 1 :]:
+                other.stand_by(batch.spec.time_limit_s)
+            try:
+                batch.run((), is_last=True)
+            except Exception:
+                logger.exception("batch=%s of %d jobs not run to its end", batch.id, len(batch.jobs))
+            del self.batches[batch.id]

@@ -1,0 +1,84 @@
+"""Several short engine calls behind one claim, one record and one notice, of jobs that waited together."""
+
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
+from uuid import UUID
+
+from inference.catalog.specs import ModelSpec
+from inference.figures import tallies
+from inference.store.transitions import Claimed
+from inference.telemetry import logs
+from inference.worker.calls import Asked, BatchCall, BatchReport
+from inference.worker.child import claims
+from inference.worker.child.batch_run import Stages, claimed
+from inference.worker.child.loaded_models import LoadedModels
+
+LONGEST_S = 0.2  # since the first call began: no other is begun, though it was expected to be over by then
+
+
+@dataclass(slots=True, eq=False)
+class SeveralStages:
+    """As `Stages`, of a batch that has `shares`. Each is a batch by itself for its engine call, and for what is told of
+    it. Between two of them the main process may have the child come back: what has not begun is left."""
+
+    call: BatchCall
+    spec: ModelSpec | None
+    replica: LoadedModels
+    each: list[Stages] = field(default_factory=list)
+    unbegun: list[Claimed] = field(default_factory=list)
+
+    def claim(self) -> None:
+        with self._about():
+            self._begin({job.id: job for job in claimed(self.call, self.replica)})
+
+    def _about(self) -> AbstractContextManager[None]:
+        return logs.about(batch=self.call.batch, model=self.call.model)
+
+    def _begin(self, jobs: Mapping[UUID, Claimed]) -> None:
+        ends = list(accumulate(self.call.shares))
+        for begin, end in zip([0, *ends], ends, strict=False):
+            if share := list(filter(None, map(jobs.get, self.call.job_ids[begin:end]))):
+                stages = Stages(self.call, self.spec, self.replica)
+                stages.begin(share)
+                self.each.append(stages)
+
+    def prepare(self) -> None:
+        for stages in self.each:
+            stages.prepare()
+
+    def compute(self, *, is_prepared: bool = False) -> None:
+        began = time.monotonic()
+        for place, stages in enumerate(self.each):
+            if place and (self._is_called_back() or time.monotonic() - began > LONGEST_S):
+                self.unbegun = [job for others in self.each[place:] for job in others.jobs]
+                del self.each[place:]
+                return
+            stages.compute(is_prepared=is_prepared)
+
+    def _is_called_back(self) -> bool:
+        return self.call.number in self.replica.shared.called_back
+
+    def record(self) -> BatchReport:
+        if not self.each:
+            return BatchReport(errors={})
+        outcomes = [stages.outcomes() for stages in self.each]
+        sizes: dict[UUID, int] = {}
+        for stages, of in zip(self.each, outcomes, strict=True):
+            sizes |= dict.fromkeys((outcome.job_id for outcome in of), stages.size)
+        counted = tallies.sum_of(stages.counted() for stages in self.each)
+        with self._about():
+            recorded = claims.record(self.call.batch, list(chain(*outcomes)), batch_size=sizes, beside=counted)
+            claims.take_back(
+                self.call.batch, [job.id for job in self.unbegun],
+                keeps_messages=self.replica.shared.asked != Asked.TO_THE_END,  # else they are given back
+            )  # fmt: skip
+        each = tuple(stages.report(()) for stages in self.each)
+        return BatchReport(
+            errors={outcome.job_id: outcome.error_code for outcome in recorded},
+            engine_s=sum(report.engine_s for report in each),
+            each=each,
+            unbegun=frozenset(job.id for job in self.unbegun),
+        )

@@ -1,0 +1,145 @@
+"""In a pool child that works ahead: while a call computes, the next batch is claimed, read and tokenized, and the
+outcomes of the last are recorded, each in a thread of its own. Engines run in the main thread: at its limit the alarm
+ends the process.
+
+The main process gives such a child a few calls at once, but for those that must be looked into: they come alone.
+"""
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any, NoReturn
+
+from billiard.common import terminate_handler_fired  # type: ignore[attr-defined]  # its stubs are older
+from billiard.einfo import ExceptionInfo
+from billiard.pool import ACK, READY
+
+from inference import errors
+from inference.worker.child import entry
+from inference.worker.child.batch_run import Stages
+from inference.worker.child.multi_batch_run import SeveralStages
+
+logger = logging.getLogger(__name__)
+
+SWITCH_S = 0.0001  # for which another thread may keep the interpreter from an engine: less than what is won
+
+
+@dataclass(slots=True, eq=False)
+class Taken:
+    """A call that was taken off the pipe."""
+
+    id: tuple[int, Any]  # the pool's
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    stages: Stages | SeveralStages | None = None
+    result: Any = None
+    failure: ExceptionInfo | None = None
+
+
+class Line:
+    """`receive` waits for a call and raises `SystemExit` when there will be none; `send` answers through the pipe that
+    is read for the worker `inbox` belongs to."""
+
+    def __init__(self, receive: Callable[[], Any], send: Callable[[Any], None], inbox: int) -> None:
+        self._receive, self._send_unlocked, self._inbox = receive, send, inbox
+        self._taken: SimpleQueue[Taken | SystemExit] = SimpleQueue()
+        self._computed: SimpleQueue[Taken | None] = SimpleQueue()
+        self._sending = threading.Lock()
+        self._device_failed = False
+
+    def run(self) -> NoReturn:
+        """Until the main process wants no more."""
+        sys.setswitchinterval(SWITCH_S)
+        threading.Thread(target=_or_end, args=(self._take_all,), name="claims", daemon=True).start()
+        recorder = threading.Thread(target=_or_end, args=(self._settle_all,), name="records", daemon=True)
+        recorder.start()
+        try:
+            while not isinstance(taken := self._taken.get(), SystemExit):
+                self._compute(taken)
+                self._computed.put(taken)
+                if taken.failure and taken.failure.type in (SystemExit, KeyboardInterrupt):
+                    break
+            if isinstance(taken, SystemExit):
+                entry.run_to_the_end()
+            self._computed.put(None)
+            recorder.join()
+            raise taken if isinstance(taken, SystemExit) else SystemExit(os.EX_SOFTWARE)
+        finally:
+            self._sending.acquire(timeout=1.0)  # what the pool says at the end of a process is not to come in between
+
+    def _send(self, kind: int, *values: Any) -> None:
+        with self._sending:
+            self._send_unlocked((kind, values))
+
+    def _take_all(self) -> None:
+        try:
+            while True:
+                if request := self._receive():
+                    taken = self._take(request)
+                    self._taken.put(taken)
+                    if taken.stages and not taken.failure:
+                        taken.stages.prepare()
+        except SystemExit as end:
+            self._taken.put(end)
+
+    def _take(self, request: Any) -> Taken:
+        """And claim its batch."""
+        _, (job, part, function, arguments, _) = request
+        self._send(ACK, job, part, monotonic(), os.getpid(), None)
+        taken = Taken((job, part), function, arguments)
+        if function is entry.run_batch:
+            try:
+                with entry.readable():
+                    taken.stages = entry.stages_of(*arguments)
+                    if taken.stages:
+                        taken.stages.claim()
+            except Exception:
+                taken.failure = ExceptionInfo()
+        return taken
+
+    def _compute(self, taken: Taken) -> None:
+        try:
+            if taken.function is not entry.run_batch:
+                taken.result = taken.function(*taken.arguments)
+                return
+            with entry.readable(), entry.beside_open(*taken.arguments):
+                if taken.failure:
+                    return
+                if self._device_failed:
+                    raise errors.NotYet("the device failed in the process that was to run it.")
+                if taken.stages:
+                    taken.stages.compute(is_prepared=True)
+                else:
+                    taken.result = entry.steps_of(*taken.arguments)
+        except BaseException as error:
+            if terminate_handler_fired():  # this process was told to leave, and the call did not fail
+                raise
+            self._device_failed |= isinstance(error, errors.DeviceFailed)
+            taken.failure = ExceptionInfo()
+
+    def _settle_all(self) -> None:
+        while taken := self._computed.get():
+            if taken.stages and not taken.failure:
+                try:
+                    with entry.readable():
+                        taken.result = taken.stages.record()
+                except Exception:
+                    taken.failure = ExceptionInfo()
+            try:
+                self._send(READY, *taken.id, (not taken.failure, taken.failure or taken.result), self._inbox)
+            except Exception:  # as it cannot be pickled
+                self._send(READY, *taken.id, (False, ExceptionInfo()), self._inbox)
+
+
+def _or_end(work: Callable[[], None]) -> None:
+    """A thread that nobody replaces: without it this process would take calls and answer none."""
+    try:
+        work()
+    except BaseException:
+        logger.exception("the process ends, a thread of it has")
+        os._exit(os.EX_SOFTWARE)

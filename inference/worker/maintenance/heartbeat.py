@@ -1,0 +1,155 @@
+"""A worker's row and its heartbeat, alone in its thread."""
+
+import dataclasses
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from django.conf import settings
+from django.db import DatabaseError, InterfaceError, connection
+from django.db.models.functions import Now
+
+from inference import clock
+from inference.failures import Pauses
+from inference.figures import marks
+from inference.models import Worker, WorkerState
+from inference.status import workers
+from inference.store import wishes
+from inference.worker.chores import run_chore
+from inference.worker.replicas.devices import Plan
+from inference.worker.replicas.wishes import Wishes
+
+logger = logging.getLogger(__name__)
+
+LAST_S = 5.0  # that the last heartbeat is waited for, which would say that the worker is there
+LATE_S = settings.WORKER_SILENT_S / 2  # a heartbeat that comes so much later than the one before it
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the main process knows of itself, for its row."""
+
+    state: WorkerState
+    model_names: Sequence[str]  # served: as `inference.status.workers` tells
+    replicas: Mapping[str, Mapping[str, object]]
+    catalog: Mapping[str, object]
+    error: str
+    connected: bool  # to the broker
+    replicas_ready: int
+    replicas_busy: int
+    held: int
+    finished: int
+    speeds: Mapping[str, float]
+    reached: Mapping[str, Mapping[str, float]]  # by model and priority: creation time of the newest job dispatched
+    generation: Mapping[str, Mapping[str, object]]  # by model that generates step by step
+    costs: Mapping[str, Mapping[str, object]]  # by model: as `CostModel.told`
+    looped_at: float  # monotonic: the last turn of the event loop's sweep
+
+
+class Heartbeat(threading.Thread):
+    """Keeps the worker's row alive from a thread of the main process, which does nothing that could take long."""
+
+    def __init__(self, plan: Plan, name: str) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self.plan = plan
+        self.node = name
+        self.facts: Callable[[], Facts] | None = None
+        self._stopping = threading.Event()
+        self._changed = threading.Event()
+        self.leaving = False
+        self.wishes = Wishes()  # replaced as a whole
+        self.beaten_at = self.answering_since = time.monotonic()
+        self._rate = _Rate()
+
+    def register(self) -> None:
+        row = Worker.objects.create(
+            id=self.plan.worker, name=self.node, pid=os.getpid(), devices=list(self.plan.devices),
+            replicas_total=self.plan.replicas, started_at=Now(), heartbeat_at=Now(),
+        )  # fmt: skip
+        marks.started(self.node)
+        for name, devices in workers.beside(row).items():
+            logger.warning(
+                "%s computes on %s too, and neither leaves memory for the other: give them --devices of their own,"
+                " or one worker more replicas (-c)", name, ", ".join(devices),
+            )  # fmt: skip
+        self._read_wishes()
+
+    def run(self) -> None:
+        pauses = Pauses(first_s=0.2, longest_s=settings.WORKER_HEARTBEAT_S)
+        while not self._stopping.is_set():
+            if beaten := self.try_to_beat():
+                pauses.reset()
+            self._changed.wait(settings.WORKER_HEARTBEAT_S if beaten else pauses.next_s())
+            self._changed.clear()
+
+    @property
+    def answering_s(self) -> float:
+        """For how long the database has answered each heartbeat in time, as far as this worker can tell."""
+        now = time.monotonic()
+        return now - self.answering_since if now - self.beaten_at < LATE_S else 0.0
+
+    def leave(self, **kwargs: object) -> None:
+        """In a signal handler, which may do no more: the next heartbeat says that this worker was told to stop."""
+        self.leaving = True
+
+    def try_to_beat(self) -> bool:
+        if not run_chore(self._write_heartbeat, self.node):
+            return False
+        now = time.monotonic()
+        if now - self.beaten_at >= LATE_S:
+            self.answering_since = now
+        self.beaten_at = now
+        return True
+
+    def changed(self) -> None:
+        """What is served is not what the row says: it is written at once."""
+        self._changed.set()
+
+    def stop(self, *, of_an_error: bool = False) -> None:
+        """What ends its worker may end the next: jobs of one that was stopped run again as often as that is."""
+        self._stopping.set()
+        self._changed.set()
+        if self.is_alive():
+            self.join(LAST_S)
+        state, mark = (WorkerState.GONE, marks.GONE) if of_an_error else (WorkerState.STOPPED, marks.STOPPED)
+        try:
+            Worker.objects.filter(pk=self.plan.worker).update(state=state, heartbeat_at=Now())
+            marks.mark(mark, self.node)
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("worker=%s leaves without a word, the database is away: %s", self.plan.worker, error)
+
+    def _write_heartbeat(self) -> None:
+        row = Worker.objects.filter(pk=self.plan.worker).exclude(state=WorkerState.STOPPED)
+        if not row.update(heartbeat_at=Now(), **self._columns()) and not (self.leaving or self._stopping.is_set()):
+            logger.warning("worker=%s has no row any more, as after a restore: it registers again", self.plan.worker)
+            self.register()
+            self.changed()
+        self._read_wishes()
+        clock.measure(connection)
+
+    def _read_wishes(self) -> None:
+        self.wishes = Wishes(rests=wishes.rests(self.plan.worker), paused=wishes.paused())
+
+    def _columns(self) -> dict[str, object]:
+        if self.facts is None:
+            return {}
+        facts = self.facts()
+        columns = dataclasses.asdict(facts) | {"jobs_per_s": self._rate.of(facts.finished)}
+        del columns["looped_at"]
+        return columns | ({"state": WorkerState.STOPPING, "model_names": []} if self.leaving else {})
+
+
+class _Rate:
+    """Jobs a second over about the last ten seconds."""
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[float, int]] = [(time.monotonic(), 0)]
+
+    def of(self, finished: int) -> float:
+        now = time.monotonic()
+        self._samples = [sample for sample in self._samples if now - sample[0] <= 10.0] or self._samples[-1:]
+        self._samples.append((now, finished))
+        (_, before), elapsed = self._samples[0], now - self._samples[0][0]
+        return (finished - before) / elapsed if elapsed > 0.5 else 0.0

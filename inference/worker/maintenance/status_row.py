@@ -1,0 +1,85 @@
+"""What a worker's row says of its replicas and models. Called from the heartbeat's thread, too."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from inference.catalog import lookup
+from inference.catalog.specs import ModelSpec
+from inference.status.health import LOADING
+from inference.worker.calls import READY
+from inference.worker.replicas.registry import Replicas
+from inference.worker.replicas.replica import Replica
+from inference.worker.scheduling.lazy_models import LazyReport
+
+OLD_GOES_ON = "its new entry is not taken over, the one before goes on: "
+
+
+def replica_rows(replicas: Replicas, refused: Mapping[str, str]) -> dict[str, dict[str, object]]:
+    """By index. `refused`: why the broker keeps these models from them."""
+    specs = [spec for spec in replicas.specs.values() if spec.name not in replicas.parked]
+    return {
+        str(index): {
+            "pid": replica.pid,
+            "device": replica.device,
+            "chosen": replicas.plan.why,
+            "ended": replica.ended,
+            "withdrawn_s": round(replicas.trust.withdrawn_s(replica.device)),
+            "models": {**{spec.name: _state(replica, spec) for spec in specs}, **refused},
+            "notes": dict(replica.notes),
+            "memory": {spec.name: taken for spec in specs if (taken := replica.memory.get(spec.digest))},
+        }
+        for index, replica in enumerate(replicas.replicas)
+    }
+
+
+def _state(replica: Replica, spec: ModelSpec) -> str:
+    """Return what the replica has of the model now, whatever its process before had."""
+    state = replica.models.get(spec.digest, LOADING)
+    return LOADING if state == READY and spec.digest not in replica.ready else state
+
+
+def why_not(replicas: Replicas) -> dict[str, str]:
+    """By model: why a replica could not load it."""
+    return {
+        spec.name: why if _is_current(replicas, spec) else OLD_GOES_ON + why
+        for spec in replicas.goal.values()
+        if (why := replicas.why_not(spec))
+    }
+
+
+def catalog(replicas: Replicas, lazy: LazyReport) -> dict[str, Any]:
+    """The models file as this process has it, and what is run of it or still run: of one model two entries while the
+    next one is loaded."""
+    digest = replicas.file_digest  # before the entries: they are never older
+    found = {spec.digest: spec for spec in (*replicas.specs.values(), *replicas.catalog.values())}
+    models = [_entry(replicas, spec, lazy) for spec in found.values()]
+    return {"digest": digest, "problem": lookup.problem(), "models": models}
+
+
+def _entry(replicas: Replicas, spec: ModelSpec, lazy: LazyReport) -> dict[str, Any]:
+    why = replicas.why_not(spec) or lazy.why_not.get(spec.name, "")
+    runs = spec.name in replicas.runnable and _is_current(replicas, spec)
+    if spec.name in replicas.parked:
+        is_known = spec.name in lazy.figures
+        state = "loading" if not is_known else "not loaded" if spec.name in lazy.able else "failed"
+    elif spec.name in replicas.leaving:
+        state = "draining"
+    else:
+        state = READY if runs else "failed" if why else "loading"
+    tries = {} if spec.name in replicas.parked else {"failures": replicas.failures[spec.digest]}
+    return {
+        "name": spec.name, "model": spec.model or spec.engine, "revision": spec.revision, "digest": spec.digest,
+        "state": state, "why": why, "memory": _memory(replicas, spec),
+        "held_back": spec.name in replicas.held_back, **tries, **lazy.figures.get(spec.name, {}),
+    }  # fmt: skip
+
+
+def _memory(replicas: Replicas, spec: ModelSpec) -> int | None:
+    """Bytes, measured."""
+    return max((replica.memory.get(spec.digest, 0) for replica in replicas.replicas), default=0) or None
+
+
+def _is_current(replicas: Replicas, spec: ModelSpec) -> bool:
+    """Whether jobs run by this entry, and not by the one before it."""
+    current = replicas.specs.get(spec.name)
+    return current is not None and current.digest == spec.digest

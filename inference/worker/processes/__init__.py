@@ -1,0 +1,1 @@
+"""The pool of child processes, one for each replica, and the process that they are forked from."""

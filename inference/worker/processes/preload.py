@@ -1,0 +1,34 @@
+"""Imported by the process that pool children are forked from, before the first: nothing here may start a thread, open a
+connection or touch a device."""
+
+import contextlib
+import gc
+import importlib
+import os
+import signal
+import sys
+
+gc.disable()  # what is imported stays: to look for garbage in it takes longer than to load a small model
+
+import django  # noqa: E402
+import uuid_utils  # noqa: E402
+from celery import platforms  # noqa: E402
+
+from inference.worker.processes import forkserver  # noqa: E402
+
+platforms.set_pdeathsig("SIGKILL")  # type: ignore[attr-defined] # with the worker's main process
+signal.pthread_sigmask(signal.SIG_BLOCK, forkserver.HELD)
+forkserver.fail_alone()
+forkserver.Started.parent = os.getpid()
+os.environ.update(forkserver.NO_GPUS)
+
+django.setup()
+for module in ("celery.app.trace", "inference.worker.child.entry", *os.environ[forkserver.IMPORTS].split()):
+    with contextlib.suppress(Exception):  # who loads a model says what is missing
+        importlib.import_module(module)
+os.register_at_fork(after_in_child=uuid_utils.reseed_rng)  # Python's own generator is by itself
+if torch := sys.modules.get("torch"):
+    os.register_at_fork(after_in_child=torch.default_generator.seed)
+    os.register_at_fork(after_in_child=sys.modules["numpy"].random.seed)
+gc.freeze()
+gc.enable()

@@ -1,0 +1,200 @@
+"""Which device each replica has: `--devices auto|cpu|cuda:0,cuda:1`, decided in the main process without torch."""
+
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from inference.worker.replicas import gpus
+from inference.worker.replicas.gpus import Found, Gpu
+
+logger = logging.getLogger(__name__)
+
+CPU = "cpu"
+ALLOCATION = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}  # today's name, and the one before
+NAME = re.compile(r"cpu|cuda:\d+(\+cuda:\d+)*")
+LONGEST_NAME = 20  # characters, on a job's row
+AMPLE, READERS = 8, 4  # cores of a replica, from which on its tokenizer reads in so many threads
+MOST_REPLICAS = 4  # a GPU: the gaps of one are hidden by the next three
+CONTEXT = 2**30  # bytes that a process takes of a GPU before it has loaded anything, and for kernels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What a replica owns: a CPU, a GPU or a slice of one, or several GPUs."""
+
+    name: str  # on this host
+    visible: str = ""  # to CUDA_VISIBLE_DEVICES
+    memory: int = 0  # bytes; 0: unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The devices of a worker, and why these."""
+
+    devices: tuple[Device, ...]
+    why: str
+
+    @property
+    def is_cpu(self) -> bool:
+        return all(device.name == CPU for device in self.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """On what a worker runs, for as long as it lives: child i on device i mod n, with `threads` torch threads."""
+
+    worker: UUID
+    devices: tuple[str, ...]  # as the host calls them
+    replicas: int
+    threads: int
+    visible: tuple[str, ...] = field(default=())  # of each device, to CUDA_VISIBLE_DEVICES
+    why: str = ""
+    ahead: bool | None = None  # whether the next batches are claimed while one computes; None: but on a CPU
+
+    def works_ahead(self, index: int) -> bool:
+        """On a CPU nothing is won: the work is the same, and batches would be smaller."""
+        return self.device_of(index) != CPU if self.ahead is None else self.ahead
+
+    def device_of(self, index: int) -> str:
+        return self.devices[index % len(self.devices)]
+
+    @property
+    def sharing(self) -> int:
+        """Replicas of the CPU or GPU that has most of them: several devices may name the same."""
+        every = [
+            (seen or name).split(",") for name, seen in zip(self.devices, self.visible or self.devices, strict=True)
+        ]
+        parts = (part for index in range(self.replicas) for part in every[index % len(every)])
+        return max(Counter(parts).values())
+
+    def bind(self, index: int) -> str:
+        """Hide the other devices from this process, before torch looks for them; the name of the own one in it."""
+        return bind(self.visible[index % len(self.visible)] if self.visible else "")
+
+
+def bind(visible: str) -> str:
+    """As `Plan.bind`. Of several GPUs that are one device, the first."""
+    os.environ[gpus.VARIABLE] = visible
+    os.environ.setdefault(gpus.ORDER, gpus.BY_BUS)
+    return "cuda:0" if visible else CPU
+
+
+def set_up_libraries(threads: int, *, is_cpu: bool = True) -> None:
+    """Of a replica, which read it as they are imported: in this process, or in one that it starts.
+
+    A tokenizer reads a batch in several threads beside a GPU, where a replica has so many cores that some are idle: the
+    work is not less, and where none is idle a batch waits for all of them."""
+    os.environ.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
+    readers = READERS if not is_cpu and threads >= AMPLE else 1
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if readers > 1 else "false")
+    os.environ.setdefault("RAYON_NUM_THREADS", str(readers))
+    if not ALLOCATION & os.environ.keys():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # else shapes that vary leave holes on a GPU
+
+
+def choose(option: str) -> Choice:
+    """What `--devices` asks for, said in the log. Raises `ValueError` with what would be right."""
+    names = [part.strip() for part in option.split(",")]
+    for name in names if option != "auto" else ():
+        if not NAME.fullmatch(name):
+            raise ValueError(
+                f"--devices {option}: {name!r} is not a device; use auto, cpu, or a list such as cuda:0,cuda:1,"
+                " with + between those that one replica is to have together"
+            )
+    if set(names) == {CPU}:
+        choice = Choice(devices=(Device(name=CPU),) * len(names), why="it was asked for")
+    else:
+        choice = _with_gpus(option, names, gpus.find())
+    logger.info("devices: %s; %s", ", ".join(device.name for device in choice.devices), choice.why)
+    return choice
+
+
+def _with_gpus(option: str, names: Sequence[str], found: Found) -> Choice:
+    if option == "auto":
+        if found.problem:
+            logger.error("no GPU is used, though there should be one: %s. --devices cpu asks for the CPU", found.why)
+        every = tuple(_device([gpu]) for gpu in found.gpus)
+        return Choice(devices=every or (Device(name=CPU),), why=found.why)
+    return Choice(devices=tuple(_asked(option, name, found) for name in names), why=f"it was asked for; {found.why}")
+
+
+def _asked(option: str, name: str, found: Found) -> Device:
+    """Return the device of this name, whose numbers count the GPUs that this worker may use.
+
+    Raises `ValueError` where one is not there.
+    """
+    if name == CPU:
+        return Device(name=CPU)
+    numbers = [int(part.removeprefix("cuda:")) for part in name.split("+")]
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"--devices {option}: {name} names a GPU twice")
+    if max(numbers) >= len(found.gpus):
+        can = f"{len(found.gpus) or 'none'} can be used here: {found.why}"
+        if not found.is_listed:
+            can += f". If there is one all the same, name it: {gpus.VARIABLE}={max(numbers)}"
+        raise ValueError(f"--devices {option}: there is no cuda:{max(numbers)}, {can}")
+    parts = [found.gpus[number] for number in numbers]
+    if len(parts) > 1 and any(part.is_slice for part in parts):
+        raise ValueError(f"--devices {option}: {name} has a slice of a GPU (MIG), and CUDA sees one of those at a time")
+    return _device(parts)
+
+
+def _device(parts: Sequence[Gpu]) -> Device:
+    name = "+".join(part.name for part in parts)
+    memory = sum(part.memory for part in parts) if all(part.memory for part in parts) else 0
+    return Device(name=name, visible=",".join(part.visible for part in parts), memory=memory)
+
+
+def short(name: str) -> str:
+    """As a job's row has room for it."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+
+
+def make_plan(
+    *,
+    worker: UUID,
+    choice: Choice,
+    concurrency: int | None,
+    sizes: Iterable[int | None] = (),
+    most: int = MOST_REPLICAS,
+) -> Plan:
+    """`sizes`: bytes of the models that every replica has; `most` replicas of a GPU. On CPUs one a core with one thread
+    each: on two cores that ran 132 items/s against 80 to 102 of one replica with two threads."""
+    names = tuple(device.name for device in choice.devices)
+    replicas = concurrency or (cores() if names == (CPU,) else len(names) * _replicas_each(choice, sizes, most))
+    threads = max(1, min(cores() // replicas, _allowed_threads()))
+    visible = tuple(device.visible for device in choice.devices)
+    return Plan(worker=worker, devices=names, replicas=replicas, threads=threads, visible=visible, why=choice.why)
+
+
+def _replicas_each(choice: Choice, sizes: Iterable[int | None], most: int) -> int:
+    """Of the device that has room for fewest: child i is on device i mod n."""
+    taken = list(sizes)
+    each = min(replicas_of(device.memory, taken) for device in choice.devices)
+    parts = Counter(part for device in choice.devices for part in device.visible.split(",") if part)
+    named = max(parts.values(), default=1)  # times, of one GPU
+    return max(1, min(min(each, most) // named, cores() // len(choice.devices)))
+
+
+def replicas_of(memory: int, sizes: Sequence[int | None]) -> int:
+    """How many replicas share a GPU of so many bytes: at most half of it is for their models and contexts, the rest is
+    for what they compute. One where a size is not known."""
+    known = [size for size in sizes if size is not None]
+    if not memory or len(known) < len(sizes):
+        return 1
+    return max(1, min(MOST_REPLICAS, memory // 2 // (CONTEXT + sum(known))))
+
+
+def _allowed_threads() -> int:
+    """By OMP_NUM_THREADS, of which the first number counts."""
+    most = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(most) if most.isdecimal() else cores()
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,455 @@
+"""Which replicas of this worker live and what each has loaded, and so which models each of them can run now.
+
+Belongs to the worker's event loop; other threads read what its properties and `rows` return.
+"""
+
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Set
+
+from django.conf import settings
+
+from inference.catalog.specs import Catalog, ModelSpec
+from inference.worker.calls import ENDED_BY_IT, NEVER_ENDS, READY, TOO_LONG, Asked, Loaded, Order, Shared
+from inference.worker.replicas.device_health import Trust
+from inference.worker.replicas.devices import Plan
+from inference.worker.replicas.replica import Replica, new_pauses
+from inference.worker.replicas.wishes import Wishes
+
+logger = logging.getLogger(__name__)
+
+TIMES_AS_LONG = 10  # a child works between two tries to load what it lacks
+SLOW_S = 5.0  # of loading a model, from which on it is left to half of the replicas where none runs the others
+
+
+class Replicas:
+    """Each child is given calls of the models that it has, and the worker runs what any of them has.
+
+    What the catalog says anew is loaded beside what runs, by one child after the other. Once all that ran the entry
+    before have it, all calls ask for it, and the children unload what was before. Entries are told apart by their
+    digests.
+    """
+
+    def __init__(self, plan: Plan, catalog: Catalog) -> None:
+        self.plan = plan
+        self.catalog: Catalog = dict(catalog)  # what the models file says of this worker's models
+        self.file_digest = ""  # of the whole models file that `catalog` was taken from, set after it
+        self.parked: frozenset[str] = frozenset()  # models of it that are to be in no memory now
+        self.specs: Catalog = dict(catalog)  # by which jobs run; replaced as a whole
+        # By digest: what each child is to have loaded. What runs comes first.
+        self.goal: dict[str, ModelSpec] = {spec.digest: spec for spec in catalog.values()}
+        self.replicas: list[Replica] = []
+        self._grow(plan.replicas)
+        self._runs: frozenset[str] = frozenset()  # digests: what some child can run now
+        self._load_s: dict[str, float] = {}  # by digest: seconds that its last load took
+        self.runnable: frozenset[str] = frozenset()  # the models of these
+        self.wishes = Wishes()  # of operators
+        self.tries = new_pauses()
+        self.try_at = 0.0  # monotonic: when a child may try again to load what it lacks
+        self.is_closed = False  # The worker leaves, and no child is given another call.
+        self.version = 0  # grows with every change
+        self._is_settled = False  # every child that is up has what it is to have
+        self._said: set[tuple[str, str]] = set()
+        self.failures: Counter[str] = Counter()  # by digest: tries to load it that failed
+        self.trust = Trust(plan.devices, self._computes)
+
+    def _grow(self, count: int) -> None:
+        """`celery control pool_grow` makes more than were planned."""
+        for index in range(len(self.replicas), count):
+            self.replicas.append(Replica(self.plan.device_of(index)))
+
+    # What is to be run
+
+    def follow(self, catalog: Catalog) -> None:
+        """From now on this is to be run. What it lists no more is run until `release`."""
+        self.catalog = dict(catalog)
+        self._try_anew()
+
+    def park(self, names: Collection[str]) -> None:
+        """These are not run from now on, and unloaded; all others are to be loaded. That loading one of these failed
+        is forgotten."""
+        self.parked = frozenset(names)
+        self._try_anew()
+        for replica in self.replicas:
+            replica.models = {key: why for key, why in replica.models.items() if why == READY or key in self.goal}
+            replica.killers &= self.goal.keys()
+
+    def release(self, name: str) -> None:
+        """A model that is not in the catalog any more has no jobs left."""
+        self.specs = {other: spec for other, spec in self.specs.items() if other != name}
+        logger.info("worker=%s model=%s is gone from the models file, and no job of it is left", self.plan.worker, name)
+        self._choose()
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """Models that are run for the jobs they still have, and not in the catalog."""
+        return frozenset(self.specs.keys() - self.catalog.keys())
+
+    def _try_anew(self) -> None:
+        self.tries.reset()
+        self.try_at = time.monotonic()
+        self._choose()
+
+    def heed(self, wishes: Wishes) -> None:
+        """Of what is held back nothing is begun from now on; it stays in memory, and is served as soon as it may."""
+        if wishes != self.wishes:
+            self.wishes = wishes
+            self.version += 1
+
+    @property
+    def held_back(self) -> frozenset[str]:
+        names = frozenset(self.specs.keys() | self.catalog.keys())
+        return names if self.wishes.rests else names & self.wishes.paused
+
+    @property
+    def serving(self) -> frozenset[str]:
+        """The models of which jobs are begun now."""
+        return self.runnable - self.held_back if self.wishes.rests or self.wishes.paused else self.runnable
+
+    # What happens to the children
+
+    def started(self, index: int, pid: int, order: Order = (), shared: Shared | None = None) -> None:
+        self._grow(index + 1)
+        replica = self.replicas[index]
+        replica.pid, replica.is_up, replica.ready = pid, False, frozenset()
+        replica.ordered, replica.ordered_at = tuple(spec.digest for spec in order), time.monotonic()
+        replica.shared = shared or Shared()
+
+    def not_started(self, index: int, error: BaseException) -> None:
+        """No process could be had for it, by no fault of a model."""
+        self._grow(index + 1)
+        replica = self.replicas[index]
+        replica.had, replica.told = frozenset(), True
+        replica.models = dict.fromkeys(
+            (spec.digest for spec in self.specs.values()), f"its process could not be started: {error}"
+        )
+        self.failures.update(replica.models.keys())
+        replica.pause()
+        pause_s = replica.retry_at - time.monotonic()
+        logger.error(
+            "worker=%s replica %d not started, tried again in %.1f s: %r", self.plan.worker, index, pause_s, error
+        )
+        self._choose()
+
+    def loaded(self, loaded: Loaded) -> None:
+        """A child says what it has, after its start or after an order."""
+        for replica in self.replicas:
+            if replica.pid == loaded.pid:
+                is_first, had, goal = not replica.is_up, replica.ready, self.goal
+                kept = {key: why for key, why in replica.models.items() if why != READY and key in goal}
+                replica.models = {
+                    **kept,
+                    **dict.fromkeys(replica.killers & goal.keys(), replica.why_ended),
+                    **loaded.models,
+                }
+                replica.ready = frozenset(key for key, state in replica.models.items() if state == READY)
+                replica.is_up, replica.told, replica.had, replica.is_loading = True, True, frozenset(), False
+                replica.notes, replica.memory, replica.total = loaded.notes, loaded.memory, loaded.total
+                replica.steps = loaded.steps
+                self._load_s.update(loaded.load_s)
+                replica.killers = replica.killers - replica.ready if replica.ready else frozenset()
+                if goal.keys() <= replica.ready:
+                    replica.pauses.reset()
+                else:
+                    replica.pause()
+                    if is_first:
+                        self.tried()
+                self.failures.update(key for key, state in loaded.models.items() if state != READY)
+                self._tell(replica, loaded.tracebacks)
+                if not is_first and replica.ready - had:  # so may the others, one by one
+                    self.tries.reset()
+                    self.try_at = time.monotonic()
+        self._choose()
+
+    def ended(self, index: int) -> None:
+        """Its process is gone, or must not be given another call. One that was gone already changes nothing."""
+        replica = self.replicas[index]
+        if replica.pid is None:
+            return
+        had = frozenset[str]()
+        if number := replica.shared.loading:
+            killer = replica.ordered[number - 1]
+            had = replica.had - {killer}
+            took_s, limit_s = time.monotonic() - replica.ordered_at, settings.LOAD_LIMIT_S
+            replica.why_ended = TOO_LONG.format(limit_s=limit_s) if took_s >= limit_s else ENDED_BY_IT
+            self._blame(replica, killer)
+        if replica.is_up:
+            if self.may_run(replica.pid):
+                replica.has_ended()
+            replica.had = replica.ready & self._runs
+        else:
+            replica.had, replica.told = had, True
+            replica.models = self._ended_loading(replica)
+            self.failures.update(replica.models.keys())
+            self._tell(replica, {})
+            replica.pause()
+        replica.pid, replica.is_up, replica.ready, replica.is_loading = None, False, frozenset(), False
+        self._choose()
+
+    def given_up(self, pid: int) -> None:
+        """Its process cannot be ended, so that no other one comes in its place."""
+        for index, replica in enumerate(self.replicas):
+            if replica.pid == pid:
+                self.ended(index)
+                replica.had = frozenset()
+                replica.models = dict.fromkeys(self.goal, NEVER_ENDS)
+                self._choose()
+
+    def _blame(self, replica: Replica, key: str) -> None:
+        """Something is always left to be loaded."""
+        self.failures[key] += 1
+        killers = (replica.killers | {key}) & self.goal.keys()
+        if len(killers) == len(self.goal):
+            killers = frozenset({key} if len(killers) > 1 else ())
+        replica.killers = killers
+
+    def _ended_loading(self, replica: Replica) -> dict[str, str]:
+        """What is known of its models: which it was, or nothing."""
+        if replica.killers:
+            return dict.fromkeys(replica.killers, replica.why_ended)
+        return dict.fromkeys(replica.ordered, "its process ended while it loaded its models.")
+
+    def _choose(self) -> None:
+        """Find what is run now, and what each child is to have."""
+        self.version += 1
+        served = self.served
+        self._switch()
+        wanted = (*self.specs.values(), *self.catalog.values())
+        self.goal = {spec.digest: spec for spec in wanted if spec.name not in self.parked}
+        current = frozenset(spec.digest for spec in self.specs.values() if spec.name not in self.parked)
+        self._runs = current.intersection(itertools.chain.from_iterable(replica.ready for replica in self.replicas))
+        names = self._names_of(self._runs)
+        new, self.runnable = names - self.runnable, names
+        if all(self.goal.keys() <= replica.ready for replica in self.replicas):
+            self.tries.reset()
+        if new:
+            logger.info("worker=%s serves %s", self.plan.worker, ", ".join(sorted(new)))
+        self._is_settled = all(replica.ready == self.goal.keys() for replica in self.replicas if replica.is_up)
+        if gone := (served - self.served) & self.catalog.keys() - self.parked:
+            logger.error("worker=%s serves no more: %s", self.plan.worker, ", ".join(sorted(gone)))
+
+    def _switch(self) -> None:
+        """To what the catalog says, where nothing is lost: all that run what was before have it, or none does."""
+        before, loaded = self.specs, frozenset[str]().union(*(replica.ready | replica.had for replica in self.replicas))
+        kept = {name: spec for name, spec in before.items() if spec.digest in loaded and name not in self.parked}
+        taken = {name for name, spec in self.catalog.items() if name not in kept or self._all_have(spec, kept[name])}
+        after = {name: self.catalog[name] if name in taken else kept[name] for name in (*self.catalog, *kept)}
+        if after == before:
+            return
+        self.specs = after
+        for name in taken & before.keys():
+            old, new = before[name].digest, after[name].digest
+            if old != new and old in self._runs:
+                logger.info("worker=%s model=%s is run by its new entry from now on", self.plan.worker, name)
+
+    def _all_have(self, spec: ModelSpec, before: ModelSpec) -> bool:
+        """Return whether each replica that has the entry `before`, or had it, has this one too; one at least has."""
+        able = [replica for replica in self.replicas if not self._is_withdrawn(replica)]
+        known = [replica.ready | replica.had for replica in able if before.digest in replica.ready | replica.had]
+        is_run = any(spec.digest in replica.ready for replica in able)
+        return is_run and all(spec.digest in entries for entries in known)
+
+    def _tell(self, replica: Replica, tracebacks: Mapping[str, str]) -> None:
+        """One sentence for each reason, not for each child and try."""
+        for key, spec in self.goal.items():
+            why = replica.models.get(key, READY)
+            if why != READY and (key, why) not in self._said:
+                self._said.add((key, why))
+                trace = f"\n{tracebacks[key]}" if key in tracebacks else ""
+                logger.error(
+                    "model=%s not loaded on %s, tried again and again: %s%s", spec.name, replica.device, why, trace
+                )
+
+    # What follows from it
+
+    @property
+    def served(self) -> frozenset[str]:
+        """What can be run now, or as soon as a child that ended has started again."""
+        runs = self._runs.union(*(replica.had for replica in self.replicas))
+        return self._names_of(runs) - self.parked
+
+    def _names_of(self, digests: Set[str]) -> frozenset[str]:
+        """Return the models whose jobs run by one of these entries."""
+        return frozenset(spec.name for spec in self.specs.values() if spec.digest in digests)
+
+    def is_last(self, spec: ModelSpec) -> bool:
+        """Whether there is a newer entry, which some replica could not load."""
+        newer = self.catalog.get(spec.name, spec)
+        return newer.digest != spec.digest and self.why_not(newer) != ""
+
+    def why_not(self, spec: ModelSpec) -> str:
+        """Why a replica could not load it."""
+        states = (replica.models.get(spec.digest, READY) for replica in self.replicas)
+        return next((state for state in states if state != READY), "")
+
+    def may_run(self, pid: int) -> bool:
+        """Return whether this child can be given a call."""
+        return bool(self._run_by(pid))
+
+    def lacking(self, pid: int) -> frozenset[str]:
+        """Return the models that are run and that this child cannot be given a call of."""
+        return self._names_of(self._runs - self._run_by(pid))
+
+    def _run_by(self, pid: int) -> frozenset[str]:
+        """Return the digests of what this child can be given calls of."""
+        able = (replica for replica in self.replicas if replica.pid == pid and not self._is_withdrawn(replica))
+        return next((replica.ready & self._runs for replica in able), frozenset())
+
+    @property
+    def runnable_soon(self) -> frozenset[str]:
+        """Return the models of which a replica begins a batch now, or once its batch ends: a load may take an hour."""
+        able = (
+            replica.ready for replica in self.replicas if not replica.is_loading and not self._is_withdrawn(replica)
+        )
+        return self._names_of(self._runs.intersection(itertools.chain.from_iterable(able)))
+
+    def _is_withdrawn(self, replica: Replica) -> bool:
+        return self.trust.withdrawn_s(replica.device) > 0.0
+
+    def _computes(self, device: str, instead_of: str) -> bool:
+        """Return whether a device has what is run on another, or had it and starts again."""
+        has, needed = (
+            frozenset[str]().union(*(r.ready or r.had for r in self.replicas if r.device == each))
+            for each in (device, instead_of)
+        )
+        return bool(has) and has >= needed & self._runs
+
+    def device_of(self, pid: int) -> str:
+        return next((replica.device for replica in self.replicas if replica.pid == pid), "")
+
+    def works_ahead(self, pid: int) -> bool:
+        """Whether this child can be given more calls than the one it runs."""
+        return self.may_run(pid) and any(r.pid == pid and self.plan.works_ahead(i) for i, r in enumerate(self.replicas))
+
+    def shared_with(self, pid: int) -> Shared | None:
+        return next((replica.shared for replica in self.replicas if replica.pid == pid), None)
+
+    def steps(self, model: str) -> bool:
+        """Whether a replica generates with it step by step, so that jobs of any parameters run together."""
+        spec = self.specs.get(model)
+        return spec is not None and any(spec.digest in replica.steps for replica in self.replicas)
+
+    def ask(self, pid: int, asked: Asked) -> None:
+        """Tell a child that takes steps what is wanted of it. Once the worker leaves nothing else is."""
+        shared = self.shared_with(pid)
+        if shared and not self.is_closed:
+            shared.asked = asked
+
+    def close(self) -> None:
+        """Have all children run what is open in them to its end, as no call follows."""
+        self.is_closed = True
+        for replica in self.replicas:
+            replica.shared.asked = Asked.TO_THE_END
+
+    def call_back(self, pid: int, number: int) -> None:
+        """One call of this child, and none of the others that it has in hand."""
+        shared = self.shared_with(pid)
+        if shared and number not in shared.called_back:
+            shared.called_back[:] = [number, *shared.called_back[:-1]]
+
+    @property
+    def able(self) -> int:
+        """Return how many children can be given a call."""
+        return sum(replica.pid is not None and self.may_run(replica.pid) for replica in list(self.replicas))
+
+    def may_start(self, index: int) -> bool:
+        if index >= len(self.replicas):
+            return True
+        if self.trust.withdrawn_s(self.replicas[index].device):
+            return False
+        return self.replicas[index].retry_at <= time.monotonic() or self.replicas[index].had != frozenset()
+
+    def first_order(self, index: int) -> Order:
+        """Return what the next process of this replica is to load as it starts.
+
+        What ended the process before is tried later, beside the work. Where what loads quickly was run and is run by
+        none, half of the replicas leave what loads slowly to those that are loading it, and for later.
+        """
+        without = self.replicas[index].killers if index < len(self.replicas) else frozenset[str]()
+        order = tuple(spec for key, spec in self.goal.items() if key not in without)
+        slow = {spec.digest for spec in order if self._load_s.get(spec.digest, 0.0) > SLOW_S}
+        quick = tuple(spec for spec in order if spec.digest not in slow)
+        lost = frozenset[str]().union(*(replica.had for replica in self.replicas)) - self._runs
+        if lost.isdisjoint(spec.digest for spec in quick):
+            return order
+        starting = [replica.ordered for replica in self.replicas if replica.pid is not None and not replica.is_up]
+        load_it = sum(slow <= set(ordered) for ordered in starting)
+        return quick if load_it > len(starting) - load_it else order
+
+    def wanted(self, pids: Collection[int]) -> int | None:
+        """Which of these children is the first that is to unload or to load something."""
+        following = self._following(pids)
+        return following[0].pid if following else None
+
+    def next_order(self, pids: Collection[int]) -> tuple[int, Order] | None:
+        """What the one that is `wanted` is to have, who runs nothing now."""
+        if (following := self._following(pids)) is None:
+            return None
+        replica, keys = following
+        if not keys <= replica.ready:
+            self.tried()
+        order = tuple(spec for key, spec in self.goal.items() if key in keys)
+        replica.ordered, replica.ordered_at = tuple(spec.digest for spec in order), time.monotonic()
+        replica.is_loading = True
+        return replica.pid or 0, order
+
+    def _following(self, pids: Collection[int]) -> tuple[Replica, Set[str]] | None:
+        if self._is_settled:
+            return None
+        up = [replica for replica in self.replicas if replica.is_up and replica.pid in pids]
+        goal = self.goal
+        for replica in up:
+            if replica.ready - goal.keys():
+                return replica, replica.ready & goal.keys()
+        # A child whose last load failed comes last, so that another one tries a lazy model the next time.
+        free = sorted(filter(self._can_be_spared, up), key=lambda replica: replica.retry_at)
+        for replica in free:
+            if untried := self._untried(replica):
+                return replica, replica.ready | untried
+        lacking = [replica for replica in free if self.may_run(replica.pid or 0) and not goal.keys() <= replica.ready]
+        if lacking and self.try_at <= time.monotonic():
+            replica = min(lacking, key=lambda replica: replica.retry_at)
+            return replica, replica.ready | self._to_try(replica)
+        return None
+
+    def _to_try(self, replica: Replica) -> frozenset[str]:
+        """Return what this child is to try again: what ended a process after all others, and each such model alone."""
+        lacking = self.goal.keys() - replica.ready
+        killers, others = lacking & replica.killers, lacking - replica.killers
+        if killers and others <= set(replica.ordered):
+            return frozenset({min(killers, key=lambda key: (self.failures[key], key))})
+        return frozenset(others)
+
+    def _untried(self, replica: Replica) -> frozenset[str]:
+        """What it was never told to load. What another could not is tried in turn, with pauses."""
+        tried = replica.models.keys() | {
+            key for other in self.replicas for key, why in other.models.items() if why != READY
+        }
+        return frozenset(self.goal.keys() - tried)
+
+    def _can_be_spared(self, replica: Replica) -> bool:
+        """Return whether others run meanwhile what it runs, or none of them will soon: a single one pauses."""
+        others = [other for other in self.replicas if other is not replica and other.pid is not None]
+        able = [other.ready for other in others if not self._is_withdrawn(other)]
+        return all(other.is_up for other in others) or replica.ready & self._runs <= frozenset[str]().union(*able)
+
+    def to_restart(self) -> list[int]:
+        """Return the indexes of the children that can be given no call, when their pause is over."""
+        now = time.monotonic()
+        return [
+            index
+            for index, replica in enumerate(self.replicas)
+            if replica.is_up and replica.retry_at <= now and replica.pid and not self.may_run(replica.pid)
+            and self.goal and not self._untried(replica)
+        ]  # fmt: skip
+
+    def tried(self, took_s: float = 0.0) -> None:
+        """Note a try: the child could run nothing meanwhile, so one that takes long is seldom made."""
+        self.try_at = time.monotonic() + max(self.tries.next_s(), took_s * TIMES_AS_LONG)
+
+    @property
+    def have_told(self) -> bool:
+        """Whether each has loaded what it can, or died of it, once."""
+        return all(replica.told for replica in self.replicas)

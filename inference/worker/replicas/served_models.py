@@ -1,0 +1,75 @@
+"""The models that this worker is to run: those of the models file that `--models` selects."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from django.conf import settings
+
+from inference.catalog import lookup, words
+from inference.catalog.specs import Catalog, digest_of
+from inference.models import WAITING, Job
+from inference.worker.replicas.registry import Replicas
+
+LINGER_S = settings.WORKER_SILENT_S  # a web process may take jobs until it has seen that their model is gone
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSelection:
+    """The models that a worker was started for, as they run on its devices."""
+
+    names: frozenset[str] | None = None  # also of models that are gone for a while; None selects all
+    on_gpu: bool = False
+
+    def apply(self, catalog: Catalog) -> Catalog:
+        """Return the entries of `catalog` that are selected."""
+        found = {name: spec for name, spec in catalog.items() if self.names is None or name in self.names}
+        return {name: spec.on_gpu() for name, spec in found.items()} if self.on_gpu else found
+
+
+def parse_selection(models: Catalog, option: str | None) -> ModelSelection:
+    """Read the option `--models`, a list of names with commas; None selects all.
+
+    Raises `ValueError`, which says what would be right, for a name that `models` lacks.
+    """
+    if option is None:
+        return ModelSelection()
+    names = frozenset(part.strip() for part in option.split(","))
+    for name in sorted(names - models.keys()):
+        raise ValueError(f"--models {option}: there is no model {name!r} in models.toml; {words.hint(name, models)}")
+    return ModelSelection(names)
+
+
+class ServedModels:
+    """Follows the file. A model that is gone from it is run until no job of it is left."""
+
+    def __init__(self, replicas: Replicas, selection: ModelSelection) -> None:
+        self.replicas = replicas
+        self.selection = selection
+        self._followed = lookup.models()
+        self._left_at: dict[str, float] = {}  # monotonic
+        self._jobless: dict[str, float] = {}  # when those had left of which no job is left
+        replicas.file_digest = digest_of(self._followed)
+
+    def follow(self, is_idle: Callable[[str], bool]) -> None:
+        """By the event loop. `is_idle`: whether this worker holds no job of a model."""
+        replicas, models = self.replicas, lookup.models()
+        if models is not self._followed:
+            self._followed = models
+            replicas.follow(self.selection.apply(models))
+            replicas.file_digest = digest_of(models)
+            now = time.monotonic()
+            self._left_at = {name: self._left_at.get(name, now) for name in replicas.leaving}
+        for name in replicas.leaving & self._jobless.keys():
+            if self._jobless[name] == self._left_at[name] and is_idle(name):  # it may have come back meanwhile
+                replicas.release(name)
+
+    def find_jobless(self) -> None:
+        """By another thread, which may wait for the database."""
+        before = time.monotonic() - LINGER_S
+        left = {name: left_at for name, left_at in list(self._left_at.items()) if left_at < before}
+        self._jobless = {
+            name: left_at
+            for name, left_at in left.items()
+            if not Job.objects.filter(model=name, status__in=WAITING).exists()
+        }

@@ -1,0 +1,388 @@
+"""The jobs that a worker holds: in the queue of their model, beside it to run again or alone, or running."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence, Set
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from inference import clock, errors
+from inference.batching.costs import CostModel
+from inference.batching.queue import BatchQueue, Item, Limits
+from inference.batching.room import Room
+from inference.batching.shares import OwnerShares, PriorityShares
+from inference.catalog.specs import Catalog, ModelSpec
+from inference.models import Priority
+from inference.worker.replicas.registry import Replicas
+from inference.worker.scheduling.inflight import Batch, HeldJob, Search
+from inference.worker.scheduling.isolation import Isolation, Part
+
+TOGETHER_S, HURRIED_S = 0.05, 0.01  # of the engine calls of one call of a child; the latter where somebody waits
+MOST_TOGETHER = 480  # jobs of one call: a statement takes 500
+PATIENT = int(Priority.LOW)  # and above: nobody waits for each of them
+SET_BACK_S = 1.0  # by more than that a clock is, whose jobs seem to come yet
+GONE_WEIGHT = 0.05  # of the last batch, in the share of jobs that are gone
+LEARNT = 8  # engine calls, from which on it is known how long one takes
+
+
+class Turn(NamedTuple):
+    """A batch that may go now, around the first job of a queue or of one priority in it."""
+
+    model: str
+    queue: BatchQueue
+    priority: int
+    order: tuple[int, float, float]  # of that job
+
+
+class Backlog:
+    """What is held here leaves by being released, given back or forgotten."""
+
+    def __init__(self, replicas: Replicas) -> None:
+        self.replicas = replicas
+        self.specs: Catalog = {}  # of the queues
+        self.queues: dict[str, BatchQueue] = {}  # by model; replaced as a whole
+        self.follow()
+        self.held: dict[str, HeldJob] = {}
+        self.isolation = Isolation(devices=len(set(replicas.plan.devices)))
+        self.batches: dict[UUID, Batch] = {}  # that run
+        self.long: set[str] = set()  # models whose calls take much longer than what is done before and after them
+        self._owners: dict[int, OwnerShares] = defaultdict(OwnerShares)  # by priority, over all models
+        self._priorities = PriorityShares()
+        self.gone_share = 0.0  # of the jobs of recent batches: those that had been run, or cancelled, before
+        # How far the queues are worked off: when the newest job was made that was started, by model and priority. The
+        # oldest that waits here was not passed by it: jobs are taken in their turn.
+        self.reached: dict[str, dict[str, float]] = defaultdict(dict)
+
+    def follow(self) -> None:
+        """A queue for each model that is run now, with its limits. One that is run no more keeps its queue until what
+        it holds has been let go."""
+        before, after = self.specs, self.replicas.specs
+        if before is after:
+            return
+        queues = dict(self.queues)
+        for name, spec in after.items():
+            queue = queues.setdefault(name, BatchQueue(_limits(spec), CostModel()))
+            queue.limit(_limits(spec))
+            if name in before and before[name].load_digest != spec.load_digest:
+                queue.learn_anew()
+        self.specs, self.queues = after, queues
+
+    def is_idle(self, model: str) -> bool:
+        """Whether it holds nothing of this model."""
+        return all(held.model != model for held in self.held.values())
+
+    def __len__(self) -> int:
+        """Jobs that wait."""
+        return sum(map(len, self.queues.values())) + len(self.isolation)
+
+    def add(self, item: Item, model: str, request: Any = None) -> None:
+        """Hold a job until it is finished. A double of a held job only adds its message.
+
+        Without `request`, its message has not come: it may be in the broker behind others.
+        """
+        if known := self.held.get(item.id):
+            known.requests += [request] if request else []
+            if item.alone and self.queues[model].remove(item.id):
+                known.item = item
+                self.isolation.wait_alone(known)
+            return
+        item = item._replace(turn=self._owners[item.priority].enter(item.owner, self.queues[model].cost_s(item)))
+        self.held[item.id] = held = HeldJob(
+            item=item, model=model, requests=[request] if request else [], is_from_row=not request
+        )
+        if item.alone:
+            self.isolation.wait_alone(held)
+        else:
+            self.queues[model].add(item)
+
+    def started(self, batch: Batch) -> None:
+        self.batches[batch.id] = batch
+        self.isolation.sent(batch)
+        self.has_joined(batch)
+
+    def has_joined(self, batch: Batch) -> None:
+        """Those that its last call brings."""
+        reached = self.reached[batch.spec.name]
+        queue = self.queues[batch.spec.name]
+        told = {(held.item.priority, held.item.arrived_at_s) for held in batch.called if held.requests}
+        for priority, at_s in told:
+            key = str(priority)
+            known, arrived_at_s = reached.get(key, 0.0), min(at_s, queue.oldest_s(priority))
+            was_set_back = known > clock.time_s() + SET_BACK_S
+            reached[key] = arrived_at_s if was_set_back else max(known, arrived_at_s)
+
+    def computed(self, given: int, run: int) -> None:
+        """Note of a batch that was computed how many of its jobs ran: the others took up room in it."""
+        self.gone_share += (1.0 - run / given - self.gone_share) * GONE_WEIGHT
+
+    def ended(self, batch: Batch) -> None:
+        self.batches.pop(batch.id, None)
+        self.isolation.ended(batch)
+
+    def release(self, held: HeldJob, error: str, engine_s: float) -> None:
+        """Its outcome is on its row, or is not this worker's to tell. Acknowledges its messages."""
+        self.held.pop(held.item.id, None)
+        for request in held.requests:
+            request.finished(error, engine_s)
+
+    def forget_messages(self) -> None:
+        """The connection is gone: what waits is delivered again; what runs, or has run and is looked into, goes on
+        without its messages."""
+        waiting = self._waiting()
+        for held in self.held.values():
+            for request in held.requests:
+                request.forget()
+            held.requests.clear()
+        for held in waiting:
+            self._forget(held)
+
+    def give_back_waiting(self) -> None:
+        """The newest first, since what is given back goes before all others."""
+        self._give_back(reversed(self._waiting()))
+
+    def let_go(self) -> frozenset[UUID]:
+        """What cannot be run here now goes back to its queue. What has run stays while a replica that had its model
+        starts again; when that has failed, its row is to go back too: returns the batches of such rows."""
+        if self.replicas.serving >= self.queues.keys():
+            return frozenset()
+        running = self._running()
+        leaving = [
+            held
+            for held in self.held.values()
+            if held.model not in (self.replicas.served if held.takes_over else self.replicas.serving)
+            and held.item.id not in running
+        ]
+        self._give_back(leaving)
+        if gone := self.queues.keys() - self.specs.keys() - {held.model for held in self.held.values()}:
+            self.queues = {name: queue for name, queue in self.queues.items() if name not in gone}
+        return frozenset(over for held in leaving for over in held.takes_over)
+
+    def drop_expired(self) -> bool:
+        """Of what waits: its messages are done with. Returns whether there was any, whose row is to say so."""
+        expired = [item for queue in self.queues.values() for item in queue.expire(clock.earliest_s())]
+        for item in expired:
+            self.leave(self.held[item.id])
+            self.release(self.held[item.id], errors.Expired.code, 0.0)
+        return bool(expired)
+
+    def drop_ended(self, id: str) -> None:
+        """Drop a job whose row says that it has ended, if it waits here: its messages are done with."""
+        held = self.held.get(id)
+        if held and self.queues[held.model].remove(id):
+            self.leave(held)
+            self.release(held, "", 0.0)
+
+    def leave(self, held: HeldJob) -> None:
+        """Give back what a job that is not run here has taken of its owner's share."""
+        self._owners[held.item.priority].leave(held.item.owner, self.queues[held.model].cost_s(held.item))
+
+    def next(self, without: Set[str], *, idle: int) -> tuple[list[HeldJob], Search | None, bool] | None:
+        """The jobs of the next batch, of other models than those `without`; the search that it is a step of, and
+        whether nobody may join it. `idle` children share what is generated step by step."""
+        now = clock.earliest_s()
+        while part := self.next_alone(now) or self.isolation.next(self.replicas.runnable - without):
+            if part.jobs[0].model in without:  # it is to run alone, in a child that has its model
+                return None
+            self.isolation.parts.remove(part)
+            if kept := [held for held in part.jobs if self.held.get(held.item.id) is held]:
+                return kept, part.search, True
+        for turn in self._turns(now, without):
+            if items := self._take(turn, now, idle):
+                return self._taken(turn, items), None, False
+        return None
+
+    def more(self, first: Sequence[HeldJob], *, able: int) -> list[list[HeldJob]]:
+        """The batches that go with `first` in one call of a child, as long as it is short and no other job would be
+        next. `able` children share what waits."""
+        queue, last = self.queues[first[0].model], list(first)
+        limit_s, each_s = self._together_s(queue, first)
+        most = min(MOST_TOGETHER, (len(first) + len(queue)) // max(1, able))
+        jobs, took_s, more = 0, 0.0, []
+        while self._may_go_on(queue, last):
+            jobs, last_s = jobs + len(last), queue.following_s([held.item for held in last])
+            took_s += last_s
+            if jobs + min(len(last), len(queue)) > most or took_s + last_s > limit_s:
+                break
+            items = queue.take(clock.earliest_s(), most_s=min(each_s, limit_s - took_s))
+            if not items:
+                break
+            last = self._taken(items[0], items)
+            more.append(last)
+        return more
+
+    def _together_s(self, queue: BatchQueue, first: Sequence[HeldJob]) -> tuple[float, float]:
+        """How long the engine calls that go together may take, and each that follows. Where somebody waits for each,
+        only such as take less than what is done before and after them: then they are answered sooner, but for the
+        first."""
+        if all(held.item.priority >= PATIENT for held in first):
+            return TOGETHER_S, TOGETHER_S
+        each_s = queue.costs.around_s(len(first))
+        return HURRIED_S if queue.following_s([held.item for held in first]) <= each_s else 0.0, each_s
+
+    def _may_go_on(self, queue: BatchQueue, batch: Sequence[HeldJob]) -> bool:
+        """Whether the next of this queue may go with a batch that was taken from it."""
+        if self.isolation.parts or queue.has_deadlines or queue.costs.calls < LEARNT:
+            return False
+        if any(held.item.expires_at_s for held in batch):
+            return False
+        due = self._due_in_turn(clock.earliest_s())
+        if not due or due[0].queue is not queue or self._owed(due) is not None:
+            return False
+        return due[0].priority >= batch[0].item.priority  # else a lower one had its share, and no more than that
+
+    def together(self) -> dict[str, int]:
+        """How many jobs may share a call of a child, by model of which such wait."""
+        return {
+            name: min(MOST_TOGETHER, int(queue.costs.items_per_s() / queue.costs.pace * TOGETHER_S))
+            for name, queue in self.queues.items()
+            if queue.costs.calls >= LEARNT and (head := queue.head()) and head.priority >= PATIENT
+        }
+
+    def is_overtaken(self, batch: Batch) -> bool:
+        """Whether somebody of another model or of a higher priority is to run before the last of these engine calls,
+        were they not in one call: who waits, or was given to the same child since. Those of one model and priority come
+        from several processes, nearly in their order."""
+        if self.isolation.parts:
+            return True
+        order = batch.called[-batch.shares[-1]].item.order
+        lacking = self.replicas.lacking(batch.pid)
+        due = (turn for turn in self._due_in_turn(clock.earliest_s()) if turn.model not in lacking)
+        orders = [(turn.model, turn.order) for turn in due]
+        behind = (other for other in self.batches.values() if other.pid == batch.pid and other.number > batch.number)
+        orders += ((other.spec.name, other.called[0].item.order) for other in behind)
+        return any(other[0] < order[0] if name == batch.spec.name else other < order for name, other in orders)
+
+    def next_ahead(self, without: Set[str]) -> list[HeldJob] | None:
+        """Return the jobs of a batch for a child that is busy, of other models than those `without`.
+
+        None where an idle one is waited for: by what is run again, or generated step by step."""
+        now = clock.earliest_s()
+        if self.isolation.parts and self.isolation.next(self.replicas.runnable_soon):
+            return None
+        for turn in self._turns(now, without):
+            if self.replicas.steps(turn.model):
+                return None
+            if items := turn.queue.take(now, priority=turn.priority):
+                return self._taken(turn, items)
+        return None
+
+    def _take(self, turn: Turn, now: float, idle: int) -> list[Item]:
+        """None when all that was due has expired."""
+        queue = turn.queue
+        if not self.replicas.steps(turn.model):
+            return queue.take(now, priority=turn.priority)
+        limits = queue.limits
+        share = math.ceil(len(queue) / max(1, idle))
+        room = Room(rows=limits.max_batch_size, tokens=limits.max_batch_tokens, longest=int(queue.padded))
+        return queue.take_next(now, room, priority=turn.priority, most=share)
+
+    def _taken(self, turn: Turn | Item, items: Sequence[Item]) -> list[HeldJob]:
+        """Return the jobs of a batch that goes now around that one: it is the turn of its owner and its priority."""
+        waiting = {priority for queue in self._able_queues() for priority in queue.priorities}
+        self._priorities.take(turn.priority, {turn.priority, *waiting})
+        self._owners[turn.priority].take(turn.order[1])
+        return [self.held[item.id] for item in items]
+
+    def has_next(self, without: Set[str]) -> bool:
+        """Whether there is a next batch, of other models than those `without`."""
+        now = clock.earliest_s()
+        if self.isolation.next(self.replicas.runnable - without):
+            return True
+        return any(turn.model not in without for turn in self._due_in_turn(now))
+
+    def joining(self, batch: Batch) -> list[HeldJob]:
+        """Those who join an open batch now, taken out of their queue."""
+        if not self.may_join(batch):
+            return []
+        queue = self.queues[batch.spec.name]
+        turn = self._turn_of(batch.spec.name, queue)
+        items = queue.take_next(clock.earliest_s(), batch.room, priority=turn.priority) if turn else []
+        for item in items:
+            batch.room = batch.room.without(item.size, item.length)
+        return self._taken(turn, items) if turn and items else []
+
+    def may_join(self, batch: Batch) -> bool:
+        """Whether somebody waits who would, and fits. What is to be run again of this model goes first, by itself."""
+        name = batch.spec.name
+        if not (queue := self.queues.get(name)) or self.isolation.next({name}):
+            return False
+        turn = self._turn_of(name, queue)
+        return turn is not None and queue.may_take_next(batch.room, turn.priority)
+
+    def next_alone(self, now: float) -> Part | None:
+        """Of those that nothing may run beside, the one whose turn it is."""
+        if not self.isolation.parts:
+            return None
+        return self.isolation.next_alone(self.replicas.runnable_soon, [turn.order for turn in self._due_in_turn(now)])
+
+    def due_in_s(self) -> float | None:
+        """Seconds until the next batch may go, when it waits for company only."""
+        now = clock.earliest_s()
+        due = [wait_s for queue in self._able_queues() if (wait_s := _waits_s(queue, now)) is not None]
+        if (again := self.isolation.due_in_s(self.replicas.runnable)) is not None:
+            due.append(again)
+        return max(0.0, min(due)) if due else None
+
+    def _due_in_turn(self, now: float) -> list[Turn]:
+        """Return the queues whose next batch may go, by the job that goes first in each."""
+        able = {name: queue for name, queue in self.queues.items() if name in self.replicas.serving}
+        due = [
+            Turn(name, queue, head.priority, head.order)
+            for name, queue in able.items()
+            if (wait_s := _waits_s(queue, now)) is not None and wait_s <= 0.0 and (head := queue.head())
+        ]
+        return sorted(due, key=lambda turn: turn.order)
+
+    def _turns(self, now: float, without: Set[str]) -> list[Turn]:
+        """Return `_due_in_turn`, of other models than those `without`, and before them those of a lower priority that
+        is owed a batch."""
+        due = [turn for turn in self._due_in_turn(now) if turn.model not in without]
+        if (owed := self._owed(due)) is None:
+            return due
+        first = [Turn(turn.model, turn.queue, owed, head.order) for turn in due if (head := turn.queue.head(owed))]
+        return [*sorted(first, key=lambda turn: turn.order), *due]
+
+    def _owed(self, due: Iterable[Turn]) -> int | None:
+        """Return the lower priority of these queues that is owed a batch."""
+        return self._priorities.owed({priority for turn in due for priority in turn.queue.priorities})
+
+    def _turn_of(self, model: str, queue: BatchQueue) -> Turn | None:
+        """Return the job that goes first in one queue, whatever waits in others."""
+        head = queue.head(self._priorities.owed(queue.priorities)) or queue.head()
+        return Turn(model, queue, head.priority, head.order) if head else None
+
+    def _able_queues(self) -> list[BatchQueue]:
+        return [queue for name, queue in self.queues.items() if name in self.replicas.serving]
+
+    def _running(self) -> set[str]:
+        return {held.item.id for batch in self.batches.values() for held in batch.jobs}
+
+    def _waiting(self) -> list[HeldJob]:
+        """Neither in one of the batches that run, nor to be looked into after one that is over."""
+        running = self._running()
+        return [held for held in self.held.values() if held.item.id not in running and not held.takes_over]
+
+    def _give_back(self, leaving: Iterable[HeldJob]) -> None:
+        for held in leaving:
+            self._forget(held)
+            for request in held.requests:
+                request.give_back()
+
+    def _forget(self, held: HeldJob) -> None:
+        del self.held[held.item.id]
+        self.leave(held)
+        self.isolation.forget(held)
+        self.queues[held.model].remove(held.item.id)
+
+
+def _waits_s(queue: BatchQueue, now: float) -> float | None:
+    """Seconds until its next batch may go. That of a clock that was set back goes: none waits for longer."""
+    if (at := queue.due_at_s()) is None:
+        return None
+    return at - now if at - now < queue.limits.max_wait_s + SET_BACK_S else 0.0
+
+
+def _limits(spec: ModelSpec) -> Limits:
+    return Limits(
+        max_batch_size=spec.max_batch_size, max_batch_tokens=spec.max_batch_tokens, max_wait_s=spec.max_wait_ms / 1000
+    )

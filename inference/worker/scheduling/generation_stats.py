@@ -1,0 +1,79 @@
+"""How fast a worker generates, and what room it has: for its row."""
+
+import time
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from inference.worker.calls import BatchReport
+from inference.worker.scheduling.inflight import Batch
+
+WINDOW_S = 10.0  # of tokens a second
+FIRSTS = 200  # the last ones, whose time to the first token is shown
+ANSWERS = 200  # the last ones, by whose tokens progress is told in jobs
+
+
+@dataclass(slots=True)
+class _Model:
+    tokens: int = 0
+    capacity: int = 0  # of a replica
+    samples: deque[tuple[float, int]] = field(default_factory=deque)  # (monotonic, tokens)
+    firsts: deque[float] = field(default_factory=lambda: deque(maxlen=FIRSTS))  # seconds from a job's making
+    answers: deque[int] = field(default_factory=lambda: deque(maxlen=ANSWERS))  # tokens
+
+    def add(self, tokens: int) -> None:
+        """Runs in the event loop alone, while other threads read."""
+        now = time.monotonic()
+        self.samples.append((now, tokens))
+        while self.samples[0][0] < now - WINDOW_S:
+            self.samples.popleft()
+
+    def tokens_per_s(self, now: float) -> float:
+        return sum(tokens for at, tokens in list(self.samples) if at >= now - WINDOW_S) / WINDOW_S
+
+    def first_s(self, share: float) -> float | None:
+        ranked = sorted(self.firsts)
+        return round(ranked[int(share * (len(ranked) - 1))], 3) if ranked else None
+
+
+class Generated:
+    """Belongs to the worker's event loop; the heartbeat reads what `row` returns."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, _Model] = {}
+
+    def note(self, batch: Batch, report: BatchReport) -> None:
+        if report.capacity:
+            model = self._models.setdefault(batch.spec.name, _Model())
+            model.tokens += report.tokens
+            model.capacity = report.capacity
+            model.add(report.tokens)
+            model.firsts += report.firsts_s
+            model.answers += report.answers
+
+    def jobs(self, model: str, tokens: int) -> float:
+        """How many answers so many tokens are; 0.0 while none has ended. To count those that end would leave out what
+        the others have come to, and long answers take many slices of steps."""
+        found = self._models.get(model)
+        return tokens / fmean(found.answers) if found and found.answers else 0.0
+
+    def row(self, batches: Collection[Batch], *, replicas: int) -> dict[str, dict[str, object]]:
+        """By model: rows that are being answered, tokens of cache that are free in all `replicas`, tokens in all and a
+        second, and seconds to the first token."""
+        now = time.monotonic()
+        return {
+            name: {
+                "rows": sum(held.item.size for batch in batches if batch.spec.name == name for held in batch.jobs),
+                "room": replicas * model.capacity
+                - sum(
+                    model.capacity - int(batch.room.tokens)
+                    for batch in batches
+                    if batch.spec.name == name and batch.is_open
+                ),
+                "tokens": model.tokens,
+                "tokens_per_s": round(model.tokens_per_s(now), 1),
+                "first_token_s": {"p50": model.first_s(0.5), "p95": model.first_s(0.95)},
+            }
+            for name, model in list(self._models.items())
+        }

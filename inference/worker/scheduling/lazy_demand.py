@@ -1,0 +1,89 @@
+"""What a worker finds out of its lazy models beside its event loop: whose jobs wait, who else has them, their size."""
+
+import threading
+import time
+from collections.abc import Mapping
+from uuid import UUID
+
+from inference import clock
+from inference.catalog.specs import Catalog
+from inference.engines import memory
+from inference.failures import Pauses
+from inference.residency.residents import Residents, Waiting
+from inference.residency.shares import is_ours
+from inference.status import backlog, catalog, workers
+from inference.worker.chores import run_chore
+from inference.worker.replicas.devices import Plan
+
+LOOK_S, LONGEST_PAUSE_S = 0.5, 10.0  # between two looks; the second while the database is away
+INSIDE = ("ready", "loading")  # states of a model on a worker's row
+
+
+class Lookout(threading.Thread):
+    """`models`, `absent`, `held_back` and `residents` are the event loop's; what this finds is replaced as a whole."""
+
+    def __init__(self, plan: Plan, residents: Residents) -> None:
+        super().__init__(name="lookout", daemon=True)
+        self.worker = plan.worker
+        self.residents = residents
+        self.models: Catalog = {}  # the lazy ones
+        self.absent: frozenset[str] = frozenset()  # those that are not in memory
+        self.held_back: frozenset[str] = frozenset()  # those of which operators want nothing begun
+        self.waiting: Mapping[str, Waiting] = {}
+        self.ours: frozenset[str] = frozenset()  # models that this worker is to load, since it has jobs
+        self.estimates: dict[str, int | None] = {}  # bytes, by load_digest
+        self._seen_at: dict[str, float] = {}  # monotonic: since when jobs of a model wait
+        self._made_at: dict[UUID, float] = {}  # monotonic: of the first jobs, by their age when first seen
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        pauses = Pauses(first_s=LOOK_S, longest_s=LONGEST_PAUSE_S)
+        while not self._stopping.is_set():
+            if looked := run_chore(self.look, str(self.worker)):
+                pauses.reset()
+            self._stopping.wait(LOOK_S if looked else pauses.next_s())
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def look(self) -> None:
+        models, absent = self.models, self.absent
+        for spec in models.values():
+            if spec.load_digest not in self.estimates:
+                self.estimates[spec.load_digest] = memory.estimate(spec)
+        if not models or not absent:  # nobody waits for a turn
+            self.waiting, self.ours, self._seen_at, self._made_at = {}, frozenset(), {}, {}
+            return
+        found = {name: first for name, first in backlog.first_queued(models).items() if name not in self.held_back}
+        now = time.monotonic()
+        self._seen_at = {name: self._seen_at.get(name, now) for name in found if name in absent}
+        self._made_at = {job_id: self._made_at.get(job_id, now - _age_s(job_id)) for _, job_id in found.values()}
+        self.waiting = {
+            name: Waiting(since_s=self._made_at[job_id], priority=priority)
+            for name, (priority, job_id) in found.items()
+        }
+        self.ours = frozenset(self._ours(now)) if self._seen_at else frozenset()
+
+    def _ours(self, now: float) -> list[str]:
+        others = self._others()
+        return [
+            name
+            for name, seen_at in self._seen_at.items()
+            if is_ours(
+                name, str(self.worker), {other: states[name] for other, states in others.items() if name in states},
+                seen_s=now - seen_at, waited_s=now - self.waiting[name].since_s,
+                load_s=self.residents.load_s(name),
+            )
+        ]  # fmt: skip
+
+    def _others(self) -> dict[str, dict[str, bool]]:
+        """By worker and model: whether it has it in memory, or soon."""
+        others = workers.living().filter(connected=True, state__in=workers.SERVING).exclude(pk=self.worker)
+        return {
+            str(worker.pk): {entry["name"]: entry["state"] in INSIDE for entry in catalog.entries(worker)}
+            for worker in others.only("catalog")
+        }
+
+
+def _age_s(job_id: UUID) -> float:
+    return max(0.0, clock.time_s() - backlog.milliseconds(job_id) / 1000)

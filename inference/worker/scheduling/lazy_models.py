@@ -1,0 +1,153 @@
+"""The lazy models of a worker: in memory from their first job until they are idle, by turns where not all fit.
+
+Belongs to the event loop. It asks the policy (`inference.residency`) and says what is to be in no memory now; the
+replicas follow that as they follow the models file.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.conf import settings
+
+from inference.catalog.specs import Catalog, ModelSpec
+from inference.engines.memory import CPU
+from inference.residency.residents import MIB, Residents
+from inference.worker.replicas.registry import Replicas
+from inference.worker.replicas.replica import Replica
+from inference.worker.scheduling.backlog import Backlog
+from inference.worker.scheduling.lazy_demand import Lookout
+
+logger = logging.getLogger(__name__)
+
+CPU_SHARE, GPU_SHARE = 0.5, 0.8  # of its memory that is for models; the rest is for what they compute, and for others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LazyReport:
+    """What the worker's row is to say of them."""
+
+    able: frozenset[str] = frozenset()  # served: in memory, or as soon as a job comes
+    why_not: Mapping[str, str] = field(default_factory=dict)
+    figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+class LazyModels:
+    def __init__(self, replicas: Replicas) -> None:
+        self.replicas = replicas
+        self.residents = Residents()
+        self.lookout = Lookout(replicas.plan, self.residents)
+        self.specs: dict[str, ModelSpec] = {}  # whose size is known, as far as it can be
+        self.report = LazyReport()
+        self._park()
+
+    def follow(self, backlog: Backlog) -> LazyReport:
+        """One step, twice a second."""
+        served = self.replicas.served | self.report.able
+        self._follow_catalog()
+        if not self.replicas.have_told:
+            return self.report
+        now_s = time.monotonic()
+        self.residents.room = self._room()
+        self._settle(now_s)
+        self._see(backlog, now_s)
+        if change := self.residents.next_change(now_s):
+            unload, load = ", ".join(change.unload) or "none", change.load or "none"
+            logger.info("lazy models to be unloaded: %s; to be loaded: %s", unload, load)
+        self._park()
+        self.report = self._report(now_s, served)
+        return self.report
+
+    @property
+    def _catalog(self) -> Catalog:
+        return {name: spec for name, spec in self.replicas.catalog.items() if spec.is_lazy}
+
+    def _follow_catalog(self) -> None:
+        """An entry that would be loaded in another way is another model, which is not in memory."""
+        self.lookout.models = lazy = self._catalog
+        self.lookout.held_back = self.replicas.held_back
+        for name, spec in list(self.specs.items()):
+            if name not in lazy or lazy[name].load_digest != spec.load_digest:
+                del self.specs[name]
+                self.residents.remove(name)
+        for name, spec in lazy.items():
+            if spec.load_digest in self.lookout.estimates and self.specs.get(name) is not spec:
+                self.specs[name] = spec
+                estimate = self.lookout.estimates[spec.load_digest]
+                self.residents.add(name, idle_unload_s=spec.idle_unload_s, memory=estimate)
+
+    def _room(self) -> int:
+        """Bytes for lazy models in each replica: what is left by the others of the least."""
+        plan, lazy = self.replicas.plan, self._catalog.keys()
+        others = [spec for spec in self.replicas.goal.values() if spec.name not in lazy]
+        rooms = [
+            (settings.REPLICA_MEMORY_MB * MIB or _share(replica) // plan.sharing) - _taken(replica, others)
+            for replica in self.replicas.replicas
+            if replica.is_up
+        ]
+        return max(0, min(rooms, default=self.residents.room))
+
+    def _settle(self, now_s: float) -> None:
+        """Whether the change that was begun is over; and what the replicas have lost since."""
+        residents, loading = self.residents, self.residents.loading
+        for name in residents.inside - self.replicas.served:
+            why = self.replicas.why_not(self.specs[name]) or "its process ended, and has not loaded it again."
+            residents.failed(name, now_s, why)
+        if residents.change and self._is_made(loading):
+            residents.done(now_s, memory=self._memory(loading))
+        elif loading in self.specs and (why := self.replicas.why_not(self.specs[loading])):
+            residents.failed(loading, now_s, why)
+
+    def _is_made(self, loading: str | None) -> bool:
+        """What was to come is run, or else nothing is left of what was to go: that goes first."""
+        if loading in self.specs:
+            return loading in self.replicas.runnable
+        return all(replica.ready <= self.replicas.goal.keys() for replica in self.replicas.replicas)
+
+    def _memory(self, loaded: str | None) -> int | None:
+        if loaded not in self.specs:
+            return None
+        return max(replica.memory.get(self.specs[loaded].digest, 0) for replica in self.replicas.replicas)
+
+    def _see(self, backlog: Backlog, now_s: float) -> None:
+        held = list(backlog.held.values())
+        waiting, ours = self.lookout.waiting, self.lookout.ours
+        self.residents.see(
+            {name: waiting[name] for name in ours if name in waiting},
+            working={job.model for job in held} | waiting.keys(),
+            kept={job.model for job in held if job.takes_over},
+            now_s=now_s,
+        )
+
+    def _park(self) -> None:
+        residents = self.residents
+        absent = frozenset(self._catalog.keys() - residents.inside - {residents.loading})
+        self.lookout.absent = absent
+        if absent != self.replicas.parked:
+            self.replicas.park(absent)
+
+    def _report(self, now_s: float, served: frozenset[str]) -> LazyReport:
+        """`served`: what was until now. It still is while the size of its new entry is looked for."""
+        why_not = self.residents.why_not()
+        blocked = {name for name in why_not if not self.residents.can_load(name, now_s)}
+        figures = {
+            name: {"memory": model.memory, "load_s": round(model.load_s, 1)}
+            for name, model in self.residents.models.items()
+        }
+        unknown = self._catalog.keys() - self.specs.keys()
+        able = frozenset(self.specs.keys() - blocked | unknown & served)
+        return LazyReport(able=able, why_not=why_not, figures=figures)
+
+
+def _share(replica: Replica) -> int:
+    """Bytes of its device; of one that does not say, loading will tell."""
+    return int(replica.total * (CPU_SHARE if replica.device == CPU else GPU_SHARE)) or sys.maxsize
+
+
+def _taken(replica: Replica, specs: Iterable[ModelSpec]) -> int:
+    """Bytes. Entries may share what is loaded."""
+    memory = replica.memory
+    return sum({spec.load_digest: memory[spec.digest] for spec in specs if spec.digest in memory}.values())

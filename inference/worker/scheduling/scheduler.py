@@ -1,0 +1,160 @@
+"""What an idle replica runs next: a new batch, or the next steps of one that is open in it, by turns."""
+
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from uuid import uuid4
+
+from inference import clock
+from inference.worker.calls import IN_HAND, Asked
+from inference.worker.processes.pool import ReplicaPool
+from inference.worker.scheduling.backlog import Backlog
+from inference.worker.scheduling.inflight import Batch
+
+LONG = 2.0  # times as long as its claim and record: a call of which two do, so that the next is chosen later
+
+
+class Turns:
+    """`call` sends the next call of a batch to its child, and says whether it could."""
+
+    def __init__(self, backlog: Backlog, pool: Callable[[], ReplicaPool], call: Callable[[Batch], bool]) -> None:
+        self.backlog = backlog
+        self.replicas = backlog.replicas
+        self.may_begin = True
+        self._pool, self._call = pool, call
+        self._others_turn: set[int] = set()  # children that took steps last, where others wait too
+
+    def give(self) -> None:
+        """Work for every idle replica; what is to be loaded goes first."""
+        pool = self._pool()
+        if self.may_begin:
+            pool.order()
+        idle = sorted(pool.idle(), key=lambda pid: len(self.open_in(pid)))
+        for place, pid in enumerate(idle):
+            self._give(pid, idle=len(idle) - place)
+        self._give_ahead()
+        self._call_back()
+
+    def open_in(self, pid: int) -> list[Batch]:
+        """Of this child, whose turn is first."""
+        found = (batch for batch in self.backlog.batches.values() if batch.is_open and batch.pid == pid)
+        return sorted(found, key=lambda batch: batch.called_at)
+
+    def _give(self, pid: int, *, idle: int) -> None:
+        opened = self.open_in(pid)
+        if opened and pid not in self._others_turn:
+            self._others_turn.add(pid)
+            self._go_on(opened[0])
+            return
+        self._others_turn.discard(pid)
+        if not self._begin(pid, opened, idle) and opened:
+            self._go_on(opened[0])
+
+    def _begin(self, pid: int, opened: Collection[Batch], idle: int) -> bool:
+        """A new batch, of no model that has one open there. Whether there was one."""
+        if not self.may_begin or self._is_kept_free():
+            return False
+        following = self.backlog.next(self._not_now(pid, opened), idle=idle)
+        if following is None:
+            return False
+        jobs, search, is_closed = following
+        spec = self.backlog.specs[jobs[0].model]
+        batch = Batch(id=uuid4(), spec=spec, jobs=jobs, search=search, pid=pid, is_closed=is_closed)
+        if not is_closed and not self.replicas.steps(spec.name):
+            self._bring_more(batch)
+        if self._call(batch):
+            self.backlog.started(batch)
+        return True
+
+    def _bring_more(self, batch: Batch) -> None:
+        if more := self.backlog.more(batch.jobs, able=self.replicas.able):
+            batch.shares = (len(batch.jobs), *map(len, more))
+            batch.jobs += itertools.chain.from_iterable(more)
+            batch.begun, batch.called = list(batch.jobs), list(batch.jobs)
+
+    def in_hand(self, pid: int) -> list[Batch]:
+        """Of this child: its calls that are not over, in the order in which it runs them."""
+        return [batch for batch in self.backlog.batches.values() if batch.result and batch.pid == pid]
+
+    def _give_ahead(self) -> None:
+        """More to those that are busy and work ahead: to the one that has least."""
+        pids = {batch.pid for batch in self.backlog.batches.values() if self.replicas.works_ahead(batch.pid)}
+        while able := [pid for pid in pids if self._may_have_more(pid)]:
+            if not any(map(self._begin_ahead, sorted(able, key=lambda pid: len(self.in_hand(pid))))):
+                return
+
+    def _may_have_more(self, pid: int) -> bool:
+        """Not beside what is run again, since a batch that dies alone in its child is known to be at fault."""
+        running = self.in_hand(pid)
+        return (
+            self.may_begin and 0 < len(running) < self._most(running) and not self.open_in(pid)
+            and not any(batch.is_closed or self.replicas.steps(batch.spec.name) for batch in running)
+            and not self._is_kept_free() and self._pool().may_have_more(pid)
+        )  # fmt: skip
+
+    def _most(self, running: Sequence[Batch]) -> int:
+        return IN_HAND - 1 if all(batch.spec.name in self.backlog.long for batch in running) else IN_HAND
+
+    def _begin_ahead(self, pid: int) -> bool:
+        if not (jobs := self.backlog.next_ahead(self.replicas.lacking(pid))):
+            return False
+        batch = Batch(id=uuid4(), spec=self.backlog.specs[jobs[0].model], jobs=jobs, pid=pid)
+        self._bring_more(batch)
+        if not self._call(batch):
+            return False
+        self.backlog.started(batch)
+        for each in self.in_hand(pid):
+            each.has_company = True
+        return True
+
+    def _go_on(self, batch: Batch) -> None:
+        """With those that join now."""
+        batch.called = self.backlog.joining(batch) if self._may_be_joined(batch) else []
+        batch.jobs += batch.called
+        self.backlog.has_joined(batch)
+        self._call(batch)
+
+    def _may_be_joined(self, batch: Batch) -> bool:
+        """Not while its child is to load something, or something is to run alone."""
+        return (
+            self.may_begin and not batch.is_closed and batch.pid != self._pool().awaited
+            and batch.spec is self.backlog.specs.get(batch.spec.name)
+            and batch.spec.name not in self.replicas.lacking(batch.pid) and not self._is_kept_free()
+        )  # fmt: skip
+
+    def _not_now(self, pid: int, opened: Collection[Batch]) -> set[str]:
+        """Return the models of which nothing is begun in this child: those that it lacks, what is open there, and, as
+        it is to load something once nothing is, all that would stay open."""
+        names = {*self.replicas.lacking(pid), *(batch.spec.name for batch in opened)}
+        if pid == self._pool().awaited:
+            names.update(filter(self.replicas.steps, self.backlog.queues))
+        return names
+
+    def _call_back(self) -> None:
+        """After their step or engine call, where there is more than that to do."""
+        for batch in self.backlog.batches.values():
+            if batch.result and self._is_wanted_back(batch):
+                if batch.shares:
+                    self.replicas.call_back(batch.pid, batch.number)
+                else:
+                    self.replicas.ask(batch.pid, Asked.COME_BACK)
+
+    def _is_wanted_back(self, batch: Batch) -> bool:
+        if batch.shares:
+            return self.may_begin and self.backlog.is_overtaken(batch)
+        return batch.is_open and (self._has_others(batch) or self._may_grow(batch))
+
+    def _has_others(self, batch: Batch) -> bool:
+        """Whether other work waits for the child of `batch`."""
+        opened = self.open_in(batch.pid)
+        if len(opened) > 1:
+            return True
+        return self.may_begin and not self._is_kept_free() and self.backlog.has_next(self._not_now(batch.pid, opened))
+
+    def _may_grow(self, batch: Batch) -> bool:
+        return self.backlog.may_join(batch) and self._may_be_joined(batch)
+
+    def _is_kept_free(self) -> bool:
+        """Whether a job runs that nothing may run beside, or waits until all that runs has ended."""
+        if any(batch.is_alone for batch in self.backlog.batches.values()):
+            return True
+        return bool(self.backlog.batches) and self.backlog.next_alone(clock.earliest_s()) is not None

@@ -1,0 +1,203 @@
+"""What becomes of a batch whose call is over: its jobs are released, or run again in parts."""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from billiard.exceptions import Terminated, WorkerLostError
+
+from inference import clock, errors, failpoints
+from inference.batching.queue import BatchQueue
+from inference.figures import ledger
+from inference.telemetry import logs
+from inference.worker.calls import NO_JOB, PAST_ITS_LIMIT, BatchReport
+from inference.worker.replicas.device_health import Incident
+from inference.worker.scheduling.backlog import Backlog
+from inference.worker.scheduling.generation_stats import Generated
+from inference.worker.scheduling.inflight import Batch, HeldJob
+from inference.worker.scheduling.isolation import RETRY_S
+from inference.worker.scheduling.scheduler import LONG
+
+logger = logging.getLogger(__name__)
+
+PAUSED = 0.25  # of a limit: for so long the worker itself was stopped before it was over, and no job is blamed
+
+
+class Settlement:
+    """`end` ends the process of a pool child."""
+
+    def __init__(self, backlog: Backlog, end: Callable[[int], object]) -> None:
+        self.backlog = backlog
+        self.jobs_finished = 0
+        self.generated = Generated()
+        self._end = end
+
+    def finished(self, batch: Batch, report: BatchReport) -> None:
+        self.backlog.isolation.succeeded(batch)
+        if report.engine_s:
+            self.backlog.replicas.trust.computed(batch.device)
+        queue = self.backlog.queues[batch.spec.name]
+        now = self.backlog.specs.get(batch.spec.name)
+        is_current = now is not None and now.load_digest == batch.spec.load_digest
+        if report.capacity:
+            self._observe_steps(batch, report)
+        for each in (report.each or (report,)) if is_current else ():
+            self._learn(batch, queue, each, is_one=not report.each)
+        failpoints.reach("before_ack")
+        self._put_off(batch, report)
+        self._wait_again(batch, report)
+        if report.engine_s and batch.jobs:
+            self.backlog.computed(len(batch.jobs), len(report.errors))
+        self._release(batch.jobs, report)
+        failpoints.reach("after_ack")
+        failed = sum(map(bool, report.errors.values()))
+        logger.log(
+            logging.INFO if failed else logging.DEBUG, "batch=%s model=%s jobs=%d run=%d failed=%d engine_ms=%.1f",
+            batch.id, batch.spec.name, len(batch.jobs), len(report.errors), failed, report.engine_s * 1000,
+        )  # fmt: skip
+
+    def _learn(self, batch: Batch, queue: BatchQueue, report: BatchReport, *, is_one: bool) -> None:
+        """Of one engine call. What several take besides is less than what one takes by itself."""
+        if report.engine_s and report.calls == 1:
+            self._note_cost(batch, report)
+            queue.ran(report.size, report.length, report.engine_s, jobs=report.jobs)
+            queue.padded = report.padded
+            queue.cut_at = report.cut_at or math.inf
+            queue.costs.observe_reading(report.read_s)
+            if is_one:
+                queue.costs.observe_overhead(report.overhead_s, jobs=max(1, report.jobs))
+                is_long = report.engine_s > LONG * (report.overhead_s + report.read_s)
+                (self.backlog.long.add if is_long else self.backlog.long.discard)(batch.spec.name)
+        if report.oom_shape:
+            queue.out_of_memory(*report.oom_shape, now_s=clock.earliest_s())
+
+    def _note_cost(self, batch: Batch, report: BatchReport) -> None:
+        """How far off it was, before it is learnt from."""
+        costs = self.backlog.queues[batch.spec.name].costs
+        expected_s = costs.seconds(report.size, report.length) - costs.overhead_s
+        cost = {"expected_s": expected_s, "real_s": report.engine_s, "off_s": abs(report.engine_s - expected_s)}
+        ledger.note(batch.spec.name, {"cost": cost})
+
+    def stepped(self, batch: Batch, report: BatchReport) -> None:
+        """Some of an open batch have ended, the others go on."""
+        batch.room = report.room
+        queue = self.backlog.queues[batch.spec.name]
+        queue.padded, queue.cut_at = report.room.longest > 0, report.cut_at or math.inf
+        self._observe_steps(batch, report)
+        self._put_off(batch, report)
+        left = [held for held in batch.jobs if held.job_id in report.left]
+        ended, batch.jobs = [held for held in batch.jobs if held not in left], left
+        self._release(ended, report)
+
+    def _put_off(self, batch: Batch, report: BatchReport) -> None:
+        """Those that could not join are tried again by themselves."""
+        if not report.put_off:
+            return
+        put_off = [held for held in batch.jobs if held.job_id in report.put_off]
+        batch.jobs = [held for held in batch.jobs if held not in put_off]
+        for held in put_off:
+            held.is_over(batch.id)
+        self.backlog.isolation.put_off(put_off)
+
+    def _wait_again(self, batch: Batch, report: BatchReport) -> None:
+        """Those that others went before, each in its place in the queue."""
+        if not report.unbegun:
+            return
+        unbegun = [held for held in batch.jobs if held.job_id in report.unbegun]
+        batch.jobs = [held for held in batch.jobs if held.job_id not in report.unbegun]
+        for held in unbegun:
+            self.backlog.queues[held.model].add(held.item)
+
+    def _observe_steps(self, batch: Batch, report: BatchReport) -> None:
+        """How many jobs are answered in how much time: no batch is formed by what steps cost."""
+        self.generated.note(batch, report)
+        jobs = self.generated.jobs(batch.spec.name, report.tokens)
+        if report.engine_s and jobs:
+            self.backlog.queues[batch.spec.name].costs.observe(max(1, report.size), 1.0, report.engine_s, jobs=jobs)
+
+    def lost(self, batch: Batch) -> None:
+        """By no fault of its jobs."""
+        for held in batch.jobs:
+            held.is_over(batch.id)
+        self.backlog.isolation.again(batch)
+
+    def _release(self, jobs: Sequence[HeldJob], report: BatchReport) -> None:
+        for held in jobs:
+            self.jobs_finished += 1
+            error = report.errors.get(held.job_id, "")
+            if held.job_id in report.errors:
+                self._judge(held, error)
+            else:  # its row was not to be run any more
+                self.backlog.leave(held)
+            self.backlog.release(held, error, report.engine_s)
+
+    def _judge(self, held: HeldJob, error: str) -> None:
+        """Whether the device or the job was at fault as the device failed."""
+        if held.incident and error == errors.DeviceFailed.code:
+            held.incident.explained()
+        elif held.incident and not error:
+            self.backlog.replicas.trust.succeeded(held.incident)
+
+    def failed(self, batch: Batch, info: Any) -> None:
+        cause = getattr(info.exception, "exc", info.exception)
+        if isinstance(cause, errors.ModelUnavailable):  # told before the claim: the rows are as they were
+            self.backlog.isolation.retry(batch, cause)
+            return
+        for held in batch.jobs:
+            held.is_over(batch.id)
+        if isinstance(cause, errors.DeviceFailed):
+            self._device_failed(batch, cause)
+        elif batch.stuck:
+            self.backlog.isolation.was_stuck(batch, cause)
+        elif isinstance(cause, (WorkerLostError, Terminated)) and self._is_innocent(batch):
+            logger.error("batch=%s of %d lost: its process ended, perhaps of another batch", batch.id, len(batch.jobs))
+            self.backlog.isolation.again(batch)
+        elif isinstance(cause, (WorkerLostError, Terminated)):
+            batch.timed_out = f"signal {PAST_ITS_LIMIT:d} " in str(cause)
+            if batch.timed_out and batch.paused_s > PAUSED * batch.spec.time_limit_s:
+                self.backlog.isolation.was_paused(batch, cause)
+            elif culprit := self._at_work(batch):
+                self.backlog.isolation.died_of(culprit, batch, cause)
+            else:
+                self.backlog.isolation.died(batch, cause)
+        elif isinstance(cause, errors.InferenceError) and cause.retryable:
+            self.backlog.isolation.retry(batch, cause)
+        else:
+            cause.__cause__ = None  # the same trace, as a text
+            logger.error("batch=%s its call raised", batch.id, exc_info=(type(cause), cause, info.tb))
+            self.broke(batch, cause)
+
+    def _at_work(self, batch: Batch) -> HeldJob | None:
+        """The one job that the engine of an open batch was busy with as its process ended."""
+        shared = self.backlog.replicas.shared_with(batch.pid)
+        job = bytes(shared.job) if shared else NO_JOB
+        return next((held for held in batch.jobs if held.job_id.bytes == job), None)
+
+    def _is_innocent(self, batch: Batch) -> bool:
+        """As far as it is known of one of several in a child: it was not computed, or it is a single job beside which
+        another batch was read, which may have kept the interpreter. It runs again alone in its child."""
+        shared = self.backlog.replicas.shared_with(batch.pid)
+        if not batch.has_company or shared is None or shared.computing != batch.number:
+            return batch.has_company
+        return len(batch.jobs) == 1 and shared.reading not in (0, batch.number)
+
+    def broke(self, batch: Batch, cause: BaseException) -> None:
+        for held in batch.jobs:
+            held.is_over(batch.id)
+        if not batch.begun[0].verdict:
+            self.backlog.isolation.halve(batch, cause, after_s=RETRY_S)
+            return
+        why = logs.said(cause)
+        logger.error("batch=%s its verdict was not recorded, its row is left to the reconciler: %s", batch.id, why)
+        self._release(batch.jobs, BatchReport(errors={}))
+
+    def _device_failed(self, batch: Batch, cause: BaseException) -> None:
+        """One bad input can put a device into a sticky error state, which ends with the process. Whether the device
+        itself is lost is told by the start of the next process, or by the same jobs in others."""
+        incident = Incident(device=batch.device, jobs=len(batch.jobs))
+        for held in batch.jobs:
+            held.incident = incident
+            held.failed_on |= {batch.device}
+        self._end(batch.pid)
+        self.backlog.isolation.halve(batch, cause)

@@ -1,0 +1,165 @@
+"""Finds the waiting jobs that a broker keeps behind those of others: a worker that is full takes them from rows.
+
+A broker hands out messages in the order of their arrival, and a worker sees no more of them than it may hold. Where one
+owner has sent thousands, nobody else's would be seen. But a message is only a hint that a row waits: whoever knows of
+the row needs none. The message that comes later finds that its job has run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import zlib
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from inference import clock
+from inference.batching.queue import Item
+from inference.models import TERMINAL, Job
+from inference.status import owners, workers
+from inference.status.owners import Line
+from inference.submission.writer import message_of
+from inference.worker.chores import run_chore
+from inference.worker.scheduling.backlog import Backlog
+
+LOOK_S, LONGEST_PAUSE_S = 0.05, 10.0  # between two looks; the second while the database is away
+PORTION_S = 4 * LOOK_S  # of the engine, that the jobs of one owner take which a look finds: it may have half of that
+SHARE = 0.05  # of the time, for looks
+MOST_JOBS = 128  # that a look finds
+PEERS_S = 1.0  # between two looks for them
+MOST_GONE = 0.02  # of jobs whose messages come after they have run: from there on, who has much waits for its messages
+MOST_LOOKED_AT = 500  # of those that are held
+
+
+class Question(NamedTuple):
+    """Holds what the event loop knows as a look begins."""
+
+    rows: Mapping[str, int]  # that are in hand, by model that is served: so many are taken at a time
+    jobs: Mapping[str, int]  # that an engine runs in `PORTION_S`, by model: so many, if they are more
+    batch: Mapping[str, int]  # rows of a batch, by model
+    is_for_few: bool  # of owners with no more than that alone
+    lines: Collection[tuple[str, int, str | None]]  # models, priorities and owners of which it holds waiting jobs
+    waiting: Sequence[str]  # ids of those
+
+
+class UnfetchedJobs(threading.Thread):
+    """Looks for jobs of owners and priorities of which the worker holds none, while it holds as many as it may.
+
+    It also finds out which of those that it holds have ended, cancelled or run from their row: such are in the way.
+    """
+
+    def __init__(self, worker: UUID) -> None:
+        super().__init__(name="unfetched", daemon=True)
+        self._worker = str(worker)
+        self._question: Question | None = None
+        self._found: deque[tuple[str, Item]] = deque()
+        self._ended: deque[str] = deque()
+        self._after: Any = None  # the owner after whom the next look begins
+        self._peers: Mapping[str, Sequence[str]] = {}  # by model: who serves it too, this worker among them
+        self._peers_until = 0.0  # monotonic
+        self._is_asked = threading.Event()
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        while self._is_asked.wait() and not self._stopping.is_set():
+            begun_at = time.monotonic()
+            looked = run_chore(self.look, self._worker)
+            took_s = time.monotonic() - begun_at
+            self._stopping.wait(max(LOOK_S, took_s / SHARE) if looked else LONGEST_PAUSE_S)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._is_asked.set()
+
+    def serve(self, backlog: Backlog) -> None:
+        """Add what was found to the backlog, and drop what has ended. In the event loop."""
+        while self._ended:
+            backlog.drop_ended(self._ended.popleft())
+        while self._found:
+            model, item = self._found.popleft()
+            if model in backlog.replicas.serving and item.id not in backlog.held:
+                backlog.add(item, model)
+
+    def ask(self, backlog: Backlog, *, calls: int) -> None:
+        """Ask for another look: what waits is more than the worker may hold. `calls` are in hand. In the event loop."""
+        if not self._is_asked.is_set():
+            self._question = _question(backlog, calls)
+            self._is_asked.set()
+
+    def look(self) -> None:
+        """Answer the question. In this thread."""
+        question, self._question = self._question, None
+        self._is_asked.clear()
+        if question is None or not question.rows:
+            return
+        self._look_for_peers()
+        with owners.index_alone():
+            lines, self._after = owners.lines(question.rows, after=self._after)
+            missed = [line for line in lines if self._is_mine(line) and _key(line) not in question.lines][:MOST_JOBS]
+            jobs = owners.first_jobs(missed, most=MOST_JOBS // max(1, len(missed)))
+        several = Counter(line.model for line in missed)
+        for (model, *_), line in itertools.groupby(jobs, key=lambda job: (job.model, job.priority, job.owner_id)):
+            rows, most = (figures[model] // several[model] for figures in (question.rows, question.jobs))
+            found = list(line)
+            if not question.is_for_few or sum(job.size for job in found) <= question.batch[model]:
+                self._found.extend((model, item_of(job)) for job in _portion(found, rows, most))
+        ended = Job.objects.filter(pk__in=question.waiting, status__in=TERMINAL).order_by()
+        self._ended.extend(map(str, ended.values_list("pk", flat=True)))
+
+    def _look_for_peers(self) -> None:
+        """Find out now and then among whom the lines are divided, so that not all take the same jobs. Who was not heard
+        of for some beats has no part of them."""
+        if time.monotonic() < self._peers_until:
+            return
+        self._peers_until = time.monotonic() + PEERS_S
+        able = workers.living().filter(~workers.is_late(), state__in=workers.SERVING).order_by("pk")
+        peers: dict[str, list[str]] = defaultdict(list)
+        for worker, names in able.values_list("pk", "model_names"):
+            for name in names:
+                peers[name].append(str(worker))
+        self._peers = peers
+
+    def _is_mine(self, line: Line) -> bool:
+        """Return whether this worker takes jobs of a line: one of its peers does."""
+        peers = self._peers.get(line.model, ())
+        if self._worker not in peers:
+            return True
+        number = zlib.crc32(f"{line.owner} {line.priority}".encode())
+        return peers[number % len(peers)] == self._worker
+
+
+def _question(backlog: Backlog, calls: int) -> Question:
+    serving = {name: queue for name, queue in backlog.queues.items() if name in backlog.replicas.serving}
+    return Question(
+        rows={name: calls * queue.limits.max_batch_size for name, queue in serving.items()},
+        jobs={name: int(PORTION_S * queue.costs.items_per_s()) for name, queue in serving.items()},
+        batch={name: queue.limits.max_batch_size for name, queue in serving.items()},
+        is_for_few=backlog.gone_share > MOST_GONE,
+        lines={(name, *line) for name, queue in serving.items() for line in queue.owners},
+        waiting=list(itertools.islice(itertools.chain.from_iterable(serving.values()), MOST_LOOKED_AT)),
+    )
+
+
+def _key(line: Line) -> tuple[str, int, str | None]:
+    return line.model, line.priority, owners.name_of(line.owner)
+
+
+def _portion(jobs: Iterable[Job], rows: int, most: int) -> Iterator[Job]:
+    """Yield the first jobs of a line: as many as have so many rows, or `most` if those are more; one at least."""
+    for taken, job in enumerate(jobs):
+        if taken and rows <= 0 and taken >= most:
+            return
+        yield job
+        rows -= job.size
+
+
+def item_of(job: Job) -> Item:
+    """Return what the job's message says."""
+    message = message_of(job)
+    return Item(
+        message.job_id, message.group, message.size, message.length, message.priority,
+        min(message.created_at, clock.time_s()), message.expires_at, message.alone, message.owner,
+    )  # fmt: skip

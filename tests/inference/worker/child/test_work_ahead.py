@@ -1,0 +1,519 @@
+"""A child that works ahead: what its threads do, and what the main process gives it and takes from its end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+from unittest import TestCase
+from unittest.mock import Mock, patch
+from uuid import UUID, uuid4
+
+from billiard.exceptions import WorkerLostError
+from billiard.pool import ACK, READY
+
+from inference import errors
+from inference.catalog.specs import ModelSpec
+from inference.clock import now
+from inference.engines.base import Engine
+from inference.store.transitions import Claimed, Outcome
+from inference.worker.calls import READY as IS_READY
+from inference.worker.calls import Asked, BatchCall, Loaded, Raised
+from inference.worker.child import claims, entry
+from inference.worker.child.batch_run import Stages
+from inference.worker.child.loaded_models import LoadedModels
+from inference.worker.child.work_ahead import Line
+from inference.worker.dispatch import STUCK_S
+from inference.worker.scheduling.backlog import LEARNT, TOGETHER_S
+from inference.worker.scheduling.inflight import HeldJob
+from tests.conditions import PATIENCE_S, eventually
+from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase
+
+INBOX = 3
+NORMAL, LOW = 2, 3
+
+
+class Gated(Engine):
+    """Each call waits for its turn, and says that it has begun."""
+
+    def load(self, device: str) -> None:
+        self.begun: SimpleQueue[list[Any]] = SimpleQueue()
+        self.turns: SimpleQueue[BaseException | None] = SimpleQueue()
+        self.threads: set[threading.Thread] = set()
+        self.may_read = threading.Event()
+
+    def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:
+        if inputs == ["unreadable"]:
+            raise ValueError(inputs)
+        if inputs == ["ends"]:
+            raise SystemExit
+        if inputs == ["slow"]:
+            assert self.may_read.wait(PATIENCE_S)
+        return [f"{text}, read ahead" for text in inputs]
+
+    def predict_prepared(self, prepared: Any, parameters: dict[str, Any]) -> list[Any] | None:
+        return self.predict(prepared, parameters)
+
+    def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
+        self.threads.add(threading.current_thread())
+        self.begun.put(inputs)
+        if error := self.turns.get(timeout=PATIENCE_S):
+            raise error
+        return inputs
+
+
+class LineTests(TestCase):
+    """The pipe, the engine and the database are played by the test."""
+
+    def setUp(self) -> None:
+        self.engine = Gated(ModelSpec(name="m", engine="x:Y"))
+        self.engine.load("cpu")
+        spec = self.engine.spec
+        self.replica = LoadedModels(
+            worker=uuid4(), device="cpu", specs={spec.digest: spec}, engines={spec.load_digest: self.engine}
+        )
+        self.enterContext(patch.object(entry, "replica", self.replica, create=True))
+        self.enterContext(patch("sys.setswitchinterval"))
+        self.claimed: SimpleQueue[str] = SimpleQueue()
+        self.recorded: SimpleQueue[str] = SimpleQueue()
+        self.inputs: dict[int, list[str]] = {}  # of a call, where they are others
+        self.taken_back: SimpleQueue[list[UUID]] = SimpleQueue()
+        self.may_record = threading.Event()
+        self.may_record.set()
+        self.enterContext(patch.object(claims, "claim", self.claim))
+        self.enterContext(patch.object(claims, "record", self.record))
+        self.enterContext(patch.object(claims, "take_back", lambda _, ids, **__: self.taken_back.put(ids)))
+        self.pipe: SimpleQueue[Any] = SimpleQueue()
+        self.sent: list[tuple[int, Any]] = []
+        self.unsendable: set[int] = set()  # calls whose result cannot be pickled
+        self.thread = threading.Thread(target=self.run_line)
+        self.thread.start()
+        self.addCleanup(self.thread.join, PATIENCE_S)
+        self.addCleanup(self.pipe.put, None)
+        self.addCleanup(self.may_record.set)
+        self.addCleanup(self.engine.may_read.set)
+
+    def run_line(self) -> None:
+        with self.assertRaises(SystemExit):
+            Line(self.receive, self.send, INBOX).run()
+
+    def send(self, message: Any) -> None:
+        kind, (number, _, (succeeded, _), *_) = message if message[0] == READY else (ACK, (0, 0, (False, None)))
+        if kind == READY and succeeded and number in self.unsendable:
+            raise TypeError("cannot pickle it")
+        self.sent.append(message)
+
+    def receive(self) -> Any:
+        if (request := self.pipe.get()) is None:
+            raise SystemExit
+        return request
+
+    def claim(self, call: BatchCall, **options: Any) -> list[Claimed]:
+        self.claimed.put(call.model)
+        if call.takes_over:
+            raise errors.StoreUnavailable("away")
+        return [
+            Claimed(
+                id=job_id, model="m", inputs=text, parameters={}, size=1, length=1, created_at=now(), started_at=now(),
+                whole=None, place=None,
+            )
+            for job_id, text in zip(call.job_ids, self.inputs.get(call.number, ["text"]), strict=True)
+        ]  # fmt: skip
+
+    def record(self, batch: UUID, outcomes: list[Outcome], **_: Any) -> list[Outcome]:
+        assert self.may_record.wait(PATIENCE_S)
+        self.recorded.put("m")
+        return outcomes
+
+    def give(self, number: int, **fields: Any) -> BatchCall:
+        call = BatchCall(
+            batch=uuid4(), number=number, model="m", digest=self.engine.spec.digest, time_limit_s=3600,
+            job_ids=tuple(uuid4() for _ in self.inputs.get(number, [""])), **fields,
+        )  # fmt: skip
+        self.pipe.put((0, (number, 0, entry.run_batch, (call,), {})))
+        return call
+
+    def answers(self, kind: int) -> list[int]:
+        return [values[0] for sent, values in self.sent if sent == kind]
+
+    def failure_of(self, number: int) -> Any:
+        """What the call failed with, or nothing."""
+        _, _, (succeeded, result), _ = next(
+            values for kind, values in self.sent if (kind, values[0]) == (READY, number)
+        )
+        return None if succeeded else getattr(result.exception, "exc", result.exception)
+
+    def until_answered(self, *numbers: int) -> None:
+        eventually(lambda: self.answers(READY) == [*numbers], f"{numbers} are answered, in this order")
+
+    def test_while_one_computes_the_next_is_claimed_and_the_one_before_recorded(self) -> None:
+        self.may_record.clear()
+        for number in (1, 2, 3):
+            self.give(number)
+        self.engine.turns.put(None)
+        self.assertEqual([self.engine.begun.get(timeout=PATIENCE_S) for _ in range(2)], [["text"], ["text"]])
+        for _ in range(3):
+            self.claimed.get(timeout=PATIENCE_S)
+        self.assertEqual((self.replica.shared.computing, self.answers(READY)), (2, []))
+        self.may_record.set()
+        self.until_answered(1)
+        self.engine.turns.put(None)
+        self.engine.turns.put(None)
+        self.until_answered(1, 2, 3)
+        self.assertEqual((self.answers(ACK), self.engine.threads), ([1, 2, 3], {self.thread}))
+
+    def test_inputs_are_read_ahead_but_of_what_is_looked_into_and_what_cannot_be_read(self) -> None:
+        self.engine.prepares = True
+        self.inputs[3] = ["unreadable"]
+        self.give(1)
+        self.assertEqual(self.engine.begun.get(timeout=PATIENCE_S), ["text, read ahead"])
+        self.give(2, again=True)
+        self.give(3)
+        for _ in range(3):
+            self.engine.turns.put(None)
+        self.until_answered(1, 2, 3)
+        self.assertEqual([self.engine.begun.get(timeout=PATIENCE_S) for _ in range(2)], [["text"], ["unreadable"]])
+        self.assertIsNone(self.failure_of(3))
+
+    def test_what_is_read_for_too_long_runs_into_the_limit_of_its_own_batch(self) -> None:
+        """No alarm comes for the one that computes meanwhile."""
+        self.engine.prepares = True
+        self.inputs[2] = ["slow"]
+        shared = self.replica.shared
+        self.give(1)
+        self.give(2)
+        eventually(lambda: (shared.computing, shared.reading) == (1, 2), "the second is read beside the first")
+        self.engine.turns.put(None)
+        self.until_answered(1)
+        eventually(lambda: shared.computing == 2 and signal.getitimer(signal.ITIMER_REAL)[0] > 0, "its limit runs")
+        self.assertEqual(shared.reading, 2)
+        self.engine.may_read.set()
+        self.engine.turns.put(None)
+        self.until_answered(1, 2)
+        self.assertEqual((shared.reading, signal.getitimer(signal.ITIMER_REAL)[0]), (0, 0))
+
+    def test_each_of_several_engine_calls_begins_as_soon_as_it_is_read(self) -> None:
+        self.engine.prepares = True
+        self.inputs[1] = ["text", "slow"]
+        self.give(1, shares=(1, 1))
+        self.assertEqual(self.engine.begun.get(timeout=PATIENCE_S), ["text, read ahead"])
+        self.engine.may_read.set()
+        self.engine.turns.put(None)
+        self.engine.turns.put(None)
+        self.until_answered(1)
+        self.assertEqual(self.recorded.qsize(), 1)
+
+    def test_it_comes_back_from_the_calls_that_are_called_back_and_from_no_other(self) -> None:
+        for number in (1, 2, 3):
+            self.inputs[number] = ["a", "b"]
+        first, _, third = [self.give(number, shares=(1, 1)) for number in (1, 2, 3)]
+        self.engine.begun.get(timeout=PATIENCE_S)
+        self.replica.shared.called_back[:] = [3, 1, 0]
+        for _ in range(4):
+            self.engine.turns.put(None)
+        self.until_answered(1, 2, 3)
+        taken_back = [self.taken_back.get(timeout=PATIENCE_S) for _ in range(3)]
+        self.assertEqual(taken_back, [[first.job_ids[1]], [], [third.job_ids[1]]])
+
+    def test_who_ends_the_process_by_reading_is_told_of_in_its_own_turn(self) -> None:
+        self.engine.prepares = True
+        self.inputs[2] = ["ends"]
+        for number in (1, 2, 3):
+            self.give(number)
+            self.engine.turns.put(None)
+        self.until_answered(1, 2, 3)
+        self.assertEqual([self.failure_of(number) for number in (1, 2, 3)], [None, None, None])
+
+    def test_what_cannot_be_sent_is_told_of_and_ends_nothing(self) -> None:
+        self.give(1)
+        self.give(2)
+        self.unsendable.add(1)
+        self.engine.turns.put(None)
+        self.engine.turns.put(None)
+        self.until_answered(1, 2)
+        self.assertIsInstance(self.failure_of(1), TypeError)
+        self.assertIsNone(self.failure_of(2))
+
+    def test_one_that_cannot_be_claimed_is_told_and_the_others_go_on(self) -> None:
+        self.give(1)
+        self.give(2, takes_over=(uuid4(),))
+        self.give(3)
+        self.engine.turns.put(None)
+        self.engine.turns.put(None)
+        self.until_answered(1, 2, 3)
+        self.assertIsInstance(self.failure_of(2), errors.StoreUnavailable)
+        self.assertIsNone(self.failure_of(3))
+
+    def test_what_a_claim_or_a_record_raises_can_be_read_elsewhere(self) -> None:
+        for number, stage in enumerate(("claim", "record"), 1):
+            with self.subTest(stage), patch.object(Stages, stage, side_effect=KeyError(object())):
+                self.give(number)
+                if stage == "record":
+                    self.engine.turns.put(None)
+                self.until_answered(*range(1, number + 1))
+                self.assertIsInstance(self.failure_of(number), Raised)
+
+    def test_on_a_device_that_failed_nothing_else_is_computed(self) -> None:
+        self.give(1)
+        self.give(2)
+        self.engine.turns.put(RuntimeError("CUDA error: device-side assert triggered"))
+        self.until_answered(1, 2)
+        self.assertIsInstance(self.failure_of(1), errors.DeviceFailed)
+        self.assertIsInstance(self.failure_of(2), errors.NotYet)
+
+    def test_an_engine_that_ends_its_process_is_told_first(self) -> None:
+        self.give(1)
+        self.engine.turns.put(SystemExit())
+        self.thread.join(PATIENCE_S)
+        self.assertIsInstance(self.failure_of(1), SystemExit)
+
+    def test_other_calls_have_their_turn_in_the_thread_of_the_engines(self) -> None:
+        ran: list[threading.Thread] = []
+        self.give(1)
+        self.pipe.put((0, (2, 0, lambda: ran.append(threading.current_thread()), (), {})))
+        self.engine.turns.put(None)
+        self.until_answered(1, 2)
+        self.assertEqual(ran, [self.thread])
+
+    def test_what_was_begun_is_answered_when_there_will_be_no_more(self) -> None:
+        self.give(1)
+        self.pipe.put(None)
+        self.engine.turns.put(None)
+        self.thread.join(PATIENCE_S)
+        self.assertEqual(self.answers(READY), [1])
+
+    def test_what_is_open_runs_to_its_end_then_in_the_thread_of_the_engines(self) -> None:
+        ran: list[Any] = []
+        opened = Mock(run_to_the_end=lambda: ran.append(threading.current_thread()))
+        self.enterContext(patch.object(entry, "opened", opened))
+        self.replica.shared.asked = Asked.TO_THE_END
+        self.pipe.put(None)
+        self.thread.join(PATIENCE_S)
+        self.assertEqual(ran, [self.thread])
+
+
+class GivenTests(DispatcherCase):
+    """What the main process gives to a child that works ahead."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.replicas.plan = replace(self.replicas.plan, ahead=True)
+        self.may_have_more: Callable[[int], bool] = lambda pid: True
+        self.enterContext(patch.object(type(self.pool), "may_have_more", lambda _, pid: self.may_have_more(pid)))
+
+    def give(self, batches: int) -> list[SimpleNamespace]:
+        """The calls of so many full batches, and of one that is left."""
+        for _ in range(batches * CATALOG["a"].max_batch_size):
+            self.add()
+        self.dispatcher.kick()
+        return self.pool.calls
+
+    def computing(self, call: SimpleNamespace | None, *, reading: SimpleNamespace | None = None) -> None:
+        shared = self.replicas.replicas[0].shared
+        shared.computing, shared.reading = (each.batch.number if each else 0 for each in (call, reading))
+
+    def accept_all(self) -> None:
+        for call in self.pool.calls:
+            call.accept(PID, 0.0)
+
+    def test_it_is_given_three_and_the_next_as_one_is_over(self) -> None:
+        calls = self.give(5)
+        self.assertEqual([len(call.batch.job_ids) for call in calls], [8, 8, 8])
+        self.assertEqual([call.batch.ahead_s for call in calls], [0, 5, 10])
+        self.pool.finish(calls[0], overhead_s=0.01)
+        self.assertEqual((len(calls), len(self.dispatcher.backlog)), (4, 8))
+
+    def test_of_calls_that_are_long_it_is_given_two_so_that_the_next_is_chosen_later(self) -> None:
+        calls = self.give(5)
+        for call in calls[:2]:
+            self.pool.finish(call, overhead_s=0.001)
+        self.assertEqual([call.over for call in calls], [True, True, False, False])
+
+    def learn(self) -> None:
+        for _ in range(LEARNT):
+            self.dispatcher.backlog.queues["a"].costs.observe(8, 10, TOGETHER_S / 5)
+
+    @property
+    def called_back(self) -> set[int]:
+        return {*self.replicas.replicas[0].shared.called_back} - {0}
+
+    def test_short_batches_share_each_of_its_calls(self) -> None:
+        self.learn()
+        ids = [self.add(priority=LOW)[0] for _ in range(200)]
+        self.dispatcher.kick()
+        calls = [call.batch for call in self.pool.calls]
+        self.assertEqual(len(calls), 3)
+        self.assertTrue(all(len(call.shares) > 1 for call in calls), [call.shares for call in calls])
+        self.assertEqual(
+            [job_id for call in calls for job_id in call.job_ids], ids[: sum(sum(call.shares) for call in calls)]
+        )
+
+    def test_it_is_called_back_for_what_goes_first_though_it_has_that_in_hand(self) -> None:
+        self.learn()
+        for _ in range(16):
+            self.add(priority=LOW)
+        self.dispatcher.kick()
+        first = self.last.batch
+        self.assertEqual((len(first.shares), self.called_back), (2, set()))
+        urgent, _ = self.add()
+        self.dispatcher.kick()
+        self.assertEqual((self.last.batch.job_ids, self.called_back), ((urgent,), {first.number}))
+
+    def test_what_it_is_called_back_for_is_not_called_back_with_what_follows(self) -> None:
+        self.learn()
+        for priority in (LOW, NORMAL, LOW):
+            for _ in range(16):
+                self.add(priority=priority)
+            self.dispatcher.kick()
+        low, normal, *_ = [call.batch.number for call in self.pool.calls]
+        self.assertIn(low, self.called_back)
+        self.assertNotIn(normal, self.called_back)
+
+    def test_it_is_not_for_what_follows(self) -> None:
+        self.learn()
+        for _ in range(2):
+            for _ in range(16):
+                self.add(priority=LOW)
+            self.dispatcher.kick()
+        self.assertGreater(len(self.pool.calls), 1)
+        self.assertEqual(self.called_back, set())
+
+    def test_it_has_messages_for_all_that_share_what_it_may_be_given(self) -> None:
+        self.learn()
+        self.add(priority=LOW)
+        jobs, _ = self.dispatcher.patient
+        self.replicas.plan = replace(self.replicas.plan, ahead=False)
+        self.assertEqual(self.dispatcher.patient[0], jobs / 2)
+
+    def test_a_child_on_a_cpu_is_given_one(self) -> None:
+        self.replicas.plan = replace(self.replicas.plan, ahead=None)
+        self.assertEqual(len(self.give(5)), 1)
+
+    def test_a_child_that_is_to_load_something_is_given_no_more(self) -> None:
+        self.may_have_more = lambda pid: False
+        self.assertEqual(len(self.give(5)), 1)
+
+    def test_it_has_messages_for_all_that_it_may_be_given(self) -> None:
+        self.assertEqual(self.dispatcher.prefetch, 4 * 8)
+
+    def test_where_a_job_must_run_alone_no_other_is_given_meanwhile(self) -> None:
+        self.add()
+        self.dispatcher.kick()
+        self.add(alone=True, priority=1)
+        self.assertEqual(len(self.give(3)), 1)
+
+    def test_what_generates_step_by_step_waits_for_its_turn_and_holds_up_what_came_later(self) -> None:
+        digest = CATALOG["b"].digest
+        models = {spec.digest: IS_READY for spec in CATALOG.values()}
+        self.replicas.loaded(Loaded(pid=PID, models=models, steps=frozenset({digest})))
+        self.add("a")
+        self.dispatcher.kick()
+        self.add("b")
+        self.assertEqual([call.batch.model for call in self.give(3)], ["a"])
+        self.pool.finish(self.last)
+        self.assertEqual(self.last.batch.model, "b")
+        self.assertEqual(len(self.pool.calls), 2)
+
+    def test_of_a_child_that_dies_the_batch_that_it_computed_is_looked_into_and_the_others_run_again(self) -> None:
+        first, second, third = self.give(3)
+        self.accept_all()
+        self.computing(second)
+        for call in (first, second, third):
+            self.pool.lose(call)
+        parts = self.dispatcher.backlog.isolation.parts
+        sizes = [len(call.batch.job_ids) for call in self.pool.calls[3:]] + [len(part.jobs) for part in parts]
+        self.assertEqual(sorted(sizes), [4, 8, 8])
+        self.assertEqual(sum(part.search is not None for part in parts) + bool(self.searched()), 1)
+
+    def searched(self) -> list[UUID]:
+        """Batches that run now as steps of a search."""
+        return [batch.id for batch in self.dispatcher.batches.values() if batch.search]
+
+    def test_what_is_run_again_has_no_company(self) -> None:
+        calls = self.give(2)
+        self.accept_all()
+        self.computing(calls[0])
+        for call in list(calls):
+            self.pool.lose(call)
+        self.give(3)
+        running = [call for call in self.pool.calls if not call.over]
+        self.assertEqual(len(running), 1)
+        self.assertTrue(running[0].batch.takes_over)
+
+    def test_nobody_is_to_blame_where_nothing_was_computed(self) -> None:
+        calls = self.give(2)
+        self.accept_all()
+        self.computing(None)
+        for call in list(calls):
+            self.pool.lose(call)
+        self.assertEqual(self.searched(), [])
+        self.assertEqual([held.crashes_alone for held in self.dispatcher.backlog.held.values()], [0] * 16)
+
+    def two_single_jobs(self) -> list[SimpleNamespace]:
+        for _ in range(2):
+            self.add()
+            self.dispatcher.kick()
+        self.accept_all()
+        return list(self.pool.calls)
+
+    def held(self, call: SimpleNamespace) -> HeldJob:
+        return self.dispatcher.backlog.held[str(call.batch.job_ids[0])]
+
+    def test_whose_process_ended_while_another_was_read_is_not_known_to_be_at_fault_until_it_has_run_alone(
+        self,
+    ) -> None:
+        for cause in ("signal 14 (SIGALRM)", "signal 11 (SIGSEGV)"):
+            with self.subTest(cause):
+                self.setUp()
+                first, second = self.two_single_jobs()
+                self.computing(first, reading=second)
+                for call in (first, second):
+                    self.pool.lose(call, WorkerLostError(cause))
+                again = self.last
+                self.assertEqual((again.batch.job_ids, again.batch.again), (first.batch.job_ids, True))
+                self.assertEqual(
+                    [(self.held(call).crashes_alone, self.held(call).verdict) for call in (first, second)],
+                    [(0, "")] * 2,
+                )
+                self.accept_all()
+                self.computing(again)
+                self.pool.lose(again, WorkerLostError(cause))
+                self.assertEqual(self.held(first).crashes_alone, 1)
+
+    def test_one_that_is_read_itself_as_its_time_ends_is_at_fault(self) -> None:
+        first, _ = self.two_single_jobs()
+        self.computing(first, reading=first)
+        self.pool.lose(first, WorkerLostError("signal 14 (SIGALRM)"))
+        self.assertEqual(self.held(first).crashes_alone, 1)
+
+    def test_past_the_limit_only_the_batch_that_was_computed_is_at_fault(self) -> None:
+        first, second = self.two_single_jobs()
+        self.computing(first)
+        for call in (first, second):
+            self.pool.lose(call, WorkerLostError("signal 14 (SIGALRM)"))
+        self.assertEqual([self.held(call).crashes_alone for call in (first, second)], [1, 0])
+
+    def test_only_the_first_in_a_child_can_be_stuck_and_those_behind_it_end_with_it(self) -> None:
+        calls = self.give(2)
+        self.accept_all()
+        batches = [self.dispatcher.batches[call.batch.batch] for call in calls]
+        batches[1].accepted_at -= 1e6
+        with patch("os.kill", Mock()) as kill:
+            self.dispatcher.sweep()
+            kill.assert_not_called()
+            batches[0].accepted_at -= STUCK_S + 1e3
+            self.dispatcher.sweep()
+            kill.assert_called_once()
+        self.assertEqual([batch.stuck for batch in batches], [True, True])
+
+    def test_the_time_of_a_batch_counts_from_the_end_of_the_one_before(self) -> None:
+        calls = self.give(2)
+        self.accept_all()
+        second = self.dispatcher.batches[calls[1].batch.batch]
+        second.accepted_at = 0.0
+        self.pool.finish(calls[0])
+        self.assertGreater(second.accepted_at, 0.0)

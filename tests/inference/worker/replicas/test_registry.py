@@ -1,0 +1,604 @@
+"""What the replicas of a worker have loaded decides what it serves; real processes: tests/e2e/test_replicas.py."""
+
+import logging
+import time
+from dataclasses import replace
+from unittest import TestCase
+from uuid import uuid4
+
+from django.conf import settings
+
+from inference.catalog.specs import ModelSpec
+from inference.worker.calls import ENDED_BY_IT, READY, Loaded, Order, Shared
+from inference.worker.maintenance import status_row
+from inference.worker.replicas.devices import Plan
+from inference.worker.replicas.registry import SLOW_S, Replicas
+from inference.worker.replicas.replica import COUNTED_S, LONGEST_PAUSE_S
+from inference.worker.replicas.wishes import Wishes
+from inference.worker.scheduling.lazy_models import LazyReport
+from tests.inference.worker.test_dispatch import stop_clock
+
+BROKEN = "no weights"
+CATALOG = {name: ModelSpec(name=name, engine="x:Y") for name in ("a", "b")}
+FIRST, SECOND = 11, 22  # process ids
+
+
+class ReplicasTests(TestCase):
+    def setUp(self) -> None:
+        stop_clock(self)
+        plan = Plan(worker=uuid4(), devices=("cuda:0", "cuda:1"), replicas=2, threads=1)
+        self.replicas = Replicas(plan, CATALOG)
+        self.start(0, FIRST)
+        self.start(1, SECOND)
+
+    def start(self, index: int, pid: int) -> None:
+        self.replicas.started(index, pid, self.replicas.first_order(index))
+
+    def load(self, pid: int, **models: str) -> None:
+        """The child has what it was ordered, but what `models` says."""
+        (replica,) = (replica for replica in self.replicas.replicas if replica.pid == pid)
+        told = {key: models.get(self.replicas.goal[key].name, READY) for key in replica.ordered}
+        with self.assertLogs("inference.worker.replicas.registry") as logs:
+            logging.getLogger("inference.worker.replicas.registry").info("so that there is one")
+            self.replicas.loaded(Loaded(pid=pid, models=told))
+        self.logged = [record.getMessage() for record in logs.records if record.levelno == logging.ERROR]
+
+    def loads(self, index: int, model: str) -> None:
+        """Its process says that it loads this model of those that it was ordered to have."""
+        replica = self.replicas.replicas[index]
+        replica.shared.loading = 1 + replica.ordered.index(CATALOG[model].digest)
+
+    def without(self, index: int) -> set[str]:
+        return {spec.name for spec in self.replicas.goal.values()} - {
+            spec.name for spec in self.replicas.first_order(index)
+        }
+
+    def why_not(self) -> set[str]:
+        return set(status_row.why_not(self.replicas))
+
+    def tries(self, *pids: int) -> int | None:
+        """Which of these is told to load something."""
+        ordered = self.replicas.next_order(pids or (FIRST, SECOND))
+        return ordered[0] if ordered else None
+
+    def able(self) -> list[int]:
+        return [pid for pid in (FIRST, SECOND) if self.replicas.may_run(pid)]
+
+    def test_what_is_held_back_stays_loaded_and_begins_nothing(self) -> None:
+        self.load(FIRST)
+        self.load(SECOND)
+        self.replicas.heed(Wishes(paused=frozenset({"a", "gone"})))
+        self.assertEqual((self.replicas.serving, self.replicas.served), ({"b"}, {"a", "b"}))
+        version = self.replicas.version
+        self.replicas.heed(Wishes(rests=True))
+        self.assertGreater(self.replicas.version, version)
+        self.assertEqual((self.replicas.serving, self.replicas.runnable), (set(), {"a", "b"}))
+        self.replicas.heed(Wishes())
+        self.assertEqual(self.replicas.serving, {"a", "b"})
+
+    def test_how_often_one_ended_is_told_but_not_of_one_that_was_to_try_again(self) -> None:
+        def told() -> list[object]:
+            return [row["ended"] for _, row in sorted(status_row.replica_rows(self.replicas, {}).items())]
+
+        self.load(FIRST)
+        self.load(SECOND, a=BROKEN, b=BROKEN)
+        self.replicas.ended(1)  # has nothing, and tries again
+        for _ in range(3):
+            self.replicas.ended(0)
+            self.start(0, FIRST)
+            self.load(FIRST)
+        self.assertEqual(told(), [3, 0])
+        self.replicas.replicas[0].ends[0] -= COUNTED_S
+        self.assertEqual(told(), [2, 0])
+
+    def test_nothing_is_served_before_a_replica_has_loaded_it(self) -> None:
+        self.assertEqual((self.replicas.serving, self.replicas.served, self.able()), (set(), set(), []))
+        self.load(FIRST)
+        self.assertEqual((self.replicas.serving, self.able(), self.replicas.have_told), ({"a", "b"}, [FIRST], False))
+
+    def test_one_that_lacks_what_another_runs_is_given_the_rest_and_tries_again_beside_that(self) -> None:
+        self.load(FIRST)
+        self.load(SECOND, b=BROKEN)
+        self.replicas.replicas[1].retry_at = 0.0
+        self.assertEqual((self.able(), self.replicas.to_restart(), self.tries()), ([FIRST, SECOND], [], None))
+        self.assertEqual((self.replicas.lacking(FIRST), self.replicas.lacking(SECOND)), (set(), {"b"}))
+        self.assertEqual(self.replicas.lacking(33), {"a", "b"})
+        self.replicas.try_at = 0.0
+        self.assertEqual(self.tries(), SECOND)
+        self.load(SECOND)
+        self.assertEqual(self.replicas.lacking(SECOND), set())
+
+    def test_the_pauses_of_one_that_dies_of_what_another_runs_grow(self) -> None:
+        self.load(FIRST)
+        pauses = []
+        for _ in range(4):
+            self.loads(1, "b")
+            self.replicas.ended(1)
+            self.start(1, SECOND)
+            self.load(SECOND)
+            self.assertEqual((self.replicas.lacking(SECOND), self.tries()), ({"b"}, None))
+            self.replicas.try_at = 0.0
+            self.assertEqual(self.tries(), SECOND)
+            pauses.append(self.replicas.tries.pause_s)
+        self.assertEqual((pauses, pauses[-1]), (sorted(pauses), LONGEST_PAUSE_S))
+
+    def test_what_all_lack_is_not_served_and_tried_again_beside_the_work(self) -> None:
+        self.load(FIRST, b=BROKEN)
+        self.load(SECOND, b=BROKEN)
+        self.assertEqual((self.replicas.serving, self.able()), ({"a"}, [FIRST, SECOND]))
+        self.assertIsNone(self.tries())
+        self.replicas.try_at = 0.0
+        self.assertEqual(self.tries(SECOND), SECOND)
+        self.load(SECOND)
+        self.assertEqual((self.replicas.serving, self.able()), ({"a", "b"}, [FIRST, SECOND]))
+
+    def eight(self) -> None:
+        """Replicas that serve a; none could load b."""
+        plan = Plan(worker=uuid4(), devices=("cuda:0",), replicas=8, threads=1)
+        self.replicas = Replicas(plan, CATALOG)
+        for index in range(8):
+            self.start(index, index)
+        for index in range(8):
+            self.load(index, b=BROKEN)
+            self.replicas.replicas[index].retry_at = 0.0
+
+    def load_in_turn(self, index: int, **models: str) -> None:
+        """As an order."""
+        self.assertEqual(self.tries(index), index)
+        self.load(index, **models)
+
+    def test_what_one_of_many_can_load_is_served_at_once_and_the_others_follow_one_by_one(self) -> None:
+        self.eight()
+        self.replicas.try_at = 0.0
+        for index in range(8):
+            self.load_in_turn(index)
+            self.assertEqual((self.replicas.serving, self.replicas.to_restart()), ({"a", "b"}, []))
+            self.assertEqual([pid for pid in range(8) if self.replicas.lacking(pid)], list(range(index + 1, 8)))
+
+    def test_what_loads_slowly_is_left_to_one_of_two_where_the_rest_is_not_run(self) -> None:
+        self.load(FIRST)
+        self.replicas.loaded(
+            Loaded(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()},
+                   load_s={CATALOG["a"].digest: 0.1, CATALOG["b"].digest: SLOW_S + 1.0})
+        )  # fmt: skip
+        for first, second in ((0, 1), (1, 0)):
+            pids = (FIRST, SECOND)
+            self.replicas.ended(first)
+            self.assertEqual(self.without(first), set())  # the second runs all
+            self.start(first, pids[first])
+            self.replicas.ended(second)
+            self.assertEqual(self.without(second), {"b"})
+            self.start(second, pids[second])
+            self.load(pids[second])
+            self.assertEqual((self.replicas.serving, self.tries()), ({"a"}, None))  # there is no other to run a
+            self.load(pids[first])
+            self.assertEqual((self.replicas.serving, self.tries()), ({"a", "b"}, pids[second]))
+            self.load(pids[second])
+
+    def test_what_cannot_be_loaded_has_nothing_left_out_that_can(self) -> None:
+        slow = {CATALOG["b"].digest: SLOW_S + 1.0}
+        states = {CATALOG["a"].digest: BROKEN, CATALOG["b"].digest: READY}
+        with self.assertLogs("inference.worker.replicas.registry"):
+            for pid in (FIRST, SECOND):
+                self.replicas.loaded(Loaded(pid=pid, models=states, load_s=slow))
+        for index in (1, 0):
+            self.replicas.ended(index)
+            self.assertEqual(self.without(index), set())
+            self.start(index, (FIRST, SECOND)[index])
+
+    def test_two_that_die_of_each_other_s_model_try_it_after_pauses(self) -> None:
+        for index, pid, model in ((0, FIRST, "b"), (1, SECOND, "a")):
+            self.loads(index, model)
+            self.replicas.ended(index)
+            self.start(index, pid)
+        self.load(FIRST)
+        self.load(SECOND)
+        pauses = []
+        for index, pid, model in 3 * ((0, FIRST, "b"), (1, SECOND, "a")):
+            self.replicas.try_at = 0.0
+            self.assertEqual(self.tries(pid), pid)
+            pauses.append(self.replicas.tries.pause_s)
+            self.loads(index, model)
+            self.replicas.ended(index)
+            self.start(index, pid)
+            self.load(pid)
+            self.assertIsNone(self.tries())
+        self.assertEqual((pauses, pauses[-1]), (sorted(pauses), LONGEST_PAUSE_S))
+
+    def test_what_ends_a_process_is_tried_by_itself_and_last(self) -> None:
+        self.loads(0, "b")
+        self.replicas.ended(0)
+        self.start(0, FIRST)
+        self.load(FIRST)
+        self.load(SECOND)
+        self.replicas.follow({**CATALOG, "c": ModelSpec(name="c", engine="x:Y")})
+        tried = []
+        for states in ({"c": BROKEN}, {}, {}):
+            self.replicas.try_at = 0.0
+            _, order = self.replicas.next_order([FIRST]) or (0, ())
+            tried.append({spec.name for spec in order})
+            self.load(FIRST, **states)
+        self.assertEqual(tried, [{"a", "c"}, {"a", "b"}, {"a", "b", "c"}])
+
+    def test_what_always_fails_keeps_nothing_that_ended_a_process_from_its_next_try(self) -> None:
+        self.replicas.follow({**CATALOG, **{name: ModelSpec(name=name, engine="x:Y") for name in "cd"}})
+        tried: list[str] = []
+        self.start(1, SECOND)
+        self.load(SECOND, c=BROKEN)
+        self.loads(0, "b")
+        self.replicas.ended(0)
+        self.start(0, FIRST)
+        self.replicas.replicas[0].shared.loading = len(self.replicas.replicas[0].ordered)  # d
+        for _ in range(4):
+            self.replicas.ended(0)
+            self.start(0, FIRST)
+            self.load(FIRST, c=BROKEN)
+            self.replicas.try_at = 0.0
+            _, order = self.replicas.next_order([FIRST]) or (0, ())
+            [name] = {spec.name for spec in order} - {"a"}
+            tried.append(name)
+            self.replicas.replicas[0].shared.loading = 1 + [spec.name for spec in order].index(name)
+        self.assertEqual(set(tried), {"b", "d"})
+
+    def test_they_try_in_turn(self) -> None:
+        self.eight()
+        tried = []
+        for _ in range(8):
+            self.replicas.try_at = 0.0
+            index = self.tries(*range(8))
+            assert index is not None
+            tried.append(index)
+            self.load(index, b=BROKEN)
+        self.assertEqual(sorted(tried), list(range(8)))
+
+    def test_what_is_served_stays_so_while_one_has_it(self) -> None:
+        self.eight()
+        self.replicas.try_at = 0.0
+        for index in range(4):
+            self.load_in_turn(index)
+        for index in range(3):
+            self.replicas.ended(index)
+        self.assertEqual(self.replicas.serving, {"a", "b"})
+        self.replicas.ended(3)
+        self.assertEqual(self.replicas.serving, {"a"})
+
+    def test_one_that_has_what_the_others_have_not_is_not_asked_again_and_again(self) -> None:
+        self.eight()
+        self.replicas.try_at = 0.0
+        self.load_in_turn(0)
+        self.replicas.tried(took_s=6.0)
+        self.load(1, b="no weights, said in other words")
+        self.assertIsNone(self.tries(*range(8)))
+
+    def test_a_try_that_took_long_is_seldom_made(self) -> None:
+        self.load(FIRST, b=BROKEN)
+        self.replicas.tried(took_s=1000.0)
+        self.assertGreater(self.replicas.try_at, time.monotonic() + 9000)  # the clock stands
+
+    def test_one_that_has_nothing_is_restarted(self) -> None:
+        self.load(FIRST, a=BROKEN, b=BROKEN)
+        self.replicas.replicas[0].retry_at = 0.0
+        self.assertEqual((self.able(), self.replicas.to_restart()), ([], [0]))
+
+    def test_one_that_ends_after_it_had_loaded_starts_at_once_and_is_waited_for(self) -> None:
+        self.load(FIRST)
+        self.load(SECOND)
+        for index in (0, 1):
+            self.replicas.ended(index)
+        self.assertEqual((self.replicas.serving, self.replicas.served), (set(), {"a", "b"}))
+        self.assertTrue(self.replicas.may_start(0))
+        self.start(0, FIRST)
+        self.load(FIRST, b=BROKEN)
+        self.start(1, SECOND)
+        self.replicas.ended(1)
+        self.assertEqual((self.replicas.serving, self.replicas.served), ({"a"}, {"a"}))
+
+    def test_one_that_dies_while_it_loads_waits_longer_each_time(self) -> None:
+        pauses = []
+        for _ in range(9):
+            self.replicas.ended(0)
+            self.assertFalse(self.replicas.may_start(0))
+            pauses.append(self.replicas.replicas[0].pauses.pause_s)
+            self.start(0, FIRST)
+        self.assertEqual(pauses[:3], [2.0, 4.0, 8.0])
+        self.assertEqual(pauses[-1], LONGEST_PAUSE_S)
+        self.load(FIRST)
+        self.assertEqual(self.replicas.replicas[0].pauses.pause_s, 1.0)
+
+    def test_one_that_dies_of_loading_a_model_starts_without_it_until_it_has_loaded_it(self) -> None:
+        self.assertEqual(self.without(0), set())
+        self.replicas.replicas[0].shared.loading = 2
+        self.replicas.ended(0)
+        self.assertEqual((self.without(0), self.without(1)), ({"b"}, set()))
+        self.assertEqual(self.why_not(), {"b"})
+        self.load(SECOND)
+        self.assertEqual(self.without(0), {"b"})
+        self.start(0, FIRST)
+        self.load(FIRST)
+        self.replicas.try_at = 0.0
+        self.assertEqual(self.tries(FIRST), FIRST)
+        self.load(FIRST)
+        self.replicas.ended(1)
+        self.replicas.ended(0)
+        self.assertEqual(self.without(0), set())
+
+    def test_one_that_dies_of_all_that_it_loads_tries_each_again(self) -> None:
+        for model in "bab":
+            self.loads(0, model)
+            self.replicas.ended(0)
+            self.assertEqual(self.without(0), {model})
+            self.start(0, FIRST)
+        self.load(FIRST, a=BROKEN, b=BROKEN)
+        self.assertEqual(self.without(0), set())
+
+    def test_the_only_model_is_tried_again_by_a_fresh_process(self) -> None:
+        self.replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), {"a": CATALOG["a"]})
+        self.start(0, FIRST)
+        self.load(FIRST)
+        self.replicas.ended(0)
+        for _ in range(2):
+            self.start(0, FIRST)
+            self.replicas.replicas[0].shared.loading = 1
+            self.replicas.ended(0)
+            self.assertEqual((self.without(0), self.why_not()), (set(), {"a"}))
+            self.assertFalse(self.replicas.may_start(0))
+
+    def test_what_a_child_says_that_it_loads_is_read_there(self) -> None:
+        shared = Shared()
+        self.replicas.started(0, FIRST, self.replicas.first_order(0), shared)
+        shared.loading = 2
+        self.replicas.ended(0)
+        self.assertEqual(self.without(0), {"b"})
+
+    def test_one_that_dies_of_a_try_starts_without_that_model_and_the_pauses_grow(self) -> None:
+        pauses = []
+        self.replicas.ended(1)
+        for _ in range(4):
+            self.load(FIRST, b=BROKEN)
+            self.replicas.try_at = 0.0
+            self.assertEqual(self.tries(FIRST), FIRST)
+            pauses.append(self.replicas.tries.pause_s)
+            self.loads(0, "b")
+            self.replicas.ended(0)
+            self.assertEqual((self.replicas.served, self.without(0)), ({"a"}, {"b"}))
+            self.assertTrue(self.replicas.may_start(0))
+            self.start(0, FIRST)
+        self.assertEqual(pauses, sorted(pauses))
+        self.assertLess(pauses[0], pauses[1])
+
+    def test_a_reason_is_told_once(self) -> None:
+        self.load(FIRST, b=BROKEN)
+        self.assertEqual([line for line in self.logged if BROKEN in line], self.logged)
+        self.assertEqual(len(self.logged), 1)
+        self.load(SECOND, b=BROKEN)
+        self.load(FIRST, b=BROKEN)
+        self.assertEqual(self.logged, [])
+
+    def test_a_pool_that_grows_has_more_of_them(self) -> None:
+        self.start(2, 33)
+        self.load(33)
+        self.assertEqual((len(status_row.replica_rows(self.replicas, {})), self.replicas.may_run(33)), (3, True))
+
+
+class ChangeTests(TestCase):
+    """The catalog changes while two replicas run what it said before."""
+
+    def setUp(self) -> None:
+        stop_clock(self)
+        plan = Plan(worker=uuid4(), devices=("cpu",), replicas=2, threads=1)
+        self.replicas = Replicas(plan, CATALOG)
+        for index, pid in enumerate((FIRST, SECOND)):
+            self.replicas.started(index, pid, self.replicas.first_order(index))
+            self.told(pid, self.replicas.first_order(index))
+        self.new = replace(CATALOG["a"], revision="2")
+
+    def told(self, pid: int, order: Order, **models: str) -> None:
+        """The child says that it has what it was ordered, but the new `a` in the state that `models` says."""
+        states = {spec.digest: models.get(spec.name, READY) if spec.revision else READY for spec in order}
+        self.replicas.loaded(Loaded(pid=pid, models=states))
+
+    def follow(self, *specs: ModelSpec) -> None:
+        self.replicas.follow({spec.name: spec for spec in specs})
+
+    def order(self, *pids: int) -> tuple[int, list[tuple[str, str]]] | None:
+        """Who is ordered, and to have what."""
+        ordered = self.replicas.next_order(pids or (FIRST, SECOND))
+        if ordered is None:
+            return None
+        self.last = ordered
+        return ordered[0], [(spec.name, spec.revision) for spec in ordered[1]]
+
+    def runs(self) -> dict[str, str]:
+        return {name: spec.revision for name, spec in self.replicas.specs.items() if name in self.replicas.serving}
+
+    def states(self) -> list[tuple[str, str, str]]:
+        return [
+            (e["name"], e["revision"], e["state"]) for e in status_row.catalog(self.replicas, LazyReport())["models"]
+        ]
+
+    @property
+    def able(self) -> int:
+        return self.replicas.able
+
+    def test_a_new_revision_is_loaded_beside_the_old_by_one_after_the_other_then_switched_and_the_old_dropped(
+        self,
+    ) -> None:
+        self.follow(self.new, CATALOG["b"])
+        beside, alone = [("a", ""), ("b", ""), ("a", "2")], [("a", "2"), ("b", "")]
+        self.assertEqual(self.order(), (FIRST, beside))
+        self.told(*self.last)
+        self.assertEqual((self.runs(), self.able), ({"a": "", "b": ""}, 2))
+        self.assertIn(("a", "2", "loading"), self.states())
+        self.assertEqual(self.order(), (SECOND, beside))
+        self.told(*self.last)
+        self.assertEqual((self.runs(), self.able), ({"a": "2", "b": ""}, 2))
+        for pid in (FIRST, SECOND):
+            ordered, order = self.order() or (0, [])
+            self.assertEqual((ordered, sorted(order)), (pid, alone))
+            self.told(*self.last)
+        self.assertIsNone(self.order())
+        self.assertEqual(sorted(self.states()), [("a", "2", "ready"), ("b", "", "ready")])
+
+    def test_one_that_cannot_be_loaded_leaves_the_old_and_says_why(self) -> None:
+        self.follow(self.new, CATALOG["b"])
+        self.order()
+        with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
+            self.told(*self.last, a=BROKEN)
+        self.assertIsNone(self.order())  # nor does the other try at once
+        self.assertEqual((self.runs(), self.able), ({"a": "", "b": ""}, 2))
+        self.assertEqual(status_row.why_not(self.replicas), {"a": status_row.OLD_GOES_ON + BROKEN})
+        self.assertEqual(self.states(), [("a", "", "ready"), ("b", "", "ready"), ("a", "2", "failed")])
+        self.replicas.try_at = 0.0
+        self.assertEqual((self.order() or (0,))[0], SECOND)
+        self.told(*self.last)
+        self.assertEqual(self.runs()["a"], "")
+        self.replicas.try_at = 0.0
+        self.assertEqual((self.order() or (0,))[0], FIRST)
+        self.told(*self.last)
+        self.assertEqual((self.runs()["a"], status_row.why_not(self.replicas)), ("2", {}))
+
+    def test_the_old_one_goes_on_where_the_child_that_lacks_the_new_one_ends(self) -> None:
+        self.follow(self.new, CATALOG["b"])
+        self.order()
+        with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
+            self.told(*self.last, a=BROKEN)
+        self.replicas.try_at = 0.0
+        self.order()
+        self.told(*self.last)
+        self.replicas.ended(0)
+        self.assertEqual(self.runs()["a"], "")
+        first = self.replicas.first_order(0)
+        self.replicas.started(0, FIRST, first)
+        with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
+            self.told(FIRST, first, a="no weights, said in other words")
+        self.assertEqual((self.runs()["a"], self.replicas.lacking(FIRST)), ("", set()))
+
+    def test_a_process_that_dies_of_the_new_one_as_it_starts_again_leaves_the_old(self) -> None:
+        self.follow(self.new, CATALOG["b"])
+        for index, pid in enumerate((FIRST, SECOND)):
+            self.replicas.ended(index)
+            order = self.replicas.first_order(index)
+            self.replicas.started(index, pid, order)
+            self.replicas.replicas[index].shared.loading = 1 + order.index(self.new)
+        for index, pid in enumerate((FIRST, SECOND)):
+            self.replicas.ended(index)
+            self.assertTrue(self.replicas.may_start(index))
+            order = self.replicas.first_order(index)
+            self.assertEqual({(spec.name, spec.revision) for spec in order}, {("a", ""), ("b", "")})
+            self.replicas.started(index, pid, order)
+            self.told(pid, order)
+        self.assertEqual(self.runs(), {"a": "", "b": ""})
+
+    def test_the_old_entry_again_ends_the_tries(self) -> None:
+        self.follow(self.new, CATALOG["b"])
+        self.order()
+        with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
+            self.told(*self.last, a=BROKEN)
+        self.follow(*CATALOG.values())
+        self.replicas.try_at = 0.0
+        self.assertIsNone(self.order())
+        self.assertEqual(status_row.why_not(self.replicas), {})
+
+    def test_a_replica_pauses_for_a_load_only_while_another_takes_the_calls(self) -> None:
+        self.replicas.ended(1)
+        self.replicas.started(1, SECOND, self.replicas.first_order(1))
+        self.follow(self.new, CATALOG["b"])
+        self.assertIsNone(self.order())
+        self.replicas.loaded(Loaded(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()}))
+        self.assertEqual((self.order() or (0,))[0], FIRST)
+
+    def test_a_child_that_starts_meanwhile_has_both_and_one_that_started_before_is_ordered_not_restarted(self) -> None:
+        self.follow(self.new, CATALOG["b"])
+        self.replicas.ended(1)
+        first = self.replicas.first_order(1)
+        self.assertEqual([(spec.name, spec.revision) for spec in first], [("a", ""), ("b", ""), ("a", "2")])
+        self.replicas.started(1, SECOND, tuple(CATALOG.values()))
+        self.replicas.ended(0)
+        self.replicas.started(0, FIRST, first)
+        self.told(FIRST, first)
+        self.assertEqual(self.runs()["a"], "")  # which the other had, and loads again
+        self.replicas.loaded(Loaded(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()}))
+        self.replicas.replicas[1].retry_at = 0.0
+        self.assertEqual((self.able, self.replicas.to_restart()), (2, []))
+        ordered = []
+        while following := self.order():
+            ordered.append(following[0])
+            self.told(*self.last)
+        self.assertEqual((ordered, self.able, self.runs()["a"]), ([SECOND, FIRST, SECOND], 2, "2"))
+
+    def test_a_load_that_was_ended_for_its_length_says_which_setting_allows_more(self) -> None:
+        self.follow(self.new, CATALOG["b"])
+        self.order()
+        self.replicas.replicas[0].shared.loading = 3
+        self.replicas.replicas[0].ordered_at -= settings.LOAD_LIMIT_S
+        self.replicas.ended(0)
+        self.replicas.started(0, FIRST, self.replicas.first_order(0))
+        with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
+            self.told(FIRST, self.replicas.first_order(0))
+        self.assertRegex(status_row.why_not(self.replicas)["a"], "not loaded within 3600 s.*set LOAD_LIMIT_S higher")
+
+    def test_a_child_that_dies_of_the_new_one_starts_without_it(self) -> None:
+        self.follow(self.new, CATALOG["b"])
+        self.order()
+        self.replicas.replicas[0].shared.loading = 3
+        self.replicas.ended(0)
+        self.assertEqual(self.runs(), {"a": "", "b": ""})
+        self.assertNotIn(self.new, self.replicas.first_order(0))
+        self.replicas.started(0, FIRST, self.replicas.first_order(0))
+        with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
+            self.told(FIRST, self.replicas.first_order(0))
+        self.assertEqual(
+            (self.able, status_row.why_not(self.replicas)), (2, {"a": status_row.OLD_GOES_ON + ENDED_BY_IT})
+        )
+        self.assertIsNone(self.order())
+
+    def test_an_added_model_is_served_once_one_has_it(self) -> None:
+        added = ModelSpec(name="c", engine="x:Y")
+        self.follow(*CATALOG.values(), added)
+        self.order()
+        self.told(*self.last)
+        self.assertEqual((set(self.runs()), self.able), ({"a", "b", "c"}, 2))
+        self.order()
+        self.told(*self.last)
+        self.assertEqual((set(self.runs()), self.able), ({"a", "b", "c"}, 2))
+
+    def test_a_removed_model_is_run_until_it_is_released(self) -> None:
+        self.follow(CATALOG["b"])
+        self.assertEqual((set(self.runs()), self.replicas.leaving, self.order()), ({"a", "b"}, {"a"}, None))
+        self.assertEqual(sorted(self.states()), [("a", "", "draining"), ("b", "", "ready")])
+        with self.assertNoLogs("inference.worker.replicas.registry", "ERROR"):
+            self.replicas.release("a")
+        self.assertEqual((set(self.runs()), self.replicas.leaving), ({"b"}, set()))
+        self.assertEqual(self.order(), (FIRST, [("b", "")]))
+
+    def test_what_no_replica_could_load_is_replaced_at_once(self) -> None:
+        for pid in (FIRST, SECOND):
+            with self.assertLogs("inference.worker.replicas.registry"):
+                self.replicas.loaded(Loaded(pid=pid, models={CATALOG["a"].digest: BROKEN, CATALOG["b"].digest: READY}))
+        self.follow(self.new, CATALOG["b"])
+        self.assertEqual(self.replicas.specs["a"], self.new)
+        self.assertIn(self.order(), [(pid, [("a", "2"), ("b", "")]) for pid in (FIRST, SECOND)])
+
+    def test_a_file_that_changes_while_the_only_child_starts_is_taken_over_once_the_new_is_loaded(self) -> None:
+        plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1)
+        self.replicas = Replicas(plan, CATALOG)
+        self.replicas.started(0, FIRST, order := self.replicas.first_order(0))
+        self.told(FIRST, order)
+        self.replicas.ended(0)
+        self.replicas.started(0, FIRST, order)
+        self.follow(self.new, CATALOG["b"])
+        self.told(FIRST, order)
+        self.assertEqual(self.runs(), {"a": "", "b": ""})
+        self.assertEqual(self.order(), (FIRST, [("a", ""), ("b", ""), ("a", "2")]))
+
+    def test_what_is_parked_is_not_run_and_unloaded_and_keeps_its_entry(self) -> None:
+        self.replicas.park({"a"})
+        self.assertEqual((set(self.runs()), set(self.replicas.specs)), ({"b"}, {"a", "b"}))
+        self.assertNotIn(("a", "", "ready"), self.states())
+        self.assertEqual(self.order(), (FIRST, [("b", "")]))
+        self.told(*self.last)
+        self.assertEqual(self.order(), (SECOND, [("b", "")]))
+        self.told(*self.last)
+        self.replicas.park(())
+        self.assertEqual(set(self.runs()), {"b"})
+        self.assertEqual(self.order(), (FIRST, [("a", ""), ("b", "")]))
