@@ -11,9 +11,9 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from inference.catalog import lengths
 from inference.catalog.parameters import check
@@ -33,6 +33,7 @@ from inference.telemetry import logs
 from inference.telemetry.raised import places
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _OPEN = object()  # the outcome of an item that no call has settled yet
 MAX_SEARCHES = 2  # culprits that are searched for; when there are more, the rest run one by one
@@ -175,9 +176,24 @@ class _Batch:
             return self.engine.predict([self.items[index] for index in indexes], dict(self.parameters))
 
 
-def _halves(indexes: list[int]) -> tuple[list[int], list[int]]:
-    middle = len(indexes) // 2
-    return indexes[:middle], indexes[middle:]
+def narrowed(call: Callable[[Sequence[T]], Sequence[Any]], items: Sequence[T]) -> list[Any]:
+    """Return what `call` answers to each item, or the `InferenceError` that an item fails with alone.
+
+    What raises is run again in halves, until whoever is at fault is alone. Raises `DeviceFailed`.
+    """
+    try:
+        return list(call(items))
+    except Exception as error:
+        found = failure(error)
+    if len(items) == 1:
+        return [found]
+    first, second = _halves(items)
+    return narrowed(call, first) + narrowed(call, second)
+
+
+def _halves(items: Sequence[T]) -> tuple[list[T], list[T]]:
+    middle = len(items) // 2
+    return list(items[:middle]), list(items[middle:])
 
 
 def _shape_problem(answers: Any, expected: int) -> BadOutput | None:

@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from inference.engines.accelerate.install import Override
 from inference.engines.accelerate.ragged import Attention, Texts
+from inference.engines.accelerate.shortcut import Override
 
 
 class Parts(NamedTuple):

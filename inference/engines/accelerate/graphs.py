@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from inference.engines.accelerate import encoders
-from inference.engines.accelerate.install import Override
+from inference.engines.accelerate.shortcut import Override
 from inference.engines.pipeline import loader
 
 logger = logging.getLogger(__name__)

@@ -6,9 +6,9 @@ installed or in a later call, turns it off with a warning: the plain pipeline an
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from inference.engines.accelerate.shortcut import Override, Shortcut
 from inference.engines.faults import describe, is_device_failure, is_out_of_memory
 from inference.engines.parity import Trial, Verdict
 from inference.engines.stacks import Together
@@ -16,31 +16,7 @@ from inference.errors import InferenceError
 from inference.telemetry import logs
 
 logger = logging.getLogger(__name__)
-
-
-class Shortcut(Protocol):
-    """Off when it is made. `off` may be called at any time, also after `on` raised."""
-
-    def on(self) -> None: ...
-    def off(self) -> None: ...
-
-
 S = TypeVar("S", bound=Shortcut)
-
-
-@dataclass(frozen=True, slots=True)
-class Override:
-    """A shortcut: `value` as an attribute of `owner`, in place of the one of its class."""
-
-    owner: Any
-    name: str
-    value: Any
-
-    def on(self) -> None:
-        setattr(self.owner, self.name, self.value)
-
-    def off(self) -> None:
-        vars(self.owner).pop(self.name, None)
 
 
 class Shortcuts:
@@ -133,11 +109,11 @@ def install(model: Any, tokenizer: Any, task: str, trial: Trial) -> Shortcuts:
 
 
 def at_once(engine: Any, pipe: Any, task: str) -> Override | None:
-    from inference.engines.accelerate import at_once, best
+    from inference.engines.accelerate import fill_mask, text_batches
 
     if task == "fill-mask":
-        return best.best(engine, pipe)
-    return at_once.at_once(engine, pipe, task)
+        return fill_mask.at_once(engine, pipe)
+    return text_batches.at_once(engine, pipe, task)
 
 
 def encode(engine: Any, tokenizer: Any) -> Override | None:
@@ -167,6 +143,6 @@ def _packed(model: Any) -> Shortcut | None:
 
 
 def _masks(model: Any, tokenizer: Any) -> Any:
-    from inference.engines.accelerate import masked
+    from inference.engines.accelerate import fill_mask
 
-    return masked.scorer(model, tokenizer.mask_token_id)
+    return fill_mask.scorer(model, tokenizer.mask_token_id)

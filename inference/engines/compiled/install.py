@@ -20,7 +20,8 @@ from django.conf import settings
 from inference.catalog import tasks
 from inference.catalog.specs import TORCH, TRANSFORMERS_ENGINE, ModelSpec
 from inference.engines import backends, parity, placement, weights
-from inference.engines.accelerate.install import Override, Shortcuts
+from inference.engines.accelerate.install import Shortcuts
+from inference.engines.accelerate.shortcut import Override
 from inference.engines.compiled import agreement, kept
 from inference.engines.faults import describe
 from inference.engines.stacks import Together

@@ -16,10 +16,10 @@ from inference.engines.generation import choice
 from inference.engines.generation.ceiling import Ceiling
 from inference.engines.generation.cells import Cells
 from inference.engines.generation.forwards import Forwards
-from inference.engines.generation.halves import narrowed
 from inference.engines.generation.prefixes import Prefixes
 from inference.engines.generation.requests import Requests
 from inference.engines.generation.rows import Row
+from inference.engines.isolate import narrowed
 from inference.engines.pipeline.feeds import no_room
 from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.errors import InferenceError, OutOfMemory

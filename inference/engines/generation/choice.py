@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
 
-from inference.engines.generation.halves import narrowed
 from inference.engines.generation.rows import Row
+from inference.engines.isolate import narrowed
 from inference.errors import BadOutput, InferenceError
 
 # These look at the scores only, so that rows of equal settings share a call.

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from inference.engines.generation.rows import Row
-from inference.engines.generation.text import Decoder, GrowingText, goes_on, read_stops
+from inference.engines.generation.stops import read_stops
+from inference.engines.generation.text import Decoder, GrowingText, goes_on
 from inference.engines.pipeline import blame
 from inference.engines.pipeline.feeds import Feed
 from inference.engines.pipeline.steps import Steps

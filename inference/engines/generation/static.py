@@ -13,7 +13,8 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from inference.engines.generation.ending import Ending
-from inference.engines.generation.text import Decoder, Stops, first_stop, goes_on, read_stops
+from inference.engines.generation.stops import Stops, first_stop, read_stops
+from inference.engines.generation.text import Decoder, goes_on
 
 
 class AtStop(StoppingCriteria):

@@ -2,45 +2,15 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from inference.errors import InvalidInput
+from inference.engines.generation.stops import first_stop, special_tokens
 
 UNFINISHED = "\ufffd"  # what bytes decode to of which a character's last are still to come
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 CONTEXT = 16  # tokens of a prompt, on which blanks and characters behind it depend
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stops:
-    """Holds what a request asks a text to end at."""
-
-    texts: tuple[str, ...]
-    tokens: frozenset[int]  # special ones, which no text shows
-
-
-def read_stops(tokenizer: Any, asked: Sequence[str]) -> Stops:
-    """Tell special tokens from texts. Raises `InvalidInput` for a stop that is in part a special token."""
-    special = _special_tokens(tokenizer) if asked else {}
-    tokens = set()
-    for stop in asked:
-        if (number := special.get(stop.strip())) is not None:
-            tokens.add(number)
-        elif part := next((name for name in special if name and name in stop), None):
-            raise InvalidInput(
-                f"stop: {stop!r} holds the special token {part!r} with other text. A special token ends a text by"
-                f" itself: send {part!r} alone.",
-                field="parameters.stop",
-            )
-    return Stops(texts=tuple(asked), tokens=frozenset(tokens))
-
-
-def _special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Find the tokens that are left out of texts, by what they are written as."""
-    return {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
 class Decoder:
@@ -50,7 +20,7 @@ class Decoder:
         self._tokenizer = tokenizer
         known = tokenizer.get_vocab()
         self.bytes = frozenset(token for name, token in known.items() if BYTE.fullmatch(name))
-        self._hidden = frozenset(_special_tokens(tokenizer).values())
+        self._hidden = frozenset(special_tokens(tokenizer).values())
         # Such a tokenizer takes back blanks before what comes later: its text is final at its end only.
         self.takes_back = bool(tokenizer.clean_up_tokenization_spaces) and not self._is_bpe()
 
@@ -153,9 +123,3 @@ def goes_on(prompt: Any, after: Mapping[str, Any]) -> bool:
         return True
     asked = after.get("continue_final_message")
     return prompt.messages[-1]["role"] == "assistant" if asked is None else bool(asked)
-
-
-def first_stop(text: str, stops: Sequence[str], start: int = 0) -> int | None:
-    """The place of the first stop string in a text that has none up to `start`."""
-    places = [text.find(stop, max(0, start - len(stop) + 1)) for stop in stops]
-    return min((place for place in places if place >= 0), default=None)

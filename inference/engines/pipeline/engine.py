@@ -18,6 +18,7 @@ from inference.catalog import tasks
 from inference.catalog.tasks import Task
 from inference.engines import checkpoints, media, parity, placement
 from inference.engines.accelerate import install as accelerate
+from inference.engines.accelerate.shortcut import Override
 from inference.engines.base import Engine
 from inference.engines.compiled import agreement
 from inference.engines.compiled import install as backend
@@ -86,7 +87,7 @@ class PipelineEngine(Engine):
         """Find out how inputs may run together, and what may be computed in a cheaper way."""
         accelerate.Shortcuts(self.task, self.shortcuts.plain).add(
             "step by step",
-            lambda: accelerate.Override(self, "steps", Steps(self.pipe, self.feed)),
+            lambda: Override(self, "steps", Steps(self.pipe, self.feed)),
             lambda: not reference.difference(self.predict),
         )
         if self.steps is None:

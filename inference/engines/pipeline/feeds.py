@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from inference.catalog.lengths import NEW_TOKENS
 from inference.engines import media, parity
-from inference.engines.generation.text import read_stops
+from inference.engines.generation.stops import read_stops
 from inference.engines.pipeline import inputs
 from inference.engines.stacks import Row, Together
 from inference.errors import InvalidInput, context_length_exceeded

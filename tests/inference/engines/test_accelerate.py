@@ -9,7 +9,7 @@ from unittest.mock import Mock, patch
 
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading, parity
-from inference.engines.accelerate import at_once, encoders, install, outputs, packed, tokens
+from inference.engines.accelerate import encoders, install, packed, text_batches, tokens
 from inference.engines.accelerate.install import Shortcuts
 from inference.engines.stacks import Together
 from inference.errors import InvalidInput
@@ -92,7 +92,7 @@ class EngineTests(EqualTestCase):
             patch.dict(encoders.KINDS, {"bert": fail}),
             patch.object(encoders.Layers, "__call__", fail),
             patch.object(tokens, "encoder", fail),
-            patch.dict(outputs.READS, {"text-classification": fail}),
+            patch.dict(text_batches.READS, {"text-classification": fail}),
         ]
         for number, change in enumerate(gone):
             with self.subTest(number), change, self.assertLogs("inference.engines", "WARNING") as logs:
@@ -113,7 +113,7 @@ class EngineTests(EqualTestCase):
     def test_what_fails_in_a_later_call_does_so_once(self) -> None:
         broken = {
             "layers": patch.object(encoders.Layers, "__call__", fail),
-            "texts": patch.object(at_once.AtOnce, "answers", fail),
+            "texts": patch.object(text_batches.AtOnce, "answers", fail),
         }
         for name, change in broken.items():
             engine = self.loaded()

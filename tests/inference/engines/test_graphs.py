@@ -9,7 +9,7 @@ import torch
 
 from inference.engines.accelerate import encoders, graphs, packed
 from inference.engines.accelerate import install as accelerate
-from inference.engines.accelerate.install import Override
+from inference.engines.accelerate.shortcut import Override
 from tests import cuda_encoders
 from tests.inference.engines.test_encoders import (
     NEAR,

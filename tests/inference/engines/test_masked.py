@@ -11,7 +11,7 @@ import transformers
 
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading, parity
-from inference.engines.accelerate import install, masked
+from inference.engines.accelerate import fill_mask, install
 from inference.errors import InvalidInput
 from tests import tiny_models
 from tests.inference.engines.test_encoders import DISTILBERT, SHAPE
@@ -34,7 +34,7 @@ class ScorerTests(TestCase):
                 config = transformers.AutoConfig.for_model(kind, **shape)
                 model = transformers.AutoModelForMaskedLM.from_config(config).eval()
                 before = scores_of(model, ids)
-                masked.Scorer(model, 3).on()
+                fill_mask.Scorer(model, 3).on()
                 torch.testing.assert_close(scores_of(model, ids), before)
 
 
@@ -45,7 +45,7 @@ class EngineTests(TestCase):
         self.spec = ModelSpec(name="m", task="fill-mask", model=str(tiny_models.build("fill-mask", Path(folder.name))))
 
     def test_answers_are_those_of_the_complete_model(self) -> None:
-        with patch.object(masked, "scorer", return_value=None):
+        with patch.object(fill_mask, "scorer", return_value=None):
             complete = loading.ready(self.spec, "cpu").predict(TEXTS, {"top_k": 3})
         self.assertEqual(loading.ready(self.spec, "cpu").predict(TEXTS, {"top_k": 3}), complete)
 
@@ -81,9 +81,9 @@ class EngineTests(TestCase):
         self.assertEqual((good, type(bad)), (engine.predict(TEXTS[:1], {})[0], InvalidInput))
 
     def test_a_model_that_would_answer_differently_scores_everything(self) -> None:
-        wrong = patch.object(masked.Scorer, "_choose", lambda self, last, arguments: 2 * arguments[0][self.masked])
+        wrong = patch.object(fill_mask.Scorer, "_choose", lambda self, last, arguments: 2 * arguments[0][self.masked])
         with wrong, self.assertLogs(install.logger, "WARNING"):
             engine = loading.ready(self.spec, "cpu")
-        with patch.object(masked, "scorer", return_value=None):
+        with patch.object(fill_mask, "scorer", return_value=None):
             complete = loading.ready(self.spec, "cpu").predict(TEXTS, {})
         self.assertEqual(engine.predict(TEXTS, {}), complete)

@@ -8,7 +8,7 @@ from unittest import TestCase
 import torch
 from transformers import PretrainedConfig, TextClassificationPipeline
 
-from inference.engines.accelerate import outputs
+from inference.engines.accelerate import text_batches
 
 LOGITS = torch.tensor([[0.3, -2.0, 0.3], [5.0, 1.0, -1.0], [0.0, 0.0, 0.0], [-3.0, 9.5, 100.0]])
 FUNCTIONS = (None, "sigmoid", "softmax", "none")
@@ -29,7 +29,7 @@ class ClassesTests(TestCase):
         expected = [
             TextClassificationPipeline.postprocess(fake, {"logits": row.unsqueeze(0)}, **parameters) for row in logits
         ]
-        self.assertEqual(outputs.classes(fake, {"logits": logits}, [1] * len(logits), **parameters), expected)
+        self.assertEqual(text_batches.classes(fake, {"logits": logits}, [1] * len(logits), **parameters), expected)
 
     def test_every_function_and_every_number_of_labels(self) -> None:
         for function, top in product(FUNCTIONS, TOPS):
@@ -49,4 +49,4 @@ class ClassesTests(TestCase):
 
     def test_a_function_that_is_not_known(self) -> None:
         with self.assertRaisesRegex(ValueError, "sigmoid, softmax or none, not 7"):
-            outputs.classes(pipe(), {"logits": LOGITS}, [1] * 4, function_to_apply=7)
+            text_batches.classes(pipe(), {"logits": LOGITS}, [1] * 4, function_to_apply=7)
