@@ -23,7 +23,7 @@ from tqdm import tqdm
 from benchmarks import workloads
 from benchmarks.workloads import WORKLOADS
 from inference.catalog.specs import ModelSpec
-from inference.engines.accelerate import tokens
+from inference.engines.accelerate import fast_tokenizer
 from inference.engines.accelerate.install import Shortcuts
 from inference.engines.base import Engine
 from inference.engines.embeddings import SentenceEmbeddings
@@ -75,7 +75,7 @@ def load(case: Case, without: str | None) -> tuple[Engine, set[str]]:
     engine = case.engine(case.spec)
     with mock.patch.object(Shortcuts, "add", some):
         if without == CORE:
-            with mock.patch.object(tokens, "encoder", return_value=None):
+            with mock.patch.object(fast_tokenizer, "encoder", return_value=None):
                 engine.load("cpu")
         else:
             engine.load("cpu")

@@ -11,8 +11,9 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
 from inference.catalog import lookup, specs, tasks
-from inference.engines import backends, weights
-from inference.engines.faults import describe
+from inference.engines.artifacts import weights
+from inference.engines.backends import packages
+from inference.engines.runtime.faults import describe
 from inference.errors import ModelUnavailable
 from inference.webhooks import delivery
 
@@ -40,7 +41,7 @@ def webhook_secret(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 def _missing(spec: specs.ModelSpec) -> Iterator[CheckMessage]:
     """Warnings only: the process that is checked may run where no model does, and other models are to be served beside
     one that is broken in whatever way."""
-    for check in (task_problem, _engine_problem, _weights_problem, backends.problem):
+    for check in (task_problem, _engine_problem, _weights_problem, packages.problem):
         try:
             problem = check(spec)
         except Exception as error:  # a package runs its own code, a module may be no Python, a file unreadable

@@ -239,7 +239,7 @@ def tokenizer(*, ends: bool) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    from inference.engines import parity
+    from inference.engines.runtime import parity
 
     known = dict.fromkeys(" ".join(parity.TEXTS).split())
     words = [*known, *(f"w{n}" for n in range(WORDS - len(known)))]

@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from inference.engines.accelerate import encoders, varlen
-from inference.engines.accelerate import graphs as served
+from inference.engines.accelerate import cuda_graphs as served
+from inference.engines.accelerate import unpadded_encoder, varlen_attention
 
 WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"}  # for the device
 
@@ -88,7 +88,8 @@ def graphs() -> Iterator[list[Graph]]:
         captured.append(own)
 
     with (
-        patch.object(encoders, "is_on_gpu", return_value=True), patch.object(served, "seconds", return_value=1.0),
+        patch.object(unpadded_encoder, "is_on_gpu", return_value=True),
+        patch.object(served, "seconds", return_value=1.0),
         patch.multiple(
             torch.cuda, CUDAGraph=Graph, graph=graph, graph_pool_handle=list, Stream=Mock, current_stream=Mock,
             stream=lambda _: contextlib.nullcontext(),
@@ -119,7 +120,7 @@ def varlen_attn(
 @contextlib.contextmanager
 def flash_attention() -> Iterator[Mock]:
     """Have models seem to be on a GPU, and count their calls of it."""
-    own = patch.object(varlen, "varlen_attn", autospec=True, side_effect=varlen_attn)
-    on_gpu = patch.object(encoders, "is_on_gpu", return_value=True)
-    with own as attention, on_gpu, patch.object(varlen, "serves", return_value=True):
+    own = patch.object(varlen_attention, "varlen_attn", autospec=True, side_effect=varlen_attn)
+    on_gpu = patch.object(unpadded_encoder, "is_on_gpu", return_value=True)
+    with own as attention, on_gpu, patch.object(varlen_attention, "serves", return_value=True):
         yield attention

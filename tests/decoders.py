@@ -13,8 +13,8 @@ from typing import Any
 from unittest.mock import patch
 
 from inference.catalog.specs import ModelSpec
-from inference.engines import loading, weights
-from inference.engines.pipeline import loader
+from inference.engines import loading
+from inference.engines.artifacts import pipeline_loader, weights
 from inference.engines.stepper import OPEN, Progress, Stepper
 from tests import tiny_models
 
@@ -55,7 +55,7 @@ def over(made: Any, **spec: Any) -> Any:
     tokenizer = tiny_models.byte_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     ready = transformers.pipeline("text-generation", model=made, tokenizer=tokenizer, device="cpu")
-    with patch.object(weights, "folder"), patch.object(loader, "pipeline", return_value=ready):
+    with patch.object(weights, "folder"), patch.object(pipeline_loader, "pipeline", return_value=ready):
         return loading.ready(ModelSpec(name="m", task="text-generation", model="m", **spec), "cpu")
 
 

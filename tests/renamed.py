@@ -58,8 +58,8 @@ def asked(task: str, folder: Path, inputs: Any, parameters: dict[str, Any]) -> d
 
     from inference.catalog.specs import ModelSpec
     from inference.engines import loading
-    from inference.engines.isolate import run
-    from inference.engines.json_values import plain
+    from inference.engines.runtime.isolate import run
+    from inference.engines.runtime.json_values import plain
 
     warnings = Warnings()
     logging.getLogger("inference").addHandler(warnings)

@@ -1,4 +1,4 @@
-"""What the service knows of each task, but for how its pipeline is fed: that is in `inference.engines.pipeline.feeds`.
+"""What the service knows of each task, but for how its pipeline is fed: that is in `inference.engines.inputs.feeds`.
 
 A new pipeline task is an entry here, and its feed there.
 """

@@ -11,16 +11,16 @@ from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer
 from transformers.utils import logging
 
 from inference.catalog.specs import ModelSpec
-from inference.engines import checkpoints, parity, placement, weights
 from inference.engines.accelerate import install as accelerate
+from inference.engines.artifacts import checkpoints, pipeline_loader, weights
+from inference.engines.backends import agreement
+from inference.engines.backends import install as backend
 from inference.engines.base import Engine
-from inference.engines.beginnings import beginning
-from inference.engines.compiled import agreement
-from inference.engines.compiled import install as backend
-from inference.engines.pipeline import loader
+from inference.engines.inputs.truncation import beginning
+from inference.engines.runtime import parity, placement
+from inference.engines.runtime.stacks import Together
 from inference.engines.sentences import folder as sentence_folder
 from inference.engines.sentences import pooling
-from inference.engines.stacks import Together
 from inference.errors import InferenceError, InvalidInput, ModelUnavailable, context_length_exceeded
 
 logging.disable_progress_bar()  # thousands of lines in a log file
@@ -69,7 +69,7 @@ class SentenceEmbeddings(Engine):
         if "device_map" not in placed:
             self.model.to(self.device)
         placement.compute_as_asked(self.spec, self.model)
-        self.max_tokens = loader.max_tokens(self.spec, self.model, self.tokenizer)
+        self.max_tokens = pipeline_loader.max_tokens(self.spec, self.model, self.tokenizer)
         self.dimensions = _dimensions(self.spec, self.model.config)
         self.dense = [each.to(self.device) for each in self.asked.dense]
         checkpoints.refuse_random_answers(

@@ -11,10 +11,11 @@ from typing import Any
 
 from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
-from inference.engines import isolate, memory
+from inference.engines.artifacts import memory
+from inference.engines.artifacts.memory import CPU
 from inference.engines.base import Engine
-from inference.engines.faults import describe, device_problem, is_device_failure, is_in_use, is_out_of_memory
-from inference.engines.memory import CPU
+from inference.engines.runtime import isolate
+from inference.engines.runtime.faults import describe, device_problem, is_device_failure, is_in_use, is_out_of_memory
 from inference.errors import ModelUnavailable
 from inference.telemetry import raised
 

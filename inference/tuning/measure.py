@@ -9,8 +9,8 @@ from typing import Any
 
 from inference.catalog import lengths, tasks, units
 from inference.catalog.specs import BACKENDS, PRECISIONS, TF32, TORCH, TRANSFORMERS_ENGINE, ModelSpec
-from inference.engines import backends
-from inference.engines.json_values import pairs
+from inference.engines.backends import packages
+from inference.engines.runtime.json_values import pairs
 from inference.tuning.replica import (
     ANSWER,
     CannotMeasure,
@@ -232,7 +232,7 @@ def choices(setup: Setup) -> list[Choice]:
     if not setup.is_on_cpu or not ours or (spec.engine == TRANSFORMERS_ENGINE and not tasks.of(spec.task).compiles):
         return found
     others = [Choice(backend=name, precision=one) for name in BACKENDS if name != TORCH for one in PRECISIONS]
-    return found + [one for one in others if not backends.problem(one.of(setup).spec)]
+    return found + [one for one in others if not packages.problem(one.of(setup).spec)]
 
 
 def trial(
@@ -255,7 +255,7 @@ def trial(
             with _replicas(setup, arrangement) as replicas:
                 first = replicas[0]
                 said = first.ask(note)
-                if backends.REFUSED in said:
+                if packages.REFUSED in said:
                     return Trial(problem=said), found
                 if not memory:
                     memory = first.ask(memory_bytes)

@@ -10,8 +10,10 @@ from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
-from inference.engines import isolate, loading, memory
+from inference.engines import loading
+from inference.engines.artifacts import memory
 from inference.engines.base import Engine
+from inference.engines.runtime import isolate
 from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.errors import InferenceError, ModelUnavailable, OutOfMemory
 from inference.tuning import samples

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from inference.catalog import tasks
 from inference.catalog.lengths import CHAT_TOKENS
 from inference.catalog.specs import TF32, TORCH, ModelSpec
-from inference.engines.memory import MIB
+from inference.engines.artifacts.memory import MIB
 from inference.tuning.measure import Arrangement, Choice, Grid, Trial
 from inference.tuning.replica import ANSWER
 

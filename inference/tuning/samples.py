@@ -8,8 +8,8 @@ from typing import Any
 
 from inference.catalog import lengths, tasks, units
 from inference.catalog.specs import ModelSpec
-from inference.engines import media
 from inference.engines.base import Engine
+from inference.engines.inputs import media
 
 WORDS = "the people of this small town went to see what had been found near the old river that day and".split()  # noqa: SIM905
 

@@ -137,7 +137,7 @@ def collect_less_garbage(**kwargs: Any) -> None:
 def _loads(specs: Collection[ModelSpec]) -> dict[str, Any]:
     """What decides how many replicas share a GPU. Of lazy models one at least must fit; one that generates fills a GPU
     with one batch, which several replicas would only divide."""
-    from inference.engines import memory
+    from inference.engines.artifacts import memory
 
     eager = [memory.estimate(spec) for spec in specs if not spec.is_lazy]
     lazy = [memory.estimate(spec) for spec in specs if spec.is_lazy]

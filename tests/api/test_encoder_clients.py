@@ -29,7 +29,7 @@ from transformers import AutoTokenizer, pipeline
 
 from batch_inference_client import Client, ClientError
 from inference.catalog.specs import ModelSpec
-from inference.engines import weights
+from inference.engines.artifacts import weights
 from tests import javascript, tiny_models
 from tests.e2e.case import StackCase
 from tests.ports import HOST

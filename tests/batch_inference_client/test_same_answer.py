@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from batch_inference_client import Client
-from inference.engines import parity
+from inference.engines.runtime import parity
 from tests import tiny_models
 from tests.conditions import PATIENCE_S
 from tests.e2e.case import StackCase

@@ -13,8 +13,8 @@ from django.conf import settings
 from django.test import SimpleTestCase, override_settings
 
 from inference.catalog import reader
-from inference.engines import weights
-from inference.engines.pipeline.feeds import FEEDS
+from inference.engines.artifacts import weights
+from inference.engines.inputs.feeds import FEEDS
 from tests import tiny_models
 from tests.conditions import PATIENCE_S
 

@@ -18,7 +18,7 @@ from django.contrib.auth.models import User
 from django.db.models import Avg
 
 from inference.catalog import reader
-from inference.engines import weights
+from inference.engines.artifacts import weights
 from inference.models import PausedModel, Status
 from inference.status.catalog import entries
 from tests import processes

@@ -20,7 +20,7 @@ from django.db.models import Max
 from inference.models import Status
 from tests.conditions import PATIENCE_S
 from tests.e2e.case import StackCase
-from tests.inference.engines.hub import COMMIT, Hub
+from tests.inference.engines.artifacts.hub import COMMIT, Hub
 from tests.inference.engines.test_fill_mask import save
 from tests.ports import HOST
 

@@ -34,7 +34,7 @@ GIVEN = os.environ.get("GREEDY_MODEL", "")
 
 def prompts() -> list[str]:
     """Of words that the small model knows, and any other too."""
-    from inference.engines import parity  # imports torch, which most of the faults do without
+    from inference.engines.runtime import parity  # imports torch, which most of the faults do without
 
     rng = random.Random("prompts")
     words = " ".join(parity.TEXTS).split()

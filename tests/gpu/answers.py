@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference.catalog import tasks, units
-from inference.engines.json_values import plain
+from inference.engines.runtime.json_values import plain
 from tests import tiny_models
 from tests.gpu.alike import apart
 from tests.gpu.machine import Machine, StandIn, engine, expect

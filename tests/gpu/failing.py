@@ -14,10 +14,10 @@ from typing import Any
 from unittest.mock import patch
 
 from inference.catalog.specs import ModelSpec
-from inference.engines import faults
+from inference.engines.artifacts.memory import free as free_memory
 from inference.engines.base import Engine
-from inference.engines.isolate import run
-from inference.engines.memory import free as free_memory
+from inference.engines.runtime import faults
+from inference.engines.runtime.isolate import run
 from inference.errors import DeviceFailed, InferenceError
 from tests import cuda
 from tests.conditions import PATIENCE_S, wait_for

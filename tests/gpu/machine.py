@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from inference.engines import isolate
+from inference.engines.runtime import isolate
 from inference.worker.replicas import gpus
 from tests.conditions import PATIENCE_S
 

@@ -89,7 +89,7 @@ class TestModelsFileCheck(SimpleTestCase):
             call_command("check", fail_level="ERROR", stderr=io.StringIO())
 
     def test_the_tasks_it_knows_are_those_that_are_served(self) -> None:
-        from inference.engines.pipeline import feeds  # needs transformers
+        from inference.engines.inputs import feeds  # needs transformers
 
         self.assertEqual({tasks.of(name).name for name in tasks.served()}, set(feeds.FEEDS))
 

@@ -35,15 +35,15 @@ TOUCHED = {
             " on_process_down create_process_queues"
         ),
     },
-    "inference/engines/pipeline/steps.py": {
+    "inference/engines/inputs/steps.py": {
         "transformers.pipelines.base": "_sanitize_parameters _preprocess_params _forward_params _postprocess_params",
     },
-    "inference/engines/accelerate/encoders.py": {"transformers.modeling_utils": "_attn_implementation"},
-    "inference/engines/accelerate/packed.py": {
+    "inference/engines/accelerate/unpadded_encoder.py": {"transformers.modeling_utils": "_attn_implementation"},
+    "inference/engines/accelerate/prepacked_weights.py": {
         "torch._inductor.fx_passes.mkldnn_fusion": "_reorder_linear_weight _linear_pointwise",
         "torch._inductor.utils": "_is_mkldnn_bf16_supported",
     },
-    "inference/engines/accelerate/tokens.py": {"transformers.tokenization_utils_tokenizers": "_encode_plus"},
+    "inference/engines/accelerate/fast_tokenizer.py": {"transformers.tokenization_utils_tokenizers": "_encode_plus"},
     "inference/queries.py": {"django.db.models.query": "_raw_delete"},
 }
 # What the documentation of Django and Python names.

@@ -22,7 +22,7 @@ LISTED = {
     "batch_inference_client/mapping.py Map.batches": "growing pauses, patience_s without progress",
     "batch_inference_client/watch.py Watch._run": "each round waits for what is left; patiently",
     "inference/catalog/lookup.py Follower.run": "a look every LOOK_S, which concerns nobody else",
-    "inference/engines/compiled/kept.py _locked": "a look every LOOK_S, for WAIT_S",
+    "inference/engines/artifacts/file_cache.py _locked": "a look every LOOK_S, for WAIT_S",
     "inference/engines/generation/batch.py Batch._grow": "each round has fewer rows",
     "inference/failures.py patiently": "growing pauses, limit_s",
     "inference/launcher/reaper.py end": "waits for an end: grace_s, then it is killed",

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from inference.engines.accelerate import tokens
+from inference.engines.accelerate import fast_tokenizer
 from inference.engines.accelerate.shortcut import Override
 from inference.engines.accelerate.text_batches import AtOnce
-from inference.engines.pipeline.inputs import MAX_MASKS
+from inference.engines.inputs.task_inputs import MAX_MASKS
 
 CUT = {"tokenizer_kwargs": {"truncation": True}}
 
@@ -60,7 +60,7 @@ class BestAtOnce(AtOnce):
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
-        self.encode = tokens.encoder(pipe.tokenizer)
+        self.encode = fast_tokenizer.encoder(pipe.tokenizer)
 
     def tokens(self, texts: list[str], before: dict[str, Any]) -> Mapping[str, torch.Tensor] | None:
         mask = self.pipe.tokenizer.mask_token

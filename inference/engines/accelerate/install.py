@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from inference.engines.accelerate.shortcut import Override, Shortcut
-from inference.engines.faults import describe, is_device_failure, is_out_of_memory
-from inference.engines.parity import Trial, Verdict
-from inference.engines.stacks import Together
+from inference.engines.runtime.faults import describe, is_device_failure, is_out_of_memory
+from inference.engines.runtime.parity import Trial, Verdict
+from inference.engines.runtime.stacks import Together
 from inference.errors import InferenceError
 from inference.telemetry import logs
 
@@ -118,28 +118,28 @@ def at_once(engine: Any, pipe: Any, task: str) -> Override | None:
 
 def encode(engine: Any, tokenizer: Any) -> Override | None:
     """Make the shortcut by which `engine.encode` encodes a list of texts, cut at a limit, as `tokenizer` does."""
-    from inference.engines.accelerate import tokens
+    from inference.engines.accelerate import fast_tokenizer
 
-    encode = tokens.encoder(tokenizer)
+    encode = fast_tokenizer.encoder(tokenizer)
     return Override(engine, "encode", encode) if encode else None
 
 
 def _no_padding(model: Any) -> Override | None:
-    from inference.engines.accelerate import encoders
+    from inference.engines.accelerate import unpadded_encoder
 
-    return encoders.no_padding(model)
+    return unpadded_encoder.no_padding(model)
 
 
 def _graphs(model: Any, tokenizer: Any, unpadded: Override | None) -> Override | None:
-    from inference.engines.accelerate import graphs
+    from inference.engines.accelerate import cuda_graphs
 
-    return graphs.graphs(model, tokenizer, unpadded)
+    return cuda_graphs.graphs(model, tokenizer, unpadded)
 
 
 def _packed(model: Any) -> Shortcut | None:
-    from inference.engines.accelerate import packed
+    from inference.engines.accelerate import prepacked_weights
 
-    return packed.packed(model)
+    return prepacked_weights.packed(model)
 
 
 def _masks(model: Any, tokenizer: Any) -> Any:

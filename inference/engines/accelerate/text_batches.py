@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from transformers.pipelines.text_classification import ClassificationFunction, sigmoid, softmax
 
-from inference.engines.accelerate import tokens
+from inference.engines.accelerate import fast_tokenizer
 from inference.engines.accelerate.shortcut import Override
-from inference.engines.beginnings import beginning
+from inference.engines.inputs.truncation import beginning
 
 _FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
     ClassificationFunction.SIGMOID: sigmoid,
@@ -68,7 +68,7 @@ class AtOnce:
     def __init__(self, pipe: Any, task: str) -> None:
         self.pipe = pipe
         self.read = READS[task]
-        self.encode = tokens.encoder(pipe.tokenizer)
+        self.encode = fast_tokenizer.encoder(pipe.tokenizer)
 
     def tokens(self, texts: list[str], before: dict[str, Any]) -> Mapping[str, torch.Tensor] | None:
         """With the parameters of the pipeline's step before the model. None: item by item, with these."""

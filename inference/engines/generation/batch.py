@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from inference.engines import isolate
-from inference.engines.faults import is_out_of_memory
-from inference.engines.generation import choice
-from inference.engines.generation.ceiling import Ceiling
-from inference.engines.generation.cells import Cells
 from inference.engines.generation.forwards import Forwards
-from inference.engines.generation.prefixes import Prefixes
-from inference.engines.generation.requests import Requests
-from inference.engines.generation.rows import Row
-from inference.engines.isolate import narrowed
-from inference.engines.pipeline.feeds import no_room
+from inference.engines.generation.kv_cache import Cells
+from inference.engines.generation.memory_limit import Ceiling
+from inference.engines.generation.prefix_cache import Prefixes
+from inference.engines.generation.rows import sampling
+from inference.engines.generation.rows.requests import Requests
+from inference.engines.generation.rows.row import Row
+from inference.engines.inputs.feeds import no_room
+from inference.engines.runtime import isolate
+from inference.engines.runtime.faults import is_out_of_memory
+from inference.engines.runtime.isolate import narrowed
 from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.errors import InferenceError, OutOfMemory
 
@@ -34,7 +34,7 @@ Choose = Callable[[Sequence[Row], torch.Tensor], list[Any]]
 class Batch(Stepper):
     """Of one model. Who joins is bounded in number by who lets them in."""
 
-    def __init__(self, capacity: int, requests: Requests, *, choose: Choose = choice.choose) -> None:
+    def __init__(self, capacity: int, requests: Requests, *, choose: Choose = sampling.choose) -> None:
         self.capacity = capacity
         self.context = min(capacity, requests.context)
         self._requests, self._choose = requests, choose

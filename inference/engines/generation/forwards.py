@@ -8,8 +8,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import Cache, DynamicCache
 
-from inference.engines.generation.cells import Cells
-from inference.engines.generation.rows import Row
+from inference.engines.generation.kv_cache import Cells
+from inference.engines.generation.rows.row import Row
 
 # These compute attention on a GPU. cuDNN is left out, as it plans each new number of rows and columns for longer than
 # the step takes, and each step has another one: 75 ms became 39 (H100, SmolLM2-135M in bfloat16).

@@ -11,11 +11,11 @@ import torch
 
 from inference.catalog import tasks
 from inference.catalog.specs import ModelSpec
-from inference.engines.generation import choice
 from inference.engines.generation.batch import Batch
-from inference.engines.generation.requests import NotByTheStep, Requests
-from inference.engines.generation.rows import Row
-from inference.engines.parity import Answer, Trial
+from inference.engines.generation.rows import sampling
+from inference.engines.generation.rows.requests import NotByTheStep, Requests
+from inference.engines.generation.rows.row import Row
+from inference.engines.runtime.parity import Answer, Trial
 from inference.engines.stepper import OPEN
 
 MANY_STEPS = 100
@@ -62,7 +62,7 @@ def _scores(requests: Requests, inputs: Sequence[Any]) -> list[Answer]:
     def watched(rows: Sequence[Row], scores: torch.Tensor) -> list[Any]:
         for row, own in zip(rows, scores, strict=True):
             seen[row.key].append(own.to("cpu", copy=True))  # where the answers are that it is compared with
-        return choice.choose(rows, scores)
+        return sampling.choose(rows, scores)
 
     batch = Batch(ROOM, requests, choose=watched)
     left = list(enumerate(inputs))

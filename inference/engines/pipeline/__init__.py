@@ -1,1 +1,1 @@
-"""The engine for transformers pipelines: loads one, feeds it, and stacks what may run together."""
+"""The engine for transformers pipelines."""

@@ -16,19 +16,20 @@ from transformers.pipelines import Pipeline
 
 from inference.catalog import tasks
 from inference.catalog.tasks import Task
-from inference.engines import checkpoints, media, parity, placement
 from inference.engines.accelerate import install as accelerate
 from inference.engines.accelerate.shortcut import Override
+from inference.engines.artifacts import checkpoints, pipeline_loader
+from inference.engines.backends import agreement
+from inference.engines.backends import install as backend
 from inference.engines.base import Engine
-from inference.engines.compiled import agreement
-from inference.engines.compiled import install as backend
-from inference.engines.generation import by_the_step, static
-from inference.engines.isolate import raise_if_device_failed
-from inference.engines.pipeline import blame, loader
-from inference.engines.pipeline.feeds import FEEDS
+from inference.engines.generation import creation, options
+from inference.engines.inputs import blame, media
+from inference.engines.inputs.feeds import FEEDS
+from inference.engines.inputs.steps import Parameters, Steps
 from inference.engines.pipeline.reference import Reference
-from inference.engines.pipeline.steps import Parameters, Steps
-from inference.engines.stacks import Row, Together
+from inference.engines.runtime import parity, placement
+from inference.engines.runtime.isolate import raise_if_device_failed
+from inference.engines.runtime.stacks import Row, Together
 from inference.errors import ModelUnavailable
 
 
@@ -58,15 +59,15 @@ class PipelineEngine(Engine):
             )
         self.feed = FEEDS[self.task]
         _require(tasks.of(self.task))
-        self.pipe, missing = loader.load(self.spec, tasks.of(self.task).pipeline or self.task, device)
+        self.pipe, missing = pipeline_loader.load(self.spec, tasks.of(self.task).pipeline or self.task, device)
         self.feed = self.feed.fitted_to(self.pipe)
         if tasks.of(self.task).ranks:
             checkpoints.require_one_label(self.spec, self.pipe.model)
         reference = Reference(self.pipe, self.feed) if self.feed.batched else None
         if tasks.of(self.task).generates:
-            static.install(self.pipe)
+            options.install(self.pipe)
         if self.pipe.tokenizer is not None:
-            loader.prepare_batches(
+            pipeline_loader.prepare_batches(
                 self.spec, self.pipe, padding_side=self.feed.padding_side, scores_texts=self.feed.scores_texts
             )
         if self.feed.is_cut or tasks.of(self.task).generates:
@@ -125,7 +126,7 @@ class PipelineEngine(Engine):
             self._generate_by_the_step(self.steps, trial)
 
     def _generate_by_the_step(self, steps: Steps, trial: parity.Trial) -> None:
-        self.stepper, problem = by_the_step.stepper(self.spec, self.pipe, self.feed, steps, trial)
+        self.stepper, problem = creation.stepper(self.spec, self.pipe, self.feed, steps, trial)
         if problem:
             self.note = f"{self.note} Answers wait for the longest of their batch: {problem}.".lstrip()
 

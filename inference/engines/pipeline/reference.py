@@ -6,12 +6,12 @@ from typing import Any
 
 from transformers.pipelines import Pipeline
 
-from inference.engines import parity
-from inference.engines.beginnings import beginning
-from inference.engines.faults import describe, is_device_failure, is_out_of_memory
-from inference.engines.json_values import plain
-from inference.engines.pipeline.feeds import Feed, Texts
-from inference.engines.pipeline.loader import NO_LIMIT, max_positions
+from inference.engines.artifacts.pipeline_loader import NO_LIMIT, max_positions
+from inference.engines.inputs.feeds import Feed, Texts
+from inference.engines.inputs.truncation import beginning
+from inference.engines.runtime import parity
+from inference.engines.runtime.faults import describe, is_device_failure, is_out_of_memory
+from inference.engines.runtime.json_values import plain
 from inference.errors import ContextLengthExceeded
 
 CASED = "The CAT sat in PARIS, in an \u00c9t\u00e9"  # tells tokenizers that keep capitals or accents from others

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.catalog import words
-from inference.engines import weights
+from inference.engines.artifacts import weights
 from inference.engines.sentences import pooling
 from inference.engines.sentences.dense import Dense, load_dense
 from inference.errors import InvalidInput, ModelUnavailable

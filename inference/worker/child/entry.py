@@ -11,7 +11,7 @@ from billiard.common import terminate_handler_fired  # type: ignore[attr-defined
 from celery.utils.log import current_process_index
 
 from inference import errors
-from inference.engines.faults import describe
+from inference.engines.runtime.faults import describe
 from inference.engines.stepper import Stepper
 from inference.telemetry import logs
 from inference.telemetry.raised import places

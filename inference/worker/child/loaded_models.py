@@ -9,7 +9,8 @@ from uuid import UUID
 
 from inference import errors
 from inference.catalog.specs import ModelSpec
-from inference.engines import loading, memory
+from inference.engines import loading
+from inference.engines.artifacts import memory
 from inference.engines.base import Engine
 from inference.fields.json_field import storable
 from inference.worker.calls import READY, Loaded, Order, Shared

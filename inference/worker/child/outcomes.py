@@ -7,8 +7,8 @@ from typing import Any
 from inference import errors
 from inference.catalog import lengths, tasks
 from inference.catalog.specs import ModelSpec
-from inference.engines.faults import shorten
-from inference.engines.json_values import size
+from inference.engines.runtime.faults import shorten
+from inference.engines.runtime.json_values import size
 from inference.fields.json_field import storable
 from inference.store import transitions
 from inference.store.transitions import Claimed, Outcome

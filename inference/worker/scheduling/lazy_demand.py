@@ -7,7 +7,7 @@ from uuid import UUID
 
 from inference import clock
 from inference.catalog.specs import Catalog
-from inference.engines import memory
+from inference.engines.artifacts import memory
 from inference.failures import Pauses
 from inference.residency.residents import Residents, Waiting
 from inference.residency.shares import is_ours

@@ -14,7 +14,7 @@ from typing import Any
 from django.conf import settings
 
 from inference.catalog.specs import Catalog, ModelSpec
-from inference.engines.memory import CPU
+from inference.engines.artifacts.memory import CPU
 from inference.residency.residents import MIB, Residents
 from inference.worker.replicas.registry import Replicas
 from inference.worker.replicas.replica import Replica

@@ -7,8 +7,8 @@ from django.test import SimpleTestCase, override_settings
 from inference.catalog.reader import parse
 from inference.catalog.specs import CatalogError, ModelSpec
 from inference.catalog.validation import validate
-from inference.engines.isolate import run
 from inference.engines.loading import FunctionEngine
+from inference.engines.runtime.isolate import run
 from inference.errors import UNREADABLE, InvalidInput
 from inference.models import ASK, Job
 

@@ -3,7 +3,7 @@ from unittest import TestCase
 
 from inference.catalog import lengths, units
 from inference.catalog.specs import ModelSpec
-from inference.engines import weights
+from inference.engines.artifacts import weights
 from tests import tiny_models
 
 PROSE = [

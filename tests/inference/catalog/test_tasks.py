@@ -98,7 +98,7 @@ class TableTests(SimpleTestCase):
         found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=settings.BASE_DIR)
         self.assertEqual(
             set(found.stdout.split()) - {f"inference/engines/{name}.py" for name in OF_ONE_TASK},
-            {"inference/catalog/tasks.py", "inference/engines/pipeline/feeds.py"},
+            {"inference/catalog/tasks.py", "inference/engines/inputs/feeds.py"},
         )
 
     def test_of_an_engine_of_one_s_own_nothing_is_known(self) -> None:

@@ -13,11 +13,11 @@ import torch
 import transformers
 
 from inference.catalog.specs import ModelSpec
-from inference.engines import loading, weights
-from inference.engines.json_values import plain
-from inference.engines.parity import alike
-from inference.engines.pipeline import loader
-from inference.engines.stacks import Together
+from inference.engines import loading
+from inference.engines.artifacts import pipeline_loader, weights
+from inference.engines.runtime.json_values import plain
+from inference.engines.runtime.parity import alike
+from inference.engines.runtime.stacks import Together
 from tests import architectures
 
 # Of architectures whose answers padding changes: what a sweep that sees nothing would not find.
@@ -43,7 +43,7 @@ def engine(kind: str, task: str) -> Any:
     made = functools.partial(transformers.pipeline, model=model, tokenizer=tokenizer, device="cpu")
     with (
         patch.object(weights, "folder"),
-        patch.object(loader, "pipeline", lambda task, **options: made(task)),
+        patch.object(pipeline_loader, "pipeline", lambda task, **options: made(task)),
     ):
         return loading.ready(ModelSpec(name=kind, task=task, model="m"), "cpu")
 

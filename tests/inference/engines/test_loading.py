@@ -8,7 +8,8 @@ from unittest.mock import patch
 from django.test import SimpleTestCase, override_settings
 
 from inference.catalog.specs import ModelSpec
-from inference.engines import loading, weights
+from inference.engines import loading
+from inference.engines.artifacts import weights
 from inference.errors import ModelUnavailable
 from tests.echo import EchoEngine
 

@@ -9,10 +9,11 @@ from unittest import TestCase
 from unittest.mock import patch
 
 from inference.catalog.specs import ModelSpec
-from inference.engines import isolate, loading, parity
+from inference.engines import loading
 from inference.engines.base import Engine
 from inference.engines.embeddings import SentenceEmbeddings, SentenceSimilarity
 from inference.engines.pipeline.engine import PipelineEngine
+from inference.engines.runtime import isolate, parity
 from inference.errors import InvalidInput
 from tests import tiny_models
 

@@ -13,11 +13,11 @@ from transformers import pipeline
 
 from inference.catalog.specs import ModelSpec
 from inference.engines import loading
-from inference.engines.isolate import run
-from inference.engines.json_values import plain
-from inference.engines.parity import alike
-from inference.engines.pipeline import loader
-from inference.engines.stacks import Together
+from inference.engines.artifacts import pipeline_loader
+from inference.engines.runtime.isolate import run
+from inference.engines.runtime.json_values import plain
+from inference.engines.runtime.parity import alike
+from inference.engines.runtime.stacks import Together
 from inference.errors import ModelUnavailable
 from tests import decoders, tiny_models
 
@@ -122,7 +122,7 @@ class TrialTests(FolderTestCase):
             pipe.tokenizer.pad_token = END
             pipe.model.config.pad_token_id = pipe.tokenizer.pad_token_id
 
-        with patch.object(loader, "prepare_batches", change), self.assertRaises(ModelUnavailable) as caught:
+        with patch.object(pipeline_loader, "prepare_batches", change), self.assertRaises(ModelUnavailable) as caught:
             self.engine()
         self.assertIn(f"'the cat{END}' is answered otherwise", caught.exception.message)
 
@@ -139,7 +139,7 @@ class TrialTests(FolderTestCase):
 
             with (
                 self.subTest(text),
-                patch.object(loader, "prepare_batches", change),
+                patch.object(pipeline_loader, "prepare_batches", change),
                 self.assertRaises(ModelUnavailable) as caught,
             ):
                 self.engine()

@@ -11,10 +11,11 @@ from unittest import TestCase
 from unittest.mock import patch
 
 from inference.catalog.specs import ModelSpec
-from inference.engines import loading, media
-from inference.engines.isolate import RunReport, run
-from inference.engines.pipeline.feeds import FEEDS
-from inference.engines.stacks import Together
+from inference.engines import loading
+from inference.engines.inputs import media
+from inference.engines.inputs.feeds import FEEDS
+from inference.engines.runtime.isolate import RunReport, run
+from inference.engines.runtime.stacks import Together
 from inference.errors import UNREADABLE, EngineError, InvalidInput, ModelUnavailable
 from tests import tiny_models
 

@@ -6,7 +6,7 @@ from unittest import TestCase
 from unittest.mock import patch
 
 from inference.catalog.specs import ModelSpec
-from inference.engines import backends
+from inference.engines.backends import packages
 from inference.tuning import measure, replica, report
 from inference.tuning.measure import Arrangement, Choice, Grid
 from inference.tuning.replica import CannotMeasure, Replica, Setup
@@ -95,5 +95,5 @@ class TrialTests(TestCase):
             room = 0
             with self.assertRaises(CannotMeasure):
                 tried()
-            said = f"{backends.REFUSED} bfloat16."
+            said = f"{packages.REFUSED} bfloat16."
             self.assertEqual(tried(), measure.Trial(problem=said))

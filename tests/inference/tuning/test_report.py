@@ -9,7 +9,7 @@ from unittest.mock import Mock
 from inference.catalog import reader
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
-from inference.engines import media
+from inference.engines.inputs import media
 from inference.tuning import processor, report, samples
 from inference.tuning.measure import Arrangement, Choice, Grid, Trial, differences, lengths_for, sizes_for
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
-from inference.engines import isolate
+from inference.engines.runtime import isolate
 from inference.engines.stepper import Progress, Stepper
 from inference.worker.calls import NO_JOB, Shared
 from inference.worker.child.time_limit import limited

@@ -16,7 +16,7 @@ from inference import clock, errors
 from inference.batching.room import Room
 from inference.catalog import lengths
 from inference.catalog.specs import ModelSpec
-from inference.engines import isolate
+from inference.engines.runtime import isolate
 from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.failures import is_away
 from inference.figures import tallies

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from inference import errors, failpoints
 from inference.catalog.specs import ModelSpec
-from inference.engines import isolate
+from inference.engines.runtime import isolate
 from inference.engines.stepper import Stepper
 from inference.store.transitions import Claimed
 from inference.worker.calls import BatchCall, BatchReport, Shared

@@ -21,8 +21,8 @@ from api import codec
 from inference import errors
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
-from inference.engines import isolate, json_values
 from inference.engines.base import Engine
+from inference.engines.runtime import isolate, json_values
 from inference.models import Job, Status
 from inference.store import rows, transitions
 from inference.streams.texts import Prompt, generated
@@ -30,7 +30,7 @@ from inference.worker.calls import READY, BatchCall, BatchReport, Raised
 from inference.worker.child import entry
 from inference.worker.child.loaded_models import LoadedModels
 from tests import tiny_models
-from tests.inference.engines.test_isolate import NeedsMore, Unspeakable
+from tests.inference.engines.runtime.test_isolate import NeedsMore, Unspeakable
 
 
 class Answers(Engine):

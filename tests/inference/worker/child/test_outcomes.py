@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from inference import errors
 from inference.catalog.specs import ModelSpec
-from inference.engines import json_values
+from inference.engines.runtime import json_values
 from inference.store import transitions
 from inference.store.transitions import Claimed
 from inference.worker.child.outcomes import condemned, outcome_of

@@ -266,7 +266,7 @@ class LookoutTests(TestCase):
         self.assertEqual(self.lookout.ours, {"a"})
 
     def test_it_estimates_each_model_once(self) -> None:
-        with patch("inference.engines.memory.estimate", return_value=7) as estimate:
+        with patch("inference.engines.artifacts.memory.estimate", return_value=7) as estimate:
             for _ in range(2):
                 self.lookout.look()
         self.assertEqual(estimate.call_count, len(LAZY))

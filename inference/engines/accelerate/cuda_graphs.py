@@ -1,0 +1,163 @@
+"""A text encoder as CUDA graphs: a short batch then costs one launch, where its kernels take hundreds.
+
+A graph computes one shape, so batches are padded to the next of few sizes and lengths. What is larger than all of them
+runs without padding, and so does what this GPU computes for longer than it is launched: there padding costs. All
+graphs are captured as the model is loaded, the largest first, and share the memory of what lies between input and
+answer. Heads run after them: that of fill-mask would keep scores of the whole vocabulary for each graph.
+"""
+
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from inference.engines.accelerate import unpadded_encoder
+from inference.engines.accelerate.shortcut import Override
+from inference.engines.artifacts import pipeline_loader
+
+logger = logging.getLogger(__name__)
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # texts
+LENGTHS = (16, 32, 64, 128, 256)  # tokens
+MOST_TOKENS = 8192  # of one graph: more keep an H100 busy, whatever the model
+CALLS = 3  # that are measured, of which the fastest counts
+TRIES = 2  # to see that a shape takes too long: another process may have had the GPU
+LONGER = 1.2  # times as long as the shortest call: the GPU is busy, and not with launches alone
+
+
+class Graph(NamedTuple):
+    """What one replay reads and writes: the next one writes over it."""
+
+    graph: Any
+    inputs: dict[str, torch.Tensor]
+    output: Any
+
+
+@functools.cache
+def _stream() -> Any:
+    """Return the stream of all captures of this process: CUDA's libraries keep memory for each, for good."""
+    return torch.cuda.Stream()
+
+
+class Graphs:
+    """The `forward` of an encoder. `padding`: by the name of an input, what stands where there is no text."""
+
+    def __init__(self, encoder: Any, padding: dict[str, int]) -> None:
+        self.plain = encoder.forward
+        self.padding = padding
+        self.pool, self.stream = torch.cuda.graph_pool_handle(), _stream()
+        self.graphs: dict[tuple[int, int], Graph] = {}
+
+    def capture(self, *arguments: Any, **options: Any) -> Any:
+        """In the place of `forward`: keeps its inputs, of shape (texts, tokens), and a graph that computes them."""
+        inputs = self._inputs(*arguments, **options)
+        if inputs is None:
+            raise ValueError("its layers are given other inputs than its tokenizer makes")
+        current = torch.cuda.current_stream()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            answer = self.plain(*arguments, **options)  # libraries set themselves up, as they may not in a capture
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+                output = self.plain(*arguments, **options)
+        current.wait_stream(self.stream)
+        texts, tokens = inputs["input_ids"].shape
+        self.graphs[texts, tokens] = Graph(graph, inputs, output)
+        return answer
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """From the graph of the shape, or the next larger one; from none if it is too large, or more is asked for."""
+        inputs = self._inputs(*arguments, **options)
+        graph = self.graphs.get(_rounded(*inputs["input_ids"].shape)) if inputs else None
+        return self._replayed(graph, inputs) if graph and inputs else self.plain(*arguments, **options)
+
+    def _inputs(
+        self, input_ids: Any = None, *rest: Any, return_dict: Any = True, **options: Any
+    ) -> dict[str, torch.Tensor] | None:
+        """Of a call with those that graphs read and nothing else."""
+        given = {"input_ids": input_ids, **options}
+        given = {name: value for name, value in given.items() if value is not None and value is not False}
+        return given if return_dict and not rest and given.keys() == self.padding.keys() else None
+
+    def _replayed(self, graph: Graph, inputs: dict[str, torch.Tensor]) -> Any:
+        texts, longest = inputs["input_ids"].shape
+        for name, own in inputs.items():
+            graph.inputs[name].fill_(self.padding[name])[:texts, :longest].copy_(own)
+        graph.graph.replay()
+        return type(graph.output)(
+            **{
+                name: (part[:texts, :longest] if part.dim() == 3 else part[:texts]).clone()
+                for name, part in graph.output.items()
+            }
+        )
+
+
+def _rounded(texts: int, tokens: int) -> tuple[int, int]:
+    """The shape of the graph for such a batch, with 0 for what is beyond all of them."""
+    size = next((size for size in SIZES if size >= texts), 0)
+    length = next((length for length in LENGTHS if length >= tokens), 0)
+    return size, length
+
+
+def graphs(model: Any, tokenizer: Any, unpadded: Override | None = None) -> Override | None:
+    """Capture graphs of a model's encoder. Return None for a model that is on no GPU, or whose layers are not known.
+
+    They compute padding: `unpadded`, by which larger batches are computed without it, is off for as long."""
+    if not unpadded_encoder.is_on_gpu(model) or unpadded_encoder.layers_of(model) is None:
+        return None
+    encoder, most = model.base_model, min(tokenizer.model_max_length, pipeline_loader.max_positions(model))
+    shapes = [(size, length) for size in SIZES for length in LENGTHS if length <= most and size * length <= MOST_TOKENS]
+    if not shapes:
+        return None
+    pad = max(model.config.pad_token_id or 0, 0)
+    made = Graphs(encoder, {name: pad if name == "input_ids" else 0 for name in tokenizer.model_input_names})
+
+    def call(shape: tuple[int, int]) -> None:
+        inputs = {name: torch.zeros(shape, dtype=torch.long, device=model.device) for name in made.padding}
+        inputs["attention_mask"][:, 0] = 1  # and padding: without any transformers asks for no mask
+        model(**inputs)  # as a whole: its hooks say whether products are in TF32
+
+    capturing = Override(encoder, "forward", made.capture)
+    if unpadded:
+        unpadded.off()
+    try:
+        with torch.no_grad():
+            tokens = launch_bound_tokens(lambda shape: seconds(lambda: call(shape)), shapes)
+            logger.info("CUDA graphs of %s compute up to %d tokens", model.config.model_type, tokens)
+            capturing.on()
+            for shape in sorted(shapes, key=math.prod, reverse=True):
+                if math.prod(shape) <= tokens:
+                    call(shape)
+    finally:
+        capturing.off()
+        if unpadded:
+            unpadded.on()
+    return Override(encoder, "forward", made)
+
+
+def launch_bound_tokens(seconds_of: Callable[[tuple[int, int]], float], shapes: Sequence[tuple[int, int]]) -> int:
+    """Return how many tokens a call may have and take about as long as the smallest: the GPU waits for its launches."""
+    first, *others = sorted(shapes, key=lambda shape: (math.prod(shape), shape))
+    shortest_s, most = seconds_of(first), math.prod(first)
+    for tokens in sorted({math.prod(shape) for shape in others} - {most}):
+        shape = next(shape for shape in others if math.prod(shape) == tokens)
+        if all(seconds_of(shape) > LONGER * shortest_s for _ in range(TRIES)):
+            break
+        most = tokens
+    return most
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Measure how long the fastest of a few calls takes, until the GPU is done."""
+    took = []
+    for _ in range(1 + CALLS):  # the first sets libraries up
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        took.append(time.perf_counter() - began)
+    return min(took)

@@ -1,0 +1,171 @@
+"""Texts of many lengths as one row of tokens, and attention within each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+from inference.engines.accelerate.prepacked_weights import rounded
+
+CALL_COST = 300_000  # one more call of attention costs as much as so many multiplications with padding
+CALL_COST_ON_GPU = 100_000_000  # derived: ten launches of 5 µs, at 2 million million of them a second
+NARROWEST = 16  # tokens, below which attention takes twice as long: they fill no register of AVX-512
+
+
+class Group(NamedTuple):
+    """Texts of near lengths that follow each other: one call of attention."""
+
+    start: int  # their tokens in the row
+    end: int
+    first: int  # the texts, in the row's order
+    last: int
+    longest: int
+    own: torch.Tensor | None  # (texts, longest), false for padding; None where there is none
+    places: torch.Tensor | None  # of their tokens among the padded ones
+    padded: torch.Tensor | None  # the tokens in their place, and for padding each text's own first one
+
+
+class Texts:
+    """The tokens of a batch without its padding, the texts ordered by length.
+
+    `shape` is (texts, longest, hidden) as it comes, `own` of shape (texts, longest) is false for padding, or None. More
+    tokens follow, up to a number of rows that packed weights are multiplied with; nobody looks at them.
+
+    On another `device` than the CPU, `own` is copied from it once, and what is found out of it there; without groups,
+    where attention has no use for them.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        own: torch.Tensor | None,
+        device: torch.device | None = None,
+        *,
+        has_groups: bool = True,
+    ) -> None:
+        self.count, self.longest, self.hidden = shape
+        if device is not None and own is not None:
+            own = own.cpu()
+        if own is None:
+            self.order, self.index = None, None
+            lengths = [self.longest] * self.count
+        else:
+            counts = own.sum(1).tolist()
+            order = sorted(range(self.count), key=counts.__getitem__)
+            lengths = [counts[text] for text in order]
+            tokens = own.flatten().nonzero().squeeze(1).split(counts)
+            self.order = torch.tensor(order)
+            more = rounded(sum(lengths)) - sum(lengths)
+            self.index = torch.cat([tokens[text] for text in order] + [tokens[order[-1]][:1].expand(more)])
+        self.tokens = sum(lengths)
+        self.starts = [0, *accumulate(lengths)]
+        self.firsts = torch.tensor(self.starts[:-1])
+        self.groups: list[Group] = []
+        if has_groups:
+            cost = CALL_COST if device is None else CALL_COST_ON_GPU
+            self.groups = [self._group(lengths, first, last) for first, last in near(lengths, self.hidden, cost)]
+        if device is not None:
+            self._move(device)
+
+    def _group(self, lengths: list[int], first: int, last: int) -> Group:
+        longest = max(NARROWEST, lengths[last - 1])
+        start, end = self.starts[first], self.starts[last]
+        if lengths[first] == longest:
+            return Group(start, end, first, last, longest, None, None, None)
+        places = torch.arange(longest)
+        own = places < torch.tensor(lengths[first:last]).unsqueeze(1)
+        padded = self.firsts[first:last].unsqueeze(1) + places * own
+        return Group(start, end, first, last, longest, own, own.flatten().nonzero().squeeze(1), padded.flatten())
+
+    def _move(self, device: torch.device) -> None:
+        self.firsts = self.firsts.to(device)
+        if self.order is not None and self.index is not None:
+            self.order, self.index = self.order.to(device), self.index.to(device)
+        self.groups = [
+            group._replace(**{name: part.to(device) for name, part in group._asdict().items() if torch.is_tensor(part)})
+            for group in self.groups
+        ]
+
+    @cached_property
+    def bounds(self) -> torch.Tensor:
+        """Where each text begins and the last one ends: (texts + 1)."""
+        return torch.tensor(self.starts, dtype=torch.int32, device=self.firsts.device)
+
+    def rows(self, padded: torch.Tensor) -> torch.Tensor:
+        """(texts, longest, hidden) to (tokens, hidden)."""
+        flat = padded.flatten(0, 1)
+        return flat if self.index is None else flat[self.index]
+
+    def padded(self, rows: torch.Tensor) -> torch.Tensor:
+        """And back, with zeros for padding."""
+        if self.index is not None:
+            own, whole = self.index[: self.tokens], rows.new_zeros(self.count * self.longest, rows.shape[-1])
+            rows = whole.index_copy_(0, own, rows[: self.tokens])
+        return rows.unflatten(0, (self.count, self.longest))
+
+    def in_order(self, values: torch.Tensor) -> torch.Tensor:
+        """A row a text, in the order in which the texts came."""
+        return values if self.order is None else torch.empty_like(values).index_copy_(0, self.order, values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Of each text to itself, with heads of `size`."""
+
+    size: int
+    scale: float
+
+    def of_all(self, texts: Texts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """(tokens, hidden) in and out."""
+        parts = [self._within(group, query, key, value) for group in texts.groups]
+        return _joined([*parts, query[texts.tokens :]] if len(query) > texts.tokens else parts)
+
+    def of_firsts(self, texts: Texts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """`query` of shape (texts, hidden), as is the answer; `key` and `value` of shape (tokens, hidden)."""
+        parts = []
+        for group in texts.groups:
+            first = query[group.first : group.last].unflatten(1, (-1, 1, self.size))
+            parts.append(self._attended(group, first, self._spread(group, key), self._spread(group, value)).flatten(1))
+        return _joined(parts)
+
+    def _within(self, group: Group, *parts: torch.Tensor) -> torch.Tensor:
+        attended = self._attended(group, *(self._spread(group, part) for part in parts))
+        rows = attended.transpose(1, 2).flatten(0, 1).flatten(1)
+        return rows if group.places is None else rows.index_select(0, group.places)
+
+    def _attended(self, group: Group, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Of tensors of shape (texts, heads, tokens, size). In float32: in bfloat16 torch takes twice as long."""
+        mask = None if group.own is None else group.own[:, None, None]
+        parts = (query.float(), key.float(), value.float())
+        return functional.scaled_dot_product_attention(*parts, mask, scale=self.scale).to(query.dtype)
+
+    def _spread(self, group: Group, rows: torch.Tensor) -> torch.Tensor:
+        """The tokens of a group, padded: (tokens, hidden) to (texts, heads, longest, size)."""
+        part = rows[group.start : group.end] if group.padded is None else rows.index_select(0, group.padded)
+        return part.view(group.last - group.first, group.longest, -1, self.size).transpose(1, 2)
+
+
+def near(lengths: Sequence[int], hidden: int, cost: int) -> list[tuple[int, int]]:
+    """From and to of the texts whose attention costs less together, padded, than in two calls, of which one more is
+    worth `cost` multiplications. `lengths` ascend."""
+    groups: list[tuple[int, int]] = []
+    end = len(lengths)
+    while end:
+        start = end - 1
+        padding = 0
+        while start:
+            padding += 2 * hidden * (lengths[end - 1] ** 2 - lengths[start - 1] ** 2)
+            if padding > cost:
+                break
+            start -= 1
+        groups.append((start, end))
+        end = start
+    return groups[::-1]
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

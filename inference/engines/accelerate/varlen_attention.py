@@ -1,0 +1,35 @@
+"""Attention within each of many texts in one call of FlashAttention, which is told where each begins."""
+
+import torch
+from torch.nn.attention.varlen import varlen_attn
+
+from inference.engines.accelerate.ragged_attention import Attention, Texts
+
+LARGEST_HEAD = 256
+OLDEST = (8, 0)  # compute capability: Ampere
+
+
+class Varlen(Attention):
+    """What it answers for tokens behind the last text is not initialized."""
+
+    def of_all(self, texts: Texts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return self._attend(texts, texts.bounds, texts.longest, query, key, value)
+
+    def of_firsts(self, texts: Texts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        bounds = torch.arange(texts.count + 1, dtype=torch.int32, device=query.device)
+        return self._attend(texts, bounds, 1, query, key, value)
+
+    def _attend(self, texts: Texts, bounds: torch.Tensor, longest: int, *parts: torch.Tensor) -> torch.Tensor:
+        """`bounds` and `longest` of the queries."""
+        query, key, value = (part.unflatten(1, (-1, self.size)) for part in parts)
+        attended: torch.Tensor = varlen_attn(
+            query, key, value, bounds, texts.bounds, longest, texts.longest, scale=self.scale
+        )
+        return attended.flatten(1)
+
+
+def serves(device: torch.device, dtype: torch.dtype, size: int) -> bool:
+    """Whether FlashAttention computes heads of `size` there."""
+    is_short = dtype in (torch.float16, torch.bfloat16)
+    fits = size % 8 == 0 and size <= LARGEST_HEAD
+    return device.type == "cuda" and is_short and fits and torch.cuda.get_device_capability(device) >= OLDEST

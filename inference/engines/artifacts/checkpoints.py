@@ -1,0 +1,89 @@
+"""Refuses a checkpoint that lacks weights of its task's model: transformers makes them up at random, at each load."""
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+
+from inference.catalog import tasks
+from inference.catalog.specs import ModelSpec
+from inference.engines.artifacts import weights
+from inference.engines.runtime.faults import is_device_failure, is_out_of_memory
+from inference.errors import ModelUnavailable
+
+MOST_NAMED = 4
+
+
+def missing_weights(model: Any, report: dict[str, Any]) -> frozenset[str]:
+    """Read the report of `from_pretrained(output_loading_info=True)`: the parameters that the files do not have.
+
+    Tied weights are no parameters of their own, and buffers are computed: neither is made up.
+    """
+    return frozenset(report["missing_keys"]) & {name for name, _ in model.named_parameters()}
+
+
+def refuse_random_answers(
+    spec: ModelSpec, model: Any, missing: Collection[str], call: Callable[[], Any] | None, *, first_only: bool
+) -> None:
+    """Raise `ModelUnavailable` where answers depend on `missing` weights.
+
+    `call` has the model answer an example; without one each missing weight counts. `first_only`: of the model's outputs
+    the first alone makes the answer, as the states of a text do.
+    """
+    if not missing or (call and not _are_read(model, missing, call, first_only=first_only)):
+        return
+    named = sorted(missing)
+    shown = ", ".join(named[:MOST_NAMED]) + (f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else "")
+    task = tasks.of(spec.task)
+    raise ModelUnavailable(
+        f"its files lack {shown}, without which {type(model).__name__} answers at random. Use a checkpoint that was"
+        f" trained{f' for {task.name}' if task.name else ''}. If yours was, it has lost them when it was saved: save it"
+        f" again, with {weights.cure(spec, 'checkpoint')}."
+    )
+
+
+def require_one_label(spec: ModelSpec, model: Any) -> None:
+    """Raise `ModelUnavailable` for a model that cannot rank, as it has several scores."""
+    if (count := model.config.num_labels) != 1:
+        raise ModelUnavailable(
+            f"{spec.model} has {count} labels, and a model that ranks texts has one. Use a cross-encoder, or"
+            f' task = "{tasks.of(spec.task).pipeline}" for the scores of its labels.'
+        )
+
+
+def _are_read(model: Any, names: Collection[str], call: Callable[[], Any], *, first_only: bool) -> bool:
+    """Tell whether an answer depends on these parameters: if they are no numbers, neither is what is made of them."""
+    found: list[bool] = []
+
+    def look(module: Any, arguments: Any, output: Any) -> None:
+        found.append(any(bool(part.isnan().any()) for part in _numbers(output[0] if first_only else output)))
+
+    parameters = [parameter for name, parameter in model.named_parameters() if name in names]
+    kept = [parameter.data for parameter in parameters]
+    hook = model.register_forward_hook(look)
+    try:
+        for parameter in parameters:
+            parameter.data = torch.full_like(parameter.data, torch.nan)
+        call()
+    except Exception as error:
+        if is_device_failure(error) or is_out_of_memory(error):
+            raise
+        return True
+    finally:
+        hook.remove()
+        for parameter, data in zip(parameters, kept, strict=True):
+            parameter.data = data
+    return any(found) or not found
+
+
+def _numbers(output: Any) -> Iterator[torch.Tensor]:
+    """Find the tensors of numbers in a model's output."""
+    if isinstance(output, torch.Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, dict):
+        for value in output.values():
+            yield from _numbers(value)
+    elif isinstance(output, list | tuple):
+        for value in output:
+            yield from _numbers(value)

@@ -1,0 +1,119 @@
+"""Loads a transformers pipeline safely, and makes it ready for batches."""
+
+from collections.abc import Callable
+from typing import Any
+
+from django.utils.module_loading import import_string
+from torch import nn
+from transformers import pipeline
+from transformers.pipelines import check_task
+from transformers.utils import logging
+
+from inference.catalog.specs import ModelSpec
+from inference.engines.artifacts import checkpoints, weights
+from inference.engines.runtime import placement
+from inference.engines.runtime.faults import describe
+from inference.errors import ModelUnavailable
+
+logging.disable_progress_bar()  # thousands of lines in a log file
+
+NO_LIMIT = 1_000_000  # tokens; tokenizers that know of no limit say 1e30
+NO_TOKEN = -1  # is the id of no token; transformers' own configurations mark an absent token so
+
+
+def load(spec: ModelSpec, task: str, device: str) -> tuple[Any, frozenset[str]]:
+    """Make the pipeline of `spec` on `device` as transformers does, with nothing changed but what the catalog asks for.
+
+    Return it, and the names of weights that its files lack. Raises `ModelUnavailable`.
+    """
+    folder = weights.folder(spec)
+    placed = placement.arguments(spec, device)
+    quantized = {key: placed.pop(key) for key in ("quantization_config",) if key in placed}
+    missing: set[str] = set()
+    try:
+        pipe = pipeline(
+            task,
+            model=str(folder),
+            **({} if "device_map" in placed else {"device": device}),
+            **placed,
+            trust_remote_code=False,
+            model_kwargs={"use_safetensors": True, "output_loading_info": True, **quantized},
+            pipeline_class=_reporting(task, missing.update),
+        )
+    except Exception as error:
+        raise ModelUnavailable(f"{spec.model} could not be loaded for {task}: {describe(error)}") from error
+    placement.compute_as_asked(spec, pipe.model)
+    tokenizer = pipe.tokenizer
+    if tokenizer is not None:
+        if len(tokenizer) <= len(tokenizer.all_special_tokens):
+            raise ModelUnavailable(f"{spec.model} has no tokenizer: save it with tokenizer.save_pretrained(folder).")
+        if spec.max_length:
+            tokenizer.model_max_length = min(tokenizer.model_max_length, spec.max_length)
+    return pipe, frozenset(missing)
+
+
+def _reporting(task: str, tell: Callable[[frozenset[str]], None]) -> type:
+    """Make the task's own class of pipeline take what `from_pretrained` returns with a report: the model and that.
+
+    `tell` is given the names of the weights that the model's files lack.
+    """
+    kind = check_task(task)[1]["impl"]
+    kind = import_string(kind) if isinstance(kind, str) else kind
+
+    class Reporting(kind):  # type: ignore[valid-type, misc]
+        def __init__(self, model: Any, **parts: Any) -> None:
+            loaded, report = model
+            tell(checkpoints.missing_weights(loaded, report))
+            super().__init__(model=loaded, **parts)
+
+    return Reporting
+
+
+def prepare_batches(spec: ModelSpec, pipe: Any, *, padding_side: str, scores_texts: bool) -> None:
+    """Give the tokenizer what batches need, a padding token and a limit to cut at: many checkpoints lack one of them.
+
+    Nothing that a head reads of a single text is changed. `scores_texts`: a text has one answer, for which a decoder
+    reads one token.
+    """
+    tokenizer, config = pipe.tokenizer, pipe.model.config
+    tokenizer.padding_side = padding_side
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = _padding_token(tokenizer, config)
+    parts = [part for part in (config, config.get_text_config()) if hasattr(part, "pad_token_id")]
+    if scores_texts and parts and parts[-1].pad_token_id is None:
+        # Without a padding token a decoder's head scores the last token of a text, and refuses batches. With the id of
+        # no token it scores the same and takes them. Padding on the left leaves a text's last token where it is.
+        tokenizer.padding_side = "left"
+        for part in parts:
+            part.pad_token_id = NO_TOKEN
+    tokenizer.model_max_length = max_tokens(spec, pipe.model, tokenizer)
+
+
+def _padding_token(tokenizer: Any, config: Any) -> str | None:
+    """Choose the token that the model takes for padding, if it is a special one; else one that is there."""
+    known = tokenizer.added_tokens_decoder.get(getattr(config.get_text_config(), "pad_token_id", None))
+    if known is not None and known.special:
+        return str(known)
+    other: str | None = tokenizer.eos_token or tokenizer.unk_token
+    return other
+
+
+def max_tokens(spec: ModelSpec, model: nn.Module, tokenizer: Any) -> int:
+    """Return where a text is cut: the least limit of model, tokenizer and catalog. One that is not positive is none."""
+    limits = (max_positions(model), tokenizer.model_max_length, spec.max_length)
+    limit = min(limit for limit in limits if limit and limit > 0)
+    return limit if limit < NO_LIMIT else spec.max_batch_tokens
+
+
+def max_positions(model: nn.Module) -> int:
+    """Tokens that the model can tell apart by position; `NO_LIMIT` when it has none, as XLNet, which says -1."""
+    config = model.config.get_text_config()
+    positions: int | None = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    if not positions or positions < 0:
+        return NO_LIMIT
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            return (
+                positions - int(module.padding_idx) - 1
+            )  # RoBERTa and its kin count positions from behind the padding
+    return positions

@@ -1,0 +1,256 @@
+"""A model's `forward` by another backend, or by torch in bfloat16, if its answers are those of torch in float32 up to
+what the catalog allows.
+
+Where they are not, or a backend goes wrong on the way, torch computes the model in float32, and a warning says what to
+do.
+"""
+
+import functools
+import hashlib
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from django.conf import settings
+
+from inference.catalog import tasks
+from inference.catalog.specs import TORCH, TRANSFORMERS_ENGINE, ModelSpec
+from inference.engines.accelerate.install import Shortcuts
+from inference.engines.accelerate.shortcut import Override
+from inference.engines.artifacts import file_cache, weights
+from inference.engines.backends import agreement, packages
+from inference.engines.runtime import parity, placement
+from inference.engines.runtime.faults import describe
+from inference.engines.runtime.stacks import Together
+from inference.errors import ModelUnavailable
+
+logger = logging.getLogger(__name__)
+
+HOME = "exported"  # in a model's folder
+VERSION = 2  # of how graphs are made and kept here
+# How far the scores of a model may be from those in float32, as a part of the largest.
+TOLERANCES = {"float32": 1e-3, "bfloat16": 0.05, "int8": 0.2}
+LEAST_LABELS = 0.9  # of those found
+# From those of the same text alone, for which other sums are rounded.
+OF_A_BATCH = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.02}
+
+
+class Unfit(Exception):
+    """The backend does not compute this model; the message says why."""
+
+
+@dataclass(slots=True)
+class Recorder:
+    """A `forward` that remembers what it was given last, and what it answered."""
+
+    forward: Any
+    features: dict[str, torch.Tensor] | None = None
+    output: Any = None
+
+    def __call__(self, **features: Any) -> Any:
+        tensors = sorted(name for name, value in features.items() if isinstance(value, torch.Tensor))
+        self.features = {name: features[name] for name in tensors}  # pipelines pass them in any order
+        self.output = self.forward(**features)
+        return self.output
+
+
+@dataclass(slots=True)
+class Substitute:
+    """A shortcut: `forward` in place of the model's own, whose weights may be let go for as long as it is on."""
+
+    model: Any
+    forward: Any
+    load: Callable[[], Any]  # the same model, anew
+    needs_weights: bool = True
+    has_weights: bool = True
+
+    def on(self) -> None:
+        self.model.forward = self.forward
+        if not self.needs_weights:
+            self.let_weights_go()
+
+    def let_weights_go(self) -> None:
+        self.needs_weights = self.has_weights = False
+        for parameter in self.model.parameters():
+            parameter.data = parameter.data.new_empty(0)
+
+    def off(self) -> None:
+        if not self.has_weights:
+            for parameter, again in zip(self.model.parameters(), self.load().parameters(), strict=True):
+                parameter.data = again.data
+            self.has_weights = True
+        vars(self.model).pop("forward", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """What computes a model: `shortcuts` where it is the backend, and what its page says."""
+
+    shortcuts: Shortcuts | None
+    backend: str = TORCH
+    note: str = ""
+
+
+def require(spec: ModelSpec) -> None:
+    """Raises `ModelUnavailable` where the backend is not installed."""
+    if problem := packages.problem(spec):
+        raise ModelUnavailable(problem)
+
+
+def install(spec: ModelSpec, model: Any, answers: parity.Answers, inputs: Sequence[Any]) -> Installed:
+    """`answers` runs `model`, on `inputs` of several lengths."""
+    if spec.backend == TORCH:
+        return _by_torch(spec, model, answers, inputs) if _is_compared(spec, model) else Installed(shortcuts=None)
+    shortcuts = Shortcuts(model.config.model_type, parity.Verdict(together=Together.PADDED))
+    try:
+        found = _computed(spec, model, spec.precision or "float32", answers, inputs, shortcuts)
+    except Exception as error:
+        if isinstance(error, Unfit):
+            return _refused(spec, str(error))
+        logger.warning("model=%s %s raised %s", spec.name, spec.backend, describe(error))
+        return _refused(spec, "it raises an exception, which the worker's log has")
+    return Installed(shortcuts=shortcuts, backend=spec.backend, note=f"{spec.backend} computes it {found}.")
+
+
+def _refused(spec: ModelSpec, reason: str) -> Installed:
+    note = f"{packages.REFUSED} {spec.backend} in {spec.precision or 'float32'}: {reason.rstrip('.')}."
+    logger.warning("model=%s %s", spec.name, note)
+    return Installed(shortcuts=None, note=note)
+
+
+def _is_compared(spec: ModelSpec, model: Any) -> bool:
+    """Whether torch is to compute it in bfloat16 by its `precision`, and gives scores or states to compare."""
+    is_ours = spec.engine != TRANSFORMERS_ENGINE or tasks.of(spec.task).compiles
+    is_quantized = getattr(model.config, "quantization_config", None) is not None  # it has no weights in float32
+    return spec.precision == "bfloat16" and is_ours and model.device.type == "cpu" and not is_quantized
+
+
+def _by_torch(spec: ModelSpec, model: Any, answers: parity.Answers, inputs: Sequence[Any]) -> Installed:
+    """With its own weights where they answer near enough to those of float32, else with these."""
+    own, whole = ([part.data for part in _parts(one)] for one in (model, _load(spec, model, dtype="float32")))
+    labels = "logits" in _recorded(model, answers, inputs[:1]).output
+    alone = answers(inputs, Together.ALONE)
+    _exchange(model, whole)
+    found = agreement.of(alone, answers(inputs, Together.ALONE), labels=labels)
+    try:
+        _check(found, spec.tolerance or TOLERANCES[spec.precision])
+    except Unfit as error:
+        return _refused(spec, str(error))
+    _exchange(model, own)
+    note = f"torch computes it in {spec.precision}: {found}."
+    logger.info("model=%s %s", spec.name, note)
+    return Installed(shortcuts=None, note=note)
+
+
+def _parts(model: Any) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _exchange(model: Any, data: Sequence[torch.Tensor]) -> None:
+    for part, other in zip(_parts(model), data, strict=True):
+        part.data = other
+
+
+def _computed(
+    spec: ModelSpec, model: Any, precision: str, answers: parity.Answers, inputs: Sequence[Any], shortcuts: Shortcuts
+) -> str:
+    """In which precision, and how near its answers are."""
+    if model.device.type != "cpu":
+        raise Unfit(f"that computes on a CPU, and the replica's device is {model.device}")
+    expected = answers(inputs, Together.ALONE)
+    forward = _forward(spec, model, precision, answers, inputs)
+    substitute = Substitute(model, forward, functools.partial(_load, spec, model))
+    substitute.on()
+    try:
+        alone = answers(inputs, Together.ALONE)
+        found = agreement.of(alone, expected, labels=forward.output == "logits")
+        _check(found, spec.tolerance or TOLERANCES[precision])
+        if not _holds(answers, inputs, alone, precision):
+            forward.alone = True
+            if not _holds(answers, inputs, alone, precision):
+                raise Unfit("it answers a batch otherwise than each text alone")
+    finally:
+        substitute.off()
+    if shortcuts.add(spec.backend, lambda: substitute, lambda: True):
+        shortcuts.unpadded = True
+        substitute.let_weights_go()
+    lacking = f", as this processor has no {precision}" if forward.precision != precision else ""
+    return f"in {forward.precision}{lacking}: {found}"
+
+
+def _load(spec: ModelSpec, model: Any, **otherwise: Any) -> Any:
+    return type(model).from_pretrained(
+        model.name_or_path,
+        config=model.config,
+        **{**placement.arguments(spec, "cpu"), **otherwise},
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+    )
+
+
+def _check(found: agreement.Agreement, tolerance: float) -> None:
+    if found.difference > tolerance:
+        raise Unfit(f"{found}, where {tolerance:g} is allowed: a higher tolerance, or another precision, may do")
+    if found.share < LEAST_LABELS:
+        raise Unfit(f"{found}: another precision may do")
+
+
+def _holds(answers: parity.Answers, inputs: Sequence[Any], alone: Sequence[parity.Answer], precision: str) -> bool:
+    return agreement.of(answers(inputs, Together.PADDED), alone).difference <= OF_A_BATCH[precision]
+
+
+def _forward(spec: ModelSpec, model: Any, precision: str, answers: parity.Answers, inputs: Sequence[Any]) -> Any:
+    from inference.engines.backends import openvino_forward, openvino_graph
+
+    recorded = _recorded(model, answers, inputs[:2])
+    features, output = recorded.features or {}, recorded.output
+    name = "logits" if "logits" in output else next(iter(output))
+
+    @functools.cache
+    def exported() -> Any:
+        return openvino_graph.exported(model, features, name, short=precision == "int8")
+
+    folder = Path(model.name_or_path)
+    digest = _digest(
+        folder, [VERSION, spec.backend, precision, name, *features, *openvino_graph.versions(), *openvino_graph.cpu()]
+    )
+    homes = (folder / HOME, settings.DATA_DIR / HOME)
+    found = None
+    try:
+        found = file_cache.folder(homes, digest, lambda place: openvino_graph.save(exported(), place))
+        whole = openvino_graph.read(found.path)
+    except OSError as error:
+        logger.warning(
+            "model=%s is exported anew at each start, as that cannot be kept: %s. Make room in %s, or let this user"
+            " write to %s.", spec.name, describe(error), *homes,
+        )  # fmt: skip
+        whole = exported()
+    computes = openvino_forward.Forward(whole, precision, name, type(output))
+    if found:
+        weakref.finalize(computes, found.sums.close)
+    return computes
+
+
+def _recorded(model: Any, answers: parity.Answers, inputs: Sequence[Any]) -> Recorder:
+    recorder = Recorder(model.forward)
+    recording = Override(model, "forward", recorder)
+    recording.on()
+    try:
+        answers(inputs, Together.PADDED)
+    finally:
+        recording.off()
+    return recorder
+
+
+def _digest(folder: Path, more: Sequence[object]) -> str:
+    """Of a model's weights and configuration, and of `more`."""
+    digest = hashlib.sha256(repr(more).encode())
+    for path in [*weights.files(folder), folder / "config.json"]:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:32]

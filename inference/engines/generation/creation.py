@@ -1,0 +1,31 @@
+"""Makes the stepper of a model, if its answers hold.
+
+Imported late: what it needs of transformers, and another release lacks, leaves a model without one.
+"""
+
+import logging
+from typing import Any
+
+from inference.catalog.specs import ModelSpec
+from inference.engines.runtime.faults import describe, is_device_failure
+from inference.engines.runtime.parity import Trial
+from inference.engines.stepper import Stepper
+
+logger = logging.getLogger(__name__)
+
+
+def stepper(spec: ModelSpec, pipe: Any, feed: Any, steps: Any, trial: Trial) -> tuple[Stepper | None, str]:
+    """One whose answers hold, or why there is none."""
+    try:
+        from inference.engines.generation import trial as tried
+        from inference.engines.generation.batch import Batch
+        from inference.engines.generation.rows.requests import Requests
+
+        requests = Requests(pipe, feed, steps)
+        problem = tried.problem(spec, requests, trial)
+        return (None, problem) if problem else (Batch(spec.max_batch_tokens, requests), "")
+    except Exception as error:
+        if is_device_failure(error):
+            raise
+        logger.warning("model=%s is not stepped: %s", spec.name, describe(error), exc_info=True)
+        return None, "generating by the step raises an exception, which the worker's log has"

@@ -1,0 +1,144 @@
+"""What `generate` does not know of a request: `seed`, `stop` and `details`, around the pipeline's own steps.
+
+For models that do not generate by the step, and for calls of many at once.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from inference.engines.generation.rows.ending import Ending
+from inference.engines.generation.rows.growing_text import Decoder, goes_on
+from inference.engines.inputs.stops import Stops, first_stop, read_stops
+
+
+class AtStop(StoppingCriteria):
+    """Ends a row at a stop in what it generates, and knows then how many tokens that were."""
+
+    def __init__(self, decoder: Decoder, stops: Stops, contexts: Sequence[Sequence[int]], prompt: int) -> None:
+        self.decoder, self.stops, self.contexts, self.prompt = decoder, stops, contexts, prompt
+        self.lengths: dict[int, int] = {}
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        each = len(input_ids) // len(self.contexts)  # sequences of one prompt
+        for row, tokens in enumerate(input_ids[:, self.prompt :].tolist()):
+            if row not in self.lengths and self._ends(self.contexts[row // each], tokens):
+                self.lengths[row] = len(tokens)
+        return torch.tensor([row in self.lengths for row in range(len(input_ids))], device=input_ids.device)
+
+    def _ends(self, context: Sequence[int], tokens: Sequence[int]) -> bool:
+        text = self.decoder.continuation(context, tokens)
+        return tokens[-1] in self.stops.tokens or first_stop(text, self.stops.texts) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """One sequence, with what stands behind its end where it ended before its neighbours."""
+
+    tokens: list[int]
+    prompt: list[int]
+    stops: Stops
+    stopped: int | None  # after so many tokens
+    told: bool  # with details
+
+
+class Static:
+    """Over one pipeline: its `forward` and `postprocess`, in their place."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+        self.decoder = Decoder(pipe.tokenizer)
+        self._forward, self._postprocess = pipe.forward, pipe.postprocess
+
+    def forward(
+        self, inputs: Any, *, stop: Sequence[str] = (), seed: int | None = None, details: bool = False, **run: Any
+    ) -> Any:
+        if "custom_generate" in run:
+            return self._forward(inputs, **run)
+        stops, width = read_stops(self.pipe.tokenizer, stop), inputs["input_ids"].shape[1]
+        run = self._bounded(run, width)
+        prompts = self._prompts(inputs)
+        texts = inputs.get("prompt_text")
+        texts = texts if isinstance(texts, list) else [texts] * len(prompts)
+        contexts = [self._context(prompt, text, {}) for prompt, text in zip(prompts, texts, strict=True)]
+        criteria = AtStop(self.decoder, stops, contexts, width)
+        with self._seeded(seed):
+            output = self._forward(
+                inputs, **run, **({"stopping_criteria": StoppingCriteriaList([criteria])} if stop else {})
+            )
+        output["ends"] = [
+            tuple(
+                Generated(
+                    tokens=tokens[width:], prompt=prompts[place], stops=stops,
+                    stopped=criteria.lengths.get(place * len(row) + number), told=details,
+                )
+                for number, tokens in enumerate(row.tolist())
+            )
+            for place, row in enumerate(output["generated_sequence"])
+        ]  # fmt: skip
+        return output
+
+    def postprocess(self, output: Any, **after: Any) -> Any:
+        ends = output.pop("ends", ())
+        generated = ends[0] if isinstance(ends, list) else ends  # of a batch that was taken apart
+        prompt = output.get("prompt_text")
+        answers = self._postprocess(output, **after)
+        if not generated:
+            return answers
+        endings = [self._ending(one, self._context(one.prompt, prompt, after)) for one in generated]
+        return [ending.shown(answer) for ending, answer in zip(endings, answers, strict=True)]
+
+    def _bounded(self, run: dict[str, Any], width: int) -> dict[str, Any]:
+        """Leave the answer what its prompt leaves of the context, also where the pipeline is called as a whole."""
+        left = self.pipe.tokenizer.model_max_length - width
+        return {**run, "max_new_tokens": left} if 0 < left < (run.get("max_new_tokens") or 0) else run
+
+    def _prompts(self, inputs: Mapping[str, Any]) -> list[list[int]]:
+        """Take the padding off, also where the tokenizer makes no mask: it is on the left, and of several only."""
+        rows = inputs["input_ids"].tolist()
+        if (mask := inputs.get("attention_mask")) is not None:
+            masked = zip(rows, mask.tolist(), strict=True)
+            return [[token for token, kept in zip(*row, strict=True) if kept] for row in masked]
+        if len(rows) == 1:
+            return [list(row) for row in rows]
+        pad = self.pipe.tokenizer.pad_token_id
+        return [list(itertools.dropwhile(lambda token: token == pad, row)) for row in rows]
+
+    def _context(self, prompt: Sequence[int], text: Any, after: Mapping[str, Any]) -> list[int]:
+        return self.decoder.context(prompt) if goes_on(text, after) else []
+
+    def _ending(self, generated: Generated, context: Sequence[int]) -> Ending:
+        tokens, stops = generated.tokens, generated.stops
+        ends = self.pipe.model.generation_config.eos_token_id
+        ends = ends if isinstance(ends, list) else [ends]
+        ended = next((count for count, token in enumerate(tokens, 1) if token in ends), None)
+        count = min(generated.stopped or len(tokens), ended or len(tokens))
+        text = self.decoder.continuation(context, tokens[:count])
+        stop = first_stop(text, stops.texts)
+        is_stopped = stop is not None or (count > 0 and tokens[count - 1] in stops.tokens)
+        return Ending(
+            reason="stop_sequence" if is_stopped else "length" if ended is None else "eos_token",
+            prompt=len(generated.prompt), generated=count,
+            found=self.decoder(tokens), text=text[:stop], told=generated.told,
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _seeded(self, seed: int | None) -> Iterator[None]:
+        device = self.pipe.model.device
+        if seed is None:
+            yield
+            return
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            yield
+
+
+def install(pipe: Any) -> None:
+    pipe.tokenizer.response_template = None  # with one, answers would keep special tokens, and not be what was streamed
+    static = Static(pipe)
+    pipe.forward, pipe.postprocess = static.forward, static.postprocess

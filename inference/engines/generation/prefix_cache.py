@@ -1,0 +1,72 @@
+"""Keys and values of prompts that were read: of one that begins as they do, the beginning is not computed again."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import CacheLayerMixin
+
+from inference.engines.runtime.faults import is_out_of_memory
+
+LEAST = 128  # tokens: shorter ones are read beside others, which saves more
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefix:
+    tokens: list[int]
+    layers: list[tuple[torch.Tensor, torch.Tensor]]  # keys and values, [1, heads, tokens, size] each
+
+
+class Prefixes:
+    """Of at most `most` tokens together. What was of no use for longest goes first, and all where memory is short."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.kept: list[Prefix] = []
+
+    def of(self, tokens: list[int]) -> Cache | None:
+        """The longest beginning that is known, but for the last token, whose scores are wanted."""
+        shared = [_shared(prefix.tokens, tokens[:-1]) for prefix in self.kept]
+        length = max(shared, default=0)
+        if length < LEAST:
+            return None
+        found = self.kept.pop(shared.index(length))
+        self.kept.append(found)
+        with self._if_it_fits():
+            cache = DynamicCache()
+            for number, (keys, values) in enumerate(found.layers):
+                cache.update(keys[:, :, :length], values[:, :, :length], number)
+            return cache
+        return None
+
+    def keep(self, tokens: list[int], layers: Sequence[CacheLayerMixin], place: int) -> None:
+        """Those of row `place`, whose last columns are of these tokens."""
+        length = len(tokens)
+        if not LEAST <= length <= self.most or any(_shared(prefix.tokens, tokens) == length for prefix in self.kept):
+            return
+        self.kept = [prefix for prefix in self.kept if _shared(prefix.tokens, tokens) < len(prefix.tokens)]
+        while sum(len(prefix.tokens) for prefix in self.kept) + length > self.most:
+            del self.kept[0]
+        row, columns = slice(place, place + 1), slice(-length, None)
+        with self._if_it_fits():
+            copies = [(layer.keys[row, :, columns].clone(), layer.values[row, :, columns].clone()) for layer in layers]
+            self.kept.append(Prefix(tokens, copies))
+
+    def forget(self) -> None:
+        self.kept = []
+
+    @contextlib.contextmanager
+    def _if_it_fits(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self.forget()
+
+
+def _shared(one: list[int], other: list[int]) -> int:
+    """How many tokens they begin with alike."""
+    return next((place for place, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))  # noqa: B905

@@ -1,0 +1,73 @@
+"""From a request to a row: its prompt in tokens, and the settings that `generate` would run it with alone."""
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import torch
+
+from inference.engines.generation.rows.growing_text import Decoder, GrowingText, goes_on
+from inference.engines.generation.rows.row import Row
+from inference.engines.inputs import blame
+from inference.engines.inputs.feeds import Feed
+from inference.engines.inputs.steps import Steps
+from inference.engines.inputs.stops import read_stops
+
+MODES = ("greedy_search", "sample")
+
+
+class NotByTheStep(Exception):
+    """`generate` would not choose one token after the other."""
+
+
+class Requests:
+    """To one pipeline."""
+
+    def __init__(self, pipe: Any, feed: Feed, steps: Steps) -> None:
+        self.pipe, self.feed, self.steps = pipe, feed, steps
+        self.decoder = Decoder(pipe.tokenizer)
+        self.context: int = pipe.tokenizer.model_max_length  # tokens of a prompt and its answer
+
+    def row(self, key: Hashable, value: Any, parameters: Mapping[str, Any], *, seed: int) -> Row:
+        """Raises `InvalidInput`."""
+        return blame.read(self._row, key, value, dict(parameters), seed)  # type: ignore[no-any-return]
+
+    def _row(self, key: Hashable, value: Any, given: dict[str, Any], seed: int) -> Row:
+        seed, stops, details = given.pop("seed", seed), given.pop("stop", ()), given.pop("details", False)
+        parameters = self.steps.parameters(self.feed.completed(self.pipe, given))
+        [found] = self.steps.rows(0, value, parameters)
+        tokens = found.features["input_ids"][0].tolist()
+        config, processors = self._as_generate_would(found.features, {**parameters.forward, **found.own})
+        ends, asked = config.eos_token_id, read_stops(self.pipe.tokenizer, stops)
+        before = tokens if goes_on(found.features["prompt_text"], parameters.postprocess) else ()
+        return Row(
+            key=key, features=found.features, after=parameters.postprocess, details=details,
+            tokens=tokens, prompt=len(tokens), longest=min(config.max_length, self.context),
+            ends=frozenset(ends if isinstance(ends, list) else [ends]),
+            stops=asked.tokens, processors=processors, samples=config.do_sample,
+            generator=torch.Generator(self.pipe.model.device).manual_seed(seed),
+            text=GrowingText(self.decoder, asked.texts, self.decoder.context(before)),
+        )  # fmt: skip
+
+    def _as_generate_would(self, features: Mapping[str, Any], run: dict[str, Any]) -> tuple[Any, Any]:
+        """Its configuration and its processors of scores: it makes them ready, and then calls what it is given."""
+        made: dict[str, Any] = {}
+
+        def keep(model: Any, input_ids: Any, logits_processor: Any, generation_config: Any, **_: Any) -> Any:
+            made.update(config=generation_config, processors=logits_processor, rows=len(input_ids))
+            return input_ids
+
+        self.pipe.forward(dict(features), **run, custom_generate=keep)
+        mode = made["config"].get_generation_mode().value
+        if mode not in MODES or made["rows"] != 1:
+            raise NotByTheStep(f"it generates by {mode}, {made['rows']} at once")
+        return made["config"], made["processors"]
+
+    def answer(self, row: Row) -> Any:
+        """As the pipeline's, to a row that has ended."""
+        output = {
+            "generated_sequence": torch.tensor([[row.tokens]]),
+            "input_ids": row.features["input_ids"],
+            "prompt_text": row.features["prompt_text"],
+        }
+        [answer] = self.pipe.postprocess(output, **row.after)
+        return [row.ending.shown(answer)] if row.ending else [answer]

@@ -1,0 +1,55 @@
+"""The next token of each row, chosen from the model's scores as `generate` chooses it for that row alone."""
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
+
+from inference.engines.generation.rows.row import Row
+from inference.engines.runtime.isolate import narrowed
+from inference.errors import BadOutput, InferenceError
+
+# These look at the scores only, so that rows of equal settings share a call.
+WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper)
+
+
+def choose(rows: Sequence[Row], scores: torch.Tensor) -> list[int | InferenceError]:
+    """`scores`: [rows, vocabulary], of float32."""
+    best, tokens = scores.max(-1)
+    chosen: list[int | InferenceError] = list(tokens.tolist())
+    groups: dict[Any, list[int]] = defaultdict(list)
+    for place, bad in enumerate(best.isnan().tolist()):
+        row = rows[place]
+        if bad:
+            chosen[place] = BadOutput("The model's scores for the next token are not numbers.")
+        elif row.samples or row.processors:
+            groups[_settings(row)].append(place)
+    for places in groups.values():
+        made = narrowed(lambda part: _processed([rows[place] for place in part], scores[part]), places)
+        for place, values in zip(places, made, strict=True):
+            chosen[place] = values if isinstance(values, InferenceError) else narrowed(_one, [(rows[place], values)])[0]
+    return chosen
+
+
+def _settings(row: Row) -> Hashable:
+    """Equal for rows whose scores can be processed together."""
+    if not all(type(processor) in WARPERS for processor in row.processors):
+        return row
+    return row.samples, *((type(processor), *sorted(vars(processor).items())) for processor in row.processors)
+
+
+def _processed(rows: Sequence[Row], scores: torch.Tensor) -> Any:
+    """Scores, or of rows that sample the chance of each token."""
+    if rows[0].processors:
+        tokens = torch.tensor([rows[0].tokens], device=scores.device)  # of a lone row, or looked at by none
+        scores = rows[0].processors(tokens, scores)
+    return scores.softmax(-1) if rows[0].samples else scores
+
+
+def _one(given: Sequence[tuple[Row, torch.Tensor]]) -> list[int]:
+    [(row, values)] = given
+    if row.samples:
+        return [int(torch.multinomial(values[None], 1, generator=row.generator))]
+    return [int(values.argmax())]

@@ -1,0 +1,50 @@
+"""Whose fault it is that a step of a pipeline raises: before the model the input's, behind it the model's."""
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from transformers.pipelines import PipelineException
+from transformers.utils.chat_template_utils import jinja2
+
+from inference.engines.runtime.faults import describe, message_of
+from inference.errors import UNREADABLE, EngineError, InvalidInput
+from inference.telemetry.raised import places
+
+_WRONG_INPUT = (
+    ValueError, TypeError, KeyError, IndexError, AttributeError, PipelineException,
+    jinja2.TemplateError,  # a chat that the model's template refuses
+)  # fmt: skip
+_TEMPLATES = "transformers.utils.chat_template_utils"
+
+
+def read(step: Callable[..., Any], *arguments: Any) -> Any:
+    """What a step before the model returns: what it raises is the fault of the input, an `InvalidInput`."""
+    try:
+        return step(*arguments)
+    except _WRONG_INPUT as error:
+        if _speaks_of_the_input(error):
+            raise InvalidInput(f"{UNREADABLE} {message_of(error)}") from None
+        raise InvalidInput(UNREADABLE, raised=describe(error), trace=places(error)) from None
+
+
+def _speaks_of_the_input(error: Exception) -> bool:
+    """Return whether the words are the chat template's, the tokenizer's or the pipeline's, which are for the client."""
+    if isinstance(error, jinja2.TemplateError | PipelineException):
+        return True
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    module = str(frame.f_globals.get("__name__"))
+    is_theirs = module == _TEMPLATES or (module.startswith("transformers.") and "tokenization" in module)
+    return is_theirs and isinstance(error, ValueError | TypeError)
+
+
+def of_the_model(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The step, with what it raises told apart from what reading the input raises."""
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        try:
+            return step(*arguments, **named)
+        except _WRONG_INPUT as error:
+            raise EngineError(describe(error), trace=places(error)) from None
+
+    return run

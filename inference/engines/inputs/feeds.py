@@ -1,0 +1,261 @@
+"""How each task's pipeline is fed. What else is known of a task is in `inference.catalog.tasks`."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from inference.catalog.lengths import NEW_TOKENS
+from inference.engines.inputs import media, task_inputs
+from inference.engines.inputs.stops import read_stops
+from inference.engines.runtime import parity
+from inference.engines.runtime.stacks import Row, Together
+from inference.errors import InvalidInput, context_length_exceeded
+
+# What shows of a prompt whether its neighbours change the answer: the scores of a few steps.
+TRIAL = {
+    "max_new_tokens": 3, "do_sample": False, "num_beams": 1, "return_dict_in_generate": True, "output_logits": True,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feed:
+    """How one task's pipeline is fed."""
+
+    prepare: task_inputs.Prepare
+    batched: bool = False  # its pipeline's forward takes several items at once
+    scores_texts: bool = False  # its answer is of a text as a whole
+    reads_states: bool = False  # its answer is made of the first of the model's outputs
+    preprocess: dict[str, Any] = field(default_factory=dict)  # parameters of the pipeline's preprocess
+    example: Callable[[], Any] | None = lambda: parity.TEXTS[1]  # an input, or a text to make one of, that is right
+    parameters: dict[str, Any] = field(default_factory=dict)  # and parameters with it
+    compared: dict[str, Any] = field(default_factory=dict)  # and those with which it is compared with the library's
+
+    # A model that counts positions from the left sees padding there, except where `generate` corrects for it.
+    padding_side: ClassVar[str] = "right"
+    is_cut: ClassVar[bool] = False  # a text is, where the tokenizer's limit is
+
+    def fitted_to(self, pipe: Any) -> "Feed":
+        """Return the feed of this pipeline, where not all of its task are fed in one way."""
+        return self
+
+    def around(self, text: Any, pipe: Any) -> Any:
+        """An input that holds `text`."""
+        return text
+
+    def examples(self, pipe: Any) -> list[Any]:
+        return [self.around(self.example(), pipe)] if self.example else []
+
+    def note(self, pipe: Any) -> str:
+        """Say what an operator should know of this model's answers, or nothing."""
+        return ""
+
+    def trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
+        """Inputs of several lengths, which are tried out together at load, and parameters with them."""
+        return [], {}
+
+    def completed(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+        """A request's parameters, checked, and with what the model is always to be told."""
+        return parameters
+
+    def read(self, value: Any, pipe: Any, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """What the pipeline takes, and the parameters, with those that the input brings."""
+        return self.prepare(value, pipe), parameters
+
+    def together(self, pipe: Any, run: dict[str, Any]) -> Together:
+        """Which rows may share a forward with these parameters of it."""
+        return Together.PADDED
+
+    def numbers_a_token(self, pipe: Any) -> int:
+        """Of an answer, where each token that is read has as many in it."""
+        return 0
+
+    def bounded(self, row: Row, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
+        """Parameters of the forward that are the row's own, in place of those of its call: what its tokens leave room
+        for. Raises `InvalidInput` for a row that the model must not be given."""
+        return {}
+
+    def own(self, output: Any, row: Row) -> Any:
+        """Of a row's output, what is not of its padding."""
+        return output
+
+    def answer(self, answer: Any, row: Row, parameters: dict[str, Any]) -> Any:
+        """Return what a row is answered, of what the pipeline answers. `parameters` are those of its preprocess."""
+        return answer
+
+
+class Texts(Feed):
+    """Texts run in batches, and are cut."""
+
+    is_cut = True
+
+    def trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
+        return [self.around(text, pipe) for text in parity.trial_texts(pipe.tokenizer)], self.parameters
+
+
+class Pairs(Texts):
+    """An input is a query, and a text that may answer it. With `details` the answer says how many tokens were read."""
+
+    def around(self, text: Any, pipe: Any) -> Any:
+        return {"text": parity.TEXTS[1], "text_pair": text}
+
+    def read(self, value: Any, pipe: Any, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        known = {name: asked for name, asked in parameters.items() if name != "details"}
+        return self.prepare(value, pipe), known  # The library takes others as the tokenizer's.
+
+    def answer(self, answer: Any, row: Row, parameters: dict[str, Any]) -> Any:
+        return {**answer, "tokens": row.tokens} if parameters.get("details") else answer
+
+
+class States(Texts):
+    """Answers are the states of a text's own tokens."""
+
+    def numbers_a_token(self, pipe: Any) -> int:
+        return getattr(pipe.model.config.get_text_config(), "hidden_size", 0)
+
+    def own(self, output: Any, row: Row) -> Any:
+        return (output[0][:, : row.tokens],)
+
+
+class Masked(Texts):
+    def around(self, text: Any, pipe: Any) -> Any:
+        return f"{pipe.tokenizer.mask_token} {text}"
+
+
+class Labelled(Texts):
+    """A text, or {"sequences", "candidate_labels"}: a text with labels of its own."""
+
+    def note(self, pipe: Any) -> str:
+        if pipe.entailment_id != UNKNOWN_LABEL:
+            return ""
+        names = ", ".join(list(pipe.model.config.label2id)[:MOST_NAMED])
+        return (
+            f'None of its labels ({names}) begins with "entail": the last is taken for it, and scores may be wrong.'
+            " Name them in id2label and label2id of config.json."
+        )
+
+    def completed(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+        if "hypothesis_template" in parameters:
+            task_inputs.template(parameters["hypothesis_template"])
+        return parameters
+
+    def read(self, value: Any, pipe: Any, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        own = value if isinstance(value, dict) else {"sequences": value}
+        own = task_inputs.fields(
+            own,
+            pipe,
+            sequences=self.prepare,
+            candidate_labels=task_inputs.labels,
+            hypothesis_template=task_inputs.template,
+        )
+        prepared, parameters = own.pop("sequences"), {**parameters, **own}
+        task_inputs.labels(parameters.get("candidate_labels"))
+        return prepared, parameters
+
+
+class Prompts(Texts):
+    """Prompts are continued, and never cut."""
+
+    padding_side = "left"
+    is_cut = False
+
+    def trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
+        return parity.trial_texts(pipe.tokenizer), TRIAL
+
+    def completed(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+        """With a number of new tokens, unless the request or the model asks for a total length."""
+        own = pipe.model.generation_config
+        if parameters.keys() & {"max_new_tokens", "max_length"} or (own.max_length and not own.max_new_tokens):
+            return parameters
+        return {"max_new_tokens": own.max_new_tokens or NEW_TOKENS, **parameters}
+
+    def together(self, pipe: Any, run: dict[str, Any]) -> Together:
+        """Alone, with a seed. Prompts of one length only, where an answer would depend on how far it is padded: a total
+        length counts the padding; a penalty on repetition takes padding for text, and hurts where the padding token
+        ends a text."""
+        if "seed" in run:
+            return Together.ALONE
+        if "max_new_tokens" not in run or run.get("min_length"):
+            return Together.EQUAL
+        ends = pipe.model.generation_config.eos_token_id
+        if pipe.tokenizer.pad_token_id not in (ends if isinstance(ends, list) else [ends]):
+            return Together.PADDED
+        active = {**pipe.model.generation_config.to_diff_dict(), **run}
+        penalized = active.get("repetition_penalty", 1.0) != 1.0 or active.get("no_repeat_ngram_size", 0) > 0
+        return Together.EQUAL if penalized else Together.PADDED
+
+    def bounded(self, row: Row, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
+        """The answer has what the prompt leaves of the model's context, or of a total length."""
+        read_stops(pipe.tokenizer, run.get("stop", ()))
+        longest = pipe.tokenizer.model_max_length
+        if not run.get("max_new_tokens"):
+            longest = min(longest, run.get("max_length") or pipe.model.generation_config.max_length or longest)
+        if row.tokens >= longest:
+            raise no_room(row.tokens, longest)
+        left = {"max_new_tokens": longest - row.tokens, "max_length": longest}
+        return {name: most for name, most in left.items() if (run.get(name) or 0) > most}
+
+
+class Speech(Feed):
+    """Sound that is longer than the window of Whisper is heard window by window, which tells times: a text without
+    times is made of them."""
+
+    def fitted_to(self, pipe: Any) -> Feed:
+        """A model that writes token by token finds hundreds in the silence of the example, and is asked for a few."""
+        return replace(self, parameters={"max_new_tokens": 8}) if pipe.type in ("seq2seq", "seq2seq_whisper") else self
+
+    def bounded(self, row: Row, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
+        if pipe.type != "seq2seq_whisper" or run.get("return_timestamps"):
+            return {}
+        is_long = row.features["input_features"].shape[-1] > pipe.feature_extractor.nb_max_frames
+        return {"return_timestamps": True} if is_long else {}
+
+
+def no_room(tokens: int, longest: int) -> InvalidInput:
+    """Return the error of a prompt of so many tokens, where it and its answer have at most `longest`."""
+    return context_length_exceeded(longest - 1, tokens)  # an answer has a token at least
+
+
+UNKNOWN_LABEL = -1  # what the pipeline finds for entailment where no label is named so: scores of the last are read
+MOST_NAMED = 4
+CUT = {"truncation": True}  # to what the model can take
+SECOND_CUT = {"truncation": "only_second"}
+ONE_LABEL = {"candidate_labels": ["one"]}
+TABLE = {"table": {"city": ["Paris", "Rome"]}, "query": "which city?"}
+
+_image = functools.partial(Feed, prepare=task_inputs.image, example=media.example_image)
+_audio = functools.partial(Feed, prepare=task_inputs.audio, example=media.example_audio)
+
+FEEDS: dict[str, Feed] = {
+    "text-classification": Texts(prepare=task_inputs.text_or_pair, batched=True, scores_texts=True, preprocess=CUT),
+    "text-ranking": Pairs(prepare=task_inputs.pair, batched=True, scores_texts=True, preprocess=SECOND_CUT),
+    "feature-extraction": States(prepare=task_inputs.text, batched=True, reads_states=True, preprocess=CUT),
+    "fill-mask": Masked(prepare=task_inputs.masked_text, batched=True, preprocess={"tokenizer_kwargs": CUT}),
+    "token-classification": Texts(prepare=task_inputs.long_text, batched=True),
+    "zero-shot-classification": Labelled(
+        prepare=task_inputs.text, batched=True, scores_texts=True, parameters={"candidate_labels": ["one", "other"]}
+    ),
+    "text-generation": Prompts(
+        prepare=task_inputs.prompt,
+        batched=True,
+        parameters={"max_new_tokens": 1, "do_sample": False},
+        compared={"return_tensors": True},  # the library takes the blank before a first word off its text
+    ),
+    "image-classification": _image(batched=True),
+    "audio-classification": _audio(batched=True),
+    "automatic-speech-recognition": Speech(prepare=task_inputs.audio, example=media.example_audio, batched=True),
+    "image-feature-extraction": _image(reads_states=True),
+    "image-segmentation": _image(),
+    "object-detection": _image(),
+    "depth-estimation": _image(),
+    "mask-generation": _image(),
+    "zero-shot-image-classification": _image(parameters=ONE_LABEL),
+    "zero-shot-audio-classification": _audio(parameters=ONE_LABEL),
+    "zero-shot-object-detection": Feed(
+        prepare=task_inputs.image_fields, example=lambda: {"image": media.example_image(), **ONE_LABEL}
+    ),
+    "document-question-answering": Feed(prepare=task_inputs.image_fields, example=None),
+    "image-text-to-text": Feed(prepare=task_inputs.image_and_text, example=None),
+    "table-question-answering": Feed(prepare=task_inputs.table, example=lambda: TABLE),
+    "text-to-audio": Feed(prepare=task_inputs.whole_text),
+}

@@ -1,0 +1,201 @@
+"""An input as Hugging Face clients send it, checked, bounded and turned into what a pipeline takes."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from inference.engines.inputs import media
+from inference.engines.inputs.truncation import beginning
+from inference.errors import InvalidInput, context_length_exceeded
+
+MAX_STRIDES = 64
+MAX_MASKS = 32  # each is answered with top_k texts
+MAX_LABELS = 100
+MAX_LABEL = 1000  # characters
+MOST_TOKENS = 16  # of a character, which a tokenizer may read as several, and each as its bytes
+MAX_TABLE = 100_000  # characters
+
+Prepare = Callable[[Any, Any], Any]  # (input, pipeline) -> what the pipeline takes
+
+
+def string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidInput(f"An input must be a text, not {type(value).__name__}.")
+    return value
+
+
+def text(value: Any, pipe: Any) -> str:
+    """As much of it as the model can read."""
+    return beginning(pipe.tokenizer, string(value))
+
+
+def long_text(value: Any, pipe: Any) -> str:
+    """Of a text that may be read in strides, as much as MAX_STRIDES of them."""
+    return beginning(pipe.tokenizer, string(value), MAX_STRIDES * pipe.tokenizer.model_max_length)
+
+
+def whole_text(value: Any, pipe: Any) -> str:
+    """One that must not be cut: to answer a part of it is to answer something else."""
+    tokenizer, whole = pipe.tokenizer, string(value)
+    if tokenizer and len(begun := beginning(tokenizer, whole)) < len(whole):
+        tokens = len(tokenizer(begun, add_special_tokens=False, verbose=False)["input_ids"])
+        raise context_length_exceeded(tokenizer.model_max_length, tokens, at_least=True)
+    return whole
+
+
+def text_or_pair(value: Any, pipe: Any) -> Any:
+    if isinstance(value, dict):
+        return fields(value, pipe, text=text, text_pair=text)
+    return text(value, pipe)
+
+
+def pair(value: Any, pipe: Any) -> Any:
+    if not isinstance(value, dict) or value.keys() != {"text", "text_pair"}:
+        raise InvalidInput('An input must be {"text": "the query", "text_pair": "a text"}.')
+    found = fields(value, pipe, text=text, text_pair=text)
+    _require_room_beside(found["text"], pipe.tokenizer, whole=value["text"])
+    return {name: [part] for name, part in found.items()}  # In lists, since a lone empty text is taken for none.
+
+
+def _require_room_beside(query: str, tokenizer: Any, *, whole: str) -> None:
+    """Raise `InvalidInput` for a query, the beginning of `whole`, that leaves no token to a text: no query is cut."""
+    most = tokenizer.model_max_length - tokenizer.num_special_tokens_to_add(pair=True) - 1
+    if MOST_TOKENS * len(query) <= most:
+        return
+    tokens = len(tokenizer(query, add_special_tokens=False, verbose=False)["input_ids"])
+    if tokens > most:
+        raise context_length_exceeded(most, tokens, at_least=len(query) < len(whole))
+
+
+def masked_text(value: Any, pipe: Any) -> str:
+    mask, found = pipe.tokenizer.mask_token, text(value, pipe)
+    if not 1 <= found.count(mask) <= MAX_MASKS:
+        raise InvalidInput(f"The text must contain {mask}, the place to fill, from 1 to {MAX_MASKS} times.")
+    return found
+
+
+def prompt(value: Any, pipe: Any) -> Any:
+    """A text, or a list of chat messages."""
+    if isinstance(value, list):
+        if not pipe.tokenizer.chat_template:
+            raise InvalidInput("This model has no template for chats: send one text, in place of messages.")
+        return _whole(messages(value, images=None), pipe)
+    if not whole_text(value, pipe):
+        raise InvalidInput("The prompt is empty: send at least one character.")
+    return value
+
+
+def image(value: Any, pipe: Any) -> Any:
+    return media.image(value)
+
+
+def audio(value: Any, pipe: Any) -> Any:
+    return media.audio(value, pipe.feature_extractor.sampling_rate)
+
+
+def labels(value: Any, pipe: Any = None) -> Any:
+    if isinstance(value, str):
+        value = [label.strip() for label in value.split(",")]
+    if (
+        not isinstance(value, list)
+        or not 1 <= len(value) <= MAX_LABELS
+        or not all(isinstance(label, str) and 1 <= len(label) <= MAX_LABEL for label in value)
+    ):
+        raise InvalidInput(
+            f"candidate_labels must be a list of 1 to {MAX_LABELS} texts of 1 to {MAX_LABEL} characters.",
+            field="parameters.candidate_labels",
+        )
+    return value
+
+
+def template(value: Any, pipe: Any = None) -> str:
+    """The pipeline formats with it: what else a format can do (reach attributes, pad to a gigabyte) is refused."""
+    if not isinstance(value, str) or value.count("{}") != 1 or re.search(r"[{}]", value.replace("{}", "")):
+        raise InvalidInput("hypothesis_template must be a text with one {}.", field="parameters.hypothesis_template")
+    return value
+
+
+def image_fields(value: Any, pipe: Any) -> Any:
+    """An image, or {"image": …} with the pipeline's other arguments beside it."""
+    if not isinstance(value, dict):
+        return media.image(value)
+    return {key: media.image(item) if key == "image" else _harmless(key, item, pipe) for key, item in value.items()}
+
+
+def image_and_text(value: Any, pipe: Any) -> Any:
+    """Chat messages with images in them, or {"images": [base64, …], "text": …}."""
+    opened = media.Images()
+    if isinstance(value, list):
+        return {"text": _whole(messages(value, images=opened), pipe)}
+    if not isinstance(value, dict) or "images" not in value:
+        raise InvalidInput('An input must be {"images": [base64, …], "text": "…"} or a list of chat messages.')
+    images = value["images"] if isinstance(value["images"], list) else [value["images"]]
+    return {"images": [opened.open(item) for item in images], "text": whole_text(value.get("text"), pipe)}
+
+
+def table(value: Any, pipe: Any) -> Any:
+    if not isinstance(value, dict) or not isinstance(value.get("table"), dict):
+        raise InvalidInput('An input must be {"table": {"column": ["cell", …]}, "query": "…"}.')
+    content = {"table": value["table"], "query": string(value.get("query"))}
+    if sum(len(part) + 1 for part in _strings(content)) > MAX_TABLE:
+        raise InvalidInput(f"A table and its query must have at most {MAX_TABLE} characters, a cell one more.")
+    return content
+
+
+def messages(value: list[Any], *, images: media.Images | None) -> list[dict[str, Any]]:
+    for message in value:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise InvalidInput('A chat must be a list of {"role": "user", "content": "…"}.')
+    return [{**message, "content": _content(message, images)} for message in value]
+
+
+def _content(message: dict[str, Any], images: media.Images | None) -> Any:
+    content = message["content"]
+    if content is None and message["role"] == "assistant":
+        return ""
+    if isinstance(content, list):
+        return [_part(part, images) for part in content]
+    return string(content)
+
+
+def _whole(chat: list[dict[str, Any]], pipe: Any) -> list[dict[str, Any]]:
+    whole_text("\n".join(_strings(chat)), pipe)
+    return chat
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All that a template or a tokenizer may read."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+    elif not hasattr(value, "getbands"):
+        yield str(value)
+
+
+def _part(part: Any, images: media.Images | None) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text":
+        return {"type": "text", "text": string(part.get("text"))}
+    if kind in ("image", "image_url") and images:
+        source = part.get(kind)
+        return {"type": "image", "image": images.open(source.get("url") if isinstance(source, dict) else source)}
+    raise InvalidInput(
+        'A part of a message must be {"type": "text", "text": "…"}' + (" or an image." if images else ".")
+    )
+
+
+def fields(value: dict[str, Any], pipe: Any, **known: Prepare) -> dict[str, Any]:
+    first = next(iter(known))
+    if first not in value or not value.keys() <= known.keys():
+        raise InvalidInput(f"An input must be a text or have {first}, and besides only {', '.join(known)}.")
+    return {key: known[key](item, pipe) for key, item in value.items()}
+
+
+def _harmless(key: str, value: Any, pipe: Any) -> Any:
+    if key == "candidate_labels":
+        return labels(value)
+    if key in ("question", "hypothesis_template"):
+        return whole_text(value, pipe)
+    raise InvalidInput(f"Unknown field {key!r}.", field=f"inputs.{key}")

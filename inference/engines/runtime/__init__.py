@@ -1,0 +1,1 @@
+"""What an engine call needs whatever the model: which items run together, where, and whose fault a failure is."""

@@ -1,0 +1,256 @@
+"""One batch through an engine, so that one bad input never fails its neighbours.
+
+A call that fails as a whole is searched for the item that made it fail: half of the suspects a call, and what was set
+aside runs in one call at the end. One culprit of n costs at most log2(n) + 2 calls beyond the first. A call that does
+not fit in memory is halved, and each half halved again while it does not fit.
+"""
+
+import contextlib
+import gc
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from inference.catalog import lengths
+from inference.catalog.parameters import check
+from inference.engines.base import Engine
+from inference.engines.runtime.faults import describe, is_device_failure, is_in_use, is_out_of_memory
+from inference.engines.runtime.json_values import plain
+from inference.errors import (
+    UNREADABLE,
+    BadOutput,
+    DeviceFailed,
+    EngineError,
+    InferenceError,
+    InvalidInput,
+    OutOfMemory,
+)
+from inference.telemetry import logs
+from inference.telemetry.raised import places
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_OPEN = object()  # the outcome of an item that no call has settled yet
+MAX_SEARCHES = 2  # culprits that are searched for; when there are more, the rest run one by one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    outcomes: list[Any]  # an item: its answer, or the `InferenceError` that it failed with
+    engine_s: float  # time within the engine's calls
+    calls: int  # engine calls made; 1 when nothing failed
+    padded: bool = True
+    full_text: bool = False  # a generated text has its prompt before it, unless told otherwise
+    cut_at: int | None = None  # tokens of a text, that the model reads
+    oom_shape: tuple[int, float] | None = None  # (rows, tokens of each) that did not fit, though its halves did
+
+
+def run(engine: Engine, items: Sequence[Any], parameters: dict[str, Any], prepared: Any = None) -> RunReport:
+    """Answer every item, in order. `prepared` is what the engine made of all of them, or nothing. Raises `DeviceFailed`
+    when this process cannot use its device any more."""
+    batch = _Batch(engine, items, parameters, prepared)
+    if takes := [index for index in range(len(items)) if batch.takes(index)]:
+        batch.run(takes)
+        batch.judge()
+    return RunReport(
+        outcomes=batch.outcomes, engine_s=batch.engine_s, calls=batch.calls, padded=engine.padded,
+        full_text=engine.full_text, cut_at=engine.max_tokens, oom_shape=batch.oom_shape,
+    )  # fmt: skip
+
+
+class _Batch:
+    """The outcomes of a batch while they come in; `indexes` are places in it."""
+
+    def __init__(self, engine: Engine, items: Sequence[Any], parameters: dict[str, Any], prepared: Any) -> None:
+        self.engine = engine
+        self.prepared = prepared  # until the first call
+        self.items = items
+        self.parameters = parameters
+        self.outcomes: list[Any] = [_OPEN] * len(items)
+        self.engine_s = 0.0
+        self.calls = 0
+        self.searches = 0
+        self.oom_shape: tuple[int, float] | None = None
+
+    def takes(self, index: int) -> bool:
+        """The web process has looked, but a row can be written by anybody."""
+        if self.engine.spec.input:
+            try:
+                check("inputs", self.engine.spec.input, self.items[index])
+            except InvalidInput as error:
+                self.outcomes[index] = error
+        return self.outcomes[index] is _OPEN
+
+    def run(self, indexes: list[int]) -> None:
+        problem = self.call(indexes)
+        if problem is None or len(indexes) == 1:
+            return
+        logger.warning("call of %d items failed, looking for the culprit: %s", len(indexes), logs.private(problem.full))
+        if isinstance(problem, OutOfMemory):
+            self.halve(indexes)
+        elif self.searches < MAX_SEARCHES:
+            self.searches += 1
+            self.search(indexes)
+        else:
+            for index in indexes:
+                self.call([index])
+
+    def judge(self) -> None:
+        """Whose fault it is that the engine raised: that of the input, where the model answers its example."""
+        raised = [index for index, outcome in enumerate(self.outcomes) if type(outcome) is EngineError]
+        if not raised:
+            return
+        with self.engine.reading:
+            is_well = self.engine.answers_example()
+        for index in raised if is_well else ():
+            found = self.outcomes[index]
+            logger.warning("the model answers its example, and not an input: %s", logs.private(found.raised))
+            self.outcomes[index] = InvalidInput(UNREADABLE, raised=found.raised, trace=found.trace)
+
+    def search(self, suspects: list[int]) -> None:
+        """A culprit is among `suspects`: halve until it is alone, then run what was set aside."""
+        aside: list[int] = []
+        while len(suspects) > 1:
+            first, second = _halves(suspects)
+            if self.call(first) is None:
+                suspects = second
+            else:
+                suspects, aside = first, second + aside
+        if self.outcomes[suspects[0]] is _OPEN:
+            self.call(suspects)
+        if aside:
+            self.run(sorted(aside))
+
+    def halve(self, indexes: list[int]) -> None:
+        for half in _halves(indexes):
+            self.run(half)
+        if not any(isinstance(self.outcomes[index], OutOfMemory) for index in indexes) and self.oom_shape is None:
+            self.oom_shape = self.shape(indexes)
+
+    def shape(self, indexes: list[int]) -> tuple[int, float]:
+        shapes = [lengths.measure(self.engine.spec, self.items[index], self.parameters) for index in indexes]
+        rows = sum(size for size, _ in shapes)
+        longest = max(length for _, length in shapes)
+        return rows, longest if self.engine.padded else sum(size * length for size, length in shapes) / rows
+
+    def call(self, indexes: list[int]) -> InferenceError | None:
+        """One engine call: outcomes of these items, or why the call failed. An item that fails alone has its error."""
+        problem = self._attempt(indexes)
+        if isinstance(problem, OutOfMemory) and len(indexes) == 1:
+            problem = self._attempt(indexes)  # what was held for larger calls has been given back
+        if problem is not None and len(indexes) == 1:
+            self.outcomes[indexes[0]] = problem
+        return problem
+
+    def _attempt(self, indexes: list[int]) -> InferenceError | None:
+        self.calls += 1
+        started = time.perf_counter()
+        try:
+            answers = self._predict(indexes)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # as a panic of Rust is one
+            return failure(error)
+        finally:
+            self.engine_s += time.perf_counter() - started
+        if problem := _shape_problem(answers, len(indexes)):
+            return problem
+        for index, answer in zip(indexes, answers, strict=True):
+            self.outcomes[index] = outcome(answer)
+        return None
+
+    def _predict(self, indexes: list[int]) -> Any:
+        prepared, self.prepared = self.prepared, None
+        if prepared is not None and len(indexes) == len(self.items):
+            # Of several the search finds out which; alone it is for `predict` to say, whose shortcuts are guarded.
+            with contextlib.suppress(*([Exception] if len(indexes) == 1 else [])):
+                answers = self.engine.predict_prepared(prepared, dict(self.parameters))
+                if answers is not None:
+                    return answers
+        with self.engine.reading:
+            return self.engine.predict([self.items[index] for index in indexes], dict(self.parameters))
+
+
+def narrowed(call: Callable[[Sequence[T]], Sequence[Any]], items: Sequence[T]) -> list[Any]:
+    """Return what `call` answers to each item, or the `InferenceError` that an item fails with alone.
+
+    What raises is run again in halves, until whoever is at fault is alone. Raises `DeviceFailed`.
+    """
+    try:
+        return list(call(items))
+    except Exception as error:
+        found = failure(error)
+    if len(items) == 1:
+        return [found]
+    first, second = _halves(items)
+    return narrowed(call, first) + narrowed(call, second)
+
+
+def _halves(items: Sequence[T]) -> tuple[list[T], list[T]]:
+    middle = len(items) // 2
+    return list(items[:middle]), list(items[middle:])
+
+
+def _shape_problem(answers: Any, expected: int) -> BadOutput | None:
+    if not isinstance(answers, (list, tuple)):
+        return BadOutput(f"The engine must answer a list, one answer an input, not {type(answers).__name__}.")
+    if len(answers) != expected:
+        return BadOutput(
+            f"The engine answered {len(answers)} items to {expected} inputs; it must be one answer an input."
+        )
+    return None
+
+
+def outcome(answer: Any) -> Any:
+    """An engine's answer as it is kept, or the error that it is."""
+    if isinstance(answer, BaseException):
+        return failure(answer)
+    try:
+        return plain(answer)
+    except BadOutput as error:
+        return error
+    except Exception as error:  # an object's own code, or lists that hold themselves
+        raise_if_device_failed(error)  # as a tensor's does that was computed in vain
+        return BadOutput("The engine's answer could not be read.", raised=describe(error), trace=places(error))
+
+
+def failure(error: BaseException) -> InferenceError:
+    """The error for the row. The exception itself is let go: its traceback holds the call's tensors."""
+    if isinstance(error, InvalidInput | EngineError | OutOfMemory):
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
+    if isinstance(error, BadOutput):  # in words of the engine
+        return BadOutput("The model's answer cannot be used.", raised=error.full, trace=places(error))
+    raise_if_device_failed(error)
+    raised, trace = describe(error), places(error)
+    if is_out_of_memory(error):
+        _free_memory(error)
+        return OutOfMemory(raised, trace=trace)
+    return EngineError(raised, trace=trace)
+
+
+def raise_if_device_failed(error: BaseException) -> None:
+    """This process cannot go on then."""
+    if is_device_failure(error):
+        raise DeviceFailed(f"The device is in an error state. {describe(error)}") from error
+
+
+def _free_memory(error: BaseException) -> None:
+    """What the call that failed has left: its frames hold tensors until they are cleared."""
+    chain: list[BaseException] = [error]
+    for held in chain:
+        traceback.clear_frames(held.__traceback__)
+        behind = (held.__cause__, held.__context__)
+        chain += [other for other in behind if other and all(other is not known for known in chain)]
+    gc.collect()
+    if is_in_use():
+        try:
+            sys.modules["torch"].cuda.empty_cache()
+        except Exception as problem:
+            raise_if_device_failed(problem)
+            raise

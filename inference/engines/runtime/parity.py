@@ -1,0 +1,168 @@
+"""Does a model answer texts together as it answers each alone? It is tried out when the model is loaded.
+
+Some architectures see their neighbours' padding (FNet, Nyströmformer, Perceiver …), some see their neighbours.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from inference.engines.runtime.faults import describe, is_device_failure, is_out_of_memory
+from inference.engines.runtime.json_values import pairs
+from inference.engines.runtime.stacks import Row, Together
+from inference.errors import InvalidInput
+
+logger = logging.getLogger(__name__)
+
+# Of lengths as far apart as a few tokens allow, and two of one length.
+TEXTS = (
+    "a",
+    "a b c d e f g",
+    "g f e d c b a",
+    "in the end it was not so much that he ran as that all of us let him go on, and on: a long day for an old man",
+)
+
+MOST_SPECIAL = 8  # tokens of a text to try
+
+Answer = Sequence[torch.Tensor]  # to one text: a tensor, or of a text that is generated the scores of each step
+Answers = Callable[[Sequence[Any], Together], list[Answer]]
+
+# An answer may change by these parts of its largest value with the order of sums, which differs with padding and with
+# the size of a batch. They depend on the type that products are computed in: padding changes the scores of SmolLM2-135M
+# by 0.037 in bfloat16 and 0.005 in float16, which has three bits more, as has TF32.
+TOLERANCE = 1e-4
+TEN_BITS = 0.02
+SHORT_TYPES = 0.05
+HUGE = 1e30  # what models write where nothing is to be chosen
+
+
+def texts_with_special_tokens(tokenizer: Any) -> list[str]:
+    """Make texts that hold the tokenizer's special tokens, as users may write them.
+
+    Each token that may be chosen for padding is the end of one: the end is what decoders that classify score.
+    """
+    named = list(dict.fromkeys(tokenizer.all_special_tokens))[:MOST_SPECIAL]
+    last = [tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token]
+    others = [token for token in named if token not in last]
+    return [f"the cat {''.join(others)}", *(f"the cat{token}" for token in dict.fromkeys(last) if token)]
+
+
+def trial_texts(tokenizer: Any) -> list[str]:
+    """Make texts of several lengths, one of which ends in the token that others are padded with."""
+    return [f"the cat{tokenizer.pad_token}", *TEXTS] if tokenizer.pad_token else list(TEXTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How texts run together, and what the model's page says of it: nothing where padding changes no answer."""
+
+    together: Together
+    note: str = ""
+
+
+class Trial:
+    """Of one model: `answers` runs inputs together in a given way. What the model answers to each alone is kept.
+    `tolerance` is that of the type in which the model computes, whatever that of its answers is."""
+
+    def __init__(self, answers: Answers, inputs: Sequence[Any], tolerance: float = TOLERANCE) -> None:
+        self._answers, self._tolerance = answers, tolerance
+        self.inputs: list[Any] = []  # that the model can read
+        self._alone: list[Answer] = []
+        for value in inputs:
+            self._ask_alone(value, is_last=value is inputs[-1])
+
+    def _ask_alone(self, value: Any, *, is_last: bool) -> None:
+        """Some models cannot read a text of one token; one that can read nothing is broken."""
+        try:
+            self._alone += self._answers([value], Together.ALONE)
+        except (InvalidInput, RuntimeError, ValueError, IndexError) as error:
+            if (is_last and not self.inputs) or is_device_failure(error) or is_out_of_memory(error):
+                raise
+        else:
+            self.inputs.append(value)
+
+    def difference(self, together: Together) -> float:
+        """From the answers alone, in tolerances: up to 1 is the same."""
+        return self.difference_of(self._answers(self.inputs, together))
+
+    def difference_of(self, found: Sequence[Answer]) -> float:
+        """Of answers to `inputs`, which were found in another way."""
+        pairs = zip(found, self._alone, strict=True)
+        return max((_difference(*pair, self._tolerance) for pair in pairs), default=0.0)
+
+    def holds(self, together: Together) -> bool:
+        return self.difference(together) <= 1.0
+
+    def verdict(self) -> Verdict:
+        """Padded where that changes no answer; else in batches of one length; else one by one."""
+        padded = self._problem(Together.PADDED)
+        if not padded:
+            return Verdict(together=Together.PADDED)
+        if not self._problem(Together.EQUAL):
+            note = f"Padding {padded}: only inputs of one length share a batch."
+            return Verdict(together=Together.EQUAL, note=note)
+        if self._problem(Together.ALONE):
+            note = "It answers the same input differently from call to call: each input runs alone."
+        else:
+            note = f"What else is in a batch {padded}: each input runs alone."
+        return Verdict(together=Together.ALONE, note=note)
+
+    def _problem(self, together: Together) -> str:
+        try:
+            difference = self.difference(together)
+        except Exception as error:
+            logger.warning("a trial in a batch raised %s", describe(error))
+            return "makes it raise an exception, which the worker's log has"
+        if difference <= 1.0:
+            return ""
+        return (
+            "changes its answers" if math.isinf(difference) else f"changes its answers {difference:.2g} times too far"
+        )
+
+
+def alike(answers: Any, expected: Any) -> bool:
+    """The same JSON, numbers up to the last digits of a float32."""
+    return all(
+        math.isclose(found, wanted, rel_tol=1e-4, abs_tol=1e-4)
+        if isinstance(found, float) and isinstance(wanted, float)
+        else found == wanted
+        for found, wanted in pairs(answers, expected)
+    )
+
+
+def read(output: Any, row: Row, pipe: Any) -> Answer:
+    """What the model computed for a row: the states or scores of its own tokens, of its masks, of its text, or of each
+    step that it generated."""
+    values = output["logits"] if "logits" in output else output[0]
+    if "generated_sequence" in output:
+        scores: Answer = values[0, 0].unbind(0)
+        return scores
+    if values.dim() < 3:
+        return [values]
+    own = values[:, : row.tokens]
+    return [own[row.features["input_ids"] == pipe.tokenizer.mask_token_id] if pipe.task == "fill-mask" else own]
+
+
+def _difference(values: Answer, expected: Answer, tolerance: float) -> float:
+    """Of the steps up to the first at which another token is chosen: from there on it is another text."""
+    largest = 0.0
+    for value, other in zip(values, expected, strict=False):
+        largest = max(largest, apart(value, other) / tolerance)
+        if value.shape != other.shape or not torch.equal(value.argmax(-1), other.argmax(-1)):
+            break
+    return largest
+
+
+def apart(values: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, as a part of the largest value."""
+    if values.shape != expected.shape:
+        return math.inf
+    values, expected = values.double(), expected.double()
+    plain = expected[expected.abs() < HUGE]
+    scale = max(1.0, plain.abs().max().item()) if plain.numel() else 1.0
+    apart = torch.where(torch.isclose(values, expected, equal_nan=True), 0.0, (values - expected).abs())
+    return float(apart.nan_to_num(math.inf).max()) / scale

@@ -1,0 +1,498 @@
+"""Generation by the step: every answer is that of `generate` alone, whoever joins and leaves."""
+
+import itertools
+import random
+import re
+from typing import Any
+from unittest import TestCase
+from unittest.mock import patch
+
+import torch
+
+from inference.batching.room import Room
+from inference.engines.generation import batch, forwards, prefix_cache
+from inference.engines.stepper import OPEN
+from inference.errors import UNREADABLE, InvalidInput
+from tests import decoders, tiny_models
+from tests.decoders import Told
+from tests.inference.engines.generation.test_growing_text import with_bytes
+
+GREEDY = {"do_sample": False, "return_full_text": False}
+STEPPED = sorted(decoders.SETTINGS.keys() - {"Mamba"})
+NEVER = 10_000  # is no token of these models
+TOLD = {"return_full_text": False, "details": True}
+LETTERS = "abcdefghij klmnop, ZÄ€🙂"
+
+
+def prompts(chosen: random.Random, count: int, longest: int = 40) -> list[str]:
+    return ["".join(chosen.choices(LETTERS, k=chosen.randint(1, longest))) for _ in range(count)]
+
+
+def alone(engine: Any, prompt: Any, **parameters: Any) -> Any:
+    [answer] = engine.predict([prompt], {**GREEDY, **parameters})
+    return answer
+
+
+run_alone = forwards.Forwards._run  # noqa: SLF001 - as it is, under a count of its calls
+
+
+def text(answer: Any) -> str:
+    return str(answer[0]["generated_text"])
+
+
+class StepperTestCase(TestCase):
+    def setUp(self) -> None:
+        self.addCleanup(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)  # the models are smaller than the cost of sharing them
+
+    def assert_told(self, told: Told) -> None:
+        """What was told piece by piece is the text of the answer."""
+        for key, answer in told.answers.items():
+            self.assertEqual(told.texts[key], text(answer), key)
+
+
+class AnswerTests(StepperTestCase):
+    def test_answers_are_those_of_generate_alone_whoever_joins_and_leaves(self) -> None:
+        for kind in STEPPED:
+            with self.subTest(kind):
+                self.play(decoders.engine(kind), random.Random(kind))
+
+    def test_bloom_answers_as_generate_does_for_each_prompt_alone(self) -> None:
+        engine = decoders.engine("Bloom")
+        model, tokenizer = engine.pipe.model, engine.pipe.tokenizer
+        asked = {prompt: 8 + 4 * place for place, prompt in enumerate(("a", "hello", "hello you", "b" * 50))}
+        told = Told(engine.stepper)
+        for prompt, count in asked.items():
+            engine.stepper.join(prompt, prompt, {**GREEDY, "max_new_tokens": count}, seed=0)
+            told.step()
+        told.all()
+        for prompt, count in asked.items():
+            [tokens] = model.generate(**tokenizer(prompt, return_tensors="pt"), do_sample=False, max_new_tokens=count)
+            expected = tokenizer.decode(tokens[len(prompt) :], skip_special_tokens=True)
+            self.assertEqual(told.answers[prompt], [{"generated_text": expected}])
+
+    def play(self, engine: Any, chosen: random.Random) -> None:
+        self.assertIsNotNone(engine.stepper, engine.note)
+        asked = {
+            key: (prompt, {**GREEDY, "max_new_tokens": chosen.randint(1, 30)})
+            for key, prompt in enumerate(prompts(chosen, 14))
+        }
+        left, told = list(asked), Told(engine.stepper)
+        gone: set[int] = set()
+        with patch.object(batch, "PIECE", 32):
+            while left or len(engine.stepper):
+                while left and chosen.random() < 0.5:
+                    key = left.pop()
+                    engine.stepper.join(key, *asked[key], seed=key)
+                if chosen.random() < 0.03:
+                    gone.add(key := chosen.choice(list(asked)))
+                    engine.stepper.leave(key)
+                told.step()
+        self.assertLess(len(gone), 7)
+        self.assertEqual(told.answers.keys() | gone, asked.keys())
+        for key, (prompt, parameters) in asked.items():
+            if key not in gone:
+                self.assertEqual(told.answers[key], alone(engine, prompt, **parameters))
+        self.assert_told(told)
+
+    def test_a_long_prompt_is_read_in_pieces_while_others_generate(self) -> None:
+        engine = decoders.engine("Llama")
+        told = Told(engine.stepper)
+        with patch.object(batch, "PIECE", 16):
+            engine.stepper.join("short", "ab", {**GREEDY, "max_new_tokens": 20}, seed=0)
+            told.step()
+            engine.stepper.join("long", "abc" * 40, {**GREEDY, "max_new_tokens": 5}, seed=0)
+            engine.stepper.join("late", "cd", {**GREEDY, "max_new_tokens": 20}, seed=0)
+            for _ in range(3):
+                self.assertEqual(sum(progress.tokens for progress in told.step() if progress.key == "short"), 1)
+            self.assertIn("late", told.texts)
+            self.assertNotIn("long", told.texts)
+            told.all()
+        self.assertEqual(told.answers["long"], alone(engine, "abc" * 40, max_new_tokens=5))
+        self.assertEqual(told.answers["late"], alone(engine, "cd", max_new_tokens=20))
+
+    def test_a_beginning_that_was_read_is_not_computed_again(self) -> None:
+        system = "You answer in one word. " * 8
+        asked = [f"{system}{question}" for question in ("a?", "bcd?", "efg hij?", "no? k!")]
+        for kind in STEPPED:
+            engine = decoders.over(decoders.model(kind))
+            told = Told(engine.stepper)
+            with self.subTest(kind), patch.object(forwards.Forwards, "_run", autospec=True) as run:
+                run.side_effect = run_alone
+                for prompt in asked:
+                    engine.stepper.join(prompt, prompt, {**GREEDY, "max_new_tokens": 3}, seed=0)
+                told.all()
+                read = [tokens.shape[1] for _, tokens, *_ in (call.args for call in run.call_args_list)]
+                self.assertEqual(
+                    sum(read) - read.count(1), len(system) + sum(len(prompt) - len(system) for prompt in asked)
+                )
+            for prompt in asked:
+                self.assertEqual(told.answers[prompt], alone(engine, prompt, max_new_tokens=3))
+
+    def test_a_gpu_reads_prompts_of_one_beginning_together_where_a_step_has_room_for_them(self) -> None:
+        system = "You answer in one word. " * 8
+        asked = [f"{system}{question}" for question in ("a?", "b?", "c?")]
+        engine = decoders.over(decoders.model("Llama"))
+        told = Told(engine.stepper)
+        with (
+            patch.object(engine.stepper, "_is_cpu", new=False),
+            patch.object(forwards.Forwards, "_run", autospec=True, side_effect=run_alone) as run,
+        ):
+            for prompt in asked:
+                engine.stepper.join(prompt, prompt, {**GREEDY, "max_new_tokens": 2}, seed=0)
+            told.all()
+        read = [tuple(call.args[1].shape) for call in run.call_args_list]
+        self.assertEqual([shape for shape in read if shape[1] > 1], [(3, len(system) + 2)])
+        for prompt in asked:
+            self.assertEqual(told.answers[prompt], alone(engine, prompt, max_new_tokens=2))
+
+    def test_beginnings_have_a_bounded_room_and_give_way_where_memory_is_short(self) -> None:
+        engine = decoders.over(decoders.model("Llama"), max_batch_tokens=8 * 400)
+        stepper, kept = engine.stepper, engine.stepper.prefixes
+        for letter in "abcb":
+            stepper.join(letter, letter * 180, {**GREEDY, "max_new_tokens": 2}, seed=0)
+            Told(stepper).all()
+        self.assertEqual([engine.pipe.tokenizer.decode(prefix.tokens[:1]) for prefix in kept.kept], ["c", "b"])
+        self.assertLessEqual(sum(len(prefix.tokens) for prefix in kept.kept), 400)
+        with patch.object(prefix_cache, "DynamicCache", side_effect=MemoryError):
+            stepper.join("b", "b" * 180, {**GREEDY, "max_new_tokens": 2}, seed=0)
+            found = Told(stepper).all().answers["b"]
+        self.assertEqual(found, alone(engine, "b" * 180, max_new_tokens=2))
+
+    def test_chats_and_whole_texts_are_answered_as_the_pipeline_does(self) -> None:
+        engine = decoders.engine("Llama")
+        chat = [{"role": "user", "content": "hello"}]
+        begun = [*chat, {"role": "assistant", "content": "I am"}]
+        told = Told(engine.stepper)
+        asked = list(itertools.product([chat, begun, "a text"], [True, False]))
+        for key, (value, whole) in enumerate(asked):
+            engine.stepper.join(
+                key, value, {"max_new_tokens": 6, "do_sample": False, "return_full_text": whole}, seed=0
+            )
+        told.all()
+        for key, (value, whole) in enumerate(asked):
+            self.assertEqual(told.answers[key], alone(engine, value, max_new_tokens=6, return_full_text=whole))
+
+    def test_a_chat_that_the_template_refuses_is_the_fault_of_its_sender(self) -> None:
+        engine = decoders.engine("Llama")
+        refusing = "{{ raise_exception('The first message must be of a user.') }}"
+        for template, words in ((None, "has no template for chats"), (refusing, "must be of a user")):
+            with self.subTest(template), patch.object(engine.pipe.tokenizer, "chat_template", template):
+                with self.assertRaisesRegex(InvalidInput, words):
+                    engine.stepper.join("k", [{"role": "system", "content": "hello"}], GREEDY, seed=0)
+                answer = alone(engine, [{"role": "system", "content": "hello"}])
+                self.assertIsInstance(answer, InvalidInput)
+                self.assertIn(words, answer.message)
+        self.assertEqual(len(engine.stepper), 0)
+
+    def test_what_the_tokenizer_says_of_an_input_is_its_sender_s_and_what_a_bug_says_is_not(self) -> None:
+        engine = decoders.engine("Llama")
+        with self.assertRaises(InvalidInput) as caught:
+            engine.stepper.join("k", "hello \ud800", GREEDY, seed=0)
+        self.assertIn("TextEncodeInput must be", caught.exception.message)
+        bug = patch.object(engine.pipe, "preprocess", side_effect=ValueError("a secret"))
+        with bug, self.assertRaises(InvalidInput) as caught:
+            engine.stepper.join("k", "hello", GREEDY, seed=0)
+        self.assertEqual((caught.exception.message, caught.exception.raised), (UNREADABLE, "ValueError: a secret"))
+
+    def test_processors_of_scores_see_the_row_alone(self) -> None:
+        for parameters in ({"repetition_penalty": 3.0}, {"no_repeat_ngram_size": 2}, {"max_length": 60}):
+            engine, told = decoders.engine("GPT2"), Told(decoders.engine("GPT2").stepper)
+            asked = {key: {**GREEDY, "max_new_tokens": 20, **parameters} for key in prompts(random.Random(1), 5)}
+            for prompt, given in asked.items():
+                engine.stepper.join(prompt, prompt, given, seed=0)
+            told.all()
+            for prompt, given in asked.items():
+                self.assertEqual(told.answers[prompt], alone(engine, prompt, **given))
+
+    def test_the_model_s_own_settings_hold(self) -> None:
+        made = decoders.model("Llama")
+        made.generation_config.update(max_new_tokens=7, repetition_penalty=2.0, eos_token_id=[256, 97])
+        engine = decoders.over(made)
+        told = Told(engine.stepper)
+        asked = ("b", "hello", "hello you")
+        for prompt in asked:
+            engine.stepper.join(prompt, prompt, GREEDY, seed=0)
+        told.all()
+        for prompt in asked:
+            self.assertEqual(told.answers[prompt], alone(engine, prompt))
+
+    def test_the_cells_are_given_back_when_nobody_is_in(self) -> None:
+        stepper = decoders.engine("Llama").stepper
+        stepper.join("a", "a", {**GREEDY, "max_new_tokens": 3}, seed=0)
+        Told(stepper).all()
+        self.assertEqual((stepper.cells.layers, len(stepper), stepper.room), ([], 0, stepper.capacity))
+
+
+class SamplingTests(StepperTestCase):
+    PARAMETERS: tuple[dict[str, Any], ...] = (
+        {}, {"temperature": 1.5}, {"top_k": 5}, {"top_p": 0.7, "temperature": 2.0}, {"typical_p": 0.5},
+        {"top_k": 30, "repetition_penalty": 1.5}, {"temperature": 2.0, "top_k": 7},
+    )  # fmt: skip
+
+    def test_a_seed_gives_the_answer_that_generate_has_with_it_alone_and_in_company(self) -> None:
+        engine = decoders.engine("Llama")
+        told = Told(engine.stepper)
+        asked = [
+            (prompt, {"do_sample": True, "return_full_text": False, "max_new_tokens": 12, "seed": seed, **parameters})
+            for seed, parameters in enumerate([*self.PARAMETERS, *self.PARAMETERS])
+            for prompt in ("a", "hello you")
+        ]
+        for key, (prompt, parameters) in enumerate(asked):
+            engine.stepper.join(key, prompt, parameters, seed=99)
+            told.step()
+        told.all()
+        for key, (prompt, parameters) in enumerate(asked):
+            self.assertEqual(told.answers[key], alone(engine, prompt, **parameters), parameters)
+        self.assert_told(told)
+        self.assertGreater(len({text(answer) for answer in told.answers.values()}), 20)
+
+    def test_without_one_of_its_own_a_row_samples_from_the_seed_that_it_is_given(self) -> None:
+        engine = decoders.engine("Llama")
+        parameters = {"do_sample": True, "max_new_tokens": 12}
+        told = Told(engine.stepper)
+        for key, seed in enumerate((5, 5, 6)):
+            engine.stepper.join(key, "hello", parameters, seed=seed)
+        answers = told.all().answers
+        self.assertEqual(answers[0], answers[1])
+        self.assertNotEqual(answers[0], answers[2])
+        self.assertEqual(answers[0], engine.predict(["hello"], {**parameters, "seed": 5})[0])
+
+
+class EndTests(StepperTestCase):
+    def test_a_row_that_is_ended_before_its_time_answers_with_what_it_has(self) -> None:
+        engine = decoders.engine("Llama")
+        given = {**GREEDY, "details": True, "max_new_tokens": 30}
+        told = Told(engine.stepper)
+        for key in ("begun", "beside"):
+            engine.stepper.join(key, "hello", given, seed=0)
+        for _ in range(5):
+            told.step()
+        engine.stepper.join("new", "hello", given, seed=0)
+        for key in ("begun", "new"):
+            tokens = told.tokens.get(key, 0)
+            shown = alone(engine, "hello", **{**given, "max_new_tokens": tokens})[0] if tokens else {}
+            details = {"finish_reason": "length", "prompt_tokens": 5, "generated_tokens": tokens}
+            expected = [{"generated_text": shown.get("generated_text", ""), "details": details}]
+            self.assertEqual(engine.stepper.finish(key).answer, expected)
+        self.assertIs(engine.stepper.finish("nobody").answer, OPEN)
+        self.assertEqual(told.all().answers, {"beside": alone(engine, "hello", **given)})
+
+    def test_a_text_ends_before_the_first_stop_string_as_in_a_static_batch(self) -> None:
+        engine = decoders.engine("Llama")
+        whole = text(alone(engine, "hello", max_new_tokens=30))
+        pieces = list(re.findall(r"[ -~]{1,3}", whole))
+        self.assertGreater(len(pieces), 3)
+        for piece in pieces[:4]:
+            stops = [piece, "never there"]
+            given = {**GREEDY, "max_new_tokens": 30, "stop": stops, "details": True}
+            told = Told(engine.stepper)
+            engine.stepper.join("stopped", "hello", given, seed=0)
+            engine.stepper.join("beside", "hello you", {**GREEDY, "max_new_tokens": 30}, seed=0)
+            found = told.all().answers["stopped"]
+            self.assertEqual(text(found), whole[: whole.index(stops[0])])
+            self.assertEqual(found[0]["details"]["finish_reason"], "stop_sequence")
+            self.assertEqual(found[0]["details"]["generated_tokens"], told.tokens["stopped"])
+            self.assertEqual(found, alone(engine, "hello", **given))
+            self.assertEqual([found, found], engine.predict(["hello", "hello"], given))
+            self.assert_told(told)
+
+    def over(self, tokenizer: Any, *allowed: str) -> Any:
+        """An engine whose model generates these tokens alone."""
+        tokens = tokenizer.convert_tokens_to_ids(list(allowed))
+        self.assertNotIn(tokenizer.unk_token_id, tokens)
+        with patch.object(tiny_models, "byte_tokenizer", return_value=tokenizer):
+            made = decoders.model("Llama")
+            others = set(range(len(tokenizer))) - set(tokens)
+            made.generation_config.update(suppress_tokens=sorted(others))
+            return decoders.over(made)
+
+    def test_a_text_ends_at_a_special_token_that_the_request_names(self) -> None:
+        mark = "<|im_end|>"
+        engine = self.over(tiny_models.byte_tokenizer(mark), "a", "b", mark)
+        number = engine.pipe.tokenizer.convert_tokens_to_ids(mark)
+        drawn = {"do_sample": True, "max_new_tokens": 30, "seed": 3, "details": True}
+        given = {**drawn, "return_full_text": False}
+        [tokens] = engine.predict(["hello"], {**drawn, "return_tensors": True})[0]
+        tokens = tokens["generated_token_ids"][len("hello") :]
+        count = tokens.index(number) + 1
+        self.assertLess(count, 30)
+        for stop in ([mark], ["never there", f"{mark}\n"]):
+            told = Told(engine.stepper)
+            engine.stepper.join("stopped", "hello", {**given, "stop": stop}, seed=0)
+            engine.stepper.join("beside", "hello", given, seed=0)
+            told.all()
+            for [answer] in (told.answers["stopped"], alone(engine, "hello", **{**given, "stop": stop})):
+                self.assertEqual(answer["generated_text"], engine.pipe.tokenizer.decode(tokens[: count - 1]))
+                self.assertEqual(answer["details"]["finish_reason"], "stop_sequence")
+                self.assertEqual(answer["details"]["generated_tokens"], count)
+            self.assertEqual(told.answers["beside"][0]["details"]["generated_tokens"], 30)
+            self.assert_told(told)
+
+    def test_a_stop_that_no_text_can_show_is_refused(self) -> None:
+        engine = self.over(tiny_models.byte_tokenizer("<|im_end|>"), "a", "b")
+        given = {**GREEDY, "max_new_tokens": 3, "stop": ["a<|im_end|>b"]}
+        with self.assertRaisesRegex(InvalidInput, r"'<\|im_end\|>' alone"):
+            engine.stepper.join("stopped", "hello", given, seed=0)
+        self.assertIsInstance(alone(engine, "hello", **given), InvalidInput)
+
+    def test_the_blank_before_the_first_word_is_kept_behind_a_prompt(self) -> None:
+        engine = self.over(with_bytes(), "▁Hello", "▁done")
+        new, chat = {"max_new_tokens": 2, "stop": ["never"]}, [{"role": "user", "content": "ab"}]
+        begun = [*chat, {"role": "assistant", "content": "ab"}]
+        for given in (new, {**new, "details": True, "seed": 1}, {"max_new_tokens": 2}):
+            asked = {key: {**GREEDY, **given, "return_full_text": key == "whole"} for key in ("new", "whole")}
+            told = Told(engine.stepper)
+            for key, parameters in asked.items():
+                engine.stepper.join(key, "ab", parameters, seed=0)
+            for key, value in (("message", chat), ("begun", begun)):
+                engine.stepper.join(key, value, asked["new"], seed=0)
+            told.all()
+            self.assertRegex(text(told.answers["new"]), "^ (Hello|done) (Hello|done)$")
+            self.assertEqual(text(told.answers["whole"]), "ab" + text(told.answers["new"]))
+            self.assertRegex(text(told.answers["message"]), "^(Hello|done) (Hello|done)$")
+            self.assertRegex(text(told.answers["begun"]), "^ (Hello|done) (Hello|done)$")
+            for key, parameters in asked.items():
+                self.assertEqual(told.answers[key], alone(engine, "ab", **parameters))
+            self.assertEqual(told.answers["message"], alone(engine, chat, **asked["new"]))
+            self.assertEqual(told.texts["whole"], text(told.answers["new"]))
+            self.assertEqual(told.texts["message"], text(told.answers["message"]))
+            self.assertEqual([told.answers["new"]] * 2, engine.predict(["ab", "ab"], asked["new"]))
+
+    def test_a_stop_may_begin_with_the_blank_behind_a_prompt(self) -> None:
+        engine = self.over(with_bytes(), "▁Hello")
+        given = {**GREEDY, "max_new_tokens": 3, "return_full_text": False, "stop": [" Hello"], "details": True}
+        told = Told(engine.stepper)
+        engine.stepper.join("stopped", "ab", given, seed=0)
+        for [answer] in (told.all().answers["stopped"], alone(engine, "ab", **given)):
+            self.assertEqual((answer["generated_text"], answer["details"]["generated_tokens"]), ("", 1))
+
+    def test_a_template_of_answers_leaves_no_token_in_them_that_was_not_told(self) -> None:
+        tokenizer = tiny_models.byte_tokenizer()
+        tokenizer.response_template = {"fields": {}}
+        with patch.object(tiny_models, "byte_tokenizer", return_value=tokenizer):
+            engine = decoders.over(decoders.model("Llama"))
+        told = Told(engine.stepper)
+        drawn = {"do_sample": True, "temperature": 99.0, "top_k": 257, "max_new_tokens": 40, **TOLD}
+        for seed in range(16):
+            engine.stepper.join(seed, [{"role": "user", "content": "a"}], drawn, seed=seed)
+        answers = told.all().answers.values()
+        self.assertIn("eos_token", {answer[0]["details"]["finish_reason"] for answer in answers})
+        self.assert_told(told)
+
+    def test_details_say_why_it_ended_and_count(self) -> None:
+        made = decoders.model("Llama")
+        whole = decoders.over(made).predict(["hello"], {**GREEDY, "max_new_tokens": 8})[0]
+        end = text(whole).encode()[-1:]
+        engine = decoders.over(made)
+        ends = engine.pipe.tokenizer.encode(end.decode(errors="ignore") or "a")[0]
+        made.generation_config.eos_token_id = [256, ends]
+        for limit in (1, 8, 30):
+            given = {**GREEDY, "max_new_tokens": limit, "details": True}
+            told = Told(engine.stepper)
+            engine.stepper.join(1, "hello", given, seed=0)
+            found = told.all().answers[1]
+            self.assertEqual(found, alone(engine, "hello", **given))
+            self.assertEqual(found[0]["details"]["prompt_tokens"], 5)
+            self.assertEqual(found[0]["details"]["generated_tokens"], told.tokens[1])
+            self.assertIn(found[0]["details"]["finish_reason"], ("length", "eos_token"))
+
+
+class RoomTests(StepperTestCase):
+    def test_what_never_fits_is_refused_with_the_figure(self) -> None:
+        engine = decoders.over(decoders.model("Llama"), max_batch_tokens=64)
+        for prompt, figure in (("a" * 256, 255), ("a" * 64, 63)):
+            with self.assertRaises(InvalidInput) as caught:
+                engine.stepper.join("k", prompt, {**GREEDY, "max_new_tokens": 1}, seed=0)
+            self.assertIn(f"the configured limit of {figure} tokens", caught.exception.message)
+            self.assertIn(f"resulted in {len(prompt)} tokens.", caught.exception.message)
+            self.assertEqual(caught.exception.code, "context_length_exceeded")
+        for bad in ("", [], 3, [{"role": "user"}]):
+            with self.assertRaises(InvalidInput):
+                engine.stepper.join("k", bad, GREEDY, seed=0)
+        self.assertEqual(len(engine.stepper), 0)
+
+    def test_an_answer_has_what_the_prompt_leaves_of_the_context(self) -> None:
+        """The context is that of the model, or the cache where that is less."""
+        for kind, spec, context in (("Llama", {}, 256), ("GPT2", {}, 256), ("Llama", {"max_batch_tokens": 64}, 64)):
+            engine = decoders.over(decoders.model(kind), **spec)
+            engine.pipe.model.generation_config.eos_token_id = NEVER
+            for length in (context - 1, context - 9, context // 2 + 1):
+                for asked in ({"max_new_tokens": 4096}, {"max_new_tokens": 2**62}, {}):
+                    with self.subTest(kind=kind, context=context, length=length, asked=asked):
+                        engine.stepper.join("k", "a" * length, {**GREEDY, "details": True, **asked}, seed=0)
+                        [answer] = Told(engine.stepper).all().answers["k"]
+                        self.assertEqual(answer["details"]["finish_reason"], "length")
+                        self.assertEqual(answer["details"]["generated_tokens"], context - length)
+
+    def test_rows_wait_in_order_until_there_is_room(self) -> None:
+        engine = decoders.over(decoders.model("Llama"), max_batch_tokens=64)
+        stepper = engine.stepper
+        told, begun = Told(stepper), []
+        for key in range(8):
+            stepper.join(key, "abcd", {**GREEDY, "max_new_tokens": 8 + key}, seed=0)
+        self.assertEqual((len(stepper), stepper.room), (8, 0))
+        while len(stepper):
+            begun += [progress.key for progress in told.step() if progress.key not in begun]
+            self.assertLessEqual(len(stepper.rows), 5)
+        self.assertEqual(begun, sorted(begun))
+        for key in range(8):
+            self.assertEqual(told.answers[key], alone(engine, "abcd", max_new_tokens=8 + key))
+
+    def test_room_is_what_no_row_will_take(self) -> None:
+        stepper = decoders.over(decoders.model("Llama"), max_batch_tokens=100).stepper
+        self.assertEqual((stepper.capacity, stepper.room), (100, 100))
+        stepper.join("a", "abcd", {**GREEDY, "max_new_tokens": 16}, seed=0)
+        self.assertEqual(stepper.room, 80)
+        stepper.step()
+        stepper.join("b", "ab", {**GREEDY, "max_new_tokens": 2}, seed=0)
+        self.assertEqual(stepper.room, 60)
+        room = Room(rows=8, tokens=stepper.room, longest=stepper.longest, others=len(stepper))
+        stepper.join("c", "abcd", {**GREEDY, "max_new_tokens": 26}, seed=0)
+        self.assertEqual((stepper.room, room.without(1, 30).tokens), (10, 10))
+        for key in ("c", "b", "a", "nobody"):
+            stepper.leave(key)
+        self.assertEqual((stepper.room, stepper.step()), (100, []))
+
+
+class TrialTests(StepperTestCase):
+    def test_what_cannot_be_stepped_keeps_static_batches_and_says_so(self) -> None:
+        engine = decoders.engine("Mamba")
+        self.assertIsNone(engine.stepper)
+        self.assertIn("nswers wait for the longest of their batch", engine.note)
+        self.assertEqual(len(engine.predict(["a", "abc"], {**GREEDY, "max_new_tokens": 3})), 2)
+
+    def test_a_model_in_bfloat16_is_padded_and_stepped_though_its_scores_are_of_float32(self) -> None:
+        for kind in ("GPT2", "OPT"):  # of which padding changes the last digits
+            engine = decoders.over(decoders.model(kind).bfloat16())
+            self.assertEqual((engine.note, engine.stepper is None), ("", False), kind)
+
+    def test_a_model_that_searches_with_beams_is_not_stepped(self) -> None:
+        made = decoders.model("Llama")
+        made.generation_config.num_beams = 2
+        engine = decoders.over(made)
+        self.assertIsNone(engine.stepper)
+        self.assertIn("it generates by beam_sample, 2 at once", engine.note)
+
+    def test_a_catalog_that_allows_beams_leaves_static_batches(self) -> None:
+        from inference.catalog.parameters import ParameterSpec
+
+        allowed = {"num_beams": ParameterSpec(type="integer", min=1, max=4)}
+        self.assertIn("num_beams", decoders.over(decoders.model("Llama"), parameters=allowed).note)
+
+    def test_positions_that_depend_on_neighbours_are_not_stepped(self) -> None:
+        rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+        self.assertIn("positions", decoders.over(decoders.model("Llama", rope_parameters=rope)).note)
+
+    def test_a_model_whose_answers_would_change_is_not_stepped(self) -> None:
+        made = decoders.model("Llama")
+        forward = made.forward
+
+        def shifted(*arguments: Any, position_ids: Any = None, **named: Any) -> Any:
+            if position_ids is not None and len(position_ids) > 1:
+                position_ids = position_ids + position_ids.max()
+                named["attention_mask"] = None
+            return forward(*arguments, position_ids=position_ids, **named)
+
+        with patch.object(made, "forward", shifted):
+            self.assertIsNone(decoders.over(made).stepper)
