@@ -33,6 +33,7 @@ INSTALLED_APPS = [
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "api",
+    "tools",
 ]
 MIDDLEWARE = [
     *(["api.tracing.Traces"] if tracing.on else []),

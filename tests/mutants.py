@@ -119,7 +119,9 @@ def find_tests(root: Path, path: str) -> list[str]:
     folders = (root / "tests" / folder for folder in Path(path).parents)
     of_package = sorted(next(found for folder in folders if (found := [*folder.glob("test_*.py")])))
     of_all = [
-        file for part in ("inference", "api", "client") for file in sorted((root / "tests" / part).rglob("test_*.py"))
+        file
+        for part in ("inference", "api", "tools", "client")
+        for file in sorted((root / "tests" / part).rglob("test_*.py"))
     ]
     importing = [file for file in of_all if imports.search(file.read_text())]
     nearest = sorted(importing, key=lambda file: (file not in of_package, file.stem != f"test_{name}"))

@@ -17,9 +17,9 @@ from typing import Self
 from urllib.parse import quote
 
 from inference.broker.address import short_root
-from inference.launcher.reaper import Reaper
 from tests.conditions import PATIENCE_S, eventually
 from tests.postgres import Postgres, program
+from tools.launcher.reaper import Reaper
 
 PROGRAM = shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin"]))
 PORT = 6432  # names the socket in its folder

@@ -18,9 +18,9 @@ from typing import Self
 from urllib.parse import quote
 
 from inference.broker.address import short_root
-from inference.launcher.reaper import Reaper
 from tests import processes
 from tests.conditions import PATIENCE_S, eventually
+from tools.launcher.reaper import Reaper
 
 UNPRIVILEGED = "nobody"  # the server refuses to run as root
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Self
 
 from inference.broker.address import short_root
-from inference.launcher.reaper import Reaper
 from tests.conditions import PATIENCE_S, eventually
 from tests.ports import HOST, free_port
+from tools.launcher.reaper import Reaper
 
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")  # those on Debian's PATH insist on the system's own server
 _NAMES = re.compile(r'"(.*?)"')

@@ -27,11 +27,11 @@ from django.db import connection
 from django.test import runner
 
 from inference.broker import address, redis_client
-from inference.launcher.reaper import Reaper
 from tests import once, processes
 from tests.conditions import PATIENCE_S
 from tests.embedded_broker import EmbeddedBroker
 from tests.second_look import TAG, Unstable, look_again
+from tools.launcher.reaper import Reaper
 
 LINES = 20  # that say how far a run is
 

@@ -30,14 +30,14 @@ from django.db.models import QuerySet
 from api.models import ApiKey
 from inference.broker.address import short_root
 from inference.broker.embedded import is_answering
-from inference.launcher import programs
-from inference.launcher.reaper import Reaper
-from inference.launcher.supervisor import Child, Program
 from inference.models import TERMINAL, Job, Worker
 from inference.status.workers import SERVING
 from tests import databases, echo
 from tests.conditions import PATIENCE_S, eventually
 from tests.ports import HOST, free_port
+from tools.launcher import programs
+from tools.launcher.reaper import Reaper
+from tools.launcher.supervisor import Child, Program
 
 LOG_LINES_SHOWN = 200
 ECHO = """

@@ -12,13 +12,13 @@ from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
-from inference.launcher import programs
-from inference.launcher.supervisor import Child, Program
 from tests.conditions import PATIENCE_S, eventually
 from tests.e2e.case import ShowingLog
 from tests.generating import MODELS
 from tests.ports import HOST, free_port
 from tests.stack import Stack
+from tools.launcher import programs
+from tools.launcher.supervisor import Child, Program
 
 
 class StreamStack(Stack):

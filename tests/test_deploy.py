@@ -7,7 +7,7 @@ from pathlib import Path
 from django.conf import settings
 from django.test import SimpleTestCase
 
-from inference.launcher import programs
+from tools.launcher import programs
 
 DEPLOY = Path(settings.BASE_DIR) / "deploy"
 

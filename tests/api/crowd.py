@@ -107,9 +107,9 @@ def main() -> None:
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
     django.setup()
-    from inference.launcher import programs
-    from inference.launcher.supervisor import raise_open_files_limit
     from tests.stack import Stack
+    from tools.launcher import programs
+    from tools.launcher.supervisor import raise_open_files_limit
 
     raise_open_files_limit()
 

@@ -12,13 +12,13 @@ from unittest.mock import patch
 from django.conf import settings
 from django.test import SimpleTestCase
 
-from inference.launcher import programs
 from inference.models import WorkerState
 from project import environment
 from tests.conditions import PATIENCE_S, eventually
 from tests.e2e.case import StackCase
 from tests.ports import free_port
 from tests.stack import ECHO, Answer
+from tools.launcher import programs
 
 MISSING = """
 [missing]

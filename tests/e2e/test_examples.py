@@ -20,11 +20,11 @@ from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.test import SimpleTestCase
 
-from inference.launcher import programs
-from inference.launcher.supervisor import Program
 from tests.conditions import PATIENCE_S, eventually
 from tests.e2e.case import StackCase
 from tests.ports import HOST, free_port
+from tools.launcher import programs
+from tools.launcher.supervisor import Program
 
 EXAMPLES = settings.BASE_DIR / "examples"
 FINNISH = "yksi omena päivässä pitää lääkärin loitolla"

@@ -12,13 +12,13 @@ from uuid import UUID
 from django.conf import settings
 
 from batch_inference_client import Client
-from inference.launcher.supervisor import Child
 from inference.models import Job, Status, Worker, WorkerState
 from inference.status.catalog import entries
 from tests import words
 from tests.conditions import PATIENCE_S, eventually
 from tests.e2e.case import StackCase
 from tests.echo import Fail
+from tools.launcher.supervisor import Child
 
 PARAMETERS = 'parameters = { max_new_tokens = { type = "integer", min = 1, max = 2000 } }'
 MODELS = f"""

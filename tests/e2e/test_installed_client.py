@@ -21,11 +21,11 @@ from uuid import UUID, uuid4
 
 from django.conf import settings
 
-from inference.launcher.supervisor import Program
 from tests import tiny_models
 from tests.conditions import PATIENCE_S, eventually
 from tests.e2e.case import StackCase
 from tests.ports import HOST, free_port
+from tools.launcher.supervisor import Program
 
 ROOT = Path(settings.BASE_DIR)
 CLIENT = ROOT / "batch_inference_client"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from inference.launcher import supervisor
 from tests.conditions import PATIENCE_S
 from tests.e2e.case import StackCase
+from tools.launcher import supervisor
 
 CLIENTS = 250  # PostgreSQL takes 100 connections by default
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from inference.launcher import programs
 from inference.models import Status, Worker
 from tests.conditions import eventually
 from tests.e2e.case import StackCase
 from tests.echo import Fail, misbehave
 from tests.ports import HOST, free_port
 from tests.stack import Stack, name_gpus
+from tools.launcher import programs
 
 DEVICES = ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
 WHERE = """

@@ -9,12 +9,12 @@ from typing import Any
 import openai
 from openai.types.chat import ChatCompletionChunk
 
-from inference.launcher import programs
 from tests import javascript, words
 from tests.conditions import eventually
 from tests.e2e.case import StackCase
 from tests.ports import HOST, free_port
 from tests.streaming import is_open
+from tools.launcher import programs
 
 MODELS = """
 [words]

@@ -15,12 +15,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from inference.launcher import programs
-from inference.launcher.supervisor import Child
 from tests.conditions import PATIENCE_S, eventually
 from tests.e2e.case import ShowingLog
 from tests.ports import HOST
 from tests.stack import Answer, Stack
+from tools.launcher import programs
+from tools.launcher.supervisor import Child
 
 THREADS = 150  # of each process
 PAUSE_S = 0.02  # between two requests of a client: without one, they take the cores that start the processes

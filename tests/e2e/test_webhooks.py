@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from inference.launcher import programs
 from tests.conditions import eventually
 from tests.e2e.case import StackCase
 from tests.inference.webhooks.test_delivery import SECRET, Receiver, receiving
+from tools.launcher import programs
 
 
 class TestWebhooks(StackCase):

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from inference.launcher.supervisor import Child, Program
 from inference.store.transitions import LEASE_MARGIN_S
 from tests.echo import Fail
 from tests.faults.backends import POSTGRES, SQLITE
@@ -22,6 +21,7 @@ from tests.faults.drill import STATUS
 from tests.faults.fault import Fault
 from tests.faults.service import Service
 from tests.faults.trial import Trial
+from tools.launcher.supervisor import Child, Program
 
 SOURCE = Path(__file__).with_name("clock.c")
 MINUTES_S, HOURS_S, DAYS_S = 600, 7200, 259_200

@@ -22,8 +22,6 @@ import psycopg
 from django.db.models.functions import Now
 
 from inference.broker.address import short_root
-from inference.launcher import programs
-from inference.launcher.supervisor import Child, Program
 from inference.models import Figure, Grain, PausedModel, Webhook, WebhookState
 from tests.conditions import eventually
 from tests.faults import database
@@ -38,6 +36,8 @@ from tests.faults.trial import Trial
 from tests.inference.webhooks.test_delivery import SECRET, Receiver, receiving
 from tests.ports import HOST
 from tests.stack import ECHO, name_gpus
+from tools.launcher import programs
+from tools.launcher.supervisor import Child, Program
 
 NAMED_S = 30.0
 LOOK_S = "0.3"

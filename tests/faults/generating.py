@@ -20,7 +20,6 @@ from uuid import UUID
 
 from batch_inference_client.errors import ClientError
 from batch_inference_client.http import Http
-from inference.launcher import programs
 from inference.models import Status
 from tests import words
 from tests.conditions import PATIENCE_S, eventually
@@ -31,6 +30,7 @@ from tests.faults.fault import Fault
 from tests.faults.trial import Trial
 from tests.ports import HOST, free_port
 from tests.streaming import is_open
+from tools.launcher import programs
 
 MODELS = """
 [story]

@@ -17,12 +17,12 @@ from typing import Any, ClassVar
 
 from django.contrib.auth import get_user_model
 
-from inference.launcher.supervisor import Child, Program
 from tests.faults.backends import SQLITE
 from tests.faults.fault import Fault
 from tests.faults.trial import Trial
 from tests.ports import HOST
 from tests.stack import ECHO, admin_session
+from tools.launcher.supervisor import Child, Program
 
 HALF_HOUR_S = 1800.0
 QUICK_S = 60.0  # when it is asked for by name in a quick run

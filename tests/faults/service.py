@@ -12,8 +12,6 @@ from uuid import UUID, uuid4
 
 import redis
 
-from inference.launcher import programs
-from inference.launcher.supervisor import Child
 from inference.models import TERMINAL, Worker
 from inference.status.workers import PRESENT
 from tests import databases
@@ -22,6 +20,8 @@ from tests.faults.backends import POOL_SIZE, POSTGRES, RABBITMQ, Backends, Messa
 from tests.faults.engines import CALLS
 from tests.ports import HOST
 from tests.stack import Stack
+from tools.launcher import programs
+from tools.launcher.supervisor import Child
 
 QUICK = {"WORKER_HEARTBEAT_S": "0.5", "WORKER_SILENT_S": "6"}  # a dead worker is found in seconds, not in 15
 

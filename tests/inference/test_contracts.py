@@ -62,7 +62,7 @@ class TestImports(unittest.TestCase):
 class TestLayers(unittest.TestCase):
     def test_a_layer_broken_on_purpose_is_caught(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            for package in ("project", "inference", "api", "batch_inference_client", "tests", "benchmarks"):
+            for package in ("project", "inference", "api", "tools", "batch_inference_client", "tests", "benchmarks"):
                 shutil.copytree(settings.BASE_DIR / package, Path(folder, package))
             shutil.copy(settings.BASE_DIR / "pyproject.toml", folder)
             with Path(folder, "inference/store/rows.py").open("a") as rows:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from django.conf import settings
 
-FOLDERS = ("inference", "api", "project", "batch_inference_client")
+FOLDERS = ("inference", "api", "tools", "project", "batch_inference_client")
 PAUSES = {"sleep", "wait", "next_s"}
 OPTIONS = {"retry", "max_retries", "retry_policy", "autoretry_for", "retry_on_timeout", "connection_max_retries"}
 
@@ -25,7 +25,7 @@ LISTED = {
     "inference/engines/artifacts/file_cache.py _locked": "a look every LOOK_S, for WAIT_S",
     "inference/engines/generation/batch.py Batch._grow": "each round has fewer rows",
     "inference/failures.py patiently": "growing pauses, limit_s",
-    "inference/launcher/reaper.py end": "waits for an end: grace_s, then it is killed",
+    "tools/launcher/reaper.py end": "waits for an end: grace_s, then it is killed",
     "inference/status/workers.py Remembered.__call__": "each round ends another request, whose time was spent",
     "inference/streams/live.py Live._listen_forever": "growing pauses",
     "inference/submission/bulk.py wait": "each round waits for another job; timeout_s",
@@ -38,9 +38,9 @@ LISTED = {
     "inference/management/commands/reload.py Command._wait": "looks at rows until --timeout",
     "inference/waiting/finished.py Listener._listen_forever": "growing pauses",
     "inference/waiting/finished.py Listener._poll_until": "the deadline of its caller",
-    "inference/launcher/supervisor.py Child.stop": "waits for an end: grace_s, then it is killed",
-    "inference/launcher/supervisor.py Supervisor.run": "looks after programs, whose restarts have growing pauses",
-    "inference/launcher/startup_report.py StartupReport.wait_for": "growing pauses, until the operator stops it",
+    "tools/launcher/supervisor.py Child.stop": "waits for an end: grace_s, then it is killed",
+    "tools/launcher/supervisor.py Supervisor.run": "looks after programs, whose restarts have growing pauses",
+    "tools/launcher/startup_report.py StartupReport.wait_for": "growing pauses, until the operator stops it",
     "inference/worker/child/work_ahead.py Line._settle_all": "each round has another call, and what failed is told",
     "inference/waiting/told.py Teller._tell_forever": "once a tick",
     "inference/worker/child/batch_run.py Stages.compute": "waits for what reads, within the batch's limit",

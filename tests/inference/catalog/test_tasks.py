@@ -17,7 +17,7 @@ from inference.catalog.tasks import Shape, Task
 from inference.catalog.validation import validate
 from inference.engines.base import Engine
 from inference.errors import InvalidInput
-from inference.tuning import measure, samples
+from tools.tuning import measure, samples
 
 READING = Task(
     name="lip-reading",

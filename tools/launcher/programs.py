@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from inference.launcher.supervisor import Program
+from tools.launcher.supervisor import Program
 
 
 def _python_module(*arguments: str) -> tuple[str, ...]:

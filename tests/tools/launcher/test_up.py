@@ -14,8 +14,8 @@ from django.core.management.base import CommandError
 from django.test import SimpleTestCase, override_settings
 
 from inference.broker import embedded
-from inference.launcher.startup_report import StartupReport
-from inference.management.commands import up
+from tools.launcher.startup_report import StartupReport
+from tools.management.commands import up
 
 
 class ProgramsTests(SimpleTestCase):

@@ -7,8 +7,8 @@ from inference.catalog import tasks
 from inference.catalog.lengths import CHAT_TOKENS
 from inference.catalog.specs import TF32, TORCH, ModelSpec
 from inference.engines.artifacts.memory import MIB
-from inference.tuning.measure import Arrangement, Choice, Grid, Trial
-from inference.tuning.replica import ANSWER
+from tools.tuning.measure import Arrangement, Choice, Grid, Trial
+from tools.tuning.replica import ANSWER
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
 BAR = 40  # characters of the longest bar

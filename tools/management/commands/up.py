@@ -18,11 +18,11 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
 from inference.broker import address, embedded, storage
-from inference.launcher import programs
-from inference.launcher.startup_report import StartupReport
-from inference.launcher.supervisor import Program, Supervisor, raise_open_files_limit
 from inference.telemetry import logs
 from inference.telemetry.visible import visible
+from tools.launcher import programs
+from tools.launcher.startup_report import StartupReport
+from tools.launcher.supervisor import Program, Supervisor, raise_open_files_limit
 
 COLOURS = {"up": 36, "broker": 35, "web": 34, "worker": 32}
 

@@ -10,8 +10,8 @@ from inference.catalog import reader
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.engines.inputs import media
-from inference.tuning import processor, report, samples
-from inference.tuning.measure import Arrangement, Choice, Grid, Trial, differences, lengths_for, sizes_for
+from tools.tuning import processor, report, samples
+from tools.tuning.measure import Arrangement, Choice, Grid, Trial, differences, lengths_for, sizes_for
 
 SPEC = ModelSpec(name="m", task="text-classification", max_batch_size=8, max_length=256)
 

@@ -7,10 +7,10 @@ from unittest.mock import patch
 
 from inference.catalog.specs import ModelSpec
 from inference.engines.backends import packages
-from inference.tuning import measure, replica, report
-from inference.tuning.measure import Arrangement, Choice, Grid
-from inference.tuning.replica import CannotMeasure, Replica, Setup
 from inference.worker.replicas.devices import Device
+from tools.tuning import measure, replica, report
+from tools.tuning.measure import Arrangement, Choice, Grid
+from tools.tuning.replica import CannotMeasure, Replica, Setup
 
 Length = int | tuple[int, ...]
 

@@ -16,9 +16,9 @@ from inference.engines.base import Engine
 from inference.engines.runtime import isolate
 from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.errors import InferenceError, ModelUnavailable, OutOfMemory
-from inference.tuning import samples
 from inference.worker.replicas import devices
 from inference.worker.replicas.devices import Device
+from tools.tuning import samples
 
 MIN_RUNS, MAX_RUNS = 3, 50
 MOST_COMPARED = 500  # of the user's own inputs

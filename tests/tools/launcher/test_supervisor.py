@@ -11,10 +11,10 @@ import unittest
 from dataclasses import replace
 from unittest.mock import call, patch
 
-from inference.launcher import reaper, supervisor
-from inference.launcher.reaper import Reaper
-from inference.launcher.supervisor import Child, Program, Supervisor, describe_exit
 from tests.conditions import PATIENCE_S, eventually
+from tools.launcher import reaper, supervisor
+from tools.launcher.reaper import Reaper
+from tools.launcher.supervisor import Child, Program, Supervisor, describe_exit
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -126,7 +126,7 @@ class TestSupervisor(unittest.TestCase):
     def test_nothing_is_left_when_the_supervisor_itself_is_killed(self) -> None:
         code = f"""
             import sys
-            from inference.launcher.supervisor import Program, Supervisor
+            from tools.launcher.supervisor import Program, Supervisor
             service = Supervisor(lambda name, line: None)
             service.start([Program(name="p", command=(sys.executable, "-c", {SLEEPER!r}))])
             print(service.supervised[0].child.pid, flush=True)

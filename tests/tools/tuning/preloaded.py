@@ -4,7 +4,7 @@ import gc
 
 import transformers.pipelines
 
-from inference.tuning import replica
+from tools.tuning import replica
 
 __all__ = ["replica", "transformers"]
 

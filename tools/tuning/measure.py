@@ -11,7 +11,7 @@ from inference.catalog import lengths, tasks, units
 from inference.catalog.specs import BACKENDS, PRECISIONS, TF32, TORCH, TRANSFORMERS_ENGINE, ModelSpec
 from inference.engines.backends import packages
 from inference.engines.runtime.json_values import pairs
-from inference.tuning.replica import (
+from tools.tuning.replica import (  # fmt: skip
     ANSWER,
     CannotMeasure,
     Replica,
@@ -25,7 +25,7 @@ from inference.tuning.replica import (
     step_seconds,
     steps,
     tokens_per_s,
-)  # fmt: skip
+)
 
 LENGTHS = {
     units.tokens: (8, 32, 128, 512),
