@@ -18,7 +18,8 @@ from django.utils.safestring import SafeString
 from api import auth
 from api.models import ApiKey, KeyUse
 from inference import clock
-from inference.admin import drawing, keys
+from inference.admin import keys
+from inference.admin.rendering import drawing
 from inference.telemetry.plurals import count_of
 
 MINUTE, HOUR, DAY = datetime.timedelta(minutes=1), datetime.timedelta(hours=1), datetime.timedelta(days=1)

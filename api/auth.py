@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
 
-from api.errors import ApiError
+from api.errors.problems import ApiError
 from api.models import PREFIX, ApiKey, digest
 from api.usage import usage
 from inference import clock

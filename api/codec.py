@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from django.http import HttpResponse
 
-from api.errors import ApiError
+from api.errors.problems import ApiError
 
 MAX_DEPTH = 64  # levels of lists and objects; SQLite's own functions stop at 1,000
 MAX_VALUES = 300_000  # of one body, counted before it is parsed: a quarter of a kilobyte and a few microseconds each

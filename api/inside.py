@@ -21,9 +21,10 @@ import orjson
 from django.db import InterfaceError, OperationalError, connection, transaction
 from rest_framework.exceptions import ValidationError
 
-from api import codec, errors
+from api import codec
 from api.answers import resources
 from api.auth import Principal
+from api.errors import problems
 from api.requests import bodies
 from api.requests import bulk as bulk_body
 from api.views import streaming
@@ -173,7 +174,7 @@ def _asking(*, committed: bool = False) -> Iterator[None]:
     try:
         yield
     except (CatalogError, InferenceError, ValidationError, OperationalError, InterfaceError) as error:
-        answer = errors.of_exception(error)
+        answer = problems.of_exception(error)
         problem, after = orjson.loads(answer.content), answer.headers.get("Retry-After")
         raise ClientError(
             problem["detail"], code=problem["code"], passing=problem["code"] in PASSING,

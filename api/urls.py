@@ -1,7 +1,7 @@
 from django.urls import URLPattern, path, re_path
 
-from api.errors import not_found
-from api.middleware import APP_NAME
+from api.errors.problems import not_found
+from api.server.middleware import APP_NAME
 from api.views import about, bulk, completions, embeddings, jobs, models, rerank, tei
 from api.views.base import ApiView
 

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.handlers.wsgi import WSGIHandler
 from django.db import connection
 
-from api.middleware import api_match
+from api.server.middleware import api_match
 
 
 class Handler(WSGIHandler):

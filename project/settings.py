@@ -36,9 +36,9 @@ INSTALLED_APPS = [
     "tools",
 ]
 MIDDLEWARE = [
-    *(["api.tracing.Traces"] if tracing.on else []),
-    "api.middleware.RequestIds",
-    "api.middleware.Api",
+    *(["api.server.tracing.Traces"] if tracing.on else []),
+    "api.server.middleware.RequestIds",
+    "api.server.middleware.Api",
     # For pages: the admin's with their files, and those of an app that was added.
     "django.middleware.security.SecurityMiddleware",
     "inference.admin.policy.ContentPolicy",
@@ -52,7 +52,7 @@ MIDDLEWARE = [
 ]
 if ALLOWED_ORIGINS:  # whose pages may call the API from a browser
     INSTALLED_APPS.append("corsheaders")
-    MIDDLEWARE.insert(MIDDLEWARE.index("api.middleware.Api"), "corsheaders.middleware.CorsMiddleware")
+    MIDDLEWARE.insert(MIDDLEWARE.index("api.server.middleware.Api"), "corsheaders.middleware.CorsMiddleware")
 CORS_ALLOWED_ORIGINS = ALLOWED_ORIGINS
 CORS_URLS_REGEX = r"^/(?!admin(?:/|$))"
 CORS_ALLOW_HEADERS = (
@@ -202,7 +202,7 @@ SPECTACULAR_SETTINGS = {
     "APPEND_COMPONENTS": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
     "SECURITY": [{"key": []}] if API_KEY_REQUIRED else [{}, {"key": []}],
     "ENUM_ADD_EXPLICIT_BLANK_NULL_CHOICE": False,
-    "ENUM_NAME_OVERRIDES": {"VectorFormatEnum": "api.requests.embeddings.FORMATS"},
+    "ENUM_NAME_OVERRIDES": {"VectorFormatEnum": "api.requests.dialects.embeddings.FORMATS"},
     "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "api.openapi.schema.complete"],
 }
 

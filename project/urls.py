@@ -2,7 +2,7 @@ from django.contrib import admin
 from django.urls import URLPattern, URLResolver, include, path
 from django.views.generic import RedirectView
 
-from inference.admin import charts
+from inference.admin.pages import charts
 
 admin.autodiscover()
 
@@ -12,6 +12,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/", include((charts.urls, "charts"))),
     path("admin/", admin.site.urls),
 ]
-handler400 = "api.errors.bad_request"
-handler404 = "api.errors.not_found"
-handler500 = "api.errors.server_error"
+handler400 = "api.errors.problems.bad_request"
+handler404 = "api.errors.problems.not_found"
+handler500 = "api.errors.problems.server_error"

@@ -5,7 +5,7 @@ gc.disable()  # until all is loaded
 
 import django  # noqa: E402
 
-from api.requests.whole_bodies import WholeBodies  # noqa: E402
+from api.server.whole_bodies import WholeBodies  # noqa: E402
 from inference.catalog import lookup  # noqa: E402
 from project import cores, server  # noqa: E402
 

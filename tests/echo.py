@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from inference.catalog import lengths
+from inference.catalog.sizes import lengths
 from inference.engines.base import Engine
 from inference.errors import InvalidInput, ModelUnavailable
 

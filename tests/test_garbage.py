@@ -12,7 +12,7 @@ from django.db import connection
 from django.http import HttpResponse
 from django.test import TestCase, override_settings
 
-from api.requests.whole_bodies import WholeBodies
+from api.server.whole_bodies import WholeBodies
 from inference.submission import jobs
 from project.handler import Handler
 
@@ -75,7 +75,7 @@ class GarbageTests(TestCase):
             with connection.wrap_database_errors:
                 raise sqlite3.OperationalError("away")
 
-        log = logging.getLogger("api.errors")
+        log = logging.getLogger("api.errors.problems")
         with patch.object(jobs, "submit", fail), patch.object(log, "disabled", True):  # a captured line holds its error
             self.assert_nothing_kept("/v1/jobs", JSON)
 

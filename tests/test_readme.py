@@ -9,7 +9,7 @@ from django.core.management import get_commands
 from django.test import SimpleTestCase
 from django.urls import resolve
 
-from api.errors import not_found
+from api.errors.problems import not_found
 from inference.catalog import reader
 
 ROOT = Path(settings.BASE_DIR)

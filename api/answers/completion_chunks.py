@@ -11,9 +11,10 @@ from typing import Any
 
 import orjson
 
-from api import codec, errors, openai_errors
+from api import codec
 from api.answers.completions import NO_TEXT, Kind, details_of, finish_reason, head, usage
 from api.answers.events import BEGINS_AGAIN, GOES_ON, KEEP_ALIVE
+from api.errors import openai, problems
 from inference.models import Job, Status
 from inference.streams.events import Cut, Delta, End, Event, Restart, Silence
 from inference.streams.positions import Position
@@ -36,10 +37,10 @@ class Chunks:
 
     def ended(self, end: End) -> Iterator[bytes]:
         if end.job.status != Status.SUCCEEDED:
-            yield _data(openai_errors.body(orjson.loads(errors.job_problem(end.job).content), inputs=self.kind.inputs))
+            yield _data(openai.body(orjson.loads(problems.job_problem(end.job).content), inputs=self.kind.inputs))
             return
         if end.text is None:
-            yield _data(openai_errors.told(NO_TEXT, "bad_output"))
+            yield _data(openai.told(NO_TEXT, "bad_output"))
             return
         details = details_of(end.job.output)
         yield self.told(
@@ -65,10 +66,10 @@ def written(
             case End():
                 yield from chunks.ended(event)
             case Restart():  # what was told cannot be taken back
-                yield _data(openai_errors.told(BEGINS_AGAIN, "restart"))
+                yield _data(openai.told(BEGINS_AGAIN, "restart"))
                 return
             case Cut():
-                yield _data(openai_errors.told(GOES_ON, "cut"))
+                yield _data(openai.told(GOES_ON, "cut"))
             case Silence():
                 yield KEEP_ALIVE
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from api.errors import ApiError
-from inference.catalog import lengths, tasks
+from api.errors.problems import ApiError
+from inference.catalog import tasks
 from inference.catalog.lookup import last_spec_of, models, spec_of
+from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.errors import UnknownModel
 from inference.models import Job

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from api import codec
-from api.errors import ApiError
-from api.requests.cohere import EmbedRequest
+from api.errors.problems import ApiError
+from api.requests.dialects.cohere import EmbedRequest
 from inference.models import Job
 
 NO_VECTOR = 'The model\'s answer is not {"embedding": "…", "tokens": …} for each text.'

@@ -11,7 +11,8 @@ from typing import Any
 
 from api import codec
 from api.requests import bodies
-from inference.catalog import lengths, tasks
+from inference.catalog import tasks
+from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.catalog.tasks import Shape
 from inference.errors import InvalidInput

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from api import codec
-from api.errors import ApiError
-from api.requests.rerank import RerankRequest
+from api.errors.problems import ApiError
+from api.requests.dialects.rerank import RerankRequest
 from inference.models import Job
 
 NO_SCORE = 'The model\'s answer is not {"label": "…", "score": …} for each text.'

@@ -7,7 +7,7 @@ from typing import Any
 from django.conf import settings
 
 from api import codec
-from api.errors import ApiError
+from api.errors.problems import ApiError
 from inference.catalog.specs import ModelSpec
 from inference.models import Job
 from inference.submission import lists

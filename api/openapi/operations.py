@@ -14,7 +14,7 @@ from drf_spectacular.utils import (
 )
 
 from api import codec
-from api.errors import OUTCOMES
+from api.errors.problems import OUTCOMES
 from api.openapi import shapes
 from api.openapi.schema import COMPLETING, operation
 from api.requests import bodies, listing

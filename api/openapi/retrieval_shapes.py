@@ -7,7 +7,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from api.openapi.shapes import AnyValue, Shape
-from api.requests import cohere, embeddings, rerank
+from api.requests.dialects import cohere, embeddings, rerank
 
 NUMBERS = {"type": "array", "items": {"type": "number"}}
 VECTORS = {"type": "array", "items": NUMBERS}

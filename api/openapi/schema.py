@@ -8,8 +8,9 @@ from typing import Any
 
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, OpenApiResponse, extend_schema
 
-from api import codec, openai_errors, retrieval_errors
-from api.errors import CONTENT_TYPE, TABLE
+from api import codec
+from api.errors import openai, retrieval
+from api.errors.problems import CONTENT_TYPE, TABLE
 from api.openapi.shapes import OpenAIProblemShown, ProblemShown, RetrievalProblemShown, Shape
 from inference.catalog.lookup import known_models
 
@@ -44,9 +45,9 @@ class Form:
 
 SERVICE = Form(ProblemShown, CONTENT_TYPE)
 COMPLETING = Form(ProblemShown)
-OPENAI = Form(OpenAIProblemShown, status_of=lambda code, status: openai_errors.status_of(status))
+OPENAI = Form(OpenAIProblemShown, status_of=lambda code, status: openai.status_of(status))
 COHERE = Form(RetrievalProblemShown)
-TEI = Form(RetrievalProblemShown, status_of=retrieval_errors.status_of)
+TEI = Form(RetrievalProblemShown, status_of=retrieval.status_of)
 
 
 def operation(

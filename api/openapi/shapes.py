@@ -7,7 +7,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from api import retrieval_errors
+from api.errors import retrieval
 from api.requests.bodies import PRIORITIES
 from inference.models import Status
 
@@ -265,9 +265,7 @@ class RetrievalProblemShown(Shape):
 
     message = serializers.CharField()
     error = serializers.CharField(help_text="The same.")
-    error_type = serializers.ChoiceField(
-        [retrieval_errors.OVERLOADED, retrieval_errors.VALIDATION, retrieval_errors.BACKEND]
-    )
+    error_type = serializers.ChoiceField([retrieval.OVERLOADED, retrieval.VALIDATION, retrieval.BACKEND])
     code = serializers.CharField(help_text="Stable.")
 
 

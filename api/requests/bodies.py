@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from api import codec
-from api.errors import ApiError
+from api.errors.problems import ApiError
 from api.requests.fields import (
     Anything,
     Body,

@@ -10,8 +10,9 @@ from typing import Any
 from django.conf import settings
 from rest_framework.serializers import ValidationError
 
-from api import codec, errors
-from api.errors import ApiError
+from api import codec
+from api.errors import problems
+from api.errors.problems import ApiError
 from api.requests.bodies import EXPIRES_IN_S, PRIORITIES, BulkBody, LineBody, seconds
 from inference.catalog.lookup import spec_of
 from inference.errors import InferenceError, InvalidInput
@@ -71,7 +72,7 @@ def _item(line: bytes) -> Item:
         if not _is_sound(document):
             _LINE_BODY.run_validation(document)
     except ValidationError as error:
-        return Item(error=InvalidInput(errors.in_words(error)))
+        return Item(error=InvalidInput(problems.in_words(error)))
     except InferenceError as error:
         return Item(error=error)
     return Item(inputs=document["inputs"], parameters=document.get("parameters"))

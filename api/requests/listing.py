@@ -13,7 +13,7 @@ from django.db.models.functions import Cast
 from django.utils.dateparse import parse_datetime
 
 from api.auth import Principal
-from api.errors import ApiError
+from api.errors.problems import ApiError
 from inference.catalog.specs import NAME
 from inference.fields.ids import first_id_at
 from inference.fields.uuids import parse_id

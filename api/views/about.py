@@ -7,9 +7,10 @@ import functools
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
-from api import auth, codec, errors
+from api import auth, codec
 from api.answers.advice import WHAT_TO_DO
-from api.errors import ApiError
+from api.errors import problems
+from api.errors.problems import ApiError
 from api.openapi import operations
 from api.views.base import ApiView
 from inference.catalog.lookup import known_models
@@ -51,10 +52,10 @@ class ProblemView(ApiView):
 
     @operations.about_problem
     def get(self, request: HttpRequest, code: str) -> HttpResponse:
-        if code not in errors.TABLE:
+        if code not in problems.TABLE:
             raise ApiError(f"There is no problem with the code {code[:100]!r}.", "not_found")
-        status, title = errors.TABLE[code]
-        shown = {"type": errors.TYPE_PREFIX + code, "title": title, "status": status, "code": code}
+        status, title = problems.TABLE[code]
+        shown = {"type": problems.TYPE_PREFIX + code, "title": title, "status": status, "code": code}
         return codec.answer({**shown, "what_to_do": WHAT_TO_DO[code]})
 
 

@@ -12,13 +12,14 @@ from django.http.response import HttpResponseBase
 from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.views import APIView
 
-from api import auth, codec, errors, request_id
+from api import auth, codec, request_id
 from api.auth import ANONYMOUS, Principal
-from api.errors import ApiError
-from api.middleware import route_of
+from api.errors import problems
+from api.errors.problems import ApiError
 from api.requests import bodies
 from api.requests.fields import Body
-from api.waiting import slots
+from api.server.middleware import route_of
+from api.server.waiting import slots
 from inference.errors import JobNotFound, UnknownOwner
 from inference.fields.uuids import parse_id
 from inference.models import Job
@@ -71,7 +72,7 @@ class ApiView(APIView):
         if isinstance(exc, UnknownOwner):  # deleted by another process, while the key is remembered here
             auth.keyring.forget()
             exc = auth.not_valid()
-        response = errors.handle(exc, self)
+        response = problems.handle(exc, self)
         exc.__traceback__ = None  # its frames may refer to it, and hold the body too
         return response
 

@@ -14,8 +14,9 @@ from api.answers import completion_chunks
 from api.answers import completions as shapes
 from api.answers.completions import CHAT, MODEL_TEXT, TEXT, Kind
 from api.openapi import operations
-from api.requests import bodies, completions
-from api.requests.completions import Completion
+from api.requests import bodies
+from api.requests.dialects import completions
+from api.requests.dialects.completions import Completion
 from api.views import streaming
 from api.views.base import ApiView, body_of, media_type, visible_job
 from api.views.jobs import location, output

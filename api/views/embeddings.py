@@ -10,9 +10,9 @@ from drf_spectacular.utils import extend_schema_view
 
 from api import codec
 from api.answers import embeddings as answers
-from api.errors import ApiError
+from api.errors.problems import ApiError
 from api.openapi import retrieval_operations as operations
-from api.requests import cohere, embeddings
+from api.requests.dialects import cohere, embeddings
 from api.views.completions import json_of
 from api.views.models import DialectView, run_in_words
 from inference.catalog.lookup import spec_of

@@ -11,9 +11,10 @@ from uuid import UUID
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from api import codec, errors
+from api import codec
 from api.answers import events, resources
 from api.auth import Principal
+from api.errors import problems
 from api.openapi import operations
 from api.requests import bodies, listing
 from api.views import streaming
@@ -155,10 +156,10 @@ def output(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec | None
         shown = resources.output(job, user_agent, spec, plain=view.is_plain(request))
         return codec.answer(shown, headers={"Content-Location": f"{location(job)}/output"})
     if job.is_finished:
-        return errors.job_problem(job)
+        return problems.job_problem(job)
     at_once = "" if view.kept_waiting else "Too many of your requests wait already: this one was answered at once."
     goes_on = f"The job is {job.status}. It goes on: GET {location(job)} or {location(job)}/output later."
-    return errors.problem(
+    return problems.problem(
         "not_finished",
         " ".join(filter(None, (at_once, health.why_waits(job), goes_on))),
         headers={"Location": location(job), "Retry-After": retry_after(admission.wait_s(job))},

@@ -12,11 +12,11 @@ from api import codec
 from api.answers import events, huggingface, resources, sounds
 from api.answers.completions import all_models, openai_model
 from api.answers.embeddings import similarities
-from api.errors import ApiError
+from api.errors.problems import ApiError
 from api.openapi import operations
 from api.requests import bodies
-from api.requests.dialects import DialectRequest
-from api.requests.tei import similarity_of
+from api.requests.dialects.base import DialectRequest
+from api.requests.dialects.tei import similarity_of
 from api.views import streaming
 from api.views.base import ApiView, body_of, media_type
 from api.views.jobs import location, output

@@ -9,7 +9,7 @@ from drf_spectacular.utils import extend_schema_view
 
 from api.answers.rankings import ranking
 from api.openapi import retrieval_operations as operations
-from api.requests import rerank
+from api.requests.dialects import rerank
 from api.views.base import ApiView
 from api.views.completions import json_of
 from api.views.models import DialectView, run_in_words

@@ -14,10 +14,10 @@ from django.http.response import HttpResponseBase
 
 from api.answers import completions, events
 from api.auth import require_steering
-from api.errors import ApiError
+from api.errors.problems import ApiError
 from api.requests import bodies
+from api.server.waiting import slots
 from api.views.base import ApiView
-from api.waiting import slots
 from inference.models import Job
 from inference.streams import reader, readers
 from inference.streams.events import Event

@@ -12,8 +12,8 @@ from drf_spectacular.utils import extend_schema_view
 from api import codec
 from api.answers import embeddings, tei
 from api.openapi import retrieval_operations as operations
-from api.requests.dialects import DialectRequest, default_of
-from api.requests.tei import read_embed, read_embed_all, read_predict, read_similarity
+from api.requests.dialects.base import DialectRequest, default_of
+from api.requests.dialects.tei import read_embed, read_embed_all, read_predict, read_similarity
 from api.views.base import ApiView
 from api.views.embeddings import document_of
 from api.views.models import DialectView, run_in_words

@@ -2,11 +2,11 @@
 
 from django.contrib import admin
 
-from inference.admin.acts import ActAdmin
-from inference.admin.jobs import JobAdmin
-from inference.admin.models import ModelsAdmin
-from inference.admin.webhooks import WebhookAdmin
-from inference.admin.workers import WorkerAdmin
+from inference.admin.pages.acts import ActAdmin
+from inference.admin.pages.jobs import JobAdmin
+from inference.admin.pages.models import ModelsAdmin
+from inference.admin.pages.webhooks import WebhookAdmin
+from inference.admin.pages.workers import WorkerAdmin
 
 __all__ = ["ActAdmin", "JobAdmin", "ModelsAdmin", "WebhookAdmin", "WorkerAdmin"]
 

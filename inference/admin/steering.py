@@ -12,7 +12,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from inference import errors
-from inference.admin import display
+from inference.admin.rendering import display
 from inference.models import Job, Status
 from inference.submission import jobs
 from inference.telemetry.plurals import count_of

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from inference.catalog import inputs, neutral, units
+from inference.catalog import inputs, neutral
 from inference.catalog.neutral import Neutral
 from inference.catalog.parameters import ParameterSpec
+from inference.catalog.sizes import units
 
 # Of an input with its parameters: the texts that the model runs, and how often each.
 Rows = Callable[[Any, Mapping[str, Any]], tuple[list[Any], int]]

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from inference.catalog import inputs as checks
-from inference.catalog import lengths, parameters, tasks
+from inference.catalog import parameters, tasks
 from inference.catalog.neutral import is_neutral, refusal
+from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.errors import ContextLengthExceeded, InvalidInput, context_length_exceeded
 

@@ -13,7 +13,8 @@ from django.db import IntegrityError
 from django.db.models import Count
 
 from inference import budget
-from inference.catalog import lengths, validation, words
+from inference.catalog import validation, words
+from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec, parameters_digest
 from inference.errors import BulkNotFound, InferenceError, InvalidInput, NoneAccepted
 from inference.fields import json_field

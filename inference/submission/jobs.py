@@ -15,9 +15,10 @@ from django.db import IntegrityError
 from django.db.models import QuerySet
 
 from inference import budget
-from inference.catalog import lengths, validation
-from inference.catalog.lengths import Part
+from inference.catalog import validation
 from inference.catalog.lookup import spec_of
+from inference.catalog.sizes import lengths
+from inference.catalog.sizes.lengths import Part
 from inference.errors import JobNotFound, NoWorker
 from inference.failures import is_away
 from inference.models import TERMINAL, Job

@@ -9,8 +9,9 @@ from typing import Any
 from django.conf import settings
 from django.db import transaction
 
-from inference.catalog import lengths, validation
-from inference.catalog.lengths import Part
+from inference.catalog import validation
+from inference.catalog.sizes import lengths
+from inference.catalog.sizes.lengths import Part
 from inference.catalog.specs import ModelSpec
 from inference.models import Job
 from inference.store import rows

@@ -6,7 +6,9 @@ from typing import Any
 from django import template
 
 from inference import clock
-from inference.admin import dashboard, display, navigation, workers
+from inference.admin import navigation
+from inference.admin.pages import dashboard, workers
+from inference.admin.rendering import display
 from inference.catalog.lookup import known_models
 
 register = template.Library()

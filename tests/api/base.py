@@ -14,8 +14,8 @@ from django.db import connection
 from django.test import TransactionTestCase, override_settings
 
 from inference.broker import redis_client
-from inference.catalog import lengths
 from inference.catalog.lookup import models, spec_of
+from inference.catalog.sizes import lengths
 from inference.errors import InferenceError
 from inference.models import Job, Status, Worker, WorkerState
 from inference.status import backlog, catalog, metrics

@@ -9,10 +9,10 @@ from uuid import uuid4
 
 from django.test import SimpleTestCase, override_settings
 
-from api.requests import completions
-from inference.catalog.lengths import CHAT_TOKENS
+from api.requests.dialects import completions
 from inference.catalog.lookup import spec_of
 from inference.catalog.reader import parse
+from inference.catalog.sizes.lengths import CHAT_TOKENS
 from inference.catalog.specs import ModelSpec
 from inference.catalog.validation import validate_parameters
 from inference.errors import InvalidInput, UnknownModel

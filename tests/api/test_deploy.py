@@ -15,7 +15,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.files.uploadhandler import TemporaryFileUploadHandler
 from django.test import Client, SimpleTestCase, TestCase, override_settings
 
-from api import middleware
+from api.server import middleware
 
 README = settings.BASE_DIR / "README.md"
 SHOW = """

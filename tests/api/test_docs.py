@@ -5,7 +5,7 @@ import time
 
 from django.conf import settings
 
-from api import errors
+from api.errors import problems
 from tests import echo
 from tests.api.base import ApiTestCase
 from tests.api.documented_loop import CODE, TEXT, Session, output_loop
@@ -19,7 +19,7 @@ class DocumentTests(ApiTestCase):
                 self.assertRegex(TEXT, pattern)
 
     def test_every_code_is_in_the_table(self) -> None:
-        for code in errors.TABLE.keys() - {"internal"}:
+        for code in problems.TABLE.keys() - {"internal"}:
             with self.subTest(code):
                 self.assertIn(f"`{code}`", TEXT)
 

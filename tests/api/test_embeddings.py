@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from django.test import SimpleTestCase, override_settings
 
-from api.requests import embeddings
+from api.requests.dialects import embeddings
 from inference.catalog.lookup import spec_of
 from inference.errors import InvalidInput, UnknownModel
 from inference.models import Job, Status

@@ -78,7 +78,10 @@ class ProblemTests(ApiTestCase):
             self.assert_problem(client.get("/admin/"), 503, "store_unavailable")
 
     def test_what_nobody_foresaw_is_500_and_tells_nothing(self) -> None:
-        with patch.object(jobs, "submit", side_effect=RuntimeError("secret")), self.assertLogs("api.errors", "ERROR"):
+        with (
+            patch.object(jobs, "submit", side_effect=RuntimeError("secret")),
+            self.assertLogs("api.errors.problems", "ERROR"),
+        ):
             answer = self.post(JOBS, {"model": "echo", "inputs": "x"})
         self.assertNotIn("secret", str(self.assert_problem(answer, 500, "internal")))
 

@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from api.auth import keyring
-from api.errors import ApiError
+from api.errors.problems import ApiError
 from api.models import ApiKey, digest
 from inference.broker import redis_client
 from inference.models import Job, Priority

@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 
 from api.auth import keyring
 from api.models import ApiKey
-from api.waiting import slots
+from api.server.waiting import slots
 from inference import budget
 from inference.errors import InvalidInput
 from inference.fields.ids import first_id_at

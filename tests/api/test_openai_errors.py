@@ -174,7 +174,10 @@ class ErrorTests(ApiTestCase):
         with patch.object(jobs, "run", side_effect=OperationalError("server closed")):
             away = self.post(CHAT, BODY)
         self.assert_error(away, 503, "store_unavailable", "server_error")
-        with patch.object(jobs, "run", side_effect=RuntimeError("secret")), self.assertLogs("api.errors", "ERROR"):
+        with (
+            patch.object(jobs, "run", side_effect=RuntimeError("secret")),
+            self.assertLogs("api.errors.problems", "ERROR"),
+        ):
             self.assertNotIn("secret", self.assert_error(self.post(CHAT, BODY), 500, "internal", "server_error"))
 
     def test_the_same_calls_elsewhere_answer_problems(self) -> None:

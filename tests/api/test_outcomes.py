@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from django.contrib.auth import get_user_model
 from django.test import override_settings
 
-from api import errors
 from api.auth import keyring
+from api.errors import problems
 from api.models import ApiKey
 from inference.errors import RETRYABLE_OUTCOMES, InferenceError
 from inference.models import TERMINAL, Job, Status
@@ -17,7 +17,7 @@ from tests.api.documented_loop import Session, output_loop
 from tests.conditions import PATIENCE_S, ago
 
 AGAIN = (202, 429, 503, 504)  # a client that polls goes on
-CODES = (*errors.TABLE, "an_engine_s_own")
+CODES = (*problems.TABLE, "an_engine_s_own")
 
 
 def ended(code: str) -> Job:
@@ -57,7 +57,7 @@ class FinishedTests(ApiTestCase):
                 self.assertEqual(session.calls, 1)
 
     def test_what_may_succeed_as_a_new_job_says_so_and_how(self) -> None:
-        for code in errors.OUTCOMES:
+        for code in problems.OUTCOMES:
             with self.subTest(code):
                 job = ended(code)
                 problem = self.client.get(f"/v1/jobs/{job.id}/output").json()
@@ -68,7 +68,7 @@ class FinishedTests(ApiTestCase):
         self.assertEqual(RETRYABLE_OUTCOMES, {"device_failed", "model_unavailable", "lost"})
 
     def test_each_final_state_is_among_the_outcomes(self) -> None:
-        self.assertLessEqual(set(TERMINAL) - {Status.SUCCEEDED}, errors.OUTCOMES.keys())
+        self.assertLessEqual(set(TERMINAL) - {Status.SUCCEEDED}, problems.OUTCOMES.keys())
 
 
 def failure(code: str) -> InferenceError:

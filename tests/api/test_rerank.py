@@ -12,8 +12,8 @@ from typing import Any
 from django.test import SimpleTestCase, override_settings
 
 from api.answers.rankings import ranking
-from api.errors import ApiError
-from api.requests import rerank
+from api.errors.problems import ApiError
+from api.requests.dialects import rerank
 from inference.catalog.lookup import spec_of
 from inference.errors import InvalidInput, UnknownModel
 from inference.models import Job, Priority

@@ -12,7 +12,8 @@ from django.test import RequestFactory
 from django.urls.resolvers import RoutePattern
 from drf_spectacular.validation import validate_schema
 
-from api import errors, openai_errors, retrieval_errors, urls
+from api import urls
+from api.errors import openai, problems, retrieval
 from api.openapi import schema
 from tests.api.base import ApiTestCase
 
@@ -105,9 +106,9 @@ class SchemaTests(ApiTestCase):
                     self.assertEqual("null" in kinds, field not in schemas[name]["required"])
 
     def test_every_code_is_explained_at_its_type(self) -> None:
-        for code, (status, title) in errors.TABLE.items():
+        for code, (status, title) in problems.TABLE.items():
             with self.subTest(code):
-                shown = self.client.get(errors.TYPE_PREFIX + code).json()
+                shown = self.client.get(problems.TYPE_PREFIX + code).json()
                 self.assertEqual((shown["code"], shown["status"], shown["title"]), (code, status, title))
                 self.assertNotIn(shown["what_to_do"].rstrip("."), ("", title))
         self.assert_problem(self.client.get("/v1/problems/nope"), 404, "not_found")
@@ -116,11 +117,11 @@ class SchemaTests(ApiTestCase):
 def form_of(path: str) -> tuple[str, str]:
     """Return the media type, and the component, of the problems of an address."""
     request = RequestFactory().get(path)
-    if openai_errors.speaks(request):
+    if openai.speaks(request):
         return "application/json", "OpenAIProblemShown"
-    if retrieval_errors.speaks(request):
+    if retrieval.speaks(request):
         return "application/json", "RetrievalProblemShown"
-    return "application/json" if errors.COMPLETING.match(path) else errors.CONTENT_TYPE, "ProblemShown"
+    return "application/json" if problems.COMPLETING.match(path) else problems.CONTENT_TYPE, "ProblemShown"
 
 
 def nodes(value: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -19,7 +19,7 @@ from huggingface_hub.inference._common import _stream_text_generation_response
 from api.auth import keyring
 from api.inside import Client
 from api.models import ApiKey
-from api.waiting import slots
+from api.server.waiting import slots
 from batch_inference_client import ClientError
 from inference.broker import redis_client
 from inference.errors import BrokerUnavailable

@@ -13,10 +13,10 @@ from unittest.mock import patch
 
 from django.test import SimpleTestCase, override_settings
 
-from api.errors import ApiError
-from api.requests import dialects
-from api.requests.dialects import default_of
-from api.requests.tei import read_embed, read_predict, read_similarity
+from api.errors.problems import ApiError
+from api.requests.dialects import base
+from api.requests.dialects.base import default_of
+from api.requests.dialects.tei import read_embed, read_predict, read_similarity
 from inference.catalog.lookup import spec_of
 from inference.catalog.parameters import ParameterSpec
 from inference.errors import InvalidInput, UnknownModel
@@ -108,10 +108,10 @@ class ReadTests(SimpleTestCase):
         other = dataclasses.replace(vectors, name="other")
         two = {"vectors": vectors, "other": other}
         told = r'one of vectors, other, or have one marked with default_for = \["embed"'
-        with patch.object(dialects, "models", return_value=two), self.assertRaisesRegex(ApiError, told):
+        with patch.object(base, "models", return_value=two), self.assertRaisesRegex(ApiError, told):
             default_of("embed")
         marked = dataclasses.replace(other, default_for=("embed",))
-        with patch.object(dialects, "models", return_value={"vectors": vectors, "other": marked}):
+        with patch.object(base, "models", return_value={"vectors": vectors, "other": marked}):
             self.assertIs(default_of("embed"), marked)
             with self.assertRaisesRegex(ApiError, "no model here answers this") as refused:
                 default_of("predict")

@@ -10,9 +10,9 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.db import connection
 from django.test import override_settings
 
-from api import uploads
 from api.models import ApiKey
-from api.requests.whole_bodies import WholeBodies
+from api.server import uploads
+from api.server.whole_bodies import WholeBodies
 from inference.models import Job
 from inference.store import connections
 from tests.api.base import ApiTestCase

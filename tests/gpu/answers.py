@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference.catalog import tasks, units
+from inference.catalog import tasks
+from inference.catalog.sizes import units
 from inference.engines.runtime.json_values import plain
 from tests import tiny_models
 from tests.gpu.alike import apart

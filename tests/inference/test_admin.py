@@ -15,7 +15,8 @@ from django.urls import reverse
 
 from api import request_id
 from api.models import ApiKey
-from inference.admin import display, filters, selection
+from inference.admin import filters, selection
+from inference.admin.rendering import display
 from inference.fields.ids import first_id_at
 from inference.models import Bulk, Figure, Grain, Job, Priority, Status, Webhook, WebhookState, Worker, WorkerState
 from tests.conditions import ago

@@ -7,7 +7,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from inference.catalog import lengths, tasks, units
+from inference.catalog import tasks
+from inference.catalog.sizes import lengths, units
 from inference.catalog.specs import BACKENDS, PRECISIONS, TF32, TORCH, TRANSFORMERS_ENGINE, ModelSpec
 from inference.engines.backends import packages
 from inference.engines.runtime.json_values import pairs

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from inference.catalog import tasks
-from inference.catalog.lengths import CHAT_TOKENS
+from inference.catalog.sizes.lengths import CHAT_TOKENS
 from inference.catalog.specs import TF32, TORCH, ModelSpec
 from inference.engines.artifacts.memory import MIB
 from tools.tuning.measure import Arrangement, Choice, Grid, Trial

@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from inference.catalog import lengths, tasks, units
+from inference.catalog import tasks
+from inference.catalog.sizes import lengths, units
 from inference.catalog.specs import ModelSpec
 from inference.engines.base import Engine
 from inference.engines.inputs import media

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from inference.catalog.lengths import NEW_TOKENS
+from inference.catalog.sizes.lengths import NEW_TOKENS
 from inference.engines.inputs import media, task_inputs
 from inference.engines.inputs.stops import read_stops
 from inference.engines.runtime import parity

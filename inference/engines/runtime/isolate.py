@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from inference.catalog import lengths
 from inference.catalog.parameters import check
+from inference.catalog.sizes import lengths
 from inference.engines.base import Engine
 from inference.engines.runtime.faults import describe, is_device_failure, is_in_use, is_out_of_memory
 from inference.engines.runtime.json_values import plain

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from inference import errors, failpoints
-from inference.catalog import lengths
+from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec, parameters_digest
 from inference.engines.base import Engine
 from inference.engines.runtime.isolate import RunReport

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from inference import errors
-from inference.catalog import lengths, tasks
+from inference.catalog import tasks
+from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.engines.runtime.faults import shorten
 from inference.engines.runtime.json_values import size

@@ -13,7 +13,7 @@ from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from inference.admin import export
+from inference.admin.rendering import export
 from inference.models import Job, Status
 from tests.inference.test_admin import FORMULAS, INVISIBLE, AdminCase, make_job
 

@@ -21,7 +21,7 @@ from django.db import connection
 from django.urls import reverse
 
 from api.models import ApiKey
-from inference.admin.export import FORMULA
+from inference.admin.rendering.export import FORMULA
 from inference.fields.ids import new_job_id
 from inference.models import (
     Act,

@@ -20,7 +20,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from inference.admin import data, display, media, values
+from inference.admin.rendering import data, display, media, values
 from inference.models import Bulk, Job, Status, Webhook, WebhookState
 from inference.streams import history
 from inference.streams.chunks import Chunk

@@ -18,7 +18,7 @@ from benchmarks.simulator.workloads import cpu
 from inference.batching.costs import CostModel
 from inference.batching.queue import AT_ONCE, LARGEST, MEMORY_S, BatchQueue, Item, Limits, check
 from inference.batching.room import Room
-from inference.catalog.lengths import measure
+from inference.catalog.sizes.lengths import measure
 from inference.catalog.specs import ModelSpec
 from tests.properties import QUICK
 

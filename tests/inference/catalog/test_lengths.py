@@ -1,7 +1,7 @@
 from typing import Any
 from unittest import TestCase
 
-from inference.catalog import lengths, units
+from inference.catalog.sizes import lengths, units
 from inference.catalog.specs import ModelSpec
 from inference.engines.artifacts import weights
 from tests import tiny_models

@@ -11,8 +11,9 @@ from django.test import SimpleTestCase
 
 from api.answers import huggingface
 from inference import checks
-from inference.catalog import inputs, lengths, reader, specs, tasks, units
+from inference.catalog import inputs, reader, specs, tasks
 from inference.catalog.parameters import ParameterSpec
+from inference.catalog.sizes import lengths, units
 from inference.catalog.tasks import Shape, Task
 from inference.catalog.validation import validate
 from inference.engines.base import Engine

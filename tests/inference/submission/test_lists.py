@@ -15,9 +15,9 @@ from django.utils import timezone
 
 from inference import errors
 from inference.broker import publish, redis_client
-from inference.catalog import lengths
 from inference.catalog.lookup import spec_of
 from inference.catalog.reader import parse
+from inference.catalog.sizes import lengths
 from inference.models import Job, Priority, Status, Webhook
 from inference.status import workers
 from inference.store import rows

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from inference import clock, errors
 from inference.batching.room import Room
-from inference.catalog import lengths
+from inference.catalog.sizes import lengths
 from inference.catalog.specs import ModelSpec
 from inference.engines.runtime import isolate
 from inference.engines.stepper import OPEN, Progress, Stepper

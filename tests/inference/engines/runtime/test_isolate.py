@@ -350,6 +350,6 @@ class PlainTests(TestCase):
 
 
 def lengths_of(text: str) -> int:
-    from inference.catalog.lengths import measure
+    from inference.catalog.sizes.lengths import measure
 
     return measure(SPEC, text)[1]

@@ -39,7 +39,7 @@ assert "inference.engines.pipeline.engine" in sys.modules and "transformers" in 
 # OpenBLAS ends its own before a fork, and starts them after it: here it has none.
 assert len(os.listdir("/proc/self/task")) == threading.active_count() == 1, os.listdir("/proc/self/task")
 assert all(connection.connection is None for connection in connections.all()), "a connection would be shared"
-assert "inference.admin.jobs" not in sys.modules, "the admin's pages, which only web processes show"
+assert "inference.admin.pages.jobs" not in sys.modules, "the admin's pages, which only web processes show"
 print("nothing else")
 """
 

@@ -15,7 +15,7 @@ from uuid import UUID
 from django.urls import reverse
 
 from inference import clock
-from inference.admin import display
+from inference.admin.rendering import display
 from inference.catalog.lookup import known_models
 from inference.fields.ids import first_id_at
 from inference.figures import sample, series, tallies

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.conf import settings
 
-from api.uploads import UPLOAD, Refused, Upload
+from api.server.uploads import UPLOAD, Refused, Upload
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 READ = 65_536

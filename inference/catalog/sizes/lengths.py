@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from inference.catalog import tasks
+from inference.catalog.sizes.units import SAMPLE, Unit
 from inference.catalog.specs import ModelSpec
 from inference.catalog.tasks import Task
-from inference.catalog.units import SAMPLE, Unit
 
 NEW_TOKENS = (
     256  # of a generated text, when neither the request nor the model says how many: the pipeline's own default

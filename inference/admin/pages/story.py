@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from inference.admin import display, drawing
+from inference.admin.rendering import display, drawing
 from inference.models import Job, PausedModel, Status, Webhook
 from inference.status import backlog, workers
 

@@ -11,8 +11,8 @@ from typing import Any
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from inference.admin import drawing, media
-from inference.admin.display import LONGEST_TEXT, block, pretty_json, visible
+from inference.admin.rendering import drawing, media
+from inference.admin.rendering.display import LONGEST_TEXT, block, pretty_json, visible
 
 FOLDED = 600  # characters of a text that are shown unfolded
 MOST_ITEMS = 20  # of a list

@@ -19,8 +19,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from inference.admin import batches, data, display, export, keys, media, selection, steering, story
-from inference.admin.acts import facts as act_facts
+from inference.admin import keys, selection, steering
 from inference.admin.filters import (
     AcceptedFilter,
     ErrorFilter,
@@ -31,7 +30,10 @@ from inference.admin.filters import (
     StatusFilter,
     WorkerFilter,
 )
+from inference.admin.pages import batches, story
+from inference.admin.pages.acts import facts as act_facts
 from inference.admin.readonly import ReadOnlyAdmin
+from inference.admin.rendering import data, display, export, media
 from inference.fields.ids import new_job_id
 from inference.models import Act, ActKind, Job, Status, Webhook, Worker
 from inference.telemetry.plurals import count_of

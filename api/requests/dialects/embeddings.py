@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects import DialectRequest, fields_of, model_of, refuse_others
+from api.requests.dialects.base import DialectRequest, fields_of, model_of, refuse_others
 from inference.catalog.neutral import Neutral, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects import DialectRequest, default_of, fields_of, flag, model_of, refuse_others
+from api.requests.dialects.base import DialectRequest, default_of, fields_of, flag, model_of, refuse_others
 from inference.catalog import tasks
 from inference.catalog.neutral import Neutral
 from inference.catalog.specs import ModelSpec

@@ -13,9 +13,9 @@ from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
 
 from inference import clock
-from inference.admin import display
 from inference.admin.filters import EndedFilter
 from inference.admin.readonly import ReadOnlyAdmin
+from inference.admin.rendering import display
 from inference.models import ENDED, Worker
 from inference.status import workers
 from inference.status.health import READY

@@ -11,8 +11,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import URLPattern, path
 
-from inference.admin import display
 from inference.admin.readonly import ReadOnlyAdmin
+from inference.admin.rendering import display
 from inference.models import ACTING, Act, ActState
 from inference.status import workers
 

@@ -9,11 +9,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.requests.dialects import DialectRequest, fields_of, flag, model_of, refuse_others
+from api.requests.dialects.base import DialectRequest, fields_of, flag, model_of, refuse_others
 from inference.catalog import tasks, words
-from inference.catalog.lengths import CHAT_TOKENS
-from inference.catalog.lengths import NONE as NOTHING
 from inference.catalog.neutral import OPENAI, is_neutral
+from inference.catalog.sizes.lengths import CHAT_TOKENS
+from inference.catalog.sizes.lengths import NONE as NOTHING
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.errors import ApiError
-from api.requests.dialects import DialectRequest, default_of, fields_of, flag, model_of, refuse_others
-from api.requests.embeddings import OWN, require_texts
+from api.errors.problems import ApiError
+from api.requests.dialects.base import DialectRequest, default_of, fields_of, flag, model_of, refuse_others
+from api.requests.dialects.embeddings import OWN, require_texts
 from inference.catalog.neutral import CUT, is_neutral
 from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput

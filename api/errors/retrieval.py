@@ -10,7 +10,7 @@ import re
 
 from django.http import HttpRequest, HttpResponse
 
-from api import errors
+from api.errors import problems
 
 TEI = re.compile(r"(?:/v1/models/[^/]+)?/(?:embed|embed_all|similarity|predict|info)/|/rerank/|//")
 ADDRESSES = re.compile(rf"{TEI.pattern}|/v[12]/(?:embed|rerank)/")
@@ -32,11 +32,11 @@ def status_of(code: str, status: int) -> int:
 
 def reshaped(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     """Give a problem its shape; any other answer stays as it is."""
-    if not (problem := errors.document_of(answer)):
+    if not (problem := problems.document_of(answer)):
         return answer
     status, detail = problem["status"], problem["detail"]
     kind = OVERLOADED if status in (429, 503) else BACKEND if status >= 500 else VALIDATION
-    errors.retell(answer, {"message": detail, "error": detail, "error_type": kind, "code": problem["code"]})
+    problems.retell(answer, {"message": detail, "error": detail, "error_type": kind, "code": problem["code"]})
     if TEI.fullmatch(f"{request.path_info}/"):
         answer.status_code = status_of(problem["code"], status)
     return answer

@@ -19,8 +19,8 @@ from django.shortcuts import redirect
 from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
 
-from inference.admin import display, drawing
 from inference.admin.readonly import ReadOnlyAdmin
+from inference.admin.rendering import display, drawing
 from inference.batching.costs import CostModel
 from inference.catalog import lookup, specs
 from inference.catalog.parameters import ParameterSpec

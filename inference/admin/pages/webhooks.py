@@ -10,8 +10,8 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from inference import queries
-from inference.admin import display
 from inference.admin.readonly import ReadOnlyAdmin
+from inference.admin.rendering import display
 from inference.models import Webhook, WebhookState
 
 

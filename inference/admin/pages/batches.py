@@ -11,7 +11,7 @@ from uuid import UUID
 
 from django.utils.safestring import SafeString
 
-from inference.admin import drawing
+from inference.admin.rendering import drawing
 from inference.batching.costs import CostModel
 from inference.models import Job, Status, Worker
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 
-from api import errors
+from api.errors import problems
 from inference.errors import ContextLengthExceeded
 
 ADDRESSES = re.compile(
@@ -39,10 +39,10 @@ def status_of(status: int) -> int:
 
 def reshaped(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
     """A problem in OpenAI's shape; any other answer as it is."""
-    if not (problem := errors.document_of(answer)):
+    if not (problem := problems.document_of(answer)):
         return answer
     inputs = next((INPUTS[part] for part in request.path_info.split("/") if part in INPUTS), "prompt")
-    errors.retell(answer, body(problem, inputs=inputs))
+    problems.retell(answer, body(problem, inputs=inputs))
     answer.status_code = status_of(answer.status_code)
     is_same = request.method == "GET" or "HTTP_IDEMPOTENCY_KEY" in request.META
     again = _may_be_sent_again(problem, is_same)

@@ -6,7 +6,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.urls import path
 
-from inference.admin import dashboard
+from inference.admin.pages import dashboard
 from inference.figures import series
 
 LONGEST_NAME = 100  # of a model

@@ -13,7 +13,7 @@ from django.db.models.functions import Cast, Length
 from django.urls import reverse
 from django.utils.safestring import SafeString
 
-from inference.admin import display, media, values
+from inference.admin.rendering import display, media, values
 from inference.errors import BrokerUnavailable
 from inference.models import Job
 from inference.streams import history

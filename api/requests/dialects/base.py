@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.errors import ApiError
+from api.errors.problems import ApiError
 from inference.catalog import words
 from inference.catalog.lookup import models, spec_of
 from inference.catalog.neutral import OPENAI, OPENAI_IGNORED, Neutral, is_neutral, refusal

@@ -18,8 +18,9 @@ from django.http import HttpRequest, HttpResponse
 from django.middleware.security import SecurityMiddleware
 from django.urls import Resolver404, ResolverMatch, get_resolver
 
-from api import errors, openai_errors, request_id, retrieval_errors
-from api.uploads import is_refused
+from api import request_id
+from api.errors import openai, problems, retrieval
+from api.server.uploads import is_refused
 from inference import budget
 from inference.figures import ledger
 from inference.figures.sample import SERVICE
@@ -77,9 +78,9 @@ class Api:
             if match and request.path_info.endswith("/"):
                 request.path_info = request.path = request.path_info.rstrip("/") or "/"
             answer = self._answer(request, match)
-            dialect = next((each for each in (openai_errors, retrieval_errors) if each.speaks(request)), None)
-            answer = (dialect.reshaped if dialect else errors.typed)(request, answer)
-            if match and match.func is not errors.not_found and request.path_info not in UNCOUNTED:
+            dialect = next((each for each in (openai, retrieval) if each.speaks(request)), None)
+            answer = (dialect.reshaped if dialect else problems.typed)(request, answer)
+            if match and match.func is not problems.not_found and request.path_info not in UNCOUNTED:
                 method = request.method if request.method in METHODS else "other"
                 ledger.note(SERVICE, {"requests": {f"{method} {route_of(match)} {answer.status_code}": 1}})
             return self._secured(request, answer)
@@ -93,7 +94,7 @@ class Api:
             answer = refusal(request, is_page=not match) or (_view(request, match) if match else self._page(request))
             if not is_refused(request.META):
                 return answer
-        return errors.problem("overloaded", TOO_MANY_BODIES)
+        return problems.problem("overloaded", TOO_MANY_BODIES)
 
     def _secured(self, request: HttpRequest, answer: HttpResponse) -> HttpResponse:
         for name, value in self.secured[request.scheme or "http"].items():
@@ -106,7 +107,7 @@ class Api:
         for name in ("_stream", "_body", "_post", "_files"):
             vars(request).pop(name, None)
         if settings.DEBUG and response.status_code == 404 and not request.resolver_match:
-            return errors.not_found(request)  # as with DEBUG off, in place of Django's own page
+            return problems.not_found(request)  # as with DEBUG off, in place of Django's own page
         return response
 
 
@@ -170,18 +171,18 @@ def refusal(request: HttpRequest, *, is_page: bool) -> HttpResponse | None:
     That of a page before Django looks for a token in the body, whose files it would store whatever their length.
     """
     if not request.path_info.startswith("/"):
-        return errors.problem("bad_request", "The address must be a path, such as /v1/models.")
+        return problems.problem("bad_request", "The address must be a path, such as /v1/models.")
     if is_page and any(len(request.META.get(name, "")) > LONGEST for name in SPLIT):
-        return errors.problem("bad_request", f"The address, or a header, is longer than {LONGEST} characters.")
+        return problems.problem("bad_request", f"The address, or a header, is longer than {LONGEST} characters.")
     try:
         if request.path_info not in PROBES:
             require_own_name(request)
     except DisallowedHost:
-        return errors.problem("bad_request", "The Host header is not one of this service's names (ALLOWED_HOSTS).")
+        return problems.problem("bad_request", "The Host header is not one of this service's names (ALLOWED_HOSTS).")
     if refused := refusal_of_length(request):
         return refused
     if not is_page and request.META.get("HTTP_CONTENT_ENCODING", "identity") != "identity":
-        return errors.problem("unsupported_media_type", "Send the body as it is, without Content-Encoding.")
+        return problems.problem("unsupported_media_type", "Send the body as it is, without Content-Encoding.")
     return None
 
 
@@ -189,9 +190,9 @@ def refusal_of_length(request: HttpRequest) -> HttpResponse | None:
     length = request.META.get("CONTENT_LENGTH") or "0"
     limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
     if not length.isascii() or not length.isdigit():
-        return errors.problem("bad_request", "Content-Length must be a whole number.")
+        return problems.problem("bad_request", "Content-Length must be a whole number.")
     if int(length) > limit:
-        return errors.problem("body_too_large", f"The body is larger than the {limit} bytes that are taken.")
+        return problems.problem("body_too_large", f"The body is larger than the {limit} bytes that are taken.")
     return None
 
 

@@ -1,0 +1,1 @@
+"""Requests in the words of other servers, made into submissions of ours."""

@@ -1,0 +1,1 @@
+"""What holds for every request, whatever its address: middleware, bodies, limits of threads, and traces."""

@@ -1,0 +1,1 @@
+"""The operator's pages: what each shows and does."""
