@@ -245,7 +245,9 @@ class ReplicaTests(ReplicaCase):
     def test_one_whose_process_cannot_be_forked_is_tried_again_while_the_other_goes_on(self) -> None:
         folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
         refuses = folder / "refuses"
-        shutil.copy(Path(__file__).parent.parent / "inference/worker/refused_forks.py", folder / "sitecustomize.py")
+        shutil.copy(
+            Path(__file__).parent.parent / "inference/worker/processes/refused_forks.py", folder / "sitecustomize.py"
+        )
         self.start(replicas=2, PYTHONPATH=str(folder), REFUSES_FORKS=str(refuses))
         killed, other = self.stack.replica_pids()
         refuses.touch()

@@ -108,4 +108,4 @@ class TableTests(SimpleTestCase):
         self.assertTrue(tasks.of("").example)
 
 
-OF_ONE_TASK = ("parity", "sentences/folder", "accelerate/install", "accelerate/outputs")
+OF_ONE_TASK = ("runtime/parity", "sentences/folder", "accelerate/install", "accelerate/text_batches")

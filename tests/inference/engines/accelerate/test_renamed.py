@@ -61,13 +61,13 @@ class RenamedTests(TestCase):
         return {task: "; ".join(told["warnings"]) for task, told in found.items()}
 
     def test_those_of_pipelines_leave_the_pipeline_as_a_whole(self) -> None:
-        names = private_names("pipeline/steps.py")
+        names = private_names("inputs/steps.py")
         self.assertIn("_sanitize_parameters", names)
         for task, warned in self.served(names, *CASES).items():
             self.assertIn("runs without the shortcut 'step by step'", warned, task)
 
     def test_those_of_models_and_tokenizers_leave_their_own_code(self) -> None:
-        names = private_names("accelerate/encoders.py", "accelerate/tokens.py")
+        names = private_names("accelerate/unpadded_encoder.py", "accelerate/fast_tokenizer.py")
         self.assertEqual(names, {"_attn_implementation", "_encode_plus"})
         warned = self.served(names, "text-classification", "fill-mask")
         for task in warned:

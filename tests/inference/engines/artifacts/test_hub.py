@@ -19,7 +19,7 @@ import sys
 import django
 django.setup()
 from inference.catalog.specs import ModelSpec
-from inference.engines import weights
+from inference.engines.artifacts import weights
 from inference.errors import ModelUnavailable
 spec = ModelSpec(name="m", task="text-classification", model=sys.argv[1], revision=sys.argv[2])
 try:

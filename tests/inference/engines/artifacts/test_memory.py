@@ -110,7 +110,7 @@ class KeptTests(SimpleTestCase):
         """In a process of its own: the thresholds of this one are not the default's any more."""
         faults = """
             import resource
-            from inference.engines import memory
+            from inference.engines.artifacts import memory
 
             def batches():
                 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

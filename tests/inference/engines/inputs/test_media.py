@@ -29,7 +29,7 @@ REFUSE = """
 import resource, sys
 import soundfile
 from PIL import Image
-from inference.engines import media
+from inference.engines.inputs import media
 from inference.errors import InvalidInput
 value = sys.stdin.read()
 read = media.image if sys.argv[1] == "image" else lambda value: media.audio(value, 16_000)
