@@ -16,7 +16,7 @@ from inference.errors import BrokerUnavailable
 from inference.failures import is_away
 from inference.models import Job, Status, Worker
 from inference.status import workers
-from inference.store import wishes
+from inference.store import intents
 
 READY, LOADING = "ready", "its worker is loading it."  # states of a model in a replica; any other says why not
 
@@ -112,7 +112,7 @@ def why_waits(job: Job) -> str:
     if job.status != Status.QUEUED:
         return ""
     try:
-        if job.model in wishes.paused():
+        if job.model in intents.paused_models():
             return f"{job.model!r} is paused: its jobs wait until it is resumed."
         return "" if workers.serving(job.model) else nobody_serves(job.model)[0]
     except Exception as error:

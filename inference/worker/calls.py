@@ -23,7 +23,7 @@ PAST_ITS_LIMIT = signal.SIGALRM  # what a child dies of whose engine ran past th
 IN_HAND = 3  # calls of a child that works ahead: one is claimed, one computed and one recorded
 
 
-class Raised(Exception):
+class RemoteError(Exception):
     """By a call of a child, in words: what it was the main process may not know, or not be able to make.
 
     `raised` and `trace` are for operators, as those of an `InferenceError`."""
@@ -33,20 +33,20 @@ class Raised(Exception):
         self.raised, self.trace = raised, trace
 
 
-class Asked(enum.IntEnum):
+class ChildCommand(enum.IntEnum):
     """What the main process wants of a child."""
 
-    GO_ON = 0
-    COME_BACK = 1  # after this step: others wait for their turn, or to join
-    TO_THE_END = 2  # the worker leaves, there will be no other call
+    CONTINUE = 0
+    YIELD = 1  # after this step: others wait for their turn, or to join
+    DRAIN = 2  # the worker leaves, there will be no other call
 
 
-class Shared(ctypes.Structure):
+class SharedState(ctypes.Structure):
     """Memory that both read, without a lock: the child may be killed at any time."""
 
     _fields_ = [
         ("loading", ctypes.c_int),  # the how many-th of its order the child loads, or 0: as the child says
-        ("asked", ctypes.c_int),  # an `Asked`, as the main process says
+        ("command", ctypes.c_int),  # a `ChildCommand`, which the main process writes
         ("called_back", ctypes.c_longlong * IN_HAND),  # numbers of those that begin no other engine call: likewise
         ("computing", ctypes.c_longlong),  # the number of the call whose engine runs, or ran last: as the child says
         ("reading", ctypes.c_longlong),  # the number of the call whose inputs are read beside that, or 0: likewise
@@ -55,7 +55,7 @@ class Shared(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadReport:
     """What a child has loaded."""
 
     pid: int

@@ -211,7 +211,7 @@ class BatchingStep(bootsteps.StartStopStep):
         c.dispatcher.on_expired = c.controller.housekeeping.expire_soon
         c.dispatch_soon = lambda: self._dispatch_soon(c)
         c.initial_prefetch_count = c.dispatcher.prefetch
-        c.controller.heartbeat.facts = c.dispatcher.facts
+        c.controller.heartbeat.snapshot = c.dispatcher.snapshot
         self.subscriptions = Subscriptions(c)
         if self.subscriptions.is_amqp:
             c.controller.housekeeping.chores.append(self.subscriptions.find_deleted)
@@ -240,7 +240,7 @@ class BatchingStep(bootsteps.StartStopStep):
 
     def _sweep(self, c: Any) -> None:
         self.subscriptions.raise_if_deleted()
-        c.dispatcher.replicas.heed(c.controller.heartbeat.wishes)
+        c.dispatcher.replicas.apply_intents(c.controller.heartbeat.intents)
         c.controller.served.follow(c.dispatcher.backlog.is_idle)
         c.dispatcher.lazy = c.controller.lazy.follow(c.dispatcher.backlog)
         c.pool.maintain_pool()  # the pool itself may notice a dead child only after 5 s

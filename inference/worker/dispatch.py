@@ -16,16 +16,16 @@ from uuid import UUID
 from inference.broker.address import queue_of
 from inference.catalog.specs import Catalog
 from inference.models import WorkerState
-from inference.worker.calls import IN_HAND, Asked, BatchCall, BatchReport
+from inference.worker.calls import IN_HAND, BatchCall, BatchReport, ChildCommand
 from inference.worker.child.entry import run_batch
 from inference.worker.maintenance import status_row
-from inference.worker.maintenance.heartbeat import Facts
+from inference.worker.maintenance.heartbeat import WorkerSnapshot
 from inference.worker.processes.pool import ReplicaPool
-from inference.worker.replicas.registry import Replicas
+from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling.backlog import Backlog
 from inference.worker.scheduling.inflight import Batch
-from inference.worker.scheduling.lazy_models import LazyReport
-from inference.worker.scheduling.scheduler import Turns
+from inference.worker.scheduling.lazy_models import LazyStatus
+from inference.worker.scheduling.scheduler import Scheduler
 from inference.worker.scheduling.settlement import Settlement
 from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
 
@@ -44,17 +44,17 @@ def _nobody(*_: object) -> None:
 class Dispatcher:
     """A worker's jobs and batches in flight. Lives as long as the worker, over reconnects."""
 
-    def __init__(self, replicas: Replicas, pool: Callable[[], ReplicaPool], unfetched: UnfetchedJobs) -> None:
+    def __init__(self, replicas: ReplicaRegistry, pool: Callable[[], ReplicaPool], unfetched: UnfetchedJobs) -> None:
         self._pool = pool
         self._unfetched = unfetched
         self.replicas = replicas
         self.backlog = Backlog(replicas)
         self.batches = self.backlog.batches
-        self.turns = Turns(self.backlog, pool, self._call)
+        self.scheduler = Scheduler(self.backlog, pool, self._call)
         self.settlement = Settlement(self.backlog, end=lambda pid: self.pool.end(pid))  # noqa: PLW0108 - later
         self.on_rows_left: Callable[[frozenset[UUID]], None] = _nobody
         self.on_expired: Callable[[], None] = _nobody
-        self.lazy = LazyReport()
+        self.lazy = LazyStatus()
         self.connected = False
         self.refused: Mapping[str, str] = {}  # models whose queue cannot be consumed, and why
         self.answering_s: Callable[[], float] = lambda: math.inf  # for how long the database has answered
@@ -71,7 +71,7 @@ class Dispatcher:
 
     def keeps(self, pid: int) -> bool:
         """Whether a batch is open in this child."""
-        return bool(self.turns.open_in(pid))
+        return bool(self.scheduler.open_in(pid))
 
     @property
     def prefetch(self) -> int:
@@ -101,11 +101,11 @@ class Dispatcher:
             self.on_rows_left(batches)
 
     def kick(self) -> None:
-        if self.turns.may_begin:
+        if self.scheduler.may_begin:
             self._unfetched.serve(self.backlog)
-        self.turns.give()
+        self.scheduler.assign()
         if len(self.backlog.held) >= self.prefetch and len(self.backlog):
-            self._unfetched.ask(self.backlog, calls=self._calls)
+            self._unfetched.request_look(self.backlog, calls=self._calls)
 
     def _call(self, batch: Batch) -> bool:
         call = BatchCall(
@@ -116,18 +116,18 @@ class Dispatcher:
             job_ids=tuple(held.job_id for held in batch.called),
             shares=batch.shares,
             time_limit_s=batch.spec.time_limit_s,
-            ahead_s=sum(other.spec.time_limit_s for other in self.turns.in_hand(batch.pid)),
-            is_last=self.replicas.is_last(batch.spec),
+            ahead_s=sum(other.spec.time_limit_s for other in self.scheduler.in_hand(batch.pid)),
+            is_last=self.replicas.has_failed_successor(batch.spec),
             again=batch.is_closed,
             alone=batch.is_alone,
             takes_over=tuple({over for held in batch.called for over in held.takes_over}),
             goes_on=batch.is_open,
-            waiting=tuple(other.id for other in self.turns.open_in(batch.pid) if other is not batch),
+            waiting=tuple(other.id for other in self.scheduler.open_in(batch.pid) if other is not batch),
             verdict=batch.begun[0].verdict,
             raised=batch.begun[0].raised,
             trace=batch.begun[0].trace,
         )
-        self.replicas.ask(batch.pid, Asked.GO_ON)
+        self.replicas.send_command(batch.pid, ChildCommand.CONTINUE)
         batch.device = self.replicas.device_of(batch.pid)  # which is not known any more once its process is gone
         batch.called_at = batch.accepted_at = time.monotonic()
         batch.has_begun, batch.paused_s = False, 0.0
@@ -137,7 +137,7 @@ class Dispatcher:
             accept_callback=lambda pid, at: self._accepted(batch, pid),
         )  # fmt: skip
         if batch.result is None:  # the pool is closing: unfinished messages are restored by the broker
-            self.turns.may_begin = False
+            self.scheduler.may_begin = False
         return batch.result is not None
 
     def _accepted(self, batch: Batch, pid: int) -> None:
@@ -173,7 +173,7 @@ class Dispatcher:
             batch.result = None
             if not batch.is_open:
                 self.backlog.ended(batch)
-            for other in self.turns.in_hand(batch.pid):
+            for other in self.scheduler.in_hand(batch.pid):
                 other.accepted_at = time.monotonic()  # its turn is now
         self.let_go()
         self.kick()
@@ -188,7 +188,7 @@ class Dispatcher:
                     self._lost_open(batch)
             elif not batch.has_begun and not self.pool.knows(batch.result):
                 self._abandon(batch)
-            elif self.turns.in_hand(batch.pid)[:1] == [batch]:
+            elif self.scheduler.in_hand(batch.pid)[:1] == [batch]:
                 self._end_if_stuck(batch, now)
         if self.backlog.drop_expired():
             self.on_expired()  # the rows are marked beside the event loop
@@ -198,7 +198,7 @@ class Dispatcher:
         """Count no time in which this process was stopped: its children were, too, or nobody looked at them."""
         now, before = time.monotonic(), self.looped_at
         self.looped_at = now
-        if now - before > TURN_S and self.turns.may_begin:  # as it leaves the loop does not turn
+        if now - before > TURN_S and self.scheduler.may_begin:  # as it leaves the loop does not turn
             logger.warning("this process was stopped, or kept from running, for %.1f s", now - before)
             for batch in self.batches.values():
                 batch.paused_s += now - before
@@ -217,14 +217,14 @@ class Dispatcher:
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(batch.pid, signal.SIGKILL if batch.stuck else signal.SIGUSR2)
-        for each in self.turns.in_hand(batch.pid):  # they end with it
+        for each in self.scheduler.in_hand(batch.pid):  # they end with it
             each.stuck, each.killed_at = True, min(each.killed_at, now)
 
     def _give_up(self, batch: Batch) -> None:
         """Its process does not end when it is killed: its jobs run elsewhere. What it may still record is dropped."""
         logger.error("batch=%s pid=%d does not end when it is killed, and is given up", batch.id, batch.pid)
-        self.replicas.given_up(batch.pid)
-        for lost in {*self.turns.in_hand(batch.pid), *self.turns.open_in(batch.pid)}:
+        self.replicas.mark_unkillable(batch.pid)
+        for lost in {*self.scheduler.in_hand(batch.pid), *self.scheduler.open_in(batch.pid)}:
             lost.is_open = False
             self.settlement.lost(lost)
             self.backlog.ended(lost)
@@ -254,7 +254,7 @@ class Dispatcher:
 
     def leave(self) -> None:
         """Others are to have what no child has begun now, not once the batches that run here have ended."""
-        self.turns.may_begin = False
+        self.scheduler.may_begin = False
         for batch in list(self.batches.values()):
             if not batch.is_open and not self.pool.knows(batch.result):
                 self.backlog.ended(batch)
@@ -262,11 +262,13 @@ class Dispatcher:
         logger.info("the worker leaves once %d jobs have ended that run", running)
         self.backlog.give_back_waiting()
 
-    def facts(self) -> Facts:
+    def snapshot(self) -> WorkerSnapshot:
         pool, replicas, lazy = self._pool(), self.replicas, self.lazy
-        return Facts(
+        return WorkerSnapshot(
             state=self._state(),
-            model_names=[] if replicas.wishes.rests else sorted((replicas.runnable | lazy.able) - self.refused.keys()),
+            model_names=[]
+            if replicas.intents.is_drained
+            else sorted((replicas.runnable | lazy.able) - self.refused.keys()),
             replicas=status_row.replica_rows(replicas, {**lazy.why_not, **self.refused}),
             catalog=status_row.catalog(replicas, lazy),
             error="; ".join(f"{name}: {why}" for name, why in self._why_not().items()),
@@ -287,10 +289,10 @@ class Dispatcher:
         )
 
     def _state(self) -> WorkerState:
-        if self.replicas.wishes.rests:
+        if self.replicas.intents.is_drained:
             return WorkerState.DRAINING if self.batches or self.backlog.isolation else WorkerState.DRAINED
         looked_into = self.lazy.able | self.lazy.why_not.keys()
-        if not self.replicas.have_told or not self.replicas.parked <= looked_into:
+        if not self.replicas.have_reported or not self.replicas.parked <= looked_into:
             return WorkerState.STARTING
         is_whole = self.replicas.served | self.lazy.able >= self.specs.keys() and not self._why_not()
         return WorkerState.READY if is_whole else WorkerState.DEGRADED

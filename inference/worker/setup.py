@@ -83,7 +83,7 @@ def _plan(worker: Any) -> None:
     from inference.worker.maintenance.heartbeat import Heartbeat
     from inference.worker.maintenance.housekeeping import Housekeeping
     from inference.worker.processes.pool import ReplicaPool
-    from inference.worker.replicas.registry import Replicas
+    from inference.worker.replicas.registry import ReplicaRegistry
     from inference.worker.replicas.served_models import ServedModels, parse_selection
     from inference.worker.scheduling.lazy_models import LazyModels
     from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
@@ -109,10 +109,10 @@ def _plan(worker: Any) -> None:
     devices.set_up_libraries(plan.threads, is_cpu=choice.is_cpu)
     forkserver.prepare(selection.apply(models).values())
     worker.concurrency = plan.replicas
-    worker.replicas = ReplicaPool.replicas = Replicas(plan, selection.apply(models))
+    worker.replicas = ReplicaPool.replicas = ReplicaRegistry(plan, selection.apply(models))
     worker.served = ServedModels(worker.replicas, selection)
     worker.lazy = LazyModels(worker.replicas)
-    worker.lazy.lookout.start()
+    worker.lazy.demand.start()
     worker.unfetched = UnfetchedJobs(plan.worker)
     worker.unfetched.start()
     lookup.follow()
@@ -193,6 +193,6 @@ def _say(text: str, file: Any = None) -> None:
 def leave(sender: Any, **kwargs: Any) -> None:
     if heartbeat := getattr(sender, "heartbeat", None):
         sender.housekeeping.stop()
-        sender.lazy.lookout.stop()
+        sender.lazy.demand.stop()
         sender.unfetched.stop()
         heartbeat.stop(of_an_error=sender.exitcode == platforms.EX_FAILURE and not heartbeat.leaving)

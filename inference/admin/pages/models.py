@@ -27,7 +27,7 @@ from inference.catalog.parameters import ParameterSpec
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, PausedModel, Priority, Status, Worker
 from inference.status import backlog, catalog, owners, workers
-from inference.store import wishes
+from inference.store import intents
 
 MIB = 2**20
 ACTS, OWNERS = 10, 10  # that a page shows
@@ -181,9 +181,9 @@ class ModelsAdmin(ReadOnlyAdmin):
     def steer(self, request: HttpRequest, name: str) -> HttpResponse:
         act = request.POST.get("action", "")
         if act == "pause" and (name in lookup.known_models() or catalog.runs().get(name)):
-            self.tell(request, name, "Paused.", wishes.pause(name, request.user))
+            self.tell(request, name, "Paused.", intents.pause(name, request.user))
         elif act == "resume":
-            self.tell(request, name, "Resumed.", wishes.resume(name))
+            self.tell(request, name, "Resumed.", intents.resume(name))
         return redirect("admin:inference_pausedmodel_change", name)
 
     def tell(self, request: HttpRequest, name: str, what: str, happened: bool) -> None:
@@ -192,4 +192,4 @@ class ModelsAdmin(ReadOnlyAdmin):
                 user_id=request.user.pk or 0, content_type=_kind(), object_id=name, object_repr=name[:200],
                 action_flag=CHANGE, change_message=what,
             )  # fmt: skip
-            self.message_user(request, f"{name}: {what} Workers heed it within seconds.", messages.SUCCESS)
+            self.message_user(request, f"{name}: {what} Workers follow within seconds.", messages.SUCCESS)

@@ -19,7 +19,7 @@ from inference.admin.rendering import display
 from inference.models import ENDED, Worker
 from inference.status import workers
 from inference.status.health import READY
-from inference.store import wishes
+from inference.store import intents
 
 MIB = 2**20
 
@@ -109,7 +109,7 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     def steer(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         worker = get_object_or_404(Worker, pk=pk)
-        acts = {"drain": (wishes.drain, "Drained."), "resume": (wishes.undrain, "Resumed.")}
+        acts = {"drain": (intents.drain, "Drained."), "resume": (intents.undrain, "Resumed.")}
         act, told = acts.get(request.POST.get("action", ""), (None, ""))
         if act and act(pk):
             self.log_change(request, worker, told)

@@ -12,7 +12,7 @@ from django.db import DatabaseError, InterfaceError, ProgrammingError
 from inference.status import health, workers
 from inference.status.attention import fleet, load, servers
 from inference.status.attention.item import Item, arranged
-from inference.store import wishes
+from inference.store import intents
 
 CODES = (
     "DatabaseAway", "DatabaseSlow", "DatabaseLocked", "BrokerAway", "BrokerSlow", "DiskFills", "ModelsFileRefused",
@@ -44,7 +44,7 @@ def _todo_of(error: Exception) -> str:
 
 def _of_rows() -> Iterator[Item]:
     living = list(workers.living())
-    paused = wishes.paused()
+    paused = intents.paused_models()
     unserved = {name: why for name, why in health.unserved(living).items() if name not in paused}
     yield from fleet.file(living)
     yield from fleet.unserved(unserved, living)

@@ -74,7 +74,7 @@ class EngineCall:
 
 
 @dataclass(slots=True, eq=False)
-class Stages:
+class BatchRun:
     """Of one batch of a model that answers a batch at once, or of jobs that are condemned. What a stage raises ends
     the batch."""
 

@@ -15,11 +15,20 @@ from inference.engines.runtime.faults import describe
 from inference.engines.stepper import Stepper
 from inference.telemetry import logs
 from inference.telemetry.raised import places
-from inference.worker.calls import PAST_ITS_LIMIT, Asked, BatchCall, BatchReport, Loaded, Order, Raised, Shared
-from inference.worker.child.batch_run import Stages, claimed
+from inference.worker.calls import (
+    PAST_ITS_LIMIT,
+    BatchCall,
+    BatchReport,
+    ChildCommand,
+    LoadReport,
+    Order,
+    RemoteError,
+    SharedState,
+)
+from inference.worker.child.batch_run import BatchRun, claimed
 from inference.worker.child.generation.open_batches import OpenBatches
 from inference.worker.child.loaded_models import LoadedModels
-from inference.worker.child.multi_batch_run import SeveralStages
+from inference.worker.child.multi_batch_run import MultiBatchRun
 from inference.worker.replicas.devices import Plan
 
 replica: LoadedModels
@@ -36,10 +45,12 @@ def readable() -> Iterator[None]:
     except BaseException as error:
         if type(error).__module__ == errors.__name__:
             raise
-        raise Raised(logs.said(error), describe(error), places(error)).with_traceback(error.__traceback__) from None
+        raise RemoteError(logs.said(error), describe(error), places(error)).with_traceback(
+            error.__traceback__
+        ) from None
 
 
-def start(plan: Plan, order: Order, shared: Shared) -> Loaded:
+def start(plan: Plan, order: Order, shared: SharedState) -> LoadReport:
     """Bind the device, load and warm up the models. Runs once, before the child takes calls."""
     global replica  # noqa: PLW0603 - of this process
     # The main process asks for the stack before it kills.
@@ -52,14 +63,14 @@ def start(plan: Plan, order: Order, shared: Shared) -> Loaded:
     replica = LoadedModels(
         worker=plan.worker, device=device, host_device=plan.device_of(index), sharing=plan.sharing, shared=shared
     )
-    return have(order)
+    return apply_order(order)
 
 
 @readable()
-def have(order: Order) -> Loaded:
+def apply_order(order: Order) -> LoadReport:
     """Unload what is not in the order, then load what is new in it. No batch is open: what is left of one is let go."""
     opened.close()
-    return replica.have(order)
+    return replica.apply_order(order)
 
 
 @readable()
@@ -73,7 +84,7 @@ def run_batch(call: BatchCall) -> BatchReport:
         return steps_of(call)
 
 
-def stages_of(call: BatchCall) -> Stages | SeveralStages | None:
+def stages_of(call: BatchCall) -> BatchRun | MultiBatchRun | None:
     """None of a batch whose model generates step by step."""
     spec = replica.specs.get(call.digest)
     if not call.verdict and spec is None:
@@ -82,7 +93,7 @@ def stages_of(call: BatchCall) -> Stages | SeveralStages | None:
         raise errors.NotYet(f"batch {call.batch} is not open in the process that was to go on with it.")
     if spec and not call.verdict and replica.engine(spec).stepper is not None:
         return None
-    return (SeveralStages if call.shares else Stages)(call, spec, replica)
+    return (MultiBatchRun if call.shares else BatchRun)(call, spec, replica)
 
 
 def steps_of(call: BatchCall) -> BatchReport:
@@ -107,5 +118,5 @@ def run_to_the_end() -> None:
 
     Its pool takes no more calls from the moment in which it is told to stop, also of a batch that was between two. A
     process that was sent a signal ends at once."""
-    if replica.shared.asked == Asked.TO_THE_END and not terminate_handler_fired():
+    if replica.shared.command == ChildCommand.DRAIN and not terminate_handler_fired():
         opened.run_to_the_end()

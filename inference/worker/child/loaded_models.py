@@ -13,7 +13,7 @@ from inference.engines import loading
 from inference.engines.artifacts import memory
 from inference.engines.base import Engine
 from inference.fields.json_field import storable
-from inference.worker.calls import READY, Loaded, Order, Shared
+from inference.worker.calls import READY, LoadReport, Order, SharedState
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class LoadedModels:
     engines: dict[str, Engine] = field(default_factory=dict)  # by load_digest: entries may share one
     memory: dict[str, int] = field(default_factory=dict)  # bytes that each of these takes
     load_s: dict[str, float] = field(default_factory=dict)  # seconds that each of these took to load
-    shared: Shared = field(default_factory=Shared)
+    shared: SharedState = field(default_factory=SharedState)
 
     def __post_init__(self) -> None:
         self.host_device = self.host_device or self.device
@@ -38,7 +38,7 @@ class LoadedModels:
     def engine(self, spec: ModelSpec) -> Engine:
         return self.engines[spec.load_digest]
 
-    def have(self, order: Order) -> Loaded:
+    def apply_order(self, order: Order) -> LoadReport:
         """Unload what is not in the order, then load what is new in it, beside what stays.
 
         A model that cannot be loaded leaves the others as they are; a broken device takes them all.
@@ -51,7 +51,7 @@ class LoadedModels:
             self.specs.clear()
             self.engines.clear()
             failures = {spec.digest: broken for spec in order}
-        return Loaded(
+        return LoadReport(
             pid=os.getpid(),
             models={spec.digest: _state(failures.get(spec.digest)) for spec in order},
             notes={spec.name: note for spec in self.specs.values() if (note := self.engine(spec).note)},

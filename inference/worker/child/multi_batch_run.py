@@ -11,23 +11,26 @@ from inference.catalog.specs import ModelSpec
 from inference.figures import tallies
 from inference.store.transitions import Claimed
 from inference.telemetry import logs
-from inference.worker.calls import Asked, BatchCall, BatchReport
+from inference.worker.calls import BatchCall, BatchReport, ChildCommand
 from inference.worker.child import claims
-from inference.worker.child.batch_run import Stages, claimed
+from inference.worker.child.batch_run import BatchRun, claimed
 from inference.worker.child.loaded_models import LoadedModels
 
 LONGEST_S = 0.2  # since the first call began: no other is begun, though it was expected to be over by then
 
 
 @dataclass(slots=True, eq=False)
-class SeveralStages:
-    """As `Stages`, of a batch that has `shares`. Each is a batch by itself for its engine call, and for what is told of
-    it. Between two of them the main process may have the child come back: what has not begun is left."""
+class MultiBatchRun:
+    """A run of a batch that has `shares`, each of which is an engine call of its own and is reported by itself.
+
+    The main process may call the child back between two engine calls: the claims of those that have not begun are taken
+    back.
+    """
 
     call: BatchCall
     spec: ModelSpec | None
     replica: LoadedModels
-    each: list[Stages] = field(default_factory=list)
+    each: list[BatchRun] = field(default_factory=list)
     unbegun: list[Claimed] = field(default_factory=list)
 
     def claim(self) -> None:
@@ -41,7 +44,7 @@ class SeveralStages:
         ends = list(accumulate(self.call.shares))
         for begin, end in zip([0, *ends], ends, strict=False):
             if share := list(filter(None, map(jobs.get, self.call.job_ids[begin:end]))):
-                stages = Stages(self.call, self.spec, self.replica)
+                stages = BatchRun(self.call, self.spec, self.replica)
                 stages.begin(share)
                 self.each.append(stages)
 
@@ -73,7 +76,7 @@ class SeveralStages:
             recorded = claims.record(self.call.batch, list(chain(*outcomes)), batch_size=sizes, beside=counted)
             claims.take_back(
                 self.call.batch, [job.id for job in self.unbegun],
-                keeps_messages=self.replica.shared.asked != Asked.TO_THE_END,  # else they are given back
+                keeps_messages=self.replica.shared.command != ChildCommand.DRAIN,  # else they are given back
             )  # fmt: skip
         each = tuple(stages.report(()) for stages in self.each)
         return BatchReport(

@@ -21,8 +21,8 @@ from billiard.pool import ACK, READY
 
 from inference import errors
 from inference.worker.child import entry
-from inference.worker.child.batch_run import Stages
-from inference.worker.child.multi_batch_run import SeveralStages
+from inference.worker.child.batch_run import BatchRun
+from inference.worker.child.multi_batch_run import MultiBatchRun
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +36,12 @@ class Taken:
     id: tuple[int, Any]  # the pool's
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    stages: Stages | SeveralStages | None = None
+    stages: BatchRun | MultiBatchRun | None = None
     result: Any = None
     failure: ExceptionInfo | None = None
 
 
-class Line:
+class WorkAhead:
     """`receive` waits for a call and raises `SystemExit` when there will be none; `send` answers through the pipe that
     is read for the worker `inbox` belongs to."""
 

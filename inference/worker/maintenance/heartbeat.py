@@ -16,10 +16,10 @@ from inference.failures import Pauses
 from inference.figures import marks
 from inference.models import Worker, WorkerState
 from inference.status import workers
-from inference.store import wishes
+from inference.store import intents
 from inference.worker.chores import run_chore
 from inference.worker.replicas.devices import Plan
-from inference.worker.replicas.wishes import Wishes
+from inference.worker.replicas.intents import OperatorIntents
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ LATE_S = settings.WORKER_SILENT_S / 2  # a heartbeat that comes so much later th
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class WorkerSnapshot:
     """What the main process knows of itself, for its row."""
 
     state: WorkerState
@@ -55,11 +55,11 @@ class Heartbeat(threading.Thread):
         super().__init__(name="heartbeat", daemon=True)
         self.plan = plan
         self.node = name
-        self.facts: Callable[[], Facts] | None = None
+        self.snapshot: Callable[[], WorkerSnapshot] | None = None
         self._stopping = threading.Event()
         self._changed = threading.Event()
         self.leaving = False
-        self.wishes = Wishes()  # replaced as a whole
+        self.intents = OperatorIntents()  # replaced as a whole
         self.beaten_at = self.answering_since = time.monotonic()
         self._rate = _Rate()
 
@@ -74,7 +74,7 @@ class Heartbeat(threading.Thread):
                 "%s computes on %s too, and neither leaves memory for the other: give them --devices of their own,"
                 " or one worker more replicas (-c)", name, ", ".join(devices),
             )  # fmt: skip
-        self._read_wishes()
+        self._read_intents()
 
     def run(self) -> None:
         pauses = Pauses(first_s=0.2, longest_s=settings.WORKER_HEARTBEAT_S)
@@ -126,17 +126,17 @@ class Heartbeat(threading.Thread):
             logger.warning("worker=%s has no row any more, as after a restore: it registers again", self.plan.worker)
             self.register()
             self.changed()
-        self._read_wishes()
+        self._read_intents()
         clock.measure(connection)
 
-    def _read_wishes(self) -> None:
-        self.wishes = Wishes(rests=wishes.rests(self.plan.worker), paused=wishes.paused())
+    def _read_intents(self) -> None:
+        self.intents = OperatorIntents(is_drained=intents.is_drained(self.plan.worker), paused=intents.paused_models())
 
     def _columns(self) -> dict[str, object]:
-        if self.facts is None:
+        if self.snapshot is None:
             return {}
-        facts = self.facts()
-        columns = dataclasses.asdict(facts) | {"jobs_per_s": self._rate.of(facts.finished)}
+        snapshot = self.snapshot()
+        columns = dataclasses.asdict(snapshot) | {"jobs_per_s": self._rate.of(snapshot.finished)}
         del columns["looped_at"]
         return columns | ({"state": WorkerState.STOPPING, "model_names": []} if self.leaving else {})
 

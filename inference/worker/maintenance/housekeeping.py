@@ -21,7 +21,7 @@ from inference.upkeep.observer import Observer
 from inference.worker.chores import run_chore
 from inference.worker.maintenance.heartbeat import Heartbeat
 from inference.worker.maintenance.watchdog import Watchdog
-from inference.worker.replicas.registry import Replicas
+from inference.worker.replicas.registry import ReplicaRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ FIGURES = (sample.sample, ledger.flush, fold.fold)
 class Housekeeping(threading.Thread):
     """Finds what others left undone, removes what is old, and ends this worker when it has stopped working."""
 
-    def __init__(self, heartbeat: Heartbeat, replicas: Replicas) -> None:
+    def __init__(self, heartbeat: Heartbeat, replicas: ReplicaRegistry) -> None:
         super().__init__(name="housekeeping", daemon=True)
         self.heartbeat = heartbeat
         self.replicas = replicas
@@ -103,15 +103,15 @@ class Housekeeping(threading.Thread):
 
     def watch(self) -> None:
         """Leave at once when the main process no longer works: its supervisor starts another."""
-        if self.heartbeat.facts is None:
+        if self.heartbeat.snapshot is None:
             return
-        facts = self.heartbeat.facts()
+        snapshot = self.heartbeat.snapshot()
         publish.ping()  # the event loop waits for a broker that is away, or has no room: that one still counts queues
-        consumed = [queue_of(name) for name in self.replicas.serving.intersection(facts.model_names)]
+        consumed = [queue_of(name) for name in self.replicas.serving.intersection(snapshot.model_names)]
         waiting = sum(publish.queue_lengths(consumed).values())
         reason = self.watchdog.reason(
-            now=time.monotonic(), looped_at=facts.looped_at, waiting=waiting, held=facts.held,
-            busy=facts.replicas_busy, ready=facts.replicas_ready,
+            now=time.monotonic(), looped_at=snapshot.looped_at, waiting=waiting, held=snapshot.held,
+            busy=snapshot.replicas_busy, ready=snapshot.replicas_ready,
         )  # fmt: skip
         if reason:
             logger.critical("worker=%s exits to be started again: %s", self.heartbeat.node, reason)

@@ -7,14 +7,14 @@ from inference.catalog import lookup
 from inference.catalog.specs import ModelSpec
 from inference.status.health import LOADING
 from inference.worker.calls import READY
-from inference.worker.replicas.registry import Replicas
-from inference.worker.replicas.replica import Replica
-from inference.worker.scheduling.lazy_models import LazyReport
+from inference.worker.replicas.registry import ReplicaRegistry
+from inference.worker.replicas.replica import ReplicaState
+from inference.worker.scheduling.lazy_models import LazyStatus
 
 OLD_GOES_ON = "its new entry is not taken over, the one before goes on: "
 
 
-def replica_rows(replicas: Replicas, refused: Mapping[str, str]) -> dict[str, dict[str, object]]:
+def replica_rows(replicas: ReplicaRegistry, refused: Mapping[str, str]) -> dict[str, dict[str, object]]:
     """By index. `refused`: why the broker keeps these models from them."""
     specs = [spec for spec in replicas.specs.values() if spec.name not in replicas.parked]
     return {
@@ -32,13 +32,13 @@ def replica_rows(replicas: Replicas, refused: Mapping[str, str]) -> dict[str, di
     }
 
 
-def _state(replica: Replica, spec: ModelSpec) -> str:
+def _state(replica: ReplicaState, spec: ModelSpec) -> str:
     """Return what the replica has of the model now, whatever its process before had."""
     state = replica.models.get(spec.digest, LOADING)
     return LOADING if state == READY and spec.digest not in replica.ready else state
 
 
-def why_not(replicas: Replicas) -> dict[str, str]:
+def why_not(replicas: ReplicaRegistry) -> dict[str, str]:
     """By model: why a replica could not load it."""
     return {
         spec.name: why if _is_current(replicas, spec) else OLD_GOES_ON + why
@@ -47,7 +47,7 @@ def why_not(replicas: Replicas) -> dict[str, str]:
     }
 
 
-def catalog(replicas: Replicas, lazy: LazyReport) -> dict[str, Any]:
+def catalog(replicas: ReplicaRegistry, lazy: LazyStatus) -> dict[str, Any]:
     """The models file as this process has it, and what is run of it or still run: of one model two entries while the
     next one is loaded."""
     digest = replicas.file_digest  # before the entries: they are never older
@@ -56,7 +56,7 @@ def catalog(replicas: Replicas, lazy: LazyReport) -> dict[str, Any]:
     return {"digest": digest, "problem": lookup.problem(), "models": models}
 
 
-def _entry(replicas: Replicas, spec: ModelSpec, lazy: LazyReport) -> dict[str, Any]:
+def _entry(replicas: ReplicaRegistry, spec: ModelSpec, lazy: LazyStatus) -> dict[str, Any]:
     why = replicas.why_not(spec) or lazy.why_not.get(spec.name, "")
     runs = spec.name in replicas.runnable and _is_current(replicas, spec)
     if spec.name in replicas.parked:
@@ -74,12 +74,12 @@ def _entry(replicas: Replicas, spec: ModelSpec, lazy: LazyReport) -> dict[str, A
     }  # fmt: skip
 
 
-def _memory(replicas: Replicas, spec: ModelSpec) -> int | None:
+def _memory(replicas: ReplicaRegistry, spec: ModelSpec) -> int | None:
     """Bytes, measured."""
     return max((replica.memory.get(spec.digest, 0) for replica in replicas.replicas), default=0) or None
 
 
-def _is_current(replicas: Replicas, spec: ModelSpec) -> bool:
+def _is_current(replicas: ReplicaRegistry, spec: ModelSpec) -> bool:
     """Whether jobs run by this entry, and not by the one before it."""
     current = replicas.specs.get(spec.name)
     return current is not None and current.digest == spec.digest

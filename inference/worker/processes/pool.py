@@ -16,10 +16,10 @@ from billiard.pool import EX_RECYCLE, RUN
 from celery.concurrency import asynpool, prefork
 from celery.utils.log import current_process_index
 
-from inference.worker.calls import Loaded, Order, Shared
+from inference.worker.calls import LoadReport, Order, SharedState
 from inference.worker.processes.forkserver import ForkedProcess
 from inference.worker.replicas.devices import Plan
-from inference.worker.replicas.registry import Replicas
+from inference.worker.replicas.registry import ReplicaRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ def _keeps_nothing(pid: int) -> bool:
 class ReplicaWorker(asynpool.Worker):
     """What a child runs. It brings along what it is to load: what lies on the disk may be another thing already."""
 
-    beginning: tuple[Plan, Order, Shared] | None = None  # as `child.start` takes it
-    loaded: Loaded | None = None
+    beginning: tuple[Plan, Order, SharedState] | None = None  # as `child.start` takes it
+    loaded: LoadReport | None = None
 
     def __reduce__(self) -> Any:
         # Answers name their child by what the pipe to it is called here, which it has by another number.
@@ -54,10 +54,10 @@ class ReplicaWorker(asynpool.Worker):
         if not self.beginning:
             return super().workloop(*arguments, **options)
         from inference.worker.child import entry
-        from inference.worker.child.work_ahead import Line
+        from inference.worker.child.work_ahead import WorkAhead
 
         if self.beginning[0].works_ahead(current_process_index(base=0) or 0):
-            return Line(self.wait_for_job, self.outq.put, self.inqW_fd).run()
+            return WorkAhead(self.wait_for_job, self.outq.put, self.inqW_fd).run()
         try:
             return super().workloop(*arguments, **options)
         except SystemExit:  # no call will follow
@@ -76,7 +76,7 @@ class ReplicaPool(asynpool.AsynPool):
     """
 
     Worker = ReplicaWorker
-    replicas: Replicas | None = None  # none in a worker that serves no models
+    replicas: ReplicaRegistry | None = None  # none in a worker that serves no models
     _beginning: Any = None  # of the child that is made
     _ordered: Any = None  # the call that has a child load or unload something
     _begins_by = 0.0  # monotonic: it has to have begun
@@ -100,7 +100,7 @@ class ReplicaPool(asynpool.AsynPool):
         if not self.replicas:
             return super()._create_worker_process(index)
         try:
-            shared = self._ctx.RawValue(Shared)
+            shared = self._ctx.RawValue(SharedState)
             order = self.replicas.first_order(index)
             self._beginning = self.replicas.plan, order, shared
             process = super()._create_worker_process(index)
@@ -120,12 +120,12 @@ class ReplicaPool(asynpool.AsynPool):
             else:
                 os.kill(process.pid, signal.SIGKILL)
 
-    def on_process_alive(self, pid: int, loaded: Loaded | None = None) -> None:
+    def on_process_alive(self, pid: int, loaded: LoadReport | None = None) -> None:
         super().on_process_alive(pid)
         if loaded:
             self._note(loaded)
 
-    def _note(self, loaded: Loaded) -> None:
+    def _note(self, loaded: LoadReport) -> None:
         if self.replicas:
             self.replicas.loaded(loaded)
         self._changed()
@@ -236,7 +236,7 @@ class ReplicaPool(asynpool.AsynPool):
 
         self._begins_by = time.monotonic() + self._proc_alive_timeout
         self._ordered = self.send(
-            pid, entry.have, (order,),
+            pid, entry.apply_order, (order,),
             callback=lambda loaded: self._done(loaded, time.monotonic() - since),
             error_callback=lambda info: self._not_done(pid, time.monotonic() - since),
             timeout=self._proc_alive_timeout,
@@ -245,10 +245,10 @@ class ReplicaPool(asynpool.AsynPool):
     def _is_idle(self, process: Any) -> bool:
         return self._fileno_to_inq.get(process.inqW_fd) is process and process.inqW_fd not in self._busy_workers
 
-    def _done(self, loaded: Loaded | None, took_s: float) -> None:
+    def _done(self, loaded: LoadReport | None, took_s: float) -> None:
         self._ordered = None
         if self.replicas:
-            self.replicas.tried(took_s)
+            self.replicas.pause_tries(took_s)
         if loaded:
             self._note(loaded)
 

@@ -37,7 +37,7 @@ class _Record:
     pauses: Pauses = field(default_factory=lambda: Pauses(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S))
 
 
-class Trust:
+class DeviceHealth:
     """In each of these devices by itself; where no other computes what it does, there is no choice.
 
     `computes` says whether the first device has what is run on the second."""

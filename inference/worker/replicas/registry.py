@@ -12,11 +12,20 @@ from collections.abc import Collection, Mapping, Set
 from django.conf import settings
 
 from inference.catalog.specs import Catalog, ModelSpec
-from inference.worker.calls import ENDED_BY_IT, NEVER_ENDS, READY, TOO_LONG, Asked, Loaded, Order, Shared
-from inference.worker.replicas.device_health import Trust
+from inference.worker.calls import (
+    ENDED_BY_IT,
+    NEVER_ENDS,
+    READY,
+    TOO_LONG,
+    ChildCommand,
+    LoadReport,
+    Order,
+    SharedState,
+)
+from inference.worker.replicas.device_health import DeviceHealth
 from inference.worker.replicas.devices import Plan
-from inference.worker.replicas.replica import Replica, new_pauses
-from inference.worker.replicas.wishes import Wishes
+from inference.worker.replicas.intents import OperatorIntents
+from inference.worker.replicas.replica import ReplicaState, new_pauses
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +33,7 @@ TIMES_AS_LONG = 10  # a child works between two tries to load what it lacks
 SLOW_S = 5.0  # of loading a model, from which on it is left to half of the replicas where none runs the others
 
 
-class Replicas:
+class ReplicaRegistry:
     """Each child is given calls of the models that it has, and the worker runs what any of them has.
 
     What the catalog says anew is loaded beside what runs, by one child after the other. Once all that ran the entry
@@ -40,12 +49,12 @@ class Replicas:
         self.specs: Catalog = dict(catalog)  # by which jobs run; replaced as a whole
         # By digest: what each child is to have loaded. What runs comes first.
         self.goal: dict[str, ModelSpec] = {spec.digest: spec for spec in catalog.values()}
-        self.replicas: list[Replica] = []
+        self.replicas: list[ReplicaState] = []
         self._grow(plan.replicas)
         self._runs: frozenset[str] = frozenset()  # digests: what some child can run now
         self._load_s: dict[str, float] = {}  # by digest: seconds that its last load took
         self.runnable: frozenset[str] = frozenset()  # the models of these
-        self.wishes = Wishes()  # of operators
+        self.intents = OperatorIntents()  # of operators
         self.tries = new_pauses()
         self.try_at = 0.0  # monotonic: when a child may try again to load what it lacks
         self.is_closed = False  # The worker leaves, and no child is given another call.
@@ -53,12 +62,12 @@ class Replicas:
         self._is_settled = False  # every child that is up has what it is to have
         self._said: set[tuple[str, str]] = set()
         self.failures: Counter[str] = Counter()  # by digest: tries to load it that failed
-        self.trust = Trust(plan.devices, self._computes)
+        self.trust = DeviceHealth(plan.devices, self._computes)
 
     def _grow(self, count: int) -> None:
         """`celery control pool_grow` makes more than were planned."""
         for index in range(len(self.replicas), count):
-            self.replicas.append(Replica(self.plan.device_of(index)))
+            self.replicas.append(ReplicaState(self.plan.device_of(index)))
 
     # What is to be run
 
@@ -92,36 +101,36 @@ class Replicas:
         self.try_at = time.monotonic()
         self._choose()
 
-    def heed(self, wishes: Wishes) -> None:
+    def apply_intents(self, intents: OperatorIntents) -> None:
         """Of what is held back nothing is begun from now on; it stays in memory, and is served as soon as it may."""
-        if wishes != self.wishes:
-            self.wishes = wishes
+        if intents != self.intents:
+            self.intents = intents
             self.version += 1
 
     @property
     def held_back(self) -> frozenset[str]:
         names = frozenset(self.specs.keys() | self.catalog.keys())
-        return names if self.wishes.rests else names & self.wishes.paused
+        return names if self.intents.is_drained else names & self.intents.paused
 
     @property
     def serving(self) -> frozenset[str]:
         """The models of which jobs are begun now."""
-        return self.runnable - self.held_back if self.wishes.rests or self.wishes.paused else self.runnable
+        return self.runnable - self.held_back if self.intents.is_drained or self.intents.paused else self.runnable
 
     # What happens to the children
 
-    def started(self, index: int, pid: int, order: Order = (), shared: Shared | None = None) -> None:
+    def started(self, index: int, pid: int, order: Order = (), shared: SharedState | None = None) -> None:
         self._grow(index + 1)
         replica = self.replicas[index]
         replica.pid, replica.is_up, replica.ready = pid, False, frozenset()
         replica.ordered, replica.ordered_at = tuple(spec.digest for spec in order), time.monotonic()
-        replica.shared = shared or Shared()
+        replica.shared = shared or SharedState()
 
     def not_started(self, index: int, error: BaseException) -> None:
         """No process could be had for it, by no fault of a model."""
         self._grow(index + 1)
         replica = self.replicas[index]
-        replica.had, replica.told = frozenset(), True
+        replica.had, replica.has_reported = frozenset(), True
         replica.models = dict.fromkeys(
             (spec.digest for spec in self.specs.values()), f"its process could not be started: {error}"
         )
@@ -133,7 +142,7 @@ class Replicas:
         )
         self._choose()
 
-    def loaded(self, loaded: Loaded) -> None:
+    def loaded(self, loaded: LoadReport) -> None:
         """A child says what it has, after its start or after an order."""
         for replica in self.replicas:
             if replica.pid == loaded.pid:
@@ -145,7 +154,7 @@ class Replicas:
                     **loaded.models,
                 }
                 replica.ready = frozenset(key for key, state in replica.models.items() if state == READY)
-                replica.is_up, replica.told, replica.had, replica.is_loading = True, True, frozenset(), False
+                replica.is_up, replica.has_reported, replica.had, replica.is_loading = True, True, frozenset(), False
                 replica.notes, replica.memory, replica.total = loaded.notes, loaded.memory, loaded.total
                 replica.steps = loaded.steps
                 self._load_s.update(loaded.load_s)
@@ -155,9 +164,9 @@ class Replicas:
                 else:
                     replica.pause()
                     if is_first:
-                        self.tried()
+                        self.pause_tries()
                 self.failures.update(key for key, state in loaded.models.items() if state != READY)
-                self._tell(replica, loaded.tracebacks)
+                self._log_failures(replica, loaded.tracebacks)
                 if not is_first and replica.ready - had:  # so may the others, one by one
                     self.tries.reset()
                     self.try_at = time.monotonic()
@@ -180,15 +189,15 @@ class Replicas:
                 replica.has_ended()
             replica.had = replica.ready & self._runs
         else:
-            replica.had, replica.told = had, True
+            replica.had, replica.has_reported = had, True
             replica.models = self._ended_loading(replica)
             self.failures.update(replica.models.keys())
-            self._tell(replica, {})
+            self._log_failures(replica, {})
             replica.pause()
         replica.pid, replica.is_up, replica.ready, replica.is_loading = None, False, frozenset(), False
         self._choose()
 
-    def given_up(self, pid: int) -> None:
+    def mark_unkillable(self, pid: int) -> None:
         """Its process cannot be ended, so that no other one comes in its place."""
         for index, replica in enumerate(self.replicas):
             if replica.pid == pid:
@@ -197,7 +206,7 @@ class Replicas:
                 replica.models = dict.fromkeys(self.goal, NEVER_ENDS)
                 self._choose()
 
-    def _blame(self, replica: Replica, key: str) -> None:
+    def _blame(self, replica: ReplicaState, key: str) -> None:
         """Something is always left to be loaded."""
         self.failures[key] += 1
         killers = (replica.killers | {key}) & self.goal.keys()
@@ -205,7 +214,7 @@ class Replicas:
             killers = frozenset({key} if len(killers) > 1 else ())
         replica.killers = killers
 
-    def _ended_loading(self, replica: Replica) -> dict[str, str]:
+    def _ended_loading(self, replica: ReplicaState) -> dict[str, str]:
         """What is known of its models: which it was, or nothing."""
         if replica.killers:
             return dict.fromkeys(replica.killers, replica.why_ended)
@@ -251,7 +260,7 @@ class Replicas:
         is_run = any(spec.digest in replica.ready for replica in able)
         return is_run and all(spec.digest in entries for entries in known)
 
-    def _tell(self, replica: Replica, tracebacks: Mapping[str, str]) -> None:
+    def _log_failures(self, replica: ReplicaState, tracebacks: Mapping[str, str]) -> None:
         """One sentence for each reason, not for each child and try."""
         for key, spec in self.goal.items():
             why = replica.models.get(key, READY)
@@ -274,7 +283,7 @@ class Replicas:
         """Return the models whose jobs run by one of these entries."""
         return frozenset(spec.name for spec in self.specs.values() if spec.digest in digests)
 
-    def is_last(self, spec: ModelSpec) -> bool:
+    def has_failed_successor(self, spec: ModelSpec) -> bool:
         """Whether there is a newer entry, which some replica could not load."""
         newer = self.catalog.get(spec.name, spec)
         return newer.digest != spec.digest and self.why_not(newer) != ""
@@ -305,7 +314,7 @@ class Replicas:
         )
         return self._names_of(self._runs.intersection(itertools.chain.from_iterable(able)))
 
-    def _is_withdrawn(self, replica: Replica) -> bool:
+    def _is_withdrawn(self, replica: ReplicaState) -> bool:
         return self.trust.withdrawn_s(replica.device) > 0.0
 
     def _computes(self, device: str, instead_of: str) -> bool:
@@ -323,7 +332,7 @@ class Replicas:
         """Whether this child can be given more calls than the one it runs."""
         return self.may_run(pid) and any(r.pid == pid and self.plan.works_ahead(i) for i, r in enumerate(self.replicas))
 
-    def shared_with(self, pid: int) -> Shared | None:
+    def shared_with(self, pid: int) -> SharedState | None:
         return next((replica.shared for replica in self.replicas if replica.pid == pid), None)
 
     def steps(self, model: str) -> bool:
@@ -331,17 +340,17 @@ class Replicas:
         spec = self.specs.get(model)
         return spec is not None and any(spec.digest in replica.steps for replica in self.replicas)
 
-    def ask(self, pid: int, asked: Asked) -> None:
+    def send_command(self, pid: int, command: ChildCommand) -> None:
         """Tell a child that takes steps what is wanted of it. Once the worker leaves nothing else is."""
         shared = self.shared_with(pid)
         if shared and not self.is_closed:
-            shared.asked = asked
+            shared.command = command
 
     def close(self) -> None:
         """Have all children run what is open in them to its end, as no call follows."""
         self.is_closed = True
         for replica in self.replicas:
-            replica.shared.asked = Asked.TO_THE_END
+            replica.shared.command = ChildCommand.DRAIN
 
     def call_back(self, pid: int, number: int) -> None:
         """One call of this child, and none of the others that it has in hand."""
@@ -389,13 +398,13 @@ class Replicas:
             return None
         replica, keys = following
         if not keys <= replica.ready:
-            self.tried()
+            self.pause_tries()
         order = tuple(spec for key, spec in self.goal.items() if key in keys)
         replica.ordered, replica.ordered_at = tuple(spec.digest for spec in order), time.monotonic()
         replica.is_loading = True
         return replica.pid or 0, order
 
-    def _following(self, pids: Collection[int]) -> tuple[Replica, Set[str]] | None:
+    def _following(self, pids: Collection[int]) -> tuple[ReplicaState, Set[str]] | None:
         if self._is_settled:
             return None
         up = [replica for replica in self.replicas if replica.is_up and replica.pid in pids]
@@ -414,7 +423,7 @@ class Replicas:
             return replica, replica.ready | self._to_try(replica)
         return None
 
-    def _to_try(self, replica: Replica) -> frozenset[str]:
+    def _to_try(self, replica: ReplicaState) -> frozenset[str]:
         """Return what this child is to try again: what ended a process after all others, and each such model alone."""
         lacking = self.goal.keys() - replica.ready
         killers, others = lacking & replica.killers, lacking - replica.killers
@@ -422,14 +431,14 @@ class Replicas:
             return frozenset({min(killers, key=lambda key: (self.failures[key], key))})
         return frozenset(others)
 
-    def _untried(self, replica: Replica) -> frozenset[str]:
+    def _untried(self, replica: ReplicaState) -> frozenset[str]:
         """What it was never told to load. What another could not is tried in turn, with pauses."""
         tried = replica.models.keys() | {
             key for other in self.replicas for key, why in other.models.items() if why != READY
         }
         return frozenset(self.goal.keys() - tried)
 
-    def _can_be_spared(self, replica: Replica) -> bool:
+    def _can_be_spared(self, replica: ReplicaState) -> bool:
         """Return whether others run meanwhile what it runs, or none of them will soon: a single one pauses."""
         others = [other for other in self.replicas if other is not replica and other.pid is not None]
         able = [other.ready for other in others if not self._is_withdrawn(other)]
@@ -445,11 +454,11 @@ class Replicas:
             and self.goal and not self._untried(replica)
         ]  # fmt: skip
 
-    def tried(self, took_s: float = 0.0) -> None:
+    def pause_tries(self, took_s: float = 0.0) -> None:
         """Note a try: the child could run nothing meanwhile, so one that takes long is seldom made."""
         self.try_at = time.monotonic() + max(self.tries.next_s(), took_s * TIMES_AS_LONG)
 
     @property
-    def have_told(self) -> bool:
+    def have_reported(self) -> bool:
         """Whether each has loaded what it can, or died of it, once."""
-        return all(replica.told for replica in self.replicas)
+        return all(replica.has_reported for replica in self.replicas)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from inference.failures import Pauses
-from inference.worker.calls import ENDED_BY_IT, Shared
+from inference.worker.calls import ENDED_BY_IT, SharedState
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 COUNTED_S = 300.0
@@ -16,7 +16,7 @@ def new_pauses() -> Pauses:
 
 
 @dataclass(slots=True)
-class Replica:
+class ReplicaState:
     """One child after the other on one device."""
 
     device: str
@@ -28,14 +28,14 @@ class Replica:
     ordered: tuple[str, ...] = ()  # digests: what that process was told to have
     ordered_at: float = 0.0  # monotonic: when
     why_ended: str = ENDED_BY_IT  # what is said of its killers
-    shared: Shared = field(default_factory=Shared)  # with that process
+    shared: SharedState = field(default_factory=SharedState)  # with that process
     steps: frozenset[str] = frozenset()  # digests of what it generates with step by step
     killers: frozenset[str] = frozenset()  # models that a process ended with while it loaded them
     is_up: bool = False  # its process has told what it loaded
     is_loading: bool = False  # its process was told since to load or unload something, and has not told yet
     ready: frozenset[str] = frozenset()  # what that process can run
     had: frozenset[str] = frozenset()  # loaded by the process before, and to be loaded again
-    told: bool = False  # some process of it has told, or has died of loading
+    has_reported: bool = False  # some process of it has reported its models, or has died of loading
     retry_at: float = 0.0  # monotonic: when it may try again to load what it lacks
     ends: list[float] = field(default_factory=list)  # monotonic: of processes that could run what was asked of them
     pauses: Pauses = field(default_factory=new_pauses)

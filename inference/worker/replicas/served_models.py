@@ -9,7 +9,7 @@ from django.conf import settings
 from inference.catalog import lookup, words
 from inference.catalog.specs import Catalog, digest_of
 from inference.models import WAITING, Job
-from inference.worker.replicas.registry import Replicas
+from inference.worker.replicas.registry import ReplicaRegistry
 
 LINGER_S = settings.WORKER_SILENT_S  # a web process may take jobs until it has seen that their model is gone
 
@@ -43,7 +43,7 @@ def parse_selection(models: Catalog, option: str | None) -> ModelSelection:
 class ServedModels:
     """Follows the file. A model that is gone from it is run until no job of it is left."""
 
-    def __init__(self, replicas: Replicas, selection: ModelSelection) -> None:
+    def __init__(self, replicas: ReplicaRegistry, selection: ModelSelection) -> None:
         self.replicas = replicas
         self.selection = selection
         self._followed = lookup.models()

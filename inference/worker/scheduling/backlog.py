@@ -13,9 +13,9 @@ from inference.batching.room import Room
 from inference.batching.shares import OwnerShares, PriorityShares
 from inference.catalog.specs import Catalog, ModelSpec
 from inference.models import Priority
-from inference.worker.replicas.registry import Replicas
-from inference.worker.scheduling.inflight import Batch, HeldJob, Search
-from inference.worker.scheduling.isolation import Isolation, Part
+from inference.worker.replicas.registry import ReplicaRegistry
+from inference.worker.scheduling.inflight import Batch, Bisection, HeldJob
+from inference.worker.scheduling.isolation import Isolation, RetryGroup
 
 TOGETHER_S, HURRIED_S = 0.05, 0.01  # of the engine calls of one call of a child; the latter where somebody waits
 MOST_TOGETHER = 480  # jobs of one call: a statement takes 500
@@ -37,7 +37,7 @@ class Turn(NamedTuple):
 class Backlog:
     """What is held here leaves by being released, given back or forgotten."""
 
-    def __init__(self, replicas: Replicas) -> None:
+    def __init__(self, replicas: ReplicaRegistry) -> None:
         self.replicas = replicas
         self.specs: Catalog = {}  # of the queues
         self.queues: dict[str, BatchQueue] = {}  # by model; replaced as a whole
@@ -176,7 +176,7 @@ class Backlog:
         """Give back what a job that is not run here has taken of its owner's share."""
         self._owners[held.item.priority].leave(held.item.owner, self.queues[held.model].cost_s(held.item))
 
-    def next(self, without: Set[str], *, idle: int) -> tuple[list[HeldJob], Search | None, bool] | None:
+    def next(self, without: Set[str], *, idle: int) -> tuple[list[HeldJob], Bisection | None, bool] | None:
         """The jobs of the next batch, of other models than those `without`; the search that it is a step of, and
         whether nobody may join it. `idle` children share what is generated step by step."""
         now = clock.earliest_s()
@@ -309,7 +309,7 @@ class Backlog:
         turn = self._turn_of(name, queue)
         return turn is not None and queue.may_take_next(batch.room, turn.priority)
 
-    def next_alone(self, now: float) -> Part | None:
+    def next_alone(self, now: float) -> RetryGroup | None:
         """Of those that nothing may run beside, the one whose turn it is."""
         if not self.isolation.parts:
             return None

@@ -37,7 +37,7 @@ class _Model:
         return round(ranked[int(share * (len(ranked) - 1))], 3) if ranked else None
 
 
-class Generated:
+class GenerationStats:
     """Belongs to the worker's event loop; the heartbeat reads what `row` returns."""
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ class HeldJob:
 
 
 @dataclass(slots=True, eq=False)
-class Search:
+class Bisection:
     """For the one job of a dead batch that kills its process: half of the `suspects` run at a time.
 
     What cannot be it is set aside and runs in one call at the end, so that one culprit of n costs at most log2(n) + 3
@@ -73,7 +73,7 @@ class Batch:
     jobs: list[HeldJob]  # that have not ended
     pid: int  # the child that it was sent to
     device: str = ""  # of that
-    search: Search | None = None  # that this is a step of
+    search: Bisection | None = None  # that this is a step of
     is_closed: bool = False  # nobody may join: it is run again, or alone
     has_company: bool = False  # its child had other batches when it had this one
     shares: tuple[int, ...] = ()  # jobs of each engine call, where there are several

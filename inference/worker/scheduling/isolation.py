@@ -13,8 +13,8 @@ from billiard.exceptions import Terminated, WorkerLostError
 from inference import errors
 from inference.failures import Pauses
 from inference.telemetry import logs
-from inference.worker.calls import Raised
-from inference.worker.scheduling.inflight import Batch, HeldJob, Search
+from inference.worker.calls import RemoteError
+from inference.worker.scheduling.inflight import Batch, Bisection, HeldJob
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +26,12 @@ STUCK_S, LONGEST_STUCK_S = 5.0, 60.0  # longer by the first each time, after a w
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class RetryGroup:
     """Jobs that are run again, as one call of their own."""
 
     jobs: list[HeldJob]
     not_before: float  # monotonic
-    search: Search | None = None  # that this is a step of
+    search: Bisection | None = None  # that this is a step of
 
     @property
     def is_alone(self) -> bool:
@@ -49,7 +49,7 @@ class Isolation:
     """Parts of batches that are run again, ahead of everything else; and what must run alone, in its turn."""
 
     def __init__(self, *, devices: int = 1) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[RetryGroup] = []
         self.devices = devices  # of this worker
         self.pauses = Pauses(first_s=RETRY_S, longest_s=LONGEST_RETRY_S)
         self._owed_s = 0.0  # a turn of all others, as long as that of the last that ran alone
@@ -59,11 +59,11 @@ class Isolation:
         """Jobs that wait for their part."""
         return sum(len(part.jobs) for part in list(self.parts))
 
-    def next(self, models: Container[str]) -> Part | None:
+    def next(self, models: Container[str]) -> RetryGroup | None:
         """The first part of these models that may run now beside others."""
         return next((part for part in self._due(models) if not part.is_alone), None)
 
-    def next_alone(self, models: Container[str], heads: Collection[tuple[int, float, float]]) -> Part | None:
+    def next_alone(self, models: Container[str], heads: Collection[tuple[int, float, float]]) -> RetryGroup | None:
         """Of those that must run alone the one whose turn it is, before all that waits: the `heads` of the queues."""
         due = [part for part in self._due(models) if part.is_alone]
         first = min(due, key=lambda part: part.turn, default=None)
@@ -73,13 +73,13 @@ class Isolation:
             return None
         return None if heads and (self._owed_s or first.turn[1] > min(heads)) else first
 
-    def _due(self, models: Container[str]) -> list[Part]:
+    def _due(self, models: Container[str]) -> list[RetryGroup]:
         now = time.monotonic()
         return [part for part in self.parts if part.not_before <= now and part.jobs[0].model in models]
 
     def wait_alone(self, held: HeldJob) -> None:
         """Until nothing runs."""
-        self.parts.append(Part(jobs=[held], not_before=0.0))
+        self.parts.append(RetryGroup(jobs=[held], not_before=0.0))
 
     def forget(self, held: HeldJob) -> None:
         """A part that it shares finds out as it is next."""
@@ -170,7 +170,7 @@ class Isolation:
         if not alone:
             why = logs.said(cause)
             logger.error("batch=%s of %d lost, looking for the culprit: %s", batch.id, len(batch.jobs), why)
-            self._go_on(search or Search(suspects=batch.jobs))
+            self._go_on(search or Bisection(suspects=batch.jobs))
         elif search:
             self._add(search.aside)
 
@@ -187,16 +187,16 @@ class Isolation:
         logger.error("batch=%s of %d lost, running its engine calls apart: %s", batch.id, len(batch.jobs), why)
         self.again(batch, after_s)
 
-    def _go_on(self, search: Search) -> None:
+    def _go_on(self, search: Bisection) -> None:
         if len(search.suspects) > 1:
             self._add(search.tested(), search)
         else:
             self._add(search.suspects)
             self._add(search.aside)
 
-    def _add(self, jobs: list[HeldJob], search: Search | None = None, after_s: float = 0.0) -> None:
+    def _add(self, jobs: list[HeldJob], search: Bisection | None = None, after_s: float = 0.0) -> None:
         if jobs:
-            self.parts.append(Part(jobs=jobs, not_before=time.monotonic() + after_s, search=search))
+            self.parts.append(RetryGroup(jobs=jobs, not_before=time.monotonic() + after_s, search=search))
 
     def _died_alone(self, batch: Batch, cause: BaseException, after_s: float = 0.0) -> bool:
         """Whether it was one job; that is condemned then, or tried once more."""
@@ -209,7 +209,7 @@ class Isolation:
         """Condemn the one job that a process died of, or try it once more."""
         held.crashes_alone += 1
         held.verdict = _verdict(batch, held, cause, devices=self.devices)
-        if isinstance(cause, Raised):
+        if isinstance(cause, RemoteError):
             held.raised, held.trace = cause.raised, cause.trace
         fate = f"fails as {held.verdict}" if held.verdict else "tried once more"
         logger.error("batch=%s job=%s lost alone, %s: %s", batch.id, held.item.id, fate, logs.said(cause))

@@ -19,7 +19,7 @@ LOOK_S, LONGEST_PAUSE_S = 0.5, 10.0  # between two looks; the second while the d
 INSIDE = ("ready", "loading")  # states of a model on a worker's row
 
 
-class Lookout(threading.Thread):
+class LazyDemand(threading.Thread):
     """`models`, `absent`, `held_back` and `residents` are the event loop's; what this finds is replaced as a whole."""
 
     def __init__(self, plan: Plan, residents: Residents) -> None:
@@ -39,14 +39,14 @@ class Lookout(threading.Thread):
     def run(self) -> None:
         pauses = Pauses(first_s=LOOK_S, longest_s=LONGEST_PAUSE_S)
         while not self._stopping.is_set():
-            if looked := run_chore(self.look, str(self.worker)):
+            if looked := run_chore(self.poll, str(self.worker)):
                 pauses.reset()
             self._stopping.wait(LOOK_S if looked else pauses.next_s())
 
     def stop(self) -> None:
         self._stopping.set()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         models, absent = self.models, self.absent
         for spec in models.values():
             if spec.load_digest not in self.estimates:

@@ -16,10 +16,10 @@ from django.conf import settings
 from inference.catalog.specs import Catalog, ModelSpec
 from inference.engines.artifacts.memory import CPU
 from inference.residency.residents import MIB, Residents
-from inference.worker.replicas.registry import Replicas
-from inference.worker.replicas.replica import Replica
+from inference.worker.replicas.registry import ReplicaRegistry
+from inference.worker.replicas.replica import ReplicaState
 from inference.worker.scheduling.backlog import Backlog
-from inference.worker.scheduling.lazy_demand import Lookout
+from inference.worker.scheduling.lazy_demand import LazyDemand
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ CPU_SHARE, GPU_SHARE = 0.5, 0.8  # of its memory that is for models; the rest is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LazyReport:
+class LazyStatus:
     """What the worker's row is to say of them."""
 
     able: frozenset[str] = frozenset()  # served: in memory, or as soon as a job comes
@@ -36,19 +36,19 @@ class LazyReport:
 
 
 class LazyModels:
-    def __init__(self, replicas: Replicas) -> None:
+    def __init__(self, replicas: ReplicaRegistry) -> None:
         self.replicas = replicas
         self.residents = Residents()
-        self.lookout = Lookout(replicas.plan, self.residents)
+        self.demand = LazyDemand(replicas.plan, self.residents)
         self.specs: dict[str, ModelSpec] = {}  # whose size is known, as far as it can be
-        self.report = LazyReport()
+        self.report = LazyStatus()
         self._park()
 
-    def follow(self, backlog: Backlog) -> LazyReport:
+    def follow(self, backlog: Backlog) -> LazyStatus:
         """One step, twice a second."""
         served = self.replicas.served | self.report.able
         self._follow_catalog()
-        if not self.replicas.have_told:
+        if not self.replicas.have_reported:
             return self.report
         now_s = time.monotonic()
         self.residents.room = self._room()
@@ -67,16 +67,16 @@ class LazyModels:
 
     def _follow_catalog(self) -> None:
         """An entry that would be loaded in another way is another model, which is not in memory."""
-        self.lookout.models = lazy = self._catalog
-        self.lookout.held_back = self.replicas.held_back
+        self.demand.models = lazy = self._catalog
+        self.demand.held_back = self.replicas.held_back
         for name, spec in list(self.specs.items()):
             if name not in lazy or lazy[name].load_digest != spec.load_digest:
                 del self.specs[name]
                 self.residents.remove(name)
         for name, spec in lazy.items():
-            if spec.load_digest in self.lookout.estimates and self.specs.get(name) is not spec:
+            if spec.load_digest in self.demand.estimates and self.specs.get(name) is not spec:
                 self.specs[name] = spec
-                estimate = self.lookout.estimates[spec.load_digest]
+                estimate = self.demand.estimates[spec.load_digest]
                 self.residents.add(name, idle_unload_s=spec.idle_unload_s, memory=estimate)
 
     def _room(self) -> int:
@@ -114,7 +114,7 @@ class LazyModels:
 
     def _see(self, backlog: Backlog, now_s: float) -> None:
         held = list(backlog.held.values())
-        waiting, ours = self.lookout.waiting, self.lookout.ours
+        waiting, ours = self.demand.waiting, self.demand.ours
         self.residents.see(
             {name: waiting[name] for name in ours if name in waiting},
             working={job.model for job in held} | waiting.keys(),
@@ -125,11 +125,11 @@ class LazyModels:
     def _park(self) -> None:
         residents = self.residents
         absent = frozenset(self._catalog.keys() - residents.inside - {residents.loading})
-        self.lookout.absent = absent
+        self.demand.absent = absent
         if absent != self.replicas.parked:
             self.replicas.park(absent)
 
-    def _report(self, now_s: float, served: frozenset[str]) -> LazyReport:
+    def _report(self, now_s: float, served: frozenset[str]) -> LazyStatus:
         """`served`: what was until now. It still is while the size of its new entry is looked for."""
         why_not = self.residents.why_not()
         blocked = {name for name in why_not if not self.residents.can_load(name, now_s)}
@@ -139,15 +139,15 @@ class LazyModels:
         }
         unknown = self._catalog.keys() - self.specs.keys()
         able = frozenset(self.specs.keys() - blocked | unknown & served)
-        return LazyReport(able=able, why_not=why_not, figures=figures)
+        return LazyStatus(able=able, why_not=why_not, figures=figures)
 
 
-def _share(replica: Replica) -> int:
+def _share(replica: ReplicaState) -> int:
     """Bytes of its device; of one that does not say, loading will tell."""
     return int(replica.total * (CPU_SHARE if replica.device == CPU else GPU_SHARE)) or sys.maxsize
 
 
-def _taken(replica: Replica, specs: Iterable[ModelSpec]) -> int:
+def _taken(replica: ReplicaState, specs: Iterable[ModelSpec]) -> int:
     """Bytes. Entries may share what is loaded."""
     memory = replica.memory
     return sum({spec.load_digest: memory[spec.digest] for spec in specs if spec.digest in memory}.values())

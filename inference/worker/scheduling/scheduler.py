@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from uuid import uuid4
 
 from inference import clock
-from inference.worker.calls import IN_HAND, Asked
+from inference.worker.calls import IN_HAND, ChildCommand
 from inference.worker.processes.pool import ReplicaPool
 from inference.worker.scheduling.backlog import Backlog
 from inference.worker.scheduling.inflight import Batch
@@ -13,7 +13,7 @@ from inference.worker.scheduling.inflight import Batch
 LONG = 2.0  # times as long as its claim and record: a call of which two do, so that the next is chosen later
 
 
-class Turns:
+class Scheduler:
     """`call` sends the next call of a batch to its child, and says whether it could."""
 
     def __init__(self, backlog: Backlog, pool: Callable[[], ReplicaPool], call: Callable[[Batch], bool]) -> None:
@@ -23,14 +23,14 @@ class Turns:
         self._pool, self._call = pool, call
         self._others_turn: set[int] = set()  # children that took steps last, where others wait too
 
-    def give(self) -> None:
+    def assign(self) -> None:
         """Work for every idle replica; what is to be loaded goes first."""
         pool = self._pool()
         if self.may_begin:
             pool.order()
         idle = sorted(pool.idle(), key=lambda pid: len(self.open_in(pid)))
         for place, pid in enumerate(idle):
-            self._give(pid, idle=len(idle) - place)
+            self._assign(pid, idle=len(idle) - place)
         self._give_ahead()
         self._call_back()
 
@@ -39,7 +39,7 @@ class Turns:
         found = (batch for batch in self.backlog.batches.values() if batch.is_open and batch.pid == pid)
         return sorted(found, key=lambda batch: batch.called_at)
 
-    def _give(self, pid: int, *, idle: int) -> None:
+    def _assign(self, pid: int, *, idle: int) -> None:
         opened = self.open_in(pid)
         if opened and pid not in self._others_turn:
             self._others_turn.add(pid)
@@ -136,7 +136,7 @@ class Turns:
                 if batch.shares:
                     self.replicas.call_back(batch.pid, batch.number)
                 else:
-                    self.replicas.ask(batch.pid, Asked.COME_BACK)
+                    self.replicas.send_command(batch.pid, ChildCommand.YIELD)
 
     def _is_wanted_back(self, batch: Batch) -> bool:
         if batch.shares:

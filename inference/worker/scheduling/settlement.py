@@ -14,7 +14,7 @@ from inference.telemetry import logs
 from inference.worker.calls import NO_JOB, PAST_ITS_LIMIT, BatchReport
 from inference.worker.replicas.device_health import Incident
 from inference.worker.scheduling.backlog import Backlog
-from inference.worker.scheduling.generation_stats import Generated
+from inference.worker.scheduling.generation_stats import GenerationStats
 from inference.worker.scheduling.inflight import Batch, HeldJob
 from inference.worker.scheduling.isolation import RETRY_S
 from inference.worker.scheduling.scheduler import LONG
@@ -30,7 +30,7 @@ class Settlement:
     def __init__(self, backlog: Backlog, end: Callable[[int], object]) -> None:
         self.backlog = backlog
         self.jobs_finished = 0
-        self.generated = Generated()
+        self.generated = GenerationStats()
         self._end = end
 
     def finished(self, batch: Batch, report: BatchReport) -> None:

@@ -60,11 +60,11 @@ class UnfetchedJobs(threading.Thread):
         self._after: Any = None  # the owner after whom the next look begins
         self._peers: Mapping[str, Sequence[str]] = {}  # by model: who serves it too, this worker among them
         self._peers_until = 0.0  # monotonic
-        self._is_asked = threading.Event()
+        self._is_requested = threading.Event()
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        while self._is_asked.wait() and not self._stopping.is_set():
+        while self._is_requested.wait() and not self._stopping.is_set():
             begun_at = time.monotonic()
             looked = run_chore(self.look, self._worker)
             took_s = time.monotonic() - begun_at
@@ -72,7 +72,7 @@ class UnfetchedJobs(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
-        self._is_asked.set()
+        self._is_requested.set()
 
     def serve(self, backlog: Backlog) -> None:
         """Add what was found to the backlog, and drop what has ended. In the event loop."""
@@ -83,16 +83,16 @@ class UnfetchedJobs(threading.Thread):
             if model in backlog.replicas.serving and item.id not in backlog.held:
                 backlog.add(item, model)
 
-    def ask(self, backlog: Backlog, *, calls: int) -> None:
+    def request_look(self, backlog: Backlog, *, calls: int) -> None:
         """Ask for another look: what waits is more than the worker may hold. `calls` are in hand. In the event loop."""
-        if not self._is_asked.is_set():
+        if not self._is_requested.is_set():
             self._question = _question(backlog, calls)
-            self._is_asked.set()
+            self._is_requested.set()
 
     def look(self) -> None:
         """Answer the question. In this thread."""
         question, self._question = self._question, None
-        self._is_asked.clear()
+        self._is_requested.clear()
         if question is None or not question.rows:
             return
         self._look_for_peers()

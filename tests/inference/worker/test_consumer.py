@@ -18,11 +18,11 @@ from inference.broker import messages
 from inference.broker.messages import MOST_PACKED, JobMessage
 from inference.catalog.specs import ModelSpec
 from inference.worker import consumer
-from inference.worker.calls import READY, Loaded
+from inference.worker.calls import READY, LoadReport
 from inference.worker.consumer import LONGEST_AWAY_S, JobConsumer
 from inference.worker.dispatch import Dispatcher
 from inference.worker.replicas.devices import Plan
-from inference.worker.replicas.registry import Replicas
+from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling.inflight import Batch
 from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
 from inference.worker.subscriptions import Subscriptions
@@ -35,7 +35,7 @@ CATALOG = {name: ModelSpec(name=name, engine="x:Y") for name in ("a", "b")}
 
 class ConsumerTests(TestCase):
     def setUp(self) -> None:
-        self.replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), CATALOG)
+        self.replicas = ReplicaRegistry(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), CATALOG)
         self.replicas.started(0, PID)
         self.load(a=READY, b=READY)
         self.dispatcher = Dispatcher(self.replicas, Mock(return_value=None), UnfetchedJobs(uuid4()))
@@ -87,7 +87,7 @@ class ConsumerTests(TestCase):
 
     def load(self, **models: str) -> None:
         told = {CATALOG[name].digest: state for name, state in models.items()}
-        self.replicas.loaded(Loaded(pid=PID, models=told))
+        self.replicas.loaded(LoadReport(pid=PID, models=told))
 
     def test_a_job_is_held(self) -> None:
         self.receive()

@@ -21,11 +21,11 @@ from inference.batching.queue import BatchQueue, Item, Limits
 from inference.batching.shares import ONE_IN
 from inference.catalog.specs import ModelSpec
 from inference.errors import DeviceFailed, ModelUnavailable, StoreUnavailable
-from inference.worker.calls import READY, BatchReport, Loaded, Raised
+from inference.worker.calls import READY, BatchReport, LoadReport, RemoteError
 from inference.worker.dispatch import GIVE_UP_S, KILL_GRACE_S, STUCK_S, Dispatcher
 from inference.worker.processes.pool import ReplicaPool
 from inference.worker.replicas.devices import Plan
-from inference.worker.replicas.registry import Replicas
+from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling.backlog import LEARNT
 from inference.worker.scheduling.inflight import MOST_OVER
 from inference.worker.scheduling.isolation import CRASHES_ALONE, LONGEST_RETRY_S, LONGEST_STUCK_S, MOST_PAUSES
@@ -129,7 +129,7 @@ class DispatcherCase(TestCase):
         stop_clock(self)
         self.pool = Pool(replicas=1)
         plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1)
-        self.replicas = Replicas(plan, CATALOG)
+        self.replicas = ReplicaRegistry(plan, CATALOG)
         self.replicas.started(0, PID)
         self.load(a=READY, b=READY)
         self.dispatcher = Dispatcher(self.replicas, lambda: cast("ReplicaPool", self.pool), UnfetchedJobs(uuid4()))
@@ -137,7 +137,7 @@ class DispatcherCase(TestCase):
 
     def load(self, pid: int = PID, **models: str) -> None:
         told = {CATALOG[name].digest: state for name, state in models.items()}
-        self.replicas.loaded(Loaded(pid=pid, models=told))
+        self.replicas.loaded(LoadReport(pid=pid, models=told))
 
     def grow(self, replicas: int = 2, **models: str) -> None:
         """Start replicas until there are so many, which load these models, or all."""
@@ -331,9 +331,9 @@ class DispatcherTests(DispatcherCase):
         self.dispatcher.kick()
         self.last.over = True
         self.pool.held.clear()
-        self.dispatcher.turns.may_begin = False
+        self.dispatcher.scheduler.may_begin = False
         self.dispatcher.sweep()
-        self.dispatcher.turns.may_begin = True
+        self.dispatcher.scheduler.may_begin = True
         self.add("b", priority=1)
         self.dispatcher.kick()
         self.assertEqual((len(self.pool.calls), self.last.batch.model), (2, "b"))
@@ -611,7 +611,7 @@ class DispatcherTests(DispatcherCase):
             self.dispatcher.sweep()
         self.assertEqual([call.args for call in kill.call_args_list], [(PID, signal.SIGUSR2), (PID, signal.SIGKILL)])
         self.assertEqual((self.dispatcher.batches, self.replicas.serving, self.replicas.served), ({}, set(), set()))
-        self.assertIn("cannot be ended", self.dispatcher.facts().error)
+        self.assertIn("cannot be ended", self.dispatcher.snapshot().error)
         self.replicas.started(0, PID)
         self.load(a=READY, b=READY)
         stuck.over = True
@@ -692,7 +692,7 @@ class DispatcherTests(DispatcherCase):
                 self.assertEqual((self.last.batch.raised, self.last.batch.trace), ("a secret", "here"))
                 self.pool.finish(self.last, {bad: self.last.batch.verdict})
             elif bad in self.last.batch.job_ids:
-                self.pool.lose(self.last, Raised("nobody foresaw this", "a secret", "here"))
+                self.pool.lose(self.last, RemoteError("nobody foresaw this", "a secret", "here"))
             else:
                 self.pool.finish(self.last)
             self.now()
@@ -761,7 +761,7 @@ class DispatcherTests(DispatcherCase):
         self.pool.closing = True
         _, request = self.add()
         self.dispatcher.kick()
-        self.assertFalse(self.dispatcher.turns.may_begin)
+        self.assertFalse(self.dispatcher.scheduler.may_begin)
         self.assertEqual(request.events, [])
 
     def test_a_worker_that_leaves_gives_back_what_no_child_has_begun(self) -> None:
@@ -893,9 +893,9 @@ class DispatcherTests(DispatcherCase):
     def test_facts_tell_what_waits_and_how_far_the_model_has_come(self) -> None:
         self.fill(3)
         self.add()
-        facts = self.dispatcher.facts()
-        self.assertEqual((facts.held, facts.finished), (1, 1))
-        self.assertLessEqual(facts.reached["a"]["2"], self.clock)
+        snapshot = self.dispatcher.snapshot()
+        self.assertEqual((snapshot.held, snapshot.finished), (1, 1))
+        self.assertLessEqual(snapshot.reached["a"]["2"], self.clock)
 
     def test_what_waits_for_its_turn_here_is_not_passed(self) -> None:
         self.add(owner="many", size=32)
@@ -906,12 +906,12 @@ class DispatcherTests(DispatcherCase):
             self.add(owner="many", size=32)
         self.add(owner="few", arrived_at_s=self.clock + 60.0)
         self.pool.finish(self.last)
-        self.assertEqual(self.dispatcher.facts().reached["a"]["2"], oldest)
+        self.assertEqual(self.dispatcher.snapshot().reached["a"]["2"], oldest)
 
     def test_what_runs_without_its_message_tells_nothing_of_how_far_the_queue_has_come(self) -> None:
         self.dispatcher.backlog.add(an_item(arrived_at_s=self.clock + 60.0), "a")
         self.dispatcher.kick()
-        self.assertNotIn("2", self.dispatcher.facts().reached.get("a", {}))
+        self.assertNotIn("2", self.dispatcher.snapshot().reached.get("a", {}))
 
     def test_after_a_clock_was_set_back_a_model_has_come_as_far_as_its_newest_job(self) -> None:
         self.add(arrived_at_s=clock.time_s())
@@ -920,13 +920,13 @@ class DispatcherTests(DispatcherCase):
         with patch.object(clock, "_off_s", -3600.0):
             self.add(arrived_at_s=clock.time_s())
             self.dispatcher.kick()
-            self.assertLessEqual(self.dispatcher.facts().reached["a"]["2"], clock.time_s())
+            self.assertLessEqual(self.dispatcher.snapshot().reached["a"]["2"], clock.time_s())
 
     def test_what_runs_is_not_counted_as_held_while_its_messages_are_acknowledged(self) -> None:
         held = []
         jobs = self.fill(2)
         for _, request in jobs:
-            request.finished = lambda error, runtime: held.append(self.dispatcher.facts().held)
+            request.finished = lambda error, runtime: held.append(self.dispatcher.snapshot().held)
         self.pool.finish(self.pool.calls[-1])
         self.assertEqual(held, [0, 0])
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from inference.engines.runtime import isolate
 from inference.engines.stepper import Progress, Stepper
-from inference.worker.calls import NO_JOB, Shared
+from inference.worker.calls import NO_JOB, SharedState
 from inference.worker.child.time_limit import limited
 
 Key = tuple[UUID, int]  # of a row: its job, and the how many-th of its items it is
@@ -19,7 +19,7 @@ class LimitedStepper:
     While a call is about one job, the main process can read which: if the process ends, that job is to blame.
     """
 
-    def __init__(self, stepper: Stepper, limit_s: float, shared: Shared) -> None:
+    def __init__(self, stepper: Stepper, limit_s: float, shared: SharedState) -> None:
         """`limit_s` is for each call. `shared` is read by the main process."""
         self._stepper, self._limit_s, self._shared = stepper, limit_s, shared
 

@@ -24,10 +24,10 @@ from inference.figures.tallies import Tally
 from inference.store import rows, transitions
 from inference.store.transitions import Claimed, Outcome
 from inference.telemetry import logs
-from inference.worker.calls import Asked, BatchReport, Shared
+from inference.worker.calls import BatchReport, ChildCommand, SharedState
 from inference.worker.child import claims
 from inference.worker.child.generation.limited_stepper import Key, LimitedStepper
-from inference.worker.child.generation.text_publisher import Teller
+from inference.worker.child.generation.text_publisher import TextPublisher
 from inference.worker.child.outcomes import failed, outcome_of
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class OpenBatch:
     id: UUID
     spec: ModelSpec
     engine: InitVar[Stepper]
-    shared: Shared
+    shared: SharedState
     stepper: LimitedStepper = field(init=False)
     jobs: dict[UUID, Running] = field(default_factory=dict)  # that have not ended
     most: int = 0  # rows that ran together
@@ -97,11 +97,11 @@ class OpenBatch:
     firsts: list[float] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)  # tokens of those that ended, since the last report
     tally: Tally = field(default_factory=dict)  # what the figures tell, since the last record
-    teller: Teller = field(init=False)
+    teller: TextPublisher = field(init=False)
 
     def __post_init__(self, engine: Stepper) -> None:
         self.stepper = LimitedStepper(engine, self.spec.time_limit_s, self.shared)
-        self.teller = Teller(self.id)
+        self.teller = TextPublisher(self.id)
 
     def run(self, claimed: Sequence[Claimed], *, is_last: bool) -> BatchReport:
         """Some steps: until somebody has ended, the main process asks for it, or the slice is over."""
@@ -149,10 +149,10 @@ class OpenBatch:
         return Room(rows=most - rows, tokens=self.stepper.room, longest=self.stepper.longest, others=rows)
 
     def _is_over(self, began_at: float, *, has_news: bool) -> bool:
-        asked = self.shared.asked
-        if asked == Asked.TO_THE_END:
+        command = self.shared.command
+        if command == ChildCommand.DRAIN:
             return False
-        return has_news or asked == Asked.COME_BACK or time.monotonic() - began_at > SLICE_S
+        return has_news or command == ChildCommand.YIELD or time.monotonic() - began_at > SLICE_S
 
     def _let_in(self, job: Claimed, *, is_last: bool) -> Joining:
         """Make a job one of the batch, whose lease is kept from now on. Raises `InvalidInput`, and `NotYet`."""

@@ -10,7 +10,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines.runtime import isolate
 from inference.engines.stepper import Stepper
 from inference.store.transitions import Claimed
-from inference.worker.calls import BatchCall, BatchReport, Shared
+from inference.worker.calls import BatchCall, BatchReport, SharedState
 from inference.worker.child.generation.open_batch import OpenBatch
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class OpenBatches:
         spec: ModelSpec,
         stepper: Stepper,
         claim: Callable[[BatchCall], Sequence[Claimed]],
-        shared: Shared,
+        shared: SharedState,
     ) -> BatchReport:
         """The next steps of a batch. What it raises closes it."""
         batch = self.batches.setdefault(call.batch, OpenBatch(call.batch, spec, stepper, shared))

@@ -19,7 +19,7 @@ class _Text:
     whole_at: float = -math.inf  # monotonic
 
 
-class Teller:
+class TextPublisher:
     """Of one batch, which is an attempt of each of its jobs."""
 
     def __init__(self, batch: UUID) -> None:

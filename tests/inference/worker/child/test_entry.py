@@ -26,7 +26,7 @@ from inference.engines.runtime import isolate, json_values
 from inference.models import Job, Status
 from inference.store import rows, transitions
 from inference.streams.texts import Prompt, generated
-from inference.worker.calls import READY, BatchCall, BatchReport, Raised
+from inference.worker.calls import READY, BatchCall, BatchReport, RemoteError
 from inference.worker.child import entry
 from inference.worker.child.loaded_models import LoadedModels
 from tests import tiny_models
@@ -196,22 +196,22 @@ class OrderTests(TestCase):
 
     def test_what_is_new_is_loaded_beside_what_stays_and_the_rest_unloaded(self) -> None:
         old, new = self.spec(), self.spec(revision="2")
-        self.assertEqual(entry.have((old,)).models, {old.digest: READY})
+        self.assertEqual(entry.apply_order((old,)).models, {old.digest: READY})
         before = self.engine(old)
-        self.assertEqual(entry.have((old, new)).models, {old.digest: READY, new.digest: READY})
+        self.assertEqual(entry.apply_order((old, new)).models, {old.digest: READY, new.digest: READY})
         self.assertIs(self.engine(old), before)
         gone = weakref.ref(before)
         del before
-        entry.have((new,))
+        entry.apply_order((new,))
         self.assertEqual((list(self.replica.specs), len(self.replica.engines)), ([new.digest], 1))
         self.assertIsNone(gone())
 
     def test_a_change_that_needs_no_weights_keeps_the_engine(self) -> None:
         old, new = self.spec(), self.spec(max_batch_size=3)
-        entry.have((old,))
+        entry.apply_order((old,))
         before = self.engine(old)
-        entry.have((old, new))
-        entry.have((new,))
+        entry.apply_order((old, new))
+        entry.apply_order((new,))
         self.assertIs(self.engine(new), before)
 
     def test_what_is_unloaded_leaves_no_weights_in_memory(self) -> None:
@@ -223,16 +223,16 @@ class OrderTests(TestCase):
         folder = tiny_models.build("text-classification", Path(self.enterContext(tempfile.TemporaryDirectory())))
         spec = ModelSpec(name="m", task="text-classification", model=str(folder))
         of_others = {id(each) for each in weights()}
-        self.assertEqual(entry.have((spec,)).models, {spec.digest: READY})
+        self.assertEqual(entry.apply_order((spec,)).models, {spec.digest: READY})
         self.engine(spec).predict(["a cat"], {})
         loaded = [weakref.ref(each) for each in weights() if id(each) not in of_others]
-        entry.have(())
+        entry.apply_order(())
         self.assertTrue(loaded)
         self.assertFalse([each for each in loaded if each() is not None])
 
     def test_what_cannot_be_loaded_leaves_the_others(self) -> None:
         good, bad = self.spec(), self.spec(options={"nonsense": 1})
-        told = entry.have((good, bad))
+        told = entry.apply_order((good, bad))
         self.assertEqual(told.models[good.digest], READY)
         self.assertIn("nonsense", told.models[bad.digest])
         self.assertEqual(list(self.replica.specs), [good.digest])
@@ -240,9 +240,9 @@ class OrderTests(TestCase):
 
     def test_what_ends_the_process_as_it_is_loaded_is_known_by_its_place(self) -> None:
         good, bad = self.spec(), self.spec(revision="2")
-        entry.have((good,))
+        entry.apply_order((good,))
         with patch("inference.engines.loading.ready", side_effect=SystemExit(1)), self.assertRaises(SystemExit):
-            entry.have((good, bad))
+            entry.apply_order((good, bad))
         self.assertEqual(self.replica.shared.loading, 2)
 
 
@@ -264,7 +264,7 @@ class RaisedTests(TestCase):
         for error in (NeedsMore("it", "panicked"), Unspeakable("x"), KeyError(NeedsMore("a", "b"))):
             with self.subTest(type(error).__name__):
                 info, raised = self.raised(error)
-                self.assertIs(type(raised), Raised)
+                self.assertIs(type(raised), RemoteError)
                 self.assertIn(type(error).__name__, str(raised))
                 self.assertIn("run_batch", "".join(traceback.format_tb(info.tb)))
                 self.assertIn(type(error).__name__, raised.raised)

@@ -15,7 +15,7 @@ from inference.catalog.specs import ModelSpec
 from inference.engines.base import Engine
 from inference.models import Job, Status
 from inference.store import notices, rows, transitions
-from inference.worker.calls import Asked, BatchCall, BatchReport
+from inference.worker.calls import BatchCall, BatchReport, ChildCommand
 from inference.worker.child import entry, multi_batch_run
 from inference.worker.child.loaded_models import LoadedModels
 from inference.worker.scheduling.backlog import HURRIED_S, LEARNT, MOST_TOGETHER, TOGETHER_S
@@ -336,7 +336,7 @@ class SeveralStagesTests(TransactionTestCase):
         self.assertEqual([(job.attempts, job.batch, job.worker) for job in jobs[2:]], [(0, None, None)] * 2)
 
     def test_a_worker_that_leaves_has_given_the_messages_of_the_rest_back(self) -> None:
-        self.engine.after = lambda: setattr(self.replica.shared, "asked", Asked.TO_THE_END)
+        self.engine.after = lambda: setattr(self.replica.shared, "command", ChildCommand.DRAIN)
         with patch.object(multi_batch_run, "LONGEST_S", 0.0):
             _, jobs = self.run_jobs(["a"], ["b"])
         self.assertEqual((jobs[1].status, jobs[1].published_at), (Status.QUEUED, None))

@@ -22,11 +22,11 @@ from inference.clock import now
 from inference.engines.base import Engine
 from inference.store.transitions import Claimed, Outcome
 from inference.worker.calls import READY as IS_READY
-from inference.worker.calls import Asked, BatchCall, Loaded, Raised
+from inference.worker.calls import BatchCall, ChildCommand, LoadReport, RemoteError
 from inference.worker.child import claims, entry
-from inference.worker.child.batch_run import Stages
+from inference.worker.child.batch_run import BatchRun
 from inference.worker.child.loaded_models import LoadedModels
-from inference.worker.child.work_ahead import Line
+from inference.worker.child.work_ahead import WorkAhead
 from inference.worker.dispatch import STUCK_S
 from inference.worker.scheduling.backlog import LEARNT, TOGETHER_S
 from inference.worker.scheduling.inflight import HeldJob
@@ -99,7 +99,7 @@ class LineTests(TestCase):
 
     def run_line(self) -> None:
         with self.assertRaises(SystemExit):
-            Line(self.receive, self.send, INBOX).run()
+            WorkAhead(self.receive, self.send, INBOX).run()
 
     def send(self, message: Any) -> None:
         kind, (number, _, (succeeded, _), *_) = message if message[0] == READY else (ACK, (0, 0, (False, None)))
@@ -250,12 +250,12 @@ class LineTests(TestCase):
 
     def test_what_a_claim_or_a_record_raises_can_be_read_elsewhere(self) -> None:
         for number, stage in enumerate(("claim", "record"), 1):
-            with self.subTest(stage), patch.object(Stages, stage, side_effect=KeyError(object())):
+            with self.subTest(stage), patch.object(BatchRun, stage, side_effect=KeyError(object())):
                 self.give(number)
                 if stage == "record":
                     self.engine.turns.put(None)
                 self.until_answered(*range(1, number + 1))
-                self.assertIsInstance(self.failure_of(number), Raised)
+                self.assertIsInstance(self.failure_of(number), RemoteError)
 
     def test_on_a_device_that_failed_nothing_else_is_computed(self) -> None:
         self.give(1)
@@ -290,7 +290,7 @@ class LineTests(TestCase):
         ran: list[Any] = []
         opened = Mock(run_to_the_end=lambda: ran.append(threading.current_thread()))
         self.enterContext(patch.object(entry, "opened", opened))
-        self.replica.shared.asked = Asked.TO_THE_END
+        self.replica.shared.command = ChildCommand.DRAIN
         self.pipe.put(None)
         self.thread.join(PATIENCE_S)
         self.assertEqual(ran, [self.thread])
@@ -409,7 +409,7 @@ class GivenTests(DispatcherCase):
     def test_what_generates_step_by_step_waits_for_its_turn_and_holds_up_what_came_later(self) -> None:
         digest = CATALOG["b"].digest
         models = {spec.digest: IS_READY for spec in CATALOG.values()}
-        self.replicas.loaded(Loaded(pid=PID, models=models, steps=frozenset({digest})))
+        self.replicas.loaded(LoadReport(pid=PID, models=models, steps=frozenset({digest})))
         self.add("a")
         self.dispatcher.kick()
         self.add("b")

@@ -19,26 +19,28 @@ from inference.models import Job, Status, Worker, WorkerState
 from inference.upkeep import reconcile
 from inference.worker import setup
 from inference.worker.maintenance import housekeeping as upkeep_module
-from inference.worker.maintenance.heartbeat import LATE_S, Facts, Heartbeat
+from inference.worker.maintenance.heartbeat import LATE_S, Heartbeat, WorkerSnapshot
 from inference.worker.maintenance.housekeeping import Housekeeping
 from inference.worker.maintenance.watchdog import STALLED_S
 from inference.worker.replicas.devices import Plan
-from inference.worker.replicas.registry import Replicas
+from inference.worker.replicas.registry import ReplicaRegistry
 from tests.conditions import PATIENCE_S, eventually
 
 
-def facts(**values: Any) -> Facts:
+def snapshot(**values: Any) -> WorkerSnapshot:
     idle = {
         "state": "ready", "model_names": ["embeddings"], "replicas": {}, "catalog": {}, "error": "", "connected": True,
         "replicas_ready": 1, "replicas_busy": 0, "held": 0, "finished": 0, "speeds": {}, "reached": {},
     }  # fmt: skip
-    return Facts(**{**idle, "generation": {}, "costs": {}, "looped_at": time.monotonic(), **values})  # just now
+    return WorkerSnapshot(
+        **{**idle, "generation": {}, "costs": {}, "looped_at": time.monotonic(), **values}
+    )  # just now
 
 
 def make_heartbeat(**values: Any) -> Heartbeat:
     plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1)
     heartbeat = Heartbeat(plan, "w")
-    heartbeat.facts = lambda: facts(**values)
+    heartbeat.snapshot = lambda: snapshot(**values)
     heartbeat.register()
     return heartbeat
 
@@ -47,7 +49,7 @@ def make_heartbeat(**values: Any) -> Heartbeat:
 class HeartbeatTests(TransactionTestCase):
     def test_a_round_of_upkeep_that_takes_long_delays_no_heartbeat(self) -> None:
         heartbeat = make_heartbeat()
-        housekeeping = Housekeeping(heartbeat, Replicas(heartbeat.plan, models()))
+        housekeeping = Housekeeping(heartbeat, ReplicaRegistry(heartbeat.plan, models()))
         reached, go_on = threading.Event(), threading.Event()
 
         def takes_long(**_: object) -> None:
@@ -65,7 +67,7 @@ class HeartbeatTests(TransactionTestCase):
 
     def test_what_expires_in_this_worker_is_told_before_the_next_round(self) -> None:
         heartbeat = make_heartbeat()
-        housekeeping = Housekeeping(heartbeat, Replicas(heartbeat.plan, models()))
+        housekeeping = Housekeeping(heartbeat, ReplicaRegistry(heartbeat.plan, models()))
         with patch.object(upkeep_module, "ROUND_S", 600):
             self.start(housekeeping)
             eventually(lambda: housekeeping.sweeper.next_at_s, "the first round is over")
@@ -112,15 +114,15 @@ class HeartbeatTests(TransactionTestCase):
 
     def test_a_heartbeat_on_its_way_does_not_take_back_that_the_worker_is_gone(self) -> None:
         heartbeat = make_heartbeat()
-        begun, facts = threading.Event(), heartbeat.facts
-        assert facts
+        begun, snapshot = threading.Event(), heartbeat.snapshot
+        assert snapshot
 
-        def wait_for_the_end() -> Facts:
+        def wait_for_the_end() -> WorkerSnapshot:
             begun.set()
             ended.wait(1.0)
-            return facts()
+            return snapshot()
 
-        heartbeat.facts, ended = wait_for_the_end, heartbeat._stopping  # noqa: SLF001 - it is set before the row is written
+        heartbeat.snapshot, ended = wait_for_the_end, heartbeat._stopping  # noqa: SLF001 - it is set before the row is written
         self.start(heartbeat)
         self.assertTrue(begun.wait(PATIENCE_S))
         setup.leave(Mock(exitcode=EX_FAILURE, heartbeat=heartbeat))
@@ -157,7 +159,7 @@ class HeartbeatTests(TransactionTestCase):
 
     def test_the_watchdog_counts_the_queues_that_are_consumed_only(self) -> None:
         heartbeat = make_heartbeat(model_names=["embeddings", "sentiment"])
-        replicas = Replicas(heartbeat.plan, models())
+        replicas = ReplicaRegistry(heartbeat.plan, models())
         replicas.runnable = frozenset({"embeddings", "fill-mask"})  # sentiment's starts again; a queue is refused
         housekeeping = Housekeeping(heartbeat, replicas)
         with patch.object(publish, "queue_lengths", return_value={}) as counted:
@@ -166,7 +168,7 @@ class HeartbeatTests(TransactionTestCase):
 
     def test_the_watchdog_does_not_judge_while_the_broker_counts_queues_and_takes_nothing(self) -> None:
         heartbeat = make_heartbeat(looped_at=time.monotonic() - 10 * STALLED_S)  # it hangs
-        housekeeping = Housekeeping(heartbeat, Replicas(heartbeat.plan, models()))
+        housekeeping = Housekeeping(heartbeat, ReplicaRegistry(heartbeat.plan, models()))
         housekeeping.watchdog.looked_at = time.monotonic()  # just now
         with patch.object(publish, "ping", side_effect=BrokerUnavailable("no room")), patch("os._exit") as ended:
             self.assertRaises(BrokerUnavailable, housekeeping.watch)

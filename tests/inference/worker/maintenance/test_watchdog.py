@@ -12,9 +12,9 @@ class WatchdogTests(TestCase):
         dog = Watchdog()
         moments = [index * STALLED_S / 2 for index in range(len(rounds))]
         return [
-            dog.reason(**{"now": now, "looped_at": now, **WORKING, **facts})
-            for now, facts in zip(moments, rounds, strict=True)
-            if facts is not None
+            dog.reason(**{"now": now, "looped_at": now, **WORKING, **snapshot})
+            for now, snapshot in zip(moments, rounds, strict=True)
+            if snapshot is not None
         ]
 
     def test_an_idle_worker_with_an_empty_queue_stays(self) -> None:

@@ -23,23 +23,23 @@ from celery.concurrency.asynpool import AsynPool, Worker
 from kombu.asynchronous import Hub
 
 from inference.catalog.specs import ModelSpec
-from inference.worker.calls import READY, Asked, Loaded, Order, Shared
+from inference.worker.calls import READY, ChildCommand, LoadReport, Order, SharedState
 from inference.worker.child import entry
-from inference.worker.child.work_ahead import Line
+from inference.worker.child.work_ahead import WorkAhead
 from inference.worker.processes.pool import ReplicaPool, ReplicaWorker
 from inference.worker.replicas.devices import Plan
-from inference.worker.replicas.registry import Replicas
+from inference.worker.replicas.registry import ReplicaRegistry
 from tests.conditions import PATIENCE_S, eventually
 from tests.inference.worker.test_dispatch import stop_clock
 
 MORE_THAN_A_PIPE = 300_000  # bytes that it holds
 
 
-def loads_all(plan: Plan, order: Order, shared: Shared) -> Loaded:
-    return Loaded(pid=os.getpid(), models={spec.digest: READY for spec in order})
+def loads_all(plan: Plan, order: Order, shared: SharedState) -> LoadReport:
+    return LoadReport(pid=os.getpid(), models={spec.digest: READY for spec in order})
 
 
-def fail(order: Order) -> Loaded:
+def fail(order: Order) -> LoadReport:
     raise RuntimeError("no library")
 
 
@@ -57,7 +57,7 @@ class PoolCase(TestCase):
 
     def setUp(self) -> None:
         plan = Plan(worker=uuid4(), devices=("cpu",), replicas=self.count, threads=1)
-        self.replicas = Replicas(plan, {"a": ModelSpec(name="a", engine="x:Y")})
+        self.replicas = ReplicaRegistry(plan, {"a": ModelSpec(name="a", engine="x:Y")})
         self.enterContext(patch.object(Forked, "replicas", self.replicas))
         self.enterContext(patch.object(entry, "start", loads_all))
         self.pool: Any = Forked(self.count, threads=False, proc_alive_timeout=PATIENCE_S, context=get_context("fork"))
@@ -165,7 +165,7 @@ class EndedChildTests(PoolCase):
         useless = self.pid
         self.stop()
         self.send("text")
-        self.replicas.loaded(Loaded(pid=useless, models=dict.fromkeys(self.replicas.goal, "no weights")))
+        self.replicas.loaded(LoadReport(pid=useless, models=dict.fromkeys(self.replicas.goal, "no weights")))
         self.replicas.replicas[0].retry_at = 0.0
         with patch.object(self.pool._pool[0], "terminate_controlled") as restart:
             self.pool.look_after()
@@ -201,7 +201,7 @@ class EndedChildTests(PoolCase):
                     self.pool.close()
                     self.pool.join()
             self.assertEqual(file.read(), "it ran")
-        self.assertEqual(self.replicas.replicas[0].shared.asked, Asked.TO_THE_END)
+        self.assertEqual(self.replicas.replicas[0].shared.command, ChildCommand.DRAIN)
 
     def test_one_that_does_not_end_by_itself_then_is_told_of(self) -> None:
         self.stop()
@@ -220,12 +220,12 @@ class EndedChildTests(PoolCase):
 class WorkloopTests(TestCase):
     def test_a_child_works_ahead_or_not_as_its_own_device_has_it(self) -> None:
         worker: Any = ReplicaWorker.__new__(ReplicaWorker)
-        worker.beginning = Plan(worker=uuid4(), devices=("cuda:0", "cpu"), replicas=2, threads=1), (), Shared()
+        worker.beginning = Plan(worker=uuid4(), devices=("cuda:0", "cpu"), replicas=2, threads=1), (), SharedState()
         worker.outq, worker.inqW_fd, worker.wait_for_job = Mock(), 5, Mock()
         for index, ahead in ((0, True), (1, False)):
             with (
                 patch("inference.worker.processes.pool.current_process_index", return_value=index),
-                patch.object(Line, "run", return_value=True),
+                patch.object(WorkAhead, "run", return_value=True),
                 patch.object(Worker, "workloop", return_value=False),
             ):
                 self.assertIs(worker.workloop(), ahead)
@@ -275,7 +275,7 @@ class NotStartedTests(PoolCase):
             pool: Any = Forked(2, threads=False, context=get_context("fork"))
         self.addCleanup(pool.terminate)
         self.assertEqual(pool._pool, [])
-        self.assertTrue(self.replicas.have_told)
+        self.assertTrue(self.replicas.have_reported)
 
 
 class GivenMoreTests(TestCase):
@@ -315,10 +315,10 @@ class OrderTests(TestCase):
     def setUp(self) -> None:
         stop_clock(self)
         models = {name: ModelSpec(name=name, engine="x:Y") for name in ("a", "b")}
-        replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=2, threads=1), {"a": models["a"]})
+        replicas = ReplicaRegistry(Plan(worker=uuid4(), devices=("cpu",), replicas=2, threads=1), {"a": models["a"]})
         for index, pid in enumerate((11, 22)):
             replicas.started(index, pid)
-            replicas.loaded(Loaded(pid=pid, models={models["a"].digest: READY}))
+            replicas.loaded(LoadReport(pid=pid, models={models["a"].digest: READY}))
         replicas.follow(models)
         self.kept: set[int] = set()  # children in which a batch is open
         self.pool: Any = ReplicaPool.__new__(ReplicaPool)
@@ -336,7 +336,7 @@ class OrderTests(TestCase):
         if not self.send.called:
             return None
         pid, function, _ = self.send.call_args.args
-        self.assertIs(function, entry.have)
+        self.assertIs(function, entry.apply_order)
         return int(pid)
 
     def test_one_in_which_nothing_is_open_goes_first_and_nobody_is_kept_from_joining(self) -> None:

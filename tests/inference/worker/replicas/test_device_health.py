@@ -6,12 +6,12 @@ from unittest.mock import patch
 from uuid import uuid4
 
 from inference import errors
-from inference.worker.calls import READY, Loaded
+from inference.worker.calls import READY, LoadReport
 from inference.worker.dispatch import Dispatcher
 from inference.worker.processes.pool import ReplicaPool
 from inference.worker.replicas import device_health
 from inference.worker.replicas.devices import Plan
-from inference.worker.replicas.registry import Replicas
+from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling.isolation import MOST_ON_ONE_DEVICE
 from inference.worker.scheduling.unfetched_jobs import UnfetchedJobs
 from tests.inference.worker.test_dispatch import CATALOG, PID, DispatcherCase, Pool, stop_clock
@@ -25,7 +25,7 @@ class TrustTests(DispatcherCase):
         stop_clock(self)
         self.pool = Pool(replicas=2)
         plan = Plan(worker=uuid4(), devices=(BAD, GOOD), replicas=2, threads=1)
-        self.replicas = Replicas(plan, CATALOG)
+        self.replicas = ReplicaRegistry(plan, CATALOG)
         for index in (0, 1):
             self.start(index)
         self.dispatcher = Dispatcher(self.replicas, lambda: cast("ReplicaPool", self.pool), UnfetchedJobs(uuid4()))
@@ -34,7 +34,7 @@ class TrustTests(DispatcherCase):
     def start(self, index: int) -> None:
         self.replicas.started(index, PID + index)
         told = {spec.digest: READY for spec in CATALOG.values()}
-        self.replicas.loaded(Loaded(pid=PID + index, models=told))
+        self.replicas.loaded(LoadReport(pid=PID + index, models=told))
 
     def runs_on(self, index: int) -> None:
         """The other one is busy."""
@@ -70,7 +70,7 @@ class TrustTests(DispatcherCase):
         self.assertTrue(self.is_withdrawn(BAD))
         self.assertEqual([self.replicas.may_run(pid) for pid in (PID, PID + 1)], [False, True])
         self.assertEqual((self.replicas.serving, self.replicas.may_start(0)), ({"a", "b"}, False))
-        self.assertTrue(self.dispatcher.facts().replicas["0"]["withdrawn_s"])
+        self.assertTrue(self.dispatcher.snapshot().replicas["0"]["withdrawn_s"])
 
     def test_it_is_tried_again_and_the_pauses_grow(self) -> None:
         pauses = []
@@ -149,7 +149,7 @@ class TrustTests(DispatcherCase):
     def test_one_is_not_withdrawn_where_the_other_cannot_be_loaded(self) -> None:
         self.replicas.ended(1)
         self.replicas.started(1, PID + 2)
-        self.replicas.loaded(Loaded(pid=PID + 2, models={spec.digest: "it is lost" for spec in CATALOG.values()}))
+        self.replicas.loaded(LoadReport(pid=PID + 2, models={spec.digest: "it is lost" for spec in CATALOG.values()}))
         for _ in range(device_health.FAULTS):
             self.add()
             self.fails_on_bad()
@@ -171,18 +171,18 @@ class TrustTests(DispatcherCase):
         self.replicas.ended(0)
         self.replicas.started(0, PID)
         told = {spec.digest: READY if name == "a" else "no weights" for name, spec in CATALOG.items()}
-        self.replicas.loaded(Loaded(pid=PID, models=told))
+        self.replicas.loaded(LoadReport(pid=PID, models=told))
         self.replicas.ended(1)
         self.replicas.started(1, PID + 1)
-        self.replicas.loaded(Loaded(pid=PID + 1, models=told))
+        self.replicas.loaded(LoadReport(pid=PID + 1, models=told))
         self.replicas.started(3, PID + 2)
         told = {spec.digest: READY if name == "b" else "no weights" for name, spec in CATALOG.items()}
-        self.replicas.loaded(Loaded(pid=PID + 2, models=told))
+        self.replicas.loaded(LoadReport(pid=PID + 2, models=told))
         self.fail_until_withdrawn()
         self.assertTrue(self.is_withdrawn(BAD))
 
     def test_the_only_device_is_never_withdrawn(self) -> None:
-        only = device_health.Trust([BAD], lambda *_: True)
+        only = device_health.DeviceHealth([BAD], lambda *_: True)
         for _ in range(9):
             only.succeeded(device_health.Incident(device=BAD, jobs=1))
         self.assertEqual(only.withdrawn_s(BAD), 0)

@@ -9,13 +9,13 @@ from uuid import uuid4
 from django.conf import settings
 
 from inference.catalog.specs import ModelSpec
-from inference.worker.calls import ENDED_BY_IT, READY, Loaded, Order, Shared
+from inference.worker.calls import ENDED_BY_IT, READY, LoadReport, Order, SharedState
 from inference.worker.maintenance import status_row
 from inference.worker.replicas.devices import Plan
-from inference.worker.replicas.registry import SLOW_S, Replicas
+from inference.worker.replicas.intents import OperatorIntents
+from inference.worker.replicas.registry import SLOW_S, ReplicaRegistry
 from inference.worker.replicas.replica import COUNTED_S, LONGEST_PAUSE_S
-from inference.worker.replicas.wishes import Wishes
-from inference.worker.scheduling.lazy_models import LazyReport
+from inference.worker.scheduling.lazy_models import LazyStatus
 from tests.inference.worker.test_dispatch import stop_clock
 
 BROKEN = "no weights"
@@ -27,7 +27,7 @@ class ReplicasTests(TestCase):
     def setUp(self) -> None:
         stop_clock(self)
         plan = Plan(worker=uuid4(), devices=("cuda:0", "cuda:1"), replicas=2, threads=1)
-        self.replicas = Replicas(plan, CATALOG)
+        self.replicas = ReplicaRegistry(plan, CATALOG)
         self.start(0, FIRST)
         self.start(1, SECOND)
 
@@ -40,7 +40,7 @@ class ReplicasTests(TestCase):
         told = {key: models.get(self.replicas.goal[key].name, READY) for key in replica.ordered}
         with self.assertLogs("inference.worker.replicas.registry") as logs:
             logging.getLogger("inference.worker.replicas.registry").info("so that there is one")
-            self.replicas.loaded(Loaded(pid=pid, models=told))
+            self.replicas.loaded(LoadReport(pid=pid, models=told))
         self.logged = [record.getMessage() for record in logs.records if record.levelno == logging.ERROR]
 
     def loads(self, index: int, model: str) -> None:
@@ -67,13 +67,13 @@ class ReplicasTests(TestCase):
     def test_what_is_held_back_stays_loaded_and_begins_nothing(self) -> None:
         self.load(FIRST)
         self.load(SECOND)
-        self.replicas.heed(Wishes(paused=frozenset({"a", "gone"})))
+        self.replicas.apply_intents(OperatorIntents(paused=frozenset({"a", "gone"})))
         self.assertEqual((self.replicas.serving, self.replicas.served), ({"b"}, {"a", "b"}))
         version = self.replicas.version
-        self.replicas.heed(Wishes(rests=True))
+        self.replicas.apply_intents(OperatorIntents(is_drained=True))
         self.assertGreater(self.replicas.version, version)
         self.assertEqual((self.replicas.serving, self.replicas.runnable), (set(), {"a", "b"}))
-        self.replicas.heed(Wishes())
+        self.replicas.apply_intents(OperatorIntents())
         self.assertEqual(self.replicas.serving, {"a", "b"})
 
     def test_how_often_one_ended_is_told_but_not_of_one_that_was_to_try_again(self) -> None:
@@ -94,7 +94,9 @@ class ReplicasTests(TestCase):
     def test_nothing_is_served_before_a_replica_has_loaded_it(self) -> None:
         self.assertEqual((self.replicas.serving, self.replicas.served, self.able()), (set(), set(), []))
         self.load(FIRST)
-        self.assertEqual((self.replicas.serving, self.able(), self.replicas.have_told), ({"a", "b"}, [FIRST], False))
+        self.assertEqual(
+            (self.replicas.serving, self.able(), self.replicas.have_reported), ({"a", "b"}, [FIRST], False)
+        )
 
     def test_one_that_lacks_what_another_runs_is_given_the_rest_and_tries_again_beside_that(self) -> None:
         self.load(FIRST)
@@ -135,7 +137,7 @@ class ReplicasTests(TestCase):
     def eight(self) -> None:
         """Replicas that serve a; none could load b."""
         plan = Plan(worker=uuid4(), devices=("cuda:0",), replicas=8, threads=1)
-        self.replicas = Replicas(plan, CATALOG)
+        self.replicas = ReplicaRegistry(plan, CATALOG)
         for index in range(8):
             self.start(index, index)
         for index in range(8):
@@ -158,7 +160,7 @@ class ReplicasTests(TestCase):
     def test_what_loads_slowly_is_left_to_one_of_two_where_the_rest_is_not_run(self) -> None:
         self.load(FIRST)
         self.replicas.loaded(
-            Loaded(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()},
+            LoadReport(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()},
                    load_s={CATALOG["a"].digest: 0.1, CATALOG["b"].digest: SLOW_S + 1.0})
         )  # fmt: skip
         for first, second in ((0, 1), (1, 0)):
@@ -180,7 +182,7 @@ class ReplicasTests(TestCase):
         states = {CATALOG["a"].digest: BROKEN, CATALOG["b"].digest: READY}
         with self.assertLogs("inference.worker.replicas.registry"):
             for pid in (FIRST, SECOND):
-                self.replicas.loaded(Loaded(pid=pid, models=states, load_s=slow))
+                self.replicas.loaded(LoadReport(pid=pid, models=states, load_s=slow))
         for index in (1, 0):
             self.replicas.ended(index)
             self.assertEqual(self.without(index), set())
@@ -266,13 +268,13 @@ class ReplicasTests(TestCase):
         self.eight()
         self.replicas.try_at = 0.0
         self.load_in_turn(0)
-        self.replicas.tried(took_s=6.0)
+        self.replicas.pause_tries(took_s=6.0)
         self.load(1, b="no weights, said in other words")
         self.assertIsNone(self.tries(*range(8)))
 
     def test_a_try_that_took_long_is_seldom_made(self) -> None:
         self.load(FIRST, b=BROKEN)
-        self.replicas.tried(took_s=1000.0)
+        self.replicas.pause_tries(took_s=1000.0)
         self.assertGreater(self.replicas.try_at, time.monotonic() + 9000)  # the clock stands
 
     def test_one_that_has_nothing_is_restarted(self) -> None:
@@ -332,7 +334,9 @@ class ReplicasTests(TestCase):
         self.assertEqual(self.without(0), set())
 
     def test_the_only_model_is_tried_again_by_a_fresh_process(self) -> None:
-        self.replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), {"a": CATALOG["a"]})
+        self.replicas = ReplicaRegistry(
+            Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), {"a": CATALOG["a"]}
+        )
         self.start(0, FIRST)
         self.load(FIRST)
         self.replicas.ended(0)
@@ -344,7 +348,7 @@ class ReplicasTests(TestCase):
             self.assertFalse(self.replicas.may_start(0))
 
     def test_what_a_child_says_that_it_loads_is_read_there(self) -> None:
-        shared = Shared()
+        shared = SharedState()
         self.replicas.started(0, FIRST, self.replicas.first_order(0), shared)
         shared.loading = 2
         self.replicas.ended(0)
@@ -386,7 +390,7 @@ class ChangeTests(TestCase):
     def setUp(self) -> None:
         stop_clock(self)
         plan = Plan(worker=uuid4(), devices=("cpu",), replicas=2, threads=1)
-        self.replicas = Replicas(plan, CATALOG)
+        self.replicas = ReplicaRegistry(plan, CATALOG)
         for index, pid in enumerate((FIRST, SECOND)):
             self.replicas.started(index, pid, self.replicas.first_order(index))
             self.told(pid, self.replicas.first_order(index))
@@ -395,7 +399,7 @@ class ChangeTests(TestCase):
     def told(self, pid: int, order: Order, **models: str) -> None:
         """The child says that it has what it was ordered, but the new `a` in the state that `models` says."""
         states = {spec.digest: models.get(spec.name, READY) if spec.revision else READY for spec in order}
-        self.replicas.loaded(Loaded(pid=pid, models=states))
+        self.replicas.loaded(LoadReport(pid=pid, models=states))
 
     def follow(self, *specs: ModelSpec) -> None:
         self.replicas.follow({spec.name: spec for spec in specs})
@@ -413,7 +417,7 @@ class ChangeTests(TestCase):
 
     def states(self) -> list[tuple[str, str, str]]:
         return [
-            (e["name"], e["revision"], e["state"]) for e in status_row.catalog(self.replicas, LazyReport())["models"]
+            (e["name"], e["revision"], e["state"]) for e in status_row.catalog(self.replicas, LazyStatus())["models"]
         ]
 
     @property
@@ -504,7 +508,7 @@ class ChangeTests(TestCase):
         self.replicas.started(1, SECOND, self.replicas.first_order(1))
         self.follow(self.new, CATALOG["b"])
         self.assertIsNone(self.order())
-        self.replicas.loaded(Loaded(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()}))
+        self.replicas.loaded(LoadReport(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()}))
         self.assertEqual((self.order() or (0,))[0], FIRST)
 
     def test_a_child_that_starts_meanwhile_has_both_and_one_that_started_before_is_ordered_not_restarted(self) -> None:
@@ -517,7 +521,7 @@ class ChangeTests(TestCase):
         self.replicas.started(0, FIRST, first)
         self.told(FIRST, first)
         self.assertEqual(self.runs()["a"], "")  # which the other had, and loads again
-        self.replicas.loaded(Loaded(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()}))
+        self.replicas.loaded(LoadReport(pid=SECOND, models={spec.digest: READY for spec in CATALOG.values()}))
         self.replicas.replicas[1].retry_at = 0.0
         self.assertEqual((self.able, self.replicas.to_restart()), (2, []))
         ordered = []
@@ -574,14 +578,16 @@ class ChangeTests(TestCase):
     def test_what_no_replica_could_load_is_replaced_at_once(self) -> None:
         for pid in (FIRST, SECOND):
             with self.assertLogs("inference.worker.replicas.registry"):
-                self.replicas.loaded(Loaded(pid=pid, models={CATALOG["a"].digest: BROKEN, CATALOG["b"].digest: READY}))
+                self.replicas.loaded(
+                    LoadReport(pid=pid, models={CATALOG["a"].digest: BROKEN, CATALOG["b"].digest: READY})
+                )
         self.follow(self.new, CATALOG["b"])
         self.assertEqual(self.replicas.specs["a"], self.new)
         self.assertIn(self.order(), [(pid, [("a", "2"), ("b", "")]) for pid in (FIRST, SECOND)])
 
     def test_a_file_that_changes_while_the_only_child_starts_is_taken_over_once_the_new_is_loaded(self) -> None:
         plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1)
-        self.replicas = Replicas(plan, CATALOG)
+        self.replicas = ReplicaRegistry(plan, CATALOG)
         self.replicas.started(0, FIRST, order := self.replicas.first_order(0))
         self.told(FIRST, order)
         self.replicas.ended(0)

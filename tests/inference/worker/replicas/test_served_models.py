@@ -10,13 +10,13 @@ from django.test import TestCase
 
 from inference.catalog import lookup, reader, specs
 from inference.models import Job, Status
-from inference.worker.calls import READY, Loaded
+from inference.worker.calls import READY, LoadReport
 from inference.worker.maintenance import status_row
 from inference.worker.replicas import served_models
 from inference.worker.replicas.devices import Plan
-from inference.worker.replicas.registry import Replicas
+from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.replicas.served_models import ModelSelection, ServedModels
-from inference.worker.scheduling.lazy_models import LazyReport
+from inference.worker.scheduling.lazy_models import LazyStatus
 
 ONE, TWO, THREE = (f'[{name}]\nengine = "x:Y"\n' for name in ("one", "two", "three"))
 PID = 7
@@ -29,9 +29,9 @@ class ServedModelsTests(TestCase):
         self.path = Path(self.enterContext(tempfile.TemporaryDirectory())) / "models.toml"
         self.path.write_text(ONE + TWO)
         self.enterContext(self.settings(MODELS_FILE=self.path))
-        self.replicas = Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), lookup.models())
+        self.replicas = ReplicaRegistry(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), lookup.models())
         self.replicas.started(0, PID, self.replicas.first_order(0))
-        self.replicas.loaded(Loaded(pid=PID, models=dict.fromkeys(self.replicas.goal, READY)))
+        self.replicas.loaded(LoadReport(pid=PID, models=dict.fromkeys(self.replicas.goal, READY)))
         self.served = ServedModels(self.replicas, ModelSelection(frozenset({"one", "two"})))
         self.idle = True
 
@@ -92,7 +92,7 @@ class ServedModelsTests(TestCase):
             self.assertEqual(self.row()["digest"], specs.digest_of(after))
 
     def row(self) -> dict[str, Any]:
-        return status_row.catalog(self.replicas, LazyReport())
+        return status_row.catalog(self.replicas, LazyStatus())
 
     def test_one_that_is_there_again_stays(self) -> None:
         self.write(ONE)

@@ -14,10 +14,10 @@ from inference import clock
 from inference.catalog.specs import ModelSpec
 from inference.models import Job, Status, Worker, WorkerState
 from inference.residency.residents import MIB, Waiting
-from inference.worker.calls import READY, Loaded
+from inference.worker.calls import READY, LoadReport
 from inference.worker.maintenance import status_row
 from inference.worker.replicas.devices import Plan
-from inference.worker.replicas.registry import Replicas
+from inference.worker.replicas.registry import ReplicaRegistry
 from inference.worker.scheduling import lazy_models
 from inference.worker.scheduling.backlog import Backlog
 from inference.worker.scheduling.lazy_models import LazyModels
@@ -34,9 +34,9 @@ CATALOG = {
 class LazyModelsTests(SimpleTestCase):
     def setUp(self) -> None:
         plan = Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1)
-        self.replicas = Replicas(plan, CATALOG)
+        self.replicas = ReplicaRegistry(plan, CATALOG)
         self.lazy = LazyModels(self.replicas)
-        self.lazy.lookout.estimates = {spec.load_digest: 50 * MIB for spec in CATALOG.values()}
+        self.lazy.demand.estimates = {spec.load_digest: 50 * MIB for spec in CATALOG.values()}
         self.backlog = Backlog(self.replicas)
         self.now_s = 1000.0
         self.enterContext(patch.object(lazy_models, "time", Mock(monotonic=lambda: self.now_s)))
@@ -49,11 +49,11 @@ class LazyModelsTests(SimpleTestCase):
             CATALOG[name].digest: why for name, why in failures.items()
         }
         memory = {CATALOG[name].digest: (20 if name == "eager" else 60) * MIB for name in names}
-        self.replicas.loaded(Loaded(pid=pid, models=states, memory=memory, total=1000 * MIB))
+        self.replicas.loaded(LoadReport(pid=pid, models=states, memory=memory, total=1000 * MIB))
 
     def wait_for(self, *names: str) -> Any:
-        self.lazy.lookout.waiting = {name: Waiting(since_s=self.now_s, priority=2) for name in names}
-        self.lazy.lookout.ours = frozenset(names)
+        self.lazy.demand.waiting = {name: Waiting(since_s=self.now_s, priority=2) for name in names}
+        self.lazy.demand.ours = frozenset(names)
         return self.follow()
 
     def follow(self) -> Any:
@@ -178,12 +178,12 @@ class LazyModelsTests(SimpleTestCase):
         self.test_one_is_loaded_for_its_job_within_what_eager_ones_leave()
         self.wait_for()
         new = {"eager": replace(CATALOG["eager"], load="lazy"), "a": replace(CATALOG["a"], revision="2")}
-        self.lazy.lookout.estimates = {CATALOG["b"].load_digest: 50 * MIB}
+        self.lazy.demand.estimates = {CATALOG["b"].load_digest: 50 * MIB}
         self.replicas.follow({**CATALOG, **new, "c": ModelSpec(name="c", engine="x:Y", load="lazy")})
         self.assertEqual(self.follow().able, {"eager", *LAZY})
         self.assertEqual(self.state_of("a"), "loading")
         self.assertEqual(self.follow().able, {"eager", *LAZY})
-        self.lazy.lookout.estimates |= {new["eager"].load_digest: 1 * MIB, new["a"].load_digest: 101 * MIB}
+        self.lazy.demand.estimates |= {new["eager"].load_digest: 1 * MIB, new["a"].load_digest: 101 * MIB}
         self.assertEqual(self.follow().able, {"eager", "b"})
         self.assertEqual((self.state_of("eager"), self.state_of("a")), ("not loaded", "failed"))
 
@@ -197,7 +197,7 @@ class LazyModelsTests(SimpleTestCase):
         for loaded in (before + both, both):
             memory = {spec.digest: (20 if spec.name == "eager" else 60) * MIB for spec in loaded}
             states = dict.fromkeys(memory, READY)
-            self.replicas.loaded(Loaded(pid=PID, models=states, memory=memory, total=1000 * MIB))
+            self.replicas.loaded(LoadReport(pid=PID, models=states, memory=memory, total=1000 * MIB))
             report = self.follow()
             self.assertEqual((report.able, report.why_not, self.lazy.residents.inside), (set(LAZY), {}, {"a"}))
             self.assertEqual(self.lazy.residents.room, 80 * MIB)
@@ -214,10 +214,10 @@ class LazyModelsTests(SimpleTestCase):
 
 class LookoutTests(TestCase):
     def setUp(self) -> None:
-        self.lookout = LazyModels(
-            Replicas(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), CATALOG)
-        ).lookout
-        self.lookout.models = {name: CATALOG[name] for name in LAZY}
+        self.demand = LazyModels(
+            ReplicaRegistry(Plan(worker=uuid4(), devices=("cpu",), replicas=1, threads=1), CATALOG)
+        ).demand
+        self.demand.models = {name: CATALOG[name] for name in LAZY}
 
     def job(self, model: str, **values: Any) -> Job:
         return Job.objects.create(model=model, inputs="text", **values)
@@ -231,42 +231,42 @@ class LookoutTests(TestCase):
         self.job("a", priority=1)
         self.job("b", status=Status.RUNNING)
         with self.assertNumQueries(2):  # and the other workers
-            self.lookout.look()
-        self.assertEqual((set(self.lookout.waiting), self.lookout.ours), ({"a"}, {"a"}))
-        self.assertEqual(self.lookout.waiting["a"].priority, 1)
-        self.assertLessEqual(self.lookout.waiting["a"].since_s, time.monotonic())
+            self.demand.poll()
+        self.assertEqual((set(self.demand.waiting), self.demand.ours), ({"a"}, {"a"}))
+        self.assertEqual(self.demand.waiting["a"].priority, 1)
+        self.assertLessEqual(self.demand.waiting["a"].since_s, time.monotonic())
 
     def test_how_long_a_job_has_waited_follows_no_clock_that_is_set(self) -> None:
         self.job("a")
-        self.lookout.look()
-        since_s = self.lookout.waiting["a"].since_s
+        self.demand.poll()
+        since_s = self.demand.waiting["a"].since_s
         for off_s in (-3600.0, 3600.0):
             with patch.object(clock, "_off_s", off_s):
-                self.lookout.look()
-            self.assertEqual(self.lookout.waiting["a"].since_s, since_s)
+                self.demand.poll()
+            self.assertEqual(self.demand.waiting["a"].since_s, since_s)
 
     def test_an_idle_service_asks_one_query_and_one_with_all_in_memory_none(self) -> None:
         with self.assertNumQueries(1):
-            self.lookout.look()
-        self.lookout.absent = frozenset()
+            self.demand.poll()
+        self.demand.absent = frozenset()
         with self.assertNumQueries(0):
-            self.lookout.look()
-        self.lookout.models, self.lookout.absent = {}, frozenset(LAZY)
+            self.demand.poll()
+        self.demand.models, self.demand.absent = {}, frozenset(LAZY)
         with self.assertNumQueries(0):
-            self.lookout.look()
+            self.demand.poll()
 
     def test_what_another_worker_has_or_loads_is_left_to_it(self) -> None:
         self.job("a")
         for state in ("loading", "ready"):
             other = self.other_worker(state)
-            self.lookout.look()
-            self.assertEqual(self.lookout.ours, set())
+            self.demand.poll()
+            self.assertEqual(self.demand.ours, set())
             other.delete()
-        self.lookout.look()
-        self.assertEqual(self.lookout.ours, {"a"})
+        self.demand.poll()
+        self.assertEqual(self.demand.ours, {"a"})
 
     def test_it_estimates_each_model_once(self) -> None:
         with patch("inference.engines.artifacts.memory.estimate", return_value=7) as estimate:
             for _ in range(2):
-                self.lookout.look()
+                self.demand.poll()
         self.assertEqual(estimate.call_count, len(LAZY))

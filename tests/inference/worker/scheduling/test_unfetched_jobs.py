@@ -40,7 +40,7 @@ class UnfetchedTests(TestCase):
     def found(self) -> list[str]:
         """Return the jobs that a look brings, in their order."""
         self.backlog.add.reset_mock()
-        self.unfetched.ask(self.backlog, calls=CALLS)
+        self.unfetched.request_look(self.backlog, calls=CALLS)
         self.unfetched.look()
         self.unfetched.serve(self.backlog)
         return [item.id for (item, _), _ in self.backlog.add.call_args_list]

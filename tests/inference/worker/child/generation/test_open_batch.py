@@ -23,7 +23,7 @@ from inference.streams import history, reader
 from inference.streams.events import Delta, End
 from inference.streams.positions import BEGINNING
 from inference.streams.tale import Tale
-from inference.worker.calls import NO_JOB, Asked, BatchCall, BatchReport, Raised
+from inference.worker.calls import NO_JOB, BatchCall, BatchReport, ChildCommand, RemoteError
 from inference.worker.child import claims, entry
 from inference.worker.child.generation import limited_stepper, open_batch, text_publisher
 from inference.worker.child.generation.open_batch import COUNTED
@@ -62,9 +62,9 @@ class SteppingCase(TransactionTestCase):
         rows.insert([rows.prepare(job)])
         return job.pk
 
-    def call(self, *ids: UUID, goes_on: bool = False, asked: int = Asked.COME_BACK, **fields: Any) -> BatchReport:
+    def call(self, *ids: UUID, goes_on: bool = False, command: int = ChildCommand.YIELD, **fields: Any) -> BatchReport:
         """One step, if not asked otherwise."""
-        self.replica.shared.asked = asked
+        self.replica.shared.command = command
         call = BatchCall(
             batch=self.batch, model="words", digest=self.spec.digest, job_ids=ids, time_limit_s=3600, goes_on=goes_on,
             **fields,
@@ -88,7 +88,7 @@ class OpenBatchTests(SteppingCase):
 
     def test_to_the_end(self) -> None:
         jobs = [self.job(tokens) for tokens in (5, 2, 9)]
-        report = self.call(*jobs, asked=Asked.TO_THE_END)
+        report = self.call(*jobs, command=ChildCommand.DRAIN)
         self.assertEqual(
             (set(report.errors), report.left, report.tokens, len(report.firsts_s)), ({*jobs}, set(), 16, 3)
         )
@@ -117,28 +117,28 @@ class OpenBatchTests(SteppingCase):
     def test_what_breaks_a_batch_leaves_nothing_in_the_model(self) -> None:
         one, late = self.job(9), self.job(9)
         self.call(one)
-        with patch.object(claims, "claim", side_effect=RuntimeError("a bug")), self.assertRaises(Raised):
+        with patch.object(claims, "claim", side_effect=RuntimeError("a bug")), self.assertRaises(RemoteError):
             self.call(late, goes_on=True)
         self.assertEqual((self.opened.batches, len(self.engine.stepper or ())), ({}, 0))
 
     def test_a_device_that_fails_in_a_step_is_told_as_such(self) -> None:
         with self.assertRaises(DeviceFailed):
-            self.call(self.job(9), self.job(9, inputs={"fail": "device", "at": 2}), asked=Asked.TO_THE_END)
+            self.call(self.job(9), self.job(9, inputs={"fail": "device", "at": 2}), command=ChildCommand.DRAIN)
 
     def test_a_list_is_one_job(self) -> None:
         job_id = self.job(2, inputs=["one", "two"])
-        self.call(job_id, asked=Asked.TO_THE_END)
+        self.call(job_id, command=ChildCommand.DRAIN)
         self.assertEqual(self.row(job_id).output, [words.expected("one", 2), words.expected("two", 2)])
 
     def test_of_a_list_with_an_input_that_cannot_run_the_place_is_told(self) -> None:
         bad = {"text": "bad", "fail": "exception", "at": 0}
         job_id = self.job(2, inputs=["one", bad])
-        self.call(job_id, asked=Asked.TO_THE_END)
+        self.call(job_id, command=ChildCommand.DRAIN)
         self.assertIn("inputs[1]", self.row(job_id).error_detail)
 
     def test_parameters_that_the_row_must_not_have_fail_that_job_alone(self) -> None:
         bad, good = self.job(5000), self.job(2)
-        report = self.call(bad, good, asked=Asked.TO_THE_END)
+        report = self.call(bad, good, command=ChildCommand.DRAIN)
         self.assertEqual(report.errors, {bad: "invalid_input", good: ""})
 
 
@@ -236,8 +236,8 @@ class BesideTests(SteppingCase):
         self.replica.specs[self.other.digest] = self.other
         self.replica.engines[self.other.load_digest] = EchoEngine(self.other)
 
-    def beside(self, *, asked: int = Asked.GO_ON, **fields: Any) -> BatchReport:
-        self.replica.shared.asked = asked
+    def beside(self, *, command: int = ChildCommand.CONTINUE, **fields: Any) -> BatchReport:
+        self.replica.shared.command = command
         job = Job(model="echo", inputs="text")
         rows.insert([rows.prepare(job)])
         fields = {"digest": self.other.digest, "waiting": (self.batch,), **fields}
@@ -258,20 +258,20 @@ class BesideTests(SteppingCase):
 
     def test_nothing_is_left_of_one_as_something_else_is_loaded(self) -> None:
         self.call(self.job(9))
-        entry.have(())
+        entry.apply_order(())
         self.assertEqual((self.opened.batches, len(self.engine.stepper or ())), ({}, 0))
 
     def test_the_last_call_has_what_waits_run_to_its_end(self) -> None:
         one = self.job(9)
         self.call(one)
-        report = self.beside(asked=Asked.TO_THE_END)
+        report = self.beside(command=ChildCommand.DRAIN)
         self.assertEqual((list(report.errors.values()), self.row(one).status), ([""], Status.SUCCEEDED))
 
     def test_also_when_that_call_fails(self) -> None:
         one = self.job(9)
         self.call(one)
         with self.assertRaises(ModelUnavailable):
-            self.beside(asked=Asked.TO_THE_END, digest="of what is not loaded")
+            self.beside(command=ChildCommand.DRAIN, digest="of what is not loaded")
         self.assertEqual(self.row(one).output, words.expected("text", 9))
 
     def test_of_several_none_is_given_back_while_those_before_it_run(self) -> None:
@@ -279,13 +279,13 @@ class BesideTests(SteppingCase):
         self.call(second, waiting=(first[0],))
         stood_by: list[UUID] = []
         with patch.object(open_batch.OpenBatch, "stand_by", lambda batch, limit_s: stood_by.append(batch.id)):
-            self.replica.shared.asked = Asked.TO_THE_END
+            self.replica.shared.command = ChildCommand.DRAIN
             entry.run_to_the_end()
         self.assertEqual((stood_by, self.row(second).status), ([self.batch], Status.SUCCEEDED))
 
     def test_a_process_that_was_sent_a_signal_runs_nothing_to_its_end(self) -> None:
         self.call(self.job(9))
-        self.replica.shared.asked = Asked.TO_THE_END
+        self.replica.shared.command = ChildCommand.DRAIN
         with patch.object(entry, "terminate_handler_fired", return_value=True):
             entry.run_to_the_end()
         self.assertEqual(list(self.opened.batches), [self.batch])
@@ -306,7 +306,7 @@ class StreamTests(SteppingCase):
         ])  # fmt: skip
 
     def test_in_a_long_call_too_text_is_told_again_a_moment_later(self) -> None:
-        teller, write = text_publisher.Teller(self.batch), cast("Mock", history.write)
+        teller, write = text_publisher.TextPublisher(self.batch), cast("Mock", history.write)
         told, now = [], 1000.0
         with patch.object(text_publisher, "time", Mock(monotonic=lambda: now)):
             for later_s in (0.0, text_publisher.TELL_S / 2, text_publisher.TELL_S):
@@ -329,7 +329,7 @@ class StreamTests(SteppingCase):
         answer = "All right then"
         with patch.object(words, "word", lambda value, place: answer.split()[place]):
             job_id = self.job(3, inputs="A")
-            self.call(job_id, asked=Asked.TO_THE_END)
+            self.call(job_id, command=ChildCommand.DRAIN)
         events = list(reader.read(self.row(job_id)))
         self.assertEqual([event.text for event in events if isinstance(event, Delta)], [answer])
         self.assertEqual([event.text for event in events if isinstance(event, End)], [answer])
@@ -362,7 +362,7 @@ class LimitTests(SteppingCase):
     def test_a_job_past_the_limit_ends_with_its_text_and_frees_its_room(self) -> None:
         self.let_steps_take(COUNTED * self.time_limit_s + 1)  # four of them are the limit
         late = self.job(90)
-        report = self.call(late, asked=Asked.TO_THE_END)
+        report = self.call(late, command=ChildCommand.DRAIN)
         self.assertEqual((report.errors, report.room.tokens, report.answers), ({late: ""}, 100, (4,)))
         row = self.row(late)
         self.assertEqual((row.status, row.output), (Status.SUCCEEDED, words.expected("text", 4)))
@@ -370,26 +370,26 @@ class LimitTests(SteppingCase):
     def test_its_details_say_why_it_ended(self) -> None:
         self.let_steps_take(COUNTED * self.time_limit_s + 1)  # four of them are the limit
         with patch.object(claims, "parameters_of", return_value={"max_new_tokens": 90, "details": True}):
-            self.call(late := self.job(90), asked=Asked.TO_THE_END)
+            self.call(late := self.job(90), command=ChildCommand.DRAIN)
         self.assertEqual(self.row(late).output[0]["details"], {"finish_reason": "length", "generated_tokens": 4})
 
     def test_a_list_past_the_limit_keeps_what_has_ended_and_what_has_begun(self) -> None:
         self.let_steps_take(COUNTED * self.time_limit_s + 1)  # four of them are the limit
         with patch.object(self.engine.stepper, "capacity", 10):
-            self.call(late := self.job(8, inputs=["one", "two"]), asked=Asked.TO_THE_END)
+            self.call(late := self.job(8, inputs=["one", "two"]), command=ChildCommand.DRAIN)
         self.assertEqual(self.row(late).output, [words.expected("one", 4), words.expected("two", 0)])
 
     def test_the_text_is_what_the_model_makes_of_it_where_it_can(self) -> None:
         self.let_steps_take(COUNTED * self.time_limit_s + 1)  # four of them are the limit
         answer = [{"generated_text": "so far"}]
         with patch.object(self.engine.stepper, "finish", lambda key: Progress(key=key, answer=answer)):
-            self.call(late := self.job(90), asked=Asked.TO_THE_END)
+            self.call(late := self.job(90), command=ChildCommand.DRAIN)
         self.assertEqual(self.row(late).output, answer)
 
     def test_a_job_without_a_word_at_the_limit_fails(self) -> None:
         self.let_steps_take(COUNTED * self.time_limit_s + 1)  # four of them are the limit
         with patch.object(words, "is_held", return_value=True):
-            report = self.call(self.job(90), asked=Asked.TO_THE_END)
+            report = self.call(self.job(90), command=ChildCommand.DRAIN)
         self.assertEqual((set(report.errors.values()), report.room.tokens), ({"timed_out"}, 100))
 
     def test_what_its_child_does_between_two_calls_does_not_count(self) -> None:
@@ -412,7 +412,7 @@ class LimitTests(SteppingCase):
 
     def test_a_pause_of_its_process_within_a_step_counts_as_a_part_of_the_limit(self) -> None:
         self.let_steps_take(0.0, 3 * self.time_limit_s, 0.0)
-        report = self.call(self.job(9), asked=Asked.TO_THE_END)
+        report = self.call(self.job(9), command=ChildCommand.DRAIN)
         self.assertEqual((set(report.errors.values()), report.tokens), ({""}, 9))
 
     def test_one_that_goes_on_is_kept_for_longer(self) -> None:
@@ -428,5 +428,5 @@ class LimitTests(SteppingCase):
     def test_the_time_in_which_one_waits_for_the_room_of_others_does_not_count(self) -> None:
         self.let_steps_take(self.time_limit_s / 20)
         with patch.object(self.engine.stepper, "capacity", 20):
-            report = self.call(self.job(15), self.job(15), asked=Asked.TO_THE_END)
+            report = self.call(self.job(15), self.job(15), command=ChildCommand.DRAIN)
         self.assertEqual((len(report.errors), set(report.errors.values()), report.tokens), (2, {""}, 30))

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from inference.batching.room import Room
 from inference.errors import NotYet
-from inference.worker.calls import READY, Asked, BatchReport, Loaded
+from inference.worker.calls import READY, BatchReport, ChildCommand, LoadReport
 from tests.inference.worker.test_dispatch import CATALOG, PAST_LIMIT, PID, DispatcherCase
 
 
@@ -20,7 +20,9 @@ class OpenCase(DispatcherCase):
 
     def load(self, pid: int = PID, **models: str) -> None:
         told = {CATALOG[name].digest: state for name, state in models.items()}
-        self.replicas.loaded(Loaded(pid=pid, models=told, steps=frozenset(CATALOG[name].digest for name in self.steps)))
+        self.replicas.loaded(
+            LoadReport(pid=pid, models=told, steps=frozenset(CATALOG[name].digest for name in self.steps))
+        )
 
     def step(
         self, *left: UUID, call: SimpleNamespace | None = None, room: int = 1000, longest: int = 0, **report: Any
@@ -43,8 +45,8 @@ class OpenCase(DispatcherCase):
         self.grow()
         return PID + 1
 
-    def asked(self, index: int = 0) -> int:
-        return int(self.replicas.replicas[index].shared.asked)
+    def command(self, index: int = 0) -> int:
+        return int(self.replicas.replicas[index].shared.command)
 
 
 class JoinTests(OpenCase):
@@ -162,12 +164,12 @@ class JoinTests(OpenCase):
         one, _ = self.add()
         self.kick()
         self.step(one)
-        self.assertEqual(self.asked(), Asked.GO_ON)
+        self.assertEqual(self.command(), ChildCommand.CONTINUE)
         self.add()
         self.dispatcher.kick()
-        self.assertEqual(self.asked(), Asked.COME_BACK)
+        self.assertEqual(self.command(), ChildCommand.YIELD)
         self.step(one)
-        self.assertEqual(self.asked(), Asked.GO_ON)
+        self.assertEqual(self.command(), ChildCommand.CONTINUE)
 
     def test_a_step_is_not_interrupted_for_one_that_there_is_no_room_for(self) -> None:
         one, _ = self.add()
@@ -175,7 +177,7 @@ class JoinTests(OpenCase):
         self.step(one, room=99)
         self.add(length=100)
         self.dispatcher.kick()
-        self.assertEqual(self.asked(), Asked.GO_ON)
+        self.assertEqual(self.command(), ChildCommand.CONTINUE)
 
 
 class FactsTests(OpenCase):
@@ -185,21 +187,21 @@ class FactsTests(OpenCase):
         one, _ = self.add()
         self.kick()
         self.step(one, room=900, capacity=1000, tokens=5, firsts_s=(0.1, 0.3))
-        told = self.dispatcher.facts().generation["a"]
+        told = self.dispatcher.snapshot().generation["a"]
         self.assertEqual((told["rows"], told["room"], told["tokens"], told["tokens_per_s"]), (1, 1900, 5, 0.5))
         self.assertEqual(told["first_token_s"], {"p50": 0.1, "p95": 0.1})
         self.step(errors={one: ""}, room=1000, capacity=1000)
-        self.assertEqual(self.dispatcher.facts().generation["a"]["room"], 2000)
+        self.assertEqual(self.dispatcher.snapshot().generation["a"]["room"], 2000)
 
     def test_speed_counts_what_is_generated_for_those_that_go_on(self) -> None:
         ids = [self.add()[0] for _ in range(4)]
         self.kick()
         for _ in range(9):
             self.step(*ids, capacity=1000, engine_s=0.5, tokens=40)
-        self.assertEqual(self.dispatcher.facts().speeds["a"], 0.0)
+        self.assertEqual(self.dispatcher.snapshot().speeds["a"], 0.0)
         self.step(*ids[1:], capacity=1000, engine_s=0.5, tokens=40, answers=(100,))
         self.step(*ids[1:], capacity=1000, engine_s=0.5, tokens=30)
-        self.assertAlmostEqual(self.dispatcher.facts().speeds["a"], 0.7, places=1)
+        self.assertAlmostEqual(self.dispatcher.snapshot().speeds["a"], 0.7, places=1)
 
 
 class TurnTests(OpenCase):
@@ -210,7 +212,7 @@ class TurnTests(OpenCase):
         for _ in range(2):
             self.add("b", group="apart" * len(self.pool.calls))
         self.dispatcher.kick()
-        self.assertEqual(self.asked(), Asked.COME_BACK)
+        self.assertEqual(self.command(), ChildCommand.YIELD)
         models = []
         for _ in range(4):
             if self.last.batch.model == "a":
@@ -406,10 +408,10 @@ class EndTests(OpenCase):
         self.pool.closing, calls = True, len(self.pool.calls)  # which Celery closes first
         self.replicas.close()
         self.dispatcher.leave()
-        self.assertEqual((self.asked(), waiting.events), (Asked.TO_THE_END, ["given back"]))
+        self.assertEqual((self.command(), waiting.events), (ChildCommand.DRAIN, ["given back"]))
         self.step(one)  # its child was between two calls: at its end it runs what is open
-        self.replicas.ask(PID, Asked.COME_BACK)  # as for the turn of another
-        self.assertEqual((len(self.pool.calls), self.asked()), (calls, Asked.TO_THE_END))
+        self.replicas.send_command(PID, ChildCommand.YIELD)  # as for the turn of another
+        self.assertEqual((len(self.pool.calls), self.command()), (calls, ChildCommand.DRAIN))
 
     def test_a_lost_connection_gives_back_who_waits_and_the_batch_goes_on(self) -> None:
         one, request = self.add()

@@ -9,12 +9,12 @@ from uuid import UUID
 from inference.models import PausedModel, Worker
 
 
-def rests(worker: UUID) -> bool:
+def is_drained(worker: UUID) -> bool:
     """Whether it is to take nothing new."""
     return Worker.objects.filter(pk=worker, is_to_rest=True).exists()
 
 
-def paused() -> frozenset[str]:
+def paused_models() -> frozenset[str]:
     """Models of which nothing is to be begun."""
     return frozenset(PausedModel.objects.order_by().values_list("model", flat=True))
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class OperatorIntents:
     """The wishes of operators that concern one worker."""
 
-    rests: bool = False  # it takes nothing new
+    is_drained: bool = False  # it takes nothing new
     paused: frozenset[str] = frozenset()  # models of which nothing is begun
