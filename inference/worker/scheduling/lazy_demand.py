@@ -23,7 +23,7 @@ class LazyDemand(threading.Thread):
     """`models`, `absent`, `held_back` and `residents` are the event loop's; what this finds is replaced as a whole."""
 
     def __init__(self, plan: Plan, residents: Residents) -> None:
-        super().__init__(name="lookout", daemon=True)
+        super().__init__(name="lazy-demand", daemon=True)
         self.worker = plan.worker
         self.residents = residents
         self.models: Catalog = {}  # the lazy ones

@@ -1031,7 +1031,7 @@ class TurnTests(DispatcherCase):
         self.assertEqual((list(self.dispatcher.backlog.held), request.events), ([running], [("finished", "")]))
 
     def test_others_are_looked_for_once_as_many_are_held_as_may_be(self) -> None:
-        with patch.object(UnfetchedJobs, "ask") as asked:
+        with patch.object(UnfetchedJobs, "request_look") as asked:
             self.dispatcher.kick()
             self.assertFalse(asked.called)
             while len(self.dispatcher.backlog.held) < self.dispatcher.prefetch:
@@ -1059,6 +1059,6 @@ class TurnTests(DispatcherCase):
         while len(self.dispatcher.backlog.held) < self.dispatcher.prefetch:
             self.add(owner="many")
         self.dispatcher.backlog.queues["a"] = BatchQueue(Limits(max_batch_size=8, max_batch_tokens=64), CostModel())
-        with patch.object(UnfetchedJobs, "ask") as asked:
+        with patch.object(UnfetchedJobs, "request_look") as asked:
             self.dispatcher.kick()
         self.assertFalse(asked.called)

@@ -155,7 +155,7 @@ class EndedChildTests(PoolCase):
     def test_one_in_which_an_order_raised_is_ended_and_not_sent_it_again(self) -> None:
         raised = self.pid
         self.replicas.follow({"b": ModelSpec(name="b", engine="x:Y")})
-        with patch.object(entry, "have", fail):
+        with patch.object(entry, "apply_order", fail):
             self.pool.order()
         self.until(lambda: self.pid != raised, "it is ended")
         self.assert_the_next_one_works(raised)
