@@ -25,7 +25,7 @@ def variables_read() -> set[str]:
     """The environment variables that the service's own code reads."""
     sources = (
         file.read_text()
-        for folder in ("project", "inference", "api", "batch_inference_client")
+        for folder in ("project", "inference", "api", "tools", "batch_inference_client")
         for file in ROOT.glob(f"{folder}/**/*.py")
     )
     return {name for source in sources for name in READS.findall(source) if not NOT_SETTINGS.match(name)}
