@@ -17,7 +17,7 @@ SERVICE, DEVELOPMENT, FLOWER = "requirements.txt", "requirements-dev.txt", "requ
 TESTED = "requirements-models-test.txt"
 CLIENTS = ROOT / "tests" / "clients" / "calls"  # of environments of their own
 EXTRAS = ("requirements-openvino.txt", "requirements-quantized.txt", "requirements-otel.txt")  # of who asks for them
-OURS = {"project", "inference", "api", "batch_inference_client", "tests", "benchmarks", "examples"}
+OURS = {"project", "inference", "api", "tools", "batch_inference_client", "tests", "benchmarks", "examples"}
 CUDA = re.compile(r"(nvidia|cuda)-|triton$")  # whose versions follow the build of torch
 
 
@@ -70,7 +70,7 @@ def installed(direct: list[Requirement]) -> dict[str, str]:
 class TestRequirements(SimpleTestCase):
     def test_what_the_service_imports_is_in_its_requirements(self) -> None:
         pinned = {name for file in (SERVICE, *EXTRAS) for name in pins(file)}
-        self.assertEqual(imported("project", "inference", "api", "batch_inference_client") - pinned, set())
+        self.assertEqual(imported("project", "inference", "api", "tools", "batch_inference_client") - pinned, set())
 
     def test_what_the_tests_import_is_in_the_requirements(self) -> None:
         pinned = {name for file in (SERVICE, DEVELOPMENT, TESTED, *EXTRAS) for name in pins(file)}
