@@ -26,13 +26,13 @@ coverage: .venv/.installed-dev  ## Run the tests, and print the branches that th
 fuzz: .venv/.installed-dev  ## Fuzz the HTTP interface, 300 examples an operation (N=5000 for more)
 	@exec $(PY) -m tests.api.fuzz $(or $(N),300)
 
-faults-quick: .venv/.installed-dev  ## Play the faults of docs/reliability.md, once each (ON="--broker rabbitmq" for another stack)
+faults-quick: .venv/.installed-dev  ## Play the faults of docs/explanation/reliability.md, once each (ON="--broker rabbitmq" for another stack)
 	@exec $(PY) -m tests.faults --trials ci $(ON)
 
 faults: .venv/.installed-dev  ## Play them all at full counts, in about two hours and a half (ON as above)
 	@exec $(PY) -m tests.faults --trials full $(ON)
 
-clients: .venv/.installed-dev  ## Have clients of other projects call the service, and write docs/clients.md
+clients: .venv/.installed-dev  ## Have clients of other projects call the service, and write docs/reference/clients.md
 	@exec $(PY) -m tests.clients
 
 gpu: .venv/.installed-dev  ## Check the service on this host's GPU (ON="--stand-in" for the check itself, on a CPU)

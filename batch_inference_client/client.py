@@ -139,7 +139,7 @@ class BaseClient(Retrieval):
         return self._job_or_bulk(id, self.service.cancel, self.service.cancel_bulk)
 
     def look(self, id: str) -> Document:
-        """A job, or how far a bulk is, as docs/api.md describes them. Raises `ClientError`."""
+        """A job, or how far a bulk is, as docs/reference/api.md describes them. Raises `ClientError`."""
         return self._job_or_bulk(id, self.service.job, self.service.bulk)
 
     def models(self) -> list[Document]:

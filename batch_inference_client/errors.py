@@ -11,7 +11,7 @@ PASSING = frozenset(  # the service took nothing, and may later
 
 
 class ClientError(Exception):
-    """`code` is the service's (docs/api.md), or one of the client's own: `unreachable`, `redirected`, `no_answer`,
+    """`code` is the service's (docs/reference/api.md), or the client's own: `unreachable`, `redirected`, `no_answer`,
     `other_inputs`, `closed`. `passing`: the same call may succeed later.
 
     Its `args` make it again, as pickle does, and Celery with the result of a task."""

@@ -1,4 +1,4 @@
-"""Vectors and rankings of texts, by models that embed or rank them: see docs/embeddings.md and docs/rerank.md."""
+"""Vectors and rankings of texts, by models that embed or rank them: see embeddings.md and rerank.md in docs/guide."""
 
 from __future__ import annotations
 

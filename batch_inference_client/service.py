@@ -1,4 +1,4 @@
-"""What the client asks of the service, over HTTP or from inside Django. Documents are those of docs/api.md."""
+"""What the client asks of the service, over HTTP or from inside Django. Documents: docs/reference/api.md."""
 
 from __future__ import annotations
 

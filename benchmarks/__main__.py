@@ -1,4 +1,6 @@
-"""`make bench`: this service beside its peers, in turn, over the same pipeline. docs/benchmarks.md says how to read it.
+"""`make bench`: this service beside its peers, in turn, over the same pipeline.
+
+docs/measurements/benchmarks.md says how to read it.
 
 make bench -- --quick                          about ten minutes
 make bench -- --only service,unbatched --workload mixed --clients 32
@@ -20,7 +22,7 @@ from benchmarks.rounds import TRIAL_CLIENTS, Bench, Plan
 from benchmarks.systems import SYSTEMS, Variant, variants
 from benchmarks.workloads import FOLDER, WORKLOADS
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parent.parent / "docs" / "measurements"
 EVERY_SYSTEM = {**SYSTEMS, **generation.SYSTEMS}
 EVERY_WORKLOAD = {**WORKLOADS, generation.NAME: generation}
 

@@ -1,4 +1,4 @@
-"""The figures for people: tables for the terminal and for docs/benchmarks.md, and what they show."""
+"""The figures for people: tables for the terminal and for the page of measurements, and what they show."""
 
 from __future__ import annotations
 
@@ -95,14 +95,16 @@ def as_markdown(results: Results, first: str) -> str:
 
 
 def publish(results: Results, docs: Path) -> None:
-    """Put the figures between the marks of docs/benchmarks.md and README.md, the plot and the JSON into docs/. Of this
-    service alone they have marks of their own."""
+    """Put the figures between the marks of the page and of README.md, with the plot and the JSON beside the page.
+
+    `docs` is docs/measurements. Figures of this service alone have marks of their own.
+    """
     if all(SYSTEMS[measurement.system].is_ours for measurement in results.measurements):
         between_marks(docs / "benchmarks.md", as_markdown(results, measured(results)), BEGIN_OURS, END_OURS)
         return
     for page, figures in (
         (docs / "benchmarks.md", as_markdown(results, summary(results))),
-        (docs.parent / "README.md", summary(results)),
+        (docs.parents[1] / "README.md", summary(results)),
     ):
         between_marks(page, figures, BEGIN, END)
     plot.write(results, docs / "benchmarks.svg")

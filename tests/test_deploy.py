@@ -33,11 +33,11 @@ class TestUnits(SimpleTestCase):
             command = [part.replace("%H", "%h").replace("${LOG_LEVEL}", "INFO") for part in command_of(unit)]
             self.assertEqual(command[1:], list(program.command[1:]), unit)
 
-    def test_the_example_names_variables_that_readme_explains(self) -> None:
+    def test_the_example_names_variables_that_the_settings_page_explains(self) -> None:
         names = re.findall(r"^([A-Z_]+)=", (DEPLOY / "inference.env.example").read_text(), re.MULTILINE)
-        readme = (DEPLOY.parent / "README.md").read_text()
+        page = (DEPLOY.parent / "docs" / "reference" / "settings.md").read_text()
         for name in set(names) - {"HF_HOME"}:
-            self.assertIn(f"`{name}`", readme)
+            self.assertIn(f"`{name}`", page)
 
     def test_what_a_worker_without_privileges_cannot_make_of_a_gpu_is_made_before_it(self) -> None:
         unit = (DEPLOY / "inference-worker.service").read_text()

@@ -15,7 +15,7 @@ from inference.catalog import reader
 ROOT = Path(settings.BASE_DIR)
 README = (ROOT / "README.md").read_text()
 PAGES = "\n".join(page.read_text() for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
-CONFIGURATION = README[README.index("## Configuration") : README.index("## Tuning")]
+SETTINGS = (ROOT / "docs" / "reference" / "settings.md").read_text()
 MODULE = re.compile(r"\b(?:tests|benchmarks)(?:\.(?!md\b|json\b|svg\b)\w+)+")
 READS = re.compile(r"""(?:os\.environ(?:\.get\(|\[)|env\.[a-z]+\()\s*"([A-Z_]+)\"""")
 NOT_SETTINGS = re.compile(r"INFERENCE_|CUDA_VISIBLE_DEVICES|TOKENIZERS_|PYTORCH_|OMP_NUM_|FAILPOINT|HF_")
@@ -33,7 +33,7 @@ def variables_read() -> set[str]:
 
 class TestReadme(SimpleTestCase):
     def test_the_table_has_the_variables_that_the_code_reads_and_no_others(self) -> None:
-        rows = re.findall(r"^\| (`[^|]*`) \|", CONFIGURATION, re.MULTILINE)
+        rows = re.findall(r"^\| (`[^|]*`) \|", SETTINGS, re.MULTILINE)
         self.assertEqual({name for row in rows for name in re.findall(r"`([A-Z_]+)`", row)}, variables_read())
 
     def test_the_make_targets_exist(self) -> None:

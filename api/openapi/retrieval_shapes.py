@@ -96,7 +96,7 @@ class ScoredTextShown(Shape):
 
 
 class EmbeddingsBody(Shape):
-    """OpenAI's. Its other fields are taken where they ask for nothing: see docs/embeddings.md."""
+    """OpenAI's. Its other fields are taken where they ask for nothing: see docs/guide/embeddings.md."""
 
     model = serializers.CharField(help_text="A name of GET /v1/models. Below a model without effect.")
     input = Texts()

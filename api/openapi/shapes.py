@@ -131,7 +131,7 @@ class ModelsShown(Shape):
 
 
 class CompletionBody(Shape):
-    """OpenAI's; docs/openai.md says which of its fields are served. Parameters of the model may stand beside them."""
+    """OpenAI's; docs/guide/openai.md has the fields that are served. Parameters of the model may stand beside them."""
 
     model = serializers.CharField(required=False, help_text="Without effect: the address names the model.")
     max_tokens = serializers.IntegerField(required=False, min_value=1)

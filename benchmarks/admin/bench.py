@@ -23,7 +23,7 @@ from inference.status import backlog, metrics
 
 __all__ = ["CATALOG", "run"]
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "measurements"
 BEGIN, END = "<!-- admin: python -m benchmarks.admin --publish -->", "<!-- end of admin -->"
 LIMIT_MS, FIRST_PAGE, FIRST_PAGE_MS = 300, "first page", 100
 TIMES = 3  # the best counts: what else the machine does is not the database's

@@ -5,7 +5,7 @@ The cost is a sum of terms, each of which grows with items and with padded token
     call + item + token + token x length + (tokens beyond each of BENDS)
 
 Their weights are never negative. A GPU shows a large part for the call, and a bend where it is saturated; a CPU a small
-part, and bends where its caches end. docs/batching.md has measured figures.
+part, and bends where its caches end. docs/explanation/batching.md has measured figures.
 """
 
 import math

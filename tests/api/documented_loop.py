@@ -1,4 +1,4 @@
-"""The loop of docs/api.md that polls for an output, on Django's test client."""
+"""The loop of docs/reference/api.md that polls for an output, on Django's test client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from django.conf import settings
 from django.test import Client
 
-TEXT = (Path(settings.BASE_DIR) / "docs" / "api.md").read_text()
+TEXT = (Path(settings.BASE_DIR) / "docs" / "reference" / "api.md").read_text()
 (CODE,) = re.findall(r"```python\n(def output.*?)```", TEXT, re.DOTALL)
 
 

@@ -17,7 +17,7 @@ from django.test import Client, SimpleTestCase, TestCase, override_settings
 
 from api.server import middleware
 
-README = settings.BASE_DIR / "README.md"
+SETTINGS = settings.BASE_DIR / "docs" / "reference" / "settings.md"
 SHOW = """
 import json, os, runpy, sys
 for environment in json.load(sys.stdin):
@@ -46,7 +46,7 @@ class DeployTests(SimpleTestCase):
 
 
 class SettingsTests(SimpleTestCase):
-    """What README says of variables that are not set, in a process where none is."""
+    """What docs/reference/settings.md says of variables that are not set, in a process where none is."""
 
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
@@ -68,7 +68,7 @@ class SettingsTests(SimpleTestCase):
 
     def test_numbers_are_those_of_the_readme(self) -> None:
         found = self.of()
-        rows = re.findall(r"^\| (`[A-Z_`, ]+`) \| ([\d, ]+)(?::[^|]*)? \|", README.read_text(), re.MULTILINE)
+        rows = re.findall(r"^\| (`[A-Z_`, ]+`) \| ([\d, ]+)(?::[^|]*)? \|", SETTINGS.read_text(), re.MULTILINE)
         said = {
             name: float(number)
             for names, numbers in rows

@@ -1,4 +1,4 @@
-"""docs/api.md against the service: every operation, every code, every setting is in it, and its Python works."""
+"""docs/reference/api.md against the service: it has every operation, code and setting, and its Python works."""
 
 import re
 import time

@@ -2,7 +2,7 @@
 
 The weights of the vectors are real, those of the small cross-encoder are not; the worker is.
 
-The examples of docs/embeddings.md, docs/rerank.md and docs/tei.md run as they stand there.
+The examples of docs/guide/embeddings.md, docs/guide/rerank.md and docs/guide/tei.md run as they stand there.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ model = "{ranker}"
 """
 BASES = ("/openai/v1", "/v1", "/v1/models/embeddings/v1")
 TEXTS = ["A man is eating food.", "", "The stock market fell, and nobody knows why that was so.", "bread " * 400]
-DOCS = Path(settings.BASE_DIR) / "docs"
+DOCS = Path(settings.BASE_DIR) / "docs" / "guide"
 (EXAMPLE,) = re.findall(r"```python\n(.*?)```", (DOCS / "embeddings.md").read_text(), re.DOTALL)
 QUERY = "the cat runs in paris"
 DOCUMENTS = ["a dog", "the cat runs", "it was a good house and the red cat sleeps on it", "", "small"]

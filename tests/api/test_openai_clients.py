@@ -1,6 +1,6 @@
 """The unmodified clients of OpenAI over a socket, and the chats of Hugging Face's: a small model, a real worker.
 
-Every example of docs/openai.md in Python runs as it stands there.
+Every example of docs/guide/openai.md in Python runs as it stands there.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ model = "/no/such/folder"
 engine = "tests.echo:EchoEngine"
 task = "feature-extraction"
 """
-PAGE = (Path(settings.BASE_DIR) / "docs" / "openai.md").read_text()
+PAGE = (Path(settings.BASE_DIR) / "docs" / "guide" / "openai.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 (TABLE,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 ((PAGE_S_MODEL, ENTRY),) = tomllib.loads(TABLE).items()

@@ -3,7 +3,7 @@
     python -m tests.batch_inference_client.resume 100000
 
 With `--beside` it compares the time of `map` with that of the bulk interface, in turns. Seconds are printed for
-docs/client.md, and no test looks at them.
+docs/guide/client.md, and no test looks at them.
 """
 
 from __future__ import annotations

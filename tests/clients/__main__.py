@@ -1,4 +1,4 @@
-"""`python -m tests.clients`: writes docs/clients.md. The clients are installed into environments of their own."""
+"""`python -m tests.clients`: writes docs/reference/clients.md. The clients have environments of their own."""
 
 import sys
 

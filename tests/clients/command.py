@@ -24,7 +24,7 @@ GROUPS = (  # an environment each
     "text_generation_clients",
 )  # fmt: skip
 ENVIRONMENTS = Path(settings.BASE_DIR) / ".venv" / "clients"
-PAGE = Path(settings.BASE_DIR) / "docs" / "clients.md"
+PAGE = Path(settings.BASE_DIR) / "docs" / "reference" / "clients.md"
 MODELS = """
 [embeddings]
 engine = "inference.engines.embeddings:SentenceEmbeddings"

@@ -1,4 +1,4 @@
-"""docs/clients.md is what `make clients` writes: of these versions, and of the clients of the scripts."""
+"""docs/reference/clients.md is what `make clients` writes: of these versions, and of the clients of the scripts."""
 
 import re
 from unittest import TestCase

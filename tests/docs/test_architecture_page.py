@@ -1,4 +1,4 @@
-"""docs/architecture.md has the packages that there are, in the order of the layers, and the states of a job."""
+"""docs/explanation/architecture.md has the packages in the order of the layers, and the states of a job."""
 
 import re
 import tomllib
@@ -11,7 +11,7 @@ from django.test import SimpleTestCase
 from inference.models import TERMINAL, Status
 
 ROOT = Path(settings.BASE_DIR)
-PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 
 

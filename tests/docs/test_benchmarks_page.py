@@ -13,8 +13,9 @@ FIGURES = re.compile(r"<!-- figures: .* -->\n(.+?)<!-- end of figures -->", re.D
 
 class BenchmarksPageTests(SimpleTestCase):
     def test_readme_shows_figures_of_the_published_run(self) -> None:
-        pages = [settings.BASE_DIR / "README.md", settings.BASE_DIR / "docs" / "benchmarks.md"]
+        pages = [settings.BASE_DIR / "README.md", settings.BASE_DIR / "docs" / "measurements" / "benchmarks.md"]
         [summary], [figures] = (FIGURES.findall(page.read_text()) for page in pages)
         self.assertTrue(figures.startswith(summary))
-        for value in json.loads((settings.BASE_DIR / "docs" / "benchmarks.json").read_text())["machine"].values():
+        figures = settings.BASE_DIR / "docs" / "measurements" / "benchmarks.json"
+        for value in json.loads(figures.read_text())["machine"].values():
             self.assertIn(value, summary)

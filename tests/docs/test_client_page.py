@@ -1,4 +1,4 @@
-"""Every example of docs/client.md, as it stands there, against the real model of `make run`."""
+"""Every example of docs/guide/client.md, as it stands there, against the real model of `make run`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.e2e.case import StackCase
 from tests.ports import HOST
 from tests.stack import Stack
 
-PAGE = (Path(settings.BASE_DIR) / "docs" / "client.md").read_text()
+PAGE = (Path(settings.BASE_DIR) / "docs" / "guide" / "client.md").read_text()
 HTTP, RETRIEVAL, FUTURES, MANY, STREAM, ASYNC, INSIDE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 MODELS = """
 [embeddings]

@@ -1,4 +1,4 @@
-"""Every example of docs/models.md, as it stands there."""
+"""Every example of docs/guide/models.md, as it stands there."""
 
 import doctest
 import os
@@ -18,7 +18,7 @@ from inference.engines.inputs.feeds import FEEDS
 from tests import tiny_models
 from tests.conditions import PATIENCE_S
 
-PAGE = (settings.BASE_DIR / "docs" / "models.md").read_text(encoding="utf-8")
+PAGE = (settings.BASE_DIR / "docs" / "guide" / "models.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:

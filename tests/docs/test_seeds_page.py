@@ -1,4 +1,4 @@
-"""docs/from-the-seeds.md and docs/from-a-celery-task.md: each line of their tables leads to a test that there is."""
+"""Each line of the tables of from-the-seeds.md and from-a-celery-task.md leads to a test that there is."""
 
 import re
 
@@ -7,7 +7,7 @@ from django.test import SimpleTestCase
 
 from inference.catalog import reader
 
-DOCS = settings.BASE_DIR / "docs"
+DOCS = settings.BASE_DIR / "docs" / "guide"
 PAGE = (DOCS / "from-the-seeds.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| (?!there|advice)(.+) \|$", re.MULTILINE)
 TARGET = re.compile(r'^\[([\w-]+)\]: (\S+) "(test_\w+)"$', re.MULTILINE)
@@ -39,7 +39,7 @@ class SeedsPageTests(SimpleTestCase):
         self.assertEqual((spec.task, spec.parameters["top_k"].default), ("fill-mask", 1))
 
     def test_the_rows_of_service_streamer_s_own_table_can_be_measured(self) -> None:
-        text = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+        text = (DOCS.parent / "measurements" / "benchmarks.md").read_text(encoding="utf-8")
         section = text.partition("## service-streamer's own table")[2].partition("\n## ")[0]
         (names,) = re.findall(r"--only ([\w,-]+)", section)
         known = re.findall(

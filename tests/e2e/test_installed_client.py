@@ -1,6 +1,6 @@
 """Another Django project calls the service: the client is installed by itself, where nothing of the service is.
 
-README's code for that project, and both tasks of docs/from-a-celery-task.md, run as they are printed.
+README's code for that project, and both tasks of docs/guide/from-a-celery-task.md, run as they are printed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tools.launcher.supervisor import Program
 ROOT = Path(settings.BASE_DIR)
 CLIENT = ROOT / "batch_inference_client"
 README = (ROOT / "README.md").read_text().partition("## From your Django project\n")[2].partition("\n## ")[0]
-PAGE = (ROOT / "docs/from-a-celery-task.md").read_text()
+PAGE = (ROOT / "docs/guide/from-a-celery-task.md").read_text()
 SETTINGS, VIEWS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 BEFORE, AFTER, SUBMIT, LATER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 (TABLE,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)

@@ -1,4 +1,4 @@
-"""docs/from-the-seeds.md, with a pretrained fill-mask model that a hub on the loopback serves by its id, and MiniLM.
+"""docs/guide/from-the-seeds.md, with a pretrained fill-mask model, served by its id from a local hub, and MiniLM.
 
 The model is RXNMapper's ALBERT, which reads chemistry: no hub with English ones is reached from here.
 """

@@ -9,7 +9,7 @@ from unittest.mock import patch
 from tests.faults import broker, database, drill, matrix, space
 from tests.faults.backends import POSTGRES, RABBITMQ, SQLITE, Backends
 
-RELIABILITY = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
+RELIABILITY = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "reliability.md"
 
 
 class MatrixTests(unittest.TestCase):
@@ -29,7 +29,7 @@ class MatrixTests(unittest.TestCase):
                 self.assertIn(f"\n| {fault.row} | ", page)
 
     def test_the_page_of_the_drill_has_what_it_causes(self) -> None:
-        page = RELIABILITY.with_name("operations.md").read_text().partition("\n## Drill\n")[2]
+        page = (RELIABILITY.parents[1] / "guide" / "operations.md").read_text().partition("\n## Drill\n")[2]
         drills: tuple[type[drill.Drill], ...] = (drill.OfAService, drill.OfADatabase)
         codes = [named.code for each in drills for together in each.ROUNDS for named in together]
         self.assertGreater(len(set(codes)), 10)

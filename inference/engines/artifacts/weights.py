@@ -147,7 +147,7 @@ def _first_step(path: Path) -> str:
         return "save it with model.save_pretrained(folder)"
     kind, place = str(steps[0].get("type")).rpartition(".")[2], steps[0].get("path")
     told = f"modules.json begins with {kind[:100]} (path {str(place)[:100]!r}), and served is a Transformer in the"
-    return f"{told} folder itself. For another step write an engine class, see docs/models.md"
+    return f"{told} folder itself. For another step write an engine class, see docs/guide/models.md"
 
 
 def _check_links(path: Path) -> None:
@@ -169,7 +169,7 @@ def _check_config(file: Path) -> None:
         if content.get(key):
             raise ModelUnavailable(
                 f"{file.name} asks for code of its own ({key}), which is never run. If transformers itself has this"
-                f" architecture, use a copy without {key}; otherwise write an engine class, see docs/models.md."
+                f" architecture, use a copy without {key}; otherwise write an engine class, see docs/guide/models.md."
             )
 
 

@@ -55,7 +55,7 @@ class PipelineEngine(Engine):
         if self.task not in FEEDS:
             raise ModelUnavailable(
                 f"task {self.spec.task!r} is not served; served are {', '.join(sorted(FEEDS))}."
-                " For another, write an engine class: see docs/models.md."
+                " For another, write an engine class: see docs/guide/models.md."
             )
         self.feed = FEEDS[self.task]
         _require(tasks.of(self.task))
@@ -96,7 +96,7 @@ class PipelineEngine(Engine):
                 raise ModelUnavailable(
                     f"it cannot be served with the answers that transformers' own pipeline gives: {difference}."
                     " Report it with the name of the model; an engine class of your own can serve it, see"
-                    " docs/models.md."
+                    " docs/guide/models.md."
                 )
             self.padded, self.note = False, "This transformers is not known well enough: each input runs alone."
             return

@@ -52,7 +52,7 @@ def load_dense(folder: Path, saved: Mapping[str, Any]) -> Dense:
     wrong += sorted(saved.keys() - FIELDS)
     if wrong:
         told = f"{wrong[0]} = {repr(saved[wrong[0]])[:100]} is not understood. Write an engine class"
-        raise ModelUnavailable(f"{file}: {told}, see docs/models.md.")
+        raise ModelUnavailable(f"{file}: {told}, see docs/guide/models.md.")
     activation = _activation(file, saved.get("activation_function", "torch.nn.Tanh"))
     with torch.device("meta"):  # The weights that are read are the first that take memory.
         linear = nn.Linear(read, written, bias=flags["bias"])

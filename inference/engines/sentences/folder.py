@@ -136,7 +136,7 @@ def _places(folder: Path) -> tuple[str, list[str]]:
     if kinds[:2] != FIRST or any(kind != THEN for kind in others):
         raise ModelUnavailable(
             f"{MODULES_FILE} asks for {', '.join(kinds)}; served are {', '.join(FIRST)}, any number of {THEN}, and"
-            f" {LAST}, in this order. For another step write an engine class, see docs/models.md."
+            f" {LAST}, in this order. For another step write an engine class, see docs/guide/models.md."
         )
     for step in steps:
         _refuse_others(MODULES_FILE, step, {"type", "path"})
@@ -196,5 +196,5 @@ def _refuse_others(
 def _not_understood(file: str, field: str, value: Any) -> ModelUnavailable:
     return ModelUnavailable(
         f"{file}: {field} = {str(value)[:100]!r} is not understood, and vectors might be others than the model's."
-        " Write an engine class, see docs/models.md."
+        " Write an engine class, see docs/guide/models.md."
     )

@@ -74,7 +74,9 @@ def modes_of(file: str, saved: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
             f" {', '.join(POOLS)}."
         )
     if others := saved.keys() - flags.keys() - FIELDS:
-        raise ModelUnavailable(f"{file}: {min(others)} is not understood. Write an engine class, see docs/models.md.")
+        raise ModelUnavailable(
+            f"{file}: {min(others)} is not understood. Write an engine class, see docs/guide/models.md."
+        )
     include_prompt = saved.get("include_prompt", True)
     if not isinstance(include_prompt, bool):
         raise ModelUnavailable(f"{file}: include_prompt must be true or false.")

@@ -14,7 +14,7 @@ from inference.catalog.specs import ModelSpec
 from inference.catalog.validation import validate_parameters
 from inference.errors import InvalidInput
 
-PAGE = Path(settings.BASE_DIR) / "docs" / "api.md"
+PAGE = Path(settings.BASE_DIR) / "docs" / "reference" / "api.md"
 # What text-generation 0.7, LangChain's HuggingFaceEndpoint and huggingface_hub send to a model that generates.
 TEXT_GENERATION: dict[str, Any] = {
     "best_of": None, "decoder_input_details": False, "details": True, "do_sample": False, "frequency_penalty": None,

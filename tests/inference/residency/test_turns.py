@@ -31,7 +31,7 @@ arrivals = st.lists(
 
 
 def longest_wait_s(catalog: dict[str, LazyModel]) -> float:
-    """For its load, of any model: what docs/lazy-models.md states."""
+    """For its load, of any model: what docs/guide/lazy-models.md states."""
     slowest_s = max(SHORTEST_LOAD_S, *(model.load_s for model in catalog.values()))
     return 2 * STEP_S + len(catalog) * ((TURN + 2) * slowest_s + CALL_S + 2 * POLL_S)
 
