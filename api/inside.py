@@ -46,7 +46,7 @@ from inference.streams.positions import BEGINNING, Position
 from inference.submission import bulk, jobs
 from inference.submission.submissions import Terms
 
-UNCOMMITTED = "Nobody runs what a transaction submits before it is committed: wait after it."
+UNCOMMITTED = "A job that a transaction submits runs only after its commit: wait for it then."
 
 T = TypeVar("T", bound=Terms)
 P = ParamSpec("P")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 GRACE_S = 0.5  # the server cancels a statement, and says so, before the client stops waiting
-SPENT = "what this request asked before took all the time that its answer has"
+SPENT = "earlier statements of this request took all the time that its answer may take"
 
 
 class _Own(threading.local):

@@ -17,7 +17,7 @@ CONTENT_TYPE = "text/event-stream"
 KEEP_ALIVE = b": keep-alive\n\n"
 RETRY = b"retry: 1000\n\n"  # milliseconds after which a browser comes back
 BEGINS_AGAIN = "The text begins again: another attempt generates another one."
-GOES_ON = "This server tells no more, and the job goes on: come back with the id of the last event."
+GOES_ON = "This server is stopping and the job goes on: connect again with the id of the last event."
 
 
 def event(name: str, data: Any, event_id: str = "") -> bytes:

@@ -54,7 +54,7 @@ class JobShown(ListedJobShown):
 
 
 class PagedJobShown(ListedJobShown):
-    output = AnyValue(required=False, help_text="Where it was asked for.")
+    output = AnyValue(required=False, help_text="If the request asked for it.")
 
 
 class JobPageShown(Shape):

@@ -46,7 +46,9 @@ class JobBody(Body):
     parameters = StrictObject(required=False, help_text="What the model allows: see GET /v1/models/{name}.")
     priority = Choice(PRIORITIES, required=False, help_text="high, normal or low.")
     expires_in = Seconds(*EXPIRES_IN_S, required=False, help_text="Seconds; a job not started by then expires.")
-    webhook = StrictString(required=False, help_text="Address to be told when the job is finished, where configured.")
+    webhook = StrictString(
+        required=False, help_text="Address that is called when the job is finished, if webhooks are configured."
+    )
 
 
 class WaitBody(Body):

@@ -35,7 +35,7 @@ class Breaker:
         if self.is_resting():
             self._refuse()
         if not budget.left_s():
-            raise BrokerUnavailable(f"The broker was not asked: {budget.SPENT}.")
+            raise BrokerUnavailable(f"The broker was not called: {budget.SPENT}.")
         with budget.spent(), self._slot():
             self._enter()
             try:

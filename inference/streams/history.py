@@ -52,7 +52,7 @@ def write(chunks: Sequence[Chunk]) -> None:
     except (redis.RedisError, BrokerUnavailable) as error:
         refused = [error]
     if refused:
-        logger.warning("text of %d jobs not told, their streams tell it at the end: %s", len(chunks), refused[0])
+        logger.warning("text of %d jobs not published, their streams have it at the end: %s", len(chunks), refused[0])
 
 
 def read(after: Mapping[UUID, bytes], most: int) -> dict[UUID, list[Entry]]:

@@ -104,5 +104,5 @@ def explain(row: Row, error: IntegrityError) -> Row:
     if stored := known(row):
         return stored
     if row.owner_id and not get_user_model()._default_manager.filter(pk=row.owner_id).exists():
-        raise UnknownOwner("Who submits is no user any more.") from error
+        raise UnknownOwner("The user who submits no longer exists.") from error
     raise error

@@ -35,7 +35,9 @@ def _is_wanted() -> bool:
         import opentelemetry.exporter.otlp.proto.http.trace_exporter
         import opentelemetry.sdk.trace  # noqa: F401
     except ImportError:
-        warnings.warn("OTEL_* names who takes traces: pip install -r requirements-otel.txt for them.", stacklevel=2)
+        warnings.warn(
+            "OTEL_* names an exporter of traces: pip install -r requirements-otel.txt to send them.", stacklevel=2
+        )
         return False
     except Exception as error:
         warnings.warn(f"OTEL_* is not understood, there are no traces: {error!r}", stacklevel=2)

@@ -169,7 +169,7 @@ def _post(webhook: Webhook) -> None:
     """Raises `NotSent`."""
     host = host_of(webhook.url)
     if host not in settings.WEBHOOK_HOSTS:
-        raise outbound.NotSent(f"the host {host} may not be called any more")
+        raise outbound.NotSent(f"the host {host} may no longer be called")
     body, now = payload(webhook.job), int(clock.time_s())
     headers = {
         "Content-Type": "application/json",

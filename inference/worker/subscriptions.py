@@ -75,7 +75,7 @@ class Subscriptions:
             self._undo(queue)
         except self.c.connection_errors:
             if self.is_amqp:
-                self._refuse(queue, "its queue breaks the connection, it is deleted and made anew.").breaks += 1
+                self._refuse(queue, "its queue breaks the connection: it is deleted and declared again.").breaks += 1
             raise
         else:
             self._refused.pop(queue, None)

@@ -316,20 +316,20 @@ class OfAService(Drill):
         ),
         (
             Named("WorkerDrained", "worker1@.* is drained, and takes nothing", drained),
-            Named("ModelUnserved", "Nobody serves echo: its worker is drained", drained),
+            Named("ModelUnserved", "No worker serves echo: its worker is drained", drained),
             Named("ModelsFileRefused", "models.toml", file_refused),
             Named("BrokerSlow", r"The broker took 0\.\d s to answer nothing", broker_slow),
         ),
         (
             Named("WorkerDegraded", "does not serve all of its models: fragile: told not to load", cannot_load),
-            Named("WebhooksWait", "due and nobody sends them: 1 wait", not_sent),
+            Named("WebhooksWait", "due and no process sends them: 1 wait", not_sent),
             Named("QueueStuck", r"1 job of quiet waits, the oldest for 4\d s, and no replica is busy", message_lost),
         ),
         (Named("ReplicaCrashes", rf"Replica 0 of worker1@.*, on cuda:0, ended {CRASHES} times", crashes),),
         (Named("WorkerGone", "worker1@.* is gone since .* It served echo, quiet, shaky, slow", worker_killed),),
         (Named("WorkerCutOff", r"worker1@\S+ is not connected to the broker", cut_off),),
         (Named("BrokerAway", "The broker does not answer", broker_away),),
-        (Named("DatabaseLocked", "The database lets nobody write: database is locked", locked),),
+        (Named("DatabaseLocked", "The database accepts no writes: database is locked", locked),),
     )
 
 

@@ -135,7 +135,7 @@ class Failures(HalfHour):
         ("FailuresUnusual", r"of partly failed with engine_error in the last minutes, 2\d%"),
         ("QueueFull", r"as too many jobs of full wait"),
         ("WorkerDegraded", r"does not serve all of its models: broken: "),
-        ("ModelUnserved", r"Nobody serves broken: "),
+        ("ModelUnserved", r"No worker serves broken: "),
     )
     READY = 503
 
@@ -180,7 +180,7 @@ class OnlyOneKilled(OneOfTwoKilled):
     options: ClassVar[dict[str, Any]] = {"models": ECHO, "workers": 1, "replicas": 1}
     SAID = (
         ("WorkerGone", r"worker1@\S+ is gone since .* It served echo"),
-        ("ModelUnserved", r"Nobody serves echo: no living worker serves it"),
+        ("ModelUnserved", r"No worker serves echo: no living worker serves it"),
         ("QueueGrows", r"jobs of echo wait, the oldest for \d+ s"),
     )
     READY = 503

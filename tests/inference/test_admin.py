@@ -427,7 +427,7 @@ class TestActions(AdminCase):
         job.refresh_from_db()
         self.assertEqual(job.status, Status.CANCELLED)
         self.assertNotIn("Cancel this job", self.text(page_of(job)))
-        self.assertIn("Asked to cancel it.", self.text(reverse("admin:inference_job_history", args=[job.pk])))
+        self.assertIn("Requested to cancel it.", self.text(reverse("admin:inference_job_history", args=[job.pk])))
 
     def test_who_may_only_look_cannot_steer(self) -> None:
         job, viewer = make_job(), User.objects.create_user("viewer", is_staff=True)
@@ -522,7 +522,7 @@ class TestDashboard(AdminCase):
     def test_what_follows_from_a_cause_is_folded_below_it(self) -> None:
         make_worker(name="first@host", model_names=["embeddings"], state=WorkerState.GONE)
         text = self.text(self.url)
-        self.assertRegex(text, r"(?s)first@host is gone since [^<]*</strong>.*<details.*Nobody serves embeddings")
+        self.assertRegex(text, r"(?s)first@host is gone since [^<]*</strong>.*<details.*No worker serves embeddings")
         self.assertEqual(text.count("<strong>Nobody serves"), 0)
 
     def test_a_queue_that_is_nearly_full_has_a_red_bar(self) -> None:

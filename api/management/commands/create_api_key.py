@@ -54,7 +54,7 @@ class Command(BaseCommand):
         user = users.objects.filter(**{users.USERNAME_FIELD: name}).first()
         if user is None:
             user = users.objects.create_user(name)
-            self.stderr.write(f"Made the user {name}, who has no password.")
+            self.stderr.write(f"Created the user {name} without a password.")
         if staff and not user.is_staff:
             user.is_staff = True
             user.save(update_fields=["is_staff"])

@@ -43,9 +43,9 @@ logger = logging.getLogger(__name__)
 
 SALT = "inference.act"
 ASKED = {  # what came of it, its row and the new job's say: it may have ended before, or not be taken
-    ActKind.CANCEL: "Asked to cancel it.",
-    ActKind.RETRY: "Asked to run it again, as a new job.",
-    ActKind.RETRY_ALONE: "Asked to run it again, as a new job that runs alone.",
+    ActKind.CANCEL: "Requested to cancel it.",
+    ActKind.RETRY: "Requested to run it again, as a new job.",
+    ActKind.RETRY_ALONE: "Requested to run it again, as a new job that runs alone.",
 }
 CONFIRMED_WITHIN = datetime.timedelta(minutes=15)
 

@@ -80,7 +80,7 @@ def _again(job: Job) -> Iterator[Event]:
     if job.recoveries:
         alone = ": it runs with nothing beside it" if job.recoveries >= settings.MAX_RECOVERIES - 1 else ""
         times = f"counted {_times(job.recoveries)} of {settings.MAX_RECOVERIES}{alone}"
-        yield Event(what="Given back: whoever ran it was lost", detail=times, state="failed")
+        yield Event(what="Queued again: the process that ran it was lost", detail=times, state="failed")
 
 
 def _times(count: int) -> str:

@@ -78,7 +78,7 @@ def pretty_json(value: Any) -> SafeString:
     whole = json.dumps(budget.take(value), indent=2, ensure_ascii=False)
     text = visible(whole[:LONGEST_TEXT])
     if budget.left < 0 or len(whole) > LONGEST_TEXT:
-        text += "\n... and more, that the API tells"
+        text += "\n... and more, which the API returns"
     return format_html('<pre class="data">{}</pre>', text)
 
 

@@ -193,7 +193,7 @@ class QoS(stock.QoS):
         try:
             self.settle_earlier()
         except (redis.RedisError, OSError) as error:
-            logger.warning("the broker was not told yet what is put back: %s", error)
+            logger.warning("messages are not put back into the broker yet: %s", error)
 
     def note_lost_fetch(self, fetched_at: float) -> None:
         unsettled[self.channel.server].append(Unsettled([], [], [], fetched_at))

@@ -226,8 +226,8 @@ def _forward(spec: ModelSpec, model: Any, precision: str, answers: parity.Answer
         whole = openvino_graph.read(found.path)
     except OSError as error:
         logger.warning(
-            "model=%s is exported anew at each start, as that cannot be kept: %s. Make room in %s, or let this user"
-            " write to %s.", spec.name, describe(error), *homes,
+            "model=%s is exported again at each start, since the export cannot be stored: %s. Make room in %s, or"
+            " let this user write to %s.", spec.name, describe(error), *homes,
         )  # fmt: skip
         whole = exported()
     computes = openvino_forward.Forward(whole, precision, name, type(output))

@@ -30,7 +30,7 @@ def unserved(reasons: Mapping[str, Reason], living: Sequence[Worker]) -> Iterato
     missed = list(_missed(living))
     for name, why in reasons.items():
         yield Item(
-            code="ModelUnserved", text=f"Nobody serves {name}: {why.text}", about=("model", name),
+            code="ModelUnserved", text=f"No worker serves {name}: {why.text}", about=("model", name),
             todo=_todo_of(name, why.cause, living, missed), causes=tuple(_causes(name, why.cause, living, missed)),
         )  # fmt: skip
 

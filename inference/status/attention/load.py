@@ -55,7 +55,7 @@ def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item
         if model in removed:
             if age_s > STUCK_S:
                 todo = "Give it back its table in models.toml, or cancel them in the admin: nothing runs them before."
-                text = f"{waits}, and no models file has it any more."
+                text = f"{waits}, and the models file no longer lists it."
                 yield Item(code="ModelUnserved", text=text, todo=todo, about=("model", model))
         elif full := _full(model, count, refused.get(model, 0)):
             yield item(code="QueueFull", text=full)
@@ -214,13 +214,14 @@ def webhooks() -> Iterator[Item]:
             yield Item(
                 code="WebhooksFail", about=("webhooks",),
                 text=f"Notices of finished jobs cannot be delivered to {host}, {len(found):,} wait: {error}",
-                todo="Tell its owner. They are tried again for a day; once it answers, send them now, under Webhooks.",
+                todo="Inform its owner. Notices are tried again for a day;"
+                " once the host answers, send them now, under Webhooks.",
             )  # fmt: skip
     since = now - datetime.timedelta(seconds=STUCK_S)
     ended = Job.objects.filter(pk=OuterRef("job"), status__in=TERMINAL, finished_at__lt=since)
     late = pending.filter(Exists(ended), due_at__lt=since).order_by()  # joined, SQLite would read all ended jobs first
     if count := late.values("pk")[:LOOKED_AT].count():
         yield Item(
-            code="WebhooksWait", text=f"Notices of finished jobs are due and nobody sends them: {count:,} wait.",
+            code="WebhooksWait", text=f"Notices of finished jobs are due and no process sends them: {count:,} wait.",
             todo="Start the sender: systemctl start inference-webhooks.", about=("webhooks",),
         )  # fmt: skip

@@ -31,7 +31,7 @@ def locked_database() -> Iterator[Item]:
     """It answers who reads, and keeps who writes waiting."""
     if why := locks.problem():
         yield Item(
-            code="DatabaseLocked", text=f"The database lets nobody write: {why}",
+            code="DatabaseLocked", text=f"The database accepts no writes: {why}",
             todo="End the program or the transaction that holds the lock; everything resumes by itself.",
         )  # fmt: skip
 

@@ -123,7 +123,7 @@ class Heartbeat(threading.Thread):
     def _write_heartbeat(self) -> None:
         row = Worker.objects.filter(pk=self.plan.worker).exclude(state=WorkerState.STOPPED)
         if not row.update(heartbeat_at=Now(), **self._columns()) and not (self.leaving or self._stopping.is_set()):
-            logger.warning("worker=%s has no row any more, as after a restore: it registers again", self.plan.worker)
+            logger.warning("worker=%s its row is gone, as after a restore: it registers again", self.plan.worker)
             self.register()
             self.changed()
         self._read_intents()

@@ -237,7 +237,7 @@ class ReplicaRegistry:
             logger.info("worker=%s serves %s", self.plan.worker, ", ".join(sorted(new)))
         self._is_settled = all(replica.ready == self.goal.keys() for replica in self.replicas if replica.is_up)
         if gone := (served - self.served) & self.catalog.keys() - self.parked:
-            logger.error("worker=%s serves no more: %s", self.plan.worker, ", ".join(sorted(gone)))
+            logger.error("worker=%s no longer serves: %s", self.plan.worker, ", ".join(sorted(gone)))
 
     def _switch(self) -> None:
         """To what the catalog says, where nothing is lost: all that run what was before have it, or none does."""

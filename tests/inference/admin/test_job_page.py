@@ -88,8 +88,8 @@ class StoryTests(AdminCase):
         )  # fmt: skip
         self.assertEqual(
             self.story(job),
-            ["Accepted", "Claimed 3 times before", "Given back: whoever ran it was lost", "Message sent again",
-             "Fetched", "Claimed", "Recorded: failed"],
+            ["Accepted", "Claimed 3 times before", "Queued again: the process that ran it was lost",
+             "Message sent again", "Fetched", "Claimed", "Recorded: failed"],
         )  # fmt: skip
         page = self.text(page_of(job))
         for told in ("counted 2 times of 3: it runs with nothing beside it", "the 4th attempt", "its process died"):

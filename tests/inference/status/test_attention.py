@@ -121,7 +121,7 @@ class TestItems(AttentionCase):
 
     def test_a_model_that_nobody_serves_and_why(self) -> None:
         self.change(model_names=[], replicas={"0": {"models": {"embeddings": "no weights"}}})
-        self.only("ModelUnserved", "Nobody serves embeddings: no weights")
+        self.only("ModelUnserved", "No worker serves embeddings: no weights")
         Worker.objects.all().delete()
         self.only("ModelUnserved", "no living worker serves it.", "Start a worker")
 
@@ -259,7 +259,7 @@ class TestItems(AttentionCase):
     def test_jobs_of_a_model_that_is_in_no_file_any_more_are_said_to_wait_for_ever(self) -> None:
         job = Job.objects.create(model="removed", inputs="x", created_at=ago(40))
         with patch.object(clock, "time_s", return_value=job.created_at.timestamp() + 40):
-            item = self.only("ModelUnserved", "1 job of removed waits", "no models file has it", "cancel them")
+            item = self.only("ModelUnserved", "1 job of removed waits", "the models file no longer lists it", "cancel them")
             self.assertNotIn("mends itself", item.todo)
             self.change(model_names=["embeddings", "removed"])  # this process has not read the newest file yet
             self.only("QueueStuck")
@@ -328,7 +328,7 @@ class TestItems(AttentionCase):
         self.only("WorkerDrained", "first@host is drained", "Resume it")
         Worker.objects.update(**drained)
         self.assertEqual(self.named(), ["ModelUnserved", "WorkerDrained", "WorkerDrained"])
-        self.assertIn("Nobody serves embeddings: its worker is drained.", attention.items()[0].text)
+        self.assertIn("No worker serves embeddings: its worker is drained.", attention.items()[0].text)
 
     def test_a_replica_that_ends_again_and_again_and_a_device_that_is_withdrawn(self) -> None:
         self.change(replicas={"0": {"device": "cuda:0", "ended": 4}, "1": {"device": "cuda:1", "ended": 5}})
@@ -378,7 +378,7 @@ class TestLocks(TransactionTestCase):
             item = attention.items()[0]
         other.cursor().execute("ROLLBACK")
         self.assertEqual(locks.problem(), "")
-        self.assertEqual((item.code, item.text[:36]), ("DatabaseLocked", "The database lets nobody write: data"))
+        self.assertEqual((item.code, item.text[:36]), ("DatabaseLocked", "The database accepts no writes: data"))
         with connection.cursor() as cursor:
             cursor.execute("PRAGMA busy_timeout")
             self.assertEqual(cursor.fetchone(), (4000,))

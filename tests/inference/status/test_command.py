@@ -62,12 +62,12 @@ class TestCommand(AttentionCase):
         Worker.objects.all().delete()
         text, code = self.told()
         self.assertEqual(code, 1)
-        self.assertIn("! Nobody serves embeddings", text)
+        self.assertIn("! No worker serves embeddings", text)
 
     def test_what_follows_from_a_cause_is_indented_below_it(self) -> None:
         Worker.objects.update(state=WorkerState.GONE)
         text, _ = self.told()
-        self.assertRegex(text, r"^! first@host is gone since .*\n  Look into its .*\n  - Nobody serves embeddings: ")
+        self.assertRegex(text, r"^! first@host is gone since .*\n  Look into its .*\n  - No worker serves embeddings: ")
         found = [(item["code"], item["follows"]) for item in json.loads(self.told(json=True)[0])["attention"]]
         self.assertEqual(found, [("WorkerGone", False), ("ModelUnserved", True)])
 

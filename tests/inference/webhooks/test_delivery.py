@@ -197,7 +197,7 @@ class DeliveryTests(TestCase):
 
     @override_settings(WEBHOOK_HOSTS=["other.example"])
     def test_a_host_that_may_no_longer_be_called_is_not(self) -> None:
-        self.assertIn("may not be called any more", self.deliver(self.hook("http://127.0.0.1/")).last_error)
+        self.assertIn("may no longer be called", self.deliver(self.hook("http://127.0.0.1/")).last_error)
 
 
 NOT_TAKEN = (

@@ -147,7 +147,10 @@ def refuse_unwritable_folder() -> None:
 
 def warn_of_open_doors(host: str) -> None:
     if host not in ("127.0.0.1", "::1", "localhost") and not settings.API_KEY_REQUIRED:
-        print(f"Whoever reaches {host} may use this service: API_KEY_REQUIRED=1 asks for keys.", file=sys.stderr)
+        print(
+            f"Every client that reaches {host} may use this service: set API_KEY_REQUIRED=1 to require keys.",
+            file=sys.stderr,
+        )
 
 
 def migrate() -> None:

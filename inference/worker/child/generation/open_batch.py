@@ -276,7 +276,7 @@ class OpenBatch:
         except Exception as error:
             if not is_away(error):
                 raise
-            logger.warning("batch=%s it is not known who was cancelled: %s", self.id, error)
+            logger.warning("batch=%s its cancelled jobs were not read: %s", self.id, error)
             return
         for running in [running for job_id, running in self.jobs.items() if job_id not in held]:
             logger.info("batch=%s job=%s left: cancelled or given back", self.id, running.job.id)

@@ -64,7 +64,7 @@ class OpenBatches:
             self._close(batch)
 
     def _close(self, batch: OpenBatch) -> None:
-        logger.warning("batch=%s closed with %d jobs: nobody goes on with it", batch.id, len(batch.jobs))
+        logger.warning("batch=%s closed with %d jobs: the main process does not continue it", batch.id, len(batch.jobs))
         del self.batches[batch.id]
         batch.close()
 
