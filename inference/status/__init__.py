@@ -1,1 +1,1 @@
-"""What is known of the running service: living workers, backlog, health, metrics. Reads, and changes nothing."""
+"""The state of the running service: living workers, backlog, health and metrics. This package only reads."""

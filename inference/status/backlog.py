@@ -1,4 +1,7 @@
-"""Where a waiting job stands, and when it will be its turn: cheap also with a hundred thousand jobs before it."""
+"""The place of a waiting job, and when it will be its turn.
+
+Both are cheap to find, also with a hundred thousand jobs before it.
+"""
 
 import functools
 import math
@@ -22,13 +25,13 @@ _FIRST = (
     "SELECT * FROM (SELECT model, priority, id FROM inference_job WHERE status = 'queued' AND model = %s"
     " ORDER BY priority, id LIMIT 1) AS queued"
 )
-EXACT_UP_TO = 1000  # jobs ahead that are counted one by one; beyond it, times of arrival tell
+EXACT_UP_TO = 1000  # jobs ahead that are counted one by one; more are estimated from times of arrival
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    position: int  # 1: the next
-    wait_s: float | None  # None while the model's speed is not known
+    position: int  # 1 for the job that goes next
+    wait_s: float | None  # seconds; None while the model's speed is not known
 
 
 class _Line(NamedTuple):
@@ -40,7 +43,7 @@ class _Line(NamedTuple):
 
 
 def place(job: Job) -> Place:
-    """Return where a queued job stands, by the order of arrival or by the turns of owners, which of them is sooner."""
+    """Return where a queued job stands, by order of arrival or by the turns of owners, whichever is sooner."""
     queued = Job.objects.filter(model=job.model, status=Status.QUEUED)
     count = _bounded(queued.filter(priority__lt=job.priority))
     if count < EXACT_UP_TO:
@@ -55,14 +58,19 @@ def place(job: Job) -> Place:
 
 
 def ahead_of_next(model: str, priority: int, owner: Any) -> int:
-    """Return how many jobs go before the next one of this owner, about; no bound where too many wait to tell."""
+    """Return about how many jobs go before the next one of this owner.
+
+    It is `sys.maxsize` if too many jobs wait to count them.
+    """
     counts = owners.counts(model, priority)
     return sys.maxsize if counts is None else _in_turn(model, counts, priority, owner, counts.get((priority, owner), 0))
 
 
 def _in_turn(model: str, counts: Mapping[tuple[int, Any], int], priority: int, owner: Any, own: int) -> int:
-    """Return how many jobs go before one that has `own` of its owner before it: of each other owner as many, and of
-    higher priorities no more than leaves one batch in `ONE_IN`."""
+    """Return how many jobs go before one that has `own` jobs of its owner before it.
+
+    Up to `own` + 1 jobs of each other owner go first. Jobs of higher priorities leave it one batch in `ONE_IN`.
+    """
     higher, others = 0, 0
     for (of, whose), jobs in counts.items():
         if of < priority:
@@ -80,17 +88,20 @@ def _bounded(jobs: QuerySet[Job]) -> int:
 
 
 def count_to_limit(model: str) -> int:
-    """Count the jobs that keep others out of the model's queue: all but those of low priority."""
+    """Count the jobs that can keep others out of the model's queue: all but those of low priority."""
     return Job.objects.filter(model=model, status=Status.QUEUED, priority__lt=Priority.LOW).order_by().count()
 
 
 def queued(spec: ModelSpec) -> int:
-    """Jobs that wait, counted up to the model's limit."""
+    """Count the jobs that wait, up to the model's limit."""
     return Job.objects.filter(model=spec.name, status=Status.QUEUED).order_by().values("pk")[: spec.max_queued].count()
 
 
 def first_queued(models: Iterable[str]) -> dict[str, tuple[int, UUID]]:
-    """By model: priority and id of the job that goes first, where one waits. One query, an entry of an index each."""
+    """Return by model the priority and id of the job that goes first, for models of which one waits.
+
+    It is one query, which reads one index entry for each model.
+    """
     names = list(models)
     with connection.cursor() as cursor:
         cursor.execute(" UNION ALL ".join([_FIRST] * len(names)), names)
@@ -98,12 +109,15 @@ def first_queued(models: Iterable[str]) -> dict[str, tuple[int, UUID]]:
 
 
 def milliseconds(job_id: UUID) -> int:
-    """When a job was made, out of its UUIDv7."""
+    """Return when a job was made, in milliseconds since 1970, from its UUIDv7."""
     return job_id.int >> 80
 
 
 def _estimate(job: Job) -> int:
-    """Jobs ahead, as if those of its priority had come evenly between the first and the last of them."""
+    """Estimate the number of jobs ahead.
+
+    Those of the same priority count as if they had come evenly between the first and the last of them.
+    """
     lines = _lines_of(job.model)
     ahead = sum(line.jobs for priority, line in lines.items() if priority < job.priority)
     if own := lines.get(job.priority):
@@ -121,7 +135,10 @@ def _lines_of(model: str) -> dict[int, _Line]:
 
 
 def _read_lines(model: str) -> dict[int, _Line]:
-    """The ends of a line are read from the index: PostgreSQL before 18 has no smallest UUID."""
+    """Return the waiting jobs of a model by priority.
+
+    The first and the last id are read from the index, as PostgreSQL before 18 cannot aggregate the smallest UUID.
+    """
     lines, nobody = {}, UUID(int=0)
     queued = Job.objects.filter(model=model, status=Status.QUEUED)
     for priority, jobs in queued.order_by().values_list("priority").annotate(Count("pk")):

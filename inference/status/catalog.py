@@ -1,4 +1,4 @@
-"""What runs where: the models of the living workers' catalogs, by revision and state."""
+"""The models of the living workers' catalogs, by revision and state."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ SETTLED = ("ready", "not loaded", "draining")
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Run:
-    """One entry of a model, as workers have it."""
+    """An entry of a model as workers have it, and its state there."""
 
-    model: str  # its weights
+    model: str  # its weights; without any, its engine
     revision: str
     state: str  # "ready", "loading", "failed", "draining", or "not loaded"
-    why: str  # not, where it failed
+    why: str  # the reason of a failure; empty without one
 
 
 def entries(worker: Worker) -> list[dict[str, Any]]:
-    """Of a worker of an earlier version: none."""
+    """Return the entries of a worker's catalog; a worker of an earlier version has none."""
     return list((worker.catalog or {}).get("models", ()))
 
 
 def count(living: Iterable[Worker]) -> dict[str, Counter[Run]]:
-    """By model: how many workers have which entry of it."""
+    """Return by model how many workers have each entry of it."""
     found: dict[str, Counter[Run]] = {}
     for worker in living:
         for entry in entries(worker):
@@ -48,7 +48,7 @@ def runs() -> dict[str, Counter[Run]]:
 
 
 def changes(living: Iterable[Worker], wanted: Catalog) -> Changes:
-    """What the catalog changes for these workers."""
+    """Return what the wanted catalog changes for these workers."""
     known = [(entry["name"], entry["digest"]) for worker in living for entry in entries(worker)]
     names = {name for name, _ in known}
     same = {
@@ -66,14 +66,17 @@ def changes(living: Iterable[Worker], wanted: Catalog) -> Changes:
 def failures(worker: Worker) -> dict[str, int]:
     """Return how often the worker has tried in vain to load each of its entries, by digest.
 
-    A worker of an earlier version does not say, nor does any of what is loaded when jobs ask for it."""
+    Entries of a worker of an earlier version, and of models that are loaded when jobs ask for them, have no such
+    number.
+    """
     return {entry["digest"]: entry["failures"] for entry in entries(worker) if "failures" in entry}
 
 
 def problems(worker: Worker, wanted: Catalog, known: Mapping[str, int]) -> Iterator[str]:
-    """Say why this worker does not run what is wanted, and will not by waiting.
+    """Yield sentences on why this worker does not run what is wanted, where waiting does not help.
 
-    A failure counts once it has failed again: `known` is how often it had before, by digest."""
+    A failure counts only if it has happened again: `known` is how often each entry had failed before, by digest.
+    """
     has = worker.catalog or {}
     if has.get("problem"):
         yield f"{worker.name} takes nothing over: {has['problem']}"
@@ -84,7 +87,7 @@ def problems(worker: Worker, wanted: Catalog, known: Mapping[str, int]) -> Itera
 
 
 def waits_for(worker: Worker, wanted: Catalog) -> str:
-    """What is still to happen until this worker runs what is wanted; nothing when it does."""
+    """Return what is still to happen until this worker runs what is wanted; an empty string when it does."""
     if (worker.catalog or {}).get("digest") != specs.digest_of(wanted):
         return f"{worker.name} has not taken over the file"
     found = entries(worker)
@@ -95,12 +98,12 @@ def waits_for(worker: Worker, wanted: Catalog) -> str:
 
 
 def _is_tried_again(entry: dict[str, Any], known: Mapping[str, int]) -> bool:
-    """Tell whether its failure is an old one, which the worker has not tried to mend since."""
+    """Return True if the entry's failure is an old one, after which the worker has not tried again."""
     return "failures" in entry and entry["failures"] <= known.get(entry["digest"], 0)
 
 
 def nowhere(living: Iterable[Worker], wanted: Catalog) -> list[str]:
-    """Models that none of these workers was started for."""
+    """Return the models that none of these workers was started for."""
     return sorted(wanted.keys() - {entry["name"] for worker in living for entry in entries(worker)})
 
 

@@ -1,5 +1,7 @@
-"""What was ever counted, for Prometheus: out of the figures, so that it is the same whichever process is asked, and
-only ever grows."""
+"""The counters for Prometheus, computed from the figures.
+
+They are the same whichever process is asked, and they only grow.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from inference.figures.tallies import Tally
 from inference.models import Figure, Grain
 from inference.waiting.finished import listener
 
-SECONDS, ITEMS = 20, 12  # doublings that have a bucket: up to 1,049 s, and 4,096 items
-TOLD_S = 2.0  # after the beginning of a tick all have told how many wait in them
+SECONDS, ITEMS = 20, 12  # doublings that have a bucket: of durations up to 1,049 s, and of batches up to 4,096 items
+TOLD_S = 2.0  # seconds after which all web processes have written how many requests waited as a tick began
 HISTOGRAMS = (
     ("wait", "job_wait_seconds", "From a job's making to its run.", tallies.UNIT_S, SECONDS),
     ("run", "job_run_seconds", "From a job's claim to its record.", tallies.UNIT_S, SECONDS),
@@ -100,7 +102,11 @@ def _histogram(
 
 
 def _requests_waiting() -> int:
-    """What all told at the beginning of a tick; what this process knows better counts at once."""
+    """Return the number of requests that wait.
+
+    It is the number that all web processes wrote at the beginning of a tick. The number of this process, which is
+    current, counts instead if it is larger.
+    """
     start: datetime.datetime = at(tick_of(clock.time_s() - TOLD_S))
     rows = Figure.objects.filter(grain__in=(Grain.WRITTEN, Grain.TICK), start=start, model=SERVICE)
     told: int = sum(tally.get("now", {}).get("requests_waiting", 0) for tally in rows.values_list("tally", flat=True))

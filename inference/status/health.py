@@ -1,4 +1,4 @@
-"""Whether this service can answer for its models: what /readyz says."""
+"""The readiness of this service for its models, as /readyz reports it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from inference.models import Job, Status, Worker
 from inference.status import workers
 from inference.store import intents
 
-READY, LOADING = "ready", "its worker is loading it."  # states of a model in a replica; any other says why not
+READY, LOADING = "ready", "its worker is loading it."  # states of a model in a replica; any other is a reason why not
 
 
 class Cause(enum.Enum):
-    """Why a worker does not serve a model, as the public may read it. What needs least comes first."""
+    """A cause for which a worker does not serve a model, in words that the public may read.
+
+    The cause that needs the least action comes first.
+    """
 
     LOADING = LOADING
     CUT_OFF = "its worker is not connected to the broker."
@@ -37,20 +40,25 @@ class Cause(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why nobody serves a model: `detail` is what its worker says, which may quote an engine and is for operators."""
+    """The reason why no worker serves a model.
+
+    `detail` is what its worker reports. It may quote an engine, and is for operators.
+    """
 
     cause: Cause
     detail: str = ""
 
     @property
     def text(self) -> str:
-        """The words for operators."""
+        """The text for operators."""
         return self.detail or self.cause.value
 
 
 def problems() -> list[str]:
-    """Return why the service is not ready, as the public may read it. It is ready when the database and the broker
-    answer, and every model is served."""
+    """Return sentences on why the service is not ready, which the public may read.
+
+    It is ready when the database and the broker answer, and every model is served.
+    """
     found = list(broker_problems())
     try:
         living = list(workers.living())
@@ -87,13 +95,13 @@ def unserved(living: Sequence[Worker]) -> dict[str, Reason]:
 
 
 def _why(living: Iterable[Worker], name: str) -> Reason:
-    """Return the reason that needs least, where workers have several."""
+    """Return the reason why no worker serves the model; of several, the one that needs the least action."""
     reasons = (reason for worker in living if (reason := why_not(worker, name)))
     return min(reasons, key=lambda reason: list(Cause).index(reason.cause), default=Reason(Cause.ABSENT))
 
 
 def why_not(worker: Worker, name: str) -> Reason | None:
-    """Return why the worker does not serve the model; None when it does, or knows nothing of it."""
+    """Return why the worker does not serve the model; None if it serves it, or if its row does not mention it."""
     if name in worker.model_names:
         return None if worker.connected else Reason(Cause.CUT_OFF)
     states = [str(state) for replica in worker.replicas.values() if (state := replica.get("models", {}).get(name))]
@@ -106,9 +114,10 @@ def why_not(worker: Worker, name: str) -> Reason | None:
 
 
 def why_waits(job: Job) -> str:
-    """Return why the turn of a job does not come, for its client; nothing where it comes, or where nobody can tell now.
+    """Return a sentence, for the client of a job, on why its turn does not come.
 
-    Nothing in it is an engine's."""
+    It is an empty string if the turn comes, or if the reason cannot be found now. The sentence quotes no engine.
+    """
     if job.status != Status.QUEUED:
         return ""
     try:
@@ -122,6 +131,6 @@ def why_waits(job: Job) -> str:
 
 
 def nobody_serves(name: str) -> tuple[str, str]:
-    """Say that nobody serves the model and why: for clients, and what its operator may read besides."""
+    """Return two texts on why no worker serves the model: one for clients, and the detail for its operator."""
     reason = _why(list(workers.living()), name)
     return f"No worker serves {name!r} now. {reason.cause.sentence}", reason.detail

@@ -1,7 +1,7 @@
-"""What /metrics says to Prometheus: queues and workers as they are now, and all that was ever counted, from the rows.
+"""The metrics that /metrics returns to Prometheus: queues and workers as they are now, and counters from rows.
 
-Reading costs the same whichever process is asked, and what it shows survives a restart. Of a job that runs in parts
-these are what waits and runs, and it is one when it has ended.
+Reading costs the same whichever process is asked, and the metrics survive a restart. A job that runs in parts counts by
+its parts while it waits and runs, and as one job when it has ended.
 """
 
 from collections import Counter, defaultdict
@@ -23,7 +23,7 @@ Sample = tuple[dict[str, str], float]
 
 
 class Figures:
-    """A collector of prometheus_client: its families are read when they are asked for."""
+    """A collector of prometheus_client, which reads its families when they are asked for."""
 
     def collect(self) -> Iterator[Metric]:
         yield from _of_rows()
@@ -31,7 +31,7 @@ class Figures:
 
 
 def text() -> bytes:
-    """In Prometheus's text format."""
+    """Return the metrics in Prometheus's text format."""
     return generate_latest(Figures())
 
 
@@ -77,7 +77,7 @@ def _by_model(figures: Mapping[str, float], **labels: str) -> Iterator[Sample]:
 
 
 def _jobs_of_owners() -> Mapping[str, Collection[int]]:
-    """Count the jobs that wait of each owner, by model."""
+    """Count the waiting jobs of each owner, by model."""
     queued = Job.objects.filter(status=Status.QUEUED, parts=None).order_by()
     jobs: dict[str, list[int]] = defaultdict(list)
     for model, _, count in queued.values_list("model", "owner").annotate(Count("pk")):

@@ -1,4 +1,7 @@
-"""Reads whose jobs wait, and the first of them, from an index: an entry for each owner, however many jobs wait."""
+"""Queries for the owners whose jobs wait, and for the first of these jobs.
+
+They read an index, one entry for each owner, however many jobs wait.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,17 @@ from django.db import connection, transaction
 from inference.models import Job, Priority, Status
 from inference.status.workers import Remembered
 
-MOST_OWNERS = 32  # that are looked at at a time
-MOST_COUNTED = 10_000  # jobs
-# SQLite keeps no statistics, and would read all that wait.
+MOST_OWNERS = 32  # owners that one query looks at
+MOST_COUNTED = 10_000  # waiting jobs of a model that are counted at most
+# SQLite keeps no statistics, and would read all waiting jobs without the hint.
 _INDEX = {"sqlite": "INDEXED BY job_queued_by_owners"}
-# PostgreSQL's statistics may be older than all that waits; then it reads and sorts that. Where rows are compared, in
-# the order of this index, every other plan sorts: without sorting there is only this one.
+# PostgreSQL's statistics may be older than all the waiting jobs; then it would read and sort these. The conditions
+# compare rows in the order of this index, for which every other plan sorts: without sorting only this plan is left.
 _WITHOUT_SORTING = "SET LOCAL enable_sort = off; SET LOCAL enable_incremental_sort = off"
 _IS_ONE = {"postgresql": "({0}) >= ({1}) AND ({0}) <= ({1})"}
 _ORDER = "ORDER BY owner_id, priority, model, id"
-# The smallest owner after another, again and again: an index has no other way to tell them apart. Then for each owner,
-# priority and model whether a job waits.
+# First the distinct owners, each as the smallest one after the last: an index has no other way to list them. Then, for
+# each owner, priority and model, whether a job waits.
 _LINES = """
 WITH RECURSIVE owners(owner, place) AS (
     SELECT * FROM (
@@ -69,31 +72,37 @@ class Line(NamedTuple):
 
     model: str
     priority: int
-    owner: Any  # the user's primary key as the database gives it; None for nobody's
+    owner: Any  # the user's primary key as the database returns it; None for jobs without an owner
 
 
 def name_of(owner: Any) -> str | None:
-    """Return how messages name an owner, whom the database gave: a key may be a number or a UUID."""
+    """Return the name of an owner in messages, from the primary key as the database returned it.
+
+    The key may be a number or a UUID.
+    """
     return None if owner is None else str(Job._meta.get_field("owner").target_field.to_python(owner))
 
 
 class _Counted(NamedTuple):
-    jobs: Mapping[tuple[int, Any], int]  # by priority and owner
-    below: float  # the priority from which on they are not all counted
+    jobs: Mapping[tuple[int, Any], int]  # their number by priority and owner
+    below: float  # jobs of this priority number and of larger ones are not all counted
 
 
 _remembered: dict[str, Remembered[_Counted]] = {}
 
 
 def counts(model: str, priority: int) -> Mapping[tuple[int, Any], int] | None:
-    """Return how many jobs of this priority and above wait, by priority and owner, as it was a second ago at most; None
-    where more than `MOST_COUNTED` do, as to count them would take long. Those of lower ones may be among them."""
+    """Return how many jobs of this priority and above wait, by priority and owner, as of a second ago at most.
+
+    It is None if more than `MOST_COUNTED` of them wait, as counting these would take long. Jobs of lower priorities may
+    be among them.
+    """
     counted = _remembered.setdefault(model, Remembered(functools.partial(_count, model)))()
     return counted.jobs if priority < counted.below else None
 
 
 def _count(model: str) -> _Counted:
-    """Count the first that wait, the highest priority first."""
+    """Count the first jobs that wait, up to `MOST_COUNTED`, the highest priority first."""
     queued = Job.objects.filter(model=model, status=Status.QUEUED).order_by("priority", "pk")
     found = list(queued.values_list("priority", "owner")[: MOST_COUNTED + 1])
     below = found[-1][0] if len(found) > MOST_COUNTED else math.inf
@@ -106,7 +115,7 @@ def forget() -> None:
 
 @contextlib.contextmanager
 def index_alone() -> Iterator[None]:
-    """Read from the index only, whatever the database knows of how many rows there are."""
+    """Make the database read from the index only, whatever its statistics say of the number of rows."""
     if connection.vendor != "postgresql":
         yield
         return
@@ -116,11 +125,13 @@ def index_alone() -> Iterator[None]:
 
 
 def lines(models: Collection[str], *, after: Any = None) -> tuple[list[Line], Any]:
-    """Return the lines of these models in which a job waits, of nobody and of the first `MOST_OWNERS` owners, and the
-    last owner that was looked at; None where these were all.
+    """Return the lines of these models in which a job waits, and the last owner that was looked at.
+
+    The lines are those without an owner and those of the first `MOST_OWNERS` owners. The last owner is None if these
+    were all owners.
 
     Parameters:
-        after: The last owner of the look before, whose successors are looked at; None to begin.
+        after: The last owner that the call before returned: the owners after it are looked at. None to begin.
     """
     sql = _LINES.format(
         index=_index(), order=_ORDER, after="IS NOT NULL" if after is None else "> %s", most=MOST_OWNERS,
@@ -137,7 +148,7 @@ def lines(models: Collection[str], *, after: Any = None) -> tuple[list[Line], An
 
 
 def first_jobs(of: Sequence[Line], *, most: int) -> list[Job]:
-    """Return the first waiting jobs of each of these lines, without their inputs, at most so many of each."""
+    """Return the first waiting jobs of each of these lines, without their inputs, at most `most` of each."""
     if not of:
         return []
     sql: list[str] = []
@@ -156,7 +167,7 @@ def first_jobs(of: Sequence[Line], *, most: int) -> list[Job]:
 
 
 def _is_one(of: Mapping[str, str]) -> str:
-    """Return the condition that these columns have these values."""
+    """Return the SQL condition that these columns have these values."""
     columns, values = ", ".join(of), ", ".join(of.values())
     return _IS_ONE.get(connection.vendor, "({0}) = ({1})").format(columns, values)
 

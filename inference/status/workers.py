@@ -1,5 +1,7 @@
-"""Which workers are alive, by the database's clock. Where that is set, a living worker is missed until its next
-heartbeat; nothing is taken from it (`inference.upkeep.observer`).
+"""The workers that are alive, by the database's clock.
+
+When that clock is set, a living worker is missing here until its next heartbeat. Its jobs are not given back then
+(`inference.upkeep.observer`).
 """
 
 from __future__ import annotations
@@ -28,31 +30,37 @@ PRESENT = (WorkerState.STARTING, WorkerState.READY, WorkerState.DEGRADED, Worker
 SERVING = (WorkerState.READY, WorkerState.DEGRADED)
 ENDED_SHOWN = datetime.timedelta(hours=1)
 REMEMBERED_S = 1.0
-LATE_BEATS = 3  # heartbeats that a worker misses until its row tells nothing of what it runs
-PATIENCE_S = 5.0  # with whoever reads
+LATE_BEATS = 3  # missed heartbeats after which a worker's row no longer shows what it runs
+PATIENCE_S = 5.0  # seconds that a thread waits for the read of another one
 T = TypeVar("T")
 
 
 def living() -> QuerySet[Worker]:
-    """Those heard lately. A heartbeat in the future was written before the clock was set back: the next one tells."""
+    """Return the workers that were heard lately.
+
+    A heartbeat in the future was written before the clock was set back. If it is further away than `WORKER_SILENT_S`,
+    the worker does not count as living before its next heartbeat.
+    """
     return Worker.objects.filter(state__in=PRESENT, heartbeat_at__range=_lately())
 
 
 def silent() -> QuerySet[Worker]:
-    """Those whose rows say that they are there, and that were not heard lately."""
+    """Return the workers that are present by their rows and were not heard lately."""
     return Worker.objects.filter(state__in=PRESENT).exclude(heartbeat_at__range=_lately())
 
 
 def is_late() -> Q:
-    """Select workers that have missed some heartbeats: their rows tell nothing of what they run."""
+    """Return the condition for workers that missed some heartbeats: their rows no longer show what they run."""
     return Q(heartbeat_at__lt=Now() - datetime.timedelta(seconds=LATE_BEATS * settings.WORKER_HEARTBEAT_S))
 
 
 def beside(worker: Worker) -> dict[str, list[str]]:
-    """By worker of the same host, as far as their names tell: the GPUs that it has too, and whose memory they do not
-    share out."""
+    """Return the GPUs that this worker shares with others, by the name of the other worker of the same host.
+
+    Workers of one host are recognized by their names. They do not divide the memory of these GPUs between them.
+    """
     host, own = worker.name.partition("@")[2], _gpus(worker)
-    others = living().filter(name__endswith=f"@{host}").exclude(name=worker.name)  # nor an earlier start of its own
+    others = living().filter(name__endswith=f"@{host}").exclude(name=worker.name)  # nor its own earlier starts
     return {other.name: sorted(both) for other in others.order_by("name") if (both := own & _gpus(other))}
 
 
@@ -66,14 +74,17 @@ def _lately() -> tuple[Any, Any]:
 
 
 def shown(rows: QuerySet[Worker]) -> QuerySet[Worker]:
-    """But those that ended long ago."""
+    """Return the rows without those of workers that ended long ago."""
     return rows.exclude(state__in=ENDED, heartbeat_at__lt=clock.now() - ENDED_SHOWN)
 
 
 class Remembered(Generic[T]):
-    """What `read` returned, for a second: cheap to ask on every request. Who asks during a read shares its outcome,
-    also when it fails: else many threads would wait for a database that is away, one after the other. A read that
-    failed as its request's time was spent says nothing of the database: the others read again."""
+    """The result of `read`, remembered for a second, so that it is cheap to ask for on every request.
+
+    Threads that ask during a read share its outcome, also its failure. Otherwise many threads would wait for a database
+    that is away, one after the other. A read that failed because the time of its request was spent is no sign of a
+    database that is away: the other threads read again.
+    """
 
     def __init__(self, read: Callable[[], T]) -> None:
         self._read = read
@@ -92,7 +103,7 @@ class Remembered(Generic[T]):
 
     def _read_together(self) -> T:
         with self._lock:
-            reading = self._reading  # looked at once: who reads may end meanwhile
+            reading = self._reading  # looked at once: the read may end meanwhile
             if mine := reading is None:
                 reading = self._reading = Future()
         if mine:
@@ -129,7 +140,7 @@ class Remembered(Generic[T]):
 
 
 def count_served(rows: Iterable[Worker]) -> Counter[str]:
-    """By model: how many of these living workers serve it. The one rule: for clients, /readyz and the admin."""
+    """Count by model how many of these living workers serve it: the one rule for clients, /readyz and the admin."""
     return Counter(name for worker in rows for name in worker.model_names)
 
 
@@ -140,7 +151,7 @@ def served_models() -> Counter[str]:
 
 @Remembered
 def speeds() -> dict[str, float]:
-    """By model: items a second of all replicas together, while they run."""
+    """Return by model the items a second of all its replicas together, while they run."""
     total: dict[str, float] = {}
     for replicas, speeds in living().values_list("replicas_ready", "speeds"):
         for model, speed in speeds.items():
@@ -150,14 +161,17 @@ def speeds() -> dict[str, float]:
 
 @Remembered
 def notes() -> dict[str, str]:
-    """By model: how it is run, if in another way than most."""
+    """Return by model how it is run, if that is another way than for most."""
     rows = living().filter(state__in=SERVING).values_list("replicas", flat=True)
     found = (replica.get("notes", {}) for replicas in rows for replica in replicas.values())
     return {name: note for notes in found for name, note in notes.items()}
 
 
 def serving(model: str) -> int:
-    """How many living workers serve the model. That there is none is never remembered, but looked for again."""
+    """Return how many living workers serve the model.
+
+    A count of zero is never remembered: it is read again.
+    """
     if not served_models().get(model):
         served_models.forget()
     return served_models()[model]
@@ -165,11 +179,11 @@ def serving(model: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InMemory:
-    """A model's place in the memory of the living workers."""
+    """The presence of a model in the memory of the living workers."""
 
-    workers: int = 0  # that have it there
-    bytes: int | None = None  # that it takes in a replica: measured, or of a lazy model at first estimated
-    load_s: float | None = None  # that loading a lazy model takes
+    workers: int = 0  # workers that have it in memory
+    bytes: int | None = None  # memory of one replica: measured, or for a lazy model estimated at first
+    load_s: float | None = None  # seconds that the load of a lazy model takes
 
 
 @Remembered
@@ -187,8 +201,10 @@ def in_memory() -> dict[str, InMemory]:
 
 
 def seconds_for(model: str, jobs: int) -> float | None:
-    """How long so many jobs take at the measured speed, after the load of a lazy model that is in no memory; None while
-    neither was measured."""
+    """Return how many seconds so many jobs take at the measured speed.
+
+    The load of a lazy model that no worker has in memory is added. The result is None while neither was measured.
+    """
     speed, load_s = speeds().get(model), _load_s(model)
     return jobs / speed + load_s if speed else load_s or None
 

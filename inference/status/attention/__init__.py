@@ -1,6 +1,6 @@
-"""What needs somebody's attention now, in words, with the thing to do. Nothing when all is well.
+"""The list of what needs an operator's attention now, each item with what to do; it is empty when all is well.
 
-`CODES` are also the names of the alerts in deploy/prometheus/rules.yml, for who watches from outside.
+`CODES` are also the names of the alerts in deploy/prometheus/rules.yml, which watch the service from outside.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ CODES = (
 
 
 def items() -> list[Item]:
-    """Return what needs attention, the gravest first, each with its consequences below it.
+    """Return what needs attention, the gravest first, each item with its consequences below it.
 
-    Raises nothing of a database or broker that is away: that is what it tells then."""
+    A database or a broker that is away makes this function raise nothing: it is an item of the list then.
+    """
     found = [*servers.broker(), *servers.disk()]
     try:
         slow, locked = list(servers.slow_database()), list(servers.locked_database())
-        # What rows say is of before, then.
+        # While the database is locked, its rows are out of date.
         return arranged([*slow, *locked, *found, *(() if locked else _of_rows())])
     except (DatabaseError, InterfaceError) as error:
         text = f"The database does not answer: {error}".strip()

@@ -1,5 +1,8 @@
-"""The models file, the models and the workers: who does not serve what, and whether somebody wants it so; and what the
-workers do not remove."""
+"""Attention to the models file, the models and the workers.
+
+The items report which models are not served by which workers, and whether an operator wants it so. They also report
+that the workers do not remove old jobs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from inference.status.attention.item import Item, Key
 from inference.status.health import Cause, Reason
 
 BROKER: Key = ("BrokerAway", ())
-OFTEN = 5  # ends of one replica within the minutes that its worker counts; a single poisonous job costs fewer
+OFTEN = 5  # ends of a replica's process within the minutes that its worker counts; a single poison job causes fewer
 
 
 def file(living: Iterable[Worker]) -> Iterator[Item]:
@@ -36,7 +39,10 @@ def unserved(reasons: Mapping[str, Reason], living: Sequence[Worker]) -> Iterato
 
 
 def _causes(name: str, cause: Cause, living: Iterable[Worker], missed: Iterable[Worker]) -> Iterator[Key]:
-    """Yield what says why nobody serves the model. A drained worker that tells of no replica may have had it."""
+    """Yield the keys of the items that explain why no worker serves the model.
+
+    A drained worker whose row lists no replica may have had the model.
+    """
     for worker in living:
         why_not = health.why_not(worker, name)
         may_have = cause is Cause.DRAINED and worker.is_to_rest and not worker.replicas
@@ -68,7 +74,7 @@ def _todo_of(name: str, cause: Cause, living: Sequence[Worker], missed: Iterable
 
 
 def paused() -> Iterator[Item]:
-    """Also long after it was wanted: its clients wait."""
+    """Yield an item for each paused model, however long ago it was paused, because its clients wait."""
     for pause in PausedModel.objects.select_related("paused_by"):
         by = f" by {pause.paused_by}" if pause.paused_by else ""
         yield Item(
@@ -79,7 +85,7 @@ def paused() -> Iterator[Item]:
 
 
 def gone(living: Sequence[Worker]) -> Iterator[Item]:
-    """Until one of its name is back, or for an hour."""
+    """Yield an item for each worker that is gone or silent, until one of the same name is back, or for an hour."""
     for worker in _missed(living):
         served = ", ".join(worker.model_names) or "nothing"
         yield Item(
@@ -92,7 +98,7 @@ def gone(living: Sequence[Worker]) -> Iterator[Item]:
 def _missed(living: Sequence[Worker]) -> Iterable[Worker]:
     there = {worker.name for worker in living}
     lost = workers.silent() | Worker.objects.filter(state=WorkerState.GONE)
-    now, shown = clock.now(), workers.ENDED_SHOWN  # who is heard later than now was heard before it was set back
+    now, shown = clock.now(), workers.ENDED_SHOWN  # a heartbeat after `now` is from before the clock was set back
     recent = lost.filter(heartbeat_at__range=(now - shown, now + shown)).order_by("heartbeat_at")
     return {worker.name: worker for worker in recent if worker.name not in there}.values()
 
@@ -115,7 +121,10 @@ def unwell(living: Iterable[Worker]) -> Iterator[Item]:
 
 
 def _replicas(worker: Worker) -> Iterator[Item]:
-    """A worker of an earlier version does not count."""
+    """Yield items for replicas that end often, and for devices that are given no work.
+
+    A worker of an earlier version does not count the ends of its replicas.
+    """
     about = ("worker", str(worker.pk))
     for index, replica in sorted(worker.replicas.items()):
         if (ended := replica.get("ended", 0)) >= OFTEN:
@@ -135,7 +144,7 @@ def _replicas(worker: Worker) -> Iterator[Item]:
 
 
 def retention() -> Iterator[Item]:
-    """Say that old jobs are not removed, as the last sweep found."""
+    """Yield an item if the last sweep found that it must not remove old jobs."""
     for stopped in Mark.objects.filter(kind=marks.RETENTION)[:1]:
         yield Item(
             code="RetentionStopped", text=stopped.text,

@@ -1,11 +1,11 @@
-"""One thing that needs attention."""
+"""The items of the attention list, and their arrangement below their causes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-Key = tuple[str, tuple[str, ...]]  # a code, and what it is about
+Key = tuple[str, tuple[str, ...]]  # an item's code, and what the item is about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,10 +13,10 @@ class Item:
     code: str
     text: str
     todo: str
-    # ("model" or "paused", name), ("worker", id), ("failed", model, code), ("webhooks",)
+    # its subject: ("model" or "paused", name), ("worker", id), ("failed", model, code), ("webhooks",), or none
     about: tuple[str, ...] = ()
-    causes: tuple[Key, ...] = ()  # items of which this is a consequence, where these are said too
-    follows: bool = False  # from the last item above it that follows from none
+    causes: tuple[Key, ...] = ()  # items that this one follows from; those that are not listed do not count
+    follows: bool = False  # True for a consequence of the last item above it that has False
 
     @property
     def key(self) -> Key:
@@ -24,9 +24,12 @@ class Item:
 
 
 def arranged(items: Sequence[Item]) -> list[Item]:
-    """Put each item below its cause, and those that have several causes below the first that has the same ones.
+    """Put each item below its cause.
 
-    What comes first in `items` is the gravest: a cause is as grave as the gravest of its consequences."""
+    An item that has several causes goes below the first item of the same code that has the same causes.
+
+    `items` begins with the gravest. A cause is as grave as the gravest of its consequences.
+    """
     said = {item.key: item for item in reversed(items)}
     first_of: dict[tuple[str, tuple[Key, ...]], Item] = {}
     below: dict[Item, list[Item]] = {}

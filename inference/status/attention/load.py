@@ -1,4 +1,4 @@
-"""What waits too long or too much, and what fails more than usual: jobs, and notices to clients."""
+"""Attention to jobs, and to notices to clients, that wait too long, are too many, or fail more than usual."""
 
 from __future__ import annotations
 
@@ -20,21 +20,24 @@ from inference.status.attention.item import Item
 from inference.telemetry.plurals import count_of
 from inference.webhooks.delivery import host_of
 
-GROWN = 10  # jobs, and half as many again as there were
-SEEN = datetime.timedelta(minutes=15)  # in which a queue's growth is said however quickly its jobs are done
-STUCK_S = 30.0  # that a job waits while replicas do nothing, or a notice that is due
+GROWN = 10  # jobs by which a queue has grown at least, or half of its shortest length if that is more
+SEEN = datetime.timedelta(minutes=15)  # age up to which growth is reported however quickly jobs are done
+STUCK_S = 30.0  # seconds that a job waits while no replica is busy, or that a notice is overdue
 RECENT, HOUR, DAY = datetime.timedelta(minutes=5), datetime.timedelta(hours=1), datetime.timedelta(days=1)
-FEW, ODD_SHARE, ODD_TIMES = 5, 0.05, 3  # failures that are not worth a word: fewer, or no larger a share
-HIGH_SHARE, MOST = 0.2, 0.5  # of recent jobs: failures of an engine, and failures of any kind, that are always said
-OF_CLIENTS = {series.FAILED + error.code for error in (InvalidInput, ContextLengthExceeded)}  # failures
-ENOUGH = 20  # jobs that tell a share
-LOOKED_AT = 1000  # notices
-Ends = Counter[str]  # jobs by outcome
-TimedEnds = Sequence[tuple[datetime.datetime, Ends]]  # since when they are counted, and the outcomes
+FEW, ODD_SHARE, ODD_TIMES = 5, 0.05, 3  # of reported failures: least number, share, multiple of the usual share
+HIGH_SHARE, MOST = 0.2, 0.5  # shares of recent jobs above which failures of an engine, or all failures, are reported
+OF_CLIENTS = {series.FAILED + error.code for error in (InvalidInput, ContextLengthExceeded)}  # caused by clients
+ENOUGH = 20  # jobs that a share is computed from at least
+LOOKED_AT = 1000  # notices that are read at most
+Ends = Counter[str]  # number of jobs by outcome
+TimedEnds = Sequence[tuple[datetime.datetime, Ends]]  # start of each count, and its outcomes
 
 
 def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item]:
-    """`quiet`: models of which it is known why nothing runs."""
+    """Yield items for queues that are full, have grown or are stuck, and for queues of models that no models file has.
+
+    `quiet` are the models for which it is known why nothing runs.
+    """
     queued, ages = sample.queues()
     refused, past = _refusals(), _past_queues()
     late = set(workers.living().filter(workers.is_late()).values_list("pk", flat=True))
@@ -70,7 +73,11 @@ def queues(living: Sequence[Worker], *, quiet: Collection[str]) -> Iterator[Item
 
 
 def _todo_of_growth(model: str, heard_of: Iterable[Worker], unheard: Collection[Worker]) -> str:
-    """Return what to do where more jobs of a model wait, by its workers: `unheard` where none was heard lately."""
+    """Return what an operator should do when more jobs of a model wait.
+
+    `heard_of` are its workers that were heard lately. `unheard` are all its workers if none of them was, and else
+    empty.
+    """
     if any(worker.replicas_busy for worker in heard_of):
         return f"More comes in than is done: more workers or replicas, or manage.py tune {model}."
     if unheard:
@@ -80,7 +87,10 @@ def _todo_of_growth(model: str, heard_of: Iterable[Worker], unheard: Collection[
 
 
 def _refusals() -> dict[str, int]:
-    """Count the requests of the last minutes, by model, that were refused as too many jobs waited."""
+    """Return by model how many requests of the last minutes were refused because too many jobs waited.
+
+    Models with fewer than `FEW` of them are left out.
+    """
     refused = {
         model: sum(tally.get("refused", {}).get(error.code, 0) for error in (QueueFull, Overloaded))
         for model, tally in series.since(clock.now() - RECENT).items()
@@ -89,7 +99,7 @@ def _refusals() -> dict[str, int]:
 
 
 def _full(model: str, count: int, refused: int) -> str:
-    """Say that the queue takes no more jobs, or did not a moment ago; nothing where it takes them."""
+    """Return text on a queue that takes no more jobs, or refused requests in the last minutes; else an empty string."""
     spec, found = lookup.known_models().get(model), []
     if spec and count >= spec.max_queued and (waiting := backlog.count_to_limit(model)) >= spec.max_queued:
         waits = count_of(waiting, "job", ("waits", "wait"))
@@ -101,7 +111,7 @@ def _full(model: str, count: int, refused: int) -> str:
 
 
 def _past_queues() -> list[tuple[datetime.datetime, Mapping[str, float]]]:
-    """Return the mean lengths of the queues in each stretch of the day that was looked at."""
+    """Return the mean lengths of the queues in each stretch of the last day that was sampled, the oldest first."""
     grains, now = (Grain.TICK, Grain.TEN_MINUTES), clock.now()
     rows = Figure.objects.filter(grain__in=grains, model=sample.SERVICE, start__range=(now - DAY, now))
     looks = [(at, tally.get("now", {})) for at, tally in rows.order_by("start").values_list("start", "tally")]
@@ -114,9 +124,11 @@ def _past_queues() -> list[tuple[datetime.datetime, Mapping[str, float]]]:
 def _grown_since(
     count: int, age_s: float, past: Sequence[tuple[datetime.datetime, float]]
 ) -> tuple[datetime.datetime, float] | None:
-    """Return the last moment at which there were fewest; None where there are not many more now, or where they fall.
+    """Return the last moment at which the queue was shortest, and its length then, or None if it has not grown.
 
-    Many that have been there for longer than some minutes need nobody while each is soon done."""
+    A queue has not grown if not many more jobs wait now, or if their number falls. Growth that is older than some
+    minutes is not reported while each job is soon done.
+    """
     if not past:
         return None
     place, (at, lowest) = min(enumerate(past), key=lambda moment: (moment[1][1], -moment[0]))
@@ -127,8 +139,10 @@ def _grown_since(
 
 
 def failures() -> Iterator[Item]:
-    """Failures that are a large share of a model's recent jobs, for as long as they are. Besides, for a day, those that
-    are several times as frequent as before they began."""
+    """Yield items for failures that are a large share of a model's recent jobs, for as long as they are.
+
+    Failures that are several times as frequent as before they began are reported too, for a day.
+    """
     now = clock.now()
     for model, ends in series.timed_ends_since(now - DAY).items():
         last = _last_of_hour(ends, now)
@@ -154,9 +168,10 @@ def _sum(counts: Iterable[Ends]) -> Ends:
 
 
 def _last_of_hour(ends: TimedEnds, now: datetime.datetime) -> Ends:
-    """Return the outcomes of the last minutes; where too few jobs ended in these, of the last jobs of the hour.
+    """Return the outcomes of the last minutes, or of the last jobs of the hour if too few ended in these minutes.
 
-    `ends` begins with the newest."""
+    `ends` begins with the newest.
+    """
     last = Counter[str]()
     for start, counts in ends:
         if start < now - HOUR or (start < now - RECENT and last.total() >= ENOUGH):
@@ -166,9 +181,11 @@ def _last_of_hour(ends: TimedEnds, now: datetime.datetime) -> Ends:
 
 
 def _high(ends: Ends) -> Ends:
-    """Return the failures that are so large a share together that it matters not what is usual.
+    """Return the failures that are so large a share together that they are reported whatever is usual.
 
-    Inputs that a model cannot read are their senders' matter, until they are most of all."""
+    Inputs that a model cannot read are the concern of the clients that send them. They count only if more than `MOST`
+    of all jobs fail.
+    """
     failed = Counter({end: count for end, count in ends.items() if end.startswith(series.FAILED)})
     of_engine = Counter({end: count for end, count in failed.items() if end not in OF_CLIENTS})
     for found, share in ((failed, MOST), (of_engine, HIGH_SHARE)):
@@ -180,7 +197,8 @@ def _high(ends: Ends) -> Ends:
 def _usual_share(end: str, ends: TimedEnds, now: datetime.datetime) -> float:
     """Return the share of this outcome before it became more frequent, whenever in the day that was.
 
-    It is the least share among all jobs that ended more than 5, 10, 20, 40, … minutes ago."""
+    It is the least share among all jobs that ended more than 5, 10, 20, 40, … minutes ago.
+    """
     shares, ago = [], RECENT
     while ago < DAY:
         before = _sum(counts for start, counts in ends if start < now - ago)
@@ -201,7 +219,10 @@ def _todo_of(code: str) -> str:
 
 
 def webhooks() -> Iterator[Item]:
-    """Of those that are not told yet; what was told or given up says nothing more."""
+    """Yield items for notices that a host does not take, and for notices that are overdue.
+
+    Only pending notices count. Those that were delivered or given up need no attention.
+    """
     now = clock.now()
     pending = Webhook.objects.filter(state=WebhookState.PENDING)
     tried = pending.filter(attempts__gte=1, due_at__gt=now - RECENT).order_by("-due_at")
@@ -209,7 +230,7 @@ def webhooks() -> Iterator[Item]:
     for url, attempts, error in tried.values_list("url", "attempts", "last_error")[:LOOKED_AT]:
         hosts.setdefault(host_of(url), []).append((attempts, error))
     for host, found in hosts.items():
-        if len(found) >= FEW or max(found)[0] > 1:  # a single one may have met a restart
+        if len(found) >= FEW or max(found)[0] > 1:  # a single failed try may have met a restart
             error = next((error for _, error in found if error), "a try was not ended")
             yield Item(
                 code="WebhooksFail", about=("webhooks",),
@@ -219,7 +240,7 @@ def webhooks() -> Iterator[Item]:
             )  # fmt: skip
     since = now - datetime.timedelta(seconds=STUCK_S)
     ended = Job.objects.filter(pk=OuterRef("job"), status__in=TERMINAL, finished_at__lt=since)
-    late = pending.filter(Exists(ended), due_at__lt=since).order_by()  # joined, SQLite would read all ended jobs first
+    late = pending.filter(Exists(ended), due_at__lt=since).order_by()  # in a join SQLite reads all ended jobs first
     if count := late.values("pk")[:LOOKED_AT].count():
         yield Item(
             code="WebhooksWait", text=f"Notices of finished jobs are due and no process sends them: {count:,} wait.",

@@ -1,4 +1,4 @@
-"""The database, the broker and the disk: away, slow, locked, or full soon."""
+"""Attention to the database, the broker and the disk: away, slow, locked, or soon full."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from inference.status import health
 from inference.status.attention.item import Item
 from inference.store import locks
 
-SLOW_S = 0.25  # of an answer to the smallest question
-LEFT_BYTES, LEFT_SHARE, PLENTY_BYTES = 2**30, 0.05, 20 * 2**30  # of a disk
+SLOW_S = 0.25  # seconds above which an answer to the smallest query is slow
+LEFT_BYTES, LEFT_SHARE, PLENTY_BYTES = 2**30, 0.05, 20 * 2**30  # free space: too little, too small a share, enough
 
 
 def slow_database() -> Iterator[Item]:
@@ -28,7 +28,7 @@ def slow_database() -> Iterator[Item]:
 
 
 def locked_database() -> Iterator[Item]:
-    """It answers who reads, and keeps who writes waiting."""
+    """Yield an item if the database answers readers and keeps writers waiting."""
     if why := locks.problem():
         yield Item(
             code="DatabaseLocked", text=f"The database accepts no writes: {why}",
@@ -51,7 +51,7 @@ def broker() -> Iterator[Item]:
 
 
 def disk() -> Iterator[Item]:
-    """Of this host."""
+    """Yield an item for each disk of this host that is nearly full: that of the data folder or of SQLite's file."""
     folders = {Path(settings.DATA_DIR)}
     if connection.vendor == "sqlite":
         folders.add(Path(connection.settings_dict["NAME"]).parent)
