@@ -1,1 +1,1 @@
-"""What happened, over time: counted where it happens, in rows that are few, and kept for a year."""
+"""Figures of what happened over time: counted where it happens, in few rows, and kept for a year."""

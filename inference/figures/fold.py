@@ -1,5 +1,7 @@
-"""Puts rows together as they age: of all writers, then of longer and longer times. Several may do so at once: each row
-is put somewhere by who deletes it."""
+"""The folding of rows as they age: those of all writers into one, then those of short times into ones of longer times.
+
+Several processes may fold at once: each row is added to its target by the process that deletes it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from inference.figures.ledger import TICK_S, at, tick_of
 from inference.figures.tallies import Tally
 from inference.models import Figure, Grain, Mark
 
-MOST = 500  # rows of one transaction
+MOST = 500  # rows that one transaction folds
 KEPT = datetime.timedelta(days=366)
 LENGTH_S = {Grain.TICK: TICK_S, Grain.TEN_MINUTES: 600, Grain.THREE_HOURS: 10_800}
 
@@ -32,7 +34,7 @@ STEPS = (
     Step(Grain.TICK, Grain.TEN_MINUTES, datetime.timedelta(minutes=30)),
     Step(Grain.TEN_MINUTES, Grain.THREE_HOURS, datetime.timedelta(days=2)),
 )
-Key = tuple[Grain, datetime.datetime, str]  # of a row that others were put into
+Key = tuple[Grain, datetime.datetime, str]  # grain, start and model of a row that others are added to
 SINCE_EVER = at(0)
 
 
@@ -43,14 +45,17 @@ def fold() -> None:
 
 
 def remove_old() -> None:
-    """Past the year; `Grain.EVER` goes on counting them."""
+    """Delete figures and marks that are older than a year; `Grain.EVER` goes on counting these figures."""
     old = Now() - KEPT
     queries.delete(Figure.objects.filter(grain=Grain.THREE_HOURS, start__lt=old))
     queries.delete(Mark.objects.filter(at__lt=old))
 
 
 def _some(step: Step) -> int:
-    """How many rows were put together. None of them where another is quicker: the next round finds them again."""
+    """Fold some rows of a step, and return how many these were.
+
+    It returns 0 and folds none if another process folded their target first: the next round finds the rows again.
+    """
     with transaction.atomic():
         old = Figure.objects.filter(grain=step.source, start__lt=Now() - step.after).order_by("start", "pk")
         found = list(old.select_for_update(skip_locked=True)[:MOST])
@@ -73,8 +78,12 @@ def _targets(step: Step, figure: Figure) -> list[Key]:
 
 
 def _add(sums: dict[Key, Tally]) -> bool:
-    """Whoever makes a row first, each adds to the row that there is: False where one was there, and was put together
-    with others before it could be locked. All make them in the same order, so that no two wait for each other."""
+    """Add the sums to the rows of their keys, which are made where they are missing.
+
+    Each process adds to the row that is there, whichever process made it. The result is False if such a row was there
+    and was folded itself before it could be locked. All processes make the rows in the same order, so that no two wait
+    for each other.
+    """
     new = [Figure(grain=grain, start=start, model=model, tally={}) for grain, start, model in sorted(sums)]
     Figure.objects.bulk_create(new, ignore_conflicts=True)
     grains, starts, models = (set(each) for each in zip(*sums, strict=True))

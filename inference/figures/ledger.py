@@ -1,8 +1,10 @@
-"""Writes tallies, in the transaction of what they count: what is counted is what was committed, whoever is killed.
+"""The ledger, which writes tallies in the transaction of what they count.
 
-A thread that records batches keeps a row a model, and adds to it for as long as the row's tick lasts. Whatever fails, a
-row that was given up may have been written or not; the next is a new one, with nothing of it. Others, who end jobs now
-and then, write a row each time. `inference.figures.fold` puts them together soon.
+A figure thus counts what was committed, whichever process is killed.
+
+A thread that records batches keeps one row for each model, and adds to it for as long as the row's tick lasts. After a
+failure the row is given up, and may have been written or not; the next one is new and contains nothing of it. Other
+writers, which end jobs now and then, write a row each time. `inference.figures.fold` folds the rows soon.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ _later = _Later()
 
 
 def forget() -> None:
-    """As a new thread."""
+    """Forget the rows of this thread, and the tallies that were not flushed yet."""
     _own.rows.clear()
     _later.tallies.clear()
 
@@ -63,13 +65,13 @@ def at(seconds: float) -> datetime.datetime:
 
 
 def write(model: str, tally: Tally) -> None:
-    """A row of its own."""
+    """Write a tally as a row of its own."""
     if tally:
         Figure.objects.create(grain=Grain.WRITTEN, start=at(tick_of(clock.time_s())), model=model, tally=tally)
 
 
 def write_on(model: str, tally: Tally) -> None:
-    """Into this thread's row, which is let go where this transaction fails."""
+    """Add a tally to this thread's row of the model, which is given up if this transaction fails."""
     before, start_s = _own.rows.pop(model, None), tick_of(clock.time_s())
     if before and before.start_s == start_s and _rewrite(before, tally):
         row = before
@@ -80,7 +82,7 @@ def write_on(model: str, tally: Tally) -> None:
 
 
 def _rewrite(row: _Row, tally: Tally) -> bool:
-    """Not where it is put together with others already."""
+    """Write the row again with the tally added; return False if the row was folded already."""
     tallies.add(row.tally, tally)
     with connection.cursor() as cursor:
         cursor.execute(
@@ -94,13 +96,17 @@ def _rewrite(row: _Row, tally: Tally) -> bool:
 
 
 def note(model: str, tally: Mapping[str, Any]) -> None:
-    """What is no job's outcome, in memory until `flush`: of any thread."""
+    """Keep a tally that is no job's outcome in memory until `flush`; any thread may call this."""
     with _later.lock:
         tallies.add(_later.tallies.setdefault(model, {}), tally)
 
 
 def flush() -> None:
-    """What failed to be written is kept for the next time; it is bounded by the models there are."""
+    """Write the tallies that were noted.
+
+    A tally that could not be written is kept for the next time. The number of tallies is bounded by the number of
+    models.
+    """
     with _later.lock:
         found, _later.tallies = _later.tallies, {}
     try:
@@ -109,5 +115,5 @@ def flush() -> None:
                 write(model, tally)
     except Exception:
         for model, tally in found.items():
-            note(model, {key: value for key, value in tally.items() if key != "now"})  # which is over by then
+            note(model, {key: value for key, value in tally.items() if key != "now"})  # "now" is over by then
         raise

@@ -1,4 +1,4 @@
-"""What changed, and when, beside what happened since."""
+"""Marks of what changed and when, for comparison with the figures of what happened since."""
 
 from django.conf import settings
 from django.db.models.functions import Now
@@ -7,7 +7,7 @@ from inference import queries
 from inference.models import Mark
 
 DEPLOYED, STARTED, STOPPED, GONE = "deployed", "started", "stopped", "gone"
-RETENTION = "retention"  # of at most ten letters, as the column
+RETENTION = "retention"  # a kind has at most ten letters, as the column does
 
 
 def mark(kind: str, text: str) -> None:
@@ -15,7 +15,7 @@ def mark(kind: str, text: str) -> None:
 
 
 def retention_stopped(why: str) -> None:
-    """Marked since when, and why now, until `retention_goes_on`."""
+    """Mark since when old jobs are not removed, and the present reason, until `retention_goes_on`."""
     if not queries.update(Mark.objects.filter(kind=RETENTION), text=why[:300]):
         mark(RETENTION, why)
 
@@ -25,7 +25,7 @@ def retention_goes_on() -> None:
 
 
 def started(worker: str) -> None:
-    """The first that runs another release than those before it brought it."""
+    """Mark that a worker started, and a deployment if its release is another one than that of the workers before it."""
     if settings.RELEASE:
         last = Mark.objects.filter(kind=DEPLOYED).order_by("-at").values_list("text", flat=True).first()
         if last != settings.RELEASE:

@@ -1,4 +1,4 @@
-"""What is the case now, noted once a tick by whichever worker comes first: queues, replicas, memory."""
+"""Samples of the present state (queues, replicas, memory), taken once a tick by the worker that comes first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inference.figures.ledger import at, tick_of
 from inference.figures.tallies import Tally
 from inference.models import ENDED, Figure, Grain, Job, Status, Worker
 
-SERVICE = ""  # the model of what is counted of the whole service
+SERVICE = ""  # the model name of figures of the whole service
 
 
 def sample() -> None:
@@ -21,14 +21,20 @@ def sample() -> None:
 
 
 def taken() -> Tally:
-    """By model, but for replicas: `now` adds up and is divided by its samples, of `most` the largest stays."""
+    """Return a sample of the present state, by model except for replicas.
+
+    `now` is summed over samples and divided by their number. Of `most` the largest value is kept.
+    """
     queued, ages = queues()
     now = {"samples": 1, "queued": queued, "running": running(), "oldest_s": ages, **_of_workers()}
     return {"now": now, "most": {"queued": queued, "oldest_s": ages}}
 
 
 def queues() -> tuple[dict[str, int], dict[str, float]]:
-    """By model: jobs that wait, and the age of the oldest in seconds. Of those in parts these are what waits."""
+    """Return by model the number of jobs that wait, and the age of the oldest in seconds.
+
+    A job that runs in parts is counted by its parts.
+    """
     jobs = Job.objects.filter(parts=None, status=Status.QUEUED).order_by().values_list("model")
     queued, ages = {}, {}
     for model, count, made in jobs.annotate(Count("pk"), Min("created_at")):
@@ -37,13 +43,16 @@ def queues() -> tuple[dict[str, int], dict[str, float]]:
 
 
 def running() -> dict[str, int]:
-    """By itself: only one status at a time is its own index used."""
+    """Count the running jobs by model.
+
+    This is a query of its own, as the database uses the index of a status for one status at a time only.
+    """
     jobs = Job.objects.filter(parts=None, status=Status.RUNNING).order_by().values_list("model")
     return dict(jobs.annotate(Count("pk")))
 
 
 def _of_workers() -> Tally:
-    """Bytes on devices by model, and replicas."""
+    """Return the bytes on devices by model, and the number of replicas that are ready and busy."""
     memory: Counter[str] = Counter()
     replicas = {"ready": 0, "busy": 0}
     present = Worker.objects.exclude(state__in=ENDED)

@@ -17,15 +17,15 @@ from inference.figures.sample import SERVICE
 from inference.figures.tallies import Tally
 from inference.models import Figure, Grain, Mark, Status
 
-MARKS = 200  # the latest ones, of a range
-FAILED = f"{Status.FAILED} "  # what such an outcome begins with, before its code
-CODES = 5  # of errors: the most frequent ones, of a range
+MARKS = 200  # marks of a range that are returned, the latest
+FAILED = f"{Status.FAILED} "  # the beginning of the outcome of a failed job, before its error code
+CODES = 5  # error codes of a range that are returned, the most frequent
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
     length_s: int
-    step_s: int  # of a point
+    step_s: int  # seconds of a point
 
 
 RANGES = {
@@ -36,9 +36,11 @@ RANGES = {
 
 
 def series(name: str, model: str = "") -> dict[str, Any]:
-    """Of one of `RANGES` and one model, or all. Each list has a value a point; None where nothing is known.
+    """Return the figures of one of `RANGES`, of one model or of all.
 
-    The last point is not over yet, and what writers have not told yet is missing there: a tick at most."""
+    Each list has one value for each point, or None where nothing is known. The last point is not over yet, and lacks
+    what writers have not written yet: a tick at most.
+    """
     span = RANGES[name]
     end_s = tick_of(clock.time_s(), span.step_s) + span.step_s
     starts = range(end_s - span.length_s, end_s, span.step_s)
@@ -70,7 +72,7 @@ def _rows(since: datetime.datetime) -> Iterable[tuple[datetime.datetime, str, Ta
 
 
 def _lasted_s(start: int, step_s: int) -> float:
-    """The current point is not as long as the others yet."""
+    """Return the seconds that a point has lasted, as the current one is not as long as the others yet."""
     return min(float(step_s), max(1.0, clock.time_s() - start))
 
 
@@ -108,12 +110,12 @@ def _of(values: Mapping[str, float], model: str, together: Any) -> float:
 
 
 def _by_end(points: Iterable[Tally]) -> dict[str, int]:
-    """Outcomes of the whole range."""
+    """Return the number of jobs by outcome in the whole range."""
     return dict(tallies.sum_of({"ended": point.get("ended", {})} for point in points)["ended"])
 
 
 def _frequent(ended: Mapping[str, int]) -> list[str]:
-    """The codes of most failures."""
+    """Return the error codes of most failures."""
     failed = Counter({end: count for end, count in ended.items() if end.startswith(FAILED)})
     return [end.removeprefix(FAILED) for end, _ in failed.most_common(CODES)]
 
@@ -128,7 +130,7 @@ def _marks(since: datetime.datetime) -> list[dict[str, Any]]:
 
 
 def ends_since(moment: datetime.datetime) -> dict[str, Counter[str]]:
-    """Outcomes by model, as `since`: of a day that is a tenth of the work."""
+    """Return the outcomes since a moment by model, as `since` does, with a tenth of its work for a day."""
     found: dict[str, Counter[str]] = {}
     for _, model, tally in _rows(moment):
         found.setdefault(model, Counter()).update(tally.get("ended", {}))
@@ -154,7 +156,7 @@ def failures_of(ended: Mapping[str, Counter[str]]) -> list[tuple[str, str, int]]
 
 
 def timed_ends_since(moment: datetime.datetime) -> dict[str, list[tuple[datetime.datetime, Counter[str]]]]:
-    """By model: the start of each row since a moment, and the outcomes that it counts, the newest first."""
+    """Return by model the start of each row since a moment and the outcomes that it counts, the newest first."""
     found: dict[str, list[tuple[datetime.datetime, Counter[str]]]] = {}
     for start, model, tally in _rows(moment):
         if ended := tally.get("ended"):
@@ -165,7 +167,7 @@ def timed_ends_since(moment: datetime.datetime) -> dict[str, list[tuple[datetime
 
 
 def since(moment: datetime.datetime) -> dict[str, Tally]:
-    """By model, from a moment on: to the length of the rows that there are of it."""
+    """Return by model the sum of all rows since a moment, which is as exact as these rows are short."""
     found: dict[str, Tally] = {}
     for _, model, tally in _rows(moment):
         tallies.add(found.setdefault(model, {}), tally)
@@ -173,7 +175,7 @@ def since(moment: datetime.datetime) -> dict[str, Tally]:
 
 
 def totals(database: str = DEFAULT_DB_ALIAS) -> dict[str, Tally]:
-    """By model: of all that was ever counted, in one look."""
+    """Return by model the sum of all that was ever counted, from one query."""
     found: dict[str, Tally] = {}
     rows = Figure.objects.using(database).filter(grain__in=(Grain.EVER, Grain.WRITTEN))
     for model, tally in rows.values_list("model", "tally"):

@@ -1,18 +1,20 @@
-"""What happened in some time, as a tree of numbers that adds up: over writers, over models and over time.
+"""A tally of what happened in some time: a tree of numbers that adds up over writers, over models and over time.
 
 ```
-ended      outcomes: "succeeded", "cancelled", "expired", or "failed CODE"; of a job that runs in parts, one
-wait, run  seconds, of each job that ran, or part of one; first: seconds to the first token
+ended      jobs by outcome: "succeeded", "cancelled", "expired", or "failed CODE"; a job that runs in parts counts once
+wait, run  seconds of each job that ran, or of each part that ran; first: seconds to the first token
 batch      items of a batch
-real, padded  tokens that a batch was given, and with its padding
-engine_s   that batches took
+real, padded  tokens of the items of batches, and with their padding
+engine_s   seconds that engines took for batches
 cost       seconds of batches that were predicted: expected_s, real_s, and the sum of the differences, off_s
-tokens     generated
-refused    requests by error code
+tokens     tokens that were generated
+refused    requests that were refused, by error code
 requests   answers of web processes, by "METHOD address status"
-now        what was the case at `samples` moments, summed; most: the largest of them
+now        the state at `samples` moments, summed; most: the largest values of these
 ```
-A distribution is {"sum": of the values, "in": {bucket: how many}}, of buckets a quarter of a doubling wide.
+
+A distribution is {"sum": sum of the values, "in": {bucket: number of values}}. A bucket is a quarter of a doubling
+wide.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ from typing import Any
 
 Tally = dict[str, Any]
 
-MOST = "most"  # below it the larger number stands; elsewhere the sum
-STEPS = 4  # buckets a doubling
-UNIT_S = 0.001  # of durations
+MOST = "most"  # below this key the larger number is kept; elsewhere the sum
+STEPS = 4  # buckets for each doubling
+UNIT_S = 0.001  # seconds: the unit of durations
 _SMALLEST, _LARGEST = 0, 30 * STEPS
 
 
 def add(tally: Tally, more: Mapping[str, Any], *, largest: bool = False) -> Tally:
-    """Into `tally`, which is returned."""
+    """Add `more` to `tally`, which is returned; `largest` keeps the larger of two numbers instead of their sum."""
     for key, value in more.items():
         if isinstance(value, Mapping):
             add(tally.setdefault(key, {}), value, largest=largest or key == MOST)
@@ -48,7 +50,10 @@ def sum_of(tallies: Iterable[Mapping[str, Any]]) -> Tally:
 
 
 def observe(tally: Tally, name: str, value: float, *, unit: float = 1.0, count: int = 1) -> None:
-    """One more value, or `count` of the same, of a distribution. Its bucket ends at `end_of(bucket) * unit`."""
+    """Add a value, or `count` times the same value, to a distribution.
+
+    Its bucket ends at `end_of(bucket) * unit`.
+    """
     found = tally.setdefault(name, {"sum": 0.0, "in": {}})
     key = str(bucket_of(value / unit))
     found["sum"] += value * count
@@ -56,7 +61,7 @@ def observe(tally: Tally, name: str, value: float, *, unit: float = 1.0, count: 
 
 
 def bucket_of(value: float) -> int:
-    """The first whose end is not below the value."""
+    """Return the first bucket whose end is not below the value."""
     if value <= 1:
         return _SMALLEST
     return min(_LARGEST, math.ceil(STEPS * math.log2(value) - 1e-9))
@@ -76,7 +81,7 @@ def mean(distribution: Mapping[str, Any] | None) -> float | None:
 
 
 def quantile(distribution: Mapping[str, Any] | None, share: float) -> float | None:
-    """Seconds, within a bucket's width: 19 %. None where there is nothing."""
+    """Return a quantile in seconds, exact within a bucket's width of 19 %, or None if there are no values."""
     if not (count := count_of(distribution)) or distribution is None:
         return None
     rank, seen = max(1, math.ceil(share * count)), 0

@@ -1,1 +1,1 @@
-"""What every worker does now and then: finds what was lost, removes what is old, goes on with acts on many jobs."""
+"""The upkeep by every worker now and then: it finds lost jobs, removes what is old, and continues acts on many jobs."""

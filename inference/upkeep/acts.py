@@ -1,7 +1,8 @@
 """Acts on many jobs, done by workers beside their jobs: a little in each round, so that nothing else waits for long.
 
-Whoever is at one has leased its row. A worker that dies leaves the cursor where it was: the jobs after it are done
-again by the next, which changes nothing: a cancelled job stays so, and a retry has a key that makes it one job.
+A worker that is at an act has leased its row. If it dies, the cursor stays where it was, and the next worker does the
+jobs after it again. This changes nothing: a cancelled job stays so, and a retry has an idempotency key that makes it
+one job.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ LOOKUPS = frozenset({
     "status", "model", "priority", "worker", "error_code", "batch", "whole", "whole__isnull", "bulk", "request_id",
     "owner", "key_start", "key_start__in", "id", "id__in", "id__gte", "id__endswith",
 })  # fmt: skip
-MOST = 100_000  # jobs of one act
+MOST = 100_000  # jobs of one act at most
 ROUND_S = 2.0
 LEASE = datetime.timedelta(seconds=60)
 REFUSED = datetime.timedelta(seconds=10)
-MOST_REASONS, OTHERS = 20, "other reasons"  # some name their job
+MOST_REASONS, OTHERS = 20, "other reasons"  # reasons that are counted apart, as some name their job
 CANCELLED_AT_ONCE, RETRIED_AT_ONCE = 500, 20
 KEPT = datetime.timedelta(days=90)
 
@@ -41,15 +42,21 @@ Left = Counter[str]
 
 
 def chosen(selection: Mapping[str, Any], newest: UUID) -> QuerySet[Job]:
-    """Raises `ValueError` for a lookup that is none of `LOOKUPS`."""
+    """Return the jobs of a selection, as far as none is newer than the id `newest`.
+
+    Raises `ValueError` for a lookup that is none of `LOOKUPS`.
+    """
     if unknown := selection.keys() - LOOKUPS:
         raise ValueError(f"jobs are not chosen by {', '.join(sorted(unknown))}")
     return Job.objects.filter(**selection, pk__lte=newest)
 
 
 def work() -> None:
-    """For a round, at the oldest act that nobody is at. One that is refused for now lets the others have their turn."""
-    free = Q(lease_until=None) | Q(lease_until__lt=Now()) | Q(lease_until__gt=Now() + 2 * LEASE)  # or set back since
+    """Work for a round on the oldest act that no other worker is at.
+
+    An act whose jobs are refused for now is left for `REFUSED`, so that other acts have their turn.
+    """
+    free = Q(lease_until=None) | Q(lease_until__lt=Now()) | Q(lease_until__gt=Now() + 2 * LEASE)  # or it was set back
     act = Act.objects.filter(free, state__in=ACTING).order_by("pk").first()
     if act is None or not _lease(act, free):
         return
@@ -70,7 +77,7 @@ def _lease(act: Act, free: Q) -> bool:
 
 
 def _step(act: Act) -> bool:
-    """One chunk. Whether there is more to do now."""
+    """Do one chunk of an act; return True if there is more to do now."""
     most = CANCELLED_AT_ONCE if act.kind == ActKind.CANCEL else RETRIED_AT_ONCE
     jobs_left = chosen(act.selection, act.newest)
     if act.cursor:
@@ -88,7 +95,7 @@ def _step(act: Act) -> bool:
 
 
 def cancel(ids: Sequence[UUID]) -> tuple[Counter[str], Left]:
-    """How many were cancelled, by their status before, and how many were left as they were, by reason."""
+    """Cancel jobs, and return their number by earlier status, and the number of those left as they were, by reason."""
     cancelled = transitions.cancel_many(ids)
     states = Counter(dict(Job.objects.filter(pk__in=ids).order_by().values_list("status").annotate(Count("pk"))))
     left = states - Counter({Status.CANCELLED: cancelled.total()})
@@ -96,8 +103,11 @@ def cancel(ids: Sequence[UUID]) -> tuple[Counter[str], Left]:
 
 
 def _retry(act: Act, ids: list[UUID]) -> tuple[UUID | None, int, Left]:
-    """As far as there is room: what is refused for now is tried in a later round. Of parts the list that they are of,
-    once."""
+    """Submit jobs again as far as there is room; a job that is refused for now is tried in a later round.
+
+    Of parts the whole is submitted again, once. Returns the last job that was handled, the number of jobs that were
+    submitted, and the number of those left as they were, by reason.
+    """
     last, done, left = None, 0, Left()
     wholes = {pk: whole for pk, whole in Job.objects.filter(pk__in=ids).values_list("pk", "whole") if whole}
     for job_id in ids:
@@ -116,7 +126,10 @@ def _retry(act: Act, ids: list[UUID]) -> tuple[UUID | None, int, Left]:
 
 
 def _note(act: Act, cursor: UUID, done: int, left: Left) -> bool:
-    """Whether it goes on: nobody else has taken it, and nobody stopped it."""
+    """Record the progress of an act; return True if this worker goes on with it.
+
+    It does not if another worker has taken the act, or if an operator has stopped it.
+    """
     mine = Act.objects.filter(pk=act.pk, state=ActState.RUNNING, cursor=act.cursor)
     total = dict(act.left)
     for reason, count in left.items():
@@ -131,5 +144,5 @@ def _note(act: Act, cursor: UUID, done: int, left: Left) -> bool:
 def _finish(act: Act) -> None:
     over = {"state": ActState.DONE, "finished_at": Now(), "lease_until": None}
     if Act.objects.filter(pk=act.pk, state=ActState.RUNNING, cursor=act.cursor).update(**over):
-        left = sum(act.left.values())  # its page says why, in words that may quote an input
+        left = sum(act.left.values())  # the page of the act has the reasons, which may quote an input
         logger.info("act=%s is over: %s, %d done, %d left", act.pk, act.kind, act.done, left)

@@ -1,7 +1,7 @@
-"""Who is silent, and which leases are over: judged by one process, by its own monotonic clock.
+"""The observer, with which one process judges by its own clock which workers are silent and which leases are over.
 
-The moments in rows are those of the database's clock, which may be set while workers run, or go on while all of them
-sleep, as on a laptop.
+That clock is monotonic. The moments in rows are those of the database's clock, which may be set while workers run, or
+go on while all of them sleep, as on a laptop.
 """
 
 import datetime
@@ -15,19 +15,22 @@ from inference import clock
 from inference.models import Worker
 from inference.status import workers
 
-SET_S = 5.0  # the database's clock was set when it went so much more or less far than this process's between two looks
+SET_S = 5.0  # seconds; if the database's clock advances so much more or less than this process's, it was set
 
 
 class Observer:
-    """What a process has seen of heartbeats and of the database's clock. It is to look every few seconds."""
+    """The heartbeats and the database's clock as one process has seen them; it has to `look` every few seconds."""
 
     def __init__(self) -> None:
-        self._heartbeats: dict[UUID, tuple[datetime.datetime, float]] = {}  # and since when each is the last
+        self._heartbeats: dict[UUID, tuple[datetime.datetime, float]] = {}  # last one, since when (monotonic)
         self._looked: tuple[float, float] | None = None  # the database's clock and this process's, in seconds
-        self._steady_since = float("-inf")  # that the database's clock was not set
+        self._steady_since = float("-inf")  # monotonic seconds; the database's clock was not set since
 
     def look(self) -> None:
-        """Raises what the database raises."""
+        """Read the database's clock and the heartbeats of all present workers.
+
+        Raises what the database raises.
+        """
         now, seen_at = clock.of_database(), time.monotonic()
         if self._looked and abs(now.timestamp() - self._looked[0] - (seen_at - self._looked[1])) > SET_S:
             self._steady_since = seen_at
@@ -38,19 +41,26 @@ class Observer:
     def _last(
         self, worker: UUID, beat: datetime.datetime, now: datetime.datetime, seen_at: float
     ) -> tuple[datetime.datetime, float]:
-        """Any change of the moment is a sign of life. Of a worker that is new here the database tells its age."""
+        """Return the last heartbeat of a worker, and since when it is the last one by this process's clock.
+
+        Any change of the heartbeat's moment is a sign of life. The age of a heartbeat that is new here is taken from
+        the database's clock.
+        """
         if known := self._heartbeats.get(worker):
             return known if known[0] == beat else (beat, seen_at)
         return beat, seen_at - max(0.0, (now - beat).total_seconds())
 
     def silent(self) -> dict[UUID, datetime.datetime]:
-        """By worker that has not been heard for `WORKER_SILENT_S` at the last look: its last heartbeat."""
+        """Return by worker the last heartbeat of those not heard for `WORKER_SILENT_S`, as of the last look."""
         silent_since = time.monotonic() - settings.WORKER_SILENT_S
         return {worker: beat for worker, (beat, since) in self._heartbeats.items() if since < silent_since}
 
     def lease_is_over(self, *, answering_s: float) -> Q:
-        """Of a running job. A lease counts for as long as it was given for, in which the database has answered this
-        process, for `answering_s` by now, and its clock was not set."""
+        """Return the condition for running jobs whose lease is over.
+
+        A lease holds for as long as it was given for. Only time counts in which the database has answered this process
+        (for `answering_s` by now) and in which its clock was not set.
+        """
         if self._looked is None:
             return Q(pk__in=())
         now_s, seen_at = self._looked

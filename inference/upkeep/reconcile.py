@@ -1,11 +1,11 @@
-"""What was lost is found again. Every worker runs this every few seconds; several at once do no harm.
+"""The recovery of what was lost, which every worker runs every few seconds; several at once do no harm.
 
-1. A worker that is silent for too long is gone (`inference.upkeep.observer`).
-2. A running job whose worker has stopped, is gone, or kept it for longer than it said, is given back; it fails when it
-   was lost too often, the last time alone in its worker.
+1. A worker that is silent for too long is marked as gone (`inference.upkeep.observer`).
+2. A running job whose worker has stopped, is gone, or kept it for longer than its lease, is given back. It fails when
+   it was lost too often, the last time alone in its worker.
 3. A queued job past its deadline expires.
-4. A queued job whose message was lost is sent again. A doubled message is harmless: only one claim wins.
-5. A job whose parts have ended so ends with them.
+4. The message of a queued job is sent again if it was lost. A doubled message is harmless: only one claim wins.
+5. A whole ends when its parts have ended so that its outcome is decided.
 """
 
 import datetime
@@ -40,11 +40,11 @@ from inference.upkeep.observer import Observer
 logger = logging.getLogger(__name__)
 _model = attrgetter("model")
 
-RESEND_S = settings.WORKER_SILENT_S * 2 / 3  # a message younger than this may still be on its way
-HELD_S = settings.WORKER_SILENT_S  # what left its queue and was not started for longer is not waited for any more
-PASSED_S = settings.WORKER_SILENT_S / 3  # a job is passed when one that is this much younger was started before it
+RESEND_S = settings.WORKER_SILENT_S * 2 / 3  # seconds; a younger message may still be on its way
+HELD_S = settings.WORKER_SILENT_S  # seconds that a message which left its queue may be held before it counts as lost
+PASSED_S = settings.WORKER_SILENT_S / 3  # seconds; a job is passed when one that is this much younger was started first
 CHUNK = 500
-MOST = 20 * CHUNK  # jobs sent again in a round
+MOST = 20 * CHUNK  # jobs whose messages are sent again in a round
 MILLISECOND = datetime.timedelta(milliseconds=1)
 
 
@@ -52,9 +52,9 @@ def reconcile(*, answering_s: float = math.inf, observer: Observer | None = None
     """Run one round: each of its steps has its turn, whatever becomes of those before it.
 
     Parameters:
-        answering_s: Seconds for which the database has answered whoever asks. After an outage nobody is judged before
+        answering_s: Seconds for which the database has answered the caller. After an outage no worker is judged before
             all have had the time to be heard again: the first to come back would take the jobs of all others.
-        observer: What this process saw in the rounds before; whoever calls keeps it.
+        observer: What this process saw in the rounds before; the caller keeps it.
 
     Raises what the first step that failed has raised.
     """
@@ -66,7 +66,7 @@ def reconcile(*, answering_s: float = math.inf, observer: Observer | None = None
 
 
 def _failure_of(step: Callable[[], None]) -> Exception | None:
-    """Run a step, and return what it raised; a broker that is away is only told."""
+    """Run a step, and return what it raised; that the broker is away is only logged."""
     try:
         step()
     except errors.BrokerUnavailable as error:
@@ -96,10 +96,10 @@ def _ago(seconds: float) -> Now:
 
 
 def _mark_silent(observer: Observer) -> None:
-    """Unless it was heard since."""
+    """Mark silent workers as gone, or as stopped if they were stopping, unless they were heard since."""
     idle = {"replicas_ready": 0, "replicas_busy": 0, "held": 0}
     for worker, beat in observer.silent().items():
-        last_heard = (beat - MILLISECOND, beat + MILLISECOND)  # a file keeps milliseconds, and compares them as text
+        last_heard = (beat - MILLISECOND, beat + MILLISECOND)  # SQLite keeps milliseconds, and compares moments as text
         silent = Worker.objects.filter(pk=worker, heartbeat_at__range=last_heard, state__in=workers.PRESENT)
         if silent.filter(state=WorkerState.STOPPING).update(state=WorkerState.STOPPED, **idle):
             continue
@@ -114,18 +114,22 @@ def _of(state: WorkerState) -> QuerySet[Worker, UUID]:
 
 
 def _before(column: str, seconds: float) -> Q:
-    """Where `column` is longer ago than that, or was written before the clock was set back."""
+    """Return the condition that `column` is longer ago than this, or was written before the clock was set back."""
     return Q(**{f"{column}__lt": _ago(seconds)}) | Q(**{f"{column}__gt": _ago(-transitions.SET_BACK_S)})
 
 
 def _send_again() -> None:
-    """What was sent is marked before more is, so that a failure in between has nothing sent twice."""
+    """Send the messages of lost jobs again.
+
+    Those that were sent are marked in their rows before more are sent, so that a failure in between makes none be sent
+    twice.
+    """
     sent = 0
     failure: errors.BrokerUnavailable | None = None
     for messages in _at_once([message_of(job, recovered=True) for job in _lost()]):
         try:
             publish.publish(messages)
-        except errors.BrokerUnavailable as error:  # of this queue, or of all: then the others fail at once
+        except errors.BrokerUnavailable as error:  # of this queue, or of all queues: then the others fail at once
             failure = error
         else:
             ids = [message.job_id for message in messages]
@@ -137,8 +141,11 @@ def _send_again() -> None:
 
 
 def _lost() -> list[Job]:
-    """Queued jobs to be sent again. High priorities first: a round is bounded. Where all messages were sent, never more
-    of a model wait than jobs do: whatever is wrong with a clock, what is there is not sent again and again."""
+    """Return the queued jobs whose messages are to be sent again, high priorities first, as a round is bounded.
+
+    Where all messages were sent before, no more are sent than leave as many messages of a model as jobs of it wait. So
+    whatever is wrong with a clock, messages that are in the broker are not sent again and again.
+    """
     lost = (Q(published_at=None) & _before("created_at", 1.0)) | (_before("published_at", RESEND_S) & _missing())
     jobs = Job.objects.filter(lost, status=Status.QUEUED, parts=None, model__in=_run_here()).defer("inputs", "output")
     jobs = jobs.order_by("priority", "pk")
@@ -153,7 +160,7 @@ def _lost() -> list[Job]:
 
 
 def _fitting(model: str, jobs: Sequence[Job]) -> list[Job]:
-    """Those that were never sent, and as many of the others as make no more messages than jobs of this model wait."""
+    """Return the jobs that were never sent, and as many of the others as leave no more messages than jobs that wait."""
     unsent = [job for job in jobs if job.published_at is None]
     sent = [job for job in jobs if job.published_at is not None]
     room = _room(model, len(jobs)) - len(unsent) if sent else 0
@@ -161,18 +168,21 @@ def _fitting(model: str, jobs: Sequence[Job]) -> list[Job]:
 
 
 def _room(model: str, most: int) -> int:
-    """How many more messages of this model may wait, at most `most`."""
+    """Return how many more messages of this model may wait, at most `most`."""
     queue = queue_of(model)
     try:
         messages = publish.queue_lengths([queue])[queue]
-    except Refused:  # sending to it fails too, and says why
+    except Refused:  # sending to this queue fails too, with the reason
         messages = 0
     queued = Job.objects.filter(model=model, status=Status.QUEUED, parts=None).order_by().values("pk")
     return max(0, queued[: messages + most].count() - messages)
 
 
 def _at_once(messages: Iterable[JobMessage]) -> Iterator[list[JobMessage]]:
-    """A chunk of one queue and priority after the other. In Redis each goes before the last: the oldest come last."""
+    """Yield the messages in chunks of one queue and priority each.
+
+    In Redis each chunk goes before those that were sent earlier, so the chunk with the oldest messages is sent last.
+    """
     line = attrgetter("priority", "queue")
     for _, group in itertools.groupby(sorted(messages, key=line), line):
         chunks = list(rows.chunks(group, CHUNK))
@@ -180,12 +190,15 @@ def _at_once(messages: Iterable[JobMessage]) -> Iterator[list[JobMessage]]:
 
 
 def _run_here() -> set[str]:
-    """Models of the file, and those gone from it whose last jobs are run."""
+    """Return the models of the models file, and those gone from it whose last jobs workers still run."""
     return {*models(), *workers.count_served(workers.living().only("model_names"))}
 
 
 def _missing() -> Q:
-    """Queued jobs without a message: none of their model and priority is in the broker or held, or they were passed."""
+    """Return the condition for queued jobs without a message.
+
+    No message of their model and priority is in the broker or held by a worker, or younger jobs have passed them.
+    """
     waiting = _run_here().intersection(
         Job.objects.filter(status=Status.QUEUED).order_by().values_list("model", flat=True).distinct()
     )
@@ -204,7 +217,7 @@ def _missing() -> Q:
 
 
 def _reached(living: Iterable[Worker], model: str) -> dict[int, datetime.datetime]:
-    """By priority: how far in time of creation the living workers have come with this model."""
+    """Return by priority the creation time of the newest job of this model that the living workers have started."""
     reached: dict[int, float] = {}
     for worker in living:
         for priority, moment in worker.reached.get(model, {}).items():

@@ -1,8 +1,9 @@
-"""Finished jobs are removed when they ended long ago, as are the rows of workers that have ended, and the sessions and
-the log of the admin. An id tells its own age: the removed are told from the unknown.
+"""The removal of what is old: jobs that ended long ago, rows of ended workers, sessions and log entries of the admin.
 
-Rows are deleted where they lie, what refers to them first: Django's own `delete` would read each with its inputs and
-output, to look for what else to delete.
+The id of a job has its age: a removed job can be distinguished from an unknown one.
+
+Rows are deleted by plain statements, those that refer to them first: Django's own `delete` would read each row with its
+inputs and output, to look for what else to delete.
 """
 
 import datetime
@@ -28,31 +29,31 @@ from inference.upkeep import acts
 
 logger = logging.getLogger(__name__)
 
-CHUNK = 2000  # jobs of one round
-STATEMENT = 500  # jobs of one statement
-PAUSE_S = 600.0  # when there is nothing left to remove
-WORKER_DAYS = 7  # that the row of a worker that has ended is kept
-LOG_DAYS = 365  # that it is kept what an operator did in the admin
-USUAL_SHARE = 0.1  # of all finished jobs: a sweep that finds more of them overdue removes nothing
-COUNTED = 10_000  # overdue jobs that are counted in any case; of more only whether they are too large a share
-SAID_S = 3 * 86_400.0  # for which a worker says so before it removes them all the same
-OVERDUE = datetime.timedelta(hours=1)  # past the retention time: any of many sweeps should have removed such a job
+CHUNK = 2000  # jobs that are removed in one round
+STATEMENT = 500  # jobs that one statement removes
+PAUSE_S = 600.0  # seconds until the next sweep when there is nothing left to remove
+WORKER_DAYS = 7  # days for which the row of an ended worker is kept
+LOG_DAYS = 365  # days for which the log of what operators did in the admin is kept
+USUAL_SHARE = 0.1  # share of all finished jobs: a sweep that finds more of them overdue removes nothing
+COUNTED = 10_000  # overdue jobs that are counted in any case; more only until they are too large a share
+SAID_S = 3 * 86_400.0  # seconds for which a worker warns of them before it removes them all the same
+OVERDUE = datetime.timedelta(hours=1)  # time past the retention time, in which many sweeps should have removed a job
 
 
 def is_past(job_id: UUID) -> bool:
-    """Whether a job of this id, made by this service, that is not there may have been removed by now."""
+    """Return True if a job of this id, made by this service and no longer there, may have been removed by now."""
     if not settings.JOB_RETENTION_DAYS or job_id.version != 7:
         return False
     return milliseconds(job_id) / 1000 < clock.time_s() - settings.JOB_RETENTION_DAYS * 86_400
 
 
 def remove_old() -> int:
-    """Remove a chunk of finished jobs past the retention time, and bulks without jobs. Returns how many jobs."""
+    """Remove a chunk of finished jobs past the retention time, and bulks without jobs; return the number of jobs."""
     return Sweep().remove_some() if settings.JOB_RETENTION_DAYS else 0
 
 
 class Sweep:
-    """Removes what has ended more than `JOB_RETENTION_DAYS` before the sweep began, by the database's clock."""
+    """A sweep, which removes what ended more than `JOB_RETENTION_DAYS` before it began, by the database's clock."""
 
     def __init__(self) -> None:
         kept_s = settings.JOB_RETENTION_DAYS * 86_400
@@ -62,11 +63,11 @@ class Sweep:
 
     @functools.cached_property
     def problem(self) -> str:
-        """Say where an unusual share of all finished jobs is overdue: a clock may have been set forward."""
+        """Text if an unusual share of all finished jobs is overdue, as if a clock was set forward; else empty."""
         overdue = _ended_before(self.limit - OVERDUE).order_by().values("pk")
         if not overdue.exists():
             return ""
-        ended = Job.objects.filter(status__in=TERMINAL).order_by().count()  # of an index; the others are read
+        ended = Job.objects.filter(status__in=TERMINAL).order_by().count()  # from an index; overdue jobs are read
         most = max(COUNTED, math.floor(USUAL_SHARE * ended) + 1)
         found = overdue[:most].count()
         if found <= USUAL_SHARE * ended:
@@ -78,9 +79,9 @@ class Sweep:
         )
 
     def remove_some(self) -> int:
-        """Remove a chunk of jobs, and bulks without jobs. Returns how many jobs."""
+        """Remove a chunk of jobs, and bulks without jobs; return the number of jobs."""
         kept = Q(status__in=WAITING) | Q(finished_at__gte=self.limit)
-        needed = Exists(Job.objects.filter(kept, pk=OuterRef("whole")))  # by the job that it is a part of
+        needed = Exists(Job.objects.filter(kept, pk=OuterRef("whole")))  # by its whole, if it is a part
         old = _ended_before(self.limit).filter(~needed, pk__gt=self._reached)
         ids = list(old.order_by("pk").values_list("pk", flat=True)[:CHUNK])
         for start in range(0, len(ids), STATEMENT):
@@ -94,7 +95,10 @@ class Sweep:
 
 
 def _ended_before(moment: datetime.datetime) -> QuerySet[Job]:
-    """Find them by their ids, as a job is made before it ends. Those that waited for long are looked at in vain."""
+    """Return the jobs that ended before a moment, found by their ids, as a job is made before it ends.
+
+    Jobs that waited for long, so that they were made before the moment and ended after it, are read in vain.
+    """
     ended = Q(finished_at__lt=moment) | Q(finished_at=None)
     return Job.objects.filter(ended, status__in=TERMINAL, pk__lt=first_id_at(moment))
 
@@ -111,18 +115,18 @@ def remove_ended_workers() -> None:
 
 
 def remove_old_log_ins() -> None:
-    """Remove the sessions of the admin that are over, and what its users did long ago."""
+    """Remove the expired sessions of the admin, and old entries of the log of what its users did."""
     queries.delete(Session.objects.filter(expire_date__lt=Now()))
     queries.delete(LogEntry.objects.filter(action_time__lt=Now() - datetime.timedelta(days=LOG_DAYS)))
 
 
 class Sweeper:
-    """Removes a little at a time from a loop that must not be held up."""
+    """A sweeper, which removes a little at a time from a loop that must not be held up."""
 
     def __init__(self) -> None:
         self.next_at_s = 0.0
-        self._sweep: Sweep | None = None  # that has begun
-        self._said_since_s: float | None = None  # monotonic: that it removes nothing
+        self._sweep: Sweep | None = None  # the sweep that has begun
+        self._said_since_s: float | None = None  # monotonic; it warns since then, and removes nothing
 
     def sweep(self) -> None:
         if time.monotonic() < self.next_at_s or self._goes_on():
@@ -131,10 +135,10 @@ class Sweeper:
         self.next_at_s = time.monotonic() + PAUSE_S
 
     def _goes_on(self) -> bool:
-        """Remove some, and return whether there is more to remove now."""
+        """Remove a chunk, and return True if there is more to remove now."""
         if settings.JOB_RETENTION_DAYS:
             sweep = self._sweep = self._sweep or Sweep()
-            now_s = time.monotonic()  # this process's own clock, which no jump of the database's moves
+            now_s = time.monotonic()  # this process's own clock, as the database's may jump
             since_s = now_s if self._said_since_s is None else self._said_since_s
             self._said_since_s = since_s if sweep.problem else None
             if sweep.problem and now_s - since_s < SAID_S:
