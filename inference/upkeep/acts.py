@@ -56,7 +56,7 @@ def work() -> None:
 
     An act whose jobs are refused for now is left for `REFUSED`, so that other acts have their turn.
     """
-    free = Q(lease_until=None) | Q(lease_until__lt=Now()) | Q(lease_until__gt=Now() + 2 * LEASE)  # or it was set back
+    free = Q(lease_until=None) | Q(lease_until__lt=Now()) | Q(lease_until__gt=Now() + 2 * LEASE)  # clock was set back
     act = Act.objects.filter(free, state__in=ACTING).order_by("pk").first()
     if act is None or not _lease(act, free):
         return
@@ -105,7 +105,7 @@ def cancel(ids: Sequence[UUID]) -> tuple[Counter[str], Left]:
 def _retry(act: Act, ids: list[UUID]) -> tuple[UUID | None, int, Left]:
     """Submit jobs again as far as there is room; a job that is refused for now is tried in a later round.
 
-    Of parts the whole is submitted again, once. Returns the last job that was handled, the number of jobs that were
+    For a part its whole is submitted again, once. Returns the last job that was handled, the number of jobs that were
     submitted, and the number of those left as they were, by reason.
     """
     last, done, left = None, 0, Left()

@@ -143,8 +143,8 @@ def _send_again() -> None:
 def _lost() -> list[Job]:
     """Return the queued jobs whose messages are to be sent again, high priorities first, as a round is bounded.
 
-    Where all messages were sent before, no more are sent than leave as many messages of a model as jobs of it wait. So
-    whatever is wrong with a clock, messages that are in the broker are not sent again and again.
+    A message that was sent before is sent again only while fewer messages of its model wait than jobs. So, whatever is
+    wrong with a clock, messages that are in the broker are not sent again and again.
     """
     lost = (Q(published_at=None) & _before("created_at", 1.0)) | (_before("published_at", RESEND_S) & _missing())
     jobs = Job.objects.filter(lost, status=Status.QUEUED, parts=None, model__in=_run_here()).defer("inputs", "output")

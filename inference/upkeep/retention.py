@@ -63,7 +63,7 @@ class Sweep:
 
     @functools.cached_property
     def problem(self) -> str:
-        """Text if an unusual share of all finished jobs is overdue, as if a clock was set forward; else empty."""
+        """A warning if an unusual share of all finished jobs is overdue, as if a clock was set forward; else empty."""
         overdue = _ended_before(self.limit - OVERDUE).order_by().values("pk")
         if not overdue.exists():
             return ""
