@@ -30,14 +30,17 @@ from inference.telemetry.visible import visible
 COUNT_LIMIT = 10_000
 
 
-class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # it takes none when it runs
-    """Counts to COUNT_LIMIT only, and not at all what fits in one page: to find few of many rows is the work."""
+class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic at run time
+    """A paginator that counts up to `COUNT_LIMIT` only, and does not count rows that fit in one page.
+
+    The search for a few of many rows is the expensive part.
+    """
 
     most = COUNT_LIMIT
 
     @functools.cached_property
     def first(self) -> list[Any]:
-        """The keys of the first page, and of one more."""
+        """The keys of the rows of the first page, and of one row more."""
         return list(self._rows.values_list("pk", flat=True)[: self.per_page + 1])
 
     @functools.cached_property
@@ -58,8 +61,11 @@ class BoundedList(ChangeList):
         return f"{most:,}+" if self.result_count >= most else f"{self.result_count:,}"
 
     def get_results(self, request: HttpRequest) -> None:
-        """What fits in one page was found already. What the database refuses to compare with, such as NUL or a number
-        of 24 digits, was typed by hand."""
+        """Read the rows of the page; those that fit in one page were found already.
+
+        Raises `IncorrectLookupParameters` for what the database refuses to compare with, such as NUL or a number of 24
+        digits. Such values were typed by hand.
+        """
         try:
             super().get_results(request)
         except (DataError, OverflowError, ValueError) as error:
@@ -70,18 +76,18 @@ class BoundedList(ChangeList):
 
 
 class JobFilter(admin.SimpleListFilter):
-    """Jobs whose field `parameter_name` has the value."""
+    """A filter for jobs whose field `parameter_name` has the chosen value."""
 
     parameter_name: str
 
     def has_output(self) -> bool:
-        """Also with nothing to choose from: a filter that is left out would let all jobs through."""
+        """Return True also if there is nothing to choose from: a filter that is left out lets all jobs through."""
         return True
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
         try:
             return queryset.filter(**{self.parameter_name: self.value()}) if self.value() else queryset
-        except (ValidationError, ValueError) as error:  # no UUID, no number
+        except (ValidationError, ValueError) as error:  # the value is no UUID or no number
             raise IncorrectLookupParameters from error
 
 
@@ -92,7 +98,11 @@ class StatusFilter(JobFilter):
         return [(status.value, str(status.label)) for status in Status]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        """Nearly all jobs have succeeded. SQLite does not know, and would look among them for those of a model."""
+        """Select jobs by status; those of a model that succeeded are selected by excluding the other statuses.
+
+        Nearly all jobs have succeeded. SQLite has no statistics that show it, and would search all of them for the
+        model's.
+        """
         if self.value() == Status.SUCCEEDED and "model" in request.GET:
             return queryset.exclude(status__in=set(Status) - {Status.SUCCEEDED})
         return super().queryset(request, queryset)
@@ -113,7 +123,7 @@ class WorkerFilter(JobFilter):
 
 
 class OwnerFilter(JobFilter):
-    """Lists a few owners to choose from; the search finds the jobs of others."""
+    """A filter that lists a few owners to choose from; the search finds the jobs of others."""
 
     title = parameter_name = "owner"
 
@@ -128,7 +138,10 @@ class OwnerFilter(JobFilter):
 
 
 class KeyFilter(JobFilter):
-    """Lists a few API keys to those who may look at keys; the search finds the jobs of others, deleted ones too."""
+    """A filter that lists a few API keys to users who may look at keys.
+
+    The search finds the jobs of other keys, deleted ones too.
+    """
 
     title, parameter_name = "API key", "key_start"
 
@@ -147,8 +160,12 @@ class PriorityFilter(JobFilter):
         return [(str(priority.value), str(priority.label)) for priority in Priority]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        """Most jobs are normal, and in no index. That one is not is said, as of errors; but of many low ones not to
-        SQLite, where it knows a way to fewer."""
+        """Select jobs by priority, with the condition of the index of priorities where that index helps.
+
+        Most jobs are of normal priority, and in no index. For other priorities the query states that they are not
+        normal, as `ErrorFilter` does for errors. It does not for low priority together with a filter that has a better
+        index: there may be many such jobs, and SQLite would not use the better one.
+        """
         found = super().queryset(request, queryset)
         is_many = self.value() == str(Priority.LOW.value) and {"model", "worker", "error_code"} & request.GET.keys()
         is_indexed = self.value() not in (None, "", str(Priority.NORMAL.value)) and not is_many
@@ -156,7 +173,7 @@ class PriorityFilter(JobFilter):
 
 
 class EndedFilter(admin.SimpleListFilter):
-    """Workers that ended more than an hour ago are folded away, unless their state is asked for."""
+    """A filter that hides workers that ended more than an hour ago, unless their state is asked for."""
 
     title, parameter_name = "ended", "ended"
 
@@ -181,7 +198,7 @@ class ErrorFilter(JobFilter):
         return [(error.code, error.code) for error in errors.JobError.__subclasses__()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        """What the index asks for is said: a database does not see that it follows."""
+        """Select jobs by error code, with the condition of the index, as a database does not see that it follows."""
         return super().queryset(request, queryset).filter(error_code__gt="") if self.value() else queryset
 
 

@@ -1,4 +1,7 @@
-"""The API keys that jobs came with. The API gives them out, which lies above: it says here which there are."""
+"""The API keys that jobs came with.
+
+The package `api`, a layer above this one, issues the keys. It sets `issued` here.
+"""
 
 from __future__ import annotations
 
@@ -7,4 +10,4 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-issued: Callable[[Any], QuerySet[Any]]  # those that a user may look at: rows with a `start` and a `name`
+issued: Callable[[Any], QuerySet[Any]]  # returns the keys that a user may look at: rows with a `start` and a `name`

@@ -1,4 +1,4 @@
-"""The places that every page leads to."""
+"""The places that every page links to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from django.http import HttpRequest
 from django.urls import reverse
 
-PLACES = (  # name, URL, what one must be allowed to see
+PLACES = (  # name, URL, and the permission that it requires
     ("Now", "admin:index", ""),
     ("Jobs", "admin:inference_job_changelist", "inference.view_job"),
     ("Batches", "admin:inference_job_batches", "inference.view_job"),
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 
 def places(request: HttpRequest) -> Iterator[Place]:
-    """Those that this user may see. Of those that this page lies in, it is in the innermost."""
+    """Yield the places that this user may see; of those that the page lies in, the innermost is marked."""
     seen = [(name, reverse(view)) for name, view, right in PLACES if not right or request.user.has_perm(right)]
     here = max((url for _, url in seen if request.path.startswith(url)), key=len, default="")
     for name, url in seen:

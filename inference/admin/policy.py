@@ -1,5 +1,8 @@
-"""What a browser may load on the operator's pages: what this service serves, and nothing that stands in the page; and
-that no page hides a part of what it shows."""
+"""The policy of the operator's pages on what a browser may load and what the pages must show.
+
+A browser may load what this service serves, and nothing that is inline in the page. No page hides a part of what it
+shows.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ POLICY = "; ".join((
 
 
 class ContentPolicy:
-    """Middleware. A page that needs a stricter one has its own."""
+    """Middleware that sets the policy of the operator's pages; a page that needs a stricter one has its own."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response

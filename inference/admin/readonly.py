@@ -12,17 +12,17 @@ from django.utils.text import capfirst
 
 from inference.admin.filters import BoundedList, BoundedPaginator
 
-COMPARED = frozenset({"", "exact", "in", "isnull", "gt", "gte", "lt", "lte"})  # what a filter typed by hand may do
+COMPARED = frozenset({"", "exact", "in", "isnull", "gt", "gte", "lt", "lte"})  # lookups that a typed filter may use
 
 
-class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none when it runs
-    """Facts that the service writes and nobody edits."""
+class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
+    """The admin of rows that the service writes and no user edits."""
 
-    about = ""  # what its rows are, for who finds none
+    about = ""  # what its rows are; shown where a list is empty
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     sortable_by = ()
-    steered_by = "inference.change_job"  # the permission that its buttons ask for
+    steered_by = "inference.change_job"  # the permission that its buttons require
     paginator = BoundedPaginator
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
@@ -33,7 +33,10 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes non
         return BoundedList
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
-        """Columns are compared: no database looks for patterns in millions of rows, or reads their documents."""
+        """Return True if the filter compares a column.
+
+        No database is to look for patterns in millions of rows, or to read their JSON documents.
+        """
         column, _, how = lookup.partition("__")
         try:
             is_document = isinstance(self.opts.get_field(column), JSONField)
@@ -53,7 +56,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes non
         return request.user.has_perm(self.steered_by)
 
     def button(self, act: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-        """The view that a button posts to."""
+        """Return the view that a button posts to."""
 
         def view(request: HttpRequest, **place: Any) -> HttpResponse:
             if request.method != "POST":
@@ -65,7 +68,10 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes non
         return self.admin_site.admin_view(view)
 
     def page(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
-        """One of our own, for those who may see these rows. Raises `PermissionDenied`."""
+        """Return a page of our own for users who may see these rows.
+
+        Raises `PermissionDenied` for other users.
+        """
         if not self.has_view_permission(request):
             raise PermissionDenied
         common = {**self.admin_site.each_context(request), "opts": self.opts}

@@ -1,4 +1,4 @@
-"""The filters and the search of the list of jobs, as lookups that a row can keep."""
+"""The filters and the search of the list of jobs, as lookups that the row of an act can keep."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ from inference.fields.uuids import parse_id
 from inference.models import Job
 
 END_OF_ID = re.compile(r"…?([0-9A-Fa-f]{8,12})")
-MINUTES = {"10m": 10, "1h": 60, "1d": 1440, "7d": 10_080}  # the times of the list
+MINUTES = {"10m": 10, "1h": 60, "1d": 1440, "7d": 10_080}  # minutes by value of the filter by time
 LOOKUPS = {"status__exact": "status", "priority__exact": "priority"}
 SAME = ("model", "worker", "error_code", "batch", "whole", "bulk", "owner", "key_start")
-OF_PARTS = {"whole", "batch", "worker"}  # which find parts, too
+OF_PARTS = {"whole", "batch", "worker"}  # filters that find parts, too
 PASSED_OVER = {"p", "o", "e", "all", "_changelist_filters", "_popup"}
 
-# Texts are in no index: they are looked for in so many of the newest jobs, some in each statement, for so long, until
-# enough have it.
+# Texts are in no index. A term is looked for in the newest `SCANNED` jobs, `CHUNK` in each statement, for `SCAN_S`
+# seconds at most, until `FOUND` jobs have it.
 SCANNED, CHUNK, FOUND, SCAN_S = 10_000, 500, 500, 2.0
-BEGINNING = 200  # characters of the input, as JSON
-LARGEST = 100_000  # bytes of an input that is read for its beginning
-OWNERS = 1000  # of whom each may have used the same Idempotency-Key, or the same name for a key
+BEGINNING = 200  # characters of the input, as JSON, that are searched
+LARGEST = 100_000  # bytes of the largest input that is read for its beginning
+OWNERS = 1000  # owners that are looked at; each may have used the same Idempotency-Key, or the same name for a key
 
 Lookups = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The lookups of what a search has found, and what it has not looked at, in words."""
+    """The lookups for what a search has found, and a sentence on what it has not looked at."""
 
     lookups: Lookups
     limit: str = ""
 
 
 class StoredSize(Func):
-    """The size of a value in its row, for which PostgreSQL does not read what it keeps elsewhere."""
+    """The size of a value in its row, for which PostgreSQL does not read a value that it keeps elsewhere (TOAST)."""
 
     function = "pg_column_size"
     output_field = IntegerField()
@@ -68,16 +68,16 @@ class StoredSize(Func):
 
 
 def search(term: str, keys: set[str], jobs: QuerySet[Job], user: Any) -> Search:
-    """Find jobs of `jobs` by a term.
+    """Find jobs by a term.
 
-    Parts are found by what they belong to, ran in, and their ids. A request's id and an Idempotency-Key are the
-    client's choice, and may look like anything else: what is a job's id, an owner or a key, is taken for that.
+    Parts are found by their whole, by what they ran in, and by their own ids. A request's id and an Idempotency-Key are
+    chosen by clients, and may look like anything else: a term that is a job's id, an owner or a key is taken for that.
 
     Args:
         term: What was typed.
-        keys: What else is asked for.
-        jobs: Those that the filters let through, among which texts are looked for.
-        user: Who asks: the names of keys find something for those who may look at keys.
+        keys: The names of the filters that are set besides.
+        jobs: The jobs that the filters let through, in which texts are looked for.
+        user: The user who asks: names of keys find something for users who may look at keys.
     """
     term = storable(term.strip())
     whole: Lookups = {} if keys & OF_PARTS else {"whole__isnull": True}
@@ -91,7 +91,11 @@ def search(term: str, keys: set[str], jobs: QuerySet[Job], user: Any) -> Search:
 
 
 def _by_id(term: str) -> Lookups:
-    """Nothing where there is none of this id. An end is looked for in all ids, and then not again."""
+    """Return the lookup for an id or the end of one, or nothing if no job has it.
+
+    The end of an id is looked for in all ids. If one job has it, the lookup is its whole id, so that there is no second
+    search.
+    """
     jobs = Job.objects.order_by()
     if end := END_OF_ID.fullmatch(term):
         digits = {"id__endswith": end[1].lower()}
@@ -101,7 +105,7 @@ def _by_id(term: str) -> Lookups:
 
 
 def _by_index(term: str, user: Any) -> Lookups:
-    """Find by what an index holds in full: nothing where no job has it."""
+    """Return the lookups for a term that an index has in full, or nothing if no job has it."""
     if any(error.code == term for error in errors.JobError.__subclasses__()):
         return {"error_code": term, "whole__isnull": True}
     jobs = Job.objects.order_by()
@@ -127,7 +131,7 @@ def _indexed(term: str, user: Any) -> Iterator[Lookups]:
 
 
 def _by_text(term: str, jobs: QuerySet[Job]) -> Search:
-    """Find in the texts of errors and the beginnings of inputs of the newest jobs."""
+    """Find jobs by the texts of errors and the beginnings of inputs, among the newest jobs."""
     in_error = Q(error_detail__icontains=term) | Q(error_raised__icontains=term)
     in_input = Q(beginning__icontains=dumps(term)[1:-1])
     beginning = Left(Cast("inputs", TextField()), BEGINNING)
@@ -154,7 +158,10 @@ def _by_text(term: str, jobs: QuerySet[Job]) -> Search:
 
 
 def of(query: QueryDict, user: Any) -> Lookups | None:
-    """None for a filter that acts on all do not know: they would concern more than is listed."""
+    """Return the lookups of a list's query, or None if it has a filter that an act on all jobs does not know.
+
+    Without that filter the act would concern more jobs than are listed.
+    """
     found: Lookups = {}
     for key, value in query.items():
         if key in LOOKUPS or key in SAME:
@@ -168,5 +175,5 @@ def of(query: QueryDict, user: Any) -> Lookups | None:
 
 
 def _both(chosen: Lookups, found: Lookups) -> Lookups | None:
-    """Return what both let through; None where they ask for two values of one column, which is nothing."""
+    """Return the lookups of both, or None if they ask for two values of one column, which no job has."""
     return None if any(key in chosen and chosen[key] != found[key] for key in found) else chosen | found

@@ -1,4 +1,4 @@
-"""Cancelling and running again, with a report that says exactly what happened."""
+"""Cancelling jobs and running them again, with a report of exactly what happened."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def retry(ids: Iterable[UUID], *, alone: bool = False) -> Iterator[Line]:
 
 
 def _links(made: Sequence[Job]) -> SafeString:
-    """To the first of them."""
+    """Return links to the first of these jobs."""
     pages = [(reverse("admin:inference_job_change", args=[job.pk]), job.pk.hex[-8:]) for job in made[:LINKED]]
     links = format_html_join(", ", '<a href="{}">…{}</a>', pages)
     return format_html("{} and more", links) if len(made) > LINKED else links

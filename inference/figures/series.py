@@ -1,4 +1,4 @@
-"""The figures of a range of time, for charts: as many points as can be told apart."""
+"""The figures of a range of time, for charts: as many points as can be distinguished."""
 
 from __future__ import annotations
 

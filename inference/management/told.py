@@ -1,4 +1,4 @@
-"""What goes wrong in a command is told in a sentence, and not by a traceback."""
+"""The errors of a command, shown as a sentence and not as a traceback."""
 
 import contextlib
 from collections.abc import Iterator

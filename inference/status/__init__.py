@@ -1,1 +1,1 @@
-"""The state of the running service: living workers, backlog, health and metrics. This package only reads."""
+"""The state of the running service: living workers, backlog, health and metrics, which are only read here."""

@@ -115,7 +115,7 @@ def forget() -> None:
 
 @contextlib.contextmanager
 def index_alone() -> Iterator[None]:
-    """Make the database read from the index only, whatever its statistics say of the number of rows."""
+    """Make the database read from the index only, whatever number of rows its statistics have."""
     if connection.vendor != "postgresql":
         yield
         return

@@ -31,7 +31,7 @@ SERVING = (WorkerState.READY, WorkerState.DEGRADED)
 ENDED_SHOWN = datetime.timedelta(hours=1)
 REMEMBERED_S = 1.0
 LATE_BEATS = 3  # missed heartbeats after which a worker's row no longer shows what it runs
-PATIENCE_S = 5.0  # seconds that a thread waits for the read of another one
+PATIENCE_S = 5.0  # seconds that a thread waits for another thread's read
 T = TypeVar("T")
 
 
@@ -103,7 +103,7 @@ class Remembered(Generic[T]):
 
     def _read_together(self) -> T:
         with self._lock:
-            reading = self._reading  # looked at once: the read may end meanwhile
+            reading = self._reading  # read once: another thread may reset it meanwhile
             if mine := reading is None:
                 reading = self._reading = Future()
         if mine:

@@ -22,7 +22,7 @@ class Observer:
     """The heartbeats and the database's clock as one process has seen them; it has to `look` every few seconds."""
 
     def __init__(self) -> None:
-        self._heartbeats: dict[UUID, tuple[datetime.datetime, float]] = {}  # last one, since when (monotonic)
+        self._heartbeats: dict[UUID, tuple[datetime.datetime, float]] = {}  # the last, and since when (monotonic)
         self._looked: tuple[float, float] | None = None  # the database's clock and this process's, in seconds
         self._steady_since = float("-inf")  # monotonic seconds; the database's clock was not set since
 

@@ -36,7 +36,7 @@ WORKER_DAYS = 7  # days for which the row of an ended worker is kept
 LOG_DAYS = 365  # days for which the log of what operators did in the admin is kept
 USUAL_SHARE = 0.1  # share of all finished jobs: a sweep that finds more of them overdue removes nothing
 COUNTED = 10_000  # overdue jobs that are counted in any case; more only until they are too large a share
-SAID_S = 3 * 86_400.0  # seconds for which a worker warns of them before it removes them all the same
+SAID_S = 3 * 86_400.0  # seconds for which a worker warns of overdue jobs before it removes them all the same
 OVERDUE = datetime.timedelta(hours=1)  # time past the retention time, in which many sweeps should have removed a job
 
 

@@ -1,4 +1,4 @@
-"""Acts on many jobs: how far they are, and how to stop one."""
+"""The pages of acts on many jobs: how far they are, and how to stop one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def words(selection: dict[str, Any]) -> str:
 
 
 def facts(selection: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what the jobs were chosen by, in words: jobs that a search found are counted."""
+    """Return what the jobs were chosen by, in words; jobs that a search found are counted."""
     told = {lookup.replace("__", " "): str(value) for lookup, value in selection.items() if lookup != "whole__isnull"}
     if found := selection.get("id__in"):
         told["id in"] = f"{len(found):,} that a search found"
@@ -58,7 +58,7 @@ class ActAdmin(ReadOnlyAdmin):
         return [path("<uuid:pk>/stop/", self.button(self.stop), name="inference_act_stop"), *super().get_urls()]
 
     def stop(self, request: HttpRequest, pk: UUID) -> HttpResponse:
-        """After the chunk that a worker is at."""
+        """Stop an act after the chunk that a worker is at."""
         act = get_object_or_404(Act, pk=pk)
         if Act.objects.filter(pk=pk, state__in=ACTING).update(state=ActState.STOPPED, finished_at=Now()):
             self.log_change(request, act, "Stopped.")

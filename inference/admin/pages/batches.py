@@ -1,4 +1,7 @@
-"""What ran together: the batches of late, and one of them. As rows tell it: of a job the last batch that claimed it."""
+"""The recent batches, and the page of one batch, as the rows of jobs record them.
+
+The row of a job has the last batch that claimed it.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from inference.admin.rendering import drawing
 from inference.batching.costs import CostModel
 from inference.models import Job, Status, Worker
 
-RECENT = 400  # jobs of each state, that the list is made of
-MOST = 1000  # jobs of one batch that a page shows
+RECENT = 400  # jobs of each status of which the list is made
+MOST = 1000  # jobs of one batch that are read for a page
 RAN = (Status.RUNNING, Status.SUCCEEDED, Status.FAILED)
 COLUMNS = ("batch", "batch_size", "model", "worker", "device", "size", "length", "started_at", "finished_at", "status",
            "error_code", "parts")  # fmt: skip
@@ -25,7 +28,7 @@ COLUMNS = ("batch", "batch_size", "model", "worker", "device", "size", "length",
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     id: UUID
-    jobs: list[Job]  # the longest last
+    jobs: list[Job]  # sorted by length, the longest last
     worker: Worker | None
     cost: CostModel | None  # as that worker has learnt it
 
@@ -39,12 +42,12 @@ class Batch:
 
     @property
     def rows(self) -> int:
-        """Of the engine call: as it was recorded, or as far as it is known."""
+        """The number of inputs of an engine call: as it was recorded, or as far as it is known."""
         return max((job.batch_size or 0 for job in self.jobs), default=0) or sum(job.size for job in self.jobs)
 
     @property
     def calls(self) -> int:
-        """Of the engine: short ones share a claim and a record."""
+        """The number of calls of the engine: short calls share a claim and a record."""
         return math.ceil(sum(job.size for job in self.jobs) / self.rows)
 
     @property
@@ -61,7 +64,10 @@ class Batch:
 
     @property
     def padding(self) -> int | None:
-        """Per cent of what is computed, if all are padded to the longest. Of several calls it is not known."""
+        """The share of padding in what is computed, in per cent, if all inputs are padded to the longest.
+
+        It is None for several calls, as it is not known then.
+        """
         if self.calls > 1:
             return None
         sizes = sum(job.size for job in self.jobs)
@@ -69,7 +75,7 @@ class Batch:
 
     @property
     def took_s(self) -> float | None:
-        """From its claim to the record; none while it runs."""
+        """The seconds from the claim of the batch to its record; None while it runs."""
         ended = [job.finished_at for job in self.jobs]
         if self.started_at is None or not all(ended):
             return None
@@ -85,7 +91,7 @@ class Batch:
 
 
 def recent() -> list[Batch]:
-    """Those of the newest jobs, the latest first."""
+    """Return the batches of the newest jobs, the latest first."""
     jobs = [
         job for status in RAN for job in Job.objects.filter(status=status, batch__isnull=False).only(*COLUMNS)[:RECENT]
     ]

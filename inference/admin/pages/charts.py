@@ -1,4 +1,4 @@
-"""What the charts of the first page ask for while they are looked at."""
+"""The views that the charts of the first page ask for figures while they are looked at."""
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
@@ -9,7 +9,7 @@ from django.urls import path
 from inference.admin.pages import dashboard
 from inference.figures import series
 
-LONGEST_NAME = 100  # of a model
+LONGEST_NAME = 100  # characters of the name of a model
 
 
 def figures(request: HttpRequest) -> HttpResponse:
@@ -23,7 +23,7 @@ def figures(request: HttpRequest) -> HttpResponse:
 
 
 def now(request: HttpRequest) -> HttpResponse:
-    """The tables of the first page."""
+    """Return the tables of the first page."""
     _see_that_they_may(request)
     answer = render(request, "inference/now.html", dashboard.now())
     answer["Cache-Control"] = "no-store"

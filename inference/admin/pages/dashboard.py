@@ -1,6 +1,8 @@
-"""What an operator sees first: queues, workers, batches, and what failed. Every query is bounded.
+"""The first page of an operator: queues, workers, batches and failures.
 
-Of a job that runs in parts these are what waits and runs; it is one where outcomes are counted."""
+Every query is bounded. A job that runs in parts counts by its parts where jobs wait and run, and as one job where
+outcomes are counted.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from inference.figures.tallies import Tally
 from inference.models import TERMINAL, Job, Status, Worker
 from inference.status import attention, catalog, workers
 
-RECENT = datetime.timedelta(minutes=15)  # of which batch sizes and times are told
+RECENT = datetime.timedelta(minutes=15)  # time of which batch sizes and durations are shown
 SIZES = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33+")  # items of a batch
 
 
@@ -39,7 +41,7 @@ def now() -> dict[str, Any]:
 
 
 def attention_rows() -> list[dict[str, Any]]:
-    """Return what needs attention, each with the place to look at and with what follows from it."""
+    """Return what needs attention, each item with the address of a page about it, and with what follows from it."""
     rows: list[dict[str, Any]] = []
     for item in attention.items():
         row = {"item": item, "place": _place_of(item.about), "consequences": []}
@@ -48,7 +50,7 @@ def attention_rows() -> list[dict[str, Any]]:
 
 
 def _place_of(about: tuple[str, ...]) -> str:
-    """Where to look."""
+    """Return the address of the page where to look, or an empty string if there is none."""
     jobs = reverse("admin:inference_job_changelist")
     match about:
         case ("worker", worker):
@@ -73,7 +75,7 @@ def model_rows() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "spec": specs.get(name),  # none of a model that is gone from the file, and has jobs left
+            "spec": specs.get(name),  # None for a model that is gone from the file and has jobs left
             "queued": queued.get(name, 0),
             "oldest": display.duration(ages.get(name)),
             "running": running.get(name, 0),
@@ -86,7 +88,7 @@ def model_rows() -> list[dict[str, Any]]:
 
 
 def _told(tally: Tally) -> dict[str, Any]:
-    """Medians, and the batches that ran."""
+    """Return the medians of a model's times, and the batches that it ran."""
     batches = tally.get("batch")
     return {
         "wait": display.duration(tallies.quantile(tally.get("wait"), 0.5)),
@@ -97,7 +99,7 @@ def _told(tally: Tally) -> dict[str, Any]:
 
 
 def _bars(batches: Mapping[int, int]) -> list[dict[str, Any]]:
-    """By how many items they had; `percent` is of the tallest bar."""
+    """Return the number of batches by how many items they had; `percent` is relative to the tallest bar."""
     ends = [*(tallies.STEPS * power for power in range(len(SIZES) - 1)), math.inf]
     counts, before = [], -1.0
     for end in ends:
@@ -110,7 +112,10 @@ def _bars(batches: Mapping[int, int]) -> list[dict[str, Any]]:
 
 
 def failure_rows(ended: Mapping[str, Counter[str]]) -> list[dict[str, Any]]:
-    """With the newest of each, found by its id: to look for the one that ended last would read them all."""
+    """Return the failures by model and error code, each with its newest job.
+
+    The newest job is found by its id: a search for the one that ended last would read all of them.
+    """
     failed = Job.objects.filter(status=Status.FAILED, whole=None).order_by("-pk").defer("inputs", "output")
     return [
         {"model": model, "error_code": code, "jobs": count, "latest": latest}
@@ -120,7 +125,11 @@ def failure_rows(ended: Mapping[str, Counter[str]]) -> list[dict[str, Any]]:
 
 
 def _day_ago() -> UUID:
-    """What failed within the hour was mostly made within the day; a search is not to go on for ever."""
+    """Return the first id of the last day.
+
+    Jobs that failed within the last hour were mostly made within the last day, and the search for them has to be
+    bounded.
+    """
     return first_id_at(clock.now() - datetime.timedelta(days=1))
 
 

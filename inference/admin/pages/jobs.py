@@ -42,10 +42,10 @@ from inference.upkeep import acts
 logger = logging.getLogger(__name__)
 
 SALT = "inference.act"
-ASKED = {  # what came of it, its row and the new job's say: it may have ended before, or not be taken
-    ActKind.CANCEL: "Requested to cancel it.",
-    ActKind.RETRY: "Requested to run it again, as a new job.",
-    ActKind.RETRY_ALONE: "Requested to run it again, as a new job that runs alone.",
+ASKED = {  # the outcome is in the rows of the job and of the new job: it may have ended before, or be refused
+    ActKind.CANCEL: "Asked to cancel it.",
+    ActKind.RETRY: "Asked to run it again, as a new job.",
+    ActKind.RETRY_ALONE: "Asked to run it again, as a new job that runs alone.",
 }
 CONFIRMED_WITHIN = datetime.timedelta(minutes=15)
 
@@ -93,14 +93,14 @@ class JobAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
         found = selection.search(search_term, set(request.GET), queryset, request.user)
-        request.search_limit = found.limit  # type: ignore[attr-defined]  # for the page
+        request.search_limit = found.limit  # type: ignore[attr-defined]  # shown on the page
         return queryset.filter(**found.lookups), False
 
     # Columns and facts
 
     @admin.display(description="id")
     def short_id(self, job: Job) -> SafeString:
-        """The end of the id: the beginning is the time, and alike in neighbours."""
+        """Return the end of the id, as its beginning is the time and alike in neighbours."""
         return format_html('<code title="{}">…{}</code>', job.pk, job.pk.hex[-8:])
 
     state = display.fact("status", "status", display.badge)
@@ -119,7 +119,7 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.display(description="API key")
     def api_key(self, job: Any) -> SafeString | str:
-        """Return its beginning, and its name as long as there is the key and the user may look at keys."""
+        """Return the beginning of the job's API key, and its name if the key exists and the user may look at keys."""
         if job.key_start is None:
             return display.NONE
         return format_html("<code>{}…</code> {}", display.visible(job.key_start), display.visible(job.key_name or ""))
@@ -179,11 +179,14 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Run the selected jobs again, each alone", permissions=["steer"])
     def retry_jobs_alone(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """With nothing beside them in their worker: whether one fails by itself is seen then."""
+        """Run jobs again with nothing beside them in their worker, which shows if one fails by itself."""
         return self.act(request, queryset, ActKind.RETRY_ALONE)
 
     def act(self, request: HttpRequest, queryset: QuerySet[Job], kind: ActKind) -> HttpResponse | None:
-        """Those that were ticked now; all that are found once that is confirmed, by the workers."""
+        """Act at once on the jobs that were ticked, or ask for confirmation if all jobs of the list were chosen.
+
+        An act on all jobs is done by the workers once it is confirmed.
+        """
         if request.POST.get("select_across", "0") != "0":
             return self.confirm(request, queryset, kind)
         chosen = list(queryset.order_by("pk").only("pk", "model")[: self.list_per_page])
@@ -196,7 +199,7 @@ class JobAdmin(ReadOnlyAdmin):
         return None
 
     def confirm(self, request: HttpRequest, queryset: QuerySet[Job], kind: ActKind) -> HttpResponse | None:
-        """Counted, and shown what it would be."""
+        """Count the jobs of an act on all, and show what it would do."""
         if (lookups := selection.of(request.GET, request.user)) is None:
             text = "All jobs of this list cannot be acted on at once: choose them by the filters and the search alone."
             self.message_user(request, text, messages.ERROR)
@@ -215,7 +218,7 @@ class JobAdmin(ReadOnlyAdmin):
         )  # fmt: skip
 
     def begin(self, request: HttpRequest) -> HttpResponse:
-        """What was confirmed is left to the workers: once, however often the button is pressed."""
+        """Leave an act that was confirmed to the workers, once, however often the button is pressed."""
         try:
             plan = signing.loads(request.POST.get("plan", ""), salt=SALT, max_age=CONFIRMED_WITHIN)
         except signing.BadSignature:
@@ -242,7 +245,7 @@ class JobAdmin(ReadOnlyAdmin):
         return [*urls, *super().get_urls()]
 
     def export(self, request: HttpRequest, form: str) -> HttpResponseBase:
-        """What the list of the same query shows."""
+        """Return what the list of the same query shows as a file."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         if form not in export.FORMS:
@@ -275,13 +278,16 @@ class JobAdmin(ReadOnlyAdmin):
         return super().change_view(request, object_id, form_url, {**told, **(extra_context or {})})
 
     def seen(self, request: HttpRequest, pk: UUID) -> Job:
-        """Raises `PermissionDenied`, `Http404`."""
+        """Return a job that the user may see.
+
+        Raises `PermissionDenied` or `Http404` otherwise.
+        """
         if not self.has_view_permission(request):
             raise PermissionDenied
         return get_object_or_404(self.get_queryset(request), pk=pk)
 
     def media_of(self, request: HttpRequest, pk: UUID) -> HttpResponse:
-        """An image or a sound of its inputs or its output."""
+        """Return an image or a sound of the job's inputs or output."""
         found, _ = data.read(self.seen(request, pk))
         try:
             answer = media.answer(media.at(found, request.GET.get("at", "")))
@@ -292,15 +298,15 @@ class JobAdmin(ReadOnlyAdmin):
         return answer
 
     def now(self, request: HttpRequest, pk: UUID) -> JsonResponse:
-        """What changes while it waits and runs."""
+        """Return what changes while the job waits and runs."""
         job = self.seen(request, pk)
         text = data.arriving(job.pk) if job.status == Status.RUNNING else ""
         return JsonResponse({"status": job.status, "text": text}, headers={"Cache-Control": "no-store"})
 
     def steer_one(self, request: HttpRequest, pk: UUID) -> HttpResponse:
-        """The buttons of one job's page."""
+        """Do what a button of one job's page asks for."""
         actions = {"cancel": self.cancel_jobs, "retry": self.retry_jobs, "retry_alone": self.retry_jobs_alone}
         action = actions.get(request.POST.get("action", ""))
         if action:
-            action(request, self.get_queryset(request).filter(pk=pk))  # ticks nothing across pages
+            action(request, self.get_queryset(request).filter(pk=pk))  # this form never selects across pages
         return redirect("admin:inference_job_change", pk)

@@ -1,4 +1,4 @@
-"""The models: what runs of each and where, what it costs, and the two acts on one: pause and resume."""
+"""The pages of the models: what runs of each and where, what it costs, and two acts on one, pause and resume."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from inference.status import backlog, catalog, owners, workers
 from inference.store import intents
 
 MIB = 2**20
-ACTS, OWNERS = 10, 10  # that a page shows
+ACTS, OWNERS = 10, 10  # acts and owners that a page shows
 NOTHING: tuple[Any, ...] = (None, "", (), {}, False)
 
 
@@ -39,9 +39,9 @@ class Line:
     """A model in the list."""
 
     name: str
-    spec: ModelSpec | None  # none of one that is gone from the file
+    spec: ModelSpec | None  # None for a model that is gone from the file
     runs: list[tuple[catalog.Run, int]]
-    served: int  # by so many workers
+    served: int  # number of workers that serve it
     queued: int
     speed: float | None  # items a second
     pause: PausedModel | None
@@ -62,7 +62,7 @@ def lines() -> list[Line]:
 
 
 def facts(spec: ModelSpec) -> Iterator[tuple[str, Any]]:
-    """The entry, as far as it says something."""
+    """Yield the fields of a model's entry that have a value."""
     for name in specs.keys():  # noqa: SIM118 - a function
         value = getattr(spec, name)
         several = value.items() if isinstance(value, Mapping) else [("", value)]
@@ -72,7 +72,7 @@ def facts(spec: ModelSpec) -> Iterator[tuple[str, Any]]:
 
 
 def _in_words(value: Any) -> str:
-    """As in the file."""
+    """Return a value as it is written in the models file."""
     if not isinstance(value, ParameterSpec):
         return str(value)
     fields = dataclasses.asdict(value).items()
@@ -80,7 +80,7 @@ def _in_words(value: Any) -> str:
 
 
 def places(name: str, living: list[Worker]) -> Iterator[dict[str, Any]]:
-    """Where it runs, or why it does not."""
+    """Yield where the model runs, or why it does not."""
     for worker in living:
         for entry in catalog.entries(worker):
             if entry["name"] == name:
@@ -95,16 +95,16 @@ def places(name: str, living: list[Worker]) -> Iterator[dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingOwner:
-    """Somebody whose jobs wait for a model."""
+    """An owner whose jobs wait for a model."""
 
     pk: Any
     name: str
-    jobs: dict[str, int]  # by priority
-    wait_s: float | None  # of the next job of normal priority, about; None while the model's speed is not known
+    jobs: dict[str, int]  # number of jobs by name of the priority
+    wait_s: float | None  # seconds until its next job of normal priority runs, about; None while the speed is not known
 
 
 def waiting_owners(model: str) -> list[WaitingOwner]:
-    """Return those of whom most jobs wait, up to `OWNERS`."""
+    """Return the owners with most waiting jobs, up to `OWNERS`."""
     jobs: dict[Any, dict[str, int]] = defaultdict(dict)
     counts = owners.counts(model, Priority.LOW) or owners.counts(model, Priority.NORMAL) or {}
     for (priority, owner), count in sorted(counts.items(), key=lambda line: line[0][0]):
@@ -122,7 +122,7 @@ def waiting_owners(model: str) -> list[WaitingOwner]:
 
 
 def plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, SafeString, str]]:
-    """What calls took against what was learnt that they take, by worker."""
+    """Yield by worker a plot of the times that calls took against the times that were learnt for them."""
     for worker in living:
         told = (worker.costs or {}).get(name) or {}
         if told.get("seen"):
@@ -139,7 +139,7 @@ def plots(name: str, living: list[Worker]) -> Iterator[tuple[Worker, SafeString,
 
 
 def acts(name: str) -> QuerySet[LogEntry]:
-    """The last ones. Of Django's own history there is none while a model is not paused."""
+    """Return the last acts on a model, paused or not: Django's own history page exists for a paused one only."""
     return LogEntry.objects.filter(content_type=_kind(), object_id=name).select_related("user")[:ACTS]
 
 
@@ -149,7 +149,7 @@ def _kind() -> ContentType:
 
 @admin.register(PausedModel)
 class ModelsAdmin(ReadOnlyAdmin):
-    """Of every model, paused or not."""
+    """The pages of every model, paused or not."""
 
     steered_by = "inference.change_pausedmodel"
 

@@ -1,4 +1,4 @@
-"""What happened to a job, in order, as its row tells it."""
+"""The events of a job, in order, as its row has them."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ NOTHING = mark_safe("")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     what: str
-    at: datetime.datetime | None = None  # none of what the row has no moment of
-    after: str = ""  # the job was accepted
+    at: datetime.datetime | None = None  # None if the row has no time of it
+    after: str = ""  # duration since the job was accepted
     detail: SafeString | str = NOTHING
     state: str = "done"  # or "failed", "now", "next"
 
 
 def events(job: Job) -> list[Event]:
-    """In the order in which they happened."""
+    """Return the events of a job in the order in which they happened."""
     found = [*_again(job), *_sent(job), *_claimed(job), *_waits(job), *_ended(job), *_told(job)]
     return [_accepted(job), *found]
 
 
 def bar(job: Job) -> SafeString:
-    """How long it waited and ran."""
+    """Draw how long a job waited and ran."""
     parts = [("waited", job.queue_wait), ("ran", job.run_time)]
     known = [(name, took.total_seconds()) for name, took in parts if took is not None]
     return drawing.shares(known) if known else NOTHING
@@ -71,7 +71,7 @@ def _sent(job: Job) -> Iterator[Event]:
 
 def _again(job: Job) -> Iterator[Event]:
     earlier = 0 if job.parts else job.attempts - (job.started_at is not None)
-    if job.recoveries > earlier:  # more losses than runs: what a retry that is to run alone begins with
+    if job.recoveries > earlier:  # more losses than runs: a retry that is to run alone begins so
         yield Event(what="To run alone", detail="nothing runs beside it, and its next loss is its last", state="next")
         return
     if earlier:
@@ -93,7 +93,7 @@ def _claimed(job: Job) -> Iterator[Event]:
     if job.parts:
         yield _event(job, "The first of its parts began", job.started_at)
         return
-    if job.published_at:  # who claims a job has fetched its message; when, no row tells
+    if job.published_at:  # a worker that claims a job has fetched its message; no row has the time
         yield Event(what="Fetched", detail=format_html("by {}, to be batched there", worker_link(job)))
     where = format_html(" on {}", job.device) if job.device else NOTHING
     attempt = f", the {_ordinal(job.attempts)} attempt" if job.attempts > 1 else ""
@@ -115,7 +115,7 @@ def worker_link(job: Job) -> SafeString | str:
     if job.worker is None:
         return display.NONE
     name = getattr(job, "worker_name", None)
-    if name is None:  # its row is removed some time after its end
+    if name is None:  # the row of a worker is removed some time after its end
         return f"…{job.worker.hex[-8:]}"
     url = reverse("admin:inference_worker_change", args=[job.worker])
     return format_html('<a href="{}">{}</a>', url, display.visible(name))
@@ -142,7 +142,7 @@ def _waits(job: Job) -> Iterator[Event]:
 
 
 def _kept_by(job: Job) -> str:
-    """Why its turn does not come, if it does not."""
+    """Return why the turn of a job does not come, or an empty string if it comes."""
     if pause := PausedModel.objects.filter(pk=job.model).first():
         return f"its model is paused since {display.at(pause.paused_at)}"
     return "" if workers.serving(job.model) else "no living worker serves its model now"

@@ -30,7 +30,7 @@ class WebhookAdmin(ReadOnlyAdmin):
 
     @admin.display(description="due")
     def due(self, webhook: Webhook) -> SafeString | str:
-        """Show when it is sent, of one that is still to be."""
+        """Return when a notice that is still to be sent is due."""
         return display.ago(webhook.due_at) if webhook.state == WebhookState.PENDING else display.NONE
 
     @admin.display(description="job")
@@ -40,7 +40,7 @@ class WebhookAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Send the selected notices now", permissions=["steer"])
     def send_now(self, request: HttpRequest, queryset: QuerySet[Webhook]) -> None:
-        """What was given up too, with all of its tries before it."""
+        """Make notices due now, also those that were given up, with all of their tries before them."""
         undelivered = queryset.exclude(state=WebhookState.DELIVERED)
         LogEntry.objects.log_actions(str(request.user.pk), list(undelivered[:100]), CHANGE, "Sent anew.")
         count = queries.update(undelivered, state=WebhookState.PENDING, attempts=0, due_at=Now())

@@ -25,7 +25,10 @@ MIB = 2**20
 
 
 def live_state(worker: Worker) -> str:
-    """The state it reported, or "silent" once its heartbeat is late: the reconciler is about to call it gone."""
+    """Return the state that the worker reported, or "silent" once its heartbeat is late.
+
+    The reconciler is about to mark a silent worker as gone.
+    """
     if worker.state in ENDED:
         return worker.state
     silent = clock.now() - worker.heartbeat_at > datetime.timedelta(seconds=settings.WORKER_SILENT_S)
@@ -118,7 +121,7 @@ class WorkerAdmin(ReadOnlyAdmin):
 
 
 def replicas(worker: Worker) -> Iterator[dict[str, Any]]:
-    """Each with its models, and why it has one not."""
+    """Yield each replica with its models, and for each model why the replica does not have it."""
     for index, replica in sorted(worker.replicas.items(), key=lambda entry: int(entry[0])):
         memory, notes = replica.get("memory", {}), replica.get("notes", {})
         models = [

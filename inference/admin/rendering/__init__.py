@@ -1,1 +1,1 @@
-"""How facts, inputs and outputs look on the operator's pages; all that others wrote is escaped here."""
+"""The display of facts, inputs and outputs on the operator's pages, with all escaped that clients and models wrote."""

@@ -20,7 +20,7 @@ from inference.streams import history
 from inference.streams.positions import BEGINNING
 from inference.streams.tale import Differs, Tale
 
-MOST = 16_000_000  # characters of JSON that are read of either
+MOST = 16_000_000  # characters of JSON of either side that are read at most
 SIDES = ("inputs", "output")
 
 
@@ -48,7 +48,7 @@ def of(job: Job) -> Data:
 
 
 def read(job: Job) -> tuple[dict[str, Any], list[str]]:
-    """By side, where it is not too much to be shown; and what is."""
+    """Return by side what is not too large to be shown, and a sentence for each side that is too large."""
     sizes = Job.objects.filter(pk=job.pk).values(
         **{f"characters_of_{side}": Length(Cast(side, TextField())) for side in SIDES}
     )
@@ -66,13 +66,13 @@ def read(job: Job) -> tuple[dict[str, Any], list[str]]:
 
 
 def _first_inputs(whole: UUID) -> list[Any]:
-    """Each part has one at least."""
+    """Return the first inputs of a whole, from as many parts as inputs are shown: each part has one at least."""
     parts = Job.objects.filter(whole=whole).order_by("place").values_list("inputs", flat=True)
     return list(islice(chain.from_iterable(parts[: values.MOST_ITEMS].iterator(chunk_size=1)), values.MOST_ITEMS))
 
 
 def arriving(job_id: UUID) -> str:
-    """What was told until now of a text that is generated; nothing where that is not known."""
+    """Return what was generated until now of a text, or an empty string if that is not known."""
     try:
         entries = history.read({job_id: history.FIRST}, history.MOST_CHUNKS).get(job_id, [])
         told = Tale(job_id, BEGINNING).hear(entries)

@@ -1,4 +1,4 @@
-"""How facts look in the admin. Everything a client sent is escaped here, invisible characters included."""
+"""The display of facts in the admin, with everything escaped that a client sent, invisible characters included."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from inference.models import Job
 from inference.telemetry.visible import visible as visible  # noqa: PLC0414 - of this module, too
 
 LONGEST_TEXT = 20_000  # characters of one input or output that a page shows
-LONGEST_NUMBERS = 8  # of a list of numbers
-LARGEST = 1e300  # beyond it a whole number may be no float
+LONGEST_NUMBERS = 8  # numbers of a list that are shown
+LARGEST = 1e300  # an integer beyond it may not fit in a float
 NONE = "-"
 T = TypeVar("T")
 
 
 def fact(description: str, attribute: str, show: Callable[[Any], Any] = str) -> Any:
-    """A column of a list, or a line of a page: a row's attribute as `show` tells it, `NONE` where there is none."""
+    """Return a column of a list or a line of a page: a row's attribute as `show` displays it, or `NONE`."""
 
     def shown(_: admin.ModelAdmin[Any], row: Any) -> Any:
         value = getattr(row, attribute)
@@ -45,7 +45,7 @@ def meter(value: int | None, largest: int) -> SafeString:
 
 
 def duration(value: datetime.timedelta | float | None) -> str:
-    """12 ms, 3.4 s, 5 min, 2 h, 3 d."""
+    """Return a duration such as 12 ms, 3.4 s, 5 min, 2 h or 3 d."""
     if value is None:
         return NONE
     seconds = value.total_seconds() if isinstance(value, datetime.timedelta) else value
@@ -73,7 +73,10 @@ def _relative(moment: datetime.datetime) -> str:
 
 
 def pretty_json(value: Any) -> SafeString:
-    """As much of it as a page shows: the rest is not even looked at, and may be megabytes."""
+    """Return a value as indented JSON, as much of it as a page shows.
+
+    The rest is not even looked at, and may be megabytes.
+    """
     budget = _Budget(LONGEST_TEXT)
     whole = json.dumps(budget.take(value), indent=2, ensure_ascii=False)
     text = visible(whole[:LONGEST_TEXT])
@@ -83,23 +86,26 @@ def pretty_json(value: Any) -> SafeString:
 
 
 def block(text: str) -> SafeString | str:
-    """Text of several lines, as it was written."""
+    """Return text of several lines as it was written."""
     return format_html('<pre class="data">{}</pre>', visible(text[:LONGEST_TEXT])) if text else ""
 
 
 def failure(job: Job) -> SafeString:
-    """Show why a job failed: in words, and where its model's code raised."""
+    """Return why a job failed, in words, and where its model's code raised the error."""
     return format_html("{}{}", block(job.full_detail), block(job.error_trace or ""))
 
 
 class _Budget:
-    """Takes of a value what fits in so many characters, or a little more."""
+    """A number of characters, and the part of a value that fits in it, or in a little more."""
 
     def __init__(self, characters: int) -> None:
         self.left = characters
 
     def take(self, value: Any) -> Any:
-        """Long lists of numbers as one line of their head: an embedding is not read number by number."""
+        """Return what fits of a value, with a long list of numbers as one line of its first numbers.
+
+        An embedding is not read number by number.
+        """
         if isinstance(value, list) and len(value) > LONGEST_NUMBERS and all(isinstance(n, int | float) for n in value):
             value = _head(value)
         if isinstance(value, dict):
@@ -110,7 +116,7 @@ class _Budget:
 
     def _while_any(self, items: Iterable[T]) -> Iterator[T]:
         for item in items:
-            self.left -= 1  # its line
+            self.left -= 1  # the line of the item
             if self.left < 0:
                 return
             yield item

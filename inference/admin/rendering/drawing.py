@@ -1,4 +1,4 @@
-"""Small drawings, as SVG without styles: the sheet gives them their colours."""
+"""Small drawings, as SVG without styles: the style sheet gives them their colours."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ WIDTH, HEIGHT = 384, 48
 
 
 def vector(numbers: Sequence[float]) -> SafeString:
-    """Up from the middle and down from it: of more than `COLUMNS` numbers the largest of each column, whatever its
-    sign."""
+    """Draw numbers as columns up and down from the middle.
+
+    If there are more than `COLUMNS` numbers, each column shows the largest of its numbers, whatever its sign.
+    """
     step = max(1, -(-len(numbers) // COLUMNS))
     columns = [max(numbers[start : start + step], key=abs) for start in range(0, len(numbers), step)]
     tallest = max(map(abs, columns), default=0.0) or 1.0
@@ -27,7 +29,7 @@ def vector(numbers: Sequence[float]) -> SafeString:
 
 
 def shares(parts: Sequence[tuple[str, float]]) -> SafeString:
-    """One bar, cut into named parts."""
+    """Draw one bar that is cut into named parts."""
     whole = sum(size for _, size in parts) or 1.0
     drawn, before = [], 0.0
     for name, size in parts:
@@ -42,7 +44,7 @@ def shares(parts: Sequence[tuple[str, float]]) -> SafeString:
 
 
 def lengths(values: Sequence[int], *, to: int | None = None) -> SafeString:
-    """A column each, of its length; `to`: what the shorter ones are padded to."""
+    """Draw a column for each length; `to` is the length that the shorter ones are padded to."""
     longest = max([*values, to or 1, 1])
     wide = WIDTH / max(len(values), 1)
     strokes = "".join(
@@ -56,8 +58,10 @@ def lengths(values: Sequence[int], *, to: int | None = None) -> SafeString:
 
 
 def against(points: Sequence[tuple[float, float, str]]) -> SafeString:
-    """Of pairs of seconds the second, upwards, against the first, both by their order of magnitude. On the line they
-    are equal; each point has a title."""
+    """Draw pairs of seconds as points, the second upwards against the first, both by their order of magnitude.
+
+    On the line both are equal. Each point has a title.
+    """
     values = [value for point in points for value in point[:2] if value > 0]
     low, high = math.log10(min(values)) - 0.1, math.log10(max(values)) + 0.1
     side = 300

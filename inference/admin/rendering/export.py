@@ -1,4 +1,4 @@
-"""What a list shows, as CSV or as JSON lines: read and sent a little at a time."""
+"""The export of a list as CSV or as JSON lines, which is read and sent a little at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = (
     "batch_size", "attempts", "recoveries", "worker", "device", "created_at", "published_at", "started_at",
     "finished_at", "expires_at", "owner", "key_start", "route", "request_id", "bulk", "bulk_index",
 )  # fmt: skip
-# What a spreadsheet may compute begins with; the wide ones are computed where East Asian text is typed.
+# What begins a text that a spreadsheet may compute; the wide ones are computed where East Asian text is typed.
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 Record = dict[str, Any]
@@ -34,19 +34,22 @@ logger = logging.getLogger(__name__)
 
 
 class Incomplete(Exception):
-    """What it says is said to the reader."""
+    """The reason why an export lacks jobs, which the reader of the export is shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     content_type: str
     line: Callable[[Record], str | bytes]
-    end: Callable[[Incomplete], str | bytes]  # of what is incomplete: its last line
+    end: Callable[[Incomplete], str | bytes]  # the last line of an incomplete export
     heading: str = ""
 
 
 def answer(jobs: QuerySet[Job], name: str) -> StreamingHttpResponse:
-    """Raises `KeyError` for a form that there is none of."""
+    """Return these jobs as a streamed response in one of `FORMS`.
+
+    Raises `KeyError` if there is no form of this name.
+    """
     form = FORMS[name]
     file = f"jobs-{clock.now():%Y%m%dT%H%M%SZ}.{name}"
     headers = {"Content-Disposition": f'attachment; filename="{file}"', "X-Content-Type-Options": "nosniff"}
@@ -54,7 +57,10 @@ def answer(jobs: QuerySet[Job], name: str) -> StreamingHttpResponse:
 
 
 def _lines(jobs: QuerySet[Job], form: Form) -> Iterator[str | bytes]:
-    """The status was sent long before the end: that it is not all is said by the last line."""
+    """Yield the lines of an export.
+
+    The status was sent long before the end, so the last line states if the export is incomplete.
+    """
     told = 0
     if form.heading:
         yield form.heading
@@ -70,16 +76,17 @@ def _lines(jobs: QuerySet[Job], form: Form) -> Iterator[str | bytes]:
 
 
 def records(jobs: QuerySet[Job]) -> Iterator[Record]:
-    """The newest first, each chunk by a query of its own: no cursor is held while a client reads slowly.
+    """Yield the newest jobs first, each chunk by a query of its own: no cursor is held while a client reads slowly.
 
-    Raises `Incomplete`."""
+    Raises `Incomplete` if there are more than `MOST` jobs.
+    """
     chosen = jobs.order_by("-pk").values(*COLUMNS)
     left = chosen
     for _ in range(MOST // CHUNK):
         chunk = list(left[:CHUNK])
-        connections.give_back()  # a client may read it slowly
+        connections.give_back()  # the client may read the chunk slowly
         for record in chunk:
-            if record["published_at"] == NEVER_DUE:  # of a list that runs in parts, which alone have messages
+            if record["published_at"] == NEVER_DUE:  # a whole: only its parts have messages
                 record["published_at"] = None
         yield from chunk
         if len(chunk) < CHUNK:
@@ -90,7 +97,7 @@ def records(jobs: QuerySet[Job]) -> Iterator[Record]:
 
 
 class _Line:
-    """A file whose last line is what was written last."""
+    """A file whose `write` returns the line that is written."""
 
     def write(self, line: str) -> str:
         return line
@@ -104,7 +111,7 @@ def _csv(values: Iterable[Any]) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Clients write some of these texts: none is a formula."""
+    """Return the text of a cell, which is never a formula, as clients write some of these texts."""
     if isinstance(value, datetime.datetime):
         return value.isoformat()
     text = "" if value is None else str(value).replace("\0", "\\0")

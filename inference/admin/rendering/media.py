@@ -1,5 +1,8 @@
-"""Images and sounds that stand as base64 in a job's inputs or output: found by their first bytes, and handed out as
-nothing but what these say. What a browser could run, such as SVG, is none."""
+"""Images and sounds that are base64 in a job's inputs or output.
+
+They are recognized by their first bytes, and served only as the type that these show. What a browser could run, such as
+SVG, is not recognized.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from typing import Any
 from django.http import HttpResponse
 
 MOST_BYTES = 16 * 1024 * 1024
-MOST_PIXELS = 50_000_000  # as models take them
-HEAD = 64  # characters of base64 that a kind is told by
+MOST_PIXELS = 50_000_000  # the limit of models' inputs, too
+HEAD = 64  # characters of base64 by which a kind is recognized
 SHORTEST = 44
 POLICY = "default-src 'none'; sandbox"
 
-KINDS = (  # first bytes, those at 8, content type
+KINDS = (  # first bytes, bytes at offset 8, content type
     (b"\x89PNG\r\n\x1a\n", b"", "image/png"), (b"\xff\xd8\xff", b"", "image/jpeg"), (b"GIF8", b"", "image/gif"),
     (b"RIFF", b"WEBP", "image/webp"), (b"RIFF", b"WAVE", "audio/wav"), (b"fLaC", b"", "audio/flac"),
     (b"OggS", b"", "audio/ogg"), (b"ID3", b"", "audio/mpeg"), (b"\xff\xfb", b"", "audio/mpeg"),
@@ -28,7 +31,7 @@ Path = Sequence[str | int]
 
 
 def kind(value: Any) -> str:
-    """The content type of what this text holds in base64; nothing where it holds none that is shown."""
+    """Return the content type of what this text is in base64; an empty string if it is nothing that is shown."""
     if not isinstance(value, str) or not SHORTEST <= len(value) <= MOST_BYTES * 4 // 3:
         return ""
     try:
@@ -45,7 +48,7 @@ def _content(value: str, most: int | None = None) -> str:
 
 
 def _pixels(head: bytes) -> int:
-    """As the headers of PNG and GIF say; other formats are bounded by what browsers decode."""
+    """Return the pixels by the header of PNG and GIF; other formats are bounded by what browsers decode."""
     if head.startswith(b"\x89PNG"):
         return int.from_bytes(head[16:20], "big") * int.from_bytes(head[20:24], "big")
     if head.startswith(b"GIF8"):
@@ -54,12 +57,15 @@ def _pixels(head: bytes) -> int:
 
 
 def address(side: str, path: Path) -> str:
-    """What stands after the address of its job's media."""
+    """Return the parameter `at` of the address of a job's media, for the value at this path."""
     return json.dumps([side, *path])
 
 
 def at(values: dict[str, Any], address: str) -> Any:
-    """What stands there. Raises `LookupError` where nothing does."""
+    """Return the value at an address.
+
+    Raises `LookupError` if there is none.
+    """
     try:
         path = json.loads(address)
     except (ValueError, RecursionError) as error:
@@ -76,7 +82,7 @@ def at(values: dict[str, Any], address: str) -> Any:
 
 
 def answer(value: Any) -> HttpResponse | None:
-    """The bytes, under a policy that lets them do nothing; None where they are not what is shown."""
+    """Return the bytes under a policy that lets them do nothing, or None if they are not what is shown."""
     content_type = kind(value)
     try:
         content = base64.b64decode(_content(value), validate=True) if content_type else b""

@@ -1,5 +1,7 @@
-"""Inputs and outputs as people read them: by their shape, whatever the model. All that a client or a model wrote is
-escaped, and as much of it shown as a page holds."""
+"""Inputs and outputs as people read them: by their shape, whatever the model.
+
+All that a client or a model wrote is escaped, and as much of it is shown as fits in a page.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,22 @@ from django.utils.safestring import SafeString, mark_safe
 from inference.admin.rendering import drawing, media
 from inference.admin.rendering.display import LONGEST_TEXT, block, pretty_json, visible
 
-FOLDED = 600  # characters of a text that are shown unfolded
-MOST_ITEMS = 20  # of a list
+FOLDED = 600  # characters of a text; longer ones are folded
+MOST_ITEMS = 20  # items of a list that are shown
 MOST_BARS = 30
 MOST_SPANS = 500
 SHORTEST_VECTOR = 8
-NAMES = ("label", "token_str", "answer", "entity_group", "entity")  # what an entry with a score is called
+NAMES = ("label", "token_str", "answer", "entity_group", "entity")  # the keys that may name an entry with a score
 
-Link = Callable[[media.Path], str]  # the address of what stands there
+Link = Callable[[media.Path], str]  # returns the address of the medium at a path
 
 
 def pairs(inputs: Any, output: Any, link: Link) -> Iterator[tuple[int | None, SafeString, SafeString | None]]:
-    """Each input with its output, where both are lists of as many; else all inputs and all output. The number of an
-    item, the input and the output, if there is one."""
+    """Yield pairs of an input and its output: the number of the item, the input, and the output if there is one.
+
+    A list of inputs makes a pair of each item. If the output is no list of as many items, it follows as one pair
+    without a number or an input. Other inputs make one pair with all output, without a number.
+    """
     if isinstance(inputs, list) and inputs and not _is_chat(inputs):
         outputs = output if isinstance(output, list) and len(output) == len(inputs) else []
         for place, value in enumerate(islice(inputs, MOST_ITEMS)):
@@ -40,12 +45,12 @@ def pairs(inputs: Any, output: Any, link: Link) -> Iterator[tuple[int | None, Sa
 
 
 def left(inputs: Any) -> int:
-    """How many inputs `pairs` leaves out."""
+    """Return how many inputs `pairs` leaves out."""
     return max(0, len(inputs) - MOST_ITEMS) if isinstance(inputs, list) and not _is_chat(inputs) else 0
 
 
 def shown(value: Any, link: Link, path: media.Path, of: Any = None) -> SafeString:
-    """`of`: the input that it is the answer to."""
+    """Return a value as HTML; `of` is the input that it is the answer to."""
     if isinstance(value, str):
         return _medium(value, link, path) or text(value)
     if _is_vector(value):
@@ -99,7 +104,7 @@ def _list(value: list[Any], link: Link, path: media.Path, of: Any) -> SafeString
 
 
 def _dict(value: Mapping[str, Any], link: Link, path: media.Path) -> SafeString:
-    """Long texts, vectors and media by themselves, and the rest as it is."""
+    """Return long texts, vectors, chats and media each by itself, and the rest as JSON."""
     apart = {
         name: entry
         for name, entry in islice(value.items(), MOST_ITEMS)
@@ -123,7 +128,7 @@ def _is_vector(value: Any) -> bool:
 def _is_number(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return abs(value) < 1e300  # which NaN is not either
+    return abs(value) < 1e300  # False for NaN, too
 
 
 def _vector(value: list[float]) -> SafeString:
@@ -152,7 +157,7 @@ def _chat(messages: list[Any]) -> SafeString:
 
 
 def _named(entry: Any) -> str | None:
-    """What has a score, or None."""
+    """Return the name of an entry that has a score, or None for other entries."""
     if not isinstance(entry, dict) or not _is_number(entry.get("score")):
         return None
     return next((entry[name] for name in NAMES if isinstance(entry.get(name), str)), None)
@@ -180,7 +185,7 @@ def _kind_of_span(entry: Mapping[str, Any]) -> str:
 
 
 def _marked(of: str, spans: list[Any]) -> SafeString:
-    """The text, with what was found in it. Of spans that overlap the first is marked."""
+    """Return the text with what was found in it marked; of spans that overlap the first is marked."""
     pieces, at = [], 0
     for span in sorted(spans, key=lambda span: (span["start"], -span["end"])):
         if span["start"] >= at and span["end"] <= LONGEST_TEXT:

@@ -1,4 +1,4 @@
-"""`manage.py check`: ends with status 1 for warnings too, such as of a task that does not exist."""
+"""The command `manage.py check`, which ends with status 1 for warnings too, such as for a task that does not exist."""
 
 from django.core.management.base import CommandParser
 from django.core.management.commands import check

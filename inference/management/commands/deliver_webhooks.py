@@ -1,4 +1,4 @@
-"""`manage.py deliver_webhooks`: the program that tells clients' servers of finished jobs."""
+"""The command `manage.py deliver_webhooks`, the program that notifies clients' servers of finished jobs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         stopping = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            # Not by the thread that waits for it: it may hold the event's own lock.
+            # Not set by the thread that waits for the event, as that thread may hold the event's own lock.
             signal.signal(number, lambda *_: threading.Thread(target=stopping.set).start())
         logger.info("delivering webhooks, at most %d at a time", AT_ONCE)
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="webhook") as pool:
@@ -38,8 +38,11 @@ class Command(BaseCommand):
 
 
 def _deliver_until(stopping: threading.Event, pool: ThreadPoolExecutor) -> None:
-    """No more is taken than there are threads for: a leased notice never waits."""
-    running: dict[Future[None], str] = {}  # with the host that is called
+    """Deliver notices until the event is set.
+
+    No more notices are taken than there are free threads, so that a leased notice never waits.
+    """
+    running: dict[Future[None], str] = {}  # the deliveries that run, with the host that each calls
     pauses = Pauses(first_s=LOOK_EVERY_S, longest_s=30.0)
     pause_s, renewed_at = LOOK_EVERY_S, float("-inf")
     while not stopping.wait(0.0 if running else pause_s):
@@ -62,7 +65,7 @@ def _deliver_until(stopping: threading.Event, pool: ThreadPoolExecutor) -> None:
 
 
 def _deliver(webhook: Webhook) -> None:
-    """What could not be written down is due again when its lease is over."""
+    """Deliver one notice; if its outcome cannot be recorded, it is due again when its lease is over."""
     try:
         delivery.deliver(webhook)
     except Exception:

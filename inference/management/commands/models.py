@@ -1,4 +1,4 @@
-"""`manage.py models`: what is listed, and who serves it now."""
+"""The command `manage.py models`, which lists the models and the workers that serve them now."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inference.telemetry.plurals import count_of
 
 class Command(BaseCommand):
     help = "List the models of MODELS_FILE: their weights, the workers that serve them, and the jobs that wait."
-    requires_system_checks = ()  # what is wrong with the models file is said by itself
+    requires_system_checks = ()  # the command itself reports what is wrong with the models file
 
     def handle(self, *args: Any, **options: Any) -> None:
         with told():
@@ -36,7 +36,7 @@ def facts(spec: ModelSpec, living: Iterable[Worker]) -> Iterator[tuple[str, str]
 
 
 def servers(model: str, living: Iterable[Worker]) -> Iterator[str]:
-    """The workers that have the model, or why one of them does not serve it."""
+    """Yield the workers that have the model, or why one of them does not serve it."""
     for worker in living:
         if why_not := health.why_not(worker, model):
             yield f"not by {worker.name}: {why_not.text.rstrip('.')}"

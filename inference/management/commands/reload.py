@@ -1,4 +1,4 @@
-"""`manage.py reload`: models.toml was edited; wait until every living worker runs what it says."""
+"""The command `manage.py reload`, for an edited models.toml: it waits until every living worker runs it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from inference.status import catalog, workers
 from inference.telemetry.plurals import count_of
 
 LOOK_EVERY_S = 0.5
-WEB_S = lookup.LOOK_S + 3 * lookup.SETTLE_S  # in which a web process of this host, which has no row, takes it over
-GRACE_S = 3 * lookup.LOOK_S  # in which a worker finds the file as it is now
+WEB_S = lookup.LOOK_S + 3 * lookup.SETTLE_S  # seconds until this host's web processes, which have no rows, use the file
+GRACE_S = 3 * lookup.LOOK_S  # seconds in which a worker finds the file as it is now
 FOLLOWED = "Nothing is left to change: the workers have read the file as it is now."
 
 
@@ -50,7 +50,10 @@ class Command(BaseCommand):
         )
 
     def _wait(self, wanted: Catalog, timeout_s: float) -> None:
-        """They look at the file by themselves, and say on their rows how far they are."""
+        """Wait for the workers, which look at the file by themselves and write on their rows how far they are.
+
+        Raises `CommandError` after `timeout_s`.
+        """
         begun_s, said = time.monotonic(), ""
         while waited_for := self._look(wanted, time.monotonic() - begun_s):
             if (now := "; ".join(waited_for)) != said:
@@ -61,7 +64,10 @@ class Command(BaseCommand):
             time.sleep(LOOK_EVERY_S)
 
     def _look(self, wanted: Catalog, waited_s: float) -> list[str]:
-        """What is still to happen. Raises `CommandError` when it will not."""
+        """Return what is still to happen.
+
+        Raises `CommandError` when it will not happen.
+        """
         living: list[Worker] = list(workers.living())
         waited_for = [what for worker in living if (what := catalog.waits_for(worker, wanted))]
         problems = [problem for worker in living for problem in self._problems(worker, wanted)]
@@ -70,5 +76,8 @@ class Command(BaseCommand):
         return waited_for
 
     def _problems(self, worker: Worker, wanted: Catalog) -> Iterator[str]:
-        """A cause may have been mended: what failed before this command began has another try."""
+        """Yield the problems of a worker.
+
+        A cause may have been removed: what failed before this command began has another try.
+        """
         return catalog.problems(worker, wanted, self.known.get(worker.pk, {}))

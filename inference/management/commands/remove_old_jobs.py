@@ -1,4 +1,4 @@
-"""`manage.py remove_old_jobs`: what the workers do a little at a time, at once."""
+"""The command `manage.py remove_old_jobs`, which does at once what the workers do a little at a time."""
 
 from typing import Any
 

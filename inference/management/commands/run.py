@@ -1,4 +1,4 @@
-"""`manage.py run MODEL "text"`: one job through the queue, for a person on the server."""
+"""The command `manage.py run MODEL "text"`, which runs one job through the queue, for a person on the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from inference.submission.submissions import Submission
 
 class Command(BaseCommand):
     help = "Run a model on a text, through the queue as clients do, and print the answer as JSON."
-    requires_system_checks = ()  # what is wrong with the models file is said by itself
+    requires_system_checks = ()  # the command itself reports what is wrong with the models file
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("model", help="its name in models.toml")

@@ -1,4 +1,7 @@
-"""`manage.py status`: the admin's first page in a terminal. Its exit status is 1 while something needs attention."""
+"""The command `manage.py status`, which shows the admin's first page in a terminal.
+
+Its exit status is 1 while something needs attention.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ from inference.status import attention, workers
 from inference.telemetry.visible import line
 
 CLEAR = "\x1b[H\x1b[2J"
-SHORTEST_S, LONGEST_S = 0.2, 86_400.0  # from one look to the next
-RECENT, HOUR = datetime.timedelta(minutes=15), datetime.timedelta(hours=1)  # of times and batches; of outcomes
+SHORTEST_S, LONGEST_S = 0.2, 86_400.0  # seconds from one look to the next
+RECENT, HOUR = datetime.timedelta(minutes=15), datetime.timedelta(hours=1)  # period of times and batches; of outcomes
 Facts = dict[str, Any]
 
 
@@ -37,7 +40,7 @@ class Command(BaseCommand):
         parser.add_argument("--watch", type=float, metavar="S", help="again every S seconds, until Ctrl-C")
 
     def run_from_argv(self, argv: list[str]) -> None:
-        os.environ.setdefault("DATABASE_ANSWER_S", "4")  # a database that keeps it waiting is what it is to tell
+        os.environ.setdefault("DATABASE_ANSWER_S", "4")  # a database that does not answer is to be reported
         super().run_from_argv(argv)
 
     def handle(self, *args: Any, watch: float | None, **options: Any) -> None:
@@ -50,7 +53,7 @@ class Command(BaseCommand):
                 self._show(found, **options)
         except KeyboardInterrupt:
             return
-        except BrokenPipeError:  # whoever read this has seen enough
+        except BrokenPipeError:  # the program that read the output has closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
         if found["attention"]:
@@ -59,7 +62,7 @@ class Command(BaseCommand):
     def _show(self, found: Facts, *, before: str = "", **options: Any) -> None:
         if options["json"]:
             self.stdout.write(json.dumps(found))
-            self.stdout.flush()  # who reads the lines of --watch is not at a terminal
+            self.stdout.flush()  # a program that reads the lines of --watch needs each at once
             return
         lines = [_told(item) for item in found["attention"]] or ["All is well."]
         ended = ", ".join(f"{count:,} {status}" for status, count in found["ended"].items())
@@ -72,7 +75,10 @@ class Command(BaseCommand):
 
 
 def facts() -> Facts:
-    """Without a database what needs attention is that it is away."""
+    """Return the facts that the command shows.
+
+    Without a database there is only what needs attention: that the database is away.
+    """
     needed = [
         {"code": item.code, "text": item.text, "todo": item.todo, "about": item.about, "follows": item.follows}
         for item in attention.items()
@@ -114,7 +120,10 @@ def facts() -> Facts:
 
 
 def _told(item: Facts) -> str:
-    """Return the lines of one thing that needs attention. What follows from the one above has the same cure."""
+    """Return the lines of one thing that needs attention.
+
+    A thing that follows from the one above has the same cure, which is not repeated.
+    """
     return f"  - {line(item['text'])}" if item["follows"] else f"! {line(item['text'])}\n  {item['todo']}"
 
 

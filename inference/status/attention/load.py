@@ -26,7 +26,7 @@ STUCK_S = 30.0  # seconds that a job waits while no replica is busy, or that a n
 RECENT, HOUR, DAY = datetime.timedelta(minutes=5), datetime.timedelta(hours=1), datetime.timedelta(days=1)
 FEW, ODD_SHARE, ODD_TIMES = 5, 0.05, 3  # of reported failures: least number, share, multiple of the usual share
 HIGH_SHARE, MOST = 0.2, 0.5  # shares of recent jobs above which failures of an engine, or all failures, are reported
-OF_CLIENTS = {series.FAILED + error.code for error in (InvalidInput, ContextLengthExceeded)}  # caused by clients
+OF_CLIENTS = {series.FAILED + error.code for error in (InvalidInput, ContextLengthExceeded)}  # failures due to inputs
 ENOUGH = 20  # jobs that a share is computed from at least
 LOOKED_AT = 1000  # notices that are read at most
 Ends = Counter[str]  # number of jobs by outcome
