@@ -1,2 +1,4 @@
-"""Job rows: as the database takes them, over which connection, and each change of a job's state with its notice. And
-what operators want of the workers."""
+"""The rows of jobs: bulk reads and writes, changes of state with their notices, and database connections.
+
+The package also reads and writes what operators want of the workers.
+"""

@@ -1,4 +1,4 @@
-"""Whether somebody keeps all others from writing. Changes nothing."""
+"""A check whether a lock in the database keeps all writers waiting. It changes no data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.db import connection
 
 from inference import budget
 
-PATIENCE_S = 2.0
+PATIENCE_S = 2.0  # a writer that waits longer for a lock is reported
 _WAITING = """
 SELECT extract(epoch FROM clock_timestamp() - query_start), pg_blocking_pids(pid) FROM pg_stat_activity
 JOIN pg_locks USING (pid) WHERE NOT granted AND locktype = 'relation' AND datname = current_database()
@@ -17,14 +17,17 @@ ORDER BY query_start LIMIT 1
 
 
 def problem() -> str:
-    """A sentence; nothing while writers have their turn. In a transaction of one's own that is not asked."""
+    """Return a sentence if writers wait for a lock, else an empty string.
+
+    In a transaction of the caller nothing is checked, and the string is empty.
+    """
     if connection.in_atomic_block:
         return ""
     return _of_file() if connection.vendor == "sqlite" else _of_server()
 
 
 def _of_file() -> str:
-    """One lock for all who write."""
+    """Return the problem of an SQLite file, which has one lock for all writers."""
     connection.ensure_connection()
     file = connection.connection
     (patience_ms,) = file.execute("PRAGMA busy_timeout").fetchone()

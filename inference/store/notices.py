@@ -20,7 +20,10 @@ def channel() -> str:
 
 
 def publish(ids: Collection[UUID]) -> None:
-    """Tell every process that the jobs are finished. A lost notice only costs its waiters a slow poll."""
+    """Publish to all processes that the jobs are finished.
+
+    If the notice cannot be sent, the requests that wait for these jobs find out by a slow poll.
+    """
     connections.give_back()
     try:
         with redis_client.call() as client:
@@ -30,7 +33,7 @@ def publish(ids: Collection[UUID]) -> None:
 
 
 def ids(data: bytes) -> list[UUID]:
-    """What a notice says."""
+    """Return the job ids in a notice; an empty list if `data` is no notice."""
     try:
         return [id_of_hex(part) for part in data.split(b",")]
     except ValueError:

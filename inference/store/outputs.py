@@ -9,12 +9,15 @@ from django.db.models.functions import Cast, Coalesce, Length
 from inference.models import Job
 
 MOST = 4_000_000  # characters of JSON; one output alone may have more
-MEASURED = 32  # outputs at first, then four times as many: a database reads an output to tell its size
+MEASURED = 32  # outputs measured at first, then four times as many: the database reads an output to measure it
 
 
 def bounded(jobs: QuerySet[Job], most: int) -> tuple[list[Job], bool]:
-    """The first of `jobs`, at most `most` with `MOST` characters of output together, without their inputs; and whether
-    there are more. No output is read before its size is known."""
+    """Return the first of `jobs` with their outputs, and True if there are more.
+
+    They are at most `most` jobs, with at most `MOST` characters of output together; the first alone may have more.
+    Inputs and parameters are not loaded. No output is loaded before its size is known.
+    """
     taken: list[UUID] = []
     characters = 0
     for pk, size in _sizes(list(jobs.values_list("pk", flat=True)[: most + 1])):

@@ -1,4 +1,4 @@
-"""Job rows in bulk, at a third of what the ORM costs a row: new jobs in, outcomes out."""
+"""Inserts, updates and reads of many job rows, at a third of what the ORM costs a row."""
 
 import datetime
 import functools
@@ -21,11 +21,11 @@ from inference.models import TERMINAL, Bulk, Job, Status
 from inference.telemetry import tracing
 
 MOST = 500  # rows of one statement: SQLite takes 32,766 values
-SHAPES = 128  # of statements that are kept: to make one takes as long as to run it
-MOST_BYTES = 8 * 1024 * 1024  # of their documents; the database holds a statement several times
+SHAPES = 128  # SQL texts that are cached: making one takes as long as running it
+MOST_BYTES = 8 * 1024 * 1024  # of JSON documents in one statement; the database holds a statement several times
 
 T = TypeVar("T")
-Changes = dict[str, Any]  # what happened to a job since it was inserted, by attribute
+Changes = dict[str, Any]  # values of a finished job that differ from those inserted, by attribute
 
 _FIELDS: Sequence[Any] = Job._meta.concrete_fields
 _UNUSED = (
@@ -34,37 +34,40 @@ _UNUSED = (
     "error_trace",
     "reader",
     *(() if tracing.on else ("traceparent",)),
-)  # of a new job
+)  # columns that stay null in a new job
 ERROR = ("error_code", "error_detail", "error_raised", "error_trace")
-_TOLD = (  # to who waits for a job
+_TOLD = (  # columns that a request which waits for a job receives
     "id", "status", "output", "error_code", "error_detail", "error_raised", "batch_size", "attempts", "started_at",
     "finished_at", "prompt_length",
-    "recoveries",  # who sends the job may still look at it
+    "recoveries",  # the thread that sends the job's message may still read it
 )  # fmt: skip
-_UNTOLD = ("batch", "worker", "device", "published_at", "lease_until", "error_trace", "reader")  # of what changes too
+_UNTOLD = ("batch", "worker", "device", "published_at", "lease_until", "error_trace", "reader")  # they change as well
 
 
 def _is_stored_as_it_is(field: Any) -> bool:
     return isinstance(field, models.CharField | models.TextField | models.IntegerField) and not field.choices
 
 
-PREPARED: dict[str, Any] = {  # by column: the field that prepares a value for the database, if it needs to be
+PREPARED: dict[str, Any] = {  # by column: the field that converts its values; None where they are stored unchanged
     field.attname: None if _is_stored_as_it_is(field) else field for field in _FIELDS if field.attname not in _UNUSED
 }
-_OWN = ("id", "created_at", "parameters")  # each job has its own
+_OWN = ("id", "created_at", "parameters")  # columns without a default that all jobs share
 _DEFAULTS = {field.attname: field.get_default() for field in _FIELDS if field.attname not in _OWN}
 _DOCUMENTS = [field.attname for field in _FIELDS if isinstance(field, models.JSONField)]
 
 
 class Row(NamedTuple):
-    """A new job, or what becomes of one, as the database takes it."""
+    """A new job, or the outcome of one, with values converted for the database."""
 
     values: Mapping[str, Any]  # by column, in the order of the table
-    size: int  # bytes of its documents
+    size: int  # bytes of its JSON documents
 
 
 def new_job(*, owner: Any, bulk: Bulk | None = None, **values: Any) -> Job:
-    """As `Job(...)`, whose defaults are looked up for each anew: that takes as long as all else that is done for it."""
+    """Make an unsaved job as `Job(...)` does, with defaults that were looked up once.
+
+    `Job(...)` looks them up for each job, which takes as long as all else that is done for a new job.
+    """
     job = Job.__new__(Job)
     vars(job).update(_DEFAULTS, _state=ModelState(), id=new_job_id(), **{"parameters": {}, **values})
     if owner is not None:
@@ -87,14 +90,21 @@ def prepare(job: Job) -> Row:
 
 @functools.cache
 def _defaults(alias: str) -> list[tuple[str, Any, Any]]:
-    """Of each column, as Python and the database have it: most of a new job's are what they are in every new job."""
+    """Return each column's name, its default in Python, and its default as stored.
+
+    Most columns of a new job have their defaults, which are thus converted once. A column without a default has an
+    object in place of it that is the value of no job.
+    """
     database: Any = connections[alias]
     stored = {name: to_db(name, value, database) for name, value in _DEFAULTS.items() if name in PREPARED}
     return [(name, _DEFAULTS.get(name, stored), stored.get(name)) for name in PREPARED]
 
 
 def likes(other: Row) -> Callable[..., Row]:
-    """Makes rows that differ in the columns that it is given, at a tenth of what a `Job` and its row cost."""
+    """Return a function that makes rows equal to `other` except in the columns that it is given.
+
+    This takes a tenth of what a `Job` and its row cost.
+    """
     database: Any = connections[DEFAULT_DB_ALIAS]
 
     def like(**own: Any) -> Row:
@@ -112,7 +122,7 @@ def row(values: Mapping[str, Any]) -> Row:
 
 
 def _bytes(value: Any) -> int:
-    text = getattr(value, "obj", value)  # of a document for PostgreSQL
+    text = getattr(value, "obj", value)  # a document for PostgreSQL is a `Jsonb`, with its text in `obj`
     if not isinstance(text, str):
         return 0
     return len(text) if text.isascii() else len(text.encode(errors="replace"))
@@ -133,7 +143,10 @@ S = TypeVar("S", bound=Sized)
 
 
 def statements(items: Iterable[S], most: int = MOST) -> Iterator[list[S]]:
-    """In groups that one statement takes: `most` rows, and `MOST_BYTES` but for a row that alone has more."""
+    """Split items into groups for one statement each: at most `most` rows and `MOST_BYTES`.
+
+    A row that alone has more bytes is a group by itself.
+    """
     group: list[S] = []
     size = 0
     for item in items:
@@ -147,11 +160,14 @@ def statements(items: Iterable[S], most: int = MOST) -> Iterator[list[S]]:
 
 
 def insert(rows: Sequence[Row]) -> None:
-    """Insert the rows, at most `MOST` of them. Raises `IntegrityError` for all when one key is taken.
+    """Insert the rows, at most `MOST` of them, in one statement.
 
-    One statement, which is a transaction by itself: each step of a statement gives up the interpreter, and busy threads
-    let the writer wait for it each time. Most columns have one value in all rows, which is given once. In the order of
-    their keys: two who insert the same ones never wait for each other.
+    Raises `IntegrityError` if an idempotency key is taken; then none of the rows is inserted.
+
+    The statement is a transaction by itself. Each step of a statement releases the interpreter lock, and while other
+    threads are busy the writer's thread waits for it each time. Most columns have one value in all rows, which is given
+    once. Rows are inserted in the order of their idempotency keys, so that two transactions which insert the same keys
+    never wait for each other.
     """
     database: Any = connections[DEFAULT_DB_ALIAS]
     own, common = _columns(sorted(rows, key=lambda row: row.values["idempotency_key"] or ""))
@@ -169,11 +185,16 @@ def _insert_sql(own: Sequence[str], common: Sequence[str], count: int) -> str:
 
 
 def update(rows: Sequence[Row], also: str, where: str, values: Sequence[Any]) -> int:
-    """Change these rows, whose columns are the id and what is to be written, `also` what SQL says, `where` that still
-    holds of `job` for these `values`. Returns how many rows it did hold for. One statement, as `insert`.
+    """Update jobs in one statement, as `insert` does, and return how many rows were changed.
 
-    They are locked in the order of their ids, as everywhere: else two who change the same rows could wait for each
-    other.
+    Parameters:
+        rows: The columns of each are its id and what is to be written.
+        also: A further assignment, as SQL.
+        where: An SQL condition on `job`. Rows that it does not hold for are left as they are.
+        values: The values of `where`.
+
+    Rows are locked in the order of their ids, as everywhere: else two transactions that change the same rows could wait
+    for each other.
     """
     database: Any = connections[DEFAULT_DB_ALIAS]
     own, common = _columns(rows)
@@ -198,14 +219,17 @@ def _update_sql(own: Sequence[str], common: Sequence[str], count: int, also: str
 
 
 def _columns(rows: Sequence[Row]) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
-    """The columns in which rows differ, and the value in each of the others. Ids differ."""
+    """Return the columns in which rows differ, and the common value of each other column.
+
+    The id counts as a column that differs, also in a single row.
+    """
     columns = dict(zip(rows[0].values, zip(*(row.values.values() for row in rows), strict=True), strict=True))
     own = {name: column for name, column in columns.items() if name == "id" or column.count(column[0]) < len(rows)}
     return own, {name: column[0] for name, column in columns.items() if name not in own}
 
 
 def to_db(name: str, value: Any, database: Any) -> Any:
-    """A value of the column `name` as the database takes it."""
+    """Convert a value of the column `name` for the database."""
     field = PREPARED[name]
     if field is None or value is None:
         return value
@@ -213,12 +237,12 @@ def to_db(name: str, value: Any, database: Any) -> Any:
 
 
 def ids_to_db(ids: Iterable[UUID], database: Any) -> list[Any]:
-    """As `to_db`, at a tenth of its cost."""
+    """Convert ids as `to_db` does, at a tenth of its cost."""
     return list(ids) if database.features.has_native_uuid_field else [f"{each.int:032x}" for each in ids]
 
 
 def finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
-    """What is told of those of these jobs that are finished."""
+    """Return the changes of those of these jobs that are finished, by id."""
     database: Any = connections[DEFAULT_DB_ALIAS]
     with database.cursor() as cursor:
         cursor.execute(_finished_sql(len(ids)), [*ids_to_db(ids, database), *TERMINAL])
@@ -227,7 +251,7 @@ def finished(ids: Collection[UUID]) -> dict[UUID, Changes]:
 
 
 def ended(ids: Iterable[UUID]) -> set[UUID]:
-    """Return those of these jobs that are finished."""
+    """Return the ids of those of these jobs that are finished."""
     found = (Job.objects.filter(pk__in=chunk, status__in=TERMINAL).order_by() for chunk in chunks(ids))
     return {job_id for jobs in found for job_id in jobs.values_list("pk", flat=True)}
 
@@ -239,7 +263,10 @@ def _finished_sql(count: int) -> str:
 
 
 def change(job: Job, changes: Changes) -> None:
-    """What was not told is read when it is asked for."""
+    """Set the attributes of a job that is finished.
+
+    Attributes that changed as well and are not among `changes` are deferred: Django reads them on their first use.
+    """
     values = vars(job)
     values.update(changes)
     for name in _UNTOLD:
@@ -247,19 +274,19 @@ def change(job: Job, changes: Changes) -> None:
 
 
 def held(batch: UUID, ids: Collection[UUID]) -> set[UUID]:
-    """Those of `ids` that `batch` still runs."""
+    """Return those of `ids` that `batch` still runs."""
     running = Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING)
     return set(running.order_by().values_list("pk", flat=True))
 
 
 def inputs_of_parts(whole: UUID) -> list[Any]:
-    """In order."""
+    """Return the inputs of a whole's parts, in the order of the list."""
     parts = Job.objects.filter(whole=whole).order_by("place").values_list("inputs", flat=True)
     return [item for part in parts for item in part]
 
 
 def outputs_of_parts(whole: UUID) -> RawSQL:
-    """In order, put together by the database."""
+    """Return an expression by which the database joins the outputs of a whole's parts in order."""
     database: Any = connections[DEFAULT_DB_ALIAS]
     sql = _OUTPUTS[database.vendor].format(table=Job._meta.db_table)
     return RawSQL(sql, [to_db("whole", whole, database)], output_field=models.TextField())  # noqa: S611 - our own
@@ -274,21 +301,26 @@ _OUTPUTS = {
 
 
 def from_db(rows: Sequence[Sequence[Any]], names: tuple[str, ...], database: Any) -> Iterator[Sequence[Any]]:
-    """Each row's values as the ORM would convert them. `names` are columns, which are converted one after the other:
-    that costs half of what it does row by row."""
+    """Convert the values of rows as the ORM would, and return an iterator over the rows.
+
+    `names` are the columns of a row. One column is converted after the other, which costs half of what it does row by
+    row.
+    """
     columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
     for place, convert in _converters(database.alias, names) if columns else ():
         columns[place] = convert(columns[place], database)
     return zip(*columns, strict=True)
 
 
-Convert = Callable[[Sequence[Any], Any], Sequence[Any]]  # of a column, from this database
+Convert = Callable[[Sequence[Any], Any], Sequence[Any]]  # takes the values of a column, and the database connection
 
 
 @functools.cache
 def _converters(alias: str, names: tuple[str, ...]) -> list[tuple[int, Convert]]:
-    """Of the columns that are read as something else than what is stored, by their place. Nothing is read as
-    nothing."""
+    """Return the converters of the columns whose stored values differ from those read, with each column's place.
+
+    NULL is read as None.
+    """
     database = connections[alias]
     fields: Sequence[Any] = [Job._meta.get_field(name) for name in names]
     columns = [field.get_col(Job._meta.db_table) for field in fields]
@@ -305,24 +337,33 @@ def _convert(column: Any, database: Any) -> list[Convert]:
 
 
 def _by_value(column: Any, convert: Callable[..., Any], values: Sequence[Any], database: Any) -> Sequence[Any]:
-    """Each once: of moments, which take as long as all else, many rows share theirs."""
+    """Convert each distinct value of a column once.
+
+    The conversion of moments takes as long as all else, and many rows share a moment.
+    """
     known = {value: None if value is None else convert(value, column, database) for value in set(values)}
     return [known[value] for value in values]
 
 
 def marks(count: int) -> str:
-    """So many placeholders of a statement."""
+    """Return `count` placeholders of a statement."""
     return ", ".join(["%s"] * count)
 
 
 def now_sql() -> str:
-    """The clock of the database: no two hosts' clocks are ever compared. Doubled where it passes through `%`."""
+    """Return SQL for the current time of the database, so that no two hosts' clocks are ever compared.
+
+    Its percent signs are doubled, for a statement that is executed with values.
+    """
     return in_seconds(0.0, connections[DEFAULT_DB_ALIAS].vendor)[0]
 
 
 @functools.cache
 def in_seconds(seconds: float, vendor: str) -> tuple[str, Sequence[Any]]:
-    """So much later than now, as SQL and its values. To compile it takes a millisecond."""
+    """Return the moment `seconds` from now, as SQL and its values.
+
+    The result is cached, since compiling it takes a millisecond.
+    """
     moment: Any = Now() + datetime.timedelta(seconds=seconds) if seconds else Now()
     query = Job.objects.all().query
     sql, values = query.get_compiler(connection=connections[DEFAULT_DB_ALIAS]).compile(moment.resolve_expression(query))

@@ -1,5 +1,7 @@
-"""The spans of jobs that have ended and of their batches: made as they are recorded, with the times of the rows, and
-nothing of an input."""
+"""The spans of jobs that have ended and of their batches.
+
+They are made as outcomes are recorded, with the times of the rows. They contain nothing of an input.
+"""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def tell(make: Callable[..., None], *of: Any) -> None:
-    """After the commit: nothing of what is recorded fails with it."""
+    """Call `make` with `of` after a commit, and log what it raises: no record fails because of its spans."""
     try:
         make(*of)
     except Exception:
@@ -28,7 +30,10 @@ def tell(make: Callable[..., None], *of: Any) -> None:
 
 
 def recorded(batch: UUID, outcomes: Sequence[Any], batch_size: int | Mapping[UUID, int]) -> None:
-    """Of a batch, or of those of an open one that end now: it has a trace of its own, with a link to each job's."""
+    """Make the spans of a batch's jobs, or of the jobs that leave an open batch now, and of the batch.
+
+    The batch has a trace of its own, with a link to the span of each job.
+    """
     size = batch_size if isinstance(batch_size, int) else max(batch_size.values())
     common = {**_common(outcomes[0].model), "inference.batch.id": str(batch), "inference.batch.size": size}
     end_ns = _ns(clock.now())
@@ -49,7 +54,10 @@ def recorded(batch: UUID, outcomes: Sequence[Any], batch_size: int | Mapping[UUI
 
 
 def ended(ids: Iterable[UUID], status: Status, code: str) -> None:
-    """Otherwise than by a batch. Of a list in parts: the span that theirs are within."""
+    """Make the spans of jobs that ended otherwise than by a batch.
+
+    The span of a list in parts is the one that the spans of its parts are within.
+    """
     columns = "model", "pk", "traceparent", "created_at", "started_at", "parts"
     end_ns = _ns(clock.now())
     held = Job.objects.filter(pk__in=list(ids), whole=None).values_list(*columns)
@@ -62,7 +70,7 @@ def _job(
     attributes: dict[str, Any], job: UUID, told: str | None, created_at: datetime, started_at: datetime | None,
     status: str, code: str, end_ns: int,
 ) -> Span:  # fmt: skip
-    """From its submission on; the caller ends it."""
+    """Start the span of a job at the time of its submission; the caller ends it."""
     own: dict[str, Any] = {"inference.job.id": str(job), "inference.job.status": str(status)}
     if started_at:
         began_ns = _ns(started_at)

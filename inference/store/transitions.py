@@ -1,10 +1,11 @@
-"""Each change of a job's state: one conditional statement, and the notice to who waits when it ends the job.
+"""Changes of a job's state: each is one conditional statement, with a notice to waiting requests if it ends the job.
 
-A batch is a UUID. Claiming writes it on rows that may be claimed; recording is conditional on it. Zero rows changed
-means that somebody else owns the job now, and the outcome is dropped.
+A batch is a UUID. Claiming writes it on rows that may be claimed; recording is conditional on it. Zero changed rows
+mean that another batch owns the job now, and the outcome is dropped.
 
-A job that runs in parts, the whole, is claimed by nobody. It runs once one of its parts does, and ends with the first
-in its list that did not succeed, as soon as all before that have.
+A job that runs in parts, the whole, is never claimed. It is running once one of its parts is. It ends as soon as all
+its parts have succeeded. If a part does not succeed, it ends with the outcome of the first such part in its list, as
+soon as all parts before that one have succeeded.
 """
 
 import datetime
@@ -37,11 +38,14 @@ if tracing.on:
 
 logger = logging.getLogger(__name__)
 
-Sizes = int | Mapping[UUID, int]  # rows that a job was computed with: of all jobs, or of each
+Sizes = int | Mapping[UUID, int]  # items of the batch that a job was computed in: for all jobs, or by job id
 
 
-class Outcome(NamedTuple):  # as `Claimed`: a dataclass that is frozen takes five times as long to make
-    """What became of one job: `output`, or an error's code and detail, with what was raised and where for operators."""
+class Outcome(NamedTuple):  # not a frozen dataclass, which takes five times as long to make; the same for `Claimed`
+    """The outcome of one job: its `output`, or an error's code and detail.
+
+    `error_raised` and `error_trace` are what was raised and where, for operators.
+    """
 
     job_id: UUID
     model: str
@@ -52,7 +56,7 @@ class Outcome(NamedTuple):  # as `Claimed`: a dataclass that is frozen takes fiv
     error_detail: str = ""
     error_raised: str = ""
     error_trace: str = ""
-    whole: UUID | None = None  # that the job is a part of
+    whole: UUID | None = None  # the job that this one is a part of
     created_at: datetime.datetime | None = None
     started_at: datetime.datetime | None = None
     traceparent: str | None = None
@@ -67,7 +71,7 @@ def _status(error_code: str) -> Status:
 
 
 class Claimed(NamedTuple):
-    """What running a job takes of its row."""
+    """The columns of a claimed job that its run needs."""
 
     id: UUID
     model: str
@@ -82,9 +86,9 @@ class Claimed(NamedTuple):
     traceparent: str | None = None
 
 
-MOST_ANSWERED = 2_000_000  # numbers of one job: what a process that shows them takes 150 MB for
-SET_BACK_S = 60.0  # what was written so far in the future was written before the database's clock was set back
-LEASE_MARGIN_S = 20.0  # past the model's time limit, which the worker itself enforces
+MOST_ANSWERED = 2_000_000  # numbers in the output of one job: a process that shows them takes 150 MB
+SET_BACK_S = 60.0  # a moment so far in the future was written before the database's clock was set back
+LEASE_MARGIN_S = 20.0  # from the model's time limit, which the worker itself enforces, to the end of the lease
 _BROKEN = (Status.FAILED, Status.EXPIRED, Status.CANCELLED)
 _QUEUED_AGAIN = {"status": Status.QUEUED, "batch": None, "worker": None, "started_at": None, "published_at": None}
 
@@ -102,14 +106,15 @@ def claim(
     worker: UUID,
     device: str,
 ) -> list[Claimed]:
-    """Claim what may be claimed of `ids` for `batch`, and return it with its inputs, the oldest first.
+    """Claim those of `ids` that may be claimed for `batch`, and return them with their inputs, the oldest first.
 
-    `LEASE_MARGIN_S` past the time limit of this run it may be given back.
+    The lease ends `LEASE_MARGIN_S` after `time_limit_s`; then the job may be queued again.
 
-    Whose next loss is its last is claimed by who runs it `alone` only: no crash of another's input is to end it.
+    A job whose next loss would be its last is claimed only if `alone` is true: no crash of another job's input is to
+    end it.
 
-    `takes_over` names batches of this worker that are known to be over: their rows are claimed though running. So are
-    its own: the answer to an earlier claim may have been lost on its way.
+    `takes_over` are batches of this worker that are known to be over. Their jobs are claimed although they are running.
+    So are jobs that `batch` itself holds: the answer to an earlier claim may have been lost on its way.
     """
     takes_over = (*takes_over, batch)
     database: Any = connections[DEFAULT_DB_ALIAS]
@@ -136,7 +141,7 @@ def claim(
 
 @functools.lru_cache(maxsize=rows.SHAPES)
 def _claim_sql(ids: int, takes_over: int, lease: str) -> str:
-    """One statement that locks the rows in order, changes and returns them: nothing can come in between."""
+    """Return one statement that locks the rows in order, changes and returns them, so that nothing comes in between."""
     now = now_sql()
     free = f"status = 'queued' AND (expires_at IS NULL OR expires_at > {now}) AND recoveries < %s"
     free += f" OR status = 'running' AND batch IN ({marks(takes_over)})"
@@ -152,14 +157,20 @@ def _claim_sql(ids: int, takes_over: int, lease: str) -> str:
 
 
 def take_back(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool) -> None:
-    """As if `batch` had not claimed these: it did not come to them."""
+    """Undo the claim of jobs that `batch` has not begun.
+
+    With `keeps_messages` their messages still count as sent; else they are sent again.
+    """
     held = Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING)
     unclaimed = {name: value for name, value in _QUEUED_AGAIN.items() if name != "published_at" or not keeps_messages}
     queries.update(held, **unclaimed, attempts=F("attempts") - 1)
 
 
 def keep(batch: UUID, ids: Collection[UUID], *, time_limit_s: float) -> None:
-    """Who still runs these has as long again: it was held up by what is not theirs."""
+    """Renew the leases of those of `ids` that `batch` still runs, to `LEASE_MARGIN_S` past `time_limit_s` from now.
+
+    The batch was held up by work that is not part of these jobs.
+    """
     lease: Any = Now() + datetime.timedelta(seconds=time_limit_s + LEASE_MARGIN_S)
     queries.update(Job.objects.filter(pk__in=ids, batch=batch, status=Status.RUNNING), lease_until=lease)
 
@@ -167,10 +178,13 @@ def keep(batch: UUID, ids: Collection[UUID], *, time_limit_s: float) -> None:
 def record(
     batch: UUID, outcomes: Sequence[Outcome], *, batch_size: Sizes, beside: Mapping[str, Any] | None = None
 ) -> int:
-    """Record the outcomes that `batch` still owns, in one transaction, and count them. Returns how many rows took
-    theirs. `beside`: what else is counted then.
+    """Record the outcomes of jobs that `batch` still owns and count them, in one transaction.
 
-    Raises what the database raises: `inference.failures` tells one that is away from one that refuses a value."""
+    `beside` is a tally that is counted with them. Returns how many jobs got their outcome.
+
+    Raises what the database raises. `inference.failures` distinguishes a database that is away from one that refuses a
+    value.
+    """
     failpoints.reach("before_record")
     try:
         recorded, ended = _record(batch, outcomes, batch_size, beside or {})
@@ -184,7 +198,10 @@ def record(
 
 
 class _NotAll(Exception):
-    """Some of the jobs are not the batch's any more: it is to be known which, as the others are counted."""
+    """Raised if some of the jobs are not the batch's any more.
+
+    The rows must then be locked and looked up, since only the others are recorded and counted.
+    """
 
 
 def _record_held(
@@ -203,7 +220,10 @@ def _record_held(
 def _record(
     batch: UUID, outcomes: Sequence[Outcome], batch_size: Sizes, beside: Mapping[str, Any]
 ) -> tuple[int, list[UUID]]:
-    """How many, and the wholes that ended."""
+    """Return how many outcomes were recorded, and the wholes that ended.
+
+    Raises `_NotAll` if `batch` does not own all the jobs any more.
+    """
     with transaction.atomic():
         return _record_locked(batch, outcomes, batch_size, beside, _lock(_wholes(outcomes)))
 
@@ -215,10 +235,13 @@ def _wholes(outcomes: Iterable[Outcome]) -> set[UUID]:
 def _record_locked(
     batch: UUID, outcomes: Sequence[Outcome], batch_size: Sizes, beside: Mapping[str, Any], wholes: Mapping[UUID, Any]
 ) -> tuple[int, list[UUID]]:
-    """`wholes`, in so many parts, of which the outcomes are some, are locked."""
+    """Record outcomes in the present transaction, in which their wholes are locked.
+
+    `wholes` has the number of parts of each whole that an outcome belongs to. Returns and raises what `_record` does.
+    """
     if not outcomes:
         return 0, []
-    outcomes = sorted(outcomes, key=lambda outcome: outcome.job_id.int)  # of several statements, too
+    outcomes = sorted(outcomes, key=lambda outcome: outcome.job_id.int)  # one order of locks in all statements
     database = connections[DEFAULT_DB_ALIAS]
     is_held = "job.batch = %s AND job.status = 'running'", rows.ids_to_db([batch], database)
     ids = rows.ids_to_db([outcome.job_id for outcome in outcomes], database)
@@ -234,7 +257,7 @@ def _record_locked(
 
 
 def _counted(outcomes: Sequence[Outcome], ends: Iterable[str]) -> Tally:
-    """`ends`: of wholes."""
+    """Return the tally of these outcomes and of `ends`, the ends of wholes."""
     tally: Tally = {}
     ended = Counter(ends)
     for code, count in Counter(each.error_code for each in outcomes if not each.whole).items():
@@ -249,7 +272,7 @@ def _counted(outcomes: Sequence[Outcome], ends: Iterable[str]) -> Tally:
 
 
 def _end_of(status: str, code: str) -> str:
-    """As figures count it."""
+    """Return the name by which figures count an end."""
     return f"{status} {code}" if status == Status.FAILED else str(status)
 
 
@@ -271,16 +294,22 @@ def _record_row(job_id: Any, outcome: Outcome, batch_size: Sizes, database: Any)
 
 
 def _lock(ids: Collection[UUID]) -> dict[UUID, int | None]:
-    """In how many parts each of them runs. Of two that record parts of one whole the second sees what the first did:
-    else neither would be the last. In order, and before any part: who has locked a whole waits for nobody who wants
-    one."""
+    """Lock these wholes, and return the number of parts of each.
+
+    Of two transactions that record parts of one whole, the second then sees what the first did: else neither would be
+    the last one. Wholes are locked in order and before any part, so that a transaction which holds a whole waits for
+    none that wants one.
+    """
     if not ids:
         return {}
     return dict(queries.lock(Job.objects.filter(pk__in=ids)).values_list("pk", "parts"))
 
 
 def _settle(whole: UUID, count: int | None) -> str:
-    """How it ends now, as figures count it, if it does. Whoever asks has locked it, and knows how many parts it has."""
+    """End a whole if its parts allow it, and return its end as figures count it; an empty string if it goes on.
+
+    The caller has locked the whole. `count` is the number of its parts.
+    """
     parts = Job.objects.filter(whole=whole)
     waiting = parts.filter(status__in=WAITING)
     broken = parts.filter(status__in=_BROKEN).order_by("place").defer("inputs", "output").first()
@@ -294,13 +323,13 @@ def _settle(whole: UUID, count: int | None) -> str:
         end = {name: getattr(broken, name) for name in ("status", *rows.ERROR)}
     else:
         held = parts.aggregate(outputs=Count("output"), numbers=Sum("output_size"))
-        if held["outputs"] != count:  # somebody deleted rows: the others would be taken for answers to other inputs
+        if held["outputs"] != count:  # rows were deleted: the other outputs would be taken for those of other inputs
             gone = f"Of the {count} parts of this list {held['outputs']} are left: send it again."
             end = _failure(errors.Lost.code, gone)
         elif (held["numbers"] or 0) > MOST_ANSWERED:
             end = _failure(errors.InvalidInput.code, too_much(held["numbers"]))
     ended = _end_whole(whole, end)
-    queries.update(parts.filter(output__isnull=False), output=None)  # it is stored once
+    queries.update(parts.filter(output__isnull=False), output=None)  # an output is stored once, with the whole
     return ended
 
 
@@ -322,8 +351,11 @@ def too_much(numbers: int) -> str:
 
 
 def _drop(parts: QuerySet[Job]) -> None:
-    """Nobody wants them any more. One that somebody changes at this moment is left to run in vain: nobody waits here,
-    who holds the whole."""
+    """Cancel parts whose outputs are no longer needed.
+
+    A part that another transaction is changing is skipped, and runs in vain: this transaction has locked the whole, and
+    must not wait.
+    """
     with budget.uncounted():  # there may be thousands
         ids = parts.order_by("pk").select_for_update(skip_locked=True).values_list("pk", flat=True)
         for chunk in rows.chunks(ids):
@@ -332,7 +364,7 @@ def _drop(parts: QuerySet[Job]) -> None:
 
 
 def settle_wholes() -> None:
-    """Those whose parts ended otherwise than with a record, or by a worker that knows of no wholes."""
+    """End wholes whose parts ended without a record, or were recorded by a worker of a version without wholes."""
     parts = Job.objects.filter(whole=OuterRef("pk"))
     due = Exists(parts.filter(status__in=_BROKEN)) | ~Exists(parts.filter(status__in=WAITING))
     wholes = Job.objects.filter(due, parts__gt=0, status__in=WAITING)
@@ -358,14 +390,16 @@ def _count(model: str, *ends: str) -> None:
 
 
 def cancel(job_id: UUID, *, reader: UUID | None = None) -> bool:
-    """Cancel a queued or running job that has no parts; a running job's outcome is dropped. With a `reader`, only while
-    that one is the last. Returns whether it was cancelled."""
+    """Cancel a queued or running job that has no parts, and return True if it was cancelled.
+
+    The outcome of a running job is dropped. With a `reader`, the job is cancelled only while that is its last reader.
+    """
     jobs = Job.objects.filter(status__in=WAITING)
     return bool(_end(jobs.filter(reader=reader) if reader else jobs, [job_id], Status.CANCELLED))
 
 
 def cancel_many(ids: Collection[UUID]) -> Counter[str]:
-    """How many of at most `rows.MOST` jobs were cancelled, by their status before; with the parts that they run in."""
+    """Cancel at most `rows.MOST` jobs, with their parts, and return how many were cancelled by earlier status."""
     with transaction.atomic():
         jobs = Job.objects.filter(pk__in=ids, status__in=WAITING)
         held = list(_locked(jobs).values_list("status", "pk", "model", "whole"))
@@ -377,8 +411,11 @@ def cancel_many(ids: Collection[UUID]) -> Counter[str]:
 
 
 def expire() -> None:
-    """Queued jobs past their deadline, then the wholes of such parts. A whole that is queued may have begun: its row
-    says so a moment after that of its part."""
+    """Expire queued jobs that are past their deadline, then end the wholes of expired parts.
+
+    A whole does not expire by its own row: that may be queued although a part has begun, since it is changed a moment
+    after the part's row.
+    """
     overdue = Job.objects.filter(status=Status.QUEUED, parts=None, expires_at__lte=Now())
     if expired := _end_all(
         overdue, Status.EXPIRED, error_code=errors.Expired.code, error_detail="Not started before its deadline."
@@ -388,13 +425,19 @@ def expire() -> None:
 
 
 def renew_future_leases() -> None:
-    """Those given before the database's clock was set back would be over as much later: each begins anew."""
+    """Restart the leases that were given before the database's clock was set back.
+
+    They would end later by as much as the clock was set back.
+    """
     set_back = Job.objects.filter(status=Status.RUNNING, started_at__gt=Now() + datetime.timedelta(seconds=SET_BACK_S))
     queries.update(set_back, lease_until=Now() + (F("lease_until") - F("started_at")), started_at=Now())
 
 
 def give_back_lost(which: Q) -> None:
-    """Running jobs whose batch died; who is lost too often fails, the last time alone in its worker."""
+    """Queue the running jobs that `which` selects again, as jobs whose batch was lost, and count the loss.
+
+    A job that was lost `MAX_RECOVERIES` times fails instead; the last time it ran alone in its worker.
+    """
     lost = Job.objects.filter(which, status=Status.RUNNING)
     failed = _end_all(
         lost.filter(recoveries__gte=settings.MAX_RECOVERIES - 1),
@@ -409,7 +452,10 @@ def give_back_lost(which: Q) -> None:
 
 
 def give_back_stopped(which: Q) -> None:
-    """Who stops a worker says nothing about its jobs: it does not count."""
+    """Queue the running jobs of stopped workers again.
+
+    This does not count as a loss: a stop says nothing about the jobs.
+    """
     if given := queries.update(Job.objects.filter(which, status=Status.RUNNING), **_QUEUED_AGAIN):
         logger.warning("%d running jobs of stopped workers given back", given)
 
@@ -420,7 +466,10 @@ def _end_all(jobs: QuerySet[Job], status: Status, **values: Any) -> int:
 
 
 def _end(jobs: QuerySet[Job], ids: Collection[UUID], status: Status, **values: Any) -> int:
-    """Those of `ids` that are among `jobs` now. Who waits for the others reads their rows once more."""
+    """End those of `ids` that are among `jobs` now, and return how many they are.
+
+    The notice names all `ids`: requests that wait for the others read their rows once more.
+    """
     with transaction.atomic():
         held = list(_locked(jobs.filter(pk__in=ids)).values_list("pk", "model", "whole"))
         _end_locked(held, status, **values)
@@ -430,13 +479,18 @@ def _end(jobs: QuerySet[Job], ids: Collection[UUID], status: Status, **values: A
 
 
 def _locked(jobs: QuerySet[Job]) -> QuerySet[Job]:
-    """Wholes first: who records a part has locked its whole before any part."""
+    """Return the query that locks these jobs, wholes first.
+
+    A transaction that records a part has locked its whole before any part.
+    """
     return jobs.order_by(IsNull(F("parts"), True), "pk").select_for_update()
 
 
 def _end_locked(held: Sequence[tuple[UUID, str, UUID | None]], status: Status, **values: Any) -> None:
-    """(id, model, whole) of each: nobody else changes them now. A part is no job of its own where outcomes are
-    counted."""
+    """End jobs that are locked, and count those that are not parts.
+
+    `held` has the id, the model and the whole of each.
+    """
     Job.objects.filter(pk__in=[job_id for job_id, _, _ in held]).update(status=status, finished_at=Now(), **values)
     code = values.get("error_code", "")
     if tracing.on:

@@ -1,4 +1,4 @@
-"""Django's PostgreSQL backend, whose waits are bounded: no thread hangs on a server that is stopped or cut off.
+"""Django's PostgreSQL backend with bounded waits: no thread hangs on a server that is stopped or cut off.
 
 The kernel of a stopped server still acknowledges what is sent, so neither the server's `statement_timeout` nor TCP's
 own timeouts end such a wait. Here the client stops waiting too, and closes the connection.
@@ -22,14 +22,14 @@ class Connection(psycopg.Connection[Any]):
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         limit_s = budget.answer_limit_s()
         if timeout is None and limit_s:
-            timeout = min(limit_s, max(budget.left_s() - GRACE_S, 0)) + GRACE_S  # also of a ROLLBACK
+            timeout = min(limit_s, max(budget.left_s() - GRACE_S, 0)) + GRACE_S  # a ROLLBACK needs it, too
         try:
             with budget.spent():
                 return super().wait(gen, interval, timeout)
         except psycopg.OperationalError as error:
             if self.pgconn.transaction_status != TransactionStatus.ACTIVE:
                 raise
-            self.pgconn.finish()  # its answer may come yet, to nobody
+            self.pgconn.finish()  # the answer may still come, and nothing would read it
             raise psycopg.OperationalError(f"the server gave no answer within {timeout:g} s") from error
 
 
@@ -41,12 +41,12 @@ class Pool(ConnectionPool[Connection]):
 
 class DatabaseWrapper(base.DatabaseWrapper):
     Database: Any = types.SimpleNamespace(**{**vars(psycopg), "connect": Connection.connect})
-    is_own = False  # of a thread that has a connection beside the pool
+    is_own = False  # True in a thread whose connection is beside the pool
     _connection_pools: dict[str, Pool] = {}
 
     @property
     def pool(self) -> Any:
-        """As Django makes it, of classes of our own."""
+        """The connection pool that Django makes, but of this module's classes."""
         options = self.settings_dict["OPTIONS"].get("pool")
         if self.is_own or not options or self.alias == NO_DB_ALIAS:
             return None
@@ -64,7 +64,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
         return params
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> Any:
-        """Out of the pool comes none that the server has closed: a restart costs no request."""
+        """Return a connection that the server has not closed, so that its restart makes no request fail."""
         connection = super().get_new_connection(conn_params)
         while self.pool and is_stale(connection):
             connection.close()
@@ -82,7 +82,10 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
 
 def is_stale(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the server has said something, such as good-bye, to a connection that asks nothing. Costs no query."""
+    """Return True if the connection is closed, or has data to read although no statement runs.
+
+    Such data is, for example, the server's notice that it ends the connection. The check costs no query.
+    """
     if connection.closed:
         return True
     poll = select.poll()

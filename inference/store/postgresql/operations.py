@@ -1,4 +1,4 @@
-"""Changes of tables that a running service goes on writing to."""
+"""Migration operations on tables that a running service goes on writing to."""
 
 from typing import Any
 
@@ -6,7 +6,10 @@ from django.contrib.postgres.operations import AddIndexConcurrently, NotInTransa
 
 
 class _BesideWriters:
-    """Where the database can, the index is made without keeping writers out. Its migration has `atomic = False`."""
+    """A mixin by which the index is changed without blocking writers, where the database can do that.
+
+    Its migration has `atomic = False`.
+    """
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         self._operation(schema_editor).database_forwards(app_label, schema_editor, from_state, to_state)
@@ -15,7 +18,7 @@ class _BesideWriters:
         self._operation(schema_editor).database_backwards(app_label, schema_editor, from_state, to_state)
 
     def _operation(self, schema_editor: Any) -> Any:
-        """PostgreSQL's, or the plain one that it is made of."""
+        """Return PostgreSQL's concurrent operation, or the plain one that it is derived from."""
         return super(_BesideWriters if _is_able(schema_editor) else NotInTransactionMixin, self)
 
 
@@ -24,13 +27,16 @@ class AddIndexBesideWriters(_BesideWriters, AddIndexConcurrently):
         if _is_able(schema_editor):
             self._ensure_not_in_transaction(schema_editor)
             schema_editor.execute("SET statement_timeout = 0")
-            name = schema_editor.quote_name(self.index.name)  # what an interrupted try left behind is not valid
+            name = schema_editor.quote_name(self.index.name)  # an index left by an interrupted try is invalid
             schema_editor.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
         super().database_forwards(app_label, schema_editor, from_state, to_state)
 
 
 class RemoveIndexBesideWriters(_BesideWriters, RemoveIndexConcurrently):
-    """Else it would wait for who reads, and all others for it."""
+    """The removal of an index beside writers.
+
+    A plain removal would wait for transactions that read, and all others would wait for it.
+    """
 
 
 def _is_able(schema_editor: Any) -> bool:

@@ -1,4 +1,7 @@
-"""Django's SQLite backend, whose waits for the file's lock are counted: together they take no longer than one may."""
+"""Django's SQLite backend with counted waits for the file's lock.
+
+All waits of a request together take no longer than one may.
+"""
 
 import functools
 import sqlite3
@@ -11,7 +14,10 @@ from inference import budget
 
 @functools.lru_cache(maxsize=256)
 def _converted(query: str) -> str:
-    """As Django does it, each time anew: of a long statement that takes a tenth of its run."""
+    """Convert a query as Django does, and cache the result.
+
+    Django converts it each time, which takes a tenth of the run of a long statement.
+    """
     return str(base.FORMAT_QMARK_REGEX.sub("?", query)).replace("%%", "%")
 
 
@@ -25,7 +31,7 @@ class Cursor(base.SQLiteCursorWrapper):
 
 
 class DatabaseWrapper(base.DatabaseWrapper):
-    _patience_ms = 0  # of the connection
+    _patience_ms = 0  # the connection's busy_timeout
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> Any:
         self._patience_ms = 0
