@@ -1,1 +1,4 @@
-"""From a request to a stored and sent job: admission, idempotency, the writer, and `jobs` and `bulk`, its two faces."""
+"""The path from a request to a job that is stored and sent: admission, idempotency and the writer.
+
+Callers use `jobs` for one job and `bulk` for many.
+"""

@@ -1,8 +1,8 @@
-"""Whether a queue takes more jobs, at a cost that does not grow with the queue.
+"""The decision whether a queue takes more jobs, at a cost that does not grow with the queue.
 
-A job waits for those of its priority and above only, so only those count: a long queue
-of low priority keeps nobody out. Within a process a limit is exact; several processes may pass it together, by what
-each lets in at the same moment.
+A job waits only for jobs of its priority and above, so only those count: a long queue of low priority keeps no job of
+a higher one out. Within a process a limit is exact. Several processes may exceed it together, by what each of them
+admits at the same moment.
 """
 
 import contextlib
@@ -21,22 +21,22 @@ from inference.status import backlog, workers
 from inference.submission.lines import Line
 from inference.submission.submissions import Terms
 
-RETRY_AFTER_S = (1.0, 60.0)
+RETRY_AFTER_S = (1.0, 60.0)  # the shortest and the longest
 _AND_BELOW: dict[int, list[Priority]] = {each: [other for other in Priority if other >= each] for each in Priority}
 
-_lines: dict[tuple[str, Any, int], Line] = {}  # by what they are of, its key, and priority
+_lines: dict[tuple[str, Any, int], Line] = {}  # by kind ("model" or "owner"), its key, and priority
 
 
 @contextlib.contextmanager
 def room(terms: Terms, ids: Collection[UUID]) -> Iterator[None]:
-    """Room for jobs of these terms, kept until they are stored, which is the end of the block.
+    """Admit the jobs `ids`, and keep their room until they are stored, which is the end of the block.
 
-    Raises `TooManyQueued`, `QueueFull` or `Overloaded`, and `InvalidInput` where there can never be room for so many.
+    Raises `TooManyQueued`, `QueueFull` or `Overloaded`; `InvalidInput` if there can never be room for so many.
     """
     model, priority = terms.spec.name, terms.priority
     with contextlib.ExitStack() as rooms:
         if terms.max_owned is not None and terms.owner is not None:
-            shared = max(priority, Priority.NORMAL)  # by high and normal
+            shared = max(priority, Priority.NORMAL)  # high and normal share one limit
             _enter(rooms, "owner", terms.owner.pk, shared, ids, terms.max_owned)
         limit, longest_s = max_queued(terms.spec, priority), settings.MAX_ESTIMATED_WAIT_S
         if terms.yields:
@@ -48,7 +48,10 @@ def room(terms: Terms, ids: Collection[UUID]) -> Iterator[None]:
 
 
 def _enter(rooms: contextlib.ExitStack, kind: str, key: Any, priority: int, ids: Collection[UUID], limit: int) -> Line:
-    """They are in the line, and in those of lower priorities, until `rooms` end."""
+    """Let the jobs into the line of their priority and those of lower ones, until `rooms` end.
+
+    Returns the line of their priority. Raises what `room` raises, except `Overloaded`.
+    """
     if len(ids) > limit:
         what = f"the queue of {key!r}" if kind == "model" else "your share of the queue"
         raise InvalidInput(f"inputs: at most {limit} jobs fit in {what} at this priority; send {len(ids)} in parts.")
@@ -89,7 +92,10 @@ def _line(kind: str, key: Any, priority: int) -> Line:
 
 
 def wait_s(job: Job) -> float | None:
-    """Return about how long a job waits that was admitted a moment ago; None also when nobody can tell now."""
+    """Return about how many seconds a job waits that was admitted a moment ago; None if that is not known.
+
+    It is not known, for example, while the database is away.
+    """
     try:
         waiting = _line("model", job.model, job.priority).waiting
         return workers.seconds_for(job.model, _ahead(job.model, job.priority, job.owner_id, waiting))
@@ -100,12 +106,15 @@ def wait_s(job: Job) -> float | None:
 
 
 def _ahead(model: str, priority: int, owner: Any, waiting: int) -> int:
-    """Return how many of those that wait go before the next of this owner: owners have their turns."""
+    """Return how many of the waiting jobs go before the next job of this owner, since owners take turns."""
     return min(waiting, backlog.ahead_of_next(model, priority, owner)) if waiting > 1 else waiting
 
 
 def max_queued(spec: ModelSpec, priority: int) -> int:
-    """Jobs of low priority delay nobody else: more of them may wait."""
+    """Return how many jobs of a model may wait at a priority.
+
+    Jobs of low priority delay no others, so more of them may wait.
+    """
     return max(spec.max_queued, settings.MAX_LOW_QUEUED) if priority == Priority.LOW else spec.max_queued
 
 
@@ -114,7 +123,7 @@ def forget() -> None:
 
 
 def _refuse_long_wait(terms: Terms, waiting: int, limit_s: float) -> None:
-    """Raises `Overloaded`."""
+    """Raise `Overloaded` if a new job would wait for more than `limit_s` behind `waiting` jobs."""
     model = terms.spec.name
     wait_s = workers.seconds_for(model, waiting)
     if limit_s and wait_s and wait_s > limit_s:

@@ -1,4 +1,7 @@
-"""Many jobs posted together: one transaction, one answer, progress as counts. At low priority unless told otherwise."""
+"""Bulks: many jobs that are posted together, stored in one transaction and answered at once.
+
+Their progress is reported as counts. Their priority is low unless another one is given.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from inference.submission.together import Common, NewJob
 from inference.telemetry import logs
 
 SHOWN_ERRORS = 100
-SHORT_DETAIL = 60  # characters of the others: an answer may not be longer than what it repeats
+SHORT_DETAIL = 60  # characters of each further one: an answer may not be longer than the request that it repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +75,17 @@ def submit(submission: BulkSubmission) -> Accepted:
 
 
 def fetch(bulk_id: UUID) -> Bulk:
-    """Raises `BulkNotFound`."""
+    """Return a bulk; raise `BulkNotFound` if there is no such bulk."""
     if bulk := Bulk.objects.filter(pk=bulk_id).first():
         return bulk
     raise BulkNotFound(f"There is no bulk {bulk_id}.")
 
 
 def wait(bulk: Bulk, *, timeout_s: float) -> None:
-    """Until its jobs are finished, or for `timeout_s`: for one that is not finished, then for another one."""
+    """Wait until all jobs of a bulk are finished, or for `timeout_s`.
+
+    It waits for one job that is not finished, then for another one.
+    """
     give_up_at = time.monotonic() + timeout_s
     unfinished = bulk.job_set.filter(status__in=WAITING).order_by("-pk").values_list("pk", flat=True)
     while (left_s := give_up_at - time.monotonic()) > 0 and (job_id := unfinished.first()):
@@ -102,20 +108,26 @@ def _progress(counts: dict[str, int], errors: list[dict[str, Any]]) -> Progress:
 
 
 def _accepted_before(known: Bulk) -> Accepted:
-    """As it is now. Raises `StoreUnavailable`."""
+    """Return the answer for a bulk that an earlier request stored, as it is now.
+
+    Raises `StoreUnavailable` if the database is away.
+    """
     with writer.telling(known):
         found = list(known.job_set.order_by("bulk_index").values_list("bulk_index", "pk"))
         return Accepted(bulk=known, progress=progress(known), jobs=found)
 
 
 def _accepted_now(bulk: Bulk, new: Sequence[NewJob]) -> Accepted:
-    """As it was stored: that it was accepted is said even when nothing can be read any more."""
+    """Return the answer for a bulk as it was stored.
+
+    Nothing is read for it: the client is to have this answer even if the database is away by now.
+    """
     accepted = [(job.row.values["bulk_index"], job.id) for job in new]
     return Accepted(bulk=bulk, progress=_progress({Status.QUEUED: len(new)}, bulk.rejected), jobs=accepted)
 
 
 def cancel(bulk: Bulk) -> None:
-    """What of it is not finished."""
+    """Cancel the jobs of a bulk that are not finished."""
     waiting = bulk.job_set.filter(status__in=WAITING).order_by()
     chunks = rows.chunks(waiting.values_list("pk", flat=True))
     cancel_many(next(chunks, []))
@@ -125,20 +137,20 @@ def cancel(bulk: Bulk) -> None:
 
 
 def check_size(inputs: int) -> None:
-    """Raises `InvalidInput`."""
+    """Raise `InvalidInput` if a bulk may not have so many inputs."""
     if not 1 <= inputs <= settings.MAX_BULK_INPUTS:
         raise InvalidInput(f"inputs: must be from 1 to {settings.MAX_BULK_INPUTS} inputs.")
 
 
 def _check_parameters(items: Sequence[Item]) -> None:
-    """Raises `InvalidInput`."""
+    """Raise `InvalidInput` if parameters that all items share are too large to be stored with each job."""
     given = items[0].parameters
     if given and all(item.parameters is given for item in items):
         together.check_parameters(given, len(items))
 
 
 def _new_bulk(submission: BulkSubmission) -> Bulk:
-    """Not stored yet."""
+    """Make the bulk of a submission, which is not stored yet; raise `InvalidInput` if its size is not allowed."""
     items, model, owner = submission.items, submission.spec.name, submission.owner
     check_size(len(items))
     _check_parameters(items)
@@ -152,7 +164,10 @@ def _new_bulk(submission: BulkSubmission) -> Bulk:
 
 
 def _jobs(submission: BulkSubmission, bulk: Bulk) -> Iterator[NewJob]:
-    """Raises `InvalidInput` when no input can be accepted."""
+    """Make a job for each input that the model takes, and list the others in `bulk.rejected`.
+
+    Raises `InvalidInput` if no input can be accepted.
+    """
     spec = submission.spec
     kinds = _Kinds(spec, submission.job(bulk=bulk))
     for index, item in enumerate(submission.items):
@@ -174,14 +189,14 @@ def _jobs(submission: BulkSubmission, bulk: Bulk) -> Iterator[NewJob]:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The jobs with these parameters."""
+    """The jobs of a bulk that have the same parameters."""
 
     parameters: dict[str, Any]
     common: Common
 
 
 class _Kinds:
-    """Of a bulk: each is checked and prepared once, however many lines spell it out."""
+    """The sets of parameters in a bulk: each is checked and prepared once, however many lines repeat it."""
 
     def __init__(self, spec: ModelSpec, common: Job) -> None:
         self._spec = spec
@@ -189,7 +204,7 @@ class _Kinds:
         self._known: dict[str, _Kind] = {}
 
     def of(self, given: dict[str, Any]) -> _Kind:
-        """Raises `InvalidInput`."""
+        """Return the kind of jobs with these parameters; raise `InvalidInput` if the model does not take them."""
         spelt = json_field.dumps(given)
         if spelt not in self._known:
             self._known[spelt] = self._new(validation.validate_parameters(self._spec, given))
@@ -201,7 +216,10 @@ class _Kinds:
 
 
 def _store(bulk: Bulk, new: Sequence[NewJob]) -> None:
-    """Raises `IntegrityError` for a key that is taken, `StoreUnavailable` when it may have been stored."""
+    """Store a bulk and its jobs.
+
+    Raises `IntegrityError` if the idempotency key is taken, and `StoreUnavailable` if the bulk may have been stored.
+    """
     statements = list(rows.statements(job.row for job in new))
     with together.committing(bulk):
         bulk.save(force_insert=True)

@@ -1,6 +1,7 @@
-"""One job a key: a client that did not hear the answer asks again with the same Idempotency-Key.
+"""Idempotency keys: a client that did not get the answer repeats its request with the same Idempotency-Key.
 
-The unique constraint on the row decides between two requests at once. A key lives as long as its row.
+There is one job for each key. The unique constraint on the row decides between two requests at the same time. A key is
+kept as long as its row.
 """
 
 from __future__ import annotations
@@ -25,21 +26,24 @@ Key = tuple[type[Job | Bulk], str]
 
 PATIENCE_S = 5.0  # an answer must be given within 6 s
 _guard = threading.Lock()
-_storing: dict[Key, Future[Any]] = {}  # what a request of this process stores now
+_storing: dict[Key, Future[Any]] = {}  # rows that requests of this process are storing now
 
 
 def owned(owner: Any, key: str | None) -> str | None:
-    """The key as it is stored: everybody has keys of their own."""
+    """Return the key as it is stored, with its owner: each owner has keys of its own."""
     return None if key is None else f"{owner.pk if owner else '-'}:{key}"
 
 
 def digest(*body: Any) -> str:
-    """Equal for equal bodies, whatever the order of their members."""
+    """Return a digest that is equal for equal bodies, whatever the order of their members."""
     return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def known(row: Row) -> Row | None:
-    """The stored row with the same key, if there is one. Raises `IdempotencyMismatch` when it has another body."""
+    """Return the stored row with the same key, or None.
+
+    Raises `IdempotencyMismatch` if that row is of a request with another body.
+    """
     if row.idempotency_key is None:
         return None
     stored = type(row)._default_manager.filter(idempotency_key=row.idempotency_key).first()
@@ -55,14 +59,19 @@ def _matching(row: Row, stored: Row) -> Row:
 
 
 def once(row: Row, store: Callable[[], Row]) -> Row:
-    """The row with this key: the stored one, or what `store` returns, which one request of this process does at a time.
-    The others wait, and get its row too. Raises `IdempotencyMismatch`, and `StoreUnavailable` for who waits in vain."""
+    """Return the stored row with the key of `row`, or the row that `store` returns.
+
+    One request of this process at a time calls `store` for a key. The others wait, and get a copy of its row.
+
+    Raises `IdempotencyMismatch` if the key was used with another body, and `StoreUnavailable` if the other request did
+    not end in time.
+    """
     if row.idempotency_key is None:
         return store()
     key = type(row), row.idempotency_key
     while True:
         with _guard:
-            storing: Future[Row] | None = _storing.get(key)  # looked at once: its request may end meanwhile
+            storing: Future[Row] | None = _storing.get(key)  # read once: the request that stores it may end meanwhile
             if mine := storing is None:
                 storing = _storing[key] = Future()
         if mine:
@@ -74,7 +83,10 @@ def once(row: Row, store: Callable[[], Row]) -> Row:
 
 
 def _settle(key: Key, storing: Future[Row], store: Callable[[], Row]) -> Row:
-    """Why it fails is its own: one of those who wait tries next."""
+    """Return the row that `store` returns, and give a copy to the requests that wait for it.
+
+    An error is raised in this request only: one of the waiting requests tries next.
+    """
     try:
         stored = store()
     except BaseException:
@@ -82,7 +94,7 @@ def _settle(key: Key, storing: Future[Row], store: Callable[[], Row]) -> Row:
         storing.cancel()
         raise
     del _storing[key]
-    storing.set_result(copy.copy(stored))  # who streams it lets its inputs go
+    storing.set_result(copy.copy(stored))  # a request that streams a job drops the inputs of its own copy
     return stored
 
 
@@ -99,8 +111,10 @@ def _wait_for(storing: Future[Row]) -> Row:
 
 
 def explain(row: Row, error: IntegrityError) -> Row:
-    """Why the row was refused: the row that another request with its key stored a moment ago is returned. Raises
-    `UnknownOwner`, or `error`."""
+    """Return the row that another request with the same key stored a moment ago, after `error` refused `row`.
+
+    If there is none, raises `UnknownOwner` if the owner was deleted, else `error`.
+    """
     if stored := known(row):
         return stored
     if row.owner_id and not get_user_model()._default_manager.filter(pk=row.owner_id).exists():

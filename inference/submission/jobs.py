@@ -1,4 +1,4 @@
-"""One job: submitted, waited for, cancelled.
+"""Functions that submit, wait for and cancel one job.
 
 job = jobs.submit(Submission(spec=spec_of("embeddings"), inputs="some text"))
 job = jobs.wait(job.id, timeout_s=10)
@@ -37,17 +37,19 @@ logger = logging.getLogger(__name__)
 
 
 def submit(submission: Submission, *, needs_worker: bool = False) -> Job:
-    """Record one job and enqueue it. The row is committed when this returns.
+    """Record one job and enqueue it; its row is committed when this returns.
 
-    Raises `SubmissionError`, or `StoreUnavailable`; with `needs_worker`, `NoWorker` before anything is stored.
+    Raises `SubmissionError` or `StoreUnavailable`. With `needs_worker`, raises `NoWorker` before anything is stored if
+    no worker serves the model.
     """
     return _accept(submission, *_new_job(submission), needs_worker=needs_worker)
 
 
 def run(submission: Submission, *, timeout_s: float) -> Job:
-    """`submit` and `wait` in one, without a moment in between: the answer cannot be missed.
+    """Submit a job and wait for it, as `submit` and `wait` do, with no moment in between.
 
-    Raises `NoWorker` before anything is stored when nobody serves the model.
+    The job's end can therefore not be missed. Raises `NoWorker` before anything is stored if no worker serves the
+    model.
     """
     job, parts = _new_job(submission)
     if parts or submission.webhook or submission.idempotency_key is not None:
@@ -60,14 +62,17 @@ def run(submission: Submission, *, timeout_s: float) -> Job:
 
 
 def fetch(job_id: UUID) -> Job:
-    """Raises `JobNotFound`."""
+    """Return a job without its inputs; raise `JobNotFound` if there is none, or if it is a part."""
     if job := Job.objects.filter(pk=job_id, whole=None).order_by().defer("inputs").first():
         return job
     raise JobNotFound(f"There is no job {job_id}.")
 
 
 def wait(job_id: UUID, *, timeout_s: float) -> Job:
-    """The job once it is finished, or as it is after `timeout_s`. Holds no database connection meanwhile."""
+    """Return the job once it is finished, or as it is after `timeout_s`.
+
+    Holds no database connection while it waits. Raises `JobNotFound`.
+    """
     with finished.listener.expect(job_id) as waiter:
         job = fetch(job_id)
         if job.is_finished or timeout_s <= 0:
@@ -78,8 +83,10 @@ def wait(job_id: UUID, *, timeout_s: float) -> Job:
 
 
 def wait_for_any(ids: Collection[UUID], among: QuerySet[Job], *, timeout_s: float) -> tuple[list[UUID], list[UUID]]:
-    """Those of `ids` that are finished, as soon as there is one, or after `timeout_s`; and those that are not `among`
-    the jobs, for which nobody waits."""
+    """Return those of `ids` that are finished, and those that are not `among` the jobs.
+
+    Returns as soon as one is finished, or after `timeout_s`. Waits for none if any of `ids` is not `among` the jobs.
+    """
     with finished.listener.hints(ids) as hints:
         statuses = dict(among.filter(pk__in=ids).order_by().values_list("pk", "status"))
         missing = [job_id for job_id in ids if job_id not in statuses]
@@ -92,7 +99,7 @@ def wait_for_any(ids: Collection[UUID], among: QuerySet[Job], *, timeout_s: floa
 
 
 def wait_for(job: Job, *, timeout_s: float) -> Job:
-    """As `wait`, for a job that is stored for certain: as it is known here when the database is away."""
+    """Wait as `wait` does for a job that is certainly stored; return it as it is here if the database is away."""
     try:
         return wait(job.id, timeout_s=timeout_s)
     except Exception as error:
@@ -103,7 +110,10 @@ def wait_for(job: Job, *, timeout_s: float) -> Job:
 
 
 def cancel(job_id: UUID) -> Job:
-    """Cancel a queued or running job; a finished one is left as it is. A running job's outcome is dropped."""
+    """Cancel a queued or running job; leave a finished one as it is.
+
+    The outcome of a running job is dropped. Returns the job as it is then. Raises `JobNotFound`.
+    """
     if fetch(job_id).parts:
         transitions.cancel_many([job_id])
     else:
@@ -112,7 +122,10 @@ def cancel(job_id: UUID) -> Job:
 
 
 def again(old: Job, *, alone: bool = False) -> Submission:
-    """The same inputs for a new job of the same owner: terminal states never change. Raises `UnknownModel`."""
+    """Return a submission with the same inputs for a new job of the same owner.
+
+    A new job is needed, since terminal states never change. Raises `UnknownModel`.
+    """
     inputs = rows.inputs_of_parts(old.pk) if old.parts else old.inputs
     return Submission(
         spec=spec_of(old.model), inputs=inputs, parameters=old.parameters, priority=old.priority, owner=old.owner,
@@ -121,12 +134,12 @@ def again(old: Job, *, alone: bool = False) -> Submission:
 
 
 def _new_job(submission: Submission) -> tuple[Job, list[Part]]:
-    """A job that the model takes, not stored yet, and the parts that it runs in, if it is too long for a batch."""
+    """Make a job that the model takes, which is not stored yet, and its parts if it is too long for a batch."""
     spec, inputs = submission.spec, submission.inputs
     if submission.webhook:
         delivery.check(submission.webhook)
     if isinstance(inputs, list) and len(inputs) > spec.max_batch_size:
-        compute_slots.give_back()  # nobody should wait for thousands of inputs
+        compute_slots.give_back()  # other requests should not wait while thousands of inputs are checked
     parameters = validation.validate(spec, inputs, submission.parameters, most=lists.most(spec))
     size, length = lengths.measure(spec, inputs, parameters)
     parts = lists.split(spec, inputs, parameters, size)
@@ -143,7 +156,7 @@ def _new_job(submission: Submission) -> tuple[Job, list[Part]]:
 
 
 def _accept(submission: Submission, job: Job, parts: Sequence[Part], *, needs_worker: bool = False) -> Job:
-    """The job, stored and sent, or the one of an earlier request with its key."""
+    """Store and send the job, and return it, or the job of an earlier request with its idempotency key."""
     accepted = idempotency.once(job, lambda: _store(submission, job, parts, needs_worker=needs_worker))
     if submission.webhook:
         with telling(accepted):
@@ -166,7 +179,10 @@ def _store(submission: Submission, job: Job, parts: Sequence[Part], *, needs_wor
 
 
 def _store_and_wait(submission: Submission, job: Job, timeout_s: float) -> Job:
-    """One wait, not one for the commit and one for the end: a finished job was committed."""
+    """Store a job and wait for its end.
+
+    There is one wait, not one for the commit and one for the end: a finished job was committed.
+    """
     with finished.listener.expect(job.id) as waiter:
         with admission.room(submission, [job.id]):
             patience_s = min(budget.left_s(), PATIENCE_S)
@@ -187,7 +203,7 @@ def _changed(job: Job, changes: Changes) -> Job:
 
 
 def _require_worker(model: str) -> None:
-    """Raises `NoWorker`."""
+    """Raise `NoWorker` if no worker serves the model."""
     if not workers.serving(model):
         message, raised = health.nobody_serves(model)
         raise NoWorker(f"{message} Jobs posted to /v1/jobs are kept until one does.", model=model, raised=raised)

@@ -1,4 +1,7 @@
-"""How many jobs wait in a line, such as one owner's: counted now and then, exactly known where it is nearly full."""
+"""Counts of the jobs that wait in a line, such as one owner's.
+
+A line is counted now and then. Its count is exact where the line is nearly full.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,17 @@ from inference.waiting.compute_slots import lending
 RECOUNT_S = 0.5
 ROOM = 100  # jobs that other processes may let in before this one counts again
 EXACT = 1000  # jobs: longer lines are counted less often, the longer the less
-COUNTING_SHARE = 0.01  # of the time
+COUNTING_SHARE = 0.01  # of the time is spent on counting
 LONGEST_FRESH_S = 10.0
-PATIENCE_S = 2.5
+PATIENCE_S = 2.5  # for which a request waits for the count of another one
 
 
 class Line:
-    """One count at a time, and who comes during a count waits for the next: that has seen all that came before.
-    Far from full, and in long lines, the last count will do."""
+    """A line of waiting jobs, with one count at a time.
+
+    A request that comes during a count waits for the next one, which includes all jobs that came before. If the line is
+    far from full, or long, the last count is used.
+    """
 
     def __init__(self, jobs: Callable[[], QuerySet[Job]]) -> None:
         self._jobs = jobs
@@ -33,12 +39,15 @@ class Line:
         self._counting = threading.Lock()
         self._begun_at = self._fresh_until = self._refuses_until = self._failed_at = float("-inf")
         self._counted_to = 0
-        self._entering: set[UUID] = set()  # let in, and perhaps not stored yet
-        self._stored: set[UUID] = set()  # since the last count began
+        self._entering: set[UUID] = set()  # jobs that were let in, and are perhaps not stored yet
+        self._stored: set[UUID] = set()  # jobs that were stored since the last count began
         self.waiting = 0
 
     def enter(self, ids: Collection[UUID], limit: int) -> bool:
-        """Whether all of them were let in, so that at most `limit` wait. Raises `StoreUnavailable`."""
+        """Let in all of `ids` or none, and return True if at most `limit` jobs wait with them.
+
+        Raises `StoreUnavailable` if the line cannot be counted in time.
+        """
         came_at = time.monotonic()
         if not self._is_known(came_at, len(ids), limit):
             with self._alone(came_at):
@@ -51,7 +60,7 @@ class Line:
             return True
 
     def join(self, ids: Collection[UUID]) -> None:
-        """They were let in elsewhere, and wait in this line too."""
+        """Add jobs that were let into another line and wait in this one, too."""
         with self._lock:
             self._add(ids)
 
@@ -99,7 +108,7 @@ class Line:
             waiting = self._jobs().order_by().values_list("pk", flat=True)[:counted_to]
             found = waiting.count() if limit > EXACT else set(waiting)
         except Exception:
-            if budget.left_s():  # else its request failed, and not the database
+            if budget.left_s():  # with no time left the request failed, and not the database
                 self._failed_at = time.monotonic()
             raise
         took_s = time.monotonic() - begun_at

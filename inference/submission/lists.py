@@ -1,4 +1,4 @@
-"""A list of more rows than a batch holds: one job for its client, the whole, whose parts run beside each other."""
+"""Lists of more rows than a batch holds: one job for the client, the whole, with parts that run beside each other."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from inference.submission import admission, together, writer
 from inference.submission.submissions import Terms
 from inference.telemetry import tracing
 
-NEVER_DUE = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC)  # for a message to be sent again
+NEVER_DUE = datetime.datetime(9000, 1, 1, tzinfo=datetime.UTC)  # `published_at` of a whole: it has no message to resend
 
 
 def most(spec: ModelSpec) -> int:
-    """Inputs of one job."""
+    """Return how many inputs one job may have."""
     return max(settings.MAX_BULK_INPUTS, spec.max_batch_size)
 
 
 def split(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any], size: int) -> list[Part]:
-    """The parts that a job of `size` rows runs in; none where it runs as it is. Raises `InvalidInput`."""
+    """Return the parts that a job of `size` rows runs in; an empty list if it runs as it is.
+
+    Raises `InvalidInput` if an input has too many rows, or if the parameters are too large to be stored with each part.
+    """
     is_long = size > spec.max_batch_size and lengths.is_list(spec, inputs)
     parts = lengths.split(spec, inputs, parameters) if is_long else []
     validation.check_rows(spec, max((part.size for part in parts), default=size))
@@ -39,9 +42,10 @@ def split(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any], size: int
 
 
 def accept(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
-    """Store the whole and its parts, and send these. Each of the rows takes room in the queue.
+    """Store the whole and its parts, and send the messages of the parts.
 
-    Raises `SubmissionError`, `IntegrityError` for a key that is taken, `StoreUnavailable`.
+    The whole and each part take room in the queue. Raises `SubmissionError`, `StoreUnavailable`, and `IntegrityError`
+    if the idempotency key is taken.
     """
     sent_at, whole.published_at = whole.published_at, NEVER_DUE
     row = rows.prepare(whole)
@@ -57,4 +61,4 @@ def accept(terms: Terms, whole: Job, parts: Sequence[Part]) -> None:
     whole._state.adding = False
     transaction.on_commit(
         lambda: together.send(terms.spec, new)
-    )  # at once, unless the caller's own transaction goes on
+    )  # they are sent at once, unless the caller has a transaction of its own

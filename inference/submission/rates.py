@@ -1,8 +1,8 @@
-"""How often something may happen: so many times a minute, evenly, with a tenth of a minute's worth at once.
+"""Rate limits: a number of times a minute, evenly spread, of which a tenth of a minute's worth may come at once.
 
-The generic cell rate algorithm (ITU-T I.371): one moment a name, kept in Redis for all processes, by its clock. While
-Redis is away each process counts for itself. A moment further ahead than any time that was allowed is of a clock that
-was set back since, and counts no more.
+This is the generic cell rate algorithm (ITU-T I.371). It needs one moment for each name, which is kept in Redis for all
+processes, by the clock of Redis. While Redis is away each process counts for itself. A moment further ahead than any
+that is allowed was written before that clock was set back, and is ignored.
 """
 
 import threading
@@ -30,11 +30,11 @@ def _key(name: str) -> str:
 
 
 _lock = threading.Lock()
-_due: dict[str, float] = {}  # by name: when the next is due, by this process's clock
+_due: dict[str, float] = {}  # by name: when the next time is due, in monotonic seconds
 
 
 def take(name: str, per_minute: int) -> float:
-    """0.0, and this time is counted; or the seconds until the next time is allowed, and it is not."""
+    """Return 0.0 and count this time if it is allowed; else return the seconds until the next time is allowed."""
     step_s = 60.0 / per_minute
     burst_s = max(6.0 - step_s, 0.0)
     try:
@@ -45,7 +45,7 @@ def take(name: str, per_minute: int) -> float:
 
 
 def _take_alone(name: str, step_s: float, burst_s: float) -> float:
-    """The same for one process."""
+    """Do what `take` does with the counts of this process alone."""
     now = time.monotonic()
     with _lock:
         due = max(_due.get(name, 0.0), now)

@@ -1,4 +1,7 @@
-"""What callers ask for: jobs, one by one or many together. A submission is checked and stored, and never changes."""
+"""The requests of callers for jobs, one by one or many together.
+
+A submission is checked and stored, and never changes.
+"""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -17,23 +20,26 @@ from inference.telemetry import tracing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """`max_owned` is how many jobs of `owner` may wait at once. With an `idempotency_key` that the owner used before,
-    what was stored then is the answer."""
+    """The terms that all jobs of a submission share.
+
+    `max_owned` is how many jobs of `owner` may wait at once. If the owner has used the `idempotency_key` before, the
+    answer is what was stored then.
+    """
 
     spec: ModelSpec
     priority: int = Priority.NORMAL
     expires_in_s: float | None = None
     owner: Any = None
     max_owned: int | None = None
-    key_start: str | None = None  # of the API key that it came with
-    route: str | None = None  # the address that it came by, such as /v1/models/NAME
+    key_start: str | None = None  # the first characters of the API key that the request came with
+    route: str | None = None  # the address that the request came by, such as /v1/models/NAME
     idempotency_key: str | None = None
     request_id: str = ""
-    alone: bool = False  # to be run with nothing beside it, as one whose next loss is its last
-    yields: bool = False  # it leaves half of the queue to others
+    alone: bool = False  # True: run with nothing beside it, like a job whose next loss would be its last
+    yields: bool = False  # True: leave half of the queue to other requests
 
     def job(self, **values: Any) -> Job:
-        """A new one, not stored yet."""
+        """Make a job with these terms, which is not stored yet."""
         now = clock.now()
         expires_at = None if self.expires_in_s is None else now + datetime.timedelta(seconds=self.expires_in_s)
         traced: dict[str, Any] = {"traceparent": tracing.traceparent()} if tracing.on else {}
@@ -47,7 +53,10 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission(Terms):
-    """One job: `inputs` is one input, or a list of several. `webhook` is the address that is told of its end."""
+    """A submission of one job.
+
+    `inputs` is one input, or a list of several. `webhook` is the address that is notified when the job ends.
+    """
 
     inputs: Any
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -56,7 +65,7 @@ class Submission(Terms):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One input of a bulk, or why its line could not be read."""
+    """One input of a bulk, or the error because of which its line could not be read."""
 
     inputs: Any = None
     parameters: Any = None
@@ -65,7 +74,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkSubmission(Terms):
-    """A job for each of `items`."""
+    """A submission of one job for each of `items`."""
 
     items: Sequence[Item]
     priority: int = Priority.LOW

@@ -1,4 +1,7 @@
-"""Jobs that are stored in one transaction and sent together, without a `Job` for each: that alone would cost more."""
+"""Jobs that are stored in one transaction and sent together.
+
+No `Job` object is made for each of them: that alone would cost more.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ from inference.models import Bulk, Job
 from inference.store import rows
 from inference.submission import writer
 
-PACKED, PACKED_AMQP = 32, 8  # jobs of one message; RabbitMQ lets a worker hold so many messages, not so many jobs
+PACKED, PACKED_AMQP = 32, 8  # jobs of one message; RabbitMQ limits the messages that a worker holds, not their jobs
 
 
 class NewJob(NamedTuple):
-    """What is stored and sent of it."""
+    """A new job, with what is stored and sent of it."""
 
     id: UUID
     row: rows.Row
@@ -38,26 +41,26 @@ class NewJob(NamedTuple):
 
     @property
     def kind(self) -> int:
-        """Those of one kind may share a message."""
+        """A number that is equal for jobs which may share a message."""
         return id(self.common)
 
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """What jobs with the same parameters have in common."""
+    """The columns and the message that jobs with the same parameters have in common."""
 
     like: Callable[..., rows.Row]
     message: JobMessage
 
     def job(self, size: int, length: int, **own: Any) -> NewJob:
-        """One of them, with its `own` columns."""
+        """Make one of the jobs, with its `own` columns."""
         job_id = new_job_id()
         row = self.like(id=job_id, size=size, length=length, **own)
         return NewJob(job_id, row, self.message, size, length)
 
 
 def check_parameters(given: Mapping[str, Any], jobs: int) -> None:
-    """Parameters that are given once are stored with each of so many jobs. Raises `InvalidInput`."""
+    """Raise `InvalidInput` if parameters that are given once are too large to be stored with each of `jobs` jobs."""
     most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE // jobs
     if given and len(json_field.dumps(given)) > most:
         raise InvalidInput(
@@ -68,14 +71,17 @@ def check_parameters(given: Mapping[str, Any], jobs: int) -> None:
 
 @contextlib.contextmanager
 def committing(told: Job | Bulk) -> Iterator[None]:
-    """One transaction. Raises `StoreUnavailable`, which names `told`, when it may have been committed."""
+    """Run the block in one transaction.
+
+    Raises `StoreUnavailable`, which names `told`, if the transaction may have been committed.
+    """
     with contextlib.ExitStack() as committed, transaction.atomic():
         yield
         committed.enter_context(writer.telling(told))
 
 
 def insert(statements: Sequence[Sequence[rows.Row]]) -> None:
-    """Within a transaction. Only the first statement counts against the time of the request."""
+    """Insert rows within a transaction; only the first statement counts against the time of the request."""
     first, *others = statements
     writer.insert(first)
     with budget.uncounted():
@@ -84,8 +90,10 @@ def insert(statements: Sequence[Sequence[rows.Row]]) -> None:
 
 
 def send(spec: ModelSpec, jobs: Sequence[NewJob]) -> None:
-    """Once they are committed. Neighbours share a message, of no more rows than a batch: several workers have their
-    share of them."""
+    """Send the messages of jobs that are committed.
+
+    Neighbours share a message, which has no more rows than a batch, so that several workers get a share of the jobs.
+    """
     most = PACKED if publish.is_redis() else PACKED_AMQP
     for chunk in rows.chunks(jobs):
         messages: list[JobMessage] = []

@@ -1,5 +1,6 @@
-"""Accepted jobs are written by one thread a process: what arrives together is one transaction and one send.
+"""The writer: one thread a process that stores and sends accepted jobs.
 
+Jobs that arrive together are stored in one transaction and sent together.
 A request thread opens no database connection to submit, and writers do not queue up for the database's lock.
 """
 
@@ -28,20 +29,23 @@ logger = logging.getLogger(__name__)
 
 PATIENCE_S = 5.0  # an answer must be given within 6 s
 MAX_GROUP = 256
-CUT_OFF = ("08", "57P")  # SQLSTATE: the connection, or the server, ended
+CUT_OFF = ("08", "57P")  # beginnings of the SQLSTATE if the connection, or the server, ended
 
 
 class PendingWrite:
-    """One job on its way into the database. Most who wait for it wait for the job's end instead."""
+    """One job that is being written to the database.
+
+    Most requests do not wait for the write, but for the end of the job.
+    """
 
     def __init__(self, job: Job, refused: Callable[[Exception], None] | None = None) -> None:
         self.job = job
         self.row = rows.prepare(job)
         self.size = self.row.size
-        self.refused = refused  # told at once, by the writer's thread
+        self.refused = refused  # called with the error at once, in the writer's thread
         self.error: Exception | None = None
         self.is_settled = False
-        self._open = threading.Lock()  # taken until it is settled, which costs a third of an event
+        self._open = threading.Lock()  # held until it is settled; a lock costs a third of an event
         self._open.acquire()
 
     def settle(self, error: Exception | None) -> None:
@@ -55,13 +59,13 @@ class PendingWrite:
             self.refused(error)
 
     def wait(self, limit_s: float) -> None:
-        """For one thread."""
+        """Wait until it is settled, or for `limit_s`; only one thread may wait."""
         if not self.is_settled:
             self._open.acquire(timeout=limit_s)
 
 
 class Writer:
-    """Writes and sends the jobs of this process. Its thread starts with the first job, and never ends of an error."""
+    """The writer of this process; its thread starts with the first job, and no error ends it."""
 
     def __init__(self) -> None:
         self._arrived = threading.Condition()
@@ -69,11 +73,18 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     def accept(self, job: Job) -> None:
-        """Returns when the row is committed. Raises `IntegrityError` for a key that is taken, `StoreUnavailable`."""
+        """Store and send a job, and return when its row is committed.
+
+        Raises `StoreUnavailable`, and `IntegrityError` if the idempotency key is taken.
+        """
         self.confirm(self.offer(job), PATIENCE_S)
 
     def offer(self, job: Job, refused: Callable[[Exception], None] | None = None) -> PendingWrite:
-        """Returns at once: for who waits for the job's end anyway, and confirms when that does not come soon."""
+        """Hand a job to the writer, and return at once.
+
+        It is for a request that waits for the job's end anyway, and that calls `confirm` if the end does not come soon.
+        `refused` is called with the error if the job is not stored.
+        """
         pending = PendingWrite(job, refused)
         if connection.in_atomic_block:  # the row belongs to the caller's transaction
             insert([pending.row])
@@ -87,7 +98,11 @@ class Writer:
         return pending
 
     def confirm(self, pending: PendingWrite, patience_s: float) -> None:
-        """Returns when the row is committed. Raises `IntegrityError` for a key that is taken, `StoreUnavailable`."""
+        """Wait until the row is committed.
+
+        Raises `StoreUnavailable`, also if it is not committed within `patience_s`, and `IntegrityError` if the
+        idempotency key is taken.
+        """
         with lending(patience_s) as left_s:
             pending.wait(left_s)
         if not pending.is_settled and self._withdraw(pending):
@@ -98,7 +113,7 @@ class Writer:
             raise pending.error
 
     def _withdraw(self, pending: PendingWrite) -> bool:
-        """Whether it was not begun: then it never will be."""
+        """Withdraw a write, and return True if it was not begun: then it never will be."""
         with self._arrived:
             if withdrawn := pending in self.pending:
                 self.pending.remove(pending)
@@ -129,7 +144,10 @@ class Writer:
             return group
 
     def _write(self, group: list[PendingWrite]) -> list[Job]:
-        """Commit the rows and let their requests go on. One that cannot be written never keeps the others out."""
+        """Commit the rows, let their requests go on, and return the jobs that were stored.
+
+        A row that cannot be written never keeps the others out.
+        """
         try:
             _connect()
         except Exception as error:
@@ -153,7 +171,7 @@ class Writer:
         return []
 
     def _refuse_all(self, group: list[PendingWrite], error: Exception, *, is_certain: bool) -> None:
-        """Those too that came while the database was asked in vain: they have waited for it already."""
+        """Refuse the group, and the jobs that came while the database did not answer: they have waited for it, too."""
         connection.close()
         with self._arrived:
             waiting, self.pending = self.pending, []
@@ -171,7 +189,7 @@ def _connect() -> None:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the database said no, and was not cut off while it may have said yes."""
+    """Return True if the database refused the rows; False if it was cut off, and may have stored them."""
     if connection.vendor != "postgresql":
         return True
     state = getattr(error.__cause__, "sqlstate", None)
@@ -185,8 +203,10 @@ def insert(group: Sequence[rows.Row]) -> None:
 
 
 def send(messages: Sequence[publish.JobMessage]) -> None:
-    """Send the messages of committed jobs. What cannot be sent now is sent by the reconciler, whether it is marked for
-    that or not."""
+    """Send the messages of committed jobs.
+
+    Messages that cannot be sent now are sent by the reconciler, whether their rows are marked for that or not.
+    """
     if not messages:
         return
     failpoints.reach("before_publish")
@@ -212,7 +232,7 @@ def _mark_unsent(messages: Sequence[publish.JobMessage], reason: BrokerUnavailab
 
 
 def message_of(job: Job, *, recovered: bool = False) -> publish.JobMessage:
-    """The hint that is sent to the workers: what batching needs, and no inputs."""
+    """Return the message of a job: what batching needs, and no inputs."""
     return publish.JobMessage(
         job_id=str(job.id),
         model=job.model,
@@ -231,7 +251,10 @@ def message_of(job: Job, *, recovered: bool = False) -> publish.JobMessage:
 
 @contextlib.contextmanager
 def telling(row: Job | Bulk) -> Iterator[None]:
-    """From its commit on: an error that the database is away names the row. Raises `StoreUnavailable`."""
+    """Raise `StoreUnavailable`, which names `row`, if the database is away in the block.
+
+    The block begins with the commit of the row, which may therefore have been stored.
+    """
     try:
         yield
     except Exception as error:
