@@ -1,4 +1,4 @@
-"""The broker: the embedded server, how messages are sent, and the kombu transport that consumes in bulk."""
+"""The broker: the embedded server, the sending of messages, and the kombu transport that consumes in bulk."""
 
 from kombu.transport import TRANSPORT_ALIASES
 

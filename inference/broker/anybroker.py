@@ -1,4 +1,4 @@
-"""Publishing and counting through kombu, for a broker other than our Redis."""
+"""Functions that publish and count messages through kombu, for a broker other than the Redis at REDIS_URL."""
 
 import contextlib
 import functools
@@ -26,8 +26,10 @@ TIMEOUT_S = 1.0
 
 
 class Refused(BrokerUnavailable):
-    """The broker answers, but not to this: a queue that exists with other arguments, say. `queues` are those refused,
-    where only they are: the others' messages were sent."""
+    """The broker answers and refuses the call, for example because a queue exists with other arguments.
+
+    If only some queues were refused, they are in `queues`, and the messages of the others were sent.
+    """
 
     def __init__(self, message: str, *, queues: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -35,15 +37,15 @@ class Refused(BrokerUnavailable):
 
 
 def raise_refused(reasons: Mapping[str, object]) -> None:
-    """If any queue was refused."""
+    """Raise `Refused` if there are any `reasons`, which are by queue."""
     if reasons:
         raise Refused("; ".join(f"{queue}: {reason}" for queue, reason in reasons.items()), queues=reasons)
 
 
 class AnyBroker:
-    """Shares a few connections. One on which a call failed is closed, and never used again.
+    """A broker that kombu can reach, with a few connections that all threads share.
 
-    All calls raise `BrokerUnavailable`.
+    A connection on which a call failed is closed, and never used again. All calls raise `BrokerUnavailable`.
     """
 
     def __init__(self, url: str) -> None:
@@ -55,7 +57,7 @@ class AnyBroker:
         self.idle: deque[kombu.Connection] = deque()
 
     def publish(self, messages: Sequence[JobMessage]) -> None:
-        """A queue that is refused keeps no message from the others."""
+        """Send all messages; those of a queue that is refused do not keep the others from being sent."""
         refused: dict[str, object] = {}
         by_queue = attrgetter("queue")
         for queue, group in itertools.groupby(sorted(messages, key=by_queue), by_queue):
@@ -69,15 +71,18 @@ class AnyBroker:
         return self._call(lambda connection: {name: _length(connection, name) for name in names})
 
     def missing_exchanges(self, names: Iterable[str]) -> frozenset[str]:
-        """Those of them that do not exist."""
+        """Return those of the exchanges that do not exist."""
         return self._call(lambda connection: frozenset(name for name in names if not _is_there(connection, name)))
 
     def ping(self) -> None:
         self._call(lambda connection: connection.channel().close())
 
     def _send(self, queue: str, messages: Iterable[JobMessage], connection: kombu.Connection) -> None:
-        """Declares the queue before: it may have been deleted, and what is sent to no queue is dropped in silence. And
-        after: the answer says that the messages were read, which RabbitMQ does not do while it has an alarm."""
+        """Send messages to one queue, and declare the queue before and after.
+
+        Before, because it may have been deleted, and messages to no queue are dropped without an error. After, because
+        the answer shows that the messages were read, which RabbitMQ does not do while it has an alarm.
+        """
         declared = queues.declared(queue, settings.SERVICE_PREFIX, settings.CELERY_BROKER_URL).bind(
             connection.default_channel
         )
@@ -106,12 +111,15 @@ class AnyBroker:
         raise Refused(f"The broker refuses: {refusal}") from refusal
 
     def _on_any(self, action: Callable[[kombu.Connection], T]) -> T:
-        """On an idle connection; where that is dead all are, and the call goes to a new one, once."""
+        """Run a call on an idle connection.
+
+        If that connection is lost, all idle ones are taken to be lost, and the call is repeated once on a new one.
+        """
         try:
             return self._on(self.idle.pop(), action)
         except (TimeoutError, Blocked, *self.refusals):
             raise
-        except Exception:  # py-amqp raises what it likes on a lost connection, and a deque IndexError when it is empty
+        except Exception:  # py-amqp raises many types if a connection is lost; an empty deque raises IndexError
             self._close_idle()
         return self._on(self.connect(), action)
 
@@ -119,19 +127,19 @@ class AnyBroker:
         try:
             result = action(connection)
         except BaseException:
-            connection.collect()  # without a word to a server that may not answer
+            connection.collect()  # sends nothing to a server that may not answer
             raise
         self.idle.append(connection)
         return result
 
     def _close_idle(self) -> None:
-        with contextlib.suppress(IndexError):  # others take the last one, too
+        with contextlib.suppress(IndexError):  # another thread may take the last one
             while True:
                 self.idle.pop().collect()
 
 
 def _options() -> dict[str, Any]:
-    """Those of the workers, but less patient."""
+    """Return the transport options of the workers with shorter timeouts and a single retry."""
     once_more = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
     timeouts = ("socket_timeout", "connect_retries_timeout", "read_timeout", "write_timeout")
     options = {**settings.CELERY_BROKER_TRANSPORT_OPTIONS, **once_more, **dict.fromkeys(timeouts, TIMEOUT_S)}
@@ -148,13 +156,16 @@ def broker_at(url: str) -> AnyBroker:
 
 
 def broker() -> AnyBroker:
-    """The one at BROKER_URL."""
+    """Return the broker at BROKER_URL."""
     return broker_at(settings.CELERY_BROKER_URL)
 
 
 @contextlib.contextmanager
 def _if_there(connection: kombu.Connection) -> Iterator[Any]:
-    """A channel to ask about what nobody may have declared yet: that closes it, and ends the block."""
+    """Open a channel to ask about a queue or an exchange that may not be declared yet.
+
+    If it is not declared, the broker closes the channel, and the block ends without an error.
+    """
     with connection.channel() as channel:
         try:
             yield channel

@@ -1,4 +1,4 @@
-"""Keeps many threads from waiting, one after the other, for a server that is away."""
+"""A circuit breaker, so that many threads do not wait one after the other for a server that is away."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from inference.errors import BrokerUnavailable
 
 
 class Resting(BrokerUnavailable):
-    """Nobody was asked: another call failed just now, and said so."""
+    """The broker was not asked, because another call failed just now; that call has reported it."""
 
 
 class Breaker:
-    """Lets a few calls through at a time. After one failed, all are refused at once; then single calls probe.
+    """A circuit breaker that lets a few calls through at a time.
 
-    `failures` become `BrokerUnavailable`.
+    After one has failed, all are refused at once for `rest_s`; then single calls probe. `failures` are the exceptions
+    that become `BrokerUnavailable`.
     """
 
     def __init__(self, *failures: type[BaseException], slots: int, wait_s: float = 0.5, rest_s: float = 1.0) -> None:
@@ -26,12 +27,15 @@ class Breaker:
         self.wait_s, self.rest_s = wait_s, rest_s
         self._slots = threading.BoundedSemaphore(slots)
         self._lock = threading.Lock()
-        self._probe_at: float | None = None  # None while all is well
+        self._probe_at: float | None = None  # when the next call may probe; None while calls succeed
         self._reason = ""
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
-        """Raises `BrokerUnavailable`. A request whose time is spent begins no call; a call ends by its own limit."""
+        """Run the block as one call, and raise `BrokerUnavailable` if it fails or is refused.
+
+        A request whose time is spent begins no call. The breaker does not end a call: its own time limit does.
+        """
         if self.is_resting():
             self._refuse()
         if not budget.left_s():
@@ -54,11 +58,14 @@ class Breaker:
             self._slots.release()
 
     def is_resting(self) -> bool:
-        probe_at = self._probe_at  # looked at once: a call that succeeds ends the rest meanwhile
+        probe_at = self._probe_at  # read once: a call that succeeds may set it to None meanwhile
         return probe_at is not None and time.monotonic() < probe_at
 
     def _enter(self) -> None:
-        """One call probes at a time: the next may in `rest_s`, or when this one has succeeded."""
+        """Begin a call, or refuse it while the breaker rests.
+
+        One call probes at a time: the next one may in `rest_s`, or when this one has succeeded.
+        """
         with self._lock:
             if self.is_resting():
                 self._refuse()

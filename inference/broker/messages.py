@@ -1,5 +1,7 @@
-"""What is sent to the workers: a Celery message (protocol 2) with hints for batching, and no inputs. Of one job, or of
-several that were accepted together."""
+"""The messages to the workers: Celery messages (protocol 2) with hints for batching, and no inputs.
+
+A message is for one job, or for several that were accepted together.
+"""
 
 import functools
 from base64 import b64encode
@@ -12,16 +14,17 @@ from celery import current_app
 from uuid_utils import uuid4
 
 TASK = "inference.run"
-MOST_PACKED = 1000  # jobs of one message that are read
-AMQP_PRIORITIES = {1: 6, 2: 4, 3: 0}  # the largest goes first; a quorum queue tells 5 and above from the rest
+MOST_PACKED = 1000  # jobs of one message that a worker reads
+AMQP_PRIORITIES = {1: 6, 2: 4, 3: 0}  # the largest goes first; a quorum queue distinguishes 5 and above from the rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobMessage:
-    """A hint that a row waits: losing or doubling one does no harm.
+    """A hint that a row waits to be run: it does no harm if one is lost or doubled.
 
-    `others` are more such jobs, which differ in their id, size and length. A worker that does not know of them runs the
-    first: the others are missed, and sent again."""
+    `others` are further jobs, which differ from the first only in their id, size and length. A worker of a version
+    without `others` runs the first job; the others are found to be missing, and sent again.
+    """
 
     job_id: str
     model: str
@@ -34,7 +37,7 @@ class JobMessage:
     expires_at: float | None  # s since the epoch
     owner: str | None = None  # the primary key of the user whose job it is: owners have their turns
     alone: bool = False  # to be run with nothing beside it
-    recovered: bool = False  # sent again: in Redis it goes before the others of its priority
+    recovered: bool = False  # True if it is sent again: in Redis it then goes before the others of its priority
     others: tuple[tuple[str, int, int], ...] = ()  # ids, sizes, lengths
 
     @property
@@ -63,14 +66,18 @@ class JobMessage:
 
 @functools.cache
 def _task() -> Any:
-    """What Celery sends of any task of ours; each message has its own id, arguments and their texts."""
+    """Return a message of Celery's for the task, of which the parts that all messages share are used.
+
+    Each message has its own id, arguments, and texts of the arguments.
+    """
     return current_app.amqp.as_task_v2("", TASK, ignore_result=True)
 
 
 def packed(common: JobMessage, jobs: Iterable[tuple[str, int, int]], *, most: int, rows: int) -> Iterator[JobMessage]:
-    """Messages of at most `most` jobs, and `rows` rows but for a job that alone has more.
+    """Pack jobs into messages of at most `most` jobs and `rows` rows.
 
-    `jobs`: id, size and length of each."""
+    `jobs` has the id, size and length of each. A job that alone has more rows is a message by itself.
+    """
     pack: list[tuple[str, int, int]] = []
     size = 0
     for job in jobs:
@@ -94,7 +101,10 @@ def body(message: JobMessage) -> list[Any]:
 
 
 def headers(message: JobMessage) -> dict[str, Any]:
-    """Without Celery's `expires`: a worker must not drop a message that its row still waits for."""
+    """Return the headers of a message.
+
+    Celery's `expires` is left out: a worker must not drop a message that its row still waits for.
+    """
     return {
         **_task().headers,
         "id": message.job_id,
@@ -107,7 +117,7 @@ def headers(message: JobMessage) -> dict[str, Any]:
 
 
 def redis_envelope(message: JobMessage) -> bytes:
-    """What kombu's Redis transport keeps in its lists, for what `kombu.Producer.publish` would send."""
+    """Return the text that kombu's Redis transport keeps in a list for a message of `kombu.Producer.publish`."""
     return orjson.dumps(
         {
             "body": b64encode(orjson.dumps(body(message))).decode(),

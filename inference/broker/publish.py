@@ -1,6 +1,7 @@
-"""Sending jobs' messages, and counting those that wait. Fails within about a second, and then at once.
+"""Functions that send jobs' messages, and count those that wait.
 
-A Redis broker is written to directly, the way kombu would; any other is reached through kombu.
+A call fails within about a second, and while the broker is known to be away at once. A Redis broker is written to
+directly, as kombu would do it; any other is reached through kombu.
 """
 
 import itertools
@@ -20,10 +21,12 @@ CHUNK = 500  # messages in one command: a server runs one command at a time
 
 
 def publish(messages: Sequence[JobMessage]) -> None:
-    """Send all messages, the oldest first. Those that are sent again go before what waits, where the broker can.
+    """Send all messages, the oldest first.
 
-    Raises `BrokerUnavailable`: then some may have been sent, and may be sent again; `Refused` when all but those of
-    its `queues` were sent.
+    Messages that are sent again go before those that wait, if the broker can do that.
+
+    Raises `BrokerUnavailable`; some messages may have been sent then, and may be sent again. Raises `Refused` if all
+    messages except those for its `queues` were sent.
     """
     if not messages:
         return
@@ -41,7 +44,7 @@ def publish(messages: Sequence[JobMessage]) -> None:
 
 
 def queue_lengths(queues: Sequence[str]) -> dict[str, int]:
-    """Messages that wait in each queue, over all priorities. Raises `BrokerUnavailable`."""
+    """Return how many messages wait in each queue, over all priorities; raise `BrokerUnavailable` if it fails."""
     if not is_redis():
         return anybroker.broker().queue_lengths(queues)
     found = _lengths(queues)
@@ -52,8 +55,10 @@ def queue_lengths(queues: Sequence[str]) -> dict[str, int]:
 
 
 def waiting_priorities(queues: Sequence[str]) -> dict[str, set[int]]:
-    """Of which priorities messages may wait in each queue: of any, where the broker does not say.
-    Raises `BrokerUnavailable`."""
+    """Return the priorities of which messages may wait in each queue.
+
+    If the broker does not report lengths by priority, they are all priorities. Raises `BrokerUnavailable`.
+    """
     if not is_redis():
         lengths = anybroker.broker().queue_lengths(queues)
         return {queue: set(address.PRIORITIES if length else ()) for queue, length in lengths.items()}
@@ -64,7 +69,10 @@ def waiting_priorities(queues: Sequence[str]) -> dict[str, set[int]]:
 
 
 def _lengths(queues: Sequence[str]) -> dict[str, list[Any]]:
-    """Of a queue's lists, in the order of `PRIORITY_STEPS`: an error in the place of one that was refused."""
+    """Return the lengths of each queue's lists, in the order of `PRIORITY_STEPS`.
+
+    A list that Redis refused to measure has an error in place of its length.
+    """
     steps = address.PRIORITY_STEPS
     with redis_client.breaker.call(), redis_client.get().pipeline(transaction=False) as pipe:
         for queue, step in itertools.product(queues, steps):
@@ -78,7 +86,7 @@ def _lengths(queues: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def ping() -> None:
-    """Ask the broker of the messages whether it is there. Raises `BrokerUnavailable`."""
+    """Call the broker of the messages, and raise `BrokerUnavailable` if it does not answer."""
     if not is_redis():
         anybroker.broker().ping()
         return
@@ -87,13 +95,16 @@ def ping() -> None:
 
 
 def is_redis() -> bool:
-    """Whether the messages go to REDIS_URL, as the notices do."""
+    """Return True if the messages go to REDIS_URL, as the notices do."""
     url = settings.REDIS_URL
     return settings.CELERY_BROKER_URL in (address.kombu_url(url), address.stock_kombu_url(url))
 
 
 def _pushes(messages: Sequence[JobMessage]) -> Iterator[tuple[str, str, str, list[bytes]]]:
-    """Queues, commands, keys and what to push there at once: each next message before or behind those before it."""
+    """Group messages into pushes: a queue, a command, a key, and the texts that one command pushes.
+
+    LPUSH puts each text behind those that wait. RPUSH puts each before them; its texts are in reverse order.
+    """
     texts: dict[tuple[str, str, str], list[bytes]] = {}
     for message in messages:
         command = "RPUSH" if message.recovered else "LPUSH"

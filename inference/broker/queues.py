@@ -1,4 +1,4 @@
-"""A model's queue, as workers and senders declare it."""
+"""The queue of a model, as workers and senders declare it."""
 
 from kombu import Exchange, Queue
 
@@ -6,5 +6,5 @@ from inference.broker.address import queue_arguments
 
 
 def declared(name: str, prefix: str, broker_url: str) -> Queue:
-    """`prefix` is that of the service."""
+    """Return the queue `name`; the names of the service begin with `prefix`."""
     return Queue(name, Exchange(f"{prefix}inference"), name, queue_arguments=queue_arguments(broker_url))

@@ -1,6 +1,7 @@
-"""The one client of this process at REDIS_URL: of the messages, where Redis is the broker, and of notices and rates.
+"""The one Redis client of this process, at REDIS_URL.
 
-It fails within about a second, and then at once.
+It is for notices and rates, and for messages where Redis is the broker. A call fails within about a second, and while
+Redis is known to be away at once.
 """
 
 import contextlib
@@ -27,14 +28,16 @@ breaker = new_breaker()
 
 
 def get() -> redis.Redis:
-    """A call takes a second at most. Not for blocking commands."""
+    """Return the client; its calls take a second at most, so it is not for blocking commands."""
     return _client(settings.REDIS_URL)
 
 
 @contextlib.contextmanager
 def call() -> Iterator[redis.Redis]:
-    """The client, for what is no message. Raises `BrokerUnavailable`, at once while Redis is known to be away, and
-    `RedisError` for what Redis refuses."""
+    """Give the client for one call.
+
+    Raises `BrokerUnavailable`, at once while Redis is known to be away, and `RedisError` if Redis refuses the command.
+    """
     refused: redis.RedisError | None = None
     with breaker.call():
         try:

@@ -1,4 +1,4 @@
-"""The folder of the embedded server: can it be written, and can the server read what lies there?
+"""Checks of the embedded server's folder: that it can be written, and that the server can read its files.
 
 The rows of the database are the truth. Files that the server cannot read, because another version wrote them or
 because they are broken, are set aside: the server starts empty, and the reconciler sends the messages again.
@@ -17,8 +17,8 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 FILES = ("appendonlydir", "appendonly.aof")  # since version 7, and before
-KEPT = 3  # of what was set aside
-ROOM = 64 * 1024  # bytes
+KEPT = 3  # folders of files that were set aside
+ROOM = 64 * 1024  # bytes that must fit into the folder
 
 
 class EmbeddedBrokerError(Exception):
@@ -26,9 +26,11 @@ class EmbeddedBrokerError(Exception):
 
 
 def make_usable(folder: Path, start: Callable[[Path], str]) -> None:
-    """`start` starts a server on a folder, stops it again, and returns why it did not start, or "".
+    """Make the folder writable, and set its files aside if they keep the server from starting.
 
-    Raises `EmbeddedBrokerError`, and leaves all as it is, when that is not the fault of the files.
+    `start` starts a server on a folder, stops it again, and returns why it did not start, or an empty string.
+
+    Raises `EmbeddedBrokerError`, and leaves the files as they are, if the server does not start for another reason.
     """
     with _explained(folder):
         make_writable(folder)
@@ -49,7 +51,7 @@ def _explained(folder: Path) -> Iterator[None]:
 
 
 def make_writable(folder: Path) -> None:
-    """Make the folder, and see that something fits into it. Raises `OSError`."""
+    """Make the folder, and write a file of `ROOM` bytes to it; raise `OSError` if that fails."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as probe:
         probe.write(bytes(ROOM))
@@ -58,7 +60,7 @@ def make_writable(folder: Path) -> None:
 
 
 def _blame_the_files(folder: Path, start: Callable[[Path], str], reason: str) -> None:
-    """If the server starts without them."""
+    """Set the files aside if the server starts without them; else raise `EmbeddedBrokerError`."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="empty-") as empty:
         if start(Path(empty)):
             raise EmbeddedBrokerError(f"The broker's server does not start: {reason}")

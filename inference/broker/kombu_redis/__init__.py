@@ -1,1 +1,1 @@
-"""Our kombu transport for Redis: one round trip a fetch, priorities, acknowledgements by job."""
+"""The project's own kombu transport for Redis: one round trip a fetch, priorities, acknowledgements by job."""

@@ -1,8 +1,9 @@
-"""Consuming from Redis in bulk: many messages a fetch, which is recorded as unacknowledged in the same step.
+"""A channel that consumes in bulk: one step takes many messages from Redis and records them as unacknowledged.
 
-What kombu does with BRPOP, one message at a time and with a moment in which a kill loses it, is done here with one
-script call, pipelined with EXISTS on the same lists. The connection tracks keys (CLIENT TRACKING): when all lists are
-empty, the server sends one notice as soon as any of them changes, whoever publishes, and nothing is popped meanwhile.
+kombu takes one message at a time with BRPOP, and loses it if the process is killed at a certain moment. This channel
+uses one script call, pipelined with EXISTS on the same lists. The connection tracks keys (CLIENT TRACKING): when all
+lists are empty, the server sends one notice as soon as any of them changes, whichever client publishes. Nothing is
+popped meanwhile.
 """
 
 import enum
@@ -23,15 +24,15 @@ from inference.broker.kombu_redis.scripts import FETCH
 
 logger = logging.getLogger(__name__)
 
-MOST = 256  # messages a fetch, so that the loop keeps turning
-LONGEST_BYTES = 1024 * 1024  # of a message: ours are about 1,300
-RECHECK_S = 1.0  # ask again though no notice came; also how a dead connection is noticed
-UNKNOWN = float("-inf")  # since when the lists are empty
-MISSES = 3  # fetches in a row that found nothing though a list exists: others were faster, or it is no list
+MOST = 256  # messages a fetch, so that the event loop is not held up
+LONGEST_BYTES = 1024 * 1024  # of a message: this project's have about 1,300
+RECHECK_S = 1.0  # a fetch is due after so long without a notice; that also shows that a connection is lost
+UNKNOWN = float("-inf")  # in `_empty_since`: the lists may have messages
+MISSES = 3  # fetches in a row that found nothing though a key exists: others were faster, or it is no list
 
 
 class Kinds(enum.IntFlag):
-    """Of lists."""
+    """Kinds of lists, as flags."""
 
     HURRIED = 1  # all but the lowest priority
     PATIENT = 2  # the lowest priority of queues whose jobs may be held beside the prefetch count
@@ -39,7 +40,7 @@ class Kinds(enum.IntFlag):
     ALL = HURRIED | PATIENT | OTHERS
 
 
-KINDS = {  # for which there is room, by whether there is for the hurried and for the patient
+KINDS = {  # kinds of lists to fetch from, by whether there is room for the hurried and for the patient
     (hurried, patient): Kinds(hurried * Kinds.HURRIED + patient * Kinds.PATIENT)
     for hurried in (False, True)
     for patient in (False, True)
@@ -53,11 +54,11 @@ class Channel(stock.Channel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._takers: dict[str, tuple[Callable[[Any], None], bool]] = {}  # by queue: callback, no_ack
         self._asked: list[tuple[str, str]] = []  # queues and lists of the fetch under way
-        self._arrived: deque[tuple[str, Unacked]] = deque()  # by queue: not handed over yet
-        self._fetched_at: float | None = None  # while its answer is under way
-        self._patient: frozenset[str] = frozenset()  # queues of whose lowest priority more may be held
-        self._credit: int | None = 0  # jobs that the last fetch might bring
-        self._kinds = Kinds.ALL  # of lists that it asked
+        self._arrived: deque[tuple[str, Unacked]] = deque()  # queues and messages that are not handed over yet
+        self._fetched_at: float | None = None  # when the fetch under way was sent; None without one
+        self._patient: frozenset[str] = frozenset()  # queues of whose lowest priority more jobs may be held
+        self._credit: int | None = 0  # jobs that the last fetch might bring; None without a limit
+        self._kinds = Kinds.ALL  # of the lists in the last fetch
         self._empty_since = UNKNOWN
         self._misses = 0
         self._session: Any = None  # the socket that tracks keys
@@ -67,11 +68,11 @@ class Channel(stock.Channel):
 
     @property
     def is_driven(self) -> bool:
-        """Whether a next fetch will come; a closed channel has put its messages back."""
+        """True if a next fetch will come, or if the channel is closed and has put its messages back."""
         return self.connection is None or self.connection.is_driven
 
     def is_due(self) -> bool:
-        """Whether there is something to ask the server for, or to tell it."""
+        """Return True if there are messages to ask the server for, or acknowledgements to send."""
         if self._in_poll:
             return False
         if self.qos.acked:
@@ -87,7 +88,7 @@ class Channel(stock.Channel):
         return super().basic_consume(queue, no_ack, callback, *args, **kwargs)
 
     def _basic_cancel(self, consumer_tag: str) -> None:
-        """With the last queue the reading ends, though the channel may be kept for long."""
+        """Cancel a consumer; with the last queue the channel stops reading, though it may be kept for long."""
         super()._basic_cancel(consumer_tag)
         if not self.active_queues:
             self._settle()
@@ -100,21 +101,21 @@ class Channel(stock.Channel):
         super().close()
 
     def make_room(self, tag: str) -> None:
-        """One of the jobs that this message brought has ended, others have not."""
+        """Make room for a job: one of the jobs of this message has ended, others have not."""
         self.qos.make_room(tag)
 
     def allow_patient(self, jobs: int, queues: Collection[str]) -> None:
-        """So many of the lowest priority of these may be held beside the prefetch count."""
+        """Allow `jobs` of the lowest priority of these queues to be held beside the prefetch count."""
         self.qos.patient, self._patient = jobs, frozenset(queues)
 
     def take_unread(self) -> list[Unacked]:
-        """What was fetched and not handed over."""
+        """Return the messages that were fetched and not handed over, and forget them."""
         unread = [message for _, message in self._arrived]
         self._arrived.clear()
         return unread
 
     def _room(self) -> tuple[int | None, Kinds]:
-        """For how many jobs, and of which lists."""
+        """Return for how many jobs there is room (None: for any number), and the kinds of lists to fetch from."""
         if (low := self.qos.can_consume_low()) != 0:
             return low, Kinds.ALL
         hurried = self.qos.can_consume_max_estimate() or 0
@@ -122,7 +123,7 @@ class Channel(stock.Channel):
         return min(filter(None, (hurried, patient)), default=0), KINDS[bool(hurried), bool(patient)]
 
     def _lists(self, queues: Sequence[str], kinds: Kinds) -> Iterator[tuple[str, str]]:
-        """(queue, list), the highest priority first."""
+        """Yield each queue with the key of its list, the highest priority first."""
         *hurried, lowest = self.priority_steps
         if kinds & Kinds.HURRIED:
             yield from ((queue, self._q_for_pri(queue, step)) for step in hurried for queue in queues)
@@ -131,12 +132,12 @@ class Channel(stock.Channel):
             yield from ((queue, self._q_for_pri(queue, lowest)) for queue in low)
 
     def _update_queue_cycle(self) -> None:
-        """The queues have changed: what is known and tracked is about the old ones."""
+        """Update the cycle after a change of the queues: what is known and tracked is about the old ones."""
         super()._update_queue_cycle()
         self._empty_since = UNKNOWN
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
-        """The server's notices come in protocol 3 only."""
+        """Return the parameters of a connection, with protocol 3: only that one has the server's notices."""
         return {**super()._connparams(asynchronous), "protocol": 3}
 
     def _on_connection_disconnect(self, connection: Any) -> None:
@@ -144,11 +145,14 @@ class Channel(stock.Channel):
         super()._on_connection_disconnect(connection)
 
     def _ensure_session(self, connection: Any) -> None:
-        """Waits for the answers, as connecting does."""
+        """Prepare a new connection: track keys, load the script, and settle what earlier ones could not.
+
+        It waits for the answers, as connecting does.
+        """
         if self._session is connection._sock:
             return
         connection._parser.set_invalidation_push_handler(self._on_invalidation)
-        # Not of our own changes: a fetch would wake us up.
+        # NOLOOP: no notices of changes by this connection, else each fetch would wake up the channel.
         connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP")
         connection.read_response()
         connection.send_command("SCRIPT", "LOAD", FETCH)
@@ -162,7 +166,10 @@ class Channel(stock.Channel):
         self._empty_since = UNKNOWN
 
     def _brpop_start(self, timeout: float | None = None) -> None:
-        """Send a fetch; the event loop tells when the answer is there. (kombu's name for it.)"""
+        """Send a fetch; the event loop calls back when the answer is there.
+
+        The name is kombu's.
+        """
         connection = self.client.connection
         self._ensure_session(connection)
         self._credit, self._kinds = self._room() if self.active_queues else (0, Kinds.ALL)
@@ -184,7 +191,7 @@ class Channel(stock.Channel):
         return [fetch, ("EXISTS", *names)] if names else [fetch]
 
     def _brpop_read(self, **options: Any) -> bool:
-        """Take the answer and hand over its messages; or it was only a notice that something changed."""
+        """Read the answer and hand over its messages; raise `Empty` if it has none, or if it was only a notice."""
         self._read_answer()
         found = bool(self._arrived)
         while self._arrived:
@@ -224,7 +231,10 @@ class Channel(stock.Channel):
             self._empty_since = monotonic() if not existing or self._misses >= MISSES else UNKNOWN
 
     def _hand_over(self, queue: str, arrived: Unacked) -> None:
-        """A message that its consumer cannot stand is dropped: it would end this worker, and then the next one."""
+        """Hand a message to its consumer.
+
+        A message at which the consumer raises an error is dropped: it would end this worker, and then the next one.
+        """
         if queue not in self._active_queues:
             self.qos.put_back_soon([arrived])
             return
@@ -258,7 +268,7 @@ class Channel(stock.Channel):
             return False
 
     def _settle(self) -> None:
-        """Before closing: take the answer that is under way."""
+        """Read the answer that is under way, before the channel stops reading."""
         try:
             if self._in_poll:
                 self._read_answer()
@@ -269,7 +279,7 @@ class Channel(stock.Channel):
 
 
 def _checked(raw: Any) -> Any:
-    """What Celery relies on without looking."""
+    """Return the message if it has what Celery relies on without a check; else raise an error."""
     headers = raw["headers"]
     if not isinstance(raw["body"], str) or not isinstance(headers, dict):
         raise TypeError("body must be a string and headers an object")

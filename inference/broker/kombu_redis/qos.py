@@ -1,4 +1,4 @@
-"""What a channel has handed over and the consumer has not acknowledged yet."""
+"""The messages that a channel has handed over and the consumer has not acknowledged yet."""
 
 import logging
 from collections import defaultdict
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Unacked(NamedTuple):
-    """A message that may be put back, and where it came from."""
+    """A message that may be put back, with the key of the list that it came from."""
 
     tag: str
     key: str
@@ -26,32 +26,35 @@ class Unacked(NamedTuple):
 
 
 class Unsettled(NamedTuple):
-    """What the server is to be told once a channel is over."""
+    """The acknowledgements and messages that the server is to get after the end of a channel."""
 
     acked: list[str]
     messages: list[Unacked]
-    tags: list[str]  # of messages whose text and place only the server knows
+    tags: list[str]  # of messages whose text and list only the server has
     lost_fetch: float | None  # the time of a fetch whose answer did not arrive
 
 
 class QoS(stock.QoS):
-    """Acknowledges with the channel's next fetch; puts back in the original order."""
+    """The unacknowledged messages of a channel.
+
+    Acknowledgements are sent with the channel's next fetch. Messages are put back in their original order.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.patient = 0  # jobs of the lowest priority that may be held beside the prefetch count
-        self._low: set[str] = set()  # tags of that priority
+        self._low: set[str] = set()  # tags of messages of that priority
         self._low_jobs = 0
-        self.acked: list[str] = []  # to tell the server
-        self.sending: list[str] = []  # on their way to it
+        self.acked: list[str] = []  # tags of acknowledgements that are to be sent
+        self.sending: list[str] = []  # tags of acknowledgements on their way to the server
         self.lost_fetch: float | None = None
-        self._keys: dict[str, str] = {}  # by tag, the list that a message came from
-        self._jobs: dict[str, int] = {}  # by tag, that have not ended, where a message has several
+        self._keys: dict[str, str] = {}  # by tag: the list that the message came from
+        self._jobs: dict[str, int] = {}  # by tag of a message with several jobs: how many have not ended
         self._is_over = False
 
     def keep(self, message: Any, tag: str, key: str, *, is_low: bool) -> None:
-        """Like `append`, for what the fetch has recorded already."""
-        self._drop(tag)  # that of a message which was held for too long, and has come again
+        """Add a message as `append` does; the fetch has recorded it in the server already."""
+        self._drop(tag)  # the tag is known if the message was held for too long, and has come again
         self._keys[tag] = key
         if (jobs := message.headers.get("jobs", 1)) > 1:
             self._jobs[tag] = min(jobs, MOST_PACKED)
@@ -68,25 +71,31 @@ class QoS(stock.QoS):
             self._low_jobs -= jobs
 
     def make_room(self, tag: str) -> None:
-        """One job of this message has ended."""
+        """Count one job of this message as ended."""
         if self._jobs.get(tag, 1) > 1:
             self._jobs[tag] -= 1
             self._low_jobs -= tag in self._low
 
     def can_consume(self) -> bool:
-        """The prefetch count is one of jobs."""
+        """Return True if the prefetch count, which is one of jobs, leaves room."""
         return self.can_consume_max_estimate() != 0
 
     def can_consume_max_estimate(self) -> int | None:
-        """Of all but the lowest priority: they have the count for themselves, however much is held of that."""
+        """Return how many jobs of all but the lowest priority may be fetched; None without a limit.
+
+        They have the prefetch count for themselves, however many jobs of the lowest priority are held.
+        """
         return self._credit(self._held - self._low_jobs)
 
     def can_consume_low(self) -> int | None:
-        """Of the lowest priority too."""
+        """Return how many jobs of any priority, the lowest one too, may be fetched; None without a limit."""
         return self._credit(self._held)
 
     def can_consume_patient(self) -> int | None:
-        """Of the lowest priority, where nobody waits longer for it."""
+        """Return how many jobs of the lowest priority may be fetched where no other job waits longer because of them.
+
+        The result is None without a limit.
+        """
         return self._credit(self._held - self.patient)
 
     def _credit(self, held: int) -> int | None:
@@ -130,11 +139,14 @@ class QoS(stock.QoS):
 
     @property
     def server_keys(self) -> tuple[str, str]:
-        """The messages by tag, and the tags by time, under the names that kombu gives them."""
+        """The keys of the messages by tag and of the tags by time, with kombu's names."""
         return self.prefixed(self.unacked_key), self.prefixed(self.unacked_index_key)
 
     def put_back(self, messages: Sequence[Unacked]) -> None:
-        """To the front of their lists, in this order. What is not recorded as unacknowledged any more is left alone."""
+        """Put messages back to the front of their lists, in this order.
+
+        Messages that are no longer recorded as unacknowledged are left alone.
+        """
         if not messages:
             return
         lists = list(dict.fromkeys(message.key for message in messages))
@@ -145,8 +157,10 @@ class QoS(stock.QoS):
         self._client().eval(PUT_BACK, len(names), *names, *arguments)
 
     def put_back_soon(self, messages: Sequence[Unacked]) -> None:
-        """Put them back now, or once the server answers again: they are not this channel's any more. It is not asked
-        while something waits for its answer. Raises what it refuses."""
+        """Put messages back now, or once the server answers again; this channel no longer holds them.
+
+        The server is not called while earlier messages wait for it to answer again. Raises the error if it refuses.
+        """
         later = unsettled[self.channel.server]
         if not later:
             try:
@@ -159,14 +173,17 @@ class QoS(stock.QoS):
         later.append(Unsettled([], list(messages), [], None))
 
     def restore_visible(self, *args: Any, **kwargs: Any) -> None:
-        """A server that is full, or may not write, is no reason to stop consuming: that empties it."""
+        """Restore messages of lost workers as kombu does, and log it if the server refuses that.
+
+        A server that is full, or may not write, is no reason to stop consuming: consuming empties it.
+        """
         try:
             super().restore_visible(*args, **kwargs)
         except redis.ResponseError as error:
             logger.warning("messages of lost workers not looked for: %s", error)
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """At the end of the channel or of the process."""
+        """Put back all messages at the end of the channel or of the process."""
         self._on_collect.cancel()
         self._flush()
         if self._is_over:
@@ -182,14 +199,14 @@ class QoS(stock.QoS):
             unsettled[self.channel.server].append(left)
 
     def settle_earlier(self) -> None:
-        """What earlier channels to this server could not tell it."""
+        """Send the server what earlier channels could not send it."""
         earlier = unsettled[self.channel.server]
         while earlier:
             self._settle(earlier[0])
             earlier.pop(0)
 
     def try_to_settle(self) -> None:
-        """Call `settle_earlier`, and leave to a later call what the server does not take now."""
+        """Call `settle_earlier`; what the server does not take now is left to a later call."""
         try:
             self.settle_earlier()
         except (redis.RedisError, OSError) as error:
@@ -207,7 +224,7 @@ class QoS(stock.QoS):
             logger.info("%d unacknowledged messages are back in their queues", len(left.messages))
 
     def _acknowledge(self, tags: Sequence[str]) -> None:
-        """At once; usually the next fetch does it."""
+        """Send acknowledgements at once; usually the next fetch does it."""
         if tags:
             messages, index = self.server_keys
             with self._client().pipeline() as pipe:
@@ -216,12 +233,12 @@ class QoS(stock.QoS):
                 pipe.execute()
 
     def _tags_of_fetch(self, moment: float) -> list[str]:
-        """The tags of the messages that the fetch of this moment has taken, and that are still recorded."""
+        """Return the tags of messages that the fetch of this moment has taken and that are still recorded."""
         tags = self._client().zrangebyscore(self.server_keys[1], moment, moment)
         return [tag.decode() for tag in cast("list[bytes]", tags)]
 
     def _client(self) -> redis.Redis:
-        """Without kombu's own prefixing, which knows few commands."""
+        """Return a client without kombu's prefixing of keys, which supports few commands."""
         return redis.Redis(connection_pool=self.channel.pool)
 
     def _take_all(self) -> tuple[list[Unacked], list[str]]:
@@ -240,4 +257,4 @@ class QoS(stock.QoS):
         return Unacked(tag, self._keys[tag], dumps(raw))
 
 
-unsettled: dict[str, list[Unsettled]] = defaultdict(list)  # by server: channels come and go
+unsettled: dict[str, list[Unsettled]] = defaultdict(list)  # by server, since it outlives the channels

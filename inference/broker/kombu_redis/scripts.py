@@ -1,13 +1,15 @@
-"""What runs inside the Redis server, each as one step that nothing can interrupt.
+"""Scripts that run inside the Redis server, each as one step that nothing can interrupt.
 
 An unacknowledged message is kept as kombu's own transport keeps it (a hash by delivery tag, and a sorted set by time),
 so that both transports can work on one queue and restore each other's messages.
 """
 
-# KEYS: unacked, its index, then one list a priority and queue, priorities first; of the last perhaps not of all queues.
-# ARGV: now, most rows, queues, longest message in bytes, then the tags to acknowledge. A message whose headers have no
-# `rows` counts as one: whoever is first leaves parts of a list to the others.
-# Answers three values a message: the number of its list, its tag, its text; a tag of "" marks what is no message.
+# KEYS: unacked, its index, then the lists of all queues for one priority after the other; of the last priority perhaps
+# not those of all queues. ARGV: now, the most rows, the number of queues, the longest message in bytes, then the tags
+# to acknowledge. A message whose headers have no `rows` counts as one. Rows are counted so that the worker which is
+# first leaves parts of a list to the others.
+# The answer has three values for a message: the number of its list, its tag, its text. An item that is no message has
+# the tag "".
 FETCH = """
 local unacked, index = KEYS[1], KEYS[2]
 local now, left, queues, longest = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -72,7 +74,8 @@ if failure and #out == 0 then return failure end
 return out
 """
 
-# KEYS: unacked, its index, then the lists. ARGV: tag, number of its list, text; the last one becomes the first in line.
+# KEYS: unacked, its index, then the lists. ARGV: for each message its tag, the number of its list, its text; the last
+# message becomes the first in line.
 PUT_BACK = """
 for i = 1, #ARGV, 3 do
   if redis.call('HDEL', KEYS[1], ARGV[i]) == 1 then

@@ -1,6 +1,6 @@
-"""The kombu transport `inference-redis`: kombu's own for Redis, but for how it consumes. See `channel`.
+"""The kombu transport `inference-redis`: kombu's own for Redis, except for the consumption of messages (`channel`).
 
-Publishing, fanout, bindings and what lies in the server are kombu's: both transports work side by side.
+Publishing, fanout, bindings and the data in the server are kombu's, so that both transports work side by side.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from inference.broker.kombu_redis.channel import RECHECK_S, Channel
 
 
 class Poller(stock.MultiChannelPoller):
-    """Starts what the channels have due before the loop waits."""
+    """A poller that sends the due fetches of the channels before the event loop waits."""
 
     def on_poll_start(self) -> None:
         for channel in list(self._channels):
@@ -21,14 +21,17 @@ class Poller(stock.MultiChannelPoller):
                 self._register_LISTEN(channel)
 
     def maybe_restore_messages(self) -> None:
-        """Called every ten seconds, also where no queue is consumed."""
+        """Settle what earlier channels could not, then restore messages as kombu does.
+
+        It is called every ten seconds, also if no queue is consumed.
+        """
         for channel in list(self._channels):
             channel.qos.try_to_settle()
         super().maybe_restore_messages()
 
     def on_readable(self, fileno: int) -> Any:
         channel, kind = self._fd_to_chan.get(fileno, (None, None))
-        if kind == "BRPOP":  # with or without credit: no more was asked for than there was
+        if kind == "BRPOP":  # read with or without credit: the fetch asked for no more than there was
             return channel._brpop_read()
         return super().on_readable(fileno)
 
@@ -38,7 +41,7 @@ class Poller(stock.MultiChannelPoller):
 
 class Transport(stock.Transport):
     Channel = Channel
-    is_driven = False  # by an event loop, which sends acknowledgements with its next turn
+    is_driven = False  # True with an event loop, which sends acknowledgements with its next turn
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
