@@ -1,3 +1,4 @@
-"""What models there are and what they take: models.toml read and checked, inputs and parameters validated, lengths
-estimated. Imports no Django model and no torch, and of the broker what its queues are called.
+"""The catalog: models.toml is read and checked, inputs and parameters are validated, and lengths are estimated.
+
+The package imports no Django model and no torch, and of the broker only the names of its queues.
 """

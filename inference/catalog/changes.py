@@ -1,4 +1,4 @@
-"""What is another in one catalog than in another."""
+"""The differences between two catalogs."""
 
 from __future__ import annotations
 

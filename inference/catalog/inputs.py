@@ -1,6 +1,6 @@
-"""What one input of a task must be, as far as it can be told without its tokenizer or its decoder.
+"""Checks of one input of a task, as far as they are possible without its tokenizer or its decoder.
 
-A check is given where the input stands, and the input; it raises `InvalidInput`, which names the field.
+A check takes the path of the input in the request, and the input. It raises `InvalidInput`, which names the field.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_SENTENCES = 1000
 
 
 def anything(where: str, value: Any) -> None:
-    """The engine tells what is wrong."""
+    """Accept any input: the engine reports what is wrong with it."""
 
 
 def text(where: str, value: Any) -> None:
@@ -46,7 +46,7 @@ def pair(where: str, value: Any) -> None:
 
 
 def prompt(where: str, value: Any) -> None:
-    """A text, or a list of chat messages."""
+    """Require a text, or a list of chat messages."""
     if not isinstance(value, list):
         text(where, value)
         return
@@ -70,7 +70,7 @@ def sentences(where: str, value: Any) -> None:
 
 
 def file(where: str, value: Any) -> None:
-    """The bytes of an image or a sound, in base64."""
+    """Require the bytes of an image or a sound, in base64."""
     if not isinstance(value, str):
         raise wrong(where, "a base64 string of the file's bytes", value)
     content = value.partition(",")[2] if value.startswith("data:") else value

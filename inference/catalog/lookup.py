@@ -1,6 +1,6 @@
-"""The models of this service, by name: what the file at MODELS_FILE lists.
+"""The models of this service by name, as the file at MODELS_FILE lists them.
 
-A process that serves follows the file, so that its models come and go without a restart.
+A process that serves follows the file, so that models are added and removed without a restart.
 """
 
 from __future__ import annotations
@@ -18,18 +18,24 @@ from inference.errors import ModelsFileRefused, UnknownModel
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 2.0
+LOOK_S = 2.0  # between two looks at the file
 SETTLE_S = 0.3  # between the two looks that a change takes
 
 
 def models() -> Catalog:
-    """The same object until the file says something else. Raises `CatalogError` while no good file was ever seen."""
+    """Return the catalog, which is the same object until the file changes.
+
+    Raises `CatalogError` if this process has never read a good file.
+    """
     file = _file_at(settings.MODELS_FILE)
     return file.first() if file.catalog is None else file.catalog
 
 
 def known_models() -> Catalog:
-    """Return what `models` does, and none while no good file was ever seen: `problem` says why then."""
+    """Return what `models` does; an empty catalog if this process has never read a good file.
+
+    `problem` returns the reason then.
+    """
     try:
         return models()
     except CatalogError:
@@ -37,18 +43,24 @@ def known_models() -> Catalog:
 
 
 def problem() -> str:
-    """Why this process does not take over what the file says now."""
+    """Return why this process does not use the file as it is now; an empty string if it does."""
     return _file_at(settings.MODELS_FILE).problem
 
 
 def last_spec_of(model: str) -> ModelSpec | None:
-    """Also of one that is gone since this process began to follow: its jobs are still asked for."""
+    """Return the last entry of a model, or None.
+
+    The model may be gone from the file since this process began to follow it: clients still ask for its jobs.
+    """
     known_models()
     return _file_at(settings.MODELS_FILE).known.get(model)
 
 
 def spec_of(model: str) -> ModelSpec:
-    """Raises `UnknownModel`, and `ModelsFileRefused` while no good file was ever seen."""
+    """Return the entry of a model.
+
+    Raises `UnknownModel`, and `ModelsFileRefused` if this process has never read a good file.
+    """
     try:
         return models()[model]
     except CatalogError as error:
@@ -59,17 +71,17 @@ def spec_of(model: str) -> ModelSpec:
 
 
 class ModelsFile:
-    """Its catalog is the last one without an error, and replaced as a whole."""
+    """The models file with its catalog, which is the last one without an error and is replaced as a whole."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.catalog: Catalog | None = None
         self.known: Catalog = {}  # by name: the last entry of each
         self.problem = ""
-        self._lock = threading.Lock()  # who comes first, and who follows, take one text after the other
-        self._seen: str | None = None  # at the last look
-        self._taken: str | None = None
-        self._refused: str | None = None  # by who asked first: it is not parsed again
+        self._lock = threading.Lock()  # `first` and `look` take over one text after the other
+        self._seen: str | None = None  # the text at the last look
+        self._taken: str | None = None  # the text that was taken over or refused last
+        self._refused: str | None = None  # the text that `first` refused: it is not parsed again
 
     def first(self) -> Catalog:
         with self._lock:
@@ -92,8 +104,10 @@ class ModelsFile:
         return catalog
 
     def look(self) -> bool:
-        """What two looks in a row have found is taken over: editors write in steps, and half a file may be a good one,
-        with fewer models. Returns whether they did."""
+        """Look at the file, take over a text that two looks in a row have found, and return True if they did.
+
+        Editors write in steps, and half a file may be a good one, with fewer models.
+        """
         with self._lock:
             return self._look()
 
@@ -126,7 +140,7 @@ class ModelsFile:
 
 
 class Follower(threading.Thread):
-    """Looks at the file again and again, alone in its thread: a file system may not answer."""
+    """A thread that looks at the file again and again, and does nothing else: a file system may not answer."""
 
     def __init__(self) -> None:
         super().__init__(name="models-file", daemon=True)
@@ -139,7 +153,7 @@ class Follower(threading.Thread):
             self._asked.clear()
 
     def _look(self) -> bool:
-        """Look at the file. One for which the reader has a bug is looked at again, as the next text may be right."""
+        """Look at the file; if a bug of the reader raises an error, log it, as the next text may be read."""
         try:
             return _file_at(settings.MODELS_FILE).look()
         except Exception:
@@ -162,7 +176,7 @@ def _file_at(path: Path) -> ModelsFile:
 
 @functools.lru_cache(maxsize=1)
 def follow() -> Follower:
-    """Of this process, which goes on serving meanwhile."""
+    """Start the follower of this process, which goes on serving meanwhile, and return it."""
     follower = Follower()
     follower.start()
     return follower

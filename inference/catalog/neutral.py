@@ -1,7 +1,7 @@
 """Values that ask for nothing: a request that has one means the same as a request without the field.
 
-Clients send every field that they know. A null is never given; the other values are listed here by field, for tasks
-(`Task.neutral`), for engines of this project (`BuiltIn.neutral`) and for the fields of OpenAI's interface.
+Clients send every field that they have. A null counts as not given. The other neutral values are listed here by field,
+for tasks (`Task.neutral`), for engines of this project (`BuiltIn.neutral`) and for the fields of OpenAI's interface.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any
 
 Neutral = Mapping[str, tuple[Any, ...]]
 
-# Texts that are too long for a model are cut at their right end: who allows that asks for nothing.
+# Texts that are too long for a model are cut at their right end: a request that allows this asks for nothing.
 CUT: Neutral = {"truncate": (True,), "truncation": (True,), "truncation_direction": ("right", "Right")}
 
-# What clients of Text Generation Inference, vLLM and OpenAI send to a model that generates. What the generation
-# settings of a checkpoint may hold, such as num_beams, is not here: who sends 1 may want to overrule it.
+# Fields that clients of Text Generation Inference, vLLM and OpenAI send to a model that generates. Fields that the
+# generation settings of a checkpoint may have, such as num_beams, are left out: a client that sends 1 may want to
+# overrule them.
 GENERATION: Neutral = {
     "best_of": (1,), "decoder_input_details": (False,), "frequency_penalty": (0,), "ignore_eos": (False,),
     "include_stop_str_in_output": (False,), "logit_bias": ({}, []), "logprobs": (False,), "min_tokens": (0,),
@@ -45,13 +46,13 @@ OPENAI_IGNORED = frozenset({
 
 
 def is_neutral(table: Neutral, name: str, value: Any) -> bool:
-    """Return whether the field `name` with this value asks for nothing. True is not 1, and False is not 0."""
+    """Return True if the field `name` with this value asks for nothing; true is not 1, and false is not 0."""
     if value is None:
         return True
     return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in table.get(name, ()))
 
 
 def refusal(table: Neutral, name: str) -> str:
-    """Say of a field of the table that it is not served, as the end of a sentence."""
+    """Return the end of a sentence which says that a field of the table is not served."""
     right = f", or send {' or '.join(map(json.dumps, table[name]))}" if table[name] else ""
     return f"is not served here; leave it out{right}."

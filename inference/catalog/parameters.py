@@ -1,5 +1,7 @@
-"""What a request may ask of a model, and what an input of it is: a `ParameterSpec` each, checked twice, on arrival and
-in the child."""
+"""Specs of the parameters that a request may have, and of an input, as `ParameterSpec`.
+
+A value is checked twice: on arrival and in the child process.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,15 @@ class ParameterSpec:
 
 
 def is_of_type(value: Any, kind: str) -> bool:
-    """Whether a JSON value has the type a `ParameterSpec` names; a boolean is not a number."""
+    """Return True if a JSON value has the type that a `ParameterSpec` names; a boolean is not a number."""
     return isinstance(value, TYPES[kind][1]) and isinstance(value, bool) == (kind == "boolean")
 
 
 def parse(name: str, table: Any) -> ParameterSpec:
-    """What models.toml says of one parameter. Raises `ValueError` with what would be right."""
+    """Return the spec of a parameter from its table in models.toml.
+
+    Raises `ValueError`, whose message has what would be right.
+    """
     if not isinstance(table, dict) or table.get("type") not in tuple(TYPES):  # a list has no hash
         raise ValueError(f'parameter {name} needs a type, one of {", ".join(TYPES)}, as in {{ type = "integer" }}')
     known = [field.name for field in fields(ParameterSpec)]
@@ -89,7 +94,10 @@ _KEYS: dict[str, tuple[Callable[[dict[str, Any], Any], bool], str]] = {
 
 
 def validate(specs: Mapping[str, ParameterSpec], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters with defaults filled in, in the order of `specs`; null is not given. Raises `InvalidInput`."""
+    """Return the parameters with their defaults, in the order of `specs`.
+
+    A null counts as not given. Raises `InvalidInput`.
+    """
     parameters = {name: value for name, value in parameters.items() if value is not None}
     if unknown := next((name for name in parameters if name not in specs), None):
         raise _invalid(f"parameters.{words.name(unknown)}", f"unknown parameter; {_hint(unknown, specs)}")
@@ -109,7 +117,7 @@ def _hint(name: str, specs: Mapping[str, ParameterSpec]) -> str:
 
 
 def is_taken(spec: ParameterSpec, value: Any) -> bool:
-    """Return whether `value` is what `spec` says."""
+    """Return True if `spec` allows `value`."""
     try:
         check("", spec, value)
     except InvalidInput:
@@ -118,8 +126,10 @@ def is_taken(spec: ParameterSpec, value: Any) -> bool:
 
 
 def check(path: str, spec: ParameterSpec, value: Any) -> Any:
-    """`value`, if it is what `spec` says; a number as a float, since models refuse to be as hot as 2, but not as 2.0.
-    Raises `InvalidInput`, which names `path`."""
+    """Return `value` if `spec` allows it; raise `InvalidInput`, which names `path`, if it does not.
+
+    A number is returned as a float, since models refuse a temperature of 2, but not of 2.0.
+    """
     if not is_of_type(value, spec.type):
         raise _invalid(path, f"must be {TYPES[spec.type][0]}, not {words.value(value)}.")
     if spec.choices is not None and value not in spec.choices:

@@ -1,4 +1,4 @@
-"""models.toml, read and checked.
+"""The reader of models.toml, which checks every entry.
 
 A bad file is refused with a `CatalogError` that names the file, the line and what would be right.
 """
@@ -32,7 +32,7 @@ ENGINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 DTYPES = ("auto", "float32", TF32, "bfloat16", "float16")
 LOADS = ("eager", "lazy")
 MAX_BYTES = 2**24
-MAX_DEPTH = 50  # of tables in tables: what can be sent to children differs from Python to Python
+MAX_DEPTH = 50  # of tables in tables: the depth that can be sent to children differs between versions of Python
 PARSED = ("input", "parameters")  # the keys that have a grammar of their own
 
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -55,7 +55,7 @@ def load(path: Path) -> Catalog:
 
 
 def read(path: Path) -> str:
-    """Raises `CatalogError`."""
+    """Return the text of the file at `path`; raise `CatalogError` if it cannot be read."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -66,7 +66,7 @@ def read(path: Path) -> str:
     if len(content) > MAX_BYTES:
         raise CatalogError(f"{path}: more than {MAX_BYTES} bytes. Set MODELS_FILE to a file that lists models.")
     try:
-        return content.decode("utf-8-sig")  # some editors begin a file with a mark
+        return content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise CatalogError(f"{path}, line {line}: not UTF-8: save the file as UTF-8.") from error
@@ -75,7 +75,7 @@ def read(path: Path) -> str:
 def parse(text: str, file: str = "models.toml") -> Catalog:
     try:
         tables = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also of a number of too many digits
+    except (ValueError, RecursionError) as error:  # a number with too many digits raises ValueError, too
         raise CatalogError(f"{file}: not valid TOML: {error}.") from error
     reader = _Reader(text, file)
     if not tables:
@@ -99,7 +99,7 @@ def _is_deep(tables: dict[str, Any]) -> bool:
 
 
 class _Reader:
-    """Turns tables into specs; knows the text, so that an error can name a line."""
+    """A reader that turns tables into specs; it has the text of the file, so that an error can name a line."""
 
     def __init__(self, text: str, file: str) -> None:
         self.lines = text.splitlines()
@@ -182,7 +182,7 @@ class _Reader:
             self.fail(problem, spec.name, "idle_unload_s")
 
     def computable(self, spec: ModelSpec, table: dict[str, Any]) -> None:
-        """Whether backend, precision, dtype and task go together."""
+        """Raise `CatalogError` if backend, precision, dtype and task do not go together."""
         if spec.backend == TORCH:
             if spec.precision == "int8":
                 problem = 'torch computes in float32 and bfloat16: for int8 add backend = "openvino"'
@@ -227,7 +227,7 @@ class _Reader:
         raise CatalogError(f"{self.file}, line {self.line((name, within) if within else (name,), key)}: {message}.")
 
     def line(self, section: tuple[str, ...], key: str) -> int:
-        """Return the line of `key` in a table, or of the table's header, or of that around it."""
+        """Return the line of `key` in a table, or of the table's header, or of the header of the table around it."""
         here: tuple[str, ...] = ("",)
         start = 1
         for number, line in enumerate(self.lines, 1):
@@ -243,7 +243,7 @@ class _Reader:
 
 
 def _header(line: str) -> tuple[str, ...]:
-    """Return the names in the header of a table, as TOML reads them; none where the line is no header."""
+    """Return the names in the header of a table, as TOML reads them; an empty tuple if the line is no header."""
     if not re.match(r"\s*\[(?!\[)", line):
         return ()
     try:

@@ -1,4 +1,4 @@
-"""What is known of each model: one frozen `ModelSpec` a table of models.toml, which `reader` reads."""
+"""The entries of the catalog: one frozen `ModelSpec` for each table of models.toml, which `reader` reads."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from inference.catalog import tasks
 from inference.catalog.parameters import ParameterSpec, is_taken
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
-TF32 = "tf32"  # weights in float32, products in fewer digits
+TF32 = "tf32"  # weights in float32, products with fewer digits
 TORCH = "torch"
 BACKENDS = (TORCH, "openvino")
 PRECISIONS = ("float32", "bfloat16", "int8")
-KINDS = ("embed", "predict", "rerank")  # of requests that may name no model, as their servers have one
-ON_GPU = {"max_batch_size": 512, "max_batch_tokens": 32_768}  # where a model's table sets no other
+KINDS = ("embed", "predict", "rerank")  # of requests that may name no model: the servers that they are for have one
+ON_GPU = {"max_batch_size": 512, "max_batch_tokens": 32_768}  # limits on a GPU where a model's table sets no others
 BUILT_IN = "inference.engines."
 TRANSFORMERS_ENGINE = "inference.engines.pipeline.engine:PipelineEngine"
-# What an engine may read when it is loaded. A change of anything else needs no weights to be loaded.
+# Fields that an engine may read when it is loaded. A change of any other field needs no weights to be loaded again.
 LOADED_BY = (
     "name", "engine", "task", "model", "revision", "backend", "precision", "tolerance", "dtype", "max_batch_tokens",
     "max_length", "options",
@@ -30,37 +30,37 @@ LOADED_BY = (
 
 
 class CatalogError(Exception):
-    """The catalog cannot be used; the message says where it is wrong and what would be right."""
+    """The catalog cannot be used; the message has where it is wrong and what would be right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """One servable model."""
+    """One entry of the catalog: a model that can be served."""
 
-    name: str  # in URLs, and of its queue
+    name: str  # part of URLs, and of the queue's name
     engine: str = TRANSFORMERS_ENGINE  # "package.module:Class" or a function predict(inputs, parameters)
     task: str = ""  # a transformers task
     model: str = ""  # hub id, folder, or "package:NAME/FOLDER"
     revision: str = ""  # pinned for hub ids
-    backend: str = "torch"  # what computes it
-    precision: str = ""  # in which it is computed: of torch as `dtype` says, else float32
-    tolerance: float = 0.0  # how far answers may be from those of torch in float32; 0: by the precision
+    backend: str = "torch"  # the library that computes the model
+    precision: str = ""  # in which it is computed; empty: with torch as `dtype` has it, else float32
+    tolerance: float = 0.0  # how far answers may be from those of torch in float32; 0: depends on the precision
     dtype: str = "auto"  # of the weights in torch
     max_batch_size: int = 32  # items
-    max_batch_tokens: int = 8192  # with their padding
+    max_batch_tokens: int = 8192  # tokens of a batch, with their padding
     max_length: int = 0  # tokens of one item: encoders cut there, generation refuses; 0: the model's own
     max_wait_ms: float = 0.0
     time_limit_s: float = 60.0  # of one batch
     max_queued: int = 1000  # admission limit
-    load: str = "eager"  # as a worker starts, or "lazy": at its first job, and by turns where memory is scarce
-    idle_unload_s: float = 300.0  # without work for so long a lazy model is unloaded
-    input: ParameterSpec | None = None  # what an engine of one's own takes
+    load: str = "eager"  # when a worker starts, or "lazy": with its first job, and in turns where memory is scarce
+    idle_unload_s: float = 300.0  # a lazy model is unloaded after so long without work
+    input: ParameterSpec | None = None  # what an engine of the user's own takes
     parameters: Mapping[str, ParameterSpec] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)  # handed to the engine as they are
-    default_for: tuple[str, ...] = ()  # of KINDS: it answers those that name no model
+    default_for: tuple[str, ...] = ()  # of KINDS: it answers requests of these kinds that name no model
     stated: frozenset[str] = frozenset()  # the keys of `ON_GPU` that its table has
     digest: str = field(init=False, repr=False, compare=False)  # of the whole entry
-    load_digest: str = field(init=False, repr=False, compare=False)  # of what is loaded for it
+    load_digest: str = field(init=False, repr=False, compare=False)  # of the fields in LOADED_BY
 
     def __post_init__(self) -> None:
         values = {key: getattr(self, key) for key in keys()} | {"name": self.name}
@@ -71,18 +71,18 @@ class ModelSpec:
 
     @property
     def is_built_in(self) -> bool:
-        """Whether its engine is one of this project's."""
+        """True if its engine is one of this project's."""
         return self.engine.startswith(BUILT_IN)
 
     @property
     def embeds(self) -> bool:
-        """Return whether it answers a text with one vector, in the form that OpenAI's clients are answered from."""
+        """True if it answers a text with one vector, in the form from which answers for OpenAI's clients are made."""
         asked = {"details": True, "dimensions": 1, "encoding_format": "base64"}
         return all(name in self.parameters and is_taken(self.parameters[name], asked[name]) for name in asked)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """List the kinds of requests that it answers."""
+        """The kinds of requests that it answers."""
         task = tasks.of(self.task)
         answers = {"embed": self.embeds, "predict": task.classifies, "rerank": task.ranks}
         return tuple(kind for kind in KINDS if answers[kind])
@@ -93,7 +93,7 @@ class ModelSpec:
 
     @property
     def torch_dtype(self) -> str:
-        """In which torch holds the weights: what another backend computes with is made of float32."""
+        """The dtype in which torch holds the weights; those of another backend are made from float32."""
         asked = (self.precision or self.dtype) if self.backend == TORCH else "float32"
         return "float32" if asked == TF32 else asked
 
@@ -102,7 +102,7 @@ class ModelSpec:
         return self.load == "lazy"
 
     def on_gpu(self) -> ModelSpec:
-        """The same entry, with the limits of a GPU where its table sets none: 32 short texts leave one idle."""
+        """Return the same entry, with the limits of a GPU where its table sets none: 32 short texts leave it idle."""
         if tasks.of(self.task).takes_files:
             return self
         spec = replace(self, **{key: most for key, most in ON_GPU.items() if key not in self.stated})  # type: ignore[arg-type]
@@ -115,12 +115,12 @@ Catalog = Mapping[str, ModelSpec]
 
 
 def keys() -> list[str]:
-    """What a table may say."""
+    """Return the keys that a table may have."""
     return [spec.name for spec in fields(ModelSpec) if spec.init and spec.name not in ("name", "stated")]
 
 
 def digest_of(catalog: Catalog) -> str:
-    """Equal for catalogs that say the same, in whichever words and order."""
+    """Return a digest that is equal for catalogs with the same entries, in whichever spelling and order."""
     return _digest(sorted(spec.digest for spec in catalog.values()))
 
 
@@ -136,5 +136,5 @@ _spelt = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def parameters_digest(parameters: Mapping[str, Any]) -> str:
-    """Equal for equal parameters: only jobs of one digest share a batch."""
+    """Return a digest that is equal for equal parameters; only jobs with one digest share a batch."""
     return _spelt(parameters) if parameters else ""

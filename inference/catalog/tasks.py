@@ -1,6 +1,6 @@
-"""What the service knows of each task, but for how its pipeline is fed: that is in `inference.engines.inputs.feeds`.
+"""The properties of each task, except its pipeline's feed, which is in `inference.engines.inputs.feeds`.
 
-A new pipeline task is an entry here, and its feed there.
+A new pipeline task needs an entry here, and a feed there.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from inference.catalog.neutral import Neutral
 from inference.catalog.parameters import ParameterSpec
 from inference.catalog.sizes import units
 
-# Of an input with its parameters: the texts that the model runs, and how often each.
+# Takes an input and its parameters; returns the texts that the model runs, and how often it runs each.
 Rows = Callable[[Any, Mapping[str, Any]], tuple[list[Any], int]]
 
 
-# From parameters in the words of other servers, to those of the task.
+# Takes parameters in the words of other servers; returns those of the task.
 Translate = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 class Shape(enum.Enum):
-    """What Hugging Face clients expect of an answer."""
+    """The shape of an answer that Hugging Face clients expect."""
 
     AS_IT_IS = enum.auto()
-    LISTS = enum.auto()  # of labels, one for every text, also in a list for one text
+    LISTS = enum.auto()  # a list of labels for every text, in an outer list also for one text
     SEGMENTS = enum.auto()  # [{"label", "score", "mask"}], where a pipeline's score may be null
     SOUND = enum.auto()  # a WAV file, where the pipeline answers {"audio", "sampling_rate"}
     PAIRS = enum.auto()  # [{"label", "score"}], where the pipeline answers {"labels", "scores"}
@@ -62,8 +62,11 @@ def list_labels(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def name_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of sampling as `generate` takes them: a temperature or a top_p next to 0 is greedy, a top_k of -1
-    is no limit, and a seed is taken modulo 2**63."""
+    """Return settings of sampling as `generate` takes them.
+
+    A temperature or a top_p next to 0 means greedy decoding, a top_k of -1 means no limit, and a seed is taken modulo
+    2**63.
+    """
     numbers = {name: value for name, value in given.items() if _is_number(value)}
     near = [name for name in ("temperature", "top_p") if 0 <= numbers.get(name, 1) < NEAR_ZERO]
     named = {name: value for name, value in given.items() if name not in near}
@@ -82,28 +85,28 @@ def _is_number(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One task. What is left out holds for an engine of one's own, of which nothing is known."""
+    """The properties of one task; their defaults hold for an engine of the user's own, of which nothing is known."""
 
     name: str = ""
     aliases: tuple[str, ...] = ()
-    is_pipeline: bool = True  # else it is for engine classes
-    pipeline: str = ""  # of transformers, where that has another name
+    is_pipeline: bool = True  # False: only engine classes have the task
+    pipeline: str = ""  # the name of the pipeline in transformers, if it is another one
     classifies: bool = False  # scores a text, or a pair of texts, by each of its labels
     ranks: bool = False  # scores how well a text answers a query, by one number
     check: inputs.Check = inputs.anything
-    unit: units.Unit = units.tokens  # in which its strings are measured; other than tokens, they are files in base64
+    unit: units.Unit = units.tokens  # that measures strings of an input; with another one than tokens, base64 files
     rows: Rows = one_row
     takes_chats: bool = False  # a list of messages is one input, and no input is cut
     compiles: bool = False  # one call of the model answers a batch, so that another backend than torch may compute it
-    generates: bool = False  # from a prompt, which must leave room: what is generated counts
-    parameters: Mapping[str, ParameterSpec] = field(default_factory=dict)  # bounded, as is what one request costs
+    generates: bool = False  # text from a prompt, which must leave room: generated tokens count
+    parameters: Mapping[str, ParameterSpec] = field(default_factory=dict)  # bounded, so that a request's cost is
     neutral: Neutral = field(default_factory=dict)  # values of parameters that ask for nothing
     translate: Translate = untranslated
-    parameters_at_root: bool = False  # clients put them beside "inputs"
+    parameters_at_root: bool = False  # clients put parameters beside "inputs"
     shape: Shape = Shape.AS_IT_IS
-    example: Mapping[str, Any] | None = None  # the body of a request; none where an input is a file
-    measured_with: Mapping[str, Any] = field(default_factory=dict)  # parameters of what `manage.py tune` measures
-    package: str = ""  # without which no model of it can be loaded, and which is in no requirements file
+    example: Mapping[str, Any] | None = None  # the body of a request; None if an input is a file
+    measured_with: Mapping[str, Any] = field(default_factory=dict)  # parameters of the jobs `manage.py tune` measures
+    package: str = ""  # a package that is in no requirements file, and that every model of the task needs
 
     @property
     def takes_files(self) -> bool:
@@ -111,7 +114,7 @@ class Task:
 
 
 RANKING = "text-ranking"
-NEAR_ZERO = 0.01  # of a temperature: scores divided by less are infinite
+NEAR_ZERO = 0.01  # the smallest temperature: scores divided by a smaller one are infinite
 SEEDS = 2**63
 _TEXT = "Django records the job, Celery runs the batch."
 _LABELS = ParameterSpec(type="array", items="string", min_items=1, max_items=100, max_length=1000, required=True)
@@ -131,15 +134,15 @@ _CLASSIFICATION = {"top_k": _top_k(1000, 5), "function_to_apply": _SCORING}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltIn:
-    """An engine class of this project: what is known of it beside its model's task."""
+    """The properties of an engine class of this project, beside those of its model's task."""
 
-    task: str = ""  # of a model whose table names none
+    task: str = ""  # of a model whose table names no task
     parameters: Mapping[str, ParameterSpec] = field(default_factory=dict)
     neutral: Neutral = field(default_factory=dict)
 
 
 BUILT_IN: Mapping[str, BuiltIn] = {
-    "inference.engines.pipeline.engine:PipelineEngine": BuiltIn(neutral={"normalize": (False,)}),  # none does it
+    "inference.engines.pipeline.engine:PipelineEngine": BuiltIn(neutral={"normalize": (False,)}),  # no pipeline does it
     "inference.engines.embeddings:SentenceEmbeddings": BuiltIn(
         task="feature-extraction",
         parameters={
@@ -157,7 +160,7 @@ BUILT_IN: Mapping[str, BuiltIn] = {
     "inference.engines.embeddings:SentenceSimilarity": BuiltIn(task="sentence-similarity"),
 }
 
-EMBEDDINGS = ("feature-extraction", "sentence-similarity")  # as traces call them
+EMBEDDINGS = ("feature-extraction", "sentence-similarity")  # tasks that traces call embeddings
 
 _text = partial(Task, check=inputs.text, neutral=neutral.CUT, example={"inputs": _TEXT})
 _image = partial(Task, check=inputs.file, unit=units.patches)
@@ -165,7 +168,7 @@ _sound = partial(Task, check=inputs.file, unit=units.frames)
 
 
 def table(tasks: Iterable[Task]) -> dict[str, Task]:
-    """By name and alias."""
+    """Return the tasks by name and alias."""
     return {name: task for task in tasks for name in (task.name, *task.aliases)}
 
 
@@ -229,7 +232,7 @@ TASKS = table((
         neutral=neutral.GENERATION,
         translate=name_sampling,
         parameters={
-            "max_new_tokens": ParameterSpec(type="integer", min=1),  # what is left of the context bounds it
+            "max_new_tokens": ParameterSpec(type="integer", min=1),  # the rest of the context bounds it
             "do_sample": _FLAG,
             "temperature": ParameterSpec(type="number", min=NEAR_ZERO, max=100),
             "top_k": ParameterSpec(type="integer", min=0, max=1000),  # 0: no limit
@@ -241,7 +244,7 @@ TASKS = table((
             ),
             "seed": ParameterSpec(type="integer", min=0, max=SEEDS - 1),
             "return_full_text": _FLAG,
-            "continue_final_message": _FLAG,  # of a chat; the pipeline's own rule without it
+            "continue_final_message": _FLAG,  # for a chat; without it the pipeline's own rule holds
             "details": _FLAG,
         },
         example={"inputs": "The capital of France is"},
@@ -252,7 +255,7 @@ TASKS = table((
     _sound(
         name="automatic-speech-recognition",
         parameters={"return_timestamps": _FLAG},
-        neutral={**_EMPTY_SETTINGS, "return_timestamps": (False,)},  # models of letters refuse it
+        neutral={**_EMPTY_SETTINGS, "return_timestamps": (False,)},  # models whose tokens are letters refuse it
     ),
     _image(name="image-feature-extraction"),
     _image(name="image-segmentation", shape=Shape.SEGMENTS),
@@ -294,7 +297,7 @@ TASKS = table((
 ))  # fmt: skip
 _UNKNOWN = Task(is_pipeline=False)
 _OWN = BuiltIn()
-# The classes of transformers that have a task's head; of other tasks a model has none.
+# The classes of transformers that have a task's head. Models of other tasks have none.
 _MODEL_CLASSES = {
     "text-classification": ("AutoModelForSequenceClassification",),
     RANKING: ("AutoModelForSequenceClassification",),
@@ -319,25 +322,28 @@ _MODEL_CLASSES = {
 
 
 def built_in(engine: str) -> BuiltIn:
-    """Return what is known of an engine, by its name in models.toml. Of one's own, nothing is known."""
+    """Return the properties of an engine by its name in models.toml; the defaults for an engine of the user's own."""
     return BUILT_IN.get(engine, _OWN)
 
 
 def of(name: str) -> Task:
-    """By its name or an alias; of a name that an engine of one's own has made up, nothing is known."""
+    """Return a task by its name or an alias; one with the defaults for the name of an engine of the user's own.
+
+    Such an engine may have made up the name.
+    """
     return TASKS.get(name, _UNKNOWN)
 
 
 def model_classes(name: str) -> tuple[str, ...]:
-    """List the classes of transformers, one of which loads a model for the task with all its weights."""
+    """Return the classes of transformers of which one loads a model for the task with all its weights."""
     return _MODEL_CLASSES.get(of(name).name, ("AutoModel",))
 
 
 def served() -> list[str]:
-    """The names that a pipeline serves, aliases last."""
+    """Return the names of the tasks that a pipeline serves, aliases last."""
     return sorted((name for name, task in TASKS.items() if task.is_pipeline), key=lambda name: name != of(name).name)
 
 
 def compiled() -> list[str]:
-    """Those that another backend than torch computes too, aliases last."""
+    """Return the names of the tasks that another backend than torch computes, too, aliases last."""
     return [name for name in served() if of(name).compiles]

@@ -1,4 +1,7 @@
-"""Whether a model takes these inputs, told before anything is stored. Pure: the catalog's entry and the values only."""
+"""Checks whether a model takes inputs and parameters, before anything is stored.
+
+They use the catalog's entry and the values only.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,17 @@ from inference.catalog.specs import ModelSpec
 from inference.errors import ContextLengthExceeded, InvalidInput, context_length_exceeded
 
 SURELY_TOO_LONG = 2.0  # times the limit: the estimate of a text's tokens is rough, the engine counts them
-MAX_ROWS = 1024  # that one claim runs: an input, times its labels or with its sentences; never below max_batch_size
+MAX_ROWS = 1024  # of one claim: an input times its labels, or with its sentences; never below max_batch_size
 
 
 def validate(spec: ModelSpec, inputs: Any, given: Mapping[str, Any], *, most: int | None = None) -> dict[str, Any]:
-    """The parameters with their defaults. Raises `InvalidInput`, which names the field."""
+    """Return the parameters with their defaults; raise `InvalidInput`, which names the field."""
     validate_inputs(spec, inputs, most=most)
     return validate_parameters(spec, given)
 
 
 def check_rows(spec: ModelSpec, rows: int) -> None:
-    """Of the measured size of what one claim runs. Raises `InvalidInput`."""
+    """Raise `InvalidInput` if one claim cannot run so many rows, as they were measured."""
     if rows > max(MAX_ROWS, spec.max_batch_size):
         raise InvalidInput(f"inputs: their labels or sentences make {rows} texts; at most {MAX_ROWS} run in one call.")
 
@@ -31,8 +34,8 @@ def check_rows(spec: ModelSpec, rows: int) -> None:
 def validate_parameters(spec: ModelSpec, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters that ask for something, as the model's own table or its task describes them.
 
-    A value that the table takes stays as it is. Others may be neutral, or in the words of another server. The child
-    calls this again: a row may have been written by anybody.
+    A value that the table takes stays as it is. Other values may be neutral, or in the words of another server. The
+    child process calls this again, since any program may have written the row. Raises `InvalidInput`.
     """
     task, engine = tasks.of(spec.task), tasks.built_in(spec.engine)
     table = {**task.neutral, **engine.neutral}
@@ -53,7 +56,10 @@ def validate_parameters(spec: ModelSpec, given: Mapping[str, Any]) -> dict[str, 
 
 
 def validate_inputs(spec: ModelSpec, inputs: Any, *, most: int | None = None) -> None:
-    """`most` inputs are taken in a list; those of a batch, unless it is said."""
+    """Raise `InvalidInput` if the model does not take the inputs.
+
+    A list may have `most` inputs; if that is not given, as many as a batch.
+    """
     task = tasks.of(spec.task)
     if inputs is None or inputs == []:
         raise InvalidInput("inputs must be one input, or a list of at least one.")

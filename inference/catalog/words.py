@@ -1,4 +1,4 @@
-"""How an answer speaks of what a request said: in JSON's words, and shortly, however long it was."""
+"""Words by which an answer refers to values of a request: those of JSON, and short however long the value is."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TYPES = {
 
 
 def type_of(value: Any) -> str:
-    """Of a JSON value."""
+    """Return the name of a JSON value's type."""
     return TYPES.get(type(value), type(value).__name__)
 
 
 def value(given: Any) -> str:
-    """As JSON; of an array or object only that it is one."""
+    """Return a value as JSON; for an array or an object, only the name of its type."""
     if isinstance(given, list | dict):
         return type_of(given)
     if isinstance(given, str) and len(given) > LONGEST_VALUE:
@@ -34,12 +34,12 @@ def name(given: str) -> str:
 
 
 def shorten(text: str, most: int) -> str:
-    """With at most so many characters."""
+    """Cut a text to at most `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def hint(given: str, known: Collection[str]) -> str:
-    """What an unknown name was perhaps meant to be, as the end of a sentence."""
+    """Return the end of a sentence with the known name that an unknown one was perhaps meant to be."""
     if len(given) <= LONGEST_NAME and (close := difflib.get_close_matches(given, known, 1)):
         return f"did you mean {close[0]}?"
     return f"known are {', '.join(known)}." if known else "none is known here."

@@ -1,4 +1,4 @@
-"""How many rows a model runs for an input, and how long they are: what batching needs."""
+"""The number of rows that a model runs for an input, and their length, as batching needs them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,13 @@ from inference.catalog.sizes.units import SAMPLE, Unit
 from inference.catalog.specs import ModelSpec
 from inference.catalog.tasks import Task
 
-NEW_TOKENS = (
-    256  # of a generated text, when neither the request nor the model says how many: the pipeline's own default
-)
-CHAT_TOKENS = (
-    1024  # of an answer to a chat of OpenAI's interface, where neither the request nor the model says how many
-)
+NEW_TOKENS = 256  # of a generated text if neither the request nor the model sets a number: the pipeline's own default
+CHAT_TOKENS = 1024  # of an answer to a chat of OpenAI's interface if neither the request nor the model sets a number
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 def is_list(spec: ModelSpec, inputs: Any) -> bool:
-    """Whether `inputs` is a list of items. A list of chat messages is one item, and so is an empty list."""
+    """Return True if `inputs` is a list of items; a list of chat messages is one item, and so is an empty list."""
     return isinstance(inputs, list) and bool(inputs) and not (tasks.of(spec.task).takes_chats and _is_chat(inputs))
 
 
@@ -32,9 +28,12 @@ def items(spec: ModelSpec, inputs: Any) -> list[Any]:
 
 
 def measure(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any] = NONE) -> tuple[int, int]:
-    """(rows, tokens of each), each at least 1: a text is a row, and so is each of its labels, or of the sentences that
-    it is compared with. Tokens are those of the longest, with what is generated and without what `max_length` cuts off;
-    on average where an input has many texts."""
+    """Return the number of rows and the tokens of a row, each at least 1.
+
+    A text is a row, and so is each of its labels, or of the sentences that it is compared with. The tokens are those of
+    the longest input, with what is generated and without what `max_length` cuts off. Of an input with several texts
+    they are the average of its texts.
+    """
     task = tasks.of(spec.task)
     shapes = [_shape(spec, task, item, parameters) for item in items(spec, inputs)]
     return sum(rows for rows, _ in shapes), max(1, *(tokens for _, tokens in shapes))
@@ -42,16 +41,16 @@ def measure(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any] = NONE) 
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """Neighbours in a list."""
+    """A part of a list: inputs that follow each other."""
 
-    place: int  # of the first of them
+    place: int  # of its first input in the list
     inputs: list[Any]
     size: int  # rows
     length: int  # tokens of the longest
 
 
 def split(spec: ModelSpec, inputs: list[Any], parameters: Mapping[str, Any] = NONE) -> list[Part]:
-    """A list of inputs in parts, each of as many rows as a batch holds; an input that alone has more is one part."""
+    """Split a list of inputs into parts of as many rows as a batch holds; an input that alone has more is one part."""
     task = tasks.of(spec.task)
     parts: list[Part] = []
     for place, item in enumerate(inputs):
@@ -66,7 +65,7 @@ def split(spec: ModelSpec, inputs: list[Any], parameters: Mapping[str, Any] = NO
 
 
 def length(spec: ModelSpec, item: Any) -> int:
-    """Tokens of one input, whole."""
+    """Return the tokens of one input, with those that the model would cut off."""
     return _length(tasks.of(spec.task).unit, item)
 
 
@@ -89,7 +88,7 @@ def _shape(spec: ModelSpec, task: Task, item: Any, parameters: Mapping[str, Any]
     tokens = -(-sum(each) // count)
     if task.generates:
         new_tokens = parameters.get("max_new_tokens", 0 if "max_length" in parameters else NEW_TOKENS)
-        most = max(tokens, spec.max_length or spec.max_batch_tokens)  # what is left of the context bounds the answer
+        most = max(tokens, spec.max_length or spec.max_batch_tokens)  # the rest of the context bounds the answer
         tokens = min(most, max(tokens + new_tokens, parameters.get("max_length", 0)))
     return times * count, tokens
 

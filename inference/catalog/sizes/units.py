@@ -1,7 +1,8 @@
-"""How long a string of an input is, told in microseconds, with no tokenizer and no torch.
+"""Estimates of the length of a string in an input, made in microseconds without a tokenizer and without torch.
 
-Lengths are tokens, estimated; for images and sound they are what models make of them: patches and frames. A batch costs
-its longest item times their number, so near lengths run together, and an error of some percent costs some percent.
+Lengths are estimated tokens; for images and sound they are patches and frames, which models make of them. A batch costs
+its longest item times the number of items, so items of similar lengths run together. An error of some percent costs
+some percent.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from collections.abc import Callable
 Unit = Callable[[str], int]
 
 # Least squares over English paragraphs against the WordPiece tokenizer of BERT and MiniLM: median error 9 %, and 22 %
-# for nine of ten texts. Other scripts are cut into their letters there; the last weight is for them.
+# for nine of ten texts. These tokenizers cut other scripts into their letters; the last weight is for them.
 PER_TEXT, PER_WORD, PER_CHARACTER, PER_MARK, PER_EXTRA_BYTE = 2.0, 0.39, 0.12, 1.34, 0.55
 MARKS = b".,:;-'\"()!?/_"
-SAMPLE = 50_000  # characters of a text, or items of a list, that are looked at; the rest is taken to be like them
+SAMPLE = 50_000  # characters of a text, or items of a list, that are measured; the rest is taken to be like them
 
 IMAGE_BYTES_PER_PATCH = 64  # a JPEG has about a quarter of a byte a pixel, a patch 16 x 16 pixels
 MAX_PATCHES = 1024  # models scale images down
 FRAMES_PER_S = 50  # of Whisper and wav2vec2
 SOUND_BYTES_PER_S = 16_000  # of compressed sound at 128 kbit/s
-WAV_HEADER = 48  # base64 characters that hold the 32 bytes up to a WAV's bytes per second
+WAV_HEADER = 48  # base64 characters with the first 32 bytes of a WAV file, up to its bytes per second
 
 
 def tokens(text: str) -> int:
-    """An estimate, in a few microseconds; never in more than some hundred."""
+    """Return an estimate of a text's tokens, in a few microseconds and never in more than some hundred."""
     if len(text) > SAMPLE:
         return tokens(text[:SAMPLE]) * len(text) // SAMPLE
     size = len(text)
@@ -38,22 +39,22 @@ def tokens(text: str) -> int:
 
 
 def patches(image: str) -> int:
-    """Of an image in base64."""
+    """Return an estimate of the patches of an image in base64."""
     return min(MAX_PATCHES, _bytes(image) // IMAGE_BYTES_PER_PATCH)
 
 
 def frames(sound: str) -> int:
-    """Of a sound in base64."""
+    """Return an estimate of the frames of a sound in base64."""
     return int(FRAMES_PER_S * _bytes(sound) / (_wav_bytes_per_s(sound) or SOUND_BYTES_PER_S))
 
 
 def _bytes(encoded: str) -> int:
-    """Of what a base64 string holds."""
+    """Return the number of bytes in a base64 string."""
     return len(encoded) * 3 // 4
 
 
 def _wav_bytes_per_s(encoded: str) -> int:
-    """From a WAV's header; 0 for other formats."""
+    """Return the bytes per second in the header of a WAV file; 0 for other formats."""
     try:
         header = base64.b64decode(encoded[:WAV_HEADER])
     except (binascii.Error, ValueError):
