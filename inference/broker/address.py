@@ -19,7 +19,7 @@ KOMBU_KEYS = {  # keys of kombu's Redis transport, by option; its other keys hav
     "unacked_key": "unacked",
     "unacked_index_key": "unacked_index",
     "unacked_mutex_key": "unacked_mutex",
-    "keyprefix_binding_deadlines": "_kombu.binding_deadlines",  # an option of our transport only
+    "keyprefix_binding_deadlines": "_kombu.binding_deadlines",  # an option of this package's transport only
 }
 
 

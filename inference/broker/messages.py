@@ -35,7 +35,7 @@ class JobMessage:
     priority: int  # 1 high, 2 normal, 3 low
     created_at: float  # s since the epoch
     expires_at: float | None  # s since the epoch
-    owner: str | None = None  # the primary key of the user whose job it is: owners have their turns
+    owner: str | None = None  # the primary key of the job's owner: owners take turns
     alone: bool = False  # to be run with nothing beside it
     recovered: bool = False  # True if it is sent again: in Redis it then goes before the others of its priority
     others: tuple[tuple[str, int, int], ...] = ()  # ids, sizes, lengths

@@ -26,7 +26,7 @@ GENERATION: Neutral = {
     "use_beam_search": (False,), "watermark": (False,),
 }  # fmt: skip
 
-# Fields of OpenAI's interface that are not served, beside those above: other values are refused.
+# Fields of OpenAI's interface that are not served, in addition to those above: other values of them are refused.
 OPENAI: Neutral = {
     **GENERATION,
     "add_generation_prompt": (True,), "audio": (), "chat_template_kwargs": ({},), "continue_final_message": (False,),

@@ -14,7 +14,7 @@ from inference.catalog import words
 from inference.errors import InvalidInput
 
 MAX_TEXT = 10_000  # characters of a string, where its spec sets no limit
-MAX_ITEMS = 1000  # of an array, where its spec sets no limit
+MAX_ITEMS = 1000  # items of an array, where its spec sets no limit
 
 TYPES: dict[str, tuple[str, tuple[type, ...]]] = {  # by name: in words, and in Python
     "integer": ("a whole number", (int,)), "number": ("a number", (int, float)), "boolean": ("true or false", (bool,)),

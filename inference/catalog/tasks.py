@@ -94,18 +94,18 @@ class Task:
     classifies: bool = False  # scores a text, or a pair of texts, by each of its labels
     ranks: bool = False  # scores how well a text answers a query, by one number
     check: inputs.Check = inputs.anything
-    unit: units.Unit = units.tokens  # that measures strings of an input; with another one than tokens, base64 files
+    unit: units.Unit = units.tokens  # measures strings of an input; with any other unit they are files in base64
     rows: Rows = one_row
     takes_chats: bool = False  # a list of messages is one input, and no input is cut
     compiles: bool = False  # one call of the model answers a batch, so that another backend than torch may compute it
     generates: bool = False  # text from a prompt, which must leave room: generated tokens count
-    parameters: Mapping[str, ParameterSpec] = field(default_factory=dict)  # bounded, so that a request's cost is
+    parameters: Mapping[str, ParameterSpec] = field(default_factory=dict)  # bounded, as is the cost of a request
     neutral: Neutral = field(default_factory=dict)  # values of parameters that ask for nothing
     translate: Translate = untranslated
     parameters_at_root: bool = False  # clients put parameters beside "inputs"
     shape: Shape = Shape.AS_IT_IS
     example: Mapping[str, Any] | None = None  # the body of a request; None if an input is a file
-    measured_with: Mapping[str, Any] = field(default_factory=dict)  # parameters of the jobs `manage.py tune` measures
+    measured_with: Mapping[str, Any] = field(default_factory=dict)  # parameters with which `manage.py tune` measures
     package: str = ""  # a package that is in no requirements file, and that every model of the task needs
 
     @property

@@ -25,7 +25,7 @@ SHAPES = 128  # SQL texts that are cached: making one takes as long as running i
 MOST_BYTES = 8 * 1024 * 1024  # of JSON documents in one statement; the database holds a statement several times
 
 T = TypeVar("T")
-Changes = dict[str, Any]  # values of a finished job that differ from those inserted, by attribute
+Changes = dict[str, Any]  # what has changed of a job since it was inserted, by attribute
 
 _FIELDS: Sequence[Any] = Job._meta.concrete_fields
 _UNUSED = (

@@ -21,7 +21,7 @@ from inference.waiting.compute_slots import lending
 RECOUNT_S = 0.5
 ROOM = 100  # jobs that other processes may let in before this one counts again
 EXACT = 1000  # jobs: longer lines are counted less often, the longer the less
-COUNTING_SHARE = 0.01  # of the time is spent on counting
+COUNTING_SHARE = 0.01  # of the time that the count of a long line may take
 LONGEST_FRESH_S = 10.0
 PATIENCE_S = 2.5  # for which a request waits for the count of another one
 

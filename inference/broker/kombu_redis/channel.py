@@ -36,7 +36,7 @@ class Kinds(enum.IntFlag):
 
     HURRIED = 1  # all but the lowest priority
     PATIENT = 2  # the lowest priority of queues whose jobs may be held beside the prefetch count
-    OTHERS = 4  # the lowest priority of the others
+    OTHERS = 4  # the lowest priority of the other queues
     ALL = HURRIED | PATIENT | OTHERS
 
 

@@ -22,7 +22,7 @@ class Connection(psycopg.Connection[Any]):
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         limit_s = budget.answer_limit_s()
         if timeout is None and limit_s:
-            timeout = min(limit_s, max(budget.left_s() - GRACE_S, 0)) + GRACE_S  # a ROLLBACK needs it, too
+            timeout = min(limit_s, max(budget.left_s() - GRACE_S, 0)) + GRACE_S  # so that a ROLLBACK has time, too
         try:
             with budget.spent():
                 return super().wait(gen, interval, timeout)
