@@ -1,1 +1,1 @@
-"""What holds for every request, whatever its address: middleware, bodies, limits of threads, and traces."""
+"""Code that every request passes through, whatever its address: middleware, bodies, thread limits and traces."""

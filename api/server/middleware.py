@@ -1,7 +1,8 @@
-"""What holds for every answer, and the API itself: it is answered before Django's middleware for pages.
+"""Middleware that every answer passes, and the dispatch of the API's requests, before Django's middleware for pages.
 
-project/urls.py says what is the API's: each address whose view comes from api/urls.py, with and without a slash at its
-end. All others go through the whole of MIDDLEWARE: the admin, files, pages of an app that was added, unknown addresses.
+project/urls.py defines the API's addresses: each address whose view comes from api/urls.py, with and without a slash at
+its end. All other addresses go through the whole of MIDDLEWARE: the admin, static files, pages of an app that was
+added, and unknown addresses.
 """
 
 from __future__ import annotations
@@ -30,22 +31,28 @@ from inference.waiting.compute_slots import compute_slots
 
 logger = logging.getLogger("api.access")
 
-PROBES = ("/health", "/healthz", "/readyz")  # load balancers ask by address
-UNCOUNTED = (*PROBES, "/metrics")  # what is asked again and again of a service that does nothing
+PROBES = ("/health", "/healthz", "/readyz")  # load balancers send an IP address as Host
+UNCOUNTED = (*PROBES, "/metrics")  # polled also while the service is idle: not in the figures
 TOO_MANY_BODIES = (
     "So many bodies are being received that there is no thread for this one. Send the request again later."
 )
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-APP_NAME = "api"  # of api/urls.py
-KEPT = 256  # characters of an address or of a name that is remembered: anybody may send long ones
-SPLIT = ("PATH_INFO", "QUERY_STRING", "HTTP_HOST", "HTTP_ORIGIN", "HTTP_REFERER")  # of pages: Python remembers 128 each
-LONGEST = 8192  # characters of one of these
+APP_NAME = "api"  # the app_name of api/urls.py
+KEPT = 256  # characters of the longest address or host name that is cached: any client may send long ones
+SPLIT = (
+    "PATH_INFO",
+    "QUERY_STRING",
+    "HTTP_HOST",
+    "HTTP_ORIGIN",
+    "HTTP_REFERER",
+)  # for pages: Python caches 128 of each
+LONGEST = 8192  # characters of one value of SPLIT
 
 Answer = Callable[[HttpRequest], HttpResponse]
 
 
 class RequestIds:
-    """Outermost: every answer has an id and a length, and its line in the log."""
+    """The outermost middleware (but for `Traces`): it gives every answer an id, a length and a line in the log."""
 
     def __init__(self, get_response: Answer) -> None:
         self.get_response = get_response
@@ -66,7 +73,10 @@ class RequestIds:
 
 
 class Api:
-    """Answers the API's addresses, with and without a trailing slash: what only pages need costs as much as a view."""
+    """Middleware that answers the API's addresses, with and without a trailing slash.
+
+    Django's middleware for pages does not run for them, since it costs as much as a view.
+    """
 
     def __init__(self, get_response: Answer) -> None:
         self.get_response = get_response
@@ -86,10 +96,13 @@ class Api:
             return self._secured(request, answer)
         finally:
             compute_slots.give_back()
-            connections.give_back()  # before what is left of the body is read: a client may send it slowly
+            connections.give_back()  # before the rest of the body is read, which a client may send slowly
 
     def _answer(self, request: HttpRequest, match: ResolverMatch | None) -> HttpResponse:
-        """Answer a request whose body could be read: a chunked one was read before, any other is read meanwhile."""
+        """Answer a request, or refuse it if there was no room to read its body.
+
+        A chunked body was read before this call. Any other body is read while the request is answered.
+        """
         if not is_refused(request.META):
             answer = refusal(request, is_page=not match) or (_view(request, match) if match else self._page(request))
             if not is_refused(request.META):
@@ -102,12 +115,16 @@ class Api:
         return answer
 
     def _page(self, request: HttpRequest) -> HttpResponse:
-        """Its user, session and messages refer to the request: the body does not wait for the garbage collector."""
+        """Answer an address that is not the API's, then drop the request's body.
+
+        The user, session and messages of a page refer to the request. Without this, the body would stay in memory until
+        the garbage collector runs.
+        """
         response = self.get_response(request)
         for name in ("_stream", "_body", "_post", "_files"):
             vars(request).pop(name, None)
         if settings.DEBUG and response.status_code == 404 and not request.resolver_match:
-            return problems.not_found(request)  # as with DEBUG off, in place of Django's own page
+            return problems.not_found(request)  # the same as with DEBUG off, in place of Django's own page
         return response
 
 
@@ -128,9 +145,9 @@ def api_match(path: str) -> ResolverMatch | None:
 
 @functools.lru_cache(maxsize=1024)
 def find_match(path: str, urlconf: str) -> ResolverMatch:
-    """Return the API's view at an address. The same few are asked again and again.
+    """Return the API's view at an address. It is cached, as the same few addresses are asked for again and again.
 
-    Raises `Resolver404` for any other address, which is not remembered.
+    Raises `Resolver404` for any other address. That result is not cached.
     """
     match = get_resolver(urlconf).resolve(path)
     if match.app_name != APP_NAME:
@@ -139,8 +156,10 @@ def find_match(path: str, urlconf: str) -> ResolverMatch:
 
 
 def route_of(match: ResolverMatch) -> str:
-    """Return an address as the documentation writes it, with names in capitals for its parts, as long as a job's may
-    be: the API may be mounted below a long one."""
+    """Return an address as the documentation writes it, with names in capitals for its variable parts.
+
+    The text is cut to the length of a job's `route` field, as the API may be mounted below a long address.
+    """
     return _route(match.route)
 
 
@@ -151,7 +170,7 @@ def _route(pattern: str) -> str:
 
 
 def security_headers(scheme: str) -> dict[str, str]:
-    """What Django's middleware finds out for each answer anew."""
+    """Return the security headers, which Django's middleware would compute for each answer anew."""
     answer = HttpResponse()
     SecurityMiddleware(lambda _: answer).process_response(_Request(scheme), answer)
     return {name: value for name, value in answer.headers.items() if name != "Content-Type"}
@@ -166,9 +185,10 @@ class _Request(HttpRequest):
 
 
 def refusal(request: HttpRequest, *, is_page: bool) -> HttpResponse | None:
-    """Why this request is not looked at any further.
+    """Return the problem that refuses this request, or None if it may be answered.
 
-    That of a page before Django looks for a token in the body, whose files it would store whatever their length.
+    The request of a page is refused before Django looks for a CSRF token in the body: Django would store the body's
+    files whatever their length.
     """
     if not request.path_info.startswith("/"):
         return problems.problem("bad_request", "The address must be a path, such as /v1/models.")
@@ -197,7 +217,7 @@ def refusal_of_length(request: HttpRequest) -> HttpResponse | None:
 
 
 def require_own_name(request: HttpRequest) -> None:
-    """Raises `DisallowedHost`."""
+    """Raise `DisallowedHost` if the Host header is not one of this service's names."""
     host = request.META.get("HTTP_HOST", "")
     if 0 < len(host) <= KEPT:
         require_name(host, tuple(settings.ALLOWED_HOSTS))
@@ -207,7 +227,7 @@ def require_own_name(request: HttpRequest) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def require_name(host: str, names: tuple[str, ...]) -> None:
-    """Where it is none of `names`. The same few are looked at again and again."""
+    """Raise `DisallowedHost` if `host` is none of `names`. Valid hosts are cached, as the same few are sent again."""
     request = HttpRequest()
     request.META["HTTP_HOST"] = host
     request.get_host()

@@ -1,4 +1,7 @@
-"""The span of a request, in the client's trace where it told one. In use where traces are on."""
+"""Middleware for the trace span of a request, in use where traces are on.
+
+The span is part of the client's trace if the request has a `traceparent` header.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
 
 class Traces:
-    """Outermost. Of a stream: until its first piece."""
+    """The outermost middleware: it opens a span for each request. The span of a stream ends before its first piece."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response

@@ -1,4 +1,4 @@
-"""Bounds how many threads of this process receive bodies: the server cannot end what they wait for."""
+"""A limit on how many threads of this process receive bodies, as the server cannot end their wait for a client."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-UPLOAD = "api.upload"  # of a WSGI environment
-MOST_READ = 100  # bodies at once: of the server's 512 threads 400 may wait for jobs, and probes need some
+UPLOAD = "api.upload"  # key of a request's `Upload` in the WSGI environment
+MOST_READ = 100  # bodies that are read at once: of the server's 512 threads 400 may wait for jobs, and probes need some
 
 
 class Refused(OSError):
-    """There is no room for another read. Frameworks take it for a connection that is lost."""
+    """The error of a read for which there is no room. Frameworks take it for a connection that is lost."""
 
 
 reads = threading.Semaphore(MOST_READ)
 
 
 def is_refused(environ: Mapping[str, Any]) -> bool:
-    """Return whether the body of this request, or a part of it, was not read as there was no room."""
+    """Return True if the body of this request, or a part of it, was not read because there was no room."""
     upload = environ.get(UPLOAD)
     return upload is not None and upload.is_refused
 
 
 class Upload:
-    """Reads the body of a request while there is room for a read. `is_refused` says that there was none."""
+    """The body of a request, which is read while there is room for a read. `is_refused` is True once there was none."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -43,7 +43,7 @@ class Upload:
         return iter(self.readline, b"")
 
     def _wait(self, read: Callable[[int], bytes], size: int) -> bytes:
-        """Raises `Refused`."""
+        """Call `read` with `size`. Raises `Refused` if there is no room for another read, or was none before."""
         if self.is_refused or not reads.acquire(blocking=False):
             self.is_refused = True
             raise Refused("too many bodies are being received")

@@ -1,7 +1,8 @@
-"""How many requests of this process may wait at once: each holds a thread, and polls need some too.
+"""Slots that limit how many requests of this process wait at once: each holds a thread, and polls need some too.
 
-One principal may hold as many slots as are free: half of them while nobody else waits, and whoever comes finds room.
-Where no keys are required there are no principals to keep apart, and who comes takes what is free.
+One principal may hold as many slots as are free. That is half of them while no other principal waits, so that a new
+principal finds room. Where no keys are required there are no principals to keep apart, and any request may take any
+free slot.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ class Slots:
         self._held: Counter[Any] = Counter()  # by principal
 
     def take(self, principal: Any, timeout_s: float) -> Slot:
-        """How long this request may wait: `timeout_s`, or 0 when too many wait already."""
+        """Return a context manager that yields the seconds that this request may wait.
+
+        These are `timeout_s`, or 0 if too many requests wait already.
+        """
         return Slot(self, principal, timeout_s)
 
     def granted(self, principal: Any) -> bool:
@@ -37,7 +41,7 @@ class Slots:
                 del self._held[principal]
 
 
-class Slot:  # a class: half of what a generator costs
+class Slot:  # a class costs half of what a generator does
     def __init__(self, slots: Slots, principal: Any, timeout_s: float) -> None:
         self._slots, self._principal, self._timeout_s = slots, principal, timeout_s
 

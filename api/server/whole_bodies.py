@@ -1,4 +1,4 @@
-"""Below Django: bodies whose length is not announced, bodies that nobody has read, and bodies that do not come."""
+"""A WSGI layer below Django for bodies without an announced length, for unread bodies, and for those that stall."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ READ = 65_536
 
 
 class WholeBodies:
-    """Reads every body to its end before the request is answered. The server closes a connection that has unread bytes:
-    under the client's next request, or while it still sends and then never hears that its key is wrong.
+    """A WSGI application that reads every body to its end before it returns the answer.
 
-    A chunked body, which Django takes for an empty one, is read up to one byte over the limit and then refused as any
-    body over it is. Of bodies over twice the limit the rest is left unread, and so is a body that there is no room to
-    read: the middleware refuses its request."""
+    The server closes a connection that has unread bytes. That would happen during the client's next request, or while
+    the client still sends, so that it never reads, for example, that its key is wrong.
+
+    A chunked body, which Django takes for an empty one, is read up to one byte over the limit. It is then refused like
+    any body over the limit. The rest of a body over twice the limit is left unread. A body that there is no room to
+    read is left unread too, and the middleware refuses its request.
+    """
 
     def __init__(self, application: Application) -> None:
         self.application = application
@@ -33,10 +36,10 @@ class WholeBodies:
             with contextlib.suppress(Refused):
                 _unchunk(environ, limit + 1)
         answer = self.application(environ, start_response)
-        # Pages refer to themselves, and would hold the body until garbage is collected.
+        # Reference cycles of pages would hold the body until garbage is collected.
         del environ["wsgi.input"], environ[UPLOAD]
         length = int(environ.get("CONTENT_LENGTH") or 0)
-        # A client that expects an answer first has sent nothing.
+        # A client with an Expect header waits for an answer first, and has sent no body.
         if 0 < length <= 2 * limit and "HTTP_EXPECT" not in environ:
             try:
                 with contextlib.suppress(Refused):
@@ -44,7 +47,7 @@ class WholeBodies:
                         pass
             except BaseException:
                 if close := getattr(answer, "close", None):
-                    close()  # the server, which would, never gets it
+                    close()  # the server, which would close the answer, never gets it
                 raise
         return answer
 
@@ -55,7 +58,7 @@ def _unchunk(environ: dict[str, Any], limit: int) -> None:
 
 
 def _parts(stream: Any, limit: int) -> Iterable[bytes]:
-    """What is left of a body, up to `limit` bytes of it."""
+    """Yield the rest of a body in parts, up to `limit` bytes."""
     while limit > 0 and (part := stream.read(min(READ, limit))):
         limit -= len(part)
         yield part
