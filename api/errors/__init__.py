@@ -1,1 +1,1 @@
-"""From what went wrong to an answer: as RFC 9457 has it, and in the forms of other servers' clients."""
+"""Answers for errors: as RFC 9457 defines them, and in the forms that clients of other servers read."""

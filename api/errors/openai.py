@@ -1,7 +1,7 @@
-"""Gives problems the shape that OpenAI's clients read, at their addresses: `{"error": {"message", "type", …}}`.
+"""Problems in the shape that OpenAI's clients read, at their addresses: `{"error": {"message", "type", …}}`.
 
-Those clients send a request again by themselves, after 408, 409, 429 and 5xx: `x-should-retry` tells them not to where
-that would run a job a second time.
+These clients send a request again by themselves after 408, 409, 429 and 5xx. The header `x-should-retry` stops them
+where that would run a job a second time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from inference.errors import ContextLengthExceeded
 
 ADDRESSES = re.compile(
     r"/openai/|/embeddings/|/v1/models/[^/]+/v1/embeddings/|/v1/(?:chat|completions|embeddings)/"
-    r"|/v1/(?:audio|batches|files|images|moderations|responses)/"  # where there is nothing, which its clients hear
+    r"|/v1/(?:audio|batches|files|images|moderations|responses)/"  # not served: 404 in OpenAI's form
 )
-INPUTS = {"chat": "messages", "embeddings": "input"}  # By a part of an address, the field that has its inputs.
+INPUTS = {"chat": "messages", "embeddings": "input"}  # field that holds the inputs, by a part of the address
 BAD_REQUEST, FORBIDDEN, TOO_MANY, UNPROCESSABLE = 400, 403, 429, 422  # OpenAI does not answer 422
-CODES = {  # ours: what programs that were written for OpenAI look for
+CODES = {  # the service's code: the code that programs written for OpenAI look for
     "unauthorized": "invalid_api_key",
     "unknown_model": "model_not_found",
     "too_many_requests": "rate_limit_exceeded",
@@ -28,17 +28,17 @@ CODES = {  # ours: what programs that were written for OpenAI look for
 
 
 def speaks(request: HttpRequest) -> bool:
-    """Return whether this address is one of OpenAI's."""
+    """Return True if this address is one of OpenAI's."""
     return ADDRESSES.match(f"{request.path_info}/") is not None
 
 
 def status_of(status: int) -> int:
-    """Return the status that OpenAI answers with where the service has this one."""
+    """Return the status that OpenAI uses where this service uses `status`."""
     return BAD_REQUEST if status == UNPROCESSABLE else status
 
 
 def reshaped(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
-    """A problem in OpenAI's shape; any other answer as it is."""
+    """Return a problem in OpenAI's shape, and any other answer as it is."""
     if not (problem := problems.document_of(answer)):
         return answer
     inputs = next((INPUTS[part] for part in request.path_info.split("/") if part in INPUTS), "prompt")
@@ -52,12 +52,12 @@ def reshaped(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
 
 
 def told(message: str, code: str) -> dict[str, Any]:
-    """Of a stream that has begun."""
+    """Return the error document for a stream that has begun."""
     return {"error": {"message": message, "type": "server_error", "param": None, "code": code}}
 
 
 def body(problem: dict[str, Any], *, inputs: str) -> dict[str, Any]:
-    """`inputs` is the field of the request that its inputs are in."""
+    """Return a problem's document in OpenAI's shape. `inputs` is the field of the request that holds its inputs."""
     code: str = problem["code"]
     fields = problem.get("errors") or [{"field": inputs} if code == ContextLengthExceeded.code else {}]
     error = {
@@ -78,7 +78,10 @@ def _type(status: int) -> str:
 
 
 def _may_be_sent_again(problem: dict[str, Any], is_same: bool) -> bool | None:
-    """None: as the status says. `is_same` is whether the same job is asked for again."""
+    """Return True if the client may send the request again, False if not, and None if the status decides.
+
+    `is_same` is True if the repeated request asks for the same job.
+    """
     if "retryable" in problem:  # the job has ended
         return bool(problem["retryable"]) and not is_same
     return is_same if "job_id" in problem else None

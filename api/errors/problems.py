@@ -1,6 +1,6 @@
-"""From what went wrong to `application/problem+json` (RFC 9457): one table, code to status and title.
+"""Errors as `application/problem+json` (RFC 9457), with one table of the status and title of each code.
 
-`code` is stable. `error` repeats the detail, since Hugging Face clients read their message there.
+A code is stable. The member `error` repeats the detail, as Hugging Face's clients read their message there.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "not_finished": (504, "The wait is over, the job is not finished"),
 }
 
-OUTCOMES = {  # what a job without output ends with: its client must neither wait nor ask again
+OUTCOMES = {  # codes with which a job without output ends: the client must neither wait nor ask again
     code: TABLE[code]
     for code in (
         "cancelled", "expired", "invalid_input", "context_length_exceeded", "out_of_memory", "engine_error",
@@ -79,7 +79,7 @@ OUTCOMES = {  # what a job without output ends with: its client must neither wai
 
 
 class ApiError(InferenceError):
-    """What is wrong with a request as HTTP; `code` is a key of `TABLE`."""
+    """An error in a request as HTTP. `code` is a key of `TABLE`."""
 
     def __init__(self, message: str, code: str = "bad_request", *, retry_after_s: float | None = None) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
@@ -96,8 +96,10 @@ def problem(
     model: str = "",
     **members: Any,
 ) -> HttpResponse:
-    """The answer for `code`; `members` are added to the document. A refusal is counted of the `model` that is its
-    reason."""
+    """Return the answer for `code`. `members` are added to the document.
+
+    A refusal (429 or 503) is counted for `model`, the model that is its reason.
+    """
     status, title = table.get(code, table["failed"])
     if status in (429, 503):
         teller.refused(code, model)
@@ -115,7 +117,10 @@ def problem(
 
 
 def job_problem(job: Job) -> HttpResponse:
-    """Why a finished job has no output, and whether a new one of the same inputs may have one."""
+    """Return the answer for a finished job without output.
+
+    It says why the job has none, and whether a new job with the same inputs may have one.
+    """
     code = job.error_code or job.status
     retryable = code in RETRYABLE_OUTCOMES
     again = f" Run it again with POST /v1/jobs/{job.id}/retry." if retryable else ""
@@ -123,7 +128,7 @@ def job_problem(job: Job) -> HttpResponse:
 
 
 def of_exception(error: BaseException) -> HttpResponse:
-    """The answer for whatever was raised; what nobody foresaw is logged and told as 500 with nothing of its own."""
+    """Return the answer for an exception. An unforeseen one is logged, and answered with 500 without its own text."""
     if isinstance(error, CatalogError):
         error = ModelsFileRefused(str(error))
     if isinstance(error, InferenceError):
@@ -151,7 +156,7 @@ def in_words(error: exceptions.ValidationError) -> str:
 
 
 def _flatten(detail: Any, path: str = "") -> Iterator[dict[str, str]]:
-    """Field paths and messages out of a validation error's tree."""
+    """Yield the field paths and messages of a validation error's tree."""
     if isinstance(detail, dict):
         for key, value in detail.items():
             yield from _flatten(value, path if key == "non_field_errors" else f"{path}.{key}".strip("."))
@@ -163,7 +168,7 @@ def _flatten(detail: Any, path: str = "") -> Iterator[dict[str, str]]:
 
 
 def handle(error: Exception, view: Any) -> HttpResponse:
-    """What `view` answers."""
+    """Return the answer of `view` to a request that raised this error."""
     if isinstance(error, exceptions.MethodNotAllowed):
         allowed = ", ".join(view.allowed_methods)
         cancel = f" To cancel: POST {view.request.path[:200]}/cancel." if view.is_cancellable else ""
@@ -172,14 +177,17 @@ def handle(error: Exception, view: Any) -> HttpResponse:
 
 
 def typed(request: HttpRequest, response: HttpResponse) -> HttpResponse:
-    """Where Hugging Face's JavaScript client completes texts, it reads of a stream application/json only."""
+    """Return the answer, with application/json as the type of a problem at a model's completion addresses.
+
+    Hugging Face's JavaScript client reads a failed stream there only if its type is application/json.
+    """
     if response.headers.get("Content-Type") == CONTENT_TYPE and COMPLETING.match(request.path_info):
         response.headers["Content-Type"] = "application/json"
     return response
 
 
 def document_of(answer: HttpResponse) -> dict[str, Any] | None:
-    """Return the document of an answer that is a problem; None of any other answer."""
+    """Return the document of an answer that is a problem, and None for any other answer."""
     if answer.headers.get("Content-Type") != CONTENT_TYPE:
         return None
     document: dict[str, Any] = orjson.loads(answer.content)
@@ -187,7 +195,7 @@ def document_of(answer: HttpResponse) -> dict[str, Any] | None:
 
 
 def retell(answer: HttpResponse, body: Mapping[str, Any]) -> None:
-    """Give a problem the body that the clients of its address read."""
+    """Replace the body of a problem by one that the clients of its address read."""
     answer.content = orjson.dumps(body)
     answer.headers["Content-Type"] = "application/json"
 
@@ -197,7 +205,7 @@ def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpR
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """Of a page; the framework has logged what was raised, and is handling it now."""
+    """Return the answer for an exception in a page. Django has logged the exception, and is handling it now."""
     if isinstance(sys.exc_info()[1], (OperationalError, InterfaceError)):
         return problem("store_unavailable")
     return problem("internal")

@@ -1,7 +1,7 @@
-"""Gives problems the shape that clients read who have texts embedded, classified and ranked.
+"""Problems in the shape that clients of embedding, classification and ranking servers read.
 
-Cohere's look at `message`, those of Text Embeddings Inference at `error` and `error_type`. These know 429 where a queue
-is full, and 424 where a model has failed.
+Cohere's clients look at `message`, those of Text Embeddings Inference at `error` and `error_type`. The latter expect
+429 where a queue is full, and 424 where a model has failed.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from api.errors import problems
 
 TEI = re.compile(r"(?:/v1/models/[^/]+)?/(?:embed|embed_all|similarity|predict|info)/|/rerank/|//")
 ADDRESSES = re.compile(rf"{TEI.pattern}|/v[12]/(?:embed|rerank)/")
-OVERLOADED, VALIDATION, BACKEND = "Overloaded", "Validation", "Backend"  # Text Embeddings Inference names them so.
+OVERLOADED, VALIDATION, BACKEND = "Overloaded", "Validation", "Backend"  # error types of Text Embeddings Inference
 FULL = ("queue_full", "overloaded", "too_many_queued", "too_many_requests")
 FAILED, TOO_MANY = 424, 429
 STATUSES = {502: FAILED}
 
 
 def speaks(request: HttpRequest) -> bool:
-    """Return whether this address is one of theirs."""
+    """Return True if this address is one of Cohere's or of Text Embeddings Inference."""
     return ADDRESSES.fullmatch(f"{request.path_info}/") is not None
 
 
 def status_of(code: str, status: int) -> int:
-    """Return the status that Text Embeddings Inference answers with where the service has this one."""
+    """Return the status that Text Embeddings Inference uses where this service uses `code` and `status`."""
     return TOO_MANY if code in FULL else STATUSES.get(status, status)
 
 
 def reshaped(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
-    """Give a problem its shape; any other answer stays as it is."""
+    """Return a problem in the shape that these clients read, and any other answer as it is."""
     if not (problem := problems.document_of(answer)):
         return answer
     status, detail = problem["status"], problem["detail"]
