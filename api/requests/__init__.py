@@ -1,1 +1,1 @@
-"""What comes in: bodies, fields, queries, all bounded before they are unfolded."""
+"""Requests: their bodies, fields and queries, all bounded before they are expanded into objects."""

@@ -1,4 +1,4 @@
-"""What requests carry: bodies, queries and the Prefer header."""
+"""The bodies of requests, their queries, and the headers Prefer and Idempotency-Key."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def is_json(media_type: str) -> bool:
 
 
 def json_only(media_type: str) -> None:
-    """Raises `ApiError`. A body that names no type is taken for JSON."""
+    """Raise `ApiError` for a body that is not JSON. A body without a media type is taken for JSON."""
     if media_type and not is_json(media_type):
         raise ApiError(
             f"Send JSON with Content-Type: application/json, not {media_type[:100]}.", "unsupported_media_type"
@@ -104,7 +104,7 @@ def json_only(media_type: str) -> None:
 
 
 def no_form(media_type: str) -> None:
-    """Raises `ApiError` for a form, whose parts are no file."""
+    """Raise `ApiError` for a multipart form, whose body is not the bytes of a file."""
     if media_type.startswith("multipart/"):
         raise ApiError(
             f"Send the file's bytes as the body, or base64 of them as inputs in JSON, not {media_type[:100]}.",
@@ -113,7 +113,10 @@ def no_form(media_type: str) -> None:
 
 
 def seconds(query: Mapping[str, str], name: str, bounds: tuple[float, float] = (0.0, MAX_WAIT_S)) -> float | None:
-    """A number of seconds out of the query, if it is there. Raises `ApiError`."""
+    """Return a number of seconds from the query, or None if it is not there.
+
+    Raises `ApiError` if it is no such number, or is outside `bounds`.
+    """
     text = query.get(name)
     if text is None:
         return None
@@ -124,13 +127,13 @@ def seconds(query: Mapping[str, str], name: str, bounds: tuple[float, float] = (
 
 
 def preferred_wait(header: str) -> int | None:
-    """N of `Prefer: wait=N` (RFC 7240), at most `MAX_WAIT_S`. What cannot be read is no preference."""
+    """Return N of `Prefer: wait=N` (RFC 7240), at most `MAX_WAIT_S`, or None if no such preference can be read."""
     match = _PREFER_WAIT.search(header)
     return min(int(match[1]), int(MAX_WAIT_S)) if match else None
 
 
 def cancels_on_disconnect(query: Mapping[str, str]) -> bool:
-    """Raises `ApiError`."""
+    """Return True if the query has `on_disconnect=cancel`. Raises `ApiError` for any other value of it."""
     asked = query.get("on_disconnect")
     if asked not in (None, "cancel"):
         raise ApiError("on_disconnect must be cancel; without it the job goes on.")
@@ -138,19 +141,19 @@ def cancels_on_disconnect(query: Mapping[str, str]) -> bool:
 
 
 def flag(query: Mapping[str, str], name: str) -> bool:
-    """Raises `ApiError`."""
+    """Return True if the query's parameter is `true`. Raises `ApiError` if it is neither true, false nor missing."""
     if query.get(name, "false") not in ("true", "false"):
         raise ApiError(f"{name} must be true or false.")
     return query.get(name) == "true"
 
 
 def prefers_plain(header: str) -> bool:
-    """Whether it says `Prefer: outputs=plain`."""
+    """Return True if the header says `Prefer: outputs=plain`."""
     return bool(_PREFER_PLAIN.search(header))
 
 
 def ids(values: list[Any]) -> list[UUID]:
-    """Out of a validated `WaitBody`, each once. Raises `InvalidInput`."""
+    """Return the ids of a validated `WaitBody`, each once. Raises `InvalidInput`."""
     if not 1 <= len(values) <= MOST_IDS:
         raise InvalidInput(f"ids: must be from 1 to {MOST_IDS} ids.", field="ids")
     try:
@@ -160,7 +163,11 @@ def ids(values: list[Any]) -> list[UUID]:
 
 
 def idempotency_key(header: str | None) -> str | None:
-    """Raises `ApiError`. Quotes, which the draft standard wants and few clients send, are part of the key."""
+    """Return the key of an Idempotency-Key header, or None without a header.
+
+    Quotes are part of the key: the draft standard wants them, and few clients send them. Raises `ApiError` if the key
+    is not 1 to 255 visible ASCII characters.
+    """
     if header is None:
         return None
     if not KEY.fullmatch(header):
@@ -169,14 +176,14 @@ def idempotency_key(header: str | None) -> str | None:
 
 
 def known_query(query: Mapping[str, str], names: Collection[str], elsewhere: Mapping[str, str]) -> None:
-    """Raises `ApiError` for a parameter that nobody reads: a misspelt one would be ignored otherwise."""
+    """Raise `ApiError` for a parameter that is not in `names`: a misspelt one would be ignored otherwise."""
     if unknown := next((name for name in query if name not in names), None):
         told = elsewhere.get(unknown) or words.hint(unknown, names)
         raise ApiError(f"Unknown query parameter {words.name(unknown)!r}; {told}")
 
 
 def submission(body: Mapping[str, Any]) -> Submission:
-    """Out of a validated `JobBody`. Raises `UnknownModel`."""
+    """Return the submission of a validated `JobBody`. Raises `UnknownModel`."""
     return Submission(
         spec=spec_of(body["model"]),
         inputs=body["inputs"],

@@ -1,4 +1,4 @@
-"""The two spellings of a bulk: one JSON document, or JSON lines with the rest in the query."""
+"""The two forms of a bulk: one JSON document, or JSON lines with all other fields in the query."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from inference.submission.submissions import BulkSubmission, Item
 
 LINE_TYPES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines", "application/jsonlines")
 
-FIELDS = ("model", "priority", "expires_in")  # in the query of JSON lines, in the body otherwise
+FIELDS = ("model", "priority", "expires_in")  # in the query with JSON lines, in the body otherwise
 
 _BULK_BODY = BulkBody()
 _LINE_BODY = LineBody()
@@ -31,7 +31,7 @@ _LINE = re.compile(rb"\S[^\n]*")
 
 
 def read_document(body: bytes) -> BulkSubmission:
-    """Raises `InvalidInput`, `UnknownModel`."""
+    """Read a bulk from one JSON document. Raises `InvalidInput`, `UnknownModel`."""
     document = _BULK_BODY.run_validation(codec.loads(body))
     bulk.check_size(len(document["inputs"]))
     parameters = document.get("parameters")
@@ -44,7 +44,10 @@ def read_document(body: bytes) -> BulkSubmission:
 
 
 def read_lines(body: bytes, query: Mapping[str, str]) -> BulkSubmission:
-    """Raises `ApiError`, `UnknownModel`; a bad line is an item with an error."""
+    """Read a bulk from JSON lines. A line that is not valid becomes an item with an error.
+
+    Raises `ApiError`, `UnknownModel`.
+    """
     if "model" not in query:
         raise ApiError("JSON lines need the model in the query: /v1/jobs/bulk?model=NAME.")
     priority = query.get("priority", "low")
@@ -59,7 +62,7 @@ def read_lines(body: bytes, query: Mapping[str, str]) -> BulkSubmission:
 
 
 def _lines(body: bytes) -> list[bytes]:
-    """Counted before any of them is parsed. Raises `InvalidInput`, `ApiError`."""
+    """Return the lines that are not blank, counted before any of them is parsed. Raises `InvalidInput`, `ApiError`."""
     codec.refuse_too_many_values(body)
     lines = [found[0] for found in islice(_LINE.finditer(body), settings.MAX_BULK_INPUTS + 1)]
     bulk.check_size(len(lines))
@@ -79,7 +82,10 @@ def _item(line: bytes) -> Item:
 
 
 def _is_sound(document: Any) -> bool:
-    """What `LineBody` lets pass, at a tenth of the cost: there may be thousands. `LineBody` says what is wrong."""
+    """Return True if `LineBody` would accept this document, at a tenth of its cost, as there may be thousands of lines.
+
+    `LineBody` says what is wrong with any other document.
+    """
     return (
         isinstance(document, dict)
         and document.keys() <= _LINE_FIELDS

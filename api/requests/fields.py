@@ -1,4 +1,4 @@
-"""Strict fields: JSON has types, so `"7"` is not a number and `1.0` is not a whole one."""
+"""Strict fields: JSON has types, so `"7"` is not a number and `1.0` is not a whole number."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rest_framework.validators import ProhibitSurrogateCharactersValidator
 from inference.catalog import words
 
 LOOKED_FOR_BEFORE = (ProhibitNullCharactersValidator, ProhibitSurrogateCharactersValidator)
-UNKNOWN_TOLD = 3  # unknown fields of one body that its answer names
+UNKNOWN_TOLD = 3  # most unknown fields of one body that the answer names
 
 
 class Strict(serializers.Field[Any, Any, Any, Any]):
-    """A JSON value of one of these types; what is in an object or an array is checked elsewhere."""
+    """A JSON value of one of `types`. The contents of an object or an array are checked elsewhere."""
 
     types: tuple[type, ...] = ()
     what = ""
@@ -37,7 +37,7 @@ class StrictString(Strict, serializers.CharField):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(trim_whitespace=False, **options)
-        # no parsed body has what these look for, with a call for each of ten million characters
+        # These look for what no parsed body holds, with a call for each of up to ten million characters.
         self.validators = [each for each in self.validators if not isinstance(each, LOOKED_FOR_BEFORE)]
 
 
@@ -46,7 +46,7 @@ class StrictNumber(Strict, serializers.FloatField):
 
 
 class Seconds(StrictNumber):
-    """Within bounds that are told together."""
+    """A number of seconds within bounds, both of which are in the error message."""
 
     def __init__(self, least: float, most: float, **options: Any) -> None:
         bounds = f"must be from {least:g} to {most:.0f} seconds."
@@ -77,7 +77,7 @@ class Anything(Strict):
 
 
 class Choice(serializers.Field[Any, Any, Any, Any]):
-    """One of a few words, for a value of ours."""
+    """One of a few words, each of which stands for a value of this service."""
 
     def __init__(self, words: Mapping[str, Any], **options: Any) -> None:
         self.words = dict(words)
@@ -93,14 +93,14 @@ class Choice(serializers.Field[Any, Any, Any, Any]):
 class Body(serializers.Serializer[None]):
     """A request's body: unknown fields are refused by name, and a field that is null is not given.
 
-    One instance a class serves all requests: `run_validation` keeps nothing, and making the fields anew for every
-    request costs more than the validation.
+    One instance of each class serves all requests. `run_validation` keeps no state, and making the fields anew for
+    every request costs more than the validation.
     """
 
-    elsewhere: Mapping[str, str] = {}  # by name: where it belongs
+    elsewhere: Mapping[str, str] = {}  # where a field that is not taken here belongs, by its name
 
     def run_validation(self, data: Any = empty) -> Any:
-        """The fields' own: a body has no validators beside them."""
+        """Validate the fields only: a body has no validators beside theirs."""
         return self.to_internal_value(data)
 
     def to_internal_value(self, data: Any) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Body(serializers.Serializer[None]):
 
     @cached_property
     def own(self) -> dict[str, Any]:
-        """Fields by name."""
+        """The fields by name, made once."""
         return dict(self.fields)
 
     @property

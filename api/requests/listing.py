@@ -1,4 +1,4 @@
-"""Pages of jobs, the newest first. A cursor is the id of the last job shown: pages stay right while jobs arrive."""
+"""Pages of jobs, the newest first. A cursor is the id of the last job shown, so pages stay right while jobs arrive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def page(principal: Principal, query: Mapping[str, str]) -> tuple[list[Job], str | None]:
-    """The jobs, and the address of the next page, if there is one. Raises `ApiError`."""
+    """Return the jobs of a page, and the address of the next page or None. Raises `ApiError`."""
     limit = _limit(query.get("limit", str(PAGE)))
     jobs = _visible(principal, query)
     for name, (condition, read) in FILTERS.items():
@@ -44,8 +44,12 @@ def page(principal: Principal, query: Mapping[str, str]) -> tuple[list[Job], str
 
 
 def _visible(principal: Principal, query: Mapping[str, str]) -> QuerySet[Job]:
-    """In order. A bulk's are its owner's: SQLite, which keeps no statistics, would look for them among all of that
-    owner, or of a status, as those are in order in an index."""
+    """Return the jobs that the principal may see, the newest first.
+
+    A bulk's jobs are those of the bulk's owner, so their owner is not a condition of the query. The order is one of a
+    cast key, so that no index has it. Otherwise SQLite, which keeps no statistics, would look for the bulk's jobs among
+    all jobs of that owner or of a status, as these are in order in an index.
+    """
     if "bulk" not in query:
         return principal.jobs.order_by("-pk")
     bulk = Bulk.objects.only("owner").filter(pk=_uuid("bulk", query["bulk"])).first()
@@ -55,7 +59,7 @@ def _visible(principal: Principal, query: Mapping[str, str]) -> QuerySet[Job]:
 
 
 def with_outputs(query: Mapping[str, str]) -> bool:
-    """Raises `ApiError`."""
+    """Return True if the query asks for outputs. Raises `ApiError` if `outputs` is neither 0 nor 1."""
     text = query.get("outputs", "0")
     if text not in ("0", "1"):
         raise ApiError("outputs must be 1, for jobs with their outputs, or 0.")
@@ -96,7 +100,7 @@ def _first_id(name: str, text: str) -> UUID:
     return first_id_at(moment)
 
 
-FILTERS = {  # times are told by ids, so that the same index serves them
+FILTERS = {  # ids begin with their time, so that the index of ids serves times too
     "cursor": ("pk__lt", _uuid),
     "model": ("model", _model),
     "status": ("status", _status),

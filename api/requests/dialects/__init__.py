@@ -1,1 +1,1 @@
-"""Requests in the words of other servers, made into submissions of ours."""
+"""Requests in the dialects of other servers, read into submissions of this service."""

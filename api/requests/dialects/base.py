@@ -1,4 +1,4 @@
-"""Makes a job of ours out of a body in another server's words, and errors that use these words."""
+"""The parts that all dialects share: reading a body's fields and model, and errors in the client's own words."""
 
 from __future__ import annotations
 
@@ -21,21 +21,24 @@ PLACE = re.compile(r"inputs\[\d+\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialectRequest:
-    """A job that was asked for in the words of another server's clients."""
+    """A job that was asked for in another server's dialect."""
 
     submission: Submission
-    words: Mapping[str, str]  # By what a message of ours begins with: what the client calls it.
+    words: Mapping[str, str]  # the client's name, by the beginning of a message that it replaces
 
     @contextlib.contextmanager
     def in_its_words(self) -> Iterator[None]:
-        """Name an input or a parameter that is not valid as the client did."""
+        """Raise each `InvalidInput` of the block again, with the client's name of the input or parameter."""
         try:
             yield
         except InvalidInput as error:
             raise type(error)(self.in_words(error.message), field=self.in_words(error.field)) from None
 
     def in_words(self, text: str) -> str:
-        """Reword what a message of ours, or a field, begins with, and what follows the place of an input."""
+        """Return a message or field of this service with the client's names.
+
+        A name is replaced at the beginning, and after the place of an input, such as `inputs[3]: `.
+        """
         place, separator, rest = text.partition(": ")
         if separator and PLACE.fullmatch(place):
             return f"{self._named(place)}: {self._named(rest)}"
@@ -47,9 +50,10 @@ class DialectRequest:
 
 
 def fields_of(document: Any) -> dict[str, Any]:
-    """Return the fields of a body. What is null was not given: some clients send all the fields they know.
+    """Return the fields of a body that are not null: some clients send all the fields they know.
 
-    Raises `InvalidInput`."""
+    Raises `InvalidInput` if the body is not a JSON object.
+    """
     if not isinstance(document, dict):
         raise InvalidInput(f"The body must be a JSON object, not {words.type_of(document)}.", field="body")
     return {name: value for name, value in document.items() if value is not None}
@@ -64,9 +68,10 @@ def model_of(fields: Mapping[str, Any]) -> ModelSpec:
 
 
 def default_of(kind: str) -> ModelSpec:
-    """Return the model that answers a kind of request which names none: the only one, or the one that is marked.
+    """Return the model for a kind of request that names none: the only one, or the one that is marked.
 
-    Raises `ApiError` where there is none, or are several."""
+    Raises `ApiError` if there is none, or if there are several.
+    """
     found = [spec for spec in models().values() if kind in spec.kinds]
     marked = [spec for spec in found if kind in spec.default_for] or found
     if len(marked) != 1:
@@ -77,7 +82,10 @@ def default_of(kind: str) -> ModelSpec:
 
 
 def flag(fields: Mapping[str, Any], name: str, where: str = "", *, default: bool = False) -> bool:
-    """Read true or false, which `where` stands before in an error. Raises `InvalidInput`."""
+    """Return a field that is true or false, or `default` if it is missing.
+
+    `where` stands before the field's name in an error. Raises `InvalidInput`.
+    """
     value = fields.get(name)
     if value is None:
         return default
@@ -93,11 +101,9 @@ def refuse_others(
     ignored: Collection[str] = OPENAI_IGNORED,
     where: str = "",
 ) -> None:
-    """Raise `InvalidInput` for a field that is not known, unless it is ignored, or asks for nothing.
+    """Raise `InvalidInput` for a field that is not known, unless it is ignored or its value asks for nothing.
 
-    Args:
-        neutral: By field, the values that ask for nothing.
-        where: Stands before a field's name in an error.
+    `neutral` holds the values that ask for nothing, by field. `where` stands before a field's name in an error.
     """
     for name, value in fields.items():
         if name in known or name in ignored or is_neutral(neutral, name, value):

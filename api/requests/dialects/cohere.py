@@ -1,4 +1,4 @@
-"""Reads what Cohere's clients send for vectors of texts, into a job."""
+"""Requests of Cohere's clients for vectors of texts, read into a job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIELDS = ("model", "texts", "input_type", "embedding_types", "output_dimension",
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedRequest(DialectRequest):
     texts: list[str]
-    forms: tuple[str, ...]  # of FORMS, that were asked for; none where the client leaves it to its server
+    forms: tuple[str, ...]  # values of FORMS that were asked for; empty if the client leaves the form to the server
 
 
 def read(document: Any) -> EmbedRequest:

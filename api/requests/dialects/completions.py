@@ -1,6 +1,6 @@
-"""What the clients of OpenAI and of Hugging Face send to a model that generates: a job, out of fields in their words.
+"""Requests of OpenAI's and Hugging Face's clients to a model that generates text, read into a job.
 
-What would change the answer and is not served is refused by name; what would not is ignored.
+A field that would change the answer and is not served is refused by name. A field that would not is ignored.
 """
 
 from __future__ import annotations
@@ -18,23 +18,27 @@ from inference.catalog.specs import ModelSpec
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
 
-RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}  # theirs: the model's
+RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}  # the client's name: the model's
 LIMITS = (*RENAMED, "max_new_tokens")
-OWN = {"return_full_text": False, "details": True}  # parameters that the answer is made of
-TURN = {"continue_final_message": False, "add_generation_prompt": True}  # vLLM's, and what holds without them
+OWN = {"return_full_text": False, "details": True}  # parameters that the form of the answer needs
+TURN = {"continue_final_message": False, "add_generation_prompt": True}  # fields of vLLM, and their defaults
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-MESSAGE = ("role", "content", "name", "annotations")  # what is read of one, and what is ignored
+MESSAGE = ("role", "content", "name", "annotations")  # fields that are read, then those that are ignored
 STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion(DialectRequest):
     is_streamed: bool
-    include_usage: bool  # at the end of the stream
+    include_usage: bool  # the counts of tokens, at the end of the stream
 
 
 def chat(document: Any, spec: ModelSpec | None = None) -> Completion:
-    """`spec` is of the address; else the body names the model. Raises `InvalidInput`, `UnknownModel`."""
+    """Read a request to answer a chat.
+
+    `spec` is the model that the address names. Without it the body names the model. Raises `InvalidInput`,
+    `UnknownModel`.
+    """
     given = fields_of(document)
     inputs = [_message(*numbered) for numbered in enumerate(_messages(given))]
     turn = _turn(given, inputs[-1]["role"])
@@ -43,15 +47,16 @@ def chat(document: Any, spec: ModelSpec | None = None) -> Completion:
 
 
 def text(document: Any, spec: ModelSpec | None = None) -> Completion:
-    """As `chat`, for a text to continue."""
+    """Read a request to continue a text. `spec` and the errors are those of `chat`."""
     given = fields_of(document)
     return _completion(given, spec, "prompt", _prompt(given))
 
 
 def _turn(given: dict[str, Any], last_role: str) -> dict[str, bool]:
-    """Return what says whether the model goes on with the last message, as two fields of vLLM say together.
+    """Return the parameter that decides if the model continues the last message, from two fields of vLLM.
 
-    The model's own pipeline would always go on with one of the assistant."""
+    The model's own pipeline would always continue a last message of the assistant.
+    """
     goes_on, answers = (flag(given, name, default=default) for name, default in TURN.items())
     if goes_on and answers:
         told = "continue_final_message: send add_generation_prompt: false with it, as a new message is begun otherwise."
@@ -71,8 +76,11 @@ def _completion(
     own: Mapping[str, Any] = NOTHING,
     most_tokens: int | None = None,
 ) -> Completion:
-    """`own` are parameters beside those that are given. `most_tokens` may be generated where neither the request nor
-    the model's table says how many."""
+    """Return the request whose inputs were read from `field`.
+
+    `own` are parameters beside those of the body. `most_tokens` is how many tokens may be generated where neither the
+    request nor the model's table of parameters says how many.
+    """
     spec = spec or model_of(given)
     if not tasks.of(spec.task).generates:
         told = f"model: {spec.name!r} does not generate text: post to /v1/models/{spec.name}."
@@ -99,7 +107,7 @@ def _includes_usage(options: Any) -> bool:
 
 
 def _parameters(spec: ModelSpec, rest: dict[str, Any]) -> dict[str, Any]:
-    """Those of the model may stand beside OpenAI's."""
+    """Return the parameters that the body gives: the model's own may stand beside OpenAI's."""
     known = {**RENAMED, **{name: name for name in spec.parameters if name not in OWN and name not in TURN}}
     refuse_others(rest, known)
     asked = {known[name]: value for name, value in rest.items() if name in known}
@@ -114,7 +122,7 @@ def _limited(spec: ModelSpec, parameters: dict[str, Any], most_tokens: int | Non
 
 
 def _refuse_others(where: str, given: dict[str, Any], known: Collection[str]) -> None:
-    """Raises `InvalidInput` for what is said beside the known."""
+    """Raise `InvalidInput` for a field that is not known and is not empty."""
     if name := next((name for name, value in given.items() if value and name not in known), None):
         path = f"{where}.{words.name(name)}"
         raise InvalidInput(f"{path}: is not served here; leave it out.", field=path)
@@ -128,7 +136,7 @@ def _stopped(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sampled(spec: ModelSpec, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Ask for tokens that are drawn where a temperature or a top_p is given that is not greedy."""
+    """Return the parameters, with sampling on where a temperature or a top_p is given that is not greedy."""
     named = tasks.of(spec.task).translate(parameters)
     return {"do_sample": True, **named} if parameters.keys() & {"temperature", "top_p"} else named
 
@@ -158,13 +166,13 @@ def _message(index: int, message: Any) -> dict[str, str]:
         raise InvalidInput(f"{where}.role: must be one of {', '.join(ROLES)}.", field=f"{where}.role")
     _refuse_others(where, message, MESSAGE)
     content = message.get("content")
-    if content is None and role == "assistant":  # one who called a tool, or said nothing
+    if content is None and role == "assistant":  # a message with a tool call, or an empty one
         content = ""
     return {"role": ROLES[role], "content": _content(f"{where}.content", content)}
 
 
 def _content(where: str, content: Any) -> str:
-    """A text, or parts of one."""
+    """Return the text of a message's content, which is a string or a list of parts of the type text."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:

@@ -1,4 +1,4 @@
-"""Reads what the clients of OpenAI send for vectors of texts, into a job."""
+"""Requests of OpenAI's clients for vectors of texts, read into a job."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
 
 FORMATS = ("float", "base64")
-NEUTRAL: Neutral = {"dimensions": (0,)}  # The client of infinity sends it.
+NEUTRAL: Neutral = {"dimensions": (0,)}  # infinity's client sends 0
 FIELDS = ("model", "input", "encoding_format", "dimensions", "input_type", "prompt_name")
-# Other servers' names for the types of inputs; the others are called as here.
+# This service's name of an input type, by another server's name. Types that are not here have the same name on both.
 INPUT_TYPES = {"search_query": "query", "search_document": "document", "passage": "document"}
-# All share one form, so that they share batches: lists of numbers are made of it here.
+# All jobs ask for vectors in one form, so that they share batches. The web process makes lists of numbers from it.
 OWN = {"encoding_format": "base64", "details": True}
 TOKENS = (
     "numbers are the tokens of another model's tokenizer: send texts. In LangChain that is"
@@ -30,7 +30,11 @@ class EmbeddingRequest(DialectRequest):
 
 
 def read(document: Any, spec: ModelSpec | None = None) -> EmbeddingRequest:
-    """Read a body. `spec` is of the address; else the body names the model. Raises `InvalidInput`, `UnknownModel`."""
+    """Read a body.
+
+    `spec` is the model that the address names. Without it the body names the model. Raises `InvalidInput`,
+    `UnknownModel`.
+    """
     fields = fields_of(document)
     spec = spec or model_of(fields)
     require_embeds(spec)
@@ -61,22 +65,22 @@ def require_embeds(spec: ModelSpec) -> None:
 
 def _texts(given: Any) -> str | list[str]:
     require_texts("input", given if isinstance(given, list) else [given])
-    return given  # type: ignore[no-any-return]  # it is one or the other
+    return given  # type: ignore[no-any-return]  # a text, or a list of texts
 
 
 def require_texts(where: str, texts: list[Any]) -> None:
-    """Raise `InvalidInput`, which names the field `where`, for what is no list of one text or more."""
+    """Raise `InvalidInput` if `texts` is not a list of one text or more. The error names the field `where`."""
     if not texts or not all(isinstance(text, str) for text in texts):
         told = TOKENS if texts and all(map(_are_tokens, texts)) else "must be a text, or a list of one text or more."
         raise InvalidInput(f"{where}: {told}", field=where)
 
 
 def input_type_of(given: Any) -> Any:
-    """Return the service's own name of a type of input; what is no other server's name stays as it is."""
+    """Return this service's name of an input type. A value that is no other server's name is returned as it is."""
     return INPUT_TYPES.get(given, given) if isinstance(given, str) else given
 
 
 def _are_tokens(value: Any) -> bool:
-    """Return whether a value is a token's number, or a list of such."""
+    """Return True if a value is a token's number, or a list of such numbers."""
     values = value if isinstance(value, list) else [value]
     return bool(values) and all(type(each) is int for each in values)

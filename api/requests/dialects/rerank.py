@@ -1,6 +1,6 @@
-"""Reads what clients of Cohere, Jina, vLLM, infinity and Text Embeddings Inference send to have texts ranked.
+"""Requests of clients of Cohere, Jina, vLLM, infinity and Text Embeddings Inference to rank texts, read into a job.
 
-A request is one job of pairs. Texts are named `documents` by all but the last, which names them `texts`.
+A request is one job of pairs. The field of the texts is `documents` for all but the last server, and `texts` there.
 """
 
 from __future__ import annotations
@@ -19,32 +19,34 @@ from inference.submission.submissions import Submission
 
 TEXTS, DOCUMENTS = "texts", "documents"
 FIELDS = ("model", "query", TEXTS, DOCUMENTS, "top_n", "return_documents", "return_text", "raw_scores", "priority")
-RENAMED = {"top_k": "top_n"}  # Voyage's
-ANY_MODEL = "default/not-specified"  # The client of infinity sends it.
-# These values ask for nothing, as texts that are too long are cut at their end; others are refused.
+RENAMED = {"top_k": "top_n"}  # Voyage's name
+ANY_MODEL = "default/not-specified"  # the value that infinity's client sends if no model is named
+# These values ask for nothing, as texts that are too long are cut at their end. Other values are refused.
 NEUTRAL: Neutral = {
     "truncate": (True,), "truncation_direction": ("Right", "right"), "max_tokens_per_doc": (4096,),
     "max_chunks_per_doc": (10,), "rank_fields": ([],),
 }  # fmt: skip
-# Logits share a batch, whichever scores are made of them; details have the number of tokens.
+# Jobs that ask for logits share a batch, whichever scores are made from them. Details hold the number of tokens.
 LOGITS = {"function_to_apply": "none", "details": True}
-MOST_CHARACTERS = 10_000_000  # The query is kept with each text: no body may unfold to many times its size.
-LOW_FROM, LOWEST = 500, 999  # Cohere's priorities begin with 0, which is first.
+MOST_CHARACTERS = 10_000_000  # of the query, which is stored with each text: a body may not grow to many times its size
+LOW_FROM, LOWEST = 500, 999  # priorities of Cohere, which begin with 0 as the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankRequest(DialectRequest):
     texts: list[str]
-    names_texts: bool  # It expects what Text Embeddings Inference answers.
+    names_texts: bool  # True if the client expects an answer of Text Embeddings Inference
     top_n: int | None
     returns_texts: bool
-    is_raw: bool  # It asks for logits, of which scores from 0 to 1 are made otherwise.
+    is_raw: bool  # True if the client asks for logits, False if for scores from 0 to 1
 
 
 def read(document: Any, spec: ModelSpec | None = None) -> RerankRequest:
-    """Read a body. `spec` is of the address; else the body names the model, or there is one that ranks.
+    """Read a body.
 
-    Raises `InvalidInput`, `UnknownModel`."""
+    `spec` is the model that the address names. Without it the body names the model, or the default model that ranks
+    is taken. Raises `InvalidInput`, `UnknownModel`.
+    """
     fields = _renamed(fields_of(document))
     spec = spec or _model(fields)
     if not tasks.of(spec.task).ranks:

@@ -1,6 +1,6 @@
-"""Reads what clients of Text Embeddings Inference send, into jobs: to embed, to compare and to classify texts.
+"""Requests of clients of Text Embeddings Inference to embed, compare and classify texts, read into jobs.
 
-Their server has one model, which they do not name; the field `model` is taken all the same.
+Their server has one model, which they do not name. The field `model` is accepted all the same.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def read_embed(document: Any, spec: ModelSpec | None = None) -> DialectRequest:
 
 
 def read_embed_all(document: Any, spec: ModelSpec | None = None) -> DialectRequest:
-    """Read a request for a vector of each token. Raises as `read_embed`."""
+    """Read a request for a vector of each token. Raises the same errors as `read_embed`."""
     return _read_texts(document, spec, TOKENIZER_SETTINGS, {"pooling": "none"})
 
 
@@ -51,7 +51,10 @@ def _read_texts(
 
 
 def read_similarity(document: Any, spec: ModelSpec | None = None) -> DialectRequest:
-    """Read a request to compare one text with others, whose vectors are one job. Raises as `read_embed`."""
+    """Read a request to compare one text with others. Their vectors are one job.
+
+    Raises the same errors as `read_embed`.
+    """
     fields, spec = _begin(document, spec, "embed", ("inputs", "parameters"))
     given = fields.get("parameters", {})
     if not isinstance(given, dict):
@@ -61,7 +64,7 @@ def read_similarity(document: Any, spec: ModelSpec | None = None) -> DialectRequ
 
 
 def similarity_of(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any]) -> DialectRequest:
-    """Make a request of {"source_sentence", "sentences"}. Raises `InvalidInput`."""
+    """Make a request from {"source_sentence", "sentences"}. Raises `InvalidInput`."""
     match inputs:
         case {"source_sentence": str(source), "sentences": list(sentences)} if len(inputs) == 2:
             require_texts("inputs.sentences", sentences)
@@ -74,9 +77,10 @@ def similarity_of(spec: ModelSpec, inputs: Any, parameters: Mapping[str, Any]) -
 
 
 def read_predict(document: Any, spec: ModelSpec | None = None) -> PredictRequest:
-    """Read a request for labels: of a text, of a pair of texts, or of a list of lists of one or two.
+    """Read a request for the labels of a text, of a pair of texts, or of a list of lists of one or two texts.
 
-    Raises as `read_embed`."""
+    Raises the same errors as `read_embed`.
+    """
     fields, spec = _begin(document, spec, "predict", ("inputs", "raw_scores"))
     given: Any = fields.get("inputs")
     is_batch = isinstance(given, list) and any(isinstance(each, list) for each in given)
@@ -84,7 +88,7 @@ def read_predict(document: Any, spec: ModelSpec | None = None) -> PredictRequest
     scores = {"function_to_apply": "none"} if flag(fields, "raw_scores") else {}
     _require_room(spec, list(parts))
     most = spec.parameters["top_k"].max if "top_k" in spec.parameters else None
-    parameters = {**scores, **({"top_k": int(most)} if most else {})}  # all labels, where it may be
+    parameters = {**scores, **({"top_k": int(most)} if most else {})}  # as many labels as the model allows
     return PredictRequest(
         submission=Submission(spec=spec, inputs=[_sequence(*part) for part in parts.items()], parameters=parameters),
         words=WORDS,
@@ -105,12 +109,15 @@ def _begin(
 
 
 def _settings(fields: Mapping[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
-    """Return parameters of the model. What asks for nothing is left to it, and so is what it may not know."""
+    """Return the known fields as parameters of the model, without those whose value asks for nothing.
+
+    These are left to the model, which may not have such a parameter.
+    """
     return {name: fields[name] for name in known if name in fields and not is_neutral(CUT, name, fields[name])}
 
 
 def _require_room(spec: ModelSpec, inputs: list[Any]) -> None:
-    """Raise `ApiError` for more texts than a job takes: those clients send fewer then."""
+    """Raise `ApiError` for more texts than a job takes: these clients then send fewer at once."""
     if len(inputs) > (most := lists.most(spec)):
         raise ApiError(f"inputs: at most {most} texts are answered at once, not {len(inputs)}.", "body_too_large")
 
