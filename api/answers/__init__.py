@@ -1,1 +1,1 @@
-"""What goes out: jobs, models and problems as JSON."""
+"""The contents of answers: jobs, models, generated texts, vectors, labels, sounds, and advice about problems."""

@@ -1,4 +1,4 @@
-"""What a client does about each problem: `/v1/problems/CODE` says it."""
+"""Advice for clients about each problem, which `/v1/problems/CODE` shows."""
 
 WHAT_TO_DO = {
     "bad_request": "Mend the request: the detail names what is wrong and what would be right.",

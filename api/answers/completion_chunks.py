@@ -1,7 +1,7 @@
 """A completion as it is generated, in the chunks that the clients of OpenAI and of Hugging Face read.
 
-Those of OpenAI take every block for a chunk: nothing but data may be in one, no `id` and no `retry`. Where to read on
-is in `event_id` of each chunk.
+OpenAI's clients take every block of a stream for a chunk. A block may therefore hold nothing but `data`: no `id` and no
+`retry`. The `event_id` of each chunk is the position from which a client can read on.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def written(
                 yield chunks.told(kind.part(event.text), event.id, text=event.text)
             case End():
                 yield from chunks.ended(event)
-            case Restart():  # what was told cannot be taken back
+            case Restart():  # text that was sent cannot be taken back
                 yield _data(openai.told(BEGINS_AGAIN, "restart"))
                 return
             case Cut():

@@ -1,4 +1,4 @@
-"""Tells what a model generated, and which models OpenAI's clients can call, as they and Hugging Face's read it."""
+"""Completions, and lists of models, in the form that the clients of OpenAI and of Hugging Face read."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ FINISH_REASONS = {"length": "length", "eos_token": "stop", "stop_sequence": "sto
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Of completions."""
+    """A kind of completions, with the names and fields in which its answers differ from those of the others."""
 
-    prefix: str  # of an id, before the job's
-    inputs: str  # the field of a request that they are in
+    prefix: str  # of a completion's id, before the job's id
+    inputs: str  # the field of a request that holds its inputs
     name: str
-    chunk: str  # the name of a part
-    whole: Callable[[str], dict[str, Any]]  # of a choice with this text
+    chunk: str  # the name of a chunk of a stream
+    whole: Callable[[str], dict[str, Any]]  # the fields of a choice with this text
     part: Callable[[str], dict[str, Any]]
     first: dict[str, Any]
     last: dict[str, Any]
-    has_tokens: bool = False  # each part is also one of Hugging Face's text generation
+    has_tokens: bool = False  # each chunk is also an event of Hugging Face's text generation
 
 
 CHAT = Kind(
@@ -58,14 +58,14 @@ MODEL_TEXT = replace(TEXT, has_tokens=True)
 
 
 def completion(kind: Kind, job: Job) -> dict[str, Any]:
-    """Of a job that has succeeded. Raises `ApiError`."""
+    """Return the completion of a job that has succeeded. Raises `ApiError` if the output holds no text."""
     text, details = _generated(job)
     choice = {"index": 0, **kind.whole(text), "finish_reason": finish_reason(details), "logprobs": None}
     return {**head(kind, job), "object": kind.name, "choices": [choice], "usage": usage(details)}
 
 
 def is_one(job: Job) -> bool:
-    """Whether its job generates one text."""
+    """Return True if the job generates one text."""
     spec = last_spec_of(job.model)
     if spec is None or job.parts or not tasks.of(spec.task).generates:
         return False
@@ -83,7 +83,7 @@ def head(kind: Kind, job: Job) -> dict[str, Any]:
 
 
 def _generated(job: Job) -> tuple[str, Mapping[str, Any]]:
-    """The text, as a stream tells it, and its details. Raises `ApiError`."""
+    """Return the text, as a stream sends it, and its details. Raises `ApiError` if the output holds no text."""
     text = generated(job, Prompt.of(job.inputs, job.parameters))
     if text is None:
         raise ApiError(NO_TEXT, "bad_output")
@@ -91,7 +91,10 @@ def _generated(job: Job) -> tuple[str, Mapping[str, Any]]:
 
 
 def details_of(output: Any) -> Mapping[str, Any]:
-    """How it ended, and what it took. An engine of one's own need not tell, or tells something else."""
+    """Return how the generation ended, and how many tokens it took.
+
+    The result is empty if a custom engine gives no details. It may also give other ones.
+    """
     details = answer_of(output).get("details")
     return details if isinstance(details, dict) else {}
 
@@ -108,7 +111,7 @@ def usage(details: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 def all_models() -> dict[str, Any]:
-    """List the models that take completions, or give vectors."""
+    """Return the list of the models that generate text or give vectors."""
     return {"object": "list", "data": [openai_model(spec) for spec in models().values() if _is_called(spec)]}
 
 
@@ -117,7 +120,7 @@ def _is_called(spec: ModelSpec) -> bool:
 
 
 def model(name: str) -> dict[str, Any]:
-    """Raises `UnknownModel`."""
+    """Return a model in OpenAI's form. Raises `UnknownModel` if it neither generates text nor gives vectors."""
     spec = spec_of(name)
     if not _is_called(spec):
         told = f"{spec.name!r} neither generates text nor gives vectors: GET /v1/models/{spec.name} shows it."
@@ -126,6 +129,6 @@ def model(name: str) -> dict[str, Any]:
 
 
 def openai_model(spec: ModelSpec) -> dict[str, Any]:
-    """Tell of a model what OpenAI's clients read, and its task. Nobody knows when it was created."""
+    """Return a model in OpenAI's form, with its task. `created` is 0, as the time of its creation is not known."""
     task = tasks.of(spec.task).name
     return {"id": spec.name, "object": "model", "created": 0, "owned_by": "inference", "task": task}

@@ -1,7 +1,7 @@
-"""Writes vectors of texts as the clients of OpenAI, Text Embeddings Inference and Cohere read them.
+"""Vectors of texts in the forms that the clients of OpenAI, Text Embeddings Inference and Cohere read.
 
-Jobs have them in base64. Vectors are decoded one by one: all of a large list as Python's numbers would take eight
-times their size.
+The outputs of jobs hold vectors in base64. They are decoded one by one: all of a large list as Python's numbers would
+take eight times their size.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ def _rows(found: Sequence[float], count: int) -> list[Sequence[float]]:
 
 
 def cohere_embeddings(job: Job, asked: EmbedRequest, *, version: int) -> bytes:
-    """Write the answer as Cohere does. Its first version has plain lists where no form is asked for.
+    """Write the answer as Cohere does. Version 1 of its API has plain lists where no form is asked for.
 
-    Raises `ApiError`."""
+    Raises `ApiError`.
+    """
     found = vectors(job)
     written = {
         form: array(codec.dumps(vector if form == "base64" else numbers(vector)) for vector, _ in found)
@@ -84,7 +85,10 @@ def similarities(job: Job) -> bytes:
 
 
 def _cosine(source: Sequence[float], other: Sequence[float]) -> float:
-    """Return the product of two vectors of length one, without what rounding adds. Raises `ApiError`."""
+    """Return the product of two vectors of length one, cut to -1 to 1 because of rounding.
+
+    Raises `ApiError` if the vectors differ in length.
+    """
     if len(other) != len(source):
         raise ApiError(NO_VECTOR, "bad_output")
     product: float = sum(map(operator.mul, source, other))
@@ -92,7 +96,7 @@ def _cosine(source: Sequence[float], other: Sequence[float]) -> float:
 
 
 def array(parts: Iterable[bytes]) -> bytes:
-    """Write a list of JSON of its items, which are JSON."""
+    """Write a JSON list of items that are JSON already."""
     written = io.BytesIO()
     for index, part in enumerate(parts):
         written.write(b"," * bool(index) + part)
@@ -100,7 +104,7 @@ def array(parts: Iterable[bytes]) -> bytes:
 
 
 def vectors(job: Job) -> list[tuple[str, int]]:
-    """Return of each text its vector in base64, and how many tokens were read. Raises `ApiError`."""
+    """Return the vector of each text in base64, and how many tokens were read. Raises `ApiError`."""
     outputs = job.output if isinstance(job.output, list) else [job.output]
     if len(outputs) != job.size:
         raise ApiError(NO_VECTOR, "bad_output")
@@ -115,7 +119,7 @@ def _parts(output: Any) -> tuple[str, int]:
 
 
 def numbers(vector: str) -> tuple[float, ...]:
-    """Decode numbers of float32, lowest byte first. Raises `ApiError` for what is none."""
+    """Decode float32 numbers in base64, lowest byte first. Raises `ApiError` for anything else."""
     try:
         numbers = base64.b64decode(vector, validate=True)
         found = struct.unpack(f"<{len(numbers) // 4}f", numbers)

@@ -1,5 +1,8 @@
-"""Server-sent events. Their data can also be read by Hugging Face's clients of text-generation, who look at `token` and
-`error` alone, and know of no other events than text and errors."""
+"""The server-sent events of a job's stream.
+
+Hugging Face's clients of text-generation can read their data too. These look at `token` and `error` alone, and have no
+other events than text and errors.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from inference.streams.texts import answer_of
 
 CONTENT_TYPE = "text/event-stream"
 KEEP_ALIVE = b": keep-alive\n\n"
-RETRY = b"retry: 1000\n\n"  # milliseconds after which a browser comes back
+RETRY = b"retry: 1000\n\n"  # milliseconds after which a browser connects again
 BEGINS_AGAIN = "The text begins again: another attempt generates another one."
 GOES_ON = "This server is stopping and the job goes on: connect again with the id of the last event."
 
@@ -26,7 +29,7 @@ def event(name: str, data: Any, event_id: str = "") -> bytes:
 
 
 def named(job: Job, events: Iterator[Event], *, plain: bool) -> Generator[bytes, None, None]:
-    """As `written`, and first of all where the stream can be read on."""
+    """Yield the events of `written`, after a first event with the address where the stream can be read on."""
     shown = {"id": job.id, "stream": f"/v1/jobs/{job.id}/stream"}
     yield event("job", {"job": shown, **_text("")}, BEGINNING.id_for(job.id))
     yield from written(job, events, plain=plain)

@@ -1,6 +1,7 @@
-"""What Hugging Face clients send to a model's address, and the shape of the answer they expect, by task.
+"""Requests of Hugging Face's clients to a model's address, and the shape of answer that they expect for each task.
 
-Seen on the wire of huggingface_hub 2.4 and @huggingface/inference 4.13; what they share with older ones is kept.
+Both were taken from the traffic of huggingface_hub 2.4 and @huggingface/inference 4.13. What these share with older
+versions is kept.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from inference.catalog.tasks import Shape
 from inference.errors import InvalidInput
 from inference.submission.submissions import Submission
 
-_LEGACY_CLIENT = re.compile(r"hf_hub/(0|1\.[01])\.")  # they read {"labels", "scores"} of zero-shot themselves
+_LEGACY_CLIENT = re.compile(r"hf_hub/(0|1\.[01])\.")  # these read {"labels", "scores"} of zero-shot themselves
 
 RUN_BODY = bodies.RunBody()
 
 
 def read(spec: ModelSpec, body: bytes, media_type: str) -> tuple[Submission, bool]:
-    """A job out of JSON, or of the bytes of an image or a sound; and whether its answer is to be streamed. Raises
-    `ApiError`, `InvalidInput`."""
+    """Return the job that a body asks for, and True if its answer is to be streamed.
+
+    The body is JSON, or the bytes of an image or a sound. Raises `ApiError`, `InvalidInput`.
+    """
     if tasks.of(spec.task).takes_files and body and not bodies.is_json(media_type):
         bodies.no_form(media_type)
         return Submission(spec=spec, inputs=base64.b64encode(body).decode("ascii"), parameters={}), False
@@ -49,7 +52,7 @@ def _refuse_what_is_not_streamed(spec: ModelSpec, inputs: Any) -> None:
 
 
 def _gather(document: dict[str, Any]) -> dict[str, Any]:
-    """Parameters at the root of the body, moved to where they belong."""
+    """Return the body with the parameters at its root moved into `parameters`."""
     own = {*RUN_BODY.names, *RUN_BODY.elsewhere}
     at_root = {name: value for name, value in document.items() if name not in own}
     given = {} if document.get("parameters") is None else document["parameters"]
@@ -60,7 +63,10 @@ def _gather(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def shape(task: str, output: Any, *, size: int, user_agent: str = "") -> Any:
-    """`output` of a job of `size` items as the clients expect it; each item of several is shaped alike."""
+    """Return the output of a job of `size` items in the shape that the clients expect.
+
+    Each of several items is shaped alike.
+    """
     wanted = tasks.of(task).shape
     if wanted is Shape.LISTS:
         return _nested(output, size)
@@ -72,14 +78,14 @@ def shape(task: str, output: Any, *, size: int, user_agent: str = "") -> Any:
 
 
 def _nested(output: Any, size: int) -> Any:
-    """A list of `{"label", "score"}` for every text, in a list also for one text."""
+    """Return a list of `{"label", "score"}` for every text, in a list also for one text."""
     if size == 1 and not (isinstance(output, list) and output and isinstance(output[0], list)):
         output = [output]
     return [item if isinstance(item, list) else [item] for item in output]
 
 
 def _scored(output: Any) -> Any:
-    """Segments of models that score none have a score of 1, as Hugging Face's own service answers."""
+    """Return segments with a score of 1 where the model gives none, as Hugging Face's own service does."""
     if isinstance(output, list):
         return [_scored(item) for item in output]
     if isinstance(output, dict) and output.get("score", 1.0) is None:
@@ -88,7 +94,7 @@ def _scored(output: Any) -> Any:
 
 
 def _pairs(output: Any) -> Any:
-    """`{"labels", "scores"}` becomes `[{"label", "score"}]`."""
+    """Turn `{"labels", "scores"}` into `[{"label", "score"}]`."""
     if isinstance(output, list):
         return [_pairs(item) for item in output]
     if not isinstance(output, dict) or not output.keys() >= {"labels", "scores"}:

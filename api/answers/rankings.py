@@ -1,4 +1,4 @@
-"""Tells in which order texts answer a query, as the clients of other servers read it."""
+"""The order in which texts answer a query, in the form that the clients of other servers read."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ NO_SCORE = 'The model\'s answer is not {"label": "…", "score": …} for each t
 
 
 def ranking(job: Job, asked: RerankRequest) -> bytes:
-    """Write the answer of a job that has succeeded: a list for who named `texts`, else an object. The best is first.
+    """Write the answer of a job that has succeeded, with the best text first.
 
-    Raises `ApiError`."""
+    It is a list if the request named its texts `texts`, and an object otherwise. Raises `ApiError`.
+    """
     if not isinstance(job.output, list) or len(job.output) != len(asked.texts):
         raise ApiError(NO_SCORE, "bad_output")
     scores = [_score(output, is_raw=asked.is_raw) for output in job.output]
@@ -41,7 +42,7 @@ def ranking(job: Job, asked: RerankRequest) -> bytes:
 
 
 def _usage(outputs: Sequence[Any]) -> dict[str, Any]:
-    """Return the field of the tokens that were read, or none: an engine of one's own may not count them."""
+    """Return the field of the tokens that were read, or no field if the engine, a custom one, does not count them."""
     counts = [output.get("tokens") for output in outputs]
     if any(type(count) is not int for count in counts):
         return {}
@@ -49,7 +50,7 @@ def _usage(outputs: Sequence[Any]) -> dict[str, Any]:
 
 
 def _score(output: Any, *, is_raw: bool) -> float:
-    """Return the logit, or its sigmoid. Raises `ApiError` where there is none."""
+    """Return the logit, or its sigmoid. Raises `ApiError` if the output holds no score."""
     match output:
         case {"score": float(logit)}:
             return logit if is_raw else _sigmoid(logit)
@@ -57,7 +58,7 @@ def _score(output: Any, *, is_raw: bool) -> float:
 
 
 def _sigmoid(logit: float) -> float:
-    """Compute 1 / (1 + e^-logit), in the form that overflows for no number."""
+    """Return 1 / (1 + e^-logit), computed in the form that overflows for no number."""
     if logit >= 0:
         return 1 / (1 + math.exp(-logit))
     return math.exp(logit) / (1 + math.exp(logit))

@@ -1,4 +1,4 @@
-"""What answers show: a job, a model."""
+"""The documents of a job, a bulk and a model in answers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _error(row: Job) -> dict[str, Any]:
 
 
 def waiting_job(row: Job) -> dict[str, Any]:
-    """With where it stands and how long that may take, while it is queued."""
+    """Return a job's document, with its position in the queue and its estimated wait while it is queued."""
     shown = job(row)
     if row.status == Status.QUEUED:
         place = backlog.place(row)
@@ -55,8 +55,10 @@ def waiting_job(row: Job) -> dict[str, Any]:
 
 
 def output(row: Job, user_agent: str = "", spec: ModelSpec | None = None, *, plain: bool = False) -> Any:
-    """In the shape that Hugging Face clients know for the model's task; `plain` is the model's own, in which an input
-    has the same answer alone and in a list."""
+    """Return a job's output in the shape that Hugging Face's clients expect for the model's task.
+
+    With `plain` it is in the model's own shape, in which an input has the same answer alone and in a list.
+    """
     if plain or row.status != Status.SUCCEEDED or not (spec := spec or last_spec_of(row.model)):
         return row.output
     return huggingface.shape(spec.task, row.output, size=row.size, user_agent=user_agent)

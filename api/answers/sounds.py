@@ -1,4 +1,4 @@
-"""Sound that a model made, as a WAV file: what clients of text-to-speech write to a file."""
+"""Sound that a model made, as a WAV file: clients of text-to-speech write the answer to a file as it is."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from inference.catalog.specs import ModelSpec
 from inference.catalog.tasks import Shape
 
 CONTENT_TYPE = "audio/wav"
-FULL_SCALE = 32_767  # of 16 bits
-MOST_A_SECOND = 1_000_000  # samples
-MOST_CHANNELS = 32  # more lists are samples with a list for each, the other way round
+FULL_SCALE = 32_767  # the largest sample of 16 bits
+MOST_A_SECOND = 1_000_000  # samples a second; a rate must be below it
+MOST_CHANNELS = 32  # more lists are not channels: they are samples, each with a list of its channels
 JSON = "application/json"
 
 
 def is_wanted(spec: ModelSpec, accept: str) -> bool:
-    """Return whether the answer is a file: of a model that speaks, unless the Accept header asks for JSON."""
+    """Return True if the answer is to be a file: the model makes sound, and the Accept header does not ask for JSON."""
     return tasks.of(spec.task).shape is Shape.SOUND and (JSON not in accept or CONTENT_TYPE in accept)
 
 
 def wav(output: Any) -> bytes | None:
-    """Encode `{"audio": samples from -1 to 1, "sampling_rate": a second}` in 16 bits.
+    """Encode `{"audio": samples from -1 to 1, "sampling_rate": samples a second}` as a WAV file with 16 bits.
 
-    Samples are a list, or a list for each channel. Returns None for an output of another shape.
+    The samples are a list, or a list for each channel. Returns None for an output of another shape.
     """
     match output:
         case {"audio": [[*_], *_] as channels, "sampling_rate": int(rate)} if 0 < rate < MOST_A_SECOND:
@@ -38,7 +38,7 @@ def wav(output: Any) -> bytes | None:
             return None
     try:
         frames = array("h", (_quantize(value) for frame in zip(*channels, strict=True) for value in frame))
-    except (TypeError, ValueError):  # lists of lists, or channels of several lengths
+    except (TypeError, ValueError):  # lists of lists, or channels of different lengths
         return None
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:

@@ -1,4 +1,4 @@
-"""Writes labels, and what is known of a model, as the clients of Text Embeddings Inference read it."""
+"""Labels, and the description of a model, in the form that the clients of Text Embeddings Inference read."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ MODEL_TYPES = {"embed": "embedding", "predict": "classifier", "rerank": "reranke
 
 
 def predictions(job: Job, *, is_batch: bool) -> bytes:
-    """Write the labels of each text, the best first; those of one text alone are in no list of their own.
+    """Write the labels of each text, the best first. The labels of one text alone are not in an outer list.
 
-    Raises `ApiError`."""
+    Raises `ApiError`.
+    """
     outputs = job.output if isinstance(job.output, list) else [job.output]
     if len(outputs) != job.size:
         raise ApiError(NO_LABELS, "bad_output")
@@ -35,7 +36,7 @@ def _label(given: Any) -> dict[str, Any]:
 
 
 def info(spec: ModelSpec) -> dict[str, Any]:
-    """Return what this process knows of a model. What the weights would tell is left out or null."""
+    """Return the description of a model from the catalog. Values that only its weights hold are left out or null."""
     return {
         "model_id": spec.model,
         "model_sha": spec.revision or None,
