@@ -1,1 +1,1 @@
-"""Thin and alike: read the request, have `inference` do what it asks for, answer."""
+"""The views, thin and alike: each reads the request, has `inference` do what it asks for, and answers."""

@@ -1,4 +1,4 @@
-"""Of the service itself: the OpenAPI document, the page that shows it, problem types, /metrics, /healthz, /readyz."""
+"""Views about the service: the OpenAPI document and its page, problem types, /metrics, /healthz and /readyz."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from inference.status import health, metrics
 
 
 def document() -> bytes:
-    """It lists the names of the models."""
+    """Return the OpenAPI document, which lists the names of the models."""
     return _document(tuple(known_models()))
 
 
 @functools.lru_cache(maxsize=1)
 def _document(names: tuple[str, ...]) -> bytes:
-    from drf_spectacular.generators import SchemaGenerator  # imports Django's tests, and is not always asked for
+    from drf_spectacular.generators import SchemaGenerator  # it imports Django's tests, and is seldom needed
 
     return codec.dumps(SchemaGenerator().get_schema(request=None, public=True))
 
@@ -38,7 +38,7 @@ class SchemaView(ApiView):
 
 
 class DocsView(ApiView):
-    """Swagger UI, from this service: nothing is fetched from elsewhere."""
+    """The page of Swagger UI, with all its files from this service: nothing is fetched from elsewhere."""
 
     is_open = True
 

@@ -34,17 +34,17 @@ T = TypeVar("T", bound=Terms)
 
 
 class ApiView(APIView):
-    """Speaks JSON only, so that nothing is negotiated; errors are problem documents."""
+    """The base of the views: they answer with JSON only, so nothing is negotiated, and errors are problem documents."""
 
     http_method_names = ["get", "head", "post"]
-    query_parameters: Mapping[str, tuple[str, ...]] = {}  # by method, GET's also of HEAD; others are refused by name
-    elsewhere: Mapping[str, Mapping[str, str]] = {}  # by method: what to say of some of them
-    is_cancellable = False  # whether there is POST ADDRESS/cancel
-    is_open = False  # whether it answers without a key
-    kept_waiting = True  # False: there was no room for its wait
+    query_parameters: Mapping[str, tuple[str, ...]] = {}  # by method, GET's also for HEAD; others are refused by name
+    elsewhere: Mapping[str, Mapping[str, str]] = {}  # by method: the advice in the refusal of some other parameters
+    is_cancellable = False  # True if POST ADDRESS/cancel exists
+    is_open = False  # True if the view answers without a key
+    kept_waiting = True  # False if there was no room for this request to wait
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        """With Django's request, which parses nothing by itself, and no renderers."""
+        """Answer with Django's own request, which parses nothing by itself, and without DRF's renderers."""
         try:
             self.initial(request)
             name = (request.method or "").lower()
@@ -61,29 +61,29 @@ class ApiView(APIView):
         self.principal: Principal = ANONYMOUS
         if not self.is_open:
             self.principal = auth.principal_of(request.META.get("HTTP_AUTHORIZATION", ""))
-            connections.give_back()  # the broker counts the rate next, and a slow client sends its body
+            connections.give_back()  # next the broker counts the rate, and a slow client may send its body
             auth.admit(self.principal)
         method = request.method or ""
         if method in self.allowed_methods:
             method = "GET" if method == "HEAD" else method
             bodies.known_query(request.GET, self.query_parameters.get(method, ()), self.elsewhere.get(method, {}))
 
-    def handle_exception(self, exc: Exception) -> HttpResponse:  # type: ignore[override]  # the framework's renders
-        if isinstance(exc, UnknownOwner):  # deleted by another process, while the key is remembered here
+    def handle_exception(self, exc: Exception) -> HttpResponse:  # type: ignore[override]  # DRF's answer is rendered later
+        if isinstance(exc, UnknownOwner):  # another process deleted the user, and the key is still cached here
             auth.keyring.forget()
             exc = auth.not_valid()
         response = problems.handle(exc, self)
-        exc.__traceback__ = None  # its frames may refer to it, and hold the body too
+        exc.__traceback__ = None  # its frames may refer to the error, and would hold the body too
         return response
 
     def document(self, request: HttpRequest, body: Body) -> dict[str, Any]:
-        """The validated JSON body."""
+        """Return the validated JSON body."""
         bodies.json_only(media_type(request))
         document: dict[str, Any] = body.run_validation(codec.loads(body_of(request)))
         return document
 
     def attributed(self, request: HttpRequest, submission: T) -> T:
-        """With who submits it, and what else does not come out of the body. Raises `ApiError`."""
+        """Return the submission with its owner and all else that the body does not hold. Raises `ApiError`."""
         auth.require_priority(self.principal, submission.priority)
         return dataclasses.replace(
             submission,
@@ -96,7 +96,7 @@ class ApiView(APIView):
         )
 
     def waited_for(self, request: HttpRequest, job_id: str) -> Job:
-        """The job, after `?wait=N` seconds at most when it is not finished."""
+        """Return the job. If it is not finished, wait for it for `?wait=N` seconds at most."""
         wait_s = bodies.seconds(request.GET, "wait") or 0.0
         job = visible_job(self.principal, job_id)
         if not wait_s or job.is_finished:
@@ -105,19 +105,22 @@ class ApiView(APIView):
             return jobs.wait(job.id, timeout_s=granted_s)
 
     def is_plain(self, request: HttpRequest) -> bool:
-        """Whether outputs are wanted as the model gave them."""
+        """Return True if outputs are wanted as the model gave them."""
         return bodies.prefers_plain(request.META.get("HTTP_PREFER", ""))
 
     @contextlib.contextmanager
     def slot(self, wait_s: float) -> Iterator[float]:
-        """How long this request may wait: 0 when too many of its principal do."""
+        """Yield the seconds that this request may wait: 0 if too many requests of its principal wait already."""
         with slots.take(self.principal.user_id, wait_s) as granted_s:
             self.kept_waiting = granted_s == wait_s
             yield granted_s
 
 
 def visible_job(principal: Principal, job_id: str) -> Job:
-    """Raises `JobNotFound`, the same for somebody else's job as for none; `ApiError` for one that was removed."""
+    """Return the job with this id, if the principal may see it.
+
+    Raises `JobNotFound`, the same for a job of another owner as for none, and `ApiError` for a job that was removed.
+    """
     if (key := parse_id(job_id)) is None:
         raise JobNotFound(f"There is no job {job_id[:100]!r}: ids are UUIDs.")
     logs.note(job=key)
@@ -132,15 +135,20 @@ def visible_job(principal: Principal, job_id: str) -> Job:
 
 
 def own_job(principal: Principal, job_id: str) -> Job:
-    """To cancel it, or to run it again. As `visible_job`, and `ApiError` where that is for others to do."""
+    """Return the job with this id, if the principal may cancel it and run it again.
+
+    Raises the errors of `visible_job`, and `ApiError` if the principal may only look at the job.
+    """
     job = visible_job(principal, job_id)
     auth.require_steering(principal, job)
     return job
 
 
 def body_of(request: HttpRequest) -> bytes:
-    """Once it is here, the request takes its slot. Raises `ApiError` for a body that ended before its announced length:
-    its end is missing."""
+    """Return the body of a request. Once it is read, the request takes a compute slot.
+
+    Raises `ApiError` for a body that ended before its announced length: its end is missing.
+    """
     try:
         body: bytes = request.body
     except UnreadablePostError as error:
@@ -156,7 +164,7 @@ def media_type(request: HttpRequest) -> str:
 
 
 def with_etag(request: HttpRequest, response: HttpResponse) -> HttpResponse:
-    """304 when the client has this very answer already."""
+    """Return the answer with its ETag, or 304 if the client has this very answer already."""
     etag = f'"{hashlib.blake2b(response.content, digest_size=12).hexdigest()}"'
     if etag in request.META.get("HTTP_IF_NONE_MATCH", ""):
         response = HttpResponseNotModified()

@@ -1,4 +1,4 @@
-"""/v1/jobs/bulk: many jobs with one request."""
+"""The views of /v1/jobs/bulk: many jobs with one request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BulksView(ApiView):
             bodies.json_only(media_type(request))
             bodies.known_query(request.GET, (), dict.fromkeys(bulk_body.FIELDS, "it belongs in the body."))
             submission = bulk_body.read_document(body_of(request))
-        compute_slots.give_back()  # nobody should wait for thousands of inputs
+        compute_slots.give_back()  # other requests should not wait for thousands of inputs
         accepted = bulk.submit(self.attributed(request, submission))
         headers = {"Location": f"/v1/jobs/bulk/{accepted.bulk.id}", "Retry-After": "5"}
         return codec.answer(resources.accepted_bulk(accepted), status=202, headers=headers)
@@ -60,7 +60,10 @@ class CancelBulkView(ApiView):
 
 
 def visible_bulk(principal: Principal, bulk_id: str) -> Bulk:
-    """Raises `BulkNotFound`, the same for somebody else's bulk as for none."""
+    """Return the bulk with this id, if the principal may see it.
+
+    Raises `BulkNotFound`, the same for a bulk of another owner as for none.
+    """
     if (key := parse_id(bulk_id)) is None:
         raise BulkNotFound(f"There is no bulk {bulk_id[:100]!r}: ids are UUIDs.")
     found = bulk.fetch(key)
@@ -70,7 +73,10 @@ def visible_bulk(principal: Principal, bulk_id: str) -> Bulk:
 
 
 def own_bulk(principal: Principal, bulk_id: str) -> Bulk:
-    """To cancel it. As `visible_bulk`, and `ApiError` where that is for others to do."""
+    """Return the bulk with this id, if the principal may cancel it.
+
+    Raises the errors of `visible_bulk`, and `ApiError` if the principal may only look at the bulk.
+    """
     found = visible_bulk(principal, bulk_id)
     require_steering(principal, found)
     return found

@@ -1,4 +1,4 @@
-"""Answers chats and completions at /openai/v1 and /v1, and below /v1/models/NAME, where Hugging Face's clients ask."""
+"""Views of chats and completions at /openai/v1 and /v1, and below /v1/models/NAME for Hugging Face's clients."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ModelTextView(CompletionView):
 
 
 class OldCompletionView(ApiView):
-    """Of a job that was submitted before: its client lost the answer, or did not wait for it."""
+    """The completion of a job that was submitted before, whose client lost the answer or did not wait for it."""
 
     kind: Kind
     query_parameters = {"GET": ("timeout", "stream", "last_event_id", *streaming.QUERY)}

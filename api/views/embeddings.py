@@ -1,4 +1,4 @@
-"""Answers with vectors of texts, as OpenAI and Cohere do."""
+"""Views that answer with vectors of texts, as OpenAI and Cohere do."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ class SecondCohereView(CohereView):
 
 
 def document_of(request: HttpRequest) -> Any:
-    """Read the JSON of a request. Texts as lists of tokens are what makes one too large: its refusal says so."""
+    """Read the JSON of a request.
+
+    Texts that are sent as lists of tokens are what makes such a request too large, so its refusal mentions them.
+    """
     try:
         return json_of(request)
     except ApiError as error:

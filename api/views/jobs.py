@@ -1,4 +1,4 @@
-"""/v1/jobs: submit, look, wait, cancel, run again, list."""
+"""The views of /v1/jobs: submit, look, wait, cancel, run again, list."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from inference.upkeep import retention
 
 JOB_BODY = bodies.JobBody()
 WAIT_BODY = bodies.WaitBody()
-POLL_S = (1, 30)  # what Retry-After may say
+POLL_S = (1, 30)  # the least and the most seconds of Retry-After
 
 
 class JobsView(ApiView):
@@ -80,7 +80,7 @@ class WaitView(ApiView):
 
     @operations.wait_for_jobs
     def post(self, request: HttpRequest) -> HttpResponse:
-        """Who is answered at once, for want of room to wait, is told when to ask again."""
+        """Answer with the finished jobs, and with Retry-After if there is none because there was no room to wait."""
         wait_s = bodies.seconds(request.GET, "wait") or 0.0
         ids = bodies.ids(self.document(request, WAIT_BODY)["ids"])
         with self.slot(wait_s) as granted_s:
@@ -110,7 +110,7 @@ class CancelView(ApiView):
 class RetryView(ApiView):
     @operations.retry_job
     def post(self, request: HttpRequest, job_id: str) -> HttpResponse:
-        """The new job has the owner of the old one, whoever runs it again."""
+        """Submit the job again. The new job has the owner of the old one, whichever principal runs it again."""
         old = own_job(self.principal, job_id)
         again = self.attributed(request, jobs.again(old))
         job = jobs.submit(dataclasses.replace(again, owner=old.owner))
@@ -118,7 +118,10 @@ class RetryView(ApiView):
 
 
 def finished(principal: Principal, ids: list[UUID], *, wait_s: float, plain: bool) -> dict[str, Any]:
-    """Those of the ids that are, once there is one, as many as one answer holds."""
+    """Return the jobs that are finished, once there is one of them, as many as one answer holds.
+
+    `missing` are the ids for which the principal sees no job. `left` is the number of all others not in the answer.
+    """
     ended, missing = jobs.wait_for_any(ids, principal.jobs, timeout_s=wait_s)
     found, _ = outputs.bounded(Job.objects.filter(pk__in=ended).order_by("pk"), len(ids))
     return {
@@ -144,13 +147,13 @@ def answered(job: Job, *, plain: bool) -> HttpResponse:
 
 
 def accepted(job: Job, *, plain: bool) -> HttpResponse:
-    """The job of an idempotency key may be finished already."""
+    """Return the answer to a submission. The job of an idempotency key may be finished already."""
     headers = {"Location": location(job), "Retry-After": retry_after(admission.wait_s(job))}
     return codec.answer(resources.job(job, plain=plain), status=202, headers=headers)
 
 
 def output(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec | None = None) -> HttpResponse:
-    """The output alone; 504 while there is none, a problem when there will be none."""
+    """Return the output alone: 504 while there is none, a problem if there will be none."""
     if job.status == Status.SUCCEEDED:
         user_agent = request.META.get("HTTP_USER_AGENT", "")
         shown = resources.output(job, user_agent, spec, plain=view.is_plain(request))
@@ -168,6 +171,6 @@ def output(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec | None
 
 
 def retry_after(wait_s: float | None) -> str:
-    """When to look again: after the estimated wait, within bounds."""
+    """Return the seconds after which to look again: the estimated wait, within `POLL_S`."""
     low, high = POLL_S
     return str(min(max(math.ceil(wait_s or 0), low), high))

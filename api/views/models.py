@@ -1,4 +1,4 @@
-"""/v1/models: what is served, and the blocking call."""
+"""The views of /v1/models: the models that are served, and the blocking call of a model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ModelView(ApiView):
 
 
 def spoken(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec) -> HttpResponse:
-    """The sound of a job as a file; what is none, such as those of several texts, as JSON."""
+    """Return the sound of a job as a file. An output that is not one sound, as of several texts, is JSON."""
     file = sounds.wav(job.output) if job.status == Status.SUCCEEDED else None
     if file is None:
         return output(view, request, job, spec)
@@ -70,13 +70,13 @@ def spoken(view: ApiView, request: HttpRequest, job: Job, spec: ModelSpec) -> Ht
 def run(
     view: ApiView, request: HttpRequest, submission: Submission, *, default_s: float = bodies.DEFAULT_TIMEOUT_S
 ) -> Job:
-    """The job, finished or not within ?timeout=."""
+    """Submit a job, and return it, finished or not, after ?timeout= seconds at most."""
     with view.slot(waited_s(request, default_s)) as granted_s:
         return jobs.run(view.attributed(request, submission), timeout_s=granted_s)
 
 
 class DialectView(ApiView):
-    """Answers another server's clients, who wait for a job."""
+    """A view for the clients of another server, which wait for their job."""
 
     query_parameters = {"POST": ("timeout",)}
 
@@ -89,9 +89,9 @@ def run_in_words(
     *,
     default_s: float = bodies.MAX_WAIT_S,
 ) -> HttpResponse:
-    """Run what was asked for in a client's words, in which its errors are told, also those of the job.
+    """Run a job that was asked for in a dialect. All errors use the client's words, also those of the job.
 
-    `write` writes the answer of a job that has succeeded, as JSON. `default_s` is waited where the client says nothing.
+    `write` writes the answer of a job that has succeeded, as JSON. `default_s` is the wait if the client names none.
     """
     with asked.in_its_words():
         job = run(view, request, asked.submission, default_s=default_s)
@@ -103,7 +103,7 @@ def run_in_words(
 
 
 def refuse_other_wait(request: HttpRequest, is_streamed: bool) -> None:
-    """Raises `ApiError`."""
+    """Raise `ApiError` for `timeout` if the answer is streamed, and for `on_disconnect` if it is not."""
     other = "timeout" if is_streamed else "on_disconnect"
     if other in request.GET:
         raise ApiError(f"{other}: {'not ' if is_streamed else ''}for an answer that is streamed; leave it out.")

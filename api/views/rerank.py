@@ -1,4 +1,4 @@
-"""Ranks texts by a query, at the addresses of Cohere, Jina, vLLM, infinity and Text Embeddings Inference."""
+"""Views that rank texts by a query, at the addresses of Cohere, Jina, vLLM, infinity and Text Embeddings Inference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RerankView(DialectView):
 
 @extend_schema_view(post=operations.rerank_at_root)
 class RootRerankView(RerankView):
-    """Answers problems with the statuses of Text Embeddings Inference."""
+    """The view at /rerank, whose problems have the statuses of Text Embeddings Inference."""
 
 
 class ModelRerankView(DialectView):
@@ -34,5 +34,5 @@ class ModelRerankView(DialectView):
 
 
 def rank(view: ApiView, request: HttpRequest, asked: rerank.RerankRequest) -> HttpResponse:
-    """Answer one request, whose pairs are one job."""
+    """Answer one request, whose pairs of query and text are one job."""
     return run_in_words(view, request, asked, partial(ranking, asked=asked))

@@ -1,5 +1,7 @@
-"""Answers that are written while a job runs. Each holds a thread and a place among the requests that wait, and neither
-a compute slot nor a database connection."""
+"""Answers that are written while a job runs.
+
+Each holds a thread and a slot among the requests that wait. It holds neither a compute slot nor a database connection.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,22 @@ from inference.streams.positions import BEGINNING, Position
 
 logger = logging.getLogger(__name__)
 
-HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # nobody in between is to collect it
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # no proxy is to buffer or keep it
 QUERY = ("on_disconnect",)
 NO_ROOM = "Too many of your requests wait already. Come back later, or submit a job and poll it."
 
 
 class Body:
-    """A thread of the server takes its pieces one by one, and closes it: also when it has begun nothing, and when its
-    client has gone, which is noticed by the next piece that is written."""
+    """The body of a streamed answer.
+
+    A thread of the server takes its pieces one by one, and closes it. It also closes a body of which it took no piece,
+    and one whose client has gone, which it notices when it writes the next piece.
+    """
 
     def __init__(
         self, pieces: Generator[bytes, None, None], held: contextlib.ExitStack, left: Callable[[], None] | None
     ) -> None:
-        """`left` is called when the client has gone before the end."""
+        """Take the pieces, and `held`, which is closed with them. `left` is called if the client leaves early."""
         self.pieces, self.held, self.left = pieces, held, left
         self.has_ended = False
 
@@ -67,8 +72,11 @@ def answer(
     *,
     after: Position = BEGINNING,
 ) -> HttpResponseBase:
-    """`job` finds or submits it once there is room to wait for it, `written` makes of its events what is sent. Raises
-    `ApiError` when there is no room, and what `job` raises."""
+    """Return the streamed answer for a job.
+
+    `job` finds or submits the job once there is room to wait for it. `written` turns the job's events into the bytes
+    that are sent. Raises `ApiError` if there is no room, and the errors of `job`.
+    """
     cancels = bodies.cancels_on_disconnect(request.GET)
     if request.method == "HEAD":
         job()
@@ -87,13 +95,13 @@ def answer(
 
 
 def place(request: HttpRequest, job: Job) -> Position:
-    """Where its client was told the last time. Raises `UnknownPosition`."""
+    """Return the position of the last event that the client received. Raises `UnknownPosition`."""
     told = request.META.get("HTTP_LAST_EVENT_ID") or request.GET.get("last_event_id")
     return Position.of_id(told, job.id) if told else BEGINNING
 
 
 def refuse_others(job: Job) -> None:
-    """Raises `ApiError` for a job that generates no text, or several."""
+    """Raise `ApiError` for a job that generates no text, or several texts."""
     if not completions.is_one(job):
         raise ApiError(
             f"The job {job.id} has no stream: it does not generate one text. GET /v1/jobs/{job.id}/output?wait=30"
@@ -102,9 +110,11 @@ def refuse_others(job: Job) -> None:
 
 
 def _cancelling(job_id: UUID, *, is_accepted: bool) -> Callable[[], None] | None:
-    """Return what is to be done when the client of a new stream has gone.
+    """Return the function to call if the client of a new stream goes, which cancels the job.
 
-    A job that the same request has posted is told whatever becomes of that: who was refused would post it again."""
+    For a job that the same request has posted (`is_accepted`), a database error is logged, and None is returned: a
+    client that was refused would post the job again. For any other job the error is raised.
+    """
     try:
         name = readers.come(job_id)
     except (DatabaseError, InterfaceError) as error:
@@ -122,7 +132,7 @@ def _cancelling(job_id: UUID, *, is_accepted: bool) -> Callable[[], None] | None
 
 
 def _leave(job_id: UUID, name: UUID) -> None:
-    """Cancel the job of a client that has gone. One that has ended, or whose client has come back, stays as it is."""
+    """Cancel the job of a client that has gone. It stays as it is if it has ended, or if its client has come back."""
     try:
         if readers.leave(job_id, name):
             logger.info("job=%s is cancelled: its client has gone", job_id)

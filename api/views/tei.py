@@ -1,4 +1,4 @@
-"""Answers the clients of Text Embeddings Inference, at its addresses and below /v1/models/NAME."""
+"""Views for the clients of Text Embeddings Inference, at its addresses and below /v1/models/NAME."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from inference.status import health
 
 
 class TextsView(DialectView):
-    """Answers a request by the functions that read it into a job, and write its answer."""
+    """A view made of a function that reads a request into a job and a function that writes the answer."""
 
     read_request: Callable[[Any, ModelSpec | None], DialectRequest]
     write_answer: Callable[[Job], bytes]
@@ -48,7 +48,7 @@ class EmbedAllView(TextsView):
 
 
 class RootView(EmbedView):
-    """The root of the service, where Hugging Face's clients embed if they know nothing but the host."""
+    """The root of the service, where Hugging Face's clients ask for vectors if they have nothing but the host."""
 
     def initial(self, request: HttpRequest, *args: object, **kwargs: object) -> None:
         self.is_open = request.method in ("GET", "HEAD")
@@ -74,7 +74,7 @@ class PredictView(DialectView):
 class InfoView(ApiView):
     @operations.tei_info
     def get(self, request: HttpRequest, name: str = "") -> HttpResponse:
-        """At the root, of the model that embeds, or of the one that classifies or ranks where none embeds."""
+        """Describe a model: at the root the one that embeds, or the one that classifies or ranks if none embeds."""
         kinds = {kind for spec in models().values() for kind in spec.kinds}
         spec = spec_of(name) if name else default_of(next(filter(kinds.__contains__, KINDS), KINDS[0]))
         if not spec.kinds:
