@@ -1,1 +1,1 @@
-"""The HTTP interface. Packages import what stands below them in the layers of pyproject.toml, and no broker."""
+"""The HTTP interface. Its packages import only what is below them in the layers of pyproject.toml, and no broker."""

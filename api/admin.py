@@ -1,4 +1,4 @@
-"""API keys in the admin: made (and shown once), looked at, revoked."""
+"""The admin pages of API keys, where keys are made (and shown once), looked at and revoked."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ def _hour(moment: datetime.datetime) -> datetime.datetime:
 
 
 def _used_since(moment: datetime.datetime) -> Coalesce:
-    """Requests with each key."""
+    """Return the expression for the number of requests with each key since `moment`."""
     uses = KeyUse.objects.filter(key=OuterRef("pk"), hour__gte=moment).order_by().values("key")
     return Coalesce(Subquery(uses.annotate(all=Sum("requests")).values("all")), 0)
 
 
 def owners(user: Any) -> QuerySet[Any]:
-    """Whose keys `user` may make and change: nobody's who may do more. Keys of staff read every job."""
+    """Return the users whose keys `user` may make and change. Users that may do more than `user` are not among them.
+
+    Keys of staff read every job, so `user` is among them only with the right to view jobs.
+    """
     users = get_user_model().objects
     if user.is_superuser:
         return users.all()
@@ -45,7 +48,7 @@ def owners(user: Any) -> QuerySet[Any]:
 
 
 def seen_by(user: Any) -> QuerySet[ApiKey]:
-    """Return the keys that `user` may look at: all, or none without the right."""
+    """Return the keys that `user` may look at: all, or none without the right to view or change keys."""
     may = user.has_perm("api.view_apikey") or user.has_perm("api.change_apikey")
     return ApiKey.objects.all() if may else ApiKey.objects.none()
 
@@ -58,7 +61,7 @@ def is_below(user: Any, key: ApiKey | None) -> bool:
 
 
 @admin.register(ApiKey)
-class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none when it runs
+class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
     list_display = (
         "start", "name", "owner", "state", "last_used_at", "requests", "a_minute", "share", "expires_at", "jobs",
     )  # fmt: skip
@@ -73,7 +76,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
         return ("owner", "last_day") if obj else ("last_day",)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ApiKey]:
-        """With what each and all have been used."""
+        """Return the keys, with the number of requests of each key and of all keys together."""
         now = clock.now()
         day, hour = now - DAY, _hour(now) - HOUR
         of_all = KeyUse.objects.filter(hour__gte=day).aggregate(all=Sum("requests"))["all"] or 0
@@ -90,7 +93,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
 
     @admin.display(description="requests a minute", ordering="used_hour")
     def a_minute(self, key: Any) -> str:
-        """Over the hour that runs and the one before it, and what it may."""
+        """Return the requests a minute over the current hour and the one before it, and the most that are allowed."""
         now = clock.now()
         most = auth.or_default(key.requests_per_minute, settings.API_KEY_RATE)
         return f"{key.used_hour / ((now - _hour(now) + HOUR) / MINUTE):.1f} of {most or 'any'}"
@@ -103,7 +106,7 @@ class ApiKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes none 
 
     @admin.display(description="last day")
     def last_day(self, key: ApiKey) -> SafeString | str:
-        """An hour after the other."""
+        """Return a drawing of the requests of each of the last 24 hours."""
         if key.pk is None:
             return "-"
         now = _hour(clock.now())

@@ -1,4 +1,4 @@
-"""Who asks: the owner of an API key, or nobody where no key is needed."""
+"""The principal of a request: the owner of an API key, or an anonymous one where no key is needed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ from inference.submission import rates
 
 logger = logging.getLogger(__name__)
 
-REMEMBERED_S = 5.0  # a key that is revoked elsewhere still opens for so long
+REMEMBERED_S = 5.0  # for so long a key is still accepted after another process has revoked it
 REMEMBERED_KEYS = 10_000
 USED_EVERY_S = 60  # precision of last_used_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Owners see their own jobs, staff see all, and who comes without a key sees jobs that have no owner."""
+    """The user for whom a request acts, and the limits of the key.
+
+    Owners see their own jobs, and staff see all. A request without a key sees the jobs that have no owner.
+    """
 
     user: Any = None  # the key's owner; None without a key
     key_id: int = 0
@@ -51,17 +54,17 @@ class Principal:
         return self.is_staff or row.owner_id == self.user_id
 
     def may_steer(self, row: Job | Bulk) -> bool:
-        """Whether it may cancel it or run it again. Of the staff some may only look, here as in the admin."""
+        """Return True if it may cancel the row or run it again. Some of the staff may only look, as in the admin."""
         return row.owner_id == self.user_id or (self.user is not None and self.user.has_perm("inference.change_job"))
 
     @property
     def jobs(self) -> QuerySet[Job]:
-        """Those that it may see. A part of one is none."""
+        """The jobs that it may see. The parts of a job are not among them."""
         jobs = Job.objects.filter(whole=None)
         return jobs if self.is_staff else jobs.filter(owner=self.user)
 
     def max_owned(self, priority: int) -> int | None:
-        """How many jobs of this owner may wait at that priority and above; None: no limit."""
+        """Return how many jobs of this owner may wait at that priority and above, or None for no limit."""
         if self.user is None:
             return None
         return (settings.API_KEY_MAX_LOW_QUEUED if priority == Priority.LOW else self.max_queued) or None
@@ -71,12 +74,12 @@ ANONYMOUS = Principal()
 
 
 def principal_of(authorization: str) -> Principal:
-    """Who sent this Authorization header. Raises `ApiError`."""
+    """Return the principal that sent this Authorization header. Raises `ApiError`."""
     scheme, _, key = authorization.strip().partition(" ")
     if not key and scheme.startswith(PREFIX):
-        scheme, key = "Bearer", scheme  # some clients send a key as it is
+        scheme, key = "Bearer", scheme  # some clients send a key without a scheme
     if not settings.API_KEY_REQUIRED and not key.startswith(PREFIX):
-        return ANONYMOUS  # Hugging Face clients send a token of their own when they have one
+        return ANONYMOUS  # Hugging Face's clients send a token of their own if they have one
     if not authorization:
         raise ApiError("An API key is needed: send Authorization: Bearer KEY.", "unauthorized")
     if scheme.lower() != "bearer" or not key:
@@ -89,7 +92,7 @@ def not_valid() -> ApiError:
 
 
 def admit(principal: Principal) -> None:
-    """Raises `ApiError`."""
+    """Count a request of a key that has a rate. Raises `ApiError` if the rate is used up."""
     if not principal.requests_per_minute:
         return
     if wait_s := rates.take(f"key:{principal.key_id}", principal.requests_per_minute):
@@ -101,31 +104,31 @@ def admit(principal: Principal) -> None:
 
 
 def require_staff(principal: Principal) -> None:
-    """Raises `ApiError`. Where no key is needed there is nobody to keep out."""
+    """Raise `ApiError` if the principal is not staff. Where no key is needed, every request passes."""
     if settings.API_KEY_REQUIRED and not principal.is_staff:
         raise ApiError("Only a key of a staff user may do that.", "forbidden")
 
 
 def require_steering(principal: Principal, row: Job | Bulk) -> None:
-    """Of a row that it may see. Raises `ApiError`."""
+    """Raise `ApiError` if the principal, which may see the row, may neither cancel it nor run it again."""
     if not principal.may_steer(row):
         raise ApiError("This key sees the jobs of others, and may neither cancel them nor run them again.", "forbidden")
 
 
 def require_priority(principal: Principal, priority: int) -> None:
-    """Raises `ApiError`."""
+    """Raise `ApiError` if the priority is high and the principal may not use it."""
     if priority == Priority.HIGH and not principal.may_use_high:
         raise ApiError("This key may not use the priority high. Send normal or low.", "forbidden")
 
 
 class Keyring:
-    """Keys that were looked up a moment ago: one query a key every few seconds, however many requests it sends."""
+    """The keys that were looked up a moment ago: one query a key every few seconds, however many requests it sends."""
 
     def __init__(self) -> None:
         self.known: dict[str, tuple[Principal, float]] = {}
 
     def find(self, key: str) -> Principal:
-        """Raises `ApiError`: the same for a wrong, a revoked and an expired key."""
+        """Return the principal of a key. Raises the same `ApiError` for a wrong, a revoked and an expired key."""
         name = digest(key)
         principal, until = self.known.get(name, (None, 0.0))
         if principal is None or time.monotonic() > until:
@@ -171,7 +174,11 @@ def _remembered_s(row: ApiKey) -> float:
 
 
 def _note_use(row: ApiKey) -> None:
-    """A courtesy: a database that only reads, or that others keep from writing, keeps no key out."""
+    """Write when the key was used, at most every `USED_EVERY_S` seconds.
+
+    If the database is read-only, or other writers lock it, the time is not written, and the key is accepted all the
+    same.
+    """
     now = clock.now()
     if row.last_used_at and abs(now - row.last_used_at) < datetime.timedelta(seconds=USED_EVERY_S):
         return

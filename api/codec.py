@@ -1,4 +1,4 @@
-"""JSON in and out: parsed strictly, within limits that both databases can store."""
+"""JSON of requests and answers: parsed strictly, within limits that both databases can store."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from django.http import HttpResponse
 
 from api.errors.problems import ApiError
 
-MAX_DEPTH = 64  # levels of lists and objects; SQLite's own functions stop at 1,000
-MAX_VALUES = 300_000  # of one body, counted before it is parsed: a quarter of a kilobyte and a few microseconds each
+MAX_DEPTH = 64  # levels of lists and objects; SQLite's JSON functions stop at 1,000
+MAX_VALUES = 300_000  # of one body, counted before parsing: each takes a quarter of a kilobyte, a few microseconds
 TOO_MANY_VALUES = "body_too_large"
 CONTENT_TYPE = "application/json"
-_STRING = re.compile(rb'"[^"]*"?')  # once escaped quotes are taken out
+_STRING = re.compile(rb'"[^"]*"?')  # matches once escaped quotes are removed
 _OPTIONS = orjson.OPT_UTC_Z | orjson.OPT_NON_STR_KEYS
 
 
 def loads(body: bytes) -> Any:
-    """Raises `ApiError`. Refuses NaN, lone surrogates, NUL characters and deep nesting."""
+    """Return the value of a JSON body.
+
+    Raises `ApiError` for a body that is not JSON, and for NaN, lone surrogates, NUL characters, deep nesting and too
+    many values.
+    """
     refuse_too_many_values(body)
     try:
         value = orjson.loads(body)
@@ -35,7 +39,7 @@ def loads(body: bytes) -> Any:
 
 
 def refuse_too_many_values(body: bytes) -> None:
-    """Raises `ApiError`, before anything is unfolded: ten megabytes of `{},` are a gigabyte as objects."""
+    """Raise `ApiError` for too many values, before any are parsed: ten megabytes of `{},` are a gigabyte as objects."""
     if _most_values(body) <= MAX_VALUES:
         return
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -47,7 +51,7 @@ def refuse_too_many_values(body: bytes) -> None:
 
 
 def _most_values(body: bytes) -> int:
-    """How many values JSON can hold: each but the first follows a comma or a bracket."""
+    """Return the most values that the JSON can hold: each but the first follows a comma or an opening bracket."""
     return sum(map(body.count, (b",", b"[", b"{")))
 
 

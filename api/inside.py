@@ -1,4 +1,4 @@
-"""The client of `batch_inference_client` inside Django: what the views do, without a request.
+"""The client of `batch_inference_client` inside Django, which does without a request what the views do.
 
 from api.inside import Client
 
@@ -53,8 +53,12 @@ P = ParamSpec("P")
 
 
 def beside(call: Callable[P, Document]) -> Callable[P, Document]:
-    """Who waits gives its connection back. An open one of the caller, who may be reading rows, is left as it is: this
-    is then done in another thread, but within a transaction."""
+    """Wrap a call that waits, so that it does not close an open connection of the caller.
+
+    A call that waits gives its database connection back. If the caller has an open connection, it may be reading rows
+    with it. The call then runs in another thread, and the connection stays as it is. Within a transaction the call runs
+    in the caller's thread.
+    """
 
     @functools.wraps(call)
     def called(*arguments: P.args, **named: P.kwargs) -> Document:
@@ -67,8 +71,10 @@ def beside(call: Callable[P, Document]) -> Callable[P, Document]:
 
 
 class Client(BaseClient):
-    """Its jobs are `owner`'s, or nobody's, and no share of the queue bounds them. What is submitted within a
-    transaction is waited for once that is committed."""
+    """A client whose jobs belong to `owner`, or have no owner, and are not bounded by a share of the queue.
+
+    A job that is submitted within a transaction can be waited for once the transaction is committed.
+    """
 
     def __init__(self, owner: Any = None, *, patience_s: float = PATIENCE_S) -> None:
         super().__init__(Inside(Principal(user=owner)), patience_s=patience_s)
@@ -94,7 +100,7 @@ class Inside(Service):
             return _document(resources.job(visible_job(self._principal, job_id), plain=True))
 
     def stream(self, job_id: str, *, after: str) -> Iterator[StreamEvent | None]:
-        """Read in a thread of its own, which needs the database for moments."""
+        """Yield the events of a job, which are read in a thread of its own. It needs the database for moments only."""
         end: Any = object()
         with ThreadPoolExecutor(1, thread_name_prefix="inference-client-inside") as thread:
             events = thread.submit(self._events, job_id, after).result()
@@ -141,7 +147,11 @@ class Inside(Service):
             return {"ready": not reasons, "reasons": reasons}
 
     def once_stored(self, then: Callable[[], None], *, otherwise: Callable[[], None]) -> None:
-        """Django says nothing where a transaction is undone: it forgets whom it would have told."""
+        """Call `then` once the transaction is committed, or `otherwise` if it is rolled back.
+
+        Django does not report a rollback: it drops the functions that it would have called after the commit. Therefore
+        a finalizer of such a function calls `otherwise`.
+        """
 
         def committed() -> None:
             undone.detach()
@@ -167,7 +177,10 @@ class Inside(Service):
 
 @contextlib.contextmanager
 def _asking(*, committed: bool = False) -> Iterator[None]:
-    """Errors are the client's, and the connection is left as it was found: the client's threads keep none."""
+    """Run the block with its errors raised as `ClientError`, and leave the connection as it was found.
+
+    The client's threads thus keep no connection. With `committed`, raises `ClientError` within a transaction.
+    """
     if committed and connection.in_atomic_block:
         raise ClientError(UNCOMMITTED, code="bad_request")
     was_open = connection.connection is not None
@@ -197,6 +210,6 @@ def _stream_event(event: Event) -> StreamEvent | None:
 
 
 def _document(shown: dict[str, Any]) -> Document:
-    """With texts for ids and times, as over HTTP."""
+    """Return the document with strings for ids and times, as over HTTP."""
     document: Document = orjson.loads(codec.dumps(shown))
     return document

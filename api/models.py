@@ -1,4 +1,4 @@
-"""API keys: what is stored is a digest; the key itself is shown once, when it is made."""
+"""API keys, of which a digest is stored. The key itself is shown once, when it is made."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from django.db.models.functions import Now
 from inference import clock
 
 PREFIX = "inf_"
-SHOWN = 12  # characters of the key that are kept to tell keys apart
+SHOWN = 12  # characters of the key that are stored to tell keys apart
 
 
 def digest(key: str) -> str:
-    """SHA-256 is enough: a key holds 256 random bits, which nobody guesses, however fast the hash."""
+    """Return the SHA-256 of a key. It is enough: a key's 256 random bits cannot be guessed, however fast the hash."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 class ApiKeyManager(models.Manager["ApiKey"]):
     def issue(self, **fields: Any) -> tuple[ApiKey, str]:
-        """A new key: its row, and the key itself, which cannot be read again."""
+        """Create a key. Return its row, and the key itself, which cannot be read again."""
         key = PREFIX + secrets.token_urlsafe(32)
         return self.create(digest=digest(key), start=key[:SHOWN], **fields), key
 
@@ -56,19 +56,19 @@ class ApiKey(models.Model):
 
     @staticmethod
     def valid() -> Q:
-        """Keys that open the door now."""
+        """Return the condition for keys that are accepted now."""
         unexpired = Q(expires_at=None) | Q(expires_at__gt=Now())
         return unexpired & Q(revoked_at=None, owner__is_active=True)
 
     def revoke(self) -> None:
-        """Effective at once in this process, and within `auth.REMEMBERED_S` in others. A revoked key stays revoked."""
+        """Revoke the key, at once in this process and within `auth.REMEMBERED_S` in others. It stays revoked."""
         if self.revoked_at is None:
             self.revoked_at = clock.now()
             self.save(update_fields=["revoked_at"])
 
 
 class KeyUse(models.Model):
-    """Requests that came with a key within an hour."""
+    """The number of requests that came with a key within an hour."""
 
     key = models.ForeignKey(ApiKey, on_delete=models.CASCADE, related_name="uses", db_index=False)
     hour = models.DateTimeField(db_index=True)

@@ -1,4 +1,4 @@
-"""One id a request: taken over from X-Request-Id or made, and found on the answer, the row and every log line."""
+"""The id of a request: taken from X-Request-Id or made, and found on the answer, the job's row and every log line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _ACCEPTED = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 def begin(offered: str | None) -> str:
-    """The id of the request that this thread now serves: `offered`, unless it is unfit for a log line."""
+    """Set and return the id of the request that this thread now serves.
+
+    It is `offered`, or a new id if `offered` is missing or unfit for a log line.
+    """
     chosen = offered if offered and _ACCEPTED.fullmatch(offered) else uuid_utils.uuid7().hex
     logs.begin(request_id=chosen)
     return chosen
@@ -29,7 +32,7 @@ def current() -> str:
 
 
 def in_log(record: logging.LogRecord) -> bool:
-    """Adds the id to the lines that are logged while a request is served."""
+    """Add the id to a line that is logged while a request is served. Returns True, so that no line is filtered."""
     current_id = current()
     record.request_id = f" request_id={current_id}" if current_id else ""
     return True

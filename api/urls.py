@@ -7,11 +7,11 @@ from api.views.base import ApiView
 
 
 def alias(address: str, view: type[ApiView]) -> URLPattern:
-    """Answer at one more address, which the OpenAPI document names where it describes the view's main one."""
+    """Return the route of one more address of a view, which the OpenAPI document names at the view's main address."""
     return path(address, view.as_view(schema=None))
 
 
-app_name = APP_NAME  # by which the middleware knows these views
+app_name = APP_NAME  # by which the middleware recognizes these views
 urlpatterns = [
     path("v1/models/<str:name>/v1/chat/completions", completions.ModelChatView.as_view()),
     path("v1/models/<str:name>/v1/completions", completions.ModelTextView.as_view()),

@@ -1,6 +1,8 @@
-"""How many requests come with which key: counted in memory, and added to the rows of the hour once a minute.
+"""Counts of requests by API key, kept in memory and added to the rows of the hour once a minute.
 
-A courtesy: what a process has counted since is lost with it, and a database that is away keeps no key out."""
+They need not be complete: counts that are not written yet are lost with their process. A key is accepted also while the
+database cannot write them.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,16 @@ from inference import clock, queries
 logger = logging.getLogger(__name__)
 
 EVERY_S = 60.0
-MOST = 200  # keys of one round: a request waits for it
+MOST = 200  # keys that are written at once, while a request waits
 KEPT = datetime.timedelta(days=31)
 
 
 class Usage:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._requests: Counter[int] = Counter()  # by key, since they were written
+        self._requests: Counter[int] = Counter()  # by the key's id, since the last write
         self._due_at = 0.0
-        self._hour: datetime.datetime | None = None  # in which old rows were removed
+        self._hour: datetime.datetime | None = None  # the hour in which old rows were removed last
 
     def count(self, key_id: int) -> None:
         with self._lock:

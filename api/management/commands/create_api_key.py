@@ -1,4 +1,4 @@
-"""`manage.py create_api_key ada`: prints a new key, once."""
+"""The command `manage.py create_api_key ada`, which prints a new key, once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inference import clock
 from inference.fields.json_field import storable
 
 MOST_DAYS = 36_500
-MOST = 2**31 - 1  # that the columns hold
+MOST = 2**31 - 1  # the largest number that the columns hold
 
 
 class Command(BaseCommand):
