@@ -7,7 +7,7 @@ from celery import Celery
 from inference.worker import setup
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
-# Celery would run Django's checks in each process of a worker, import all views for that, and drop what they find.
+# Celery would run Django's checks in each process of a worker, import all views for that, and discard the results.
 os.environ.setdefault("CELERY_SKIP_CHECKS", "1")
 
 app = Celery("project")

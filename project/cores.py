@@ -1,8 +1,8 @@
-"""Keeps a web process that computes much on one core, and lets one that waits for models run on any.
+"""The choice of a web process's CPU cores: one core while it computes much, any core while it waits for models.
 
-One thread at a time holds Python's lock: on one core it finds its data in that core's cache, which is a fifth less CPU
-a request. Where replicas compute on the same cores, a process that needs little of its core waits for it instead, and
-short texts take 5 to 20 % longer.
+Only one thread at a time holds Python's lock. On one core it finds its data in that core's cache, which saves a fifth
+of the CPU of a request. Where replicas compute on the same cores, however, a process that needs little of its core has
+to wait for it, and short texts take 5 to 20 % longer.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import threading
 import time
 
 LOOK_S = 5.0
-BUSY = 0.5  # of a core
+BUSY = 0.5  # share of a core that a process uses; above it the process is kept on one core
 
 
 class Cores:
-    """Chooses the cores of this process. Processes side by side have different ones for themselves."""
+    """The cores of this process. Processes that run side by side have different cores of their own."""
 
     def __init__(self) -> None:
         self.all = os.sched_getaffinity(0)
@@ -35,12 +35,12 @@ class Cores:
         before_s, then_s = self._seen
         self._seen = used_s, now_s
         wanted = self.own if used_s - before_s > BUSY * (now_s - then_s) else self.all
-        for thread in os.listdir("/proc/self/task"):  # each time: threads have begun meanwhile, with others' cores
-            with contextlib.suppress(OSError):  # it has ended, or the cores have changed meanwhile
+        for thread in os.listdir("/proc/self/task"):  # each time: new threads may have other cores
+            with contextlib.suppress(OSError):  # the thread has ended, or the cores have changed meanwhile
                 os.sched_setaffinity(int(thread), wanted)
 
 
 def follow_load() -> None:
-    """Start the thread that looks, where the system can hold a process to a core."""
+    """Start the thread that chooses the cores, if the system can keep a process on a core."""
     if hasattr(os, "sched_setaffinity"):  # Linux
         threading.Thread(target=Cores().follow_load, name="cores", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Values from the environment. One that cannot be used ends the program with a sentence that names its variable."""
+"""Values of environment variables. An invalid one ends the program with a sentence that names its variable."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def flag(name: str, default: bool = False) -> bool:
 
 
 def texts(name: str, default: str = "") -> list[str]:
-    """Separated by commas."""
+    """Return the parts of a variable's text, which are separated by commas."""
     return [part.strip() for part in os.environ.get(name, default).split(",") if part.strip()]
 
 
 def origins(name: str) -> list[str]:
-    """Sites as a browser names them, separated by commas."""
+    """Return sites as a browser names them, which are separated by commas in the variable."""
     found = texts(name)
     for origin in found:
         if not ORIGIN.fullmatch(origin):
@@ -40,7 +40,7 @@ def origins(name: str) -> list[str]:
 
 
 def integer(name: str, default: int) -> int:
-    """Not negative."""
+    """Return a whole number that is not negative."""
     text = os.environ.get(name, str(default))
     if not (text.isascii() and text.isdigit()):
         refuse(name, f"must be a whole number from 0 on, not {text!r}")
@@ -48,7 +48,7 @@ def integer(name: str, default: int) -> int:
 
 
 def number(name: str, default: float) -> float:
-    """Not negative."""
+    """Return a number that is not negative."""
     text = os.environ.get(name, str(default))
     try:
         value = float(text)
@@ -67,8 +67,11 @@ def choice(name: str, choices: tuple[str, ...], default: str) -> str:
 
 
 def prefix(name: str) -> str:
-    """With a dot at its end, when it is set. A model's name may hold dots, so that a prefix with one, or the word that
-    all names begin with, could make one name of two."""
+    """Return the variable's text with a dot at its end, or an empty string if it is not set.
+
+    A model's name may hold dots. With a dot inside the prefix, or with the word that all names begin with as the
+    prefix, two different names could become the same.
+    """
     text = os.environ.get(name, "")
     if not text:
         return ""
@@ -78,7 +81,10 @@ def prefix(name: str) -> str:
 
 
 def url(name: str, schemes: tuple[str, ...] = ()) -> str:
-    """Empty when it is not set. Its text is not repeated in an error: it may hold a password."""
+    """Return an address, or an empty string if it is not set.
+
+    Its text is not repeated in an error, as it may hold a password.
+    """
     address = os.environ.get(name, "")
     try:
         scheme = urlsplit(address).scheme
@@ -91,7 +97,7 @@ def url(name: str, schemes: tuple[str, ...] = ()) -> str:
 
 
 def database(name: str, default: str) -> dict[str, Any]:
-    """Django's entry in DATABASES."""
+    """Return the database's entry for Django's DATABASES."""
     try:
         found = dict(dj_database_url.parse(os.environ.get(name) or default, conn_max_age=None))
     except ValueError:
@@ -102,7 +108,10 @@ def database(name: str, default: str) -> dict[str, Any]:
 
 
 def secret(name: str, file: Path) -> str:
-    """The variable, or what was generated once for this folder: no secret is ever the same in two places."""
+    """Return the variable's text, or a secret that was generated once for this folder.
+
+    No secret is thus the same in two places.
+    """
     if given := os.environ.get(name):
         return given
     try:
@@ -115,8 +124,11 @@ def secret(name: str, file: Path) -> str:
 
 
 def _write_whole(file: Path, text: str) -> None:
-    """Of several that write it at once the first wins; nobody ever reads half of it, or an empty one of a full disk."""
-    with tempfile.NamedTemporaryFile("w", dir=file.parent) as new:  # for its owner only
+    """Write a file that no process ever reads half written, or empty after a full disk.
+
+    If several processes write it at once, the first one wins.
+    """
+    with tempfile.NamedTemporaryFile("w", dir=file.parent) as new:  # which its owner alone may read
         new.write(text)
         new.flush()
         if file.exists() and not file.stat().st_size:

@@ -1,4 +1,4 @@
-"""Between the web server and Django."""
+"""The WSGI handler, which is between the web server and Django."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from api.server.middleware import api_match
 
 
 class Handler(WSGIHandler):
-    """Django's for pages. What it does around each request, signals whose receivers look after connections, caches and
-    addresses, is a quarter of what the API's own requests cost; of it they need the look at the connection."""
+    """Django's handler for pages, with a shorter way for requests of the API.
+
+    Around each request Django's handler sends signals, whose receivers look after connections, caches and addresses.
+    That is a quarter of what the API's own requests cost. They need only the check of the connection, which is done
+    here.
+    """
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
-        path = environ["PATH_INFO"].encode("iso-8859-1").decode(errors="replace")  # as WSGI passes UTF-8
+        path = environ["PATH_INFO"].encode("iso-8859-1").decode(errors="replace")  # WSGI passes UTF-8 as Latin-1
         if settings.DEBUG or not api_match(path):
             return super().__call__(environ, start_response)
         answer = self._middleware_chain(self.request_class(environ))  # type: ignore[attr-defined]  # Django's own name

@@ -1,10 +1,10 @@
-"""Which release this is: the commit that is checked out."""
+"""The release of this code: the commit that is checked out."""
 
 from pathlib import Path
 
 
 def of(folder: Path) -> str:
-    """Its beginning; nothing where there is no checkout."""
+    """Return the first 10 characters of the commit's hash, or an empty string if there is no checkout."""
     git = folder / ".git"
     try:
         head = (git / "HEAD").read_text().strip()

@@ -1,4 +1,4 @@
-"""Does what the web server does not: tell that it stops, and give up a client that reads nothing or is gone."""
+"""Tasks that the web server leaves out: a call when it stops, and a limit for clients that read nothing or are gone."""
 
 from __future__ import annotations
 
@@ -11,31 +11,34 @@ import time
 from collections.abc import Callable
 
 STALLED_S = 60
-LISTENS_S = 60.0  # after the application is loaded, at the latest
+LISTENS_S = 60.0  # the longest time from the loaded application to a server that listens
 LOOK_S = 0.05
 TCP = (socket.AF_INET, socket.AF_INET6)
 STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 def drop_stalled_clients() -> None:
-    """The thread of a stream is else held for as long as its client likes, once all buffers are full, and that of a
-    body for ever where the client's host is lost before its end."""
+    """Start the thread that sets a limit for clients that read nothing or are gone.
+
+    Without it, once all buffers are full, the thread of a stream is held for as long as its client likes. The thread
+    that reads a body is held for ever if the client's host is lost before the body's end.
+    """
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it
         threading.Thread(target=_limit_once_it_listens, name="stalled-clients", daemon=True).start()
 
 
 def _limit_once_it_listens() -> None:
-    """The server listens some time after the application is loaded."""
+    """Set the limit once the server listens, which is some time after the application is loaded."""
     give_up_at = time.monotonic() + LISTENS_S
     while not _limited() and time.monotonic() < give_up_at:
         time.sleep(LOOK_S)
 
 
 def _limited() -> bool:
-    """Whether there is a socket that listens: connections inherit its limit."""
+    """Set the limit of each socket that listens, which its connections inherit. Return True if there is one."""
     found = False
     for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # it is closed by now, or no socket
+        with contextlib.suppress(OSError):  # the descriptor is closed by now, or is no socket
             known = socket.socket(fileno=int(descriptor))
             try:
                 if known.family in TCP and known.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -49,8 +52,11 @@ def _limited() -> bool:
 
 
 def when_stopped(then: Callable[[], None]) -> None:
-    """Call it once this process is told to stop. The server sets the handlers of signals, later than this."""
-    if threading.current_thread() is not threading.main_thread():  # of `manage.py runserver`, which has no handlers
+    """Call `then`, in a thread of its own, once this process gets a signal to stop.
+
+    The signals' handlers are the server's, which sets them later than this.
+    """
+    if threading.current_thread() is not threading.main_thread():  # `manage.py runserver` has no handlers
         return
     told, tells = os.pipe()
     os.set_blocking(tells, False)

@@ -1,4 +1,4 @@
-"""Settings, from the environment. README lists the variables."""
+"""Django's settings, from environment variables. README lists the variables."""
 
 import os
 from pathlib import Path
@@ -13,17 +13,17 @@ from project import release
 BASE_DIR = Path(__file__).resolve().parent.parent
 DATA_DIR = Path(os.environ.get("DATA_DIR", BASE_DIR / "var"))
 
-RELEASE = os.environ.get("RELEASE") or release.of(BASE_DIR)  # what the charts mark as a deployment
+RELEASE = os.environ.get("RELEASE") or release.of(BASE_DIR)  # the charts mark a change of it as a deployment
 
-DEBUG = env.flag("DEBUG")  # Django's: pages with tracebacks, and every statement kept for them
-DEVELOPMENT = env.flag("DEVELOPMENT", DEBUG)  # plain HTTP, and no keys asked for
+DEBUG = env.flag("DEBUG")  # Django's: error pages with tracebacks, for which every statement is kept
+DEVELOPMENT = env.flag("DEVELOPMENT", DEBUG)  # plain HTTP, and no API keys needed
 SECRET_KEY = env.secret("SECRET_KEY", DATA_DIR / "secret_key")
 ALLOWED_ORIGINS = env.origins("ALLOWED_ORIGINS")
 ALLOWED_HOSTS = env.texts("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 
 INSTALLED_APPS = [
     "inference",  # before the admin, some of whose templates it replaces
-    "django.contrib.admin.apps.SimpleAdminConfig",  # project/urls.py finds its pages: only web processes show them
+    "django.contrib.admin.apps.SimpleAdminConfig",  # project/urls.py loads its pages: only web processes show them
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -39,7 +39,7 @@ MIDDLEWARE = [
     *(["api.server.tracing.Traces"] if tracing.on else []),
     "api.server.middleware.RequestIds",
     "api.server.middleware.Api",
-    # For pages: the admin's with their files, and those of an app that was added.
+    # For pages: those of the admin with their files, and those of an app that was added.
     "django.middleware.security.SecurityMiddleware",
     "inference.admin.policy.ContentPolicy",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -50,7 +50,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
-if ALLOWED_ORIGINS:  # whose pages may call the API from a browser
+if ALLOWED_ORIGINS:  # sites whose pages may call the API from a browser
     INSTALLED_APPS.append("corsheaders")
     MIDDLEWARE.insert(MIDDLEWARE.index("api.server.middleware.Api"), "corsheaders.middleware.CorsMiddleware")
 CORS_ALLOWED_ORIGINS = ALLOWED_ORIGINS
@@ -58,7 +58,7 @@ CORS_URLS_REGEX = r"^/(?!admin(?:/|$))"
 CORS_ALLOW_HEADERS = (
     "accept", "authorization", "content-type", "idempotency-key", "if-none-match", "last-event-id", "prefer",
     "traceparent", "tracestate", "user-agent", "x-request-id",
-    # of the packages openai and cohere-ai of npm
+    # sent by the npm packages openai and cohere-ai
     *(f"x-stainless-{name}" for name in (
         "arch", "helper-method", "lang", "os", "package-version", "poll-helper", "retry-count", "runtime",
         "runtime-version", "timeout",
@@ -85,7 +85,7 @@ TEMPLATES = [
         },
     }
 ]
-# Over HTTPS, which a proxy in front speaks. It also redirects: here a redirect would turn a POST into a GET.
+# For HTTPS, which a proxy in front ends. The proxy also redirects to it: a redirect here would turn a POST into a GET.
 SECURE_HSTS_SECONDS = env.integer("HSTS_SECONDS", 0 if DEVELOPMENT else 86_400)
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = env.flag("SECURE_COOKIES", not DEVELOPMENT)
 if env.flag("TRUST_PROXY"):
@@ -94,7 +94,7 @@ SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W008", "security.W021"]  # 
 
 APPEND_SLASH = False  # a redirect turns a POST into a GET; paths work with and without the slash
 STATIC_URL = "static/"
-WHITENOISE_USE_FINDERS = True  # serves the packages' files: there is nothing to collect
+WHITENOISE_USE_FINDERS = True  # files are served from the packages: there is nothing to collect
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
 USE_I18N = False
@@ -105,73 +105,76 @@ DATABASES = {"default": env.database("DATABASE_URL", f"sqlite:///{DATA_DIR}/db.s
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["ENGINE"] = "inference.store.sqlite"
     DATABASES["default"]["OPTIONS"] = {
-        "transaction_mode": "IMMEDIATE",  # a writer queues up instead of failing in the middle
-        "timeout": 4,  # seconds; a request answers 503 then, a worker tries again
-        # Each of hundreds of threads has a connection, and each of those a cache: 256 KiB instead of 2 MiB.
+        "transaction_mode": "IMMEDIATE",  # a transaction waits at its start instead of failing in its middle
+        "timeout": 4,  # seconds, after which a request answers 503 and a worker tries again
+        # Each of hundreds of threads has a connection, and each connection a cache: 256 KiB instead of 2 MiB.
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA cache_size=-256;",
     }
-    # A file, as in production: in memory a connection cannot be closed, nor shared between processes.
+    # A file, as in production: a connection to memory cannot be closed, nor shared between processes.
     DATABASES["default"]["TEST"] = {"NAME": DATA_DIR / "test.sqlite3"}
 else:
     DATABASES["default"]["ENGINE"] = "inference.store.postgresql"
     DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
-    # No statement needs the session of the one before: a transaction pooler gives each transaction another.
+    # No statement may need the session of the one before: a transaction pooler gives each transaction another session.
     DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = True
     DATABASES["default"]["OPTIONS"] = {
-        # A host that is gone without a word is noticed within seconds.
+        # A host that is lost without closing its connections is noticed within seconds.
         "connect_timeout": 3, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 2,
         "tcp_user_timeout": 8000,
         **DATABASES["default"].get("OPTIONS", {}),
     }  # fmt: skip
-    if pool_size := env.integer("DATABASE_POOL_SIZE", 0):  # 0: each thread has its own
-        # Reconnecting is given up early, and begun anew by who needs it: the pauses of a long outage would be as long.
+    if pool_size := env.integer("DATABASE_POOL_SIZE", 0):  # 0: each thread has its own connection
+        # The pool gives up reconnecting early, and the next thread that needs a connection begins anew. Otherwise the
+        # pauses between tries would grow as long as the outage.
         DATABASES["default"]["OPTIONS"]["pool"] = {
             "min_size": 1, "max_size": pool_size, "timeout": 2.5, "reconnect_timeout": 1
         }  # fmt: skip
         DATABASES["default"]["CONN_MAX_AGE"] = 0  # a thread gives its connection back after each request
-        DATABASES["default"]["CONN_HEALTH_CHECKS"] = False  # they would cost a query; the engine looks without one
-env.number("DATABASE_ANSWER_S", 0)  # refused here, and read where it is used: programs begin with other defaults
+        DATABASES["default"]["CONN_HEALTH_CHECKS"] = (
+            False  # they would cost a query; the database engine checks without one
+        )
+env.number("DATABASE_ANSWER_S", 0)  # checked here, and read where it is used: programs set other defaults
 
 # The models, the broker and the worker.
 MODELS_FILE = Path(os.environ.get("MODELS_FILE", BASE_DIR / "models.toml"))
 REDIS_URL = env.url("REDIS_URL", ("redis", "rediss", "unix")) or address.embedded_url(DATA_DIR)
-SERVICE_PREFIX = env.prefix("SERVICE_PREFIX")  # of all names in the broker
+SERVICE_PREFIX = env.prefix("SERVICE_PREFIX")  # before all names in the broker
 WORKER_HEARTBEAT_S = env.number("WORKER_HEARTBEAT_S", 2)
 WORKER_SILENT_S = env.number("WORKER_SILENT_S", 15)  # a worker silent for longer is gone
-MAX_RECOVERIES = 3  # a job whose worker is lost this often fails with the code `lost`; the last one runs it alone
-REPLICA_MEMORY_MB = env.integer("REPLICA_MEMORY_MB", 0)  # for models; 0: a share of what its device has
+MAX_RECOVERIES = 3  # a job whose worker is lost this often fails with the code `lost`; the last worker runs it alone
+REPLICA_MEMORY_MB = env.integer("REPLICA_MEMORY_MB", 0)  # for a replica's models; 0: a share of its device's memory
 WORK_AHEAD = {"auto": None, "0": False, "1": True}[env.choice("WORK_AHEAD", ("auto", "0", "1"), "auto")]
-MAX_BULK_INPUTS = env.integer("MAX_BULK_INPUTS", 10_000)  # of one request
-MAX_LOW_QUEUED = env.integer("MAX_LOW_QUEUED", 100_000)  # of one model at low priority: bulk
-LOAD_LIMIT_S = env.number("LOAD_LIMIT_S", 3600)  # for a replica to load its models; then its process is ended
-MAX_ESTIMATED_WAIT_S = env.number("MAX_ESTIMATED_WAIT_S", 600)  # 503 beyond it, but for low; 0: no limit
+MAX_BULK_INPUTS = env.integer("MAX_BULK_INPUTS", 10_000)  # inputs of one request
+MAX_LOW_QUEUED = env.integer("MAX_LOW_QUEUED", 100_000)  # waiting jobs of one model at low priority, such as of bulks
+LOAD_LIMIT_S = env.number("LOAD_LIMIT_S", 3600)  # for a replica to load its models, after which its process is ended
+MAX_ESTIMATED_WAIT_S = env.number("MAX_ESTIMATED_WAIT_S", 600)  # 503 above it, but at low priority; 0: no limit
 
 CELERY_BROKER_URL = env.url("BROKER_URL") or address.kombu_url(REDIS_URL)
 CELERY_BROKER_TRANSPORT_OPTIONS = address.kombu_options(CELERY_BROKER_URL, SERVICE_PREFIX)
 CELERY_CONTROL_EXCHANGE = f"{SERVICE_PREFIX}celery"
 CELERY_EVENT_EXCHANGE = CELERY_EVENT_QUEUE_PREFIX = f"{SERVICE_PREFIX}celeryev"
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
-CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # it waits, 30 s at most between tries: models are not loaded anew for it
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # no limit, 30 s at most between tries: models need not be loaded anew
 CELERY_BROKER_CHANNEL_ERROR_RETRY = True  # a broker without room answers with errors, until it has room again
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_WORKER_CONSUMER = "inference.worker.consumer:JobConsumer"
 CELERY_WORKER_POOL = "inference.worker.processes.pool:TaskPool"
-CELERY_WORKER_POOL_START_METHOD = "spawn"  # nothing of the main process; see inference.worker.processes.forkserver
+CELERY_WORKER_POOL_START_METHOD = "spawn"  # inherits nothing of its parent; see inference.worker.processes.forkserver
 CELERY_WORKER_PROC_ALIVE_TIMEOUT = LOAD_LIMIT_S  # a replica loads its models before it reports
 CELERY_WORKER_ENABLE_PREFETCH_COUNT_REDUCTION = False
 CELERY_WORKER_REDIRECT_STDOUTS = False
 
-# Webhooks: off while no host may be called. `manage.py deliver_webhooks` delivers them.
+# Webhooks: off while WEBHOOK_HOSTS is empty. `manage.py deliver_webhooks` delivers them.
 WEBHOOK_HOSTS = env.texts("WEBHOOK_HOSTS")
 WEBHOOK_SECRET = os.environ.get("WEBHOOK_SECRET", "")  # whsec_ and base64 of 24 to 64 random bytes
-WEBHOOK_ALLOW_PRIVATE = env.flag("WEBHOOK_ALLOW_PRIVATE")  # also http, and addresses that are not public
+WEBHOOK_ALLOW_PRIVATE = env.flag("WEBHOOK_ALLOW_PRIVATE")  # allows http, and addresses that are not public
 
 try:
     _models = list(reader.load(MODELS_FILE))
 except specs.CatalogError:
-    _models = []  # `manage.py check` says what is wrong with the file
+    _models = []  # `manage.py check` reports what is wrong with the file
 CELERY_TASK_QUEUES = [
     queues.declared(address.queue_name(SERVICE_PREFIX, model), SERVICE_PREFIX, CELERY_BROKER_URL) for model in _models
 ]
@@ -179,11 +182,11 @@ CELERY_TASK_QUEUES = [
 # The HTTP interface.
 ENGINE_ERRORS = env.choice("ENGINE_ERRORS", ("full", "redacted"), "full" if DEVELOPMENT else "redacted")
 API_KEY_REQUIRED = env.flag("API_KEY_REQUIRED", not DEVELOPMENT)
-API_KEY_RATE = env.integer("API_KEY_RATE", 0)  # requests a minute of a key that has no rate of its own; 0: any
-API_KEY_MAX_QUEUED = env.integer("API_KEY_MAX_QUEUED", 500)  # waiting jobs of one owner; 0: any
-API_KEY_MAX_LOW_QUEUED = env.integer("API_KEY_MAX_LOW_QUEUED", 50_000)  # the same at low priority: bulk
+API_KEY_RATE = env.integer("API_KEY_RATE", 0)  # requests a minute of a key that has no rate of its own; 0: no limit
+API_KEY_MAX_QUEUED = env.integer("API_KEY_MAX_QUEUED", 500)  # waiting jobs of one owner; 0: no limit
+API_KEY_MAX_LOW_QUEUED = env.integer("API_KEY_MAX_LOW_QUEUED", 50_000)  # the same at low priority, as of bulks
 JOB_RETENTION_DAYS = env.number("JOB_RETENTION_DAYS", 30)  # finished jobs are then removed; 0: kept for ever
-MAX_WAITING_REQUESTS = env.integer("MAX_WAITING_REQUESTS", 400)  # a process; each holds one of its threads
+MAX_WAITING_REQUESTS = env.integer("MAX_WAITING_REQUESTS", 400)  # in one process; each holds one of its threads
 REST_FRAMEWORK = {
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
@@ -207,7 +210,7 @@ SPECTACULAR_SETTINGS = {
 }
 
 LOG_LEVEL = env.choice("LOG_LEVEL", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), "INFO")
-env.choice("LOG_FORMAT", ("text", "json"), "text")  # refused here, and read by inference.telemetry.logs
+env.choice("LOG_FORMAT", ("text", "json"), "text")  # checked here, and read by inference.telemetry.logs
 LOGGING_CONFIG = "inference.telemetry.logs.configure"
 LOGGING = {
     "version": 1,

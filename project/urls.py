@@ -7,7 +7,7 @@ from inference.admin.pages import charts
 admin.autodiscover()
 
 urlpatterns: list[URLPattern | URLResolver] = [
-    path("", include("api.urls")),  # first: no other pattern is tried for its many requests
+    path("", include("api.urls")),  # first, so that no other pattern is tried for the API's many requests
     path("admin", RedirectView.as_view(url="/admin/")),
     path("admin/", include((charts.urls, "charts"))),
     path("admin/", admin.site.urls),

@@ -1,7 +1,7 @@
 import gc
 import os
 
-gc.disable()  # until all is loaded
+gc.disable()  # until everything is loaded
 
 import django  # noqa: E402
 
@@ -11,8 +11,11 @@ from project import cores, server  # noqa: E402
 
 
 def collect_less_garbage() -> None:
-    """What is loaded stays, and is not looked through again; requests make no cycles, however large they are. Saves a
-    quarter of the CPU of a bulk of ten thousand lines."""
+    """Collect garbage rarely, and not among the objects that were loaded at the start, which stay.
+
+    Requests make no reference cycles, however large they are. This saves a quarter of the CPU of a bulk of ten thousand
+    lines.
+    """
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
@@ -20,7 +23,7 @@ def collect_less_garbage() -> None:
 
 def make_application() -> WholeBodies:
     django.setup(set_prefix=False)
-    from inference.waiting.finished import teller  # the models are ready now
+    from inference.waiting.finished import teller  # Django's models can be imported now
     from project.handler import Handler
 
     teller.begin()
@@ -28,7 +31,7 @@ def make_application() -> WholeBodies:
 
 
 def stop() -> None:
-    """End streams, whose clients go on elsewhere, and write what was counted since the last tick."""
+    """End the streams, whose clients go on at another process, and write what was counted since the last tick."""
     from inference.streams.live import live
     from inference.waiting.finished import teller
 
@@ -37,8 +40,12 @@ def stop() -> None:
 
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
-os.environ.setdefault("DATABASE_POOL_SIZE", "32")  # hundreds of threads; PostgreSQL takes 100 connections by default
-os.environ.setdefault("DATABASE_ANSWER_S", "4")  # a request is answered within 6 s, also when the database is not
+os.environ.setdefault(
+    "DATABASE_POOL_SIZE", "32"
+)  # for hundreds of threads: PostgreSQL takes 100 connections by default
+os.environ.setdefault(
+    "DATABASE_ANSWER_S", "4"
+)  # a request is answered within 6 s, also if the database does not answer
 application = make_application()
 lookup.follow()
 cores.follow_load()
