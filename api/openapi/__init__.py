@@ -1,1 +1,1 @@
-"""How operations and answers are described in the OpenAPI document."""
+"""Descriptions of operations and answers in the OpenAPI document."""

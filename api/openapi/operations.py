@@ -1,4 +1,4 @@
-"""Every operation, as the OpenAPI document describes it. Views carry these as decorators."""
+"""All operations, as the OpenAPI document describes them. The views have these as decorators."""
 
 from __future__ import annotations
 

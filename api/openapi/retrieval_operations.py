@@ -1,4 +1,4 @@
-"""Operations at the addresses of OpenAI, Cohere and Text Embeddings Inference."""
+"""The operations at the addresses of OpenAI, Cohere and Text Embeddings Inference."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ cohere_embed_v2 = operation(
 
 
 def tei(name: str, summary: str, request: Any, answer: Any, *more: str, inputs: Any = _TEXTS) -> Callable[..., Any]:
-    """Describe what Text Embeddings Inference answers, at the root; it is below a model, and at `more`, too."""
+    """Describe an operation of Text Embeddings Inference at the root. It also exists below a model, and at `more`."""
     return operation(
         f"tei_{name}",
         summary,

@@ -1,4 +1,4 @@
-"""How operations are described in the OpenAPI document: one decorator, so that all of them say the same things."""
+"""The decorator that describes operations in the OpenAPI document, so that all of them say the same things."""
 
 from __future__ import annotations
 
@@ -65,9 +65,10 @@ def operation(
     also_at: Iterable[str] = (),
     note: str = "",
 ) -> Callable[..., Any]:
-    """`headers` says which answers carry which header; X-Request-Id is on all.
+    """Return the decorator that describes a view's method in the OpenAPI document.
 
-    Of a view at several addresses one is described, which names the others, `also_at`.
+    `headers` holds, by header, the statuses of the answers that carry it. X-Request-Id is on all answers. If a view has
+    several addresses, one is described, and its description names the others, `also_at`.
     """
     codes = (*problems, *ALWAYS, *(() if open_to_all else WITH_KEY))
     responses = {**answers, **_problems(codes, form)}
@@ -121,7 +122,7 @@ def _allow_null(shape: dict[str, Any]) -> None:
 
 
 def complete(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-    """What the fields cannot say: unknown ones are refused, null is not given, and which models there are."""
+    """Add what the fields cannot say: unknown ones are refused, null means not given, and the names of the models."""
     names = {"type": "string", "enum": sorted(known_models())}
     for name in BODIES:
         body = result["components"]["schemas"][name]
