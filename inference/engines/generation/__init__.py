@@ -1,1 +1,1 @@
-"""Generation by the step: rows join a running batch, and leave it as they end."""
+"""Generation step by step: rows join a running batch, and leave it as they end."""

@@ -1,7 +1,8 @@
-"""The running batch of a model that generates: rows join and leave it between steps.
+"""The open batch of a model that generates: rows join and leave it between steps.
 
-A row waits for room, in the order of arrival; then its prompt is read, beside others that are new; then it is a row of
-the cells, and each step computes its next token. Room is counted as cells are made: each row is as long as the longest.
+A row waits for room, in the order of arrival. Then its prompt is read, beside others that are new. Then it is a row of
+the cells, which are the KV cache, and each step computes its next token. Room is counted as the cells are allocated:
+each row takes as much as the longest.
 """
 
 from collections import deque
@@ -24,15 +25,15 @@ from inference.engines.runtime.isolate import narrowed
 from inference.engines.stepper import OPEN, Progress, Stepper
 from inference.errors import InferenceError, OutOfMemory
 
-PIECE = 256  # tokens of new prompts that a step reads, so that those who generate do not wait for long
-PIECE_ON_GPU = 2048  # which it reads in about the time of a step: 128 prompts are answered 1.4 times as fast (H100)
-PREFIXES = 8  # of the room for rows, that beginnings of prompts have beside it: its eighth part
+PIECE = 256  # tokens of new prompts that a step reads, so that rows which generate do not wait for long
+PIECE_ON_GPU = 2048  # tokens read in about the time of a step: 128 prompts are answered 1.4 times as fast (H100)
+PREFIXES = 8  # the prefix cache holds one eighth of the tokens that the rows may have, beside those
 
 Choose = Callable[[Sequence[Row], torch.Tensor], list[Any]]
 
 
 class Batch(Stepper):
-    """Of one model. Who joins is bounded in number by who lets them in."""
+    """The open batch of one model. The caller bounds the number of rows that join it."""
 
     def __init__(self, capacity: int, requests: Requests, *, choose: Choose = sampling.choose) -> None:
         self.capacity = capacity
@@ -41,8 +42,8 @@ class Batch(Stepper):
         self._forwards = Forwards(requests.pipe.model)
         self._is_cpu = requests.pipe.model.device.type == "cpu"
         self._waiting: deque[Row] = deque()
-        self._new: deque[Row] = deque()  # whose prompts are being read
-        self.rows: list[Row] = []  # as in the cells
+        self._new: deque[Row] = deque()  # rows whose prompts are being read
+        self.rows: list[Row] = []  # in the order of the cells
         self.cells = Cells()
         self.prefixes = Prefixes(capacity // PREFIXES)
         self._rows_at_most, self._rows_a_forward, self._piece_at_most = Ceiling(), Ceiling(), Ceiling()
@@ -97,7 +98,7 @@ class Batch(Stepper):
     def _piece(self) -> int:
         return min(PIECE if self._is_cpu else PIECE_ON_GPU, self._piece_at_most.value)
 
-    # Who is in
+    # Joining and leaving the cells
 
     def _admit(self) -> None:
         while self._waiting:
@@ -108,7 +109,7 @@ class Batch(Stepper):
             self._new.append(self._waiting.popleft())
 
     def _drop(self, rows: Sequence[Row]) -> None:
-        """Out of the cells: the last row takes the place."""
+        """Remove rows from the cells: the last row takes the place of each."""
         for row in rows:
             place = self.rows.index(row)
             self.cells.remove(place)
@@ -118,17 +119,20 @@ class Batch(Stepper):
             self.cells.trim(max(row.cells for row in self.rows))
 
     def _put_aside(self, rows: Sequence[Row]) -> None:
-        """Until others have ended: their text so far is read again then, as a prompt."""
+        """Let rows wait at the head of the queue until others have ended.
+
+        Their tokens so far are read again then, as a prompt.
+        """
         if not rows:
             return
         self.prefixes.forget()
         self._waiting.extendleft(reversed(rows))
         self._rows_at_most.lower(len(self.rows) + len(self._new))
 
-    # The tokens of a step
+    # The tokens of one step
 
     def _next_tokens(self) -> list[Progress]:
-        """Of all rows in the cells."""
+        """Compute the next token of each row in the cells, and return their progress."""
         failed = self._grow()
         rows = list(self.rows)
         if not rows:
@@ -147,7 +151,7 @@ class Batch(Stepper):
         return failed + progress
 
     def _next(self, places: Sequence[int]) -> list[Any]:
-        """Of rows beside each other."""
+        """Return the next token, or the error, of each row; the rows lie beside each other in the cells."""
         rows = [self.rows[place] for place in places]
         try:
             return self._choose(rows, self._forwards.step(rows, self.cells, places[0]))
@@ -157,11 +161,11 @@ class Batch(Stepper):
             raise
 
     def _first_tokens(self) -> list[Progress]:
-        """Of rows whose prompts have been read to their end."""
+        """Read on in new prompts, and return the progress of rows whose prompts have been read to their end."""
         if not self._new:
             return []
         if self._new[0].cache is None and (self._is_cpu or 2 * _unread(self._new[0]) > self._piece):
-            self._new[0].cache = self.prefixes.of(self._new[0].tokens)  # alone, where a GPU's step reads several
+            self._new[0].cache = self.prefixes.of(self._new[0].tokens)  # such a row is read alone, not beside others
         if _unread(self._new[0]) > self._piece:
             group = [self._new[0]]
             found = narrowed(self._read_on, group)
@@ -173,7 +177,10 @@ class Batch(Stepper):
         return self._begun(group, found)
 
     def _side_by_side(self) -> list[Row]:
-        """The oldest, with those of nearly its length; what was begun in pieces is ended alone."""
+        """Return the oldest new row, with others of nearly its length.
+
+        A row that was begun in pieces is read to its end alone.
+        """
         oldest = self._new[0]
         if oldest.cache is not None:
             return [oldest]
@@ -194,7 +201,10 @@ class Batch(Stepper):
         return [None]
 
     def _first(self, rows: Sequence[Row]) -> list[Any]:
-        """By row: a token, and where the keys and values of its prompt are."""
+        """Return for each row its first token, and the cache and the place in it of its prompt's keys and values.
+
+        A row that fails has its error instead.
+        """
         cache = rows[0].cache
         if cache is not None:
             scores = self._forwards.piece(rows[0], self._piece)
@@ -209,9 +219,9 @@ class Batch(Stepper):
         progress, short, staying = [], [], []
         for row, what in zip(group, found, strict=True):
             if what is None:
-                self._new.append(row)  # to be read on when others had their turn
+                self._new.append(row)  # is read on after the other new rows had their turn
             elif isinstance(what, InferenceError):
-                self.prefixes.forget()  # it may have begun with what is wrong
+                self.prefixes.forget()  # the row may have begun with a prefix that is wrong
                 row.cache = None
                 if _is_short(what):
                     self._piece_at_most.lower(PIECE)
@@ -230,7 +240,7 @@ class Batch(Stepper):
         return progress
 
     def _kept(self, staying: Sequence[tuple[Row, int]]) -> list[Row]:
-        """Makes them rows of the cells. Returns those that do not fit."""
+        """Make the new rows rows of the cells. Return those that do not fit, which are all or none."""
         rows = [row for row, _ in staying]
         try:
             if rows:
@@ -249,8 +259,11 @@ class Batch(Stepper):
         return []
 
     def _grow(self) -> list[Progress]:
-        """A column more. Where memory is short, those who have come last wait for the others; a lone row is tried once
-        more, and fails."""
+        """Make room for one more column of the cells.
+
+        Where memory is short, the half of the rows that has generated least, as it came last, waits for the others. A
+        lone row is tried once more, and then fails. Returns the progress of the row that failed, if there is one.
+        """
         while self.rows:
             try:
                 self.cells.fit(len(self.rows), self.cells.columns)
@@ -280,7 +293,10 @@ class Batch(Stepper):
 
 
 def _may_wait(row: Row, *, is_alone: bool) -> bool:
-    """Until others have ended; one that is alone once, as what is kept of those before is let go then."""
+    """Return True if a row for which memory was short may wait until others have ended.
+
+    A row that is alone may wait once, as the prefix cache is emptied then.
+    """
     is_again, row.was_short = row.was_short, row.was_short or is_alone
     return not (is_alone and is_again)
 

@@ -1,6 +1,7 @@
-"""Makes the stepper of a model, if its answers hold.
+"""The making of a model's stepper, which is used only if its answers are the same as those of `generate`.
 
-Imported late: what it needs of transformers, and another release lacks, leaves a model without one.
+The modules that it needs are imported when it is made. If one of them needs something of transformers that another
+release lacks, the model has no stepper.
 """
 
 import logging
@@ -15,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def stepper(spec: ModelSpec, pipe: Any, feed: Any, steps: Any, trial: Trial) -> tuple[Stepper | None, str]:
-    """One whose answers hold, or why there is none."""
+    """Return a stepper whose answers are right, and an empty string; or None, and why there is no stepper."""
     try:
         from inference.engines.generation import trial as tried
         from inference.engines.generation.batch import Batch

@@ -1,4 +1,4 @@
-"""Forwards of the model: of prompts that are new, and of the last token of all rows."""
+"""Forwards of the model: the prefill of new prompts, and the decode of the last token of all rows."""
 
 import inspect
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from transformers import Cache, DynamicCache
 from inference.engines.generation.kv_cache import Cells
 from inference.engines.generation.rows.row import Row
 
-# These compute attention on a GPU. cuDNN is left out, as it plans each new number of rows and columns for longer than
-# the step takes, and each step has another one: 75 ms became 39 (H100, SmolLM2-135M in bfloat16).
+# Kernels that compute attention on a GPU. cuDNN is left out: it plans each new number of rows and columns for longer
+# than the step takes, and each step has another number. So 75 ms became 39 (H100, SmolLM2-135M in bfloat16).
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Forwards:
-    """Of one model. Scores come as [rows, vocabulary], of float32, as `generate` reads them."""
+    """The forwards of one model. Each returns scores as `generate` reads them: [rows, vocabulary], float32."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -26,7 +26,7 @@ class Forwards:
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
 
     def prompts(self, rows: Sequence[Row]) -> tuple[torch.Tensor, Cache]:
-        """Whole prompts, side by side."""
+        """Compute whole prompts side by side. Return the scores of their next tokens, and their cache."""
         lengths = torch.tensor([len(row.tokens) for row in rows])
         longest = int(lengths.max())
         tokens = torch.tensor([[0] * (longest - len(row.tokens)) + row.tokens for row in rows])
@@ -34,19 +34,22 @@ class Forwards:
         return self._run(tokens, lengths, cache), cache
 
     def piece(self, row: Row, size: int) -> torch.Tensor:
-        """The next `size` tokens of a prompt that is long."""
+        """Compute the next `size` tokens of a long prompt, beside what is in the row's own cache."""
         row.cache = row.cache or DynamicCache()
         tokens = torch.tensor([row.tokens[row.read : row.read + size]])
         return self._run(tokens, torch.tensor([row.read + tokens.shape[1]]), row.cache)
 
     def step(self, rows: Sequence[Row], cells: Cells, first: int) -> torch.Tensor:
-        """The last token of rows beside each other in `cells`, from the place `first` on."""
+        """Compute the last tokens of rows that lie beside each other in `cells`, from the place `first` on."""
         tokens = torch.tensor([row.tokens[-1:] for row in rows])
         lengths = torch.tensor([len(row.tokens) for row in rows])
         return self._run(tokens, lengths, cells.part(first, first + len(rows)))
 
     def _run(self, tokens: torch.Tensor, lengths: torch.Tensor, cache: Cache) -> torch.Tensor:
-        """`lengths`: tokens of each row, those in the cache and the new. They end in the last column."""
+        """Compute `tokens`, which come behind those in `cache`.
+
+        `lengths` has each row's number of tokens, those in the cache and the new ones. All rows end in the last column.
+        """
         columns = int(cache.get_seq_length()) + tokens.shape[1]
         places = torch.arange(columns) - (columns - lengths)[:, None]
         given: dict[str, Any] = {"attention_mask": (places >= 0).long()}

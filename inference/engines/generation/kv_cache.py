@@ -1,7 +1,7 @@
-"""The keys and values of all rows: written in place, so that a step copies none of what earlier steps have computed.
+"""The KV cache of all rows, written in place, so that a step copies nothing that earlier steps have computed.
 
-Rows end in the same column: what is shorter has empty columns before it. A window of columns is in use; it moves on by
-one a step, and its beginning moves up when the longest row leaves.
+Rows end in the same column: a shorter row has empty columns before it. A window of columns is in use. It moves on by
+one column a step, and its beginning moves up when the longest row leaves.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-SLACK = 64  # columns made at once, at least, and a quarter of those in use
+SLACK = 64  # columns allocated beyond those in use, at least; a quarter of those in use if that is more
 
 
 @dataclass(slots=True)
 class Window:
-    """What a forward sees, of all layers: rows from `first` up to `last`, columns from `start` up to `end`."""
+    """The part of all layers that a forward sees.
+
+    It has the rows from `first` up to `last`, and the columns from `start` up to `end`.
+    """
 
     first: int = 0
     last: int = 0
@@ -25,17 +28,20 @@ class Window:
 
 
 class Layer(CacheLayerMixin):
-    """One layer's cells: [rows, heads, columns, size]."""
+    """The cells of one layer: its keys and its values, each of shape [rows, heads, columns, size]."""
 
     def __init__(self, window: Window) -> None:
         super().__init__()
         self.window = window
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: `fit` makes them."""
+        """Do nothing: `Cells.fit` makes the keys and values."""
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
-        """Of a token a row, in the column behind the window."""
+        """Write the keys and values of one token a row into the column behind the window.
+
+        Returns the keys and values of the window and of this column.
+        """
         seen = self.window
         rows, columns = slice(seen.first, seen.last), slice(seen.start, seen.end + 1)
         self.keys[rows, :, seen.end] = key_states[:, :, 0]
@@ -53,23 +59,26 @@ class Layer(CacheLayerMixin):
 
 
 class Cells(Cache):
-    """Of all layers of a model."""
+    """The cells of all layers of a model."""
 
     layers: list[Any]
 
     def __init__(self) -> None:
         super().__init__(layers=[])
         self.window = Window()
-        self.rows = 0  # in use
+        self.rows = 0  # number of rows in use
 
     @property
     def columns(self) -> int:
-        """In use."""
+        """Number of columns in use."""
         return self.window.end - self.window.start
 
     def fit(self, rows: int, columns: int, like: Sequence[CacheLayerMixin] = ()) -> None:
-        """Make room for `rows` rows and `columns` columns, and one more. Raises if the memory is short, and is then as
-        before. `like`: layers with the shapes of a row, where there are none yet."""
+        """Make room for `rows` rows and `columns` columns, and for one column more.
+
+        If memory is short, the error of torch is raised, and the cells are as before. `like` are layers with the shapes
+        of a row, for the time when there are no cells yet.
+        """
         made = not self.layers or rows > len(self.layers[0].keys)
         if not made and self.window.end - columns >= 0 and self.window.end < self.layers[0].keys.shape[2]:
             return
@@ -95,17 +104,20 @@ class Cells(Cache):
         self.window.start, self.window.end = end - used, end
 
     def put(self, layers: Sequence[CacheLayerMixin], place: int, length: int) -> None:
-        """A row behind the others, which `fit` made room for: the last `length` columns of row `place` of `layers`."""
+        """Add a row behind the others: the last `length` columns of row `place` of `layers`.
+
+        The caller has made room for it with `fit`.
+        """
         end = self.window.end
         self.window.start = min(self.window.start, end - length)
         for own, other in zip(self.layers, layers, strict=True):
             for cells, found in ((own.keys, other.keys), (own.values, other.values)):
-                cells[self.rows] = 0  # an empty cell counts for nothing, unless it is no number
+                cells[self.rows] = 0  # an empty cell changes no answer, unless it holds NaN
                 cells[self.rows, :, end - length : end] = found[place, :, found.shape[2] - length :]
         self.rows += 1
 
     def remove(self, row: int) -> None:
-        """The last row takes its place."""
+        """Remove a row: the last row takes its place."""
         self.rows -= 1
         if row != self.rows:
             for layer in self.layers:
@@ -116,14 +128,14 @@ class Cells(Cache):
             self.window.start = self.window.end = 0
 
     def advance(self) -> None:
-        """The column behind the window is written."""
+        """Take the column behind the window into it, now that it is written."""
         self.window.end += 1
 
     def trim(self, columns: int) -> None:
-        """What is before the last `columns` is of no row any more."""
+        """Give up the columns before the last `columns`, which belong to no row any more."""
         self.window.start = self.window.end - columns
 
     def part(self, first: int, last: int) -> "Cells":
-        """What the forward of these rows is given."""
+        """Return the cache for a forward of the rows from `first` up to `last`: these cells with another window."""
         self.window.first, self.window.last = first, last
         return self

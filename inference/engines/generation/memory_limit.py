@@ -1,12 +1,12 @@
-"""How many at once, while memory is short."""
+"""A limit on how many are computed at once while memory is short."""
 
 import sys
 
-CALM = 64  # steps, after which more are tried again
+CALM = 64  # steps after which more are tried again
 
 
 class Ceiling:
-    """Unlimited, but for a while after it was lowered."""
+    """A limit that holds for `CALM` steps after it was lowered. Otherwise there is none."""
 
     def __init__(self) -> None:
         self.value = sys.maxsize

@@ -1,6 +1,6 @@
-"""What `generate` does not know of a request: `seed`, `stop` and `details`, around the pipeline's own steps.
+"""The parameters that `generate` does not take, `seed`, `stop` and `details`, added to the pipeline's own steps.
 
-For models that do not generate by the step, and for calls of many at once.
+They are for models that do not generate step by step, and for calls of many prompts at once.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from inference.engines.inputs.stops import Stops, first_stop, read_stops
 
 
 class AtStop(StoppingCriteria):
-    """Ends a row at a stop in what it generates, and knows then how many tokens that were."""
+    """A criterion that ends a row at a stop in its generated text, and records how many tokens it had then."""
 
     def __init__(self, decoder: Decoder, stops: Stops, contexts: Sequence[Sequence[int]], prompt: int) -> None:
         self.decoder, self.stops, self.contexts, self.prompt = decoder, stops, contexts, prompt
         self.lengths: dict[int, int] = {}
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        each = len(input_ids) // len(self.contexts)  # sequences of one prompt
+        each = len(input_ids) // len(self.contexts)  # number of sequences that one prompt has
         for row, tokens in enumerate(input_ids[:, self.prompt :].tolist()):
             if row not in self.lengths and self._ends(self.contexts[row // each], tokens):
                 self.lengths[row] = len(tokens)
@@ -38,17 +38,17 @@ class AtStop(StoppingCriteria):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """One sequence, with what stands behind its end where it ended before its neighbours."""
+    """A generated sequence, with the tokens behind its end if it ended before its neighbours."""
 
     tokens: list[int]
     prompt: list[int]
     stops: Stops
-    stopped: int | None  # after so many tokens
-    told: bool  # with details
+    stopped: int | None  # number of tokens after which a stop ended it
+    told: bool  # True if the answer has details
 
 
 class Static:
-    """Over one pipeline: its `forward` and `postprocess`, in their place."""
+    """The steps `forward` and `postprocess` that replace those of one pipeline."""
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
@@ -85,7 +85,7 @@ class Static:
 
     def postprocess(self, output: Any, **after: Any) -> Any:
         ends = output.pop("ends", ())
-        generated = ends[0] if isinstance(ends, list) else ends  # of a batch that was taken apart
+        generated = ends[0] if isinstance(ends, list) else ends  # a tuple once a batch was taken apart
         prompt = output.get("prompt_text")
         answers = self._postprocess(output, **after)
         if not generated:
@@ -94,12 +94,18 @@ class Static:
         return [ending.shown(answer) for ending, answer in zip(endings, answers, strict=True)]
 
     def _bounded(self, run: dict[str, Any], width: int) -> dict[str, Any]:
-        """Leave the answer what its prompt leaves of the context, also where the pipeline is called as a whole."""
+        """Limit the answer to what its prompt leaves of the context.
+
+        This also holds where the pipeline is called as a whole.
+        """
         left = self.pipe.tokenizer.model_max_length - width
         return {**run, "max_new_tokens": left} if 0 < left < (run.get("max_new_tokens") or 0) else run
 
     def _prompts(self, inputs: Mapping[str, Any]) -> list[list[int]]:
-        """Take the padding off, also where the tokenizer makes no mask: it is on the left, and of several only."""
+        """Return the tokens of each prompt without its padding, also if the tokenizer makes no mask.
+
+        Padding is on the left, and a prompt that is alone has none.
+        """
         rows = inputs["input_ids"].tolist()
         if (mask := inputs.get("attention_mask")) is not None:
             masked = zip(rows, mask.tolist(), strict=True)
@@ -139,6 +145,6 @@ class Static:
 
 
 def install(pipe: Any) -> None:
-    pipe.tokenizer.response_template = None  # with one, answers would keep special tokens, and not be what was streamed
+    pipe.tokenizer.response_template = None  # with one, answers keep special tokens, which the stream does not have
     static = Static(pipe)
     pipe.forward, pipe.postprocess = static.forward, static.postprocess

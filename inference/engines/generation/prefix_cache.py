@@ -1,4 +1,7 @@
-"""Keys and values of prompts that were read: of one that begins as they do, the beginning is not computed again."""
+"""The prefix cache: keys and values of prompts that were read.
+
+The beginning of a prompt that begins as one of them does is not computed again.
+"""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -10,7 +13,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from inference.engines.runtime.faults import is_out_of_memory
 
-LEAST = 128  # tokens: shorter ones are read beside others, which saves more
+LEAST = 128  # tokens: shorter prompts are read beside others, which saves more
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,14 +23,20 @@ class Prefix:
 
 
 class Prefixes:
-    """Of at most `most` tokens together. What was of no use for longest goes first, and all where memory is short."""
+    """The prompts of one model that are kept, of at most `most` tokens together.
+
+    The prompt that was of no use for longest is dropped first. Where memory is short, all are dropped.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.kept: list[Prefix] = []
 
     def of(self, tokens: list[int]) -> Cache | None:
-        """The longest beginning that is known, but for the last token, whose scores are wanted."""
+        """Return a cache with the longest known beginning of `tokens`, or None.
+
+        The last token is never part of it, as its scores are wanted.
+        """
         shared = [_shared(prefix.tokens, tokens[:-1]) for prefix in self.kept]
         length = max(shared, default=0)
         if length < LEAST:
@@ -42,7 +51,7 @@ class Prefixes:
         return None
 
     def keep(self, tokens: list[int], layers: Sequence[CacheLayerMixin], place: int) -> None:
-        """Those of row `place`, whose last columns are of these tokens."""
+        """Keep the keys and values of row `place` of `layers`, whose last columns belong to `tokens`."""
         length = len(tokens)
         if not LEAST <= length <= self.most or any(_shared(prefix.tokens, tokens) == length for prefix in self.kept):
             return
@@ -68,5 +77,5 @@ class Prefixes:
 
 
 def _shared(one: list[int], other: list[int]) -> int:
-    """How many tokens they begin with alike."""
+    """Return how many tokens at the beginning of both are the same."""
     return next((place for place, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))  # noqa: B905

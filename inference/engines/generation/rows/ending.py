@@ -1,4 +1,4 @@
-"""How a generated text ended: its answer says it up to a stop string, and `details` tell of it."""
+"""The end of a generated text: its answer has the text up to a stop string, and `details` has why it ended."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    reason: str  # as Hugging Face's text-generation API names them
-    prompt: int  # tokens
-    generated: int
-    found: str  # the text of the tokens by themselves, which the pipeline's answer ends with
-    text: str  # what the answer is to end with instead
-    told: bool = False  # with details
+    reason: str  # as Hugging Face's text-generation API names it
+    prompt: int  # number of tokens of the prompt
+    generated: int  # number of tokens generated
+    found: str  # the text of the generated tokens by themselves, with which the pipeline's answer ends
+    text: str  # the text with which the answer is to end instead
+    told: bool = False  # True if the answer has details
 
     def shown(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """The pipeline's answer, with this ending."""
+        """Return the pipeline's answer with this ending."""
         details = {"finish_reason": self.reason, "prompt_tokens": self.prompt, "generated_tokens": self.generated}
         more = {"details": details} if self.told else {}
         texts = {"generated_text": self._replaced(answer["generated_text"])} if "generated_text" in answer else {}

@@ -1,4 +1,4 @@
-"""The text of what a row generates, as it grows: tokens in, and out what of their text is final."""
+"""The text that a row generates, as it grows: it takes tokens, and returns the part of their text that is final."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,22 +6,22 @@ from typing import Any
 
 from inference.engines.inputs.stops import first_stop, special_tokens
 
-UNFINISHED = "\ufffd"  # what bytes decode to of which a character's last are still to come
+UNFINISHED = "\ufffd"  # what the first bytes of a character decode to while its last are still to come
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
-CONTEXT = 16  # tokens of a prompt, on which blanks and characters behind it depend
+CONTEXT = 16  # tokens at the end of a prompt, on which blanks and characters behind it depend
 
 
 class Decoder:
-    """A tokenizer, as `pipeline` uses it for answers. One serves all rows."""
+    """A tokenizer as `pipeline` uses it for answers. One decoder serves all rows."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         known = tokenizer.get_vocab()
         self.bytes = frozenset(token for name, token in known.items() if BYTE.fullmatch(name))
         self._hidden = frozenset(special_tokens(tokenizer).values())
-        # Such a tokenizer takes back blanks before what comes later: its text is final at its end only.
+        # Such a tokenizer removes blanks when it reads what follows them: its text is final only when it has ended.
         self.takes_back = bool(tokenizer.clean_up_tokenization_spaces) and not self._is_bpe()
 
     def _is_bpe(self) -> bool:
@@ -32,36 +32,46 @@ class Decoder:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def context(self, prompt: Sequence[int]) -> list[int]:
-        """Take the last tokens of a prompt that show in its text, up to bytes at its end: those are read with the bytes
-        behind them, and what is no character then is one sign for each of both."""
+        """Return the last tokens of a prompt that show in its text, without any bytes at its end.
+
+        Such bytes are decoded together with the bytes behind them. If all of these are no valid characters, each byte
+        of both becomes one replacement sign.
+        """
         shown = [token for token in prompt if token not in self._hidden]
         while shown and shown[-1] in self.bytes:
             shown.pop()
         return shown[-CONTEXT:]
 
     def continuation(self, context: Sequence[int], tokens: Sequence[int]) -> str:
-        """Return the text of tokens that follow others: by itself a first word may lose the blank before it."""
+        """Return the text of `tokens`, which follow `context`.
+
+        If they were decoded by themselves, the first word might lose the blank before it.
+        """
         return self([*context, *tokens])[len(self(context)) :]
 
     def may_change(self, token: int, text: str) -> bool:
-        """Whether the end of a text may be another with the next token. Bytes are read with their neighbours."""
+        """Return True if the end of a text may change with the next token.
+
+        Bytes are decoded with their neighbours.
+        """
         return self.takes_back or text.endswith(UNFINISHED) or token in self.bytes
 
 
 class GrowingText:
-    """Of one row. A few tokens before a new one are decoded with it, as blanks and characters depend on them.
+    """The text of one row as it grows.
 
-    `context`: the last tokens of what the text goes on from.
+    A few tokens before a new one are decoded with it, as blanks and characters depend on them. `context` are the last
+    tokens of the text that this one continues.
     """
 
     def __init__(self, decoder: Decoder, stops: Sequence[str] = (), context: Sequence[int] = ()) -> None:
-        self.value = ""  # that can be no other any more, but for a stop string
-        self.stop: int | None = None  # the place of the first stop string, where the text ends
+        self.value = ""  # text that no later token changes; a stop string may still cut it
+        self.stop: int | None = None  # index of the first stop string in the value, where the text ends
         self._decoder, self._stops = decoder, stops
         self._window = list(context)
-        self._read = len(context)  # tokens of the window that are in the value, or before it
-        self._before = decoder(context) if context else ""  # their text
-        self._found = self._before  # that of the window
+        self._read = len(context)  # tokens of the window whose text is in the value, or before it
+        self._before = decoder(context) if context else ""  # text of those tokens
+        self._found = self._before  # text of the whole window
         self._told = 0
 
     def add(self, token: int) -> None:
@@ -74,12 +84,15 @@ class GrowingText:
             self._before = self._found = self._decoder(self._window)
 
     def end(self) -> None:
-        """No token follows: what was held back as unfinished stays as it is."""
+        """End the text, as no token follows: what was held back as unfinished stays as it is."""
         self._take()
         self._before = self._found
 
     def news(self, *, last: bool = False) -> str:
-        """What is final and was not told before; of a text that has ended, all that was not."""
+        """Return the text that is final and was not returned before.
+
+        `last` is for a text that has ended: all the text that was not returned before.
+        """
         until = self.stop
         if until is None:
             until = len(self.value) if last else len(self.value) - self._begun()
@@ -92,7 +105,7 @@ class GrowingText:
         return self.value[: self.stop]
 
     def alone(self, tokens: Sequence[int]) -> str:
-        """Return the text of the row's tokens by themselves, as the pipeline reads them."""
+        """Return the text of the row's tokens by themselves, as the pipeline decodes them."""
         return self._decoder(tokens)
 
     def _take(self) -> None:
@@ -102,7 +115,7 @@ class GrowingText:
             self.stop = first_stop(self.value, self._stops, start)
 
     def _begun(self) -> int:
-        """Characters at the end that a stop string may begin with."""
+        """Return how many characters at the end of the value may be the beginning of a stop string."""
         longest = max(map(len, self._stops), default=1) - 1
         return next(
             (
@@ -115,9 +128,9 @@ class GrowingText:
 
 
 def goes_on(prompt: Any, after: Mapping[str, Any]) -> bool:
-    """Tell whether an answer continues its prompt, as `pipeline` decides: else it is a message of its own.
+    """Return True if an answer continues its prompt, as `pipeline` decides. Else it is a message of its own.
 
-    `prompt` is a text or a chat of transformers, `after` the parameters of the pipeline's last step.
+    `prompt` is a text or a chat of transformers, and `after` has the parameters of the pipeline's postprocess.
     """
     if isinstance(prompt, str):
         return True

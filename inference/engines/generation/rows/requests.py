@@ -1,4 +1,4 @@
-"""From a request to a row: its prompt in tokens, and the settings that `generate` would run it with alone."""
+"""Rows made of requests: the prompt in tokens, and the settings that `generate` would run the request with alone."""
 
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -16,19 +16,19 @@ MODES = ("greedy_search", "sample")
 
 
 class NotByTheStep(Exception):
-    """`generate` would not choose one token after the other."""
+    """The error of settings with which `generate` would not choose one token after the other."""
 
 
 class Requests:
-    """To one pipeline."""
+    """The requests to one pipeline."""
 
     def __init__(self, pipe: Any, feed: Feed, steps: Steps) -> None:
         self.pipe, self.feed, self.steps = pipe, feed, steps
         self.decoder = Decoder(pipe.tokenizer)
-        self.context: int = pipe.tokenizer.model_max_length  # tokens of a prompt and its answer
+        self.context: int = pipe.tokenizer.model_max_length  # tokens that a prompt and its answer may have
 
     def row(self, key: Hashable, value: Any, parameters: Mapping[str, Any], *, seed: int) -> Row:
-        """Raises `InvalidInput`."""
+        """Return the row of a request. Raises `InvalidInput` if reading the request fails."""
         return blame.read(self._row, key, value, dict(parameters), seed)  # type: ignore[no-any-return]
 
     def _row(self, key: Hashable, value: Any, given: dict[str, Any], seed: int) -> Row:
@@ -49,7 +49,10 @@ class Requests:
         )  # fmt: skip
 
     def _as_generate_would(self, features: Mapping[str, Any], run: dict[str, Any]) -> tuple[Any, Any]:
-        """Its configuration and its processors of scores: it makes them ready, and then calls what it is given."""
+        """Return the generation config and the logits processors that `generate` makes for the request.
+
+        `generate` makes them ready, and then calls the function that it is given as `custom_generate`.
+        """
         made: dict[str, Any] = {}
 
         def keep(model: Any, input_ids: Any, logits_processor: Any, generation_config: Any, **_: Any) -> Any:
@@ -63,7 +66,7 @@ class Requests:
         return made["config"], made["processors"]
 
     def answer(self, row: Row) -> Any:
-        """As the pipeline's, to a row that has ended."""
+        """Return the answer to a row that has ended, as the pipeline would give it."""
         output = {
             "generated_sequence": torch.tensor([[row.tokens]]),
             "input_ids": row.features["input_ids"],

@@ -1,4 +1,4 @@
-"""A row: one prompt and what is generated from it, with settings of its own."""
+"""A row: one prompt with what is generated from it, and with settings of its own."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -12,37 +12,37 @@ from inference.engines.generation.rows.growing_text import GrowingText
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Row:
-    """From its join to its end."""
+    """A row of an open batch, from its join to its end."""
 
     key: Hashable
-    features: Any  # of the prompt, as the pipeline's preprocess has made them
+    features: Any  # features of the prompt, as the pipeline's preprocess has made them
     after: dict[str, Any]  # parameters of the pipeline's postprocess
-    details: bool  # are asked for
-    tokens: list[int]  # of the prompt, then with those that are generated
-    prompt: int  # tokens
-    longest: int  # tokens, prompt and all
-    ends: frozenset[int]  # tokens that end it
-    stops: frozenset[int]  # tokens that the request asks it to end at
-    processors: Any  # of the scores, as `generate` makes them
-    samples: bool
+    details: bool  # True if the request asks for details
+    tokens: list[int]  # tokens of the prompt, followed by those that are generated
+    prompt: int  # number of tokens of the prompt
+    longest: int  # tokens that the prompt and the answer may have together
+    ends: frozenset[int]  # the model's tokens that end the text
+    stops: frozenset[int]  # special tokens at which the request asks the text to end
+    processors: Any  # logits processors, as `generate` makes them
+    samples: bool  # True if tokens are drawn at random
     generator: torch.Generator
     text: GrowingText
-    cache: Any = None  # a `Cache`, of a long prompt, while it is read in pieces
+    cache: Any = None  # the `Cache` of a long prompt while it is read in pieces
     ending: Ending | None = None
-    was_short: bool = False  # of memory, when it was alone
+    was_short: bool = False  # True if memory was short while it was the only row
 
     @property
     def read(self) -> int:
-        """Tokens that its own cache holds."""
+        """Number of tokens that its own cache holds."""
         return int(self.cache.get_seq_length()) if self.cache is not None else 0
 
     @property
     def cells(self) -> int:
-        """Columns that it has: the last token has none before the next step."""
+        """Number of columns that it has: the last token has none before the next step."""
         return len(self.tokens) - 1
 
     def take(self, token: int) -> None:
-        """A token is generated."""
+        """Add a token that was generated, and end the row if it is the last one."""
         self.tokens.append(token)
         self.text.add(token)
         if token in self.stops:
@@ -58,7 +58,7 @@ class Row:
         self.end(reason)
 
     def end(self, reason: str) -> None:
-        """No token follows."""
+        """End the row, as no token follows."""
         self.text.end()
         self.ending = Ending(
             reason=reason if self.text.stop is None else "stop_sequence",

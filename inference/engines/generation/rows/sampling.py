@@ -1,4 +1,4 @@
-"""The next token of each row, chosen from the model's scores as `generate` chooses it for that row alone."""
+"""The choice of each row's next token from the model's scores, as `generate` chooses it for that row alone."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
@@ -11,12 +11,12 @@ from inference.engines.generation.rows.row import Row
 from inference.engines.runtime.isolate import narrowed
 from inference.errors import BadOutput, InferenceError
 
-# These look at the scores only, so that rows of equal settings share a call.
+# These warpers read only the scores, so that rows with equal settings share a call.
 WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper)
 
 
 def choose(rows: Sequence[Row], scores: torch.Tensor) -> list[int | InferenceError]:
-    """`scores`: [rows, vocabulary], of float32."""
+    """Return each row's next token, or the error it fails with. `scores` is [rows, vocabulary], float32."""
     best, tokens = scores.max(-1)
     chosen: list[int | InferenceError] = list(tokens.tolist())
     groups: dict[Any, list[int]] = defaultdict(list)
@@ -34,16 +34,16 @@ def choose(rows: Sequence[Row], scores: torch.Tensor) -> list[int | InferenceErr
 
 
 def _settings(row: Row) -> Hashable:
-    """Equal for rows whose scores can be processed together."""
+    """Return a key that is equal for rows whose scores can be processed together."""
     if not all(type(processor) in WARPERS for processor in row.processors):
         return row
     return row.samples, *((type(processor), *sorted(vars(processor).items())) for processor in row.processors)
 
 
 def _processed(rows: Sequence[Row], scores: torch.Tensor) -> Any:
-    """Scores, or of rows that sample the chance of each token."""
+    """Return the processed scores, or for rows that sample the probability of each token."""
     if rows[0].processors:
-        tokens = torch.tensor([rows[0].tokens], device=scores.device)  # of a lone row, or looked at by none
+        tokens = torch.tensor([rows[0].tokens], device=scores.device)  # only a lone row's processors read them
         scores = rows[0].processors(tokens, scores)
     return scores.softmax(-1) if rows[0].samples else scores
 
