@@ -1,1 +1,1 @@
-"""From the values of a request to what a pipeline takes: checked, bounded, and cut to what the model reads."""
+"""Inputs of a request, made into what a pipeline takes: checked, bounded, and cut to what the model reads."""

@@ -1,4 +1,4 @@
-"""Whose fault it is that a step of a pipeline raises: before the model the input's, behind it the model's."""
+"""The blame for an exception in a step of a pipeline: before the model it is the input's, behind it the model's."""
 
 import traceback
 from collections.abc import Callable
@@ -19,7 +19,10 @@ _TEMPLATES = "transformers.utils.chat_template_utils"
 
 
 def read(step: Callable[..., Any], *arguments: Any) -> Any:
-    """What a step before the model returns: what it raises is the fault of the input, an `InvalidInput`."""
+    """Return the result of a step that runs before the model.
+
+    What it raises is the fault of the input, and becomes `InvalidInput`.
+    """
     try:
         return step(*arguments)
     except _WRONG_INPUT as error:
@@ -29,7 +32,7 @@ def read(step: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _speaks_of_the_input(error: Exception) -> bool:
-    """Return whether the words are the chat template's, the tokenizer's or the pipeline's, which are for the client."""
+    """Return True if the message is for the client: the chat template's, the tokenizer's or the pipeline's own."""
     if isinstance(error, jinja2.TemplateError | PipelineException):
         return True
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
@@ -39,7 +42,7 @@ def _speaks_of_the_input(error: Exception) -> bool:
 
 
 def of_the_model(step: Callable[..., Any]) -> Callable[..., Any]:
-    """The step, with what it raises told apart from what reading the input raises."""
+    """Return the step, changed so that what it raises is an `EngineError`, not the error of a wrong input."""
 
     def run(*arguments: Any, **named: Any) -> Any:
         try:

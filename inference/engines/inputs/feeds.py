@@ -1,4 +1,4 @@
-"""How each task's pipeline is fed. What else is known of a task is in `inference.catalog.tasks`."""
+"""The feed of each task's pipeline. Everything else about a task is in `inference.catalog.tasks`."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from inference.engines.runtime import parity
 from inference.engines.runtime.stacks import Row, Together
 from inference.errors import InvalidInput, context_length_exceeded
 
-# What shows of a prompt whether its neighbours change the answer: the scores of a few steps.
+# Parameters of a trial: the scores of a few steps show whether a prompt's neighbours change its answer.
 TRIAL = {
     "max_new_tokens": 3, "do_sample": False, "num_beams": 1, "return_dict_in_generate": True, "output_logits": True,
 }  # fmt: skip
@@ -20,72 +20,75 @@ TRIAL = {
 
 @dataclass(frozen=True, kw_only=True)
 class Feed:
-    """How one task's pipeline is fed."""
+    """The feed of one task: how its inputs become what its pipeline takes."""
 
     prepare: task_inputs.Prepare
-    batched: bool = False  # its pipeline's forward takes several items at once
-    scores_texts: bool = False  # its answer is of a text as a whole
-    reads_states: bool = False  # its answer is made of the first of the model's outputs
+    batched: bool = False  # True if the pipeline's forward takes several items at once
+    scores_texts: bool = False  # True if an answer is about a text as a whole
+    reads_states: bool = False  # True if an answer is made of the first of the model's outputs
     preprocess: dict[str, Any] = field(default_factory=dict)  # parameters of the pipeline's preprocess
-    example: Callable[[], Any] | None = lambda: parity.TEXTS[1]  # an input, or a text to make one of, that is right
-    parameters: dict[str, Any] = field(default_factory=dict)  # and parameters with it
-    compared: dict[str, Any] = field(default_factory=dict)  # and those with which it is compared with the library's
+    example: Callable[[], Any] | None = lambda: parity.TEXTS[1]  # makes a valid input, or a text for `around`
+    parameters: dict[str, Any] = field(default_factory=dict)  # parameters for the example
+    compared: dict[str, Any] = field(default_factory=dict)  # more of them, to compare with the library's answers
 
-    # A model that counts positions from the left sees padding there, except where `generate` corrects for it.
+    # Padding on the left shifts the positions of a model that counts from there, unless `generate` corrects for it.
     padding_side: ClassVar[str] = "right"
-    is_cut: ClassVar[bool] = False  # a text is, where the tokenizer's limit is
+    is_cut: ClassVar[bool] = False  # True if a text is cut at the tokenizer's limit
 
     def fitted_to(self, pipe: Any) -> "Feed":
-        """Return the feed of this pipeline, where not all of its task are fed in one way."""
+        """Return the feed of this pipeline, which may differ from that of others with the same task."""
         return self
 
     def around(self, text: Any, pipe: Any) -> Any:
-        """An input that holds `text`."""
+        """Return an input that holds `text`."""
         return text
 
     def examples(self, pipe: Any) -> list[Any]:
         return [self.around(self.example(), pipe)] if self.example else []
 
     def note(self, pipe: Any) -> str:
-        """Say what an operator should know of this model's answers, or nothing."""
+        """Return what an operator should know of this model's answers, or an empty string."""
         return ""
 
     def trial(self, pipe: Any) -> tuple[list[Any], dict[str, Any]]:
-        """Inputs of several lengths, which are tried out together at load, and parameters with them."""
+        """Return inputs of several lengths, which are tried together at load, and the parameters for them."""
         return [], {}
 
     def completed(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
-        """A request's parameters, checked, and with what the model is always to be told."""
+        """Return a request's parameters, checked, and with those that the model must always have."""
         return parameters
 
     def read(self, value: Any, pipe: Any, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """What the pipeline takes, and the parameters, with those that the input brings."""
+        """Return what the pipeline takes, and the parameters with those that the input brings."""
         return self.prepare(value, pipe), parameters
 
     def together(self, pipe: Any, run: dict[str, Any]) -> Together:
-        """Which rows may share a forward with these parameters of it."""
+        """Return which rows may share a forward that has the parameters `run`."""
         return Together.PADDED
 
     def numbers_a_token(self, pipe: Any) -> int:
-        """Of an answer, where each token that is read has as many in it."""
+        """Return how many numbers an answer has for each token that is read; 0 if it is not made by token."""
         return 0
 
     def bounded(self, row: Row, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
-        """Parameters of the forward that are the row's own, in place of those of its call: what its tokens leave room
-        for. Raises `InvalidInput` for a row that the model must not be given."""
+        """Return the row's own parameters of the forward, which replace those of its call.
+
+        They limit the answer to what the row's tokens leave room for. Raises `InvalidInput` for a row that the model
+        must not be given.
+        """
         return {}
 
     def own(self, output: Any, row: Row) -> Any:
-        """Of a row's output, what is not of its padding."""
+        """Return the part of a row's output that does not belong to its padding."""
         return output
 
     def answer(self, answer: Any, row: Row, parameters: dict[str, Any]) -> Any:
-        """Return what a row is answered, of what the pipeline answers. `parameters` are those of its preprocess."""
+        """Return the answer to a row, made of the pipeline's answer. `parameters` are those of its preprocess."""
         return answer
 
 
 class Texts(Feed):
-    """Texts run in batches, and are cut."""
+    """The feed of texts, which run in batches and are cut."""
 
     is_cut = True
 
@@ -94,21 +97,24 @@ class Texts(Feed):
 
 
 class Pairs(Texts):
-    """An input is a query, and a text that may answer it. With `details` the answer says how many tokens were read."""
+    """The feed of pairs: a query, and a text that may answer it.
+
+    With `details` the answer has the number of tokens that were read.
+    """
 
     def around(self, text: Any, pipe: Any) -> Any:
         return {"text": parity.TEXTS[1], "text_pair": text}
 
     def read(self, value: Any, pipe: Any, parameters: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         known = {name: asked for name, asked in parameters.items() if name != "details"}
-        return self.prepare(value, pipe), known  # The library takes others as the tokenizer's.
+        return self.prepare(value, pipe), known  # The library passes others to the tokenizer.
 
     def answer(self, answer: Any, row: Row, parameters: dict[str, Any]) -> Any:
         return {**answer, "tokens": row.tokens} if parameters.get("details") else answer
 
 
 class States(Texts):
-    """Answers are the states of a text's own tokens."""
+    """The feed of texts whose answers are the states of their own tokens."""
 
     def numbers_a_token(self, pipe: Any) -> int:
         return getattr(pipe.model.config.get_text_config(), "hidden_size", 0)
@@ -123,7 +129,7 @@ class Masked(Texts):
 
 
 class Labelled(Texts):
-    """A text, or {"sequences", "candidate_labels"}: a text with labels of its own."""
+    """The feed of a text, or of {"sequences", "candidate_labels"}: a text with labels of its own."""
 
     def note(self, pipe: Any) -> str:
         if pipe.entailment_id != UNKNOWN_LABEL:
@@ -154,7 +160,7 @@ class Labelled(Texts):
 
 
 class Prompts(Texts):
-    """Prompts are continued, and never cut."""
+    """The feed of prompts, which are continued and never cut."""
 
     padding_side = "left"
     is_cut = False
@@ -163,16 +169,18 @@ class Prompts(Texts):
         return parity.trial_texts(pipe.tokenizer), TRIAL
 
     def completed(self, pipe: Any, parameters: dict[str, Any]) -> dict[str, Any]:
-        """With a number of new tokens, unless the request or the model asks for a total length."""
+        """Add a number of new tokens, unless the request has one, or it or the model asks for a total length."""
         own = pipe.model.generation_config
         if parameters.keys() & {"max_new_tokens", "max_length"} or (own.max_length and not own.max_new_tokens):
             return parameters
         return {"max_new_tokens": own.max_new_tokens or NEW_TOKENS, **parameters}
 
     def together(self, pipe: Any, run: dict[str, Any]) -> Together:
-        """Alone, with a seed. Prompts of one length only, where an answer would depend on how far it is padded: a total
-        length counts the padding; a penalty on repetition takes padding for text, and hurts where the padding token
-        ends a text."""
+        """Return `ALONE` if there is a seed, `EQUAL` if answers would depend on padding, and else `PADDED`.
+
+        A total length counts the padding, so that an answer would depend on how far its prompt is padded. A penalty on
+        repetition takes padding for text, which does harm if the padding token is one that ends a text.
+        """
         if "seed" in run:
             return Together.ALONE
         if "max_new_tokens" not in run or run.get("min_length"):
@@ -185,7 +193,7 @@ class Prompts(Texts):
         return Together.EQUAL if penalized else Together.PADDED
 
     def bounded(self, row: Row, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
-        """The answer has what the prompt leaves of the model's context, or of a total length."""
+        """Limit the answer to what the prompt leaves of the model's context, or of a total length."""
         read_stops(pipe.tokenizer, run.get("stop", ()))
         longest = pipe.tokenizer.model_max_length
         if not run.get("max_new_tokens"):
@@ -197,11 +205,17 @@ class Prompts(Texts):
 
 
 class Speech(Feed):
-    """Sound that is longer than the window of Whisper is heard window by window, which tells times: a text without
-    times is made of them."""
+    """The feed of speech.
+
+    Whisper reads sound that is longer than its window one window after the other, for which it must write timestamps.
+    The text without timestamps is made of those windows.
+    """
 
     def fitted_to(self, pipe: Any) -> Feed:
-        """A model that writes token by token finds hundreds in the silence of the example, and is asked for a few."""
+        """Limit the example's answer if the model writes token by token.
+
+        Such a model finds hundreds of tokens in the silence of the example, and is asked for a few.
+        """
         return replace(self, parameters={"max_new_tokens": 8}) if pipe.type in ("seq2seq", "seq2seq_whisper") else self
 
     def bounded(self, row: Row, pipe: Any, run: dict[str, Any]) -> dict[str, Any]:
@@ -212,13 +226,13 @@ class Speech(Feed):
 
 
 def no_room(tokens: int, longest: int) -> InvalidInput:
-    """Return the error of a prompt of so many tokens, where it and its answer have at most `longest`."""
-    return context_length_exceeded(longest - 1, tokens)  # an answer has a token at least
+    """Return the error of a prompt of `tokens` tokens, if it and its answer may have `longest` together."""
+    return context_length_exceeded(longest - 1, tokens)  # an answer has at least one token
 
 
-UNKNOWN_LABEL = -1  # what the pipeline finds for entailment where no label is named so: scores of the last are read
+UNKNOWN_LABEL = -1  # the pipeline's `entailment_id` if no label is named so: it reads the scores of the last
 MOST_NAMED = 4
-CUT = {"truncation": True}  # to what the model can take
+CUT = {"truncation": True}  # cuts a text to what the model can take
 SECOND_CUT = {"truncation": "only_second"}
 ONE_LABEL = {"candidate_labels": ["one"]}
 TABLE = {"table": {"city": ["Paris", "Rome"]}, "query": "which city?"}
@@ -239,7 +253,7 @@ FEEDS: dict[str, Feed] = {
         prepare=task_inputs.prompt,
         batched=True,
         parameters={"max_new_tokens": 1, "do_sample": False},
-        compared={"return_tensors": True},  # the library takes the blank before a first word off its text
+        compared={"return_tensors": True},  # the library removes the blank before the first word of its text
     ),
     "image-classification": _image(batched=True),
     "audio-classification": _audio(batched=True),

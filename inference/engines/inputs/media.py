@@ -1,4 +1,4 @@
-"""Images and sound out of base64, as they come in JSON.
+"""Images and sound, decoded from base64, as which they come in JSON.
 
 Pipelines also take addresses and file names: a client's string must never reach them undecoded.
 """
@@ -16,20 +16,20 @@ import numpy.typing as npt
 from inference.errors import InvalidInput
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-MAX_PIXELS = 50_000_000  # of all images of one input: a file of some KB can hold a thousand times as many bytes
-MAX_RATIO = 100  # of an image's sides: processors scale the shorter one up
-TIFF_TILE = (322, 323)  # the tags of a tile's width and length, which may be more than the image's
+MAX_PIXELS = 50_000_000  # of all images of one input: a file of some KB can decode to a thousand times as many bytes
+MAX_RATIO = 100  # of an image's longer side to its shorter one, which processors scale up
+TIFF_TILE = (322, 323)  # tags of a tile's width and length, which may be larger than the image's
 
-RATES = (4_000, 192_000)  # samples a second
+RATES = (4_000, 192_000)  # least and most samples a second
 MAX_CHANNELS = 8
 MAX_AUDIO_S = 1800
-MAX_AUDIO_SAMPLES = MAX_AUDIO_S * 48_000  # of all channels: what decoding costs
-BLOCK_S, OVERLAP_S = 30, 2  # that are decoded and resampled at a time, of which the edges are heard twice
-MAX_BLOCK = BLOCK_S * 48_000  # samples; a transform of nearly a prime number of them takes many times their memory
+MAX_AUDIO_SAMPLES = MAX_AUDIO_S * 48_000  # of all channels together, which is what decoding costs
+BLOCK_S, OVERLAP_S = 30, 2  # seconds that are decoded and resampled at a time, and that neighbouring blocks share
+MAX_BLOCK = BLOCK_S * 48_000  # samples; an FFT of a number of them that is nearly prime takes many times their memory
 
 
 def decode(value: Any, what: str) -> bytes:
-    """The bytes of base64, or of a data: URL."""
+    """Return the bytes of base64, or of a data: URL."""
     if not isinstance(value, str):
         raise InvalidInput(f"{what} must be a base64 string, not {type(value).__name__}.")
     text = value.partition(",")[2] if value.startswith("data:") else value
@@ -40,13 +40,16 @@ def decode(value: Any, what: str) -> bytes:
 
 
 class Images:
-    """The images of one input, which share a bound."""
+    """The images of one input, which share the bound on pixels."""
 
     def __init__(self) -> None:
         self.pixels = 0
 
     def open(self, value: Any) -> Any:
-        """A PIL image, RGB, the right way up. What it would take is read from its header before it is decoded."""
+        """Return a PIL image, RGB, the right way up.
+
+        Its size is read from its header, and checked, before it is decoded.
+        """
         from PIL import Image, ImageOps
 
         content = decode(value, "An image")
@@ -59,7 +62,7 @@ class Images:
             raise
         except Image.DecompressionBombError as error:
             raise _too_large("more") from error
-        except Exception as error:  # Pillow's decoders raise many kinds
+        except Exception as error:  # Pillow's decoders raise many kinds of exceptions
             raise InvalidInput(f"The image cannot be read; it must be one of {', '.join(IMAGE_FORMATS)}.") from error
 
     def _check(self, opened: Any) -> None:
@@ -77,12 +80,12 @@ def _too_large(pixels: str) -> InvalidInput:
 
 
 def image(value: Any) -> Any:
-    """The only image of an input."""
+    """Return the only image of an input."""
     return Images().open(value)
 
 
 def audio(value: Any, rate: int) -> npt.NDArray[np.float32]:
-    """One channel of samples at `rate` per second."""
+    """Return one channel of sound, with `rate` samples a second."""
     import soundfile
 
     content = decode(value, "Audio")
@@ -98,7 +101,7 @@ def audio(value: Any, rate: int) -> npt.NDArray[np.float32]:
 
 
 def _check_sound(opened: Any) -> None:
-    """By the header: a few KB can say that they are hours, or one sample a second."""
+    """Check a sound by its header: a few KB can claim to be hours long, or to have one sample a second."""
     low, high = RATES
     if not low <= opened.samplerate <= high:
         raise InvalidInput(f"The audio must have from {low} to {high} samples a second, not {opened.samplerate}.")
@@ -113,7 +116,10 @@ def _check_sound(opened: Any) -> None:
 
 
 def pieces(opened: Any, wanted: int) -> Iterator[npt.NDArray[np.float32]]:
-    """The whole sound, mixed and resampled piece by piece: all its channels at once may be ten times as much."""
+    """Yield the whole sound piece by piece, mixed to one channel and resampled.
+
+    All its channels at once may be ten times as much.
+    """
     rate, edge = opened.samplerate, OVERLAP_S // 2 * wanted
     block_s = min(BLOCK_S, MAX_BLOCK // rate)
     blocks = opened.blocks(block_s * rate, OVERLAP_S * rate, dtype="float32", always_2d=True)
@@ -124,7 +130,7 @@ def pieces(opened: Any, wanted: int) -> Iterator[npt.NDArray[np.float32]]:
 
 
 def png(picture: Any) -> str:
-    """A PIL image as base64 of a PNG."""
+    """Return a PIL image as base64 of a PNG."""
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG")
     return base64.b64encode(buffer.getvalue()).decode("ascii")
@@ -137,7 +143,7 @@ def example_image() -> str:
 
 
 def example_audio(seconds: float = 1.0) -> str:
-    """Silence, as base64 of a WAV."""
+    """Return silence, as base64 of a WAV file."""
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
         file.setparams((1, 2, 16_000, 0, "NONE", ""))
@@ -146,7 +152,10 @@ def example_audio(seconds: float = 1.0) -> str:
 
 
 def _resampled(samples: npt.NDArray[np.float32], rate: int, wanted: int) -> npt.NDArray[np.float32]:
-    """By cutting or extending the spectrum, which keeps what is below both Nyquist limits and adds nothing above."""
+    """Resample by cutting or extending the spectrum.
+
+    This keeps what is below both Nyquist limits, and adds nothing above.
+    """
     count = round(len(samples) * wanted / rate)
     if rate == wanted or count == 0:
         return samples

@@ -1,7 +1,7 @@
-"""A pipeline's steps, called one by one, so that an input that is wrong fails alone and one forward answers many.
+"""A pipeline's steps, called one by one, so that a wrong input fails alone and one forward answers many inputs.
 
-The only module that knows what `transformers.Pipeline` keeps to itself, which another release may rename: the pipeline
-is then called as a whole.
+This is the only module that uses private names of `transformers.Pipeline`, which another release may rename. The
+pipeline is then called as a whole.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from inference.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """Of each step in one call."""
+    """The parameters of each step in one call."""
 
     preprocess: dict[str, Any]
     forward: dict[str, Any]
@@ -25,7 +25,7 @@ class Parameters:
 
 
 class Steps:
-    """Of one pipeline."""
+    """The steps of one pipeline."""
 
     def __init__(self, pipe: Any, feed: Feed) -> None:
         from transformers.pipelines.base import ChunkPipeline, pad_collate_fn
@@ -56,7 +56,7 @@ class Steps:
         return [replace(row, own=self.feed.bounded(row, self.pipe, parameters.forward)) for row in rows]
 
     def outputs(self, rows: Sequence[Row], parameters: Parameters, *, limit: int) -> list[tuple[Row, Any]]:
-        """Rows in their order, each with the model's output to it."""
+        """Return the rows in their order, each with the model's output for it."""
         outputs: dict[int, Any] = {}
         for group in stacks.groups(rows, limit=limit, together=parameters.together):
             found = stacks.forward(group, self.pipe.forward, self.collate, parameters.forward)
@@ -64,7 +64,7 @@ class Steps:
         return [(row, outputs[id(row)]) for row in rows]
 
     def answer(self, outputs: Sequence[tuple[Row, Any]], parameters: Parameters) -> Any:
-        """To one input."""
+        """Return the answer to one input, made of the outputs for its rows."""
         parts = [self.feed.own(output, row) for row, output in outputs]
         if not self.in_chunks:
             answer = self.pipe.postprocess(parts[0], **parameters.postprocess)

@@ -1,4 +1,4 @@
-"""What a request asks a generated text to end at."""
+"""The stops of a request: the strings and tokens at which a generated text ends."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from inference.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stops:
-    """Holds what a request asks a text to end at."""
+    """The stops that a request asks for."""
 
     texts: tuple[str, ...]
-    tokens: frozenset[int]  # special ones, which no text shows
+    tokens: frozenset[int]  # special tokens, which no text shows
 
 
 def read_stops(tokenizer: Any, asked: Sequence[str]) -> Stops:
-    """Tell special tokens from texts. Raises `InvalidInput` for a stop that is in part a special token."""
+    """Find the special tokens among the stops. Raises `InvalidInput` for a stop that is in part a special token."""
     special = special_tokens(tokenizer) if asked else {}
     tokens = set()
     for stop in asked:
@@ -32,11 +32,11 @@ def read_stops(tokenizer: Any, asked: Sequence[str]) -> Stops:
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Find the tokens that are left out of texts, by what they are written as."""
+    """Return the special tokens, which are left out of texts, as numbers by the string of each."""
     return {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
 def first_stop(text: str, stops: Sequence[str], start: int = 0) -> int | None:
-    """The place of the first stop string in a text that has none up to `start`."""
+    """Return the index of the first stop string, or None. The text must have no stop string up to `start`."""
     places = [text.find(stop, max(0, start - len(stop) + 1)) for stop in stops]
     return min((place for place in places if place >= 0), default=None)

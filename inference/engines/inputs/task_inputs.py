@@ -11,9 +11,9 @@ from inference.errors import InvalidInput, context_length_exceeded
 MAX_STRIDES = 64
 MAX_MASKS = 32  # each is answered with top_k texts
 MAX_LABELS = 100
-MAX_LABEL = 1000  # characters
-MOST_TOKENS = 16  # of a character, which a tokenizer may read as several, and each as its bytes
-MAX_TABLE = 100_000  # characters
+MAX_LABEL = 1000  # characters of a label
+MOST_TOKENS = 16  # of one character: a tokenizer may read it as several, and each of those as its bytes
+MAX_TABLE = 100_000  # characters of a table and its query
 
 Prepare = Callable[[Any, Any], Any]  # (input, pipeline) -> what the pipeline takes
 
@@ -25,17 +25,20 @@ def string(value: Any) -> str:
 
 
 def text(value: Any, pipe: Any) -> str:
-    """As much of it as the model can read."""
+    """Return as much of a text as the model can read."""
     return beginning(pipe.tokenizer, string(value))
 
 
 def long_text(value: Any, pipe: Any) -> str:
-    """Of a text that may be read in strides, as much as MAX_STRIDES of them."""
+    """Return as much of a text that may be read in strides as `MAX_STRIDES` strides may hold."""
     return beginning(pipe.tokenizer, string(value), MAX_STRIDES * pipe.tokenizer.model_max_length)
 
 
 def whole_text(value: Any, pipe: Any) -> str:
-    """One that must not be cut: to answer a part of it is to answer something else."""
+    """Return a text that must not be cut, as an answer to a part of it would answer something else.
+
+    Raises `ContextLengthExceeded` if it is longer than the model reads.
+    """
     tokenizer, whole = pipe.tokenizer, string(value)
     if tokenizer and len(begun := beginning(tokenizer, whole)) < len(whole):
         tokens = len(tokenizer(begun, add_special_tokens=False, verbose=False)["input_ids"])
@@ -54,11 +57,14 @@ def pair(value: Any, pipe: Any) -> Any:
         raise InvalidInput('An input must be {"text": "the query", "text_pair": "a text"}.')
     found = fields(value, pipe, text=text, text_pair=text)
     _require_room_beside(found["text"], pipe.tokenizer, whole=value["text"])
-    return {name: [part] for name, part in found.items()}  # In lists, since a lone empty text is taken for none.
+    return {name: [part] for name, part in found.items()}  # In lists, since a lone empty text is taken for no text.
 
 
 def _require_room_beside(query: str, tokenizer: Any, *, whole: str) -> None:
-    """Raise `InvalidInput` for a query, the beginning of `whole`, that leaves no token to a text: no query is cut."""
+    """Raise `InvalidInput` for a query that leaves no token to its text, as no query is cut.
+
+    `query` is the beginning of `whole`, the query of the client.
+    """
     most = tokenizer.model_max_length - tokenizer.num_special_tokens_to_add(pair=True) - 1
     if MOST_TOKENS * len(query) <= most:
         return
@@ -75,7 +81,7 @@ def masked_text(value: Any, pipe: Any) -> str:
 
 
 def prompt(value: Any, pipe: Any) -> Any:
-    """A text, or a list of chat messages."""
+    """Return a prompt, which is a text or a list of chat messages."""
     if isinstance(value, list):
         if not pipe.tokenizer.chat_template:
             raise InvalidInput("This model has no template for chats: send one text, in place of messages.")
@@ -109,21 +115,25 @@ def labels(value: Any, pipe: Any = None) -> Any:
 
 
 def template(value: Any, pipe: Any = None) -> str:
-    """The pipeline formats with it: what else a format can do (reach attributes, pad to a gigabyte) is refused."""
+    """Return a hypothesis template, which has one {}.
+
+    The pipeline formats with it, so that anything else that a format can do (reach attributes, pad to a gigabyte) is
+    refused.
+    """
     if not isinstance(value, str) or value.count("{}") != 1 or re.search(r"[{}]", value.replace("{}", "")):
         raise InvalidInput("hypothesis_template must be a text with one {}.", field="parameters.hypothesis_template")
     return value
 
 
 def image_fields(value: Any, pipe: Any) -> Any:
-    """An image, or {"image": …} with the pipeline's other arguments beside it."""
+    """Read an image, or {"image": …} with the pipeline's other arguments beside it."""
     if not isinstance(value, dict):
         return media.image(value)
     return {key: media.image(item) if key == "image" else _harmless(key, item, pipe) for key, item in value.items()}
 
 
 def image_and_text(value: Any, pipe: Any) -> Any:
-    """Chat messages with images in them, or {"images": [base64, …], "text": …}."""
+    """Read chat messages with images in them, or {"images": [base64, …], "text": …}."""
     opened = media.Images()
     if isinstance(value, list):
         return {"text": _whole(messages(value, images=opened), pipe)}
@@ -164,7 +174,7 @@ def _whole(chat: list[dict[str, Any]], pipe: Any) -> list[dict[str, Any]]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """All that a template or a tokenizer may read."""
+    """Yield everything in a value that a template or a tokenizer may read, each as a string."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):

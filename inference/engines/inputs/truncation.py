@@ -1,17 +1,21 @@
-"""As much of a text as a model reads: what follows costs its tokenizer as much, and is cut off."""
+"""The part of a text that a model reads.
+
+What follows it would cost the tokenizer as much, and is cut off.
+"""
 
 from typing import Any
 
-CHARACTERS = 8  # of a token, more than most have
-MOST_CHARACTERS = 200  # of a token, on average: blanks and what no vocabulary has give none, and cost as much
-MARGIN = 128  # tokens that cutting within a word may change
+CHARACTERS = 8  # of a token; most tokens have fewer
+MOST_CHARACTERS = 200  # of a token on average: blanks and characters of no vocabulary give no tokens, and cost as much
+MARGIN = 128  # tokens that a cut within a word may change
 
 
 def beginning(tokenizer: Any, text: str, limit: int | None = None) -> str:
-    """A part of `text` whose first `limit` tokens are those of the whole; by default the tokenizer's own limit.
+    """Return a part of `text` whose first `limit` tokens are those of the whole text.
 
-    Tokenizing all, to cut it then, takes a second a megabyte. Of a text that has fewer tokens in MOST_CHARACTERS times
-    as many characters, the rest is not read. A tokenizer that cuts at the left reads the end.
+    The limit is by default the tokenizer's own. To tokenize the whole text, and cut it then, takes a second a megabyte.
+    The part has at most `MOST_CHARACTERS` characters for each token that is wanted: if those give fewer tokens, the
+    rest of the text is not read. If the tokenizer cuts at the left, the part is the end of the text.
     """
     wanted = MARGIN + (limit or tokenizer.model_max_length)
     size, most = CHARACTERS * wanted, MOST_CHARACTERS * wanted
