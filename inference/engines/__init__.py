@@ -1,2 +1,5 @@
-"""Engines run models. Torch is imported below this package only: in pool children, in what forks them, and in the
-processes that `manage.py tune` measures."""
+"""Engines, which run models.
+
+Torch is imported below this package only: in child processes, in the process that forks them, and in the processes that
+`manage.py tune` measures.
+"""

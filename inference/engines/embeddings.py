@@ -1,4 +1,4 @@
-"""Sentence embeddings: a text encoder, its token states pooled as the model's folder says, and length one."""
+"""Sentence embeddings: token states of a text encoder, pooled as the model's folder asks, of length one."""
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,28 +23,28 @@ from inference.engines.sentences import folder as sentence_folder
 from inference.engines.sentences import pooling
 from inference.errors import InferenceError, InvalidInput, ModelUnavailable, context_length_exceeded
 
-logging.disable_progress_bar()  # thousands of lines in a log file
+logging.disable_progress_bar()  # which writes thousands of lines to a log file
 
 NONE: Mapping[str, Any] = {}
-ENCODERS = ("t5", "mt5", "umt5")  # by model_type: sentence-transformers takes, and saves, them without their decoder
-CUT = "cut"  # beside the tokens of texts that are not to be cut
+ENCODERS = ("t5", "mt5", "umt5")  # model types that sentence-transformers loads and saves without their decoder
+CUT = "cut"  # a key beside the tokens of texts that must not be cut: True where the end was not read
 CUT_AT = 8  # tokens, fewer than the longest text of a trial has
 
 
 class SentenceEmbeddings(Engine):
-    """Answer a text with a vector, which has length one unless `normalize` is false.
+    """The engine that answers a text with a vector, which has length one unless `normalize` is false.
 
-    A prompt of the model's folder stands before it: that of `prompt_name`, or of `input_type`, or the default one. A
-    text that is longer than the model reads is cut, or fails where `truncate` is false.
+    A prompt of the model's folder is put before the text: that of `prompt_name`, or of `input_type`, or the default
+    one. A text that is longer than the model reads is cut, or fails if `truncate` is false.
 
-    With `encoding_format` "base64" the vector is its numbers as float32, lowest byte first, in base64. With `details`
-    the answer is {"embedding": the vector, "tokens": how many were read}. With `pooling` "none" there is a vector for
-    each token, as the encoder made it; in base64 they follow one another.
+    With `encoding_format` "base64" the answer has the vector's numbers as float32, lowest byte first, in base64. With
+    `details` the answer is {"embedding": the vector, "tokens": the number of tokens read}. With `pooling` "none" the
+    answer has a vector for each token, as the encoder made it; in base64 these vectors follow one another.
     """
 
     prepares = True
-    dimensions: frozenset[int] = frozenset()  # Vectors may be cut to these numbers of numbers.
-    encode: Any = None  # a shortcut
+    dimensions: frozenset[int] = frozenset()  # Vectors may be cut to these sizes.
+    encode: Any = None  # the shortcut that makes tokens of texts, or None
 
     def load(self, device: str) -> None:
         backend.require(self.spec)
@@ -55,7 +55,7 @@ class SentenceEmbeddings(Engine):
         self.tokenizer.padding_side = "right"
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.unk_token
-        if self.asked.max_tokens:  # stands above the tokenizer's own limit, which may be that of an older save
+        if self.asked.max_tokens:  # replaces the tokenizer's own limit, which may be that of an older save
             self.tokenizer.model_max_length = self.asked.max_tokens
         placed = placement.arguments(self.spec, device)
         self.model, report = _kind(folder).from_pretrained(
@@ -89,7 +89,7 @@ class SentenceEmbeddings(Engine):
         return parity.Trial(self._own_states, texts, placement.tolerance(self.spec, self.model))
 
     def _same_tokens(self) -> bool:
-        """Return whether texts give the tokens of the tokenizer's own call, also where they are cut."""
+        """Return True if texts give the tokens of the tokenizer's own call, also if the texts are cut."""
         texts = ["", *parity.trial_texts(self.tokenizer)]
         for limit in (CUT_AT, self.max_tokens):
             found, expected = self._encoded(texts, limit), self._encoded_plainly(texts, limit)
@@ -124,7 +124,7 @@ class SentenceEmbeddings(Engine):
         return [problem or next(embedded) for problem in problems]
 
     def _told(self, tokens: Any, parameters: dict[str, Any]) -> list[Any]:
-        """Embed texts that were read, and answer in the form that was asked for."""
+        """Embed texts that were read, and return answers in the form that `parameters` ask for."""
         counts = tokens["attention_mask"].sum(1).tolist()
         if CUT not in tokens:
             return self._told_of(tokens, counts, parameters)
@@ -165,7 +165,10 @@ class SentenceEmbeddings(Engine):
         return _with_details(told, counts, parameters)
 
     def embed(self, texts: list[str]) -> torch.Tensor:
-        """Return one row a text, float32, of length one, on the CPU. Texts are cut at `max_tokens`."""
+        """Return a tensor with one row a text, float32, on the CPU. Each row has length one.
+
+        Texts are cut at `max_tokens`.
+        """
         left_out = 0 if self.asked.pools_prompt else self._prompt_tokens(self.asked.default_prompt)
         states = self._states(texts, self.shortcuts.verdict.together)
         return self._pooled(states, normalize=True, left_out=left_out)
@@ -173,7 +176,7 @@ class SentenceEmbeddings(Engine):
     def _pooled(
         self, groups: Iterable[tuple[list[int], torch.Tensor, torch.Tensor]], *, normalize: bool, left_out: int
     ) -> torch.Tensor:
-        """Make vectors of token states. The first `left_out` tokens of each text are not pooled."""
+        """Return the vectors of texts, from their token states. The first `left_out` tokens of each are not pooled."""
         parts, order = [], []
         for rows, states, mask in groups:
             own = mask
@@ -190,17 +193,17 @@ class SentenceEmbeddings(Engine):
     def _states(
         self, texts: Sequence[str], together: Together
     ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
-        """Of texts that run together: their places, their token states, and what of those is no padding."""
+        """Yield, for texts that run together, their places, their token states, and the mask of what is no padding."""
         return self._states_of(self._tokens(texts), together)
 
     def _prompt(self, parameters: Mapping[str, Any]) -> str:
         return self.asked.prompt(parameters.get("prompt_name"), parameters.get("input_type"))
 
     def _tokens(self, texts: Sequence[str], parameters: Mapping[str, Any] = NONE) -> Any:
-        """Read texts with their prompt.
+        """Return the tokens of texts with their prompt.
 
-        Where they are not to be cut, one token more than the model reads is read, and `CUT` says of which texts the
-        end was not looked at.
+        If texts must not be cut, one token more than the model reads is read, and `CUT` marks the texts whose end was
+        not looked at.
         """
         prompt, limit, cuts = self._prompt(parameters), self.max_tokens, parameters.get("truncate") is not False
         limit = limit if cuts or not limit else limit + 1
@@ -219,7 +222,10 @@ class SentenceEmbeddings(Engine):
         return self.tokenizer(texts, padding=True, truncation=True, max_length=limit, return_tensors="pt")
 
     def _prompt_tokens(self, prompt: str) -> int:
-        """Count the tokens of a prompt as `encode` does since release 5: alone, without a special token at its end."""
+        """Return the number of tokens of a prompt, as `encode` of sentence-transformers counts them since release 5.
+
+        The prompt is read alone, and a special token at its end is not counted.
+        """
         if not prompt:
             return 0
         ids = self._encoded_plainly([self.asked.text("", prompt)], self.max_tokens)["input_ids"][0].tolist()
@@ -237,7 +243,7 @@ class SentenceEmbeddings(Engine):
             yield rows, states, part["attention_mask"]
 
     def _token_states(self, tokens: Any, together: Together) -> list[torch.Tensor]:
-        """Return the states of each text's tokens, float32, tokens by numbers, on the CPU."""
+        """Return the states of each text's tokens: [tokens, numbers], float32, on the CPU."""
         found: dict[int, torch.Tensor] = {}
         for rows, states, mask in self._states_of(tokens, together):
             own = [values[kept.bool()].float().cpu() for values, kept in zip(states, mask, strict=True)]
@@ -249,7 +255,7 @@ class SentenceEmbeddings(Engine):
 
 
 class SentenceSimilarity(SentenceEmbeddings):
-    """{"source_sentence", "sentences"} in, the cosine of each sentence to the source out."""
+    """The engine that answers {"source_sentence", "sentences"} with the cosine of each sentence to the source."""
 
     prepares = False
 
@@ -268,7 +274,10 @@ class SentenceSimilarity(SentenceEmbeddings):
         return [problem or next(cosines) for problem in problems]
 
     def _embed_all(self, texts: list[str]) -> torch.Tensor:
-        """Near lengths run together, at most `max_batch_size` texts a time: one input may hold many sentences."""
+        """Return the vectors of all texts.
+
+        Texts of near lengths run together, at most `max_batch_size` at a time, as one input may hold many sentences.
+        """
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         size = self.spec.max_batch_size
         parts = [
@@ -280,13 +289,13 @@ class SentenceSimilarity(SentenceEmbeddings):
 
 
 def _kind(folder: Path) -> Any:
-    """Choose the class that loads the model, of `ENCODERS` without the decoder."""
+    """Return the class that loads the model; for `ENCODERS` it loads no decoder."""
     kind = weights.read_json(folder / "config.json").get("model_type")
     return AutoModelForTextEncoding if kind in ENCODERS else AutoModel
 
 
 def _groups(lengths: Sequence[int], together: Together) -> list[list[int]]:
-    """The places of texts that run together."""
+    """Return the places of the texts, in groups that run together."""
     if together is Together.PADDED:
         return [list(range(len(lengths)))]
     groups: dict[int, list[int]] = {}
@@ -296,9 +305,11 @@ def _groups(lengths: Sequence[int], together: Together) -> list[list[int]]:
 
 
 def _dimensions(spec: ModelSpec, config: Any) -> frozenset[int]:
-    """Read to how many numbers vectors may be cut, from the model's table, or else from the field that vLLM reads.
+    """Return the sizes to which vectors may be cut.
 
-    Raises `ModelUnavailable` for a table that does not say it."""
+    They are those of `matryoshka_dimensions` in the model's table, or else in its config.json, where vLLM reads them.
+    Raises `ModelUnavailable` if the value in the table is not a list of sizes.
+    """
     asked = spec.options.get("matryoshka_dimensions")
     found = getattr(config, "matryoshka_dimensions", None) if asked is None else asked
     if isinstance(found, list | tuple) and all(type(count) is int and count > 0 for count in found):
@@ -324,7 +335,10 @@ def _with_details(told: list[Any], counts: Sequence[int], parameters: dict[str, 
 
 
 def _base64(vectors: torch.Tensor) -> list[Any]:
-    """Of each vector its numbers as float32, lowest byte first. One that is not finite stays as it is, and fails."""
+    """Return the numbers of each vector as float32, lowest byte first, in base64.
+
+    A vector that is not finite stays a list of numbers, and fails as an answer.
+    """
     finite = vectors.isfinite().all(1).tolist()
     return [
         base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode() if is_finite else vector.tolist()

@@ -1,8 +1,8 @@
-"""Any transformers pipeline task. One batch is one forward of the model.
+"""The engine for any transformers pipeline task. One batch is one forward of the model.
 
-The pipeline's own steps are called one by one (preprocess, collate, forward, postprocess) instead of the pipeline as a
-whole: an input that is wrong then fails alone, padding never shows in an answer, and the data loader costs nothing.
-Where it would show, the trial at load finds it, and the inputs run in batches of one length, or one by one.
+The pipeline's own steps (preprocess, collate, forward, postprocess) are called one by one instead of the pipeline as a
+whole. A wrong input then fails alone, padding never shows in an answer, and the data loader costs nothing. If padding
+would show, the trial at load finds it, and the inputs run in batches of one length, or one by one.
 """
 
 import functools
@@ -35,7 +35,7 @@ from inference.errors import ModelUnavailable
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Inputs as tokens, or each read to rows or to what is wrong with it."""
+    """Inputs that were read: all as tokens, or each as its rows or as the error that reading it raised."""
 
     parameters: Parameters
     tokens: Any = None
@@ -43,10 +43,10 @@ class Prepared:
 
 
 class PipelineEngine(Engine):
-    """A transformers pipeline: `task` and `model` in the catalog say which."""
+    """The engine of a transformers pipeline, which `task` and `model` in the catalog name."""
 
     full_text = True
-    steps: Steps | None = None  # without which the pipeline is called as a whole
+    steps: Steps | None = None  # None if the pipeline is called as a whole
     at_once: Any = None
 
     def load(self, device: str) -> None:
@@ -80,12 +80,12 @@ class PipelineEngine(Engine):
         if reference:
             self._install(reference)
         self.note = f"{self.note} {self.feed.note(self.pipe)}".strip()
-        if self.steps is None:  # the pipeline calls them by itself
+        if self.steps is None:  # the pipeline calls these steps by itself
             for step in ("forward", "postprocess"):
                 setattr(self.pipe, step, blame.of_the_model(getattr(self.pipe, step)))
 
     def _install(self, reference: Reference) -> None:
-        """Find out how inputs may run together, and what may be computed in a cheaper way."""
+        """Find out how inputs may run together, and which shortcuts may be used."""
         accelerate.Shortcuts(self.task, self.shortcuts.plain).add(
             "step by step",
             lambda: Override(self, "steps", Steps(self.pipe, self.feed)),
@@ -131,7 +131,7 @@ class PipelineEngine(Engine):
             self.note = f"{self.note} Answers wait for the longest of their batch: {problem}.".lstrip()
 
     def _compared(self) -> list[Any]:
-        """Inputs that show how far another backend's answers are."""
+        """Return inputs that show how far the answers of another backend are from those of torch."""
         if self.feed.is_cut:
             return [self.feed.around(text, self.pipe) for text in agreement.TEXTS]
         return 2 * self.feed.examples(self.pipe)
@@ -139,7 +139,7 @@ class PipelineEngine(Engine):
     def _values(
         self, steps: Steps, given: dict[str, Any], inputs: Sequence[Any], together: Together
     ) -> list[parity.Answer]:
-        """What the model computes for inputs, before the pipeline makes answers of it."""
+        """Return what the model computes for inputs, before the pipeline makes answers of it."""
         parameters = replace(steps.parameters(self.feed.completed(self.pipe, given)), together=together)
         ready = [row for index, value in enumerate(inputs) for row in steps.rows(index, value, parameters)]
         return [
@@ -201,7 +201,7 @@ class PipelineEngine(Engine):
         return Prepared(ready, read=_read(steps, inputs, ready))
 
     def predict_prepared(self, prepared: Any, parameters: dict[str, Any]) -> list[Any] | None:
-        """A shortcut that fails is found out by `predict`."""
+        """Answer inputs that `prepare` has read. A shortcut that fails is found out by `predict`."""
         ready: Prepared = prepared
         if ready.tokens is None:
             return self._answers(self.steps, ready.read, ready.parameters) if self.steps else None
@@ -214,9 +214,9 @@ class PipelineEngine(Engine):
         return [_in_place(self._alone, value, parameters) for value in inputs]
 
     def _alone(self, value: Any, parameters: dict[str, Any]) -> Any:
-        """The pipeline as a whole, on one input."""
+        """Answer one input with the pipeline as a whole."""
         prepared, parameters = blame.read(self.feed.read, value, self.pipe, {**self.feed.preprocess, **parameters})
-        if self.feed.batched:  # without what a task's own call makes of one answer
+        if self.feed.batched:  # without the changes that a task's own `__call__` makes to one answer
             call = functools.partial(Pipeline.__call__, self.pipe, prepared)
         elif isinstance(prepared, dict):
             call = functools.partial(self.pipe, **prepared)
@@ -240,7 +240,10 @@ class PipelineEngine(Engine):
         return self._answers(steps, _read(steps, inputs, parameters), parameters)
 
     def _answers(self, steps: Steps, answers: list[Any], parameters: Parameters) -> list[Any]:
-        """To inputs of which each is read to rows, or to what is wrong with it."""
+        """Answer inputs, each of which is given as its rows or as the error that reading it raised.
+
+        The answers replace the rows in the list that is given, which is returned.
+        """
         ready = [row for answer in answers if isinstance(answer, list) for row in answer]
         parameters = replace(parameters, together=max(parameters.together, self.shortcuts.verdict.together))
         outputs_of: dict[int, list[tuple[Row, Any]]] = defaultdict(list)
@@ -252,7 +255,7 @@ class PipelineEngine(Engine):
 
 
 def _require(task: Task) -> None:
-    """Raises `ModelUnavailable` where a package is missing that the task needs."""
+    """Raise `ModelUnavailable` if a package that the task needs is missing."""
     if task.package and importlib.util.find_spec(task.package) is None:
         raise ModelUnavailable(
             f"task {task.name!r} needs the package {task.package}, which is not installed:"
@@ -265,7 +268,7 @@ def _read(steps: Steps, inputs: Sequence[Any], parameters: Parameters) -> list[A
 
 
 def _in_place(step: Callable[..., Any], *arguments: Any) -> Any:
-    """What the step returns, or what it raised."""
+    """Return what the step returns, or the exception that it raises."""
     try:
         return step(*arguments)
     except Exception as error:
@@ -273,7 +276,10 @@ def _in_place(step: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _without_pictures(value: Any) -> Any:
-    """Masks and depths come as PIL images: base64 of a PNG is what Hugging Face's clients read."""
+    """Replace PIL images in an answer by base64 of a PNG, which Hugging Face's clients read.
+
+    Masks and depths come as PIL images.
+    """
     if isinstance(value, dict):
         return {key: _without_pictures(item) for key, item in value.items()}
     if isinstance(value, list):

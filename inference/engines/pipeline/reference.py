@@ -1,4 +1,4 @@
-"""What transformers' own pipeline answers, asked before anything of it is changed for batches."""
+"""The answers of transformers' own pipeline, made before anything of it is changed for batches."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -22,17 +22,17 @@ Answers = Callable[[list[Any], dict[str, Any]], list[Any]]
 class Reference:
     """Inputs with special tokens and capitals, and the answers of one pipeline to them.
 
-    Of a text that is cut the tokens are compared, as to answer it would take long.
+    For a text that is cut only the tokens are compared, as answering it would take long.
     """
 
     def __init__(self, pipe: Any, feed: Feed) -> None:
         self.parameters = {**feed.parameters, **feed.compared}
-        self.inputs: list[Any] = []  # those which the pipeline answers
+        self.inputs: list[Any] = []  # inputs that the pipeline answers
         self.answers: list[Any] = []
         self.pipe = pipe
         self.long = _long_text(pipe, feed)
         self.cut = self._tokens(self.long)
-        self.repeats = True  # is False for a model that answers the same input differently from call to call
+        self.repeats = True  # False for a model that answers the same input differently from call to call
         ask = functools.partial(_ask, pipe, feed)
         for value in _inputs(pipe, feed):
             try:
@@ -47,7 +47,10 @@ class Reference:
             self.repeats = parity.alike(plain(ask(self.inputs[0])), self.answers[0])
 
     def difference(self, answers: Answers) -> str:
-        """Compare what `answers` makes of each input alone; return a sentence on the first that differs, or nothing."""
+        """Return how `answers` differs for the first input that it answers otherwise, or an empty string.
+
+        `answers` is called with each input alone.
+        """
         if self.long and self._tokens(beginning(self.pipe.tokenizer, self.long)) != self.cut:
             return "a long text is cut otherwise"
         if not self.repeats:
@@ -67,7 +70,7 @@ class Reference:
 
 
 def _ask(pipe: Any, feed: Feed, value: Any) -> Any:
-    """Call the pipeline as a whole, without what a task's own call makes of one answer."""
+    """Call the pipeline as a whole, without the changes that a task's own `__call__` makes to one answer."""
     parameters = {**feed.preprocess, **feed.parameters, **feed.compared}
     if not isinstance(feed, Texts):
         value, parameters = feed.read(value, pipe, parameters)
@@ -83,7 +86,10 @@ def _inputs(pipe: Any, feed: Feed) -> Iterator[Any]:
 
 
 def _long_text(pipe: Any, feed: Feed) -> str:
-    """Make a text that the library cuts; none where it would give the model more than that can read."""
+    """Return a text that the library cuts.
+
+    It is empty if texts are not cut, or if the library's limit is more than the model can read.
+    """
     limit = pipe.tokenizer.model_max_length if feed.is_cut else 0
     return "cat " * (limit + 1) if 0 < limit <= max_positions(pipe.model) < NO_LIMIT else ""
 

@@ -1,1 +1,1 @@
-"""Reads from the folder of a sentence-transformers model how a text becomes a vector, and does it."""
+"""The way from a text to a vector, as the folder of a sentence-transformers model describes it."""

@@ -18,7 +18,7 @@ ACTIVATIONS: Mapping[str, type[nn.Module]] = {
 }
 MOST_FEATURES = 1_000_000
 FLAGS = {"bias": True, "use_residual": False}
-# These fields must have one of these values where they are there: the module reads a sentence's vector and replaces it.
+# If these fields are there, they must have one of these values: the module reads a sentence's vector and replaces it.
 PLACES: Mapping[str, tuple[Any, ...]] = {
     "module_input_name": ("sentence_embedding",),
     "module_output_name": ("sentence_embedding", None),
@@ -27,7 +27,7 @@ FIELDS = {"in_features", "out_features", "activation_function", *FLAGS, *PLACES}
 
 
 class Dense(nn.Module):  # type: ignore[misc]  # torch has no types here
-    """Computes activation(linear(x)), and adds x, or its projection, where the module is a residual one."""
+    """A module that computes activation(linear(x)), and adds x, or its projection, if it is a residual one."""
 
     def __init__(self, linear: nn.Linear, activation: nn.Module, residual: nn.Module | None) -> None:
         super().__init__()
@@ -40,7 +40,10 @@ class Dense(nn.Module):  # type: ignore[misc]  # torch has no types here
 
 
 def load_dense(folder: Path, saved: Mapping[str, Any]) -> Dense:
-    """Make a module of its folder, whose configuration is `saved`. Raises `ModelUnavailable`."""
+    """Return the module that is saved in `folder`, whose configuration is `saved`.
+
+    Raises `ModelUnavailable` if the configuration is not understood, or the weights are missing or do not fit it.
+    """
     file = f"{folder.name}/config.json"
     read, written = saved.get("in_features"), saved.get("out_features")
     if not (type(read) is type(written) is int and 0 < read <= MOST_FEATURES and 0 < written <= MOST_FEATURES):
@@ -54,7 +57,7 @@ def load_dense(folder: Path, saved: Mapping[str, Any]) -> Dense:
         told = f"{wrong[0]} = {repr(saved[wrong[0]])[:100]} is not understood. Write an engine class"
         raise ModelUnavailable(f"{file}: {told}, see docs/guide/models.md.")
     activation = _activation(file, saved.get("activation_function", "torch.nn.Tanh"))
-    with torch.device("meta"):  # The weights that are read are the first that take memory.
+    with torch.device("meta"):  # No weights take memory before those read from the file.
         linear = nn.Linear(read, written, bias=flags["bias"])
         module = Dense(linear, activation, _residual(read, written) if flags["use_residual"] else None)
     try:

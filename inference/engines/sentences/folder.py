@@ -1,6 +1,6 @@
-"""What the folder of a sentence-transformers model asks for, read whole: what is not understood is refused.
+"""The settings in the folder of a sentence-transformers model, all of which are read: an unknown one is refused.
 
-The rules are those of sentence-transformers 2 to 6, whose files these are; each is stated beside the field.
+The rules are those of sentence-transformers 2 to 6, which writes these files. Each rule is stated beside its field.
 """
 
 import dataclasses
@@ -15,42 +15,42 @@ from inference.engines.sentences import pooling
 from inference.engines.sentences.dense import Dense, load_dense
 from inference.errors import InvalidInput, ModelUnavailable
 
-MODEL_FILE = "config_sentence_transformers.json"  # SentenceTransformer.save
+MODEL_FILE = "config_sentence_transformers.json"  # written by SentenceTransformer.save
 MODULES_FILE = "modules.json"
-# Transformer.load takes the first that is there.
+# Transformer.load reads the first of these files that exists.
 TRANSFORMER_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-ADAPTER_FILE = "adapter_config.json"  # of PEFT, which transformers loads beside the weights where it is installed
-FIRST, THEN, LAST = ["Transformer", "Pooling"], "Dense", "Normalize"  # modules, in this order
-# The prompts of each type of input, the first of which that a folder has is taken: those of `encode_query` and
-# `encode_document`, and the names of Cohere's types.
+ADAPTER_FILE = "adapter_config.json"  # of PEFT; if that is installed, transformers loads the adapter beside the weights
+FIRST, THEN, LAST = ["Transformer", "Pooling"], "Dense", "Normalize"  # kinds of modules, in this order
+# The names of prompts for each type of input. The first that a folder has is taken. They are the names that
+# `encode_query` and `encode_document` look for, and those of Cohere's types.
 INPUT_TYPES: Mapping[str, tuple[str, ...]] = {
     "query": ("query", "search_query"),
     "document": ("document", "passage", "corpus", "search_document"),
     "classification": ("classification",),
     "clustering": ("clustering",),
 }
-RETRIEVAL = ("query", "document")  # types that mean no prompt, rather than the default one, in a folder without theirs
+RETRIEVAL = ("query", "document")  # types that get no prompt, not the default one, if the folder has none for them
 NO_ARGUMENTS: tuple[Any, ...] = (
     {},
     None,
     {"trust_remote_code": False},
     {"trust_remote_code": True},
-)  # Transformer.load drops that one
+)  # Transformer.load drops trust_remote_code
 ARGUMENTS = ("model_args", "tokenizer_args", "config_args", "model_kwargs", "processor_kwargs", "config_kwargs")
-# Of each file, the fields that change no vector here, with the values for which that holds; none: with any.
+# The fields of each file that change no vector here, and the values for which that holds; () means any value.
 HARMLESS: dict[str, dict[str, tuple[Any, ...]]] = {
     MODEL_FILE: {
         "__version__": (),
-        "similarity_fn_name": (),  # is for `similarity`, not for `encode`
+        "similarity_fn_name": (),  # is used by `similarity`, not by `encode`
         "model_type": (None, "SentenceTransformer"),
         "truncate_dim": (None,),
     },
     TRANSFORMER_FILES[0]: {
         **dict.fromkeys(ARGUMENTS, NO_ARGUMENTS),
-        "unpad_inputs": (),  # is how fast it computes
+        "unpad_inputs": (),  # changes only the speed
         "transformer_task": ("feature-extraction",),
         "module_output_name": ("token_embeddings",),
         "modality_config": ({"text": {"method": "forward", "method_output_name": "last_hidden_state"}},),
@@ -61,19 +61,19 @@ HARMLESS: dict[str, dict[str, tuple[Any, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceFolder:
-    """What becomes of a text on its way to a vector."""
+    """The settings by which a text becomes a vector."""
 
     modes: tuple[str, ...] = pooling.MEAN
     pools_prompt: bool = True
     prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    default_prompt: str = ""  # stands before each text for which no other is asked for
-    dense: tuple[Dense, ...] = ()  # follow the pooling
-    strips: bool = True  # blanks around a text and its prompt
+    default_prompt: str = ""  # put before each text for which the request asks for no other
+    dense: tuple[Dense, ...] = ()  # modules that follow the pooling
+    strips: bool = True  # True if blanks around a text and its prompt are removed
     lowers_case: bool = False
     max_tokens: int | None = None
 
     def prompt(self, name: str | None = None, input_type: str | None = None) -> str:
-        """Return the prompt of a name, or else of a type of input. Raises `InvalidInput` for a name without one."""
+        """Return the prompt of a name, or else of a type of input. Raises `InvalidInput` if no prompt has the name."""
         if name is not None:
             if name not in self.prompts:
                 known = ", ".join(map(words.name, self.prompts)) or "none; leave it out"
@@ -84,16 +84,19 @@ class SentenceFolder:
         return found[0] if found else "" if input_type in RETRIEVAL else self.default_prompt
 
     def text(self, text: str, prompt: str) -> str:
-        """Return the text that the tokenizer is given: `encode` puts the prompt first, then it may strip it."""
+        """Return the text that the tokenizer is given.
+
+        As `encode` does, it puts the prompt first, and then it may strip the text.
+        """
         whole = f"{prompt}{text}"
         whole = whole.strip() if self.strips else whole
         return whole.lower() if self.lowers_case else whole
 
 
 def read(folder: Path) -> SentenceFolder:
-    """Read all files of the folder; without any of them a text's vector is the mean of its tokens.
+    """Read all files of the folder. Without any of them a text's vector is the mean of its tokens.
 
-    Raises `ModelUnavailable`, with the file and the field that are not understood.
+    Raises `ModelUnavailable`, which names the file and the field, if one is not understood.
     """
     if (folder / ADAPTER_FILE).exists():
         raise ModelUnavailable(
@@ -125,7 +128,10 @@ def read(folder: Path) -> SentenceFolder:
 
 
 def _places(folder: Path) -> tuple[str, list[str]]:
-    """Return the folder of the pooling, which is empty where no modules are listed, and those of the Dense modules."""
+    """Return the folder of the pooling module, and those of the Dense modules.
+
+    The first is empty if no modules are listed.
+    """
     steps = weights.read_json(folder / MODULES_FILE, missing=[])
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise ModelUnavailable(f"{MODULES_FILE} must be a list of modules.")
@@ -150,20 +156,23 @@ def _places(folder: Path) -> tuple[str, list[str]]:
 
 
 def _pooling(folder: Path, place: str) -> tuple[tuple[str, ...], bool]:
-    """Return the kinds of pooling, and whether the prompt's tokens count."""
+    """Return the kinds of pooling, and True if the prompt's tokens are pooled too."""
     file = f"{place or '1_Pooling'}/config.json"
     saved = _object(folder, file)
     return pooling.modes_of(file, saved) if saved or place else (pooling.MEAN, True)
 
 
 def _prompts(asked: Mapping[str, Any]) -> tuple[dict[str, str], str]:
-    """Return the prompts by name, and the one of a call that names none: the default one, if there is one."""
+    """Return the prompts by name, and the default prompt, which is empty if there is none.
+
+    The default prompt is that of a call that names none.
+    """
     name, prompts = asked.get("default_prompt_name"), asked.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise _not_understood(MODEL_FILE, "prompts", prompts)
     if name is None:
         return prompts, ""
-    if not isinstance(name, str) or name not in prompts:  # SentenceTransformer raises for it
+    if not isinstance(name, str) or name not in prompts:  # SentenceTransformer raises an exception for it
         raise ModelUnavailable(f"{MODEL_FILE}: default_prompt_name is {name!r}, which is none of its prompts.")
     return prompts, str(prompts[name])
 

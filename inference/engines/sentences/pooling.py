@@ -1,4 +1,4 @@
-"""One vector of a text's token states, in the way that the folder of a sentence-transformers model says.
+"""Pooling: one vector made of a text's token states, as the folder of a sentence-transformers model asks.
 
 `1_Pooling/config.json` names the kind of pooling (Reimers and Gurevych, 2019; weighted mean and last token:
 Muennighoff, 2022).
@@ -11,10 +11,10 @@ import torch
 
 from inference.errors import ModelUnavailable
 
-LEAST = 1e-9  # tokens, and
-HIDDEN = -1e9  # as a state, of a text of which no token counts: as in sentence-transformers' Pooling
+LEAST = 1e-9  # tokens by which a mean is divided at least, as in sentence-transformers' Pooling
+HIDDEN = -1e9  # state of tokens that do not count, where "max" finds no other, as in sentence-transformers' Pooling
 
-Pool = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (texts, tokens, hidden), (texts, tokens, 1) to (texts, …)
+Pool = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (texts, tokens, hidden), (texts, tokens, 1) -> (texts, …)
 
 
 def _mean(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -22,7 +22,7 @@ def _mean(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _places(mask: torch.Tensor) -> torch.Tensor:
-    """Count the tokens from 1, those of a prompt too; 0 where the mask is."""
+    """Return each token's place, counted from 1 with the prompt's tokens. It is 0 where the mask is 0."""
     return mask * torch.arange(1, mask.shape[1] + 1, dtype=mask.dtype, device=mask.device).unsqueeze(1)
 
 
@@ -30,7 +30,7 @@ def _last(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return states[torch.arange(len(states), device=states.device), _places(mask).argmax(1).squeeze(1)]
 
 
-# By name; where flags ask for several, their vectors follow each other in this order. A list of names has its own.
+# Kinds by name. If flags ask for several, their vectors follow each other in this order. A list has its own order.
 POOLS: dict[str, Pool] = {
     "cls": lambda states, mask: states[:, 0],
     "max": lambda states, mask: states.masked_fill(mask == 0, HIDDEN).amax(1),
@@ -44,21 +44,25 @@ _FLAGS = {f"pooling_mode_{name}": name for name in POOLS} | {
 } | {"pooling_mode_cls_token": "cls"}  # fmt: skip
 MEAN = ("mean",)
 MEAN_FLAG = "pooling_mode_mean_tokens"
-# Of Pooling's configuration, beside the flags; the sizes say nothing that the model does not.
+# Fields of Pooling's configuration beside the flags. The sizes repeat what the model has.
 FIELDS = {"pooling_mode", "include_prompt", "word_embedding_dimension", "embedding_dimension"}
 
 
 def pool(modes: Sequence[str], states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """A vector a text, of states padded on the right; `mask` of shape (texts, tokens) is 0 for what does
-    not count: padding, and a prompt that is not to be included."""
+    """Return a vector a text, from states that are padded on the right.
+
+    `mask` has the shape (texts, tokens). It is 0 for what does not count: padding, and a prompt that is not to be
+    included.
+    """
     own = mask.unsqueeze(2).to(states.dtype)
     return torch.cat([POOLS[mode](states, own) for mode in modes], 1)
 
 
 def modes_of(file: str, saved: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
-    """Read the configuration of a Pooling module, `file` of which is `saved`.
+    """Read the configuration of a Pooling module, which is `saved` in `file`.
 
-    Return its kinds of pooling, and whether they include the prompt's tokens. Raises `ModelUnavailable`.
+    Returns its kinds of pooling, and True if they include the prompt's tokens. Raises `ModelUnavailable` if something
+    in it is not understood.
     """
     named = saved.get("pooling_mode")
     flags = {name: on for name, on in saved.items() if name.startswith("pooling_mode_")}
