@@ -23,7 +23,7 @@ from inference.engines.sentences import folder as sentence_folder
 from inference.engines.sentences import pooling
 from inference.errors import InferenceError, InvalidInput, ModelUnavailable, context_length_exceeded
 
-logging.disable_progress_bar()  # which writes thousands of lines to a log file
+logging.disable_progress_bar()  # it would write thousands of lines to a log file
 
 NONE: Mapping[str, Any] = {}
 ENCODERS = ("t5", "mt5", "umt5")  # model types that sentence-transformers loads and saves without their decoder
@@ -165,7 +165,7 @@ class SentenceEmbeddings(Engine):
         return _with_details(told, counts, parameters)
 
     def embed(self, texts: list[str]) -> torch.Tensor:
-        """Return a tensor with one row a text, float32, on the CPU. Each row has length one.
+        """Return a tensor with one row for each text, float32, on the CPU. Each row has length one.
 
         Texts are cut at `max_tokens`.
         """

@@ -240,7 +240,7 @@ class Batch(Stepper):
         return progress
 
     def _kept(self, staying: Sequence[tuple[Row, int]]) -> list[Row]:
-        """Make the new rows rows of the cells. Return those that do not fit, which are all or none."""
+        """Move new rows into the cells. Return the rows that do not fit, which are all of them or none."""
         rows = [row for row, _ in staying]
         try:
             if rows:

@@ -38,7 +38,7 @@ class Layer(CacheLayerMixin):
         """Do nothing: `Cells.fit` makes the keys and values."""
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
-        """Write the keys and values of one token a row into the column behind the window.
+        """Write the keys and values of one token of each row into the column behind the window.
 
         Returns the keys and values of the window and of this column.
         """
@@ -59,7 +59,7 @@ class Layer(CacheLayerMixin):
 
 
 class Cells(Cache):
-    """The cells of all layers of a model."""
+    """The cells of all layers of a model, which together are its KV cache."""
 
     layers: list[Any]
 
@@ -76,8 +76,8 @@ class Cells(Cache):
     def fit(self, rows: int, columns: int, like: Sequence[CacheLayerMixin] = ()) -> None:
         """Make room for `rows` rows and `columns` columns, and for one column more.
 
-        If memory is short, the error of torch is raised, and the cells are as before. `like` are layers with the shapes
-        of a row, for the time when there are no cells yet.
+        If memory is short, torch's error is raised and the cells are as before. `like` has layers with the shapes of a
+        row; it is needed while there are no cells yet.
         """
         made = not self.layers or rows > len(self.layers[0].keys)
         if not made and self.window.end - columns >= 0 and self.window.end < self.layers[0].keys.shape[2]:
@@ -128,11 +128,11 @@ class Cells(Cache):
             self.window.start = self.window.end = 0
 
     def advance(self) -> None:
-        """Take the column behind the window into it, now that it is written."""
+        """Extend the window by the column behind it, which is written now."""
         self.window.end += 1
 
     def trim(self, columns: int) -> None:
-        """Give up the columns before the last `columns`, which belong to no row any more."""
+        """Drop the columns before the last `columns`, which belong to no row any more."""
         self.window.start = self.window.end - columns
 
     def part(self, first: int, last: int) -> "Cells":

@@ -1,4 +1,4 @@
-"""A limit on how many are computed at once while memory is short."""
+"""A limit on how many rows or tokens are computed at once while memory is short."""
 
 import sys
 

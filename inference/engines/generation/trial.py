@@ -64,7 +64,7 @@ def _scores(requests: Requests, inputs: Sequence[Any]) -> list[Answer]:
 
     def watched(rows: Sequence[Row], scores: torch.Tensor) -> list[Any]:
         for row, own in zip(rows, scores, strict=True):
-            seen[row.key].append(own.to("cpu", copy=True))  # where the scores are that it is compared with
+            seen[row.key].append(own.to("cpu", copy=True))  # as the scores that it is compared with
         return sampling.choose(rows, scores)
 
     batch = Batch(ROOM, requests, choose=watched)

@@ -207,8 +207,8 @@ class Prompts(Texts):
 class Speech(Feed):
     """The feed of speech.
 
-    Whisper reads sound that is longer than its window one window after the other, for which it must write timestamps.
-    The text without timestamps is made of those windows.
+    Whisper reads sound that is longer than its window one window after the other, and must then write timestamps. A
+    text without timestamps is made from what it writes.
     """
 
     def fitted_to(self, pipe: Any) -> Feed:

@@ -32,7 +32,7 @@ def read_stops(tokenizer: Any, asked: Sequence[str]) -> Stops:
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Return the special tokens, which are left out of texts, as numbers by the string of each."""
+    """Return the number of each special token by its string. These tokens are left out of texts."""
     return {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 

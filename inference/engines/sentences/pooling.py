@@ -49,7 +49,7 @@ FIELDS = {"pooling_mode", "include_prompt", "word_embedding_dimension", "embeddi
 
 
 def pool(modes: Sequence[str], states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return a vector a text, from states that are padded on the right.
+    """Return one vector for each text, from states that are padded on the right.
 
     `mask` has the shape (texts, tokens). It is 0 for what does not count: padding, and a prompt that is not to be
     included.

@@ -21,7 +21,7 @@ class Row:
     tokens: list[int]  # tokens of the prompt, followed by those that are generated
     prompt: int  # number of tokens of the prompt
     longest: int  # tokens that the prompt and the answer may have together
-    ends: frozenset[int]  # the model's tokens that end the text
+    ends: frozenset[int]  # tokens at which the model ends the text
     stops: frozenset[int]  # special tokens at which the request asks the text to end
     processors: Any  # logits processors, as `generate` makes them
     samples: bool  # True if tokens are drawn at random
