@@ -1,4 +1,4 @@
-"""Measured calls by their shape, and the weights of what they cost."""
+"""Measured calls by their shape, and the weights of the terms of their cost."""
 
 import math
 from collections import deque
@@ -22,22 +22,28 @@ class Cell(Generic[T]):
     """The last calls of nearly one shape."""
 
     calls: deque[T]
-    typical: T  # speaks for all of them
+    typical: T  # the call that stands for all of them
     last: int = 0  # the number of its last call
 
 
 class Cells(Generic[T]):
-    """Keeps the last `size` calls of each shape. What was learnt of a shape counts half after `half_life` calls of
-    other shapes, for each call of it that is kept: if it was wrong, it might never be tried again."""
+    """The last `size` calls of each shape.
+
+    The weight of a shape halves with every `half_life` calls of other shapes, times the calls of it that are kept. Else
+    a shape that was wrongly found expensive might never be tried again.
+    """
 
     def __init__(self, *, size: int, half_life: float) -> None:
         self.size, self.half_life = size, half_life
-        self.number = 0  # of the last call
+        self.number = 0  # number of the last call
         self._cells: dict[Hashable, Cell[T]] = {}
 
     def keep(self, shape: Hashable, call: T, expected_s: Callable[[T], float]) -> None:
-        """Keep a call. What else the machine does only ever makes a call slower, and the first of a shape is the
-        slowest: the call a third of the way up from the fastest speaks for all."""
+        """Keep a call, and choose anew the call that stands for its shape.
+
+        Other work of the machine only ever makes a call slower, and the first call of a shape is the slowest. So the
+        call a third of the way up from the fastest is chosen.
+        """
         self.number += 1
         cell = self._cells.setdefault(shape, Cell(deque(maxlen=self.size), call))
         cell.calls.append(call)
@@ -52,9 +58,12 @@ class Cells(Generic[T]):
     def fit(
         self, terms: Callable[[T], Sequence[float]], *, guess: Sequence[float], trust: float, shrink: Sequence[float]
     ) -> list[float]:
-        """Return the weights of the terms, none negative, whose sum comes nearest to the seconds: least squares of the
-        relative errors. As far as calls do not tell, the weights are in the proportion of `guess`, which weighs as
-        much as `trust` calls; for `shrink` see `non_negative`."""
+        """Return the weights of the terms, none negative, whose weighted sum comes nearest to the measured seconds.
+
+        They are those of the least squares of the relative errors. As far as the calls do not determine the weights,
+        they are in the proportion of `guess`, which weighs as much as `trust` calls. `shrink` is that of
+        `non_negative`.
+        """
         rows = [
             (self._weight(cell), [term / cell.typical.seconds for term in terms(cell.typical)])
             for cell in self._cells.values()

@@ -1,4 +1,4 @@
-"""What one engine call costs: learnt while serving, from calls that were measured.
+"""The cost of an engine call, learnt while serving from calls that were measured.
 
 The cost is a sum of terms, each of which grows with items and with padded tokens and is convex in both:
 
@@ -16,18 +16,18 @@ from inference.batching.cells import Cells
 from inference.batching.overheads import Overheads
 
 BENDS = (256, 1024, 4096, 16384)  # padded tokens
-SHRINK = (1e-5, 1e-3, 1e-5, 1e-3, *[1e-3] * len(BENDS))  # what call and token explain, the others do not
+SHRINK = (1e-5, 1e-3, 1e-5, 1e-3, *[1e-3] * len(BENDS))  # of each term: what call and token explain, the others do not
 
-GUESS_CALL_TOKENS = 64.0  # before anything is known, a call costs as much as so many tokens
+GUESS_CALL_TOKENS = 64.0  # tokens that cost as much as a call, before anything is measured
 GUESS_TOKEN_S = 1e-4
 GUESS_CALLS = 0.1  # measured calls that weigh as much as the guess
 
-CELL_CALLS = 8  # the last of one shape, that are kept
+CELL_CALLS = 8  # last calls of one shape that are kept
 HALF_LIFE = 200.0  # calls of other shapes, for each that is kept, until what was learnt of a shape counts half
-REFIT_EVERY = 32  # calls; more often at the beginning
-RATE_MEMORY = 0.98  # of the measured speed, from one call to the next
-SHORTEST_S = 1e-6  # a clock shows no less
-MOST_TOLD = 40  # shapes, the last that were seen
+REFIT_EVERY = 32  # calls between two fits; fewer at the beginning
+RATE_MEMORY = 0.98  # share of the measured speed that is kept from one call to the next
+SHORTEST_S = 1e-6  # seconds; the clock measures nothing shorter
+MOST_TOLD = 40  # shapes that `told` reports: those that were seen last
 
 
 class Call(NamedTuple):
@@ -43,10 +43,10 @@ class Call(NamedTuple):
 
 
 class CostModel:
-    """Learns what one call costs, in seconds, from calls that were measured.
+    """The predicted cost of a call in seconds, learnt from calls that were measured.
 
-    `overhead_s` is what a call costs besides the engine: a first guess, then measured. What each of its jobs costs
-    there is the same in whatever calls they run, and no part of what is predicted.
+    `overhead_s` is what a call costs besides the engine. It is a guess at first, and measured later. What each job of
+    a call costs besides the engine is no part of the prediction: it is the same in whichever call the job runs.
     """
 
     def __init__(self, *, overhead_s: float = 0.001) -> None:
@@ -55,14 +55,17 @@ class CostModel:
         self.weights = _guess(GUESS_TOKEN_S)
         self._cells = Cells[Call](size=CELL_CALLS, half_life=HALF_LIFE)
         self._fit_at = 1
-        self._ran_jobs = self._ran_s = self._read_s = 0.0  # of about the last fifty calls
+        self._ran_jobs = self._ran_s = self._read_s = 0.0  # sums over about the last fifty calls
 
     def seconds(self, size: int, length: float) -> float:
-        """Predicted duration of a call of `size` items of `length` tokens: padded to that, or on average."""
+        """Predict how many seconds a call of `size` items takes.
+
+        `length` is the tokens of each item: those it is padded to, or the average where nothing is padded.
+        """
         return self.seconds_of([size], length)[0]
 
     def seconds_of(self, sizes: Sequence[int], length: float) -> list[float]:
-        """The same for several calls of one length, the largest first."""
+        """Predict the seconds of several calls with items of one length. `sizes` has the largest call first."""
         call, item, token, token_length, *beyond = self.weights
         call += self.overhead_s
         slope = item + length * (token + token_length * length)
@@ -75,7 +78,11 @@ class CostModel:
         return seconds
 
     def observe(self, size: int, length: float, seconds: float, *, jobs: float | None = None) -> None:
-        """The engine took `seconds` for a call of that shape, for as many jobs as it has items if not said."""
+        """Learn that the engine took `seconds` for a call of `size` items of `length` tokens.
+
+        The call was for `jobs` jobs, or without that for as many as it has items. Raises `ValueError` if the call has
+        no items, no tokens or no finite time.
+        """
         if size < 1 or length < 1 or not 0.0 <= seconds < math.inf:
             raise ValueError(f"a call has items, tokens and a finite time; not {size=} {length=} {seconds=}")
         self.calls += 1
@@ -91,7 +98,7 @@ class CostModel:
             self._fit_at = self.calls + min(REFIT_EVERY, 1 + self.calls // 8)
 
     def observe_overhead(self, seconds: float, *, jobs: int = 1) -> None:
-        """A call of so many jobs took `seconds` besides the engine."""
+        """Learn that a call of `jobs` jobs took `seconds` besides the engine."""
         self._overheads.observe(jobs, seconds)
 
     @property
@@ -99,25 +106,30 @@ class CostModel:
         return self._overheads.call_s
 
     def around_s(self, jobs: int) -> float:
-        """What a call of so many jobs costs besides the engine, theirs and all."""
+        """Return the seconds that a call of `jobs` jobs costs besides the engine, the part of each job included."""
         return self._overheads.call_s + jobs * self._overheads.job_s
 
     def observe_reading(self, seconds: float) -> None:
-        """The inputs of that call were read in `seconds`, beside another one."""
+        """Learn that reading the inputs of the last call took `seconds`, while another call computed."""
         self._read_s = self._read_s * RATE_MEMORY + seconds
 
     @property
     def pace(self) -> float:
-        """How many times as long as the engine takes calls that follow each other take: that of reading, if it is
-        longer."""
+        """The time of a call that follows others, as a multiple of the engine's time.
+
+        It is more than 1 where reading the inputs takes longer than the engine: then the time of reading counts.
+        """
         return max(1.0, self._read_s / self._ran_s) if self._ran_s else 1.0
 
     def items_per_s(self) -> float:
-        """Measured speed of the engine while it runs; 0.0 before the first call."""
+        """Return the measured jobs a second of the engine while it runs; 0.0 before the first call."""
         return self._ran_jobs / self._ran_s if self._ran_s else 0.0
 
     def told(self) -> dict[str, Any]:
-        """For others to compare what was learnt with what was measured. May be called from another thread."""
+        """Return what was learnt and what was measured, as JSON, so that the two can be compared elsewhere.
+
+        It may be called from another thread.
+        """
         calls = self._cells.typical()[-MOST_TOLD:]
         seen = [[call.size, round(call.length, 1), round(call.seconds, 6)] for call in calls]
         weights = [float(f"{weight:.6g}") for weight in self.weights]
@@ -126,7 +138,7 @@ class CostModel:
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Self:
-        """One that predicts what the teller does."""
+        """Make a cost model that predicts the same as the one whose `told()` is given."""
         model = cls(overhead_s=told["overhead_s"])
         model.weights, model.calls = list(told["weights"]), told["calls"]
         return model

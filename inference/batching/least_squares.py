@@ -1,18 +1,18 @@
-"""Non-negative least squares for a handful of unknowns: Lawson and Hanson's active set, on the normal equations."""
+"""Non-negative least squares for a few unknowns: Lawson and Hanson's active set, on the normal equations."""
 
 from collections.abc import Sequence
 
 TOLERANCE = 1e-9  # relative to a column of length 1
-ROUNDS = 3  # for each unknown; the method needs about one
+ROUNDS = 3  # at most, for each unknown; the method needs about one
 
-Row = tuple[float, Sequence[float]]  # its weight, and its coefficients
+Row = tuple[float, Sequence[float]]  # the weight of a row, and its coefficients
 
 
 def non_negative(rows: Sequence[Row], shrink: Sequence[float], guess: Sequence[float], trust: float) -> list[float]:
-    """The factors >= 0 whose sum of products with each row comes nearest to 1.
+    """Return the factors >= 0 whose sum of products with each row comes nearest to 1.
 
-    `shrink` pulls each factor to 0, by so much of what the rows say about it: one that only repeats others is left out.
-    `trust` pulls it to its `guess`, with the weight of so many rows.
+    `shrink` pulls each factor to 0, with that share of the weight that the rows give it: a factor that only repeats
+    others is left out. Each factor is also pulled to its `guess`, with the weight of `trust` rows.
     """
     count = len(shrink)
     norms = [sum(weight * row[i] ** 2 for weight, row in rows) ** 0.5 or 1.0 for i in range(count)]
@@ -26,7 +26,11 @@ def non_negative(rows: Sequence[Row], shrink: Sequence[float], guess: Sequence[f
 
 
 def _active_set(gram: list[list[float]], wanted: list[float]) -> list[float]:
-    """Frees the most promising factor, solves for the free ones, and binds those again that would become negative."""
+    """Solve for the factors by freeing them one after the other.
+
+    Each round frees the most promising factor, solves for the free ones, and binds those again that would become
+    negative.
+    """
     count = len(wanted)
     factors, free = [0.0] * count, set[int]()
     for _ in range(ROUNDS * count):
@@ -41,7 +45,7 @@ def _active_set(gram: list[list[float]], wanted: list[float]) -> list[float]:
 
 
 def _settle(gram: list[list[float]], wanted: list[float], factors: list[float], free: set[int]) -> list[float]:
-    """The solution over the `free` factors, of which those that it wants negative are taken out."""
+    """Return the solution over the `free` factors, and take those out of `free` that it would make negative."""
     solution = _solve(gram, wanted, sorted(free))
     while negative := [i for i in free if solution[i] <= 0.0]:
         steps = {i: factors[i] / (factors[i] - solution[i]) if factors[i] > 0.0 else 0.0 for i in negative}
@@ -54,7 +58,10 @@ def _settle(gram: list[list[float]], wanted: list[float], factors: list[float], 
 
 
 def _solve(gram: list[list[float]], wanted: list[float], free: list[int]) -> list[float]:
-    """Gaussian elimination over the free factors; the matrix is positive definite, so no pivot is sought."""
+    """Solve for the free factors by Gaussian elimination.
+
+    The matrix is positive definite, so no pivot is sought.
+    """
     rows = [[gram[i][j] for j in free] + [wanted[i]] for i in free]
     for k, pivot in enumerate(rows):
         for row in rows[k + 1 :]:

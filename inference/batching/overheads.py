@@ -1,5 +1,6 @@
-"""What a call of a child costs besides its engine, claim, record and notice: so much for the call, and so much for each
-of its jobs. Only the former is saved where jobs share a call.
+"""The cost of a batch call besides the engine, such as claim, record and notice.
+
+A part of it is for the call, and a part for each of its jobs. Only the part for the call is saved where jobs share one.
 """
 
 import math
@@ -7,11 +8,11 @@ from typing import NamedTuple
 
 from inference.batching.cells import Cells
 
-KEPT = 16  # the last of nearly so many jobs
+KEPT = 16  # last calls of nearly one number of jobs that are kept
 HALF_LIFE = 100.0  # calls of other numbers of jobs, for each that is kept, until what was learnt of one counts half
-JOBS = 16.0  # whose parts are as much as that of their call, as far as the calls do not tell
-TRUST = 0.1  # calls, that weigh as much as that
-REFIT_EVERY = 8  # calls, after as many
+JOBS = 16.0  # the guess: the part of a call is as much as the parts of so many jobs
+TRUST = 0.1  # measured calls that weigh as much as the guess
+REFIT_EVERY = 8  # calls between two fits, after as many that are fitted one by one
 SHRINK = (1e-5, 1e-5)
 SHORTEST_S = 1e-6
 
@@ -22,7 +23,7 @@ class Overhead(NamedTuple):
 
 
 class Overheads:
-    """Starts with a first guess of `call_s`."""
+    """The learnt seconds of a call and of each of its jobs besides the engine; `call_s` begins with a guess."""
 
     def __init__(self, call_s: float) -> None:
         self.call_s, self.job_s = call_s, 0.0

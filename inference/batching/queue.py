@@ -1,4 +1,4 @@
-"""The queue of one model's waiting jobs, and how the next batch is formed of them."""
+"""The queue of one model's waiting jobs, from which its next batch is formed."""
 
 import functools
 import math
@@ -15,40 +15,43 @@ from inference.batching.room import Room
 from inference.batching.windows import Node, WindowSearch
 
 AT_ONCE = -math.inf
-LARGEST = 1_000_000_000  # items or tokens: what a message may claim
+LARGEST = 1_000_000_000  # items or tokens that a message may state
 LOOK_AHEAD = 8  # batches' worth of items that are looked through for those of one group
-MEMORY_S = 600.0  # for so long batches stay small after one did not fit: its memory may have been somebody else's
-FAIR = 3  # batches' worth of items whose turn is next, among which one is chosen where several owners wait
-ALIKE = 8  # of one length: as NEIGHBOURS
-NEIGHBOURS = 24  # on either side, that are weighed: the work of forming a batch has a bound
+MEMORY_S = 600.0  # for so long batches stay small after one did not fit: another process may have had the memory
+FAIR = 3  # batches' worth of items whose turn is next, among which a batch is chosen where several owners wait
+ALIKE = 8  # the same as NEIGHBOURS, for neighbours that all have one length
+NEIGHBOURS = 24  # blocks on either side that are weighed: a bound on the work of forming a batch
 
 
-Key = tuple[Any, ...]  # what orders an item, a number that no other has, the item
+Key = tuple[Any, ...]  # values that order an item, a number that no other item has, and the item
 Line = SortedList[Key]
 
 
 class Item(NamedTuple):
-    """One waiting job, as the policy sees it."""
+    """A waiting job as the policy sees it."""
 
     id: str
     group: str  # parameters digest: only items of one group share a batch
     size: int  # rows that the engine runs for it
-    length: int  # tokens of the longest of them, padded cost
+    length: int  # tokens of the longest row, to which the others are padded
     priority: int  # a smaller number goes first
-    arrived_at_s: float  # clock of the caller
+    arrived_at_s: float  # seconds by the caller's clock
     expires_at_s: float | None = None
-    alone: bool = False  # nothing may run beside it
-    owner: str | None = None  # whose job it is
+    alone: bool = False  # True if no other job may run beside it
+    owner: str | None = None  # the user or API key whose job it is
     turn: float = 0.0  # among the jobs of its priority: the smallest goes first, then the oldest
 
     @property
     def order(self) -> tuple[int, float, float]:
-        """The smallest goes first."""
+        """The sort key of the item: the smallest goes first."""
         return self.priority, self.turn, self.arrived_at_s
 
 
 def check(items: Sequence[Item]) -> None:
-    """Of one message: they differ in id, size and length. Raises `ValueError`."""
+    """Check the items of one message, which differ in nothing but id, size and length.
+
+    Raises `ValueError` if a number is out of range or a time is not finite.
+    """
     for item in items:
         if not (1 <= item.size <= LARGEST and 1 <= item.length <= LARGEST):
             raise ValueError(f"size and length must be from 1 to {LARGEST}, not {item.size} and {item.length}")
@@ -67,19 +70,20 @@ class Limits:
 
 
 class BatchQueue:
-    """The waiting items of one model. Not thread-safe: the worker's event loop owns it.
+    """The waiting items of one model. It is not thread-safe: the worker's event loop owns it.
 
-    A batch is formed around the first item of the highest priority: of its neighbours in length order where a batch
-    is padded to its longest item, else of the next in their turn. Forming it costs the same however many wait.
+    A batch is formed around the first item of the highest priority. Where a batch is padded to its longest item, the
+    item's neighbours in length order join it, else the next items in their turn. Forming a batch costs the same however
+    many items wait.
     """
 
     def __init__(self, limits: Limits, costs: CostModel) -> None:
         self.limits = limits
         self.costs = costs
-        self.max_tokens: float = limits.max_batch_tokens  # lowered for a while by what did not fit
+        self.max_tokens: float = limits.max_batch_tokens  # lowered for a while after a batch did not fit into memory
         self._lowered_until_s = math.inf
-        self.cut_at = math.inf  # tokens: no item is longer for the model
-        self.padded = True  # each item of a batch costs what the longest costs; else each costs its own
+        self.cut_at = math.inf  # tokens that the model reads of an item at most
+        self.padded = True  # True if each item of a batch costs what the longest costs; else each costs its own
         self._numbers: dict[str, tuple[Item, int]] = {}  # by id: the item, and its number in the order of adding
         self._number = count()
         self._by_turn: dict[int, Line] = defaultdict(SortedList)  # by priority
@@ -87,28 +91,28 @@ class BatchQueue:
         self.owners: Counter[tuple[int, str | None]] = Counter()  # items by priority and owner
         self._by_length: dict[tuple[str, int], Line] = defaultdict(SortedList)  # by group and priority
         self._by_deadline: Line = SortedList()
-        self._expired: dict[str, Item] = {}  # out of the queue, not yet returned
+        self._expired: dict[str, Item] = {}  # taken out of the queue, and not yet returned by `expire`
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the ids of the items that wait, those that were added first before the others."""
+        """Yield the ids of the items that wait, in the order in which they were added."""
         return iter(self._numbers)
 
     def limit(self, limits: Limits) -> None:
-        """From the next batch on."""
+        """Apply other limits from the next batch on."""
         if limits != self.limits:
             self.limits = limits
             self.max_tokens, self._lowered_until_s = limits.max_batch_tokens, math.inf
 
     def learn_anew(self) -> None:
-        """Another model runs what waits: nothing is known of its speed."""
+        """Forget the learnt costs: another model runs the waiting items, and nothing is known of its speed."""
         self.costs = CostModel()
         self.cut_at, self.padded = math.inf, True
 
     def add(self, item: Item) -> bool:
-        """False when an item of this id is already here: the caller drops the double."""
+        """Add an item. Return False if an item of this id is already here: the caller drops the duplicate."""
         if item.id in self._numbers or item.id in self._expired:
             return False
         if item.length > self.cut_at:
@@ -124,7 +128,7 @@ class BatchQueue:
         return True
 
     def remove(self, id: str) -> Item | None:
-        """Take out one item (cancelled, revoked), wherever it is."""
+        """Take out and return one item (cancelled, revoked), also if it has expired; None if it is not here."""
         if id not in self._numbers:
             return self._expired.pop(id, None)
         item, number = self._numbers.pop(id)
@@ -143,13 +147,16 @@ class BatchQueue:
             del self.owners[line]
 
     def expire(self, now_s: float) -> list[Item]:
-        """Take out and return what is past its deadline."""
+        """Take out and return the items that are past their deadline."""
         self._move_expired(now_s)
         expired, self._expired = list(self._expired.values()), {}
         return expired
 
     def due_at_s(self) -> float | None:
-        """When the next batch may go: in the past for at once; None when empty."""
+        """Return the time from which the next batch may go: `AT_ONCE` for now; None if no item waits.
+
+        Like all times here it is in seconds by the caller's clock. It may lie in the past.
+        """
         if not self._numbers:
             return None
         if self.limits.max_wait_s <= 0.0 or self._is_full(self._head()):
@@ -159,20 +166,20 @@ class BatchQueue:
 
     @property
     def priorities(self) -> Collection[int]:
-        """Return those of which items wait."""
+        """The priorities of which items wait."""
         return self._by_turn.keys()
 
     def head(self, priority: int | None = None) -> Item | None:
-        """Return the item that must be in the next batch: models are served in the order of theirs.
+        """Return the item that must be in the next batch: models are served in the order of these items.
 
-        With `priority`, the first of that one.
+        With `priority` it is the first item of that priority. None if no such item waits.
         """
         if not self._numbers or priority not in (None, *self._by_turn):
             return None
         return self._head(priority)
 
     def oldest_s(self, priority: int) -> float:
-        """Return when the oldest item of this priority arrived; infinity where none waits."""
+        """Return the time at which the oldest item of this priority arrived; infinity if none waits."""
         line = self._by_age.get(priority)
         return float(line[0][0]) if line else math.inf
 
@@ -181,26 +188,28 @@ class BatchQueue:
         return bool(self._by_deadline)
 
     def following_s(self, items: Sequence[Item]) -> float:
-        """How long a call of them is expected to take, after others: what is read beside one that computes may take
-        longer than that."""
+        """Return the seconds that a call of these items is expected to take when it follows other calls.
+
+        The inputs are read while the call before computes. Where reading takes longer than the engine, its time counts.
+        """
         size = sum(item.size for item in items)
         longest, tokens = max(item.length for item in items), sum(item.size * item.length for item in items)
         engine_s = self.costs.seconds(size, longest if self.padded else tokens / size) - self.costs.overhead_s
         return engine_s * self.costs.pace
 
     def cost_s(self, item: Item) -> float:
-        """Return the item's part of the time of a full batch of such, in seconds."""
+        """Return the item's part, in seconds, of the time of a full batch of such items."""
         most = self.limits.max_batch_size
         return self.costs.seconds(most, min(item.length, self.cut_at)) / most * item.size
 
     def take(self, now_s: float, *, priority: int | None = None, most_s: float = math.inf) -> list[Item]:
-        """Form the next batch and take it out. [] when empty, and where it is expected to take longer than `most_s`,
-        after others.
+        """Form the next batch, take it out and return it.
 
-        Holds the first item of the highest priority, or of `priority` where such wait.
+        It holds the first item of the highest priority, or of `priority` if items of that priority wait. The list is
+        empty if no item waits, or if the batch is expected to take longer than `most_s` when it follows other calls.
         """
         self._move_expired(now_s)
-        if not now_s < self._lowered_until_s <= now_s + MEMORY_S:  # or the clock was set back
+        if not now_s < self._lowered_until_s <= now_s + MEMORY_S:  # the time is over, or the clock was set back
             self.max_tokens, self._lowered_until_s = self.limits.max_batch_tokens, math.inf
         if not self._numbers:
             return []
@@ -214,9 +223,11 @@ class BatchQueue:
     def take_next(
         self, now_s: float, room: Room, *, priority: int | None = None, most: int | None = None
     ) -> list[Item]:
-        """The next in their turn, of any parameters, while there is room: take them out. One that does not fit is
-        waited for. With `priority`, those of that one come before all others. With `most` items, the first is
-        taken whether it fits or not."""
+        """Take out and return the next items in their turn, of any parameters, as long as there is room.
+
+        It ends at the first item that does not fit: no later item goes before it. Items of `priority`, if given, come
+        before all others. `most` bounds the number of items; with it, the first item is taken whether it fits or not.
+        """
         self._move_expired(now_s)
         found: list[Item] = []
         for item in self._line_from(self.head(priority) if priority is not None else None):
@@ -230,7 +241,7 @@ class BatchQueue:
         return found
 
     def _line_from(self, first: Item | None) -> Iterator[Item]:
-        """Yield all in their turn, but `first` and those of its priority before them."""
+        """Yield all items in their turn, but `first` before all others, and then those of its priority."""
         if first:
             yield first
         of_first = first.priority if first else None
@@ -238,20 +249,26 @@ class BatchQueue:
             yield from (key[-1] for key in self._by_turn[priority] if key[-1] is not first)
 
     def may_take_next(self, room: Room, priority: int | None = None) -> bool:
-        """Whether `take_next` would take any."""
+        """Return True if `take_next` would take an item."""
         head = self.head(priority) or self.head()
         if head is None:
             return False
         return not room.without(head.size, head.length).is_overdrawn
 
     def ran(self, size: int, length: float, seconds: float, *, jobs: int) -> None:
-        """The engine took `seconds` for `jobs` of `size` rows in all. Of one job's rows it runs no more than a batch
-        holds at a time: what it took for each of those is learnt."""
+        """Learn that the engine took `seconds` for `jobs` jobs of `size` rows in all.
+
+        The engine runs no more rows of one job at a time than a batch holds. So a job of more rows counts as several
+        calls, and an average one of them is learnt.
+        """
         calls = math.ceil(size / self.limits.max_batch_size)
         self.costs.observe(math.ceil(size / calls), length, seconds / calls, jobs=jobs / calls)
 
     def out_of_memory(self, size: int, length: float, now_s: float) -> None:
-        """A call of that shape did not fit, and its halves did: no batch is larger than those for a while."""
+        """Bound the next batches by half the tokens of a call that did not fit into memory, while its halves did.
+
+        The bound holds for `MEMORY_S`.
+        """
         self.max_tokens = min(self.max_tokens, size * length / 2)
         self._lowered_until_s = now_s + MEMORY_S
 
@@ -266,8 +283,8 @@ class BatchQueue:
         return item
 
     def _is_full(self, head: Item) -> bool:
-        """Whether enough waits beside the head to reach a limit: waiting longer brings no larger batch."""
-        size, tokens = 0, 0  # not padded
+        """Return True if enough items wait to reach a limit: waiting longer brings no larger batch."""
+        size, tokens = 0, 0  # tokens without padding
         for line in (line for (group, _), line in self._by_length.items() if group == head.group):
             for item in (key[-1] for key in line):
                 size, tokens = size + item.size, tokens + item.size * item.length
@@ -279,7 +296,11 @@ class BatchQueue:
         return item.order, self._numbers[item.id][1]
 
     def _form(self, head: Item, now_s: float) -> list[Item]:
-        """Other priorities ride along only when nothing of the head's is left behind, the higher ones first."""
+        """Form a batch around the head.
+
+        Items of other priorities join it only if no item of the head's priority is left behind; higher priorities
+        come first.
+        """
         batch = [head]
         for priority in sorted(self._by_turn, key=lambda each: (each != head.priority, each)):
             batch = self._widen(batch, head, priority, now_s) if self.padded else self._fill(batch, priority)
@@ -288,11 +309,14 @@ class BatchQueue:
         return batch
 
     def _fill(self, batch: list[Item], priority: int) -> list[Item]:
-        """With the next of `priority` in their turn: as many as give most tokens a second, never slower than singly."""
+        """Return the batch with the next items of `priority` in their turn.
+
+        It takes as many as give most tokens a second, and is never slower than its items one at a time.
+        """
         head, found = batch[0], list(batch)
         size, tokens, singly_s = 0, 0, 0.0
         most, best = 0.0, len(batch)
-        seconds_of = functools.cache(self.costs.seconds)  # of many short texts there are few shapes
+        seconds_of = functools.cache(self.costs.seconds)  # many short texts have few shapes
         line = islice(self._by_turn[priority], LOOK_AHEAD * self.limits.max_batch_size)
         found += (key[-1] for key in line if key[-1].group == head.group and self._fits_beside(head, key[-1]))
         for last, item in enumerate(found, 1):
@@ -308,13 +332,13 @@ class BatchQueue:
         return found[:best]
 
     def _widen(self, batch: list[Item], head: Item, priority: int, now_s: float) -> list[Item]:
-        """With the neighbours of `priority` in the best window."""
+        """Return the batch with its neighbours of `priority` in the best window."""
         shorter, longer = self._neighbours(batch, head, priority)
         if not shorter and not longer:
             return batch
         blocks = [*reversed(shorter), batch, *longer]
         shapes = {(item.size, item.length) for block in blocks for item in block}
-        singly_s = {shape: self.costs.seconds(*shape) for shape in shapes}  # of many short texts there are few
+        singly_s = {shape: self.costs.seconds(*shape) for shape in shapes}  # many short texts have few shapes
         search = WindowSearch(
             [_node(block, singly_s, head.arrived_at_s, now_s) for block in blocks], len(shorter), self.costs,
             max_size=self.limits.max_batch_size, max_tokens=self.max_tokens,
@@ -322,7 +346,7 @@ class BatchQueue:
         return [item for place in search.best() for item in blocks[place]]
 
     def _neighbours(self, batch: list[Item], head: Item, priority: int) -> tuple[list[list[Item]], list[list[Item]]]:
-        """Those of `priority` next in length, downwards and upwards, in blocks."""
+        """Return the items of `priority` that are next in length, downwards and upwards, each in blocks."""
         line = self._by_length.get((head.group, priority))
         if line is None:
             return [], []
@@ -331,8 +355,10 @@ class BatchQueue:
         return self._blocks(head, _downwards(line, length)), self._blocks(head, longer)
 
     def _blocks(self, head: Item, line: Iterable[Item]) -> list[list[Item]]:
-        """The first of `line`, as many as a batch holds: one by one, or when they are more than NEIGHBOURS, several at
-        a time."""
+        """Return the first items of `line` that may join, as many as a batch holds, in blocks.
+
+        A block is one item, or several where there are more than `NEIGHBOURS` items, or `ALIKE` of one length.
+        """
         most = self.limits.max_batch_size
         looked_at, last_turn = islice(line, LOOK_AHEAD * most), self._last_turn(head.priority)
         fitting = (item for item in looked_at if item.turn <= last_turn and self._fits_beside(head, item))
@@ -342,19 +368,24 @@ class BatchQueue:
         return [items[at : at + step] for at in range(0, len(items), step)]
 
     def _last_turn(self, priority: int) -> float:
-        """Return the last turn that may join a batch, where several owners wait: who has most to choose from is to have
-        no more of it than the others."""
+        """Return the last turn that may join a batch; infinity unless several owners wait.
+
+        The bound keeps an owner with most items to choose from to no more of a batch than the other owners have.
+        """
         line, most = self._by_turn[priority], FAIR * self.limits.max_batch_size
         is_shared = len(line) > most and len({owner for of, owner in self.owners if of == priority}) > 1
         return float(line[most][0]) if is_shared else math.inf
 
     def _fits_beside(self, head: Item, item: Item) -> bool:
-        """One that does not would be in the way of those behind it."""
+        """Return True if the item is not the head and fits into a batch beside it.
+
+        An item that does not fit would be in the way of those behind it.
+        """
         return item is not head and head.size + item.size <= self.limits.max_batch_size
 
 
 def _node(block: list[Item], singly_s: Mapping[tuple[int, int], float], oldest_at_s: float, now_s: float) -> Node:
-    """`singly_s`: what an item of a size and length takes by itself."""
+    """Make the node of a block. `singly_s` has the seconds that an item of a size and length takes by itself."""
     size, length, alone_s, aged_s = 0, 0, 0.0, 0.0
     oldest_s = now_s - oldest_at_s
     for item in block:
@@ -365,7 +396,7 @@ def _node(block: list[Item], singly_s: Mapping[tuple[int, int], float], oldest_a
 
 
 def _downwards(line: Line, length: int) -> Iterator[Item]:
-    """From `length` on, longest first, equals in the order of arrival."""
+    """Yield items of `length` and less, the longest first, those of one length in the order of their turn."""
     while key := next(line.irange(maximum=(length + 1,), reverse=True), None):
         run = key[0]
         yield from (equal[-1] for equal in line.irange((run,), (run + 1,)))

@@ -1,9 +1,11 @@
-"""The search for the best window in length order: which neighbours of a job share its call.
+"""The search for the best window in length order: it decides which neighbours of a job share its call.
 
-What waits is cut, in length order, into the calls that cost least in all. Around the job that must go, every window is
-weighed by what it saves, the cost of all those calls less the cost of those that would be left, over its own cost:
-that is 1 for a part of the cheapest cut, and less elsewhere. Age is added to it: without, a job that is unlike the
-others waits until it is the oldest, and the slowest answers are slower than one at a time would have been.
+The waiting jobs are cut, in length order, into the calls that cost least in all. Each window around the job that must
+go has a score: what it saves, divided by its own cost. A window saves the cost of all those calls less the cost of the
+calls that would be left. So the score is 1 for a part of the cheapest cut, and less for any other window.
+
+Age is added to the savings. Without it, a job that is unlike the others would wait until it is the oldest, and the
+slowest answers would be slower than one at a time.
 """
 
 from bisect import bisect_left
@@ -14,7 +16,7 @@ from operator import add
 
 from inference.batching.costs import CostModel
 
-AGE = 0.75  # of a second saved: what a second counts that the oldest job would cost alone; in between, by age
+AGE = 0.75  # seconds saved that a second of the oldest job, in a call of its own, counts for; of others less, by age
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +24,21 @@ class Node:
     """One job, or several that are weighed as one."""
 
     size: int  # items
-    length: int  # tokens of the longest
-    singly_s: float  # what its jobs cost, each in a call of its own
-    aged_s: float  # the same, times the age of each as a share of the oldest one's
+    length: int  # tokens of the longest item
+    singly_s: float  # seconds that its jobs cost together, each in a call of its own
+    aged_s: float  # the same, with each job's seconds times its age as a share of the oldest job's age
 
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """Calls that end with the same node: what each costs, by the node it begins with, from `low` on."""
+    """The cost of the calls that end with one node, by the node that each begins with."""
 
-    low: int
-    seconds: list[float]
+    low: int  # the first of the nodes that calls begin with
+    seconds: list[float]  # one a node, from `low` on
 
 
 class WindowSearch:
-    """Over nodes in ascending order of length, around the node `must`."""
+    """A search over nodes in ascending order of length, for a window around the node `must`."""
 
     def __init__(self, nodes: Sequence[Node], must: int, costs: CostModel, *, max_size: int, max_tokens: float) -> None:
         self.nodes = nodes
@@ -49,8 +51,11 @@ class WindowSearch:
         self.aged = _sums(AGE * node.aged_s for node in nodes)
 
     def best(self) -> range:
-        """The nodes of the window of the highest score, of those that hold `must`, fit in a call, and are not predicted
-        to take longer than their jobs one at a time. `must` alone is one of them."""
+        """Return the nodes of the window with the highest score.
+
+        A window holds `must`, fits into a call, and is not predicted to take longer than its jobs one at a time. `must`
+        alone always is such a window.
+        """
         before, after = self._cheapest_before(), self._cheapest_after()
         ends = {high: self._calls(high, 0, self.must) for high in range(self.must, len(self.nodes))}
         ends = {high: calls for high, calls in ends.items() if calls.seconds}
@@ -65,20 +70,26 @@ class WindowSearch:
         return window
 
     def _scores(self, high: int, calls: _Calls, gain: float, unsaved: Sequence[float]) -> list[float]:
-        """What each call saves, and the age it serves, over its cost; 0 for what is slower than one at a time."""
+        """Return the score of each call: what it saves plus what its age counts for, divided by its cost.
+
+        The score of a call that is slower than its jobs one at a time is 0.
+        """
         singly, last = self.singly[high + 1], self.must + 1
         starts = zip(unsaved[calls.low : last], self.singly[calls.low : last], calls.seconds, strict=True)
         return [(gain - less) / seconds if seconds <= singly - before else 0.0 for less, before, seconds in starts]
 
     def _calls(self, high: int, first: int, last: int) -> _Calls:
-        """Those that end with node `high`, begin with node `first` to `last`, and are within the limits or a node."""
+        """Return the calls that end with node `high` and begin with one of the nodes `first` to `last`.
+
+        They are within the limits, but for a call of the node `high` alone, which may exceed them.
+        """
         length, end = self.nodes[high].length, self.sizes[high + 1]
         lowest = bisect_left(self.sizes, end - min(self.max_size, self.max_tokens // length))
         low = max(first, min(lowest, high))
         return _Calls(low, self.costs.seconds_of([end - start for start in self.sizes[low : last + 1]], length))
 
     def _cheapest_before(self) -> list[float]:
-        """Seconds of the cheapest cut of the first 0, 1, 2 ... nodes, up to `must`."""
+        """Return the seconds of the cheapest cut of the first 0, 1, 2 ... nodes, up to `must`."""
         cheapest = [0.0]
         for high in range(self.must):
             calls = self._calls(high, 0, high)
@@ -86,7 +97,7 @@ class WindowSearch:
         return cheapest
 
     def _cheapest_after(self) -> list[float]:
-        """By node, from `must` on, seconds of the cheapest cut of all that follows it."""
+        """Return by node, from `must` on, the seconds of the cheapest cut of all nodes that follow it."""
         last = len(self.nodes) - 1
         cheapest = [float("inf")] * last + [0.0]
         for high in range(last, self.must, -1):

@@ -1,2 +1,4 @@
-"""Which lazy models are in memory, by turns where not all fit. Pure: time is passed in, and only the standard library
-is imported."""
+"""The policy that decides which lazy models are in memory; they take turns where not all fit.
+
+It is pure: the time is passed in, and only the standard library is imported.
+"""

@@ -1,42 +1,42 @@
-"""What to load and what to unload now.
+"""The decision which lazy models to load and which to unload now.
 
 The models for which jobs wait stand in a line, in the order of their turns. The first of them is loaded as soon as
-there is room for it; room is made by models that are without work, and by those whose turn is over. One that is
-further back goes first only into room that the first does not need.
+there is room for it. Models without work, and those whose turn is over, are unloaded to make room. A model further
+back is loaded before the first only where it takes room that the first does not need.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-TURN = 8.0  # load times: for so long may a model with work stay while others wait
-LINGER = 0.25  # load times: so long may one without work; its clients may be about to send more
-SHORTEST_LOAD_S = 0.5  # what loads faster is not unloaded faster
-STEP_S = 30.0  # a model waits so much longer for its turn than one whose jobs have the priority above
+TURN = 8.0  # load times for which a model with work may stay while others wait
+LINGER = 0.25  # load times for which a model without work may stay: its clients may be about to send more
+SHORTEST_LOAD_S = 0.5  # seconds; a model that loads faster is not unloaded sooner
+STEP_S = 30.0  # seconds that a model waits longer for its turn than one whose jobs have the priority above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A lazy model, as the policy sees it."""
+    """A lazy model as the policy sees it."""
 
     name: str
     memory: int  # bytes that it takes
-    load_s: float  # that loading it takes
+    load_s: float  # seconds that loading it takes
     idle_unload_s: float
     loaded_at_s: float | None = None  # None: it is not in memory
-    worked_at_s: float = -math.inf  # when it last had work, of one in memory
+    worked_at_s: float = -math.inf  # time at which it last had work, if it is in memory
     is_working: bool = False
-    is_kept: bool = False  # what it has begun must end here
-    waits_since_s: float | None = None  # for its turn, of one that is not in memory; None: no job of it waits
-    priority: int = 2  # of the first job that waits; a smaller number goes first
-    not_before_s: float = -math.inf  # after a load that failed
+    is_kept: bool = False  # True if it has begun jobs that must end here, and so may not be unloaded
+    waits_since_s: float | None = None  # time since which it waits to be loaded; None: no job of it waits
+    priority: int = 2  # priority of its first waiting job; a smaller number goes first
+    not_before_s: float = -math.inf  # time before which it is not loaded again after a load that failed
 
     @property
     def turn_at(self) -> tuple[float, str]:
         return (self.waits_since_s or 0.0) + STEP_S * self.priority, self.name
 
     def may_leave_at_s(self) -> float:
-        """When others that wait may have its room."""
+        """Return the time from which it may be unloaded for models that wait."""
         load_s, loaded_at_s = max(self.load_s, SHORTEST_LOAD_S), self.loaded_at_s or 0.0
         if self.is_kept:
             return math.inf
@@ -49,19 +49,22 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Unload, then load."""
+    """The models to unload, and the model to load after that."""
 
     unload: tuple[str, ...] = ()
     load: str | None = None
 
 
 def decide(models: Iterable[Model], *, room: int, now_s: float) -> Change:
-    """`room`: bytes for lazy models. To be asked again and again, but not while a change is being made."""
+    """Return the models to unload and to load now, where lazy models have `room` bytes.
+
+    The caller asks again and again, but not while a change is being made.
+    """
     models = sorted(models, key=lambda model: model.turn_at)
     inside = sorted((m for m in models if m.loaded_at_s is not None), key=lambda model: _leaves(model, now_s))
     unload = [m for m in inside if m.is_idle(now_s) or (m.memory > room and not m.is_kept)]
     inside = [m for m in inside if m not in unload]
-    over = _to_free([m for m in inside if not m.is_kept], _memory(inside) - room)  # more than was estimated
+    over = _to_free([m for m in inside if not m.is_kept], _memory(inside) - room)  # they take more than was estimated
     inside = [m for m in inside if m not in over]
     load, leaving = _next(_line(models, room, now_s), inside, room - _memory(inside), now_s)
     if load:
@@ -70,7 +73,7 @@ def decide(models: Iterable[Model], *, room: int, now_s: float) -> Change:
 
 
 def _line(models: Iterable[Model], room: int, now_s: float) -> list[Model]:
-    """Those that wait for their turn, and can have it."""
+    """Return the models that wait for their turn and can have it, in the given order."""
     waiting = (m for m in models if m.loaded_at_s is None and m.waits_since_s is not None)
     return [m for m in waiting if m.memory <= room and m.not_before_s <= now_s]
 
@@ -78,7 +81,7 @@ def _line(models: Iterable[Model], room: int, now_s: float) -> list[Model]:
 def _next(
     line: Sequence[Model], inside: Sequence[Model], free: int, now_s: float
 ) -> tuple[Model | None, Sequence[Model]]:
-    """What to load, and what leaves for it."""
+    """Return the model to load, or None, and the models to unload for it."""
     if not line:
         return None, ()
     first, *others = line
@@ -90,13 +93,17 @@ def _next(
 
 
 def _leaves(model: Model, now_s: float) -> tuple[float, bool, float]:
-    """The order in which they leave: what may now; first what is without work, longest ago, then the longest there."""
+    """Return the sort key of the order in which models are unloaded.
+
+    Models that may leave now come first. Of these, models without work come before those with work: the ones that had
+    none for longest first, then the ones that were loaded first.
+    """
     since_s = model.loaded_at_s if model.is_working else model.worked_at_s
     return max(0.0, model.may_leave_at_s() - now_s), model.is_working, since_s or 0.0
 
 
 def _to_free(models: Iterable[Model], needed: int) -> list[Model]:
-    """The first of them that have as much memory together, but for those that are not needed."""
+    """Return the first of the models that free `needed` bytes together, without those that are not needed for it."""
     found: list[Model] = []
     for model in models:
         if _memory(found) >= needed:
@@ -109,7 +116,7 @@ def _to_free(models: Iterable[Model], needed: int) -> list[Model]:
 
 
 def _without(models: Iterable[Model], free: int) -> list[Model]:
-    """Return the models but for those for which there is as much room."""
+    """Return the models that must still be unloaded where `free` bytes are left: those that fit into them stay."""
     left = list(models)
     for model in reversed(list(left)):
         if model.memory <= free:

@@ -1,4 +1,4 @@
-"""What a worker knows of its lazy models: which are in memory, which wait, what loading them took the last time."""
+"""The state of a worker's lazy models: which are in memory, which wait, and how long loading took the last time."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -7,35 +7,42 @@ from dataclasses import dataclass, replace
 from inference.residency.policy import Change, Model, decide
 
 MIB = 2**20
-BYTES_PER_S = 200 * MIB  # that a load is taken to read before one was measured
-FIRST_LOAD_S = 1.0  # what else it is taken to need
-UNKNOWN = 1024 * MIB  # that a model is taken to need of which nothing is known, or all the room where that is less
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 600.0  # after a load that failed, twice as long each time
+BYTES_PER_S = 200 * MIB  # speed of reading that is assumed until a load was measured
+FIRST_LOAD_S = 1.0  # seconds that a load is assumed to need besides reading
+UNKNOWN = 1024 * MIB  # bytes that a model of unknown size is assumed to need; all the room where that is less
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 600.0  # after a load that failed; each is twice as long as the one before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """The jobs of a model that is not in memory."""
 
-    since_s: float  # when the first of them was made, by the caller's clock
+    since_s: float  # time at which the first of them was made, by the caller's clock
     priority: int
 
 
 class Residents:
-    """Not thread-safe: the worker's event loop owns it. One change at a time is made, and then said to be over."""
+    """The lazy models of a worker, of which one change at a time is made.
+
+    It is not thread-safe: the worker's event loop owns it. The event loop reports by `done` or `failed` that a change
+    is over.
+    """
 
     def __init__(self) -> None:
         self.room = 0  # bytes for lazy models
         self.models: dict[str, Model] = {}
-        self.change: Change | None = None  # that is being made
-        self.failures: dict[str, str] = {}  # why the last load failed
+        self.change: Change | None = None  # the change that is being made
+        self.failures: dict[str, str] = {}  # by model: the reason why its last load failed
         self._guessed: set[str] = set()
         self._pauses: dict[str, float] = {}
         self._left_at_s: dict[str, float] = {}
         self._began_s = 0.0
 
     def add(self, name: str, *, idle_unload_s: float, memory: int | None) -> None:
-        """`memory`: an estimate. What is known already goes on, with its new time."""
+        """Add a model. `memory` is an estimate in bytes, or None where nothing is known.
+
+        A model that is here already keeps its state, and only its `idle_unload_s` changes.
+        """
         if name in self.models:
             self._set(name, idle_unload_s=idle_unload_s)
             return
@@ -45,7 +52,7 @@ class Residents:
         self.models[name] = Model(name=name, memory=memory or UNKNOWN, load_s=load_s, idle_unload_s=idle_unload_s)
 
     def remove(self, name: str) -> None:
-        """The catalog has it no more, or another one of its name."""
+        """Forget a model which the catalog has no longer, or in whose place it has another one of its name."""
         del self.models[name]
         self._guessed.discard(name)
         for known in (self.failures, self._pauses, self._left_at_s):
@@ -53,7 +60,7 @@ class Residents:
 
     @property
     def inside(self) -> frozenset[str]:
-        """In memory, and served."""
+        """The names of the models that are in memory and served."""
         return frozenset(name for name, model in self.models.items() if model.loaded_at_s is not None)
 
     @property
@@ -63,7 +70,11 @@ class Residents:
     def see(
         self, waiting: Mapping[str, Waiting], *, working: Collection[str], kept: Collection[str], now_s: float
     ) -> None:
-        """Which jobs there are now: those that wait for models that are not in memory, and those of models that are."""
+        """Update the models by the jobs that there are now.
+
+        `waiting` has the jobs of models that are not in memory. `working` has the models with jobs. `kept` has the
+        models with begun jobs that must end here.
+        """
         for name, model in self.models.items():
             if model.loaded_at_s is not None:
                 self._seen_inside(model, name in working, name in kept, now_s)
@@ -79,7 +90,7 @@ class Residents:
         self._set(model.name, is_working=is_working, is_kept=is_kept, worked_at_s=worked_at_s)
 
     def next_change(self, now_s: float) -> Change | None:
-        """What is to be done now, which has begun then."""
+        """Return the change to make now, which counts as begun; None if there is none, or one is being made."""
         if self.change:
             return None
         change = decide(map(self._bounded, self.models.values()), room=self.room, now_s=now_s)
@@ -92,7 +103,7 @@ class Residents:
         return change
 
     def done(self, now_s: float, *, memory: int | None = None) -> None:
-        """The change was made. `memory`: bytes that the loaded model takes, where that was measured."""
+        """Record that the change was made. `memory` is the measured bytes of the loaded model, where there are any."""
         change, self.change = self.change, None
         if change and (name := change.load) in self.models and name:
             load_s = now_s - self._began_s
@@ -104,7 +115,10 @@ class Residents:
                 self._set(name, memory=memory)
 
     def failed(self, name: str, now_s: float, why: str) -> None:
-        """It could not be loaded, now or when its process had to start again: that was its turn."""
+        """Record that a model could not be loaded, now or when its process had to start again.
+
+        That was its turn: it waits anew, and is not loaded before a pause is over.
+        """
         if self.loading == name:
             self.change = None
         pause_s = self._pauses[name] = min(LONGEST_PAUSE_S, 2 * self._pauses.get(name, FIRST_PAUSE_S / 2))
@@ -114,11 +128,11 @@ class Residents:
         self._set(name, waits_since_s=None, not_before_s=now_s + pause_s)
 
     def lost(self, name: str) -> None:
-        """It is in memory no more."""
+        """Record that a model is no longer in memory."""
         self._set(name, loaded_at_s=None, is_working=False, is_kept=False)
 
     def load_s(self, name: str) -> float:
-        """That loading it takes, as far as is known."""
+        """Return the seconds that loading a model takes, as far as is known."""
         model = self.models.get(name)
         return model.load_s if model else FIRST_LOAD_S
 
@@ -127,7 +141,7 @@ class Residents:
         return model.memory <= self.room and model.not_before_s <= now_s
 
     def why_not(self) -> dict[str, str]:
-        """By model: why it cannot be loaded."""
+        """Return the reasons by model for those that cannot be loaded."""
         bounded = map(self._bounded, self.models.values())
         return self.failures | {model.name: self._too_large(model) for model in bounded if model.memory > self.room}
 
@@ -138,7 +152,10 @@ class Residents:
         )
 
     def _bounded(self, model: Model) -> Model:
-        """What is only guessed keeps no model from its first load."""
+        """Return the model with no more memory than there is room, if its memory is only guessed.
+
+        A guess keeps no model from its first load.
+        """
         return replace(model, memory=min(model.memory, self.room)) if model.name in self._guessed else model
 
     def _set(self, name: str, **values: object) -> None:
