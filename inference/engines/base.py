@@ -1,6 +1,6 @@
-"""The contract between a pool child and a model.
+"""The contract between a child process and a model.
 
-A model author writes one small class, or a plain function `predict(inputs, parameters)`, and names it in
+The author of a model writes one small class, or a plain function `predict(inputs, parameters)`, and names it in
 models.toml as `engine = "package.module:Name"`.
 """
 
@@ -11,73 +11,88 @@ from typing import Any
 from inference.catalog.specs import TORCH, ModelSpec
 from inference.engines.stepper import Stepper
 
-BESIDE = {"__init__", "load", "warm_up", "answers_example", "sample"}  # what an answer is not made by
+BESIDE = {"__init__", "load", "warm_up", "answers_example", "sample"}  # methods that take no part in an answer
 
 
 class Engine(ABC):
-    """One loaded model on one device. Made, loaded and called in one thread of one pool child."""
+    """A loaded model on one device. It is made, loaded and called in one thread of one child process."""
 
-    padded = True  # each item of a batch costs what the longest costs; False, set by `load`, when each costs its own
-    full_text = False  # a generated text has its prompt before it where `return_full_text` is not given
+    padded = True  # each item of a batch costs what the longest costs; `load` sets False where each costs its own
+    full_text = False  # True if a generated text begins with its prompt where `return_full_text` is not given
     note = ""  # how the model is run, if in another way than most: its page and the log show it; set by `load`
 
-    backend = TORCH  # what computes it; set by `load` where that is another
+    backend = TORCH  # what computes the model; set by `load` where it is another one
 
     stepper: Stepper | None = None  # set by `load` where the model generates step by step: `predict` is not called then
 
-    max_tokens: int | None = None  # of a text, that are read, or of a prompt and its answer; set by `load`
+    max_tokens: int | None = None  # tokens that are read of a text, or of a prompt and its answer; set by `load`
 
-    numbers_a_token = 0  # of an answer, where each token that is read has as many in it; set by `load`
+    numbers_a_token = 0  # numbers in an answer for each token read, where that is fixed, else 0; set by `load`
 
-    prepares = False  # whether `prepare` does something; set by `load`
+    prepares = False  # True if `prepare` does something; set by `load`
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
-        self.reading = threading.Lock()  # held by whoever reads inputs: `prepare`, or `predict`
+        self.reading = threading.Lock()  # held while `prepare` or `predict` reads inputs
 
     @abstractmethod
     def load(self, device: str) -> None:
-        """Load the weights onto `device` ("cpu", "cuda:0"). Raise with a message that names the cure."""
+        """Load the weights onto `device` ("cpu", "cuda:0"). Raise an error whose message names the cure."""
 
     def warm_up(self) -> None:  # noqa: B027 - optional by design
         """Run once what is slow the first time, before the replica reports ready."""
 
     def answers_example(self) -> bool:
-        """Return whether the model answers an example of its own now: then what it raised of an input is the fault of
-        that input or its parameters. Of one that has none, nothing is known."""
+        """Return True if the model answers an example of its own now.
+
+        Then an input that it raised an error for, or that input's parameters, is at fault. A model without an example
+        returns False: nothing is known of it.
+        """
         return False
 
     def sample(self, text: str) -> Any:
-        """An input around `text`, for `manage.py tune`; a text is one itself."""
+        """Return an input around `text`, for `manage.py tune`; by default the text itself."""
         return text
 
     @property
     def is_read_ahead(self) -> bool:
-        """Whether `prepare` is called: not of a class that changes how another one answers: nothing may go
-        around that."""
+        """True if `prepare` is called.
+
+        It is not called for a class that overrides how the class with `predict_prepared` answers: `predict_prepared`
+        would go around that override.
+        """
         kinds = type(self).__mro__
         place = next(place for place, kind in enumerate(kinds) if "predict_prepared" in vars(kind))
         own = {name for kind in kinds[:place] for name, value in vars(kind).items() if _is_code(value)}
         return self.prepares and not (own - BESIDE) & set(dir(kinds[place]))
 
     def count_tokens(self, inputs: list[Any], parameters: dict[str, Any]) -> list[int]:
-        """Return how many tokens of each input are read, where `numbers_a_token` is set; 0 of one that is wrong."""
+        """Return how many tokens of each input are read; 0 for an input that is wrong.
+
+        It is called only where `numbers_a_token` is set.
+        """
         raise NotImplementedError
 
     @abstractmethod
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
-        """Answer `inputs` in one call: a list of the same length and order, of JSON values.
+        """Answer `inputs` in one call, with a list of JSON values of the same length and order.
 
-        An item that failed may be an exception in its place; its neighbours are kept. An exception raised
-        fails the whole call: the caller then halves the batch to find the culprit.
+        The answer to an item that failed may be an exception in its place; the answers of its neighbours are kept. If
+        `predict` raises an exception, the whole call fails: the caller then halves the batch to find the culprit.
         """
 
     def prepare(self, inputs: list[Any], parameters: dict[str, Any]) -> Any:  # noqa: B027 - optional by design
-        """What of `predict` needs no device, such as tokens of texts: where work ahead pays it is done in another
-        thread, while the call before computes. None, or what it raises: `predict` does it."""
+        """Do the part of `predict` that needs no device, such as making tokens of texts.
+
+        Where work ahead pays, it runs in another thread while the call before computes. If it returns None or raises an
+        error, `predict` does the work.
+        """
 
     def predict_prepared(self, prepared: Any, parameters: dict[str, Any]) -> list[Any] | None:
-        """As `predict`, of inputs that `prepare` has read; it reads none itself. None: `predict` is to answer."""
+        """Answer inputs that `prepare` has read, as `predict` does, without reading any itself.
+
+        If it returns None, `predict` is called to answer.
+        """
         raise NotImplementedError
 
 

@@ -1,6 +1,6 @@
-"""From a model's entry in the catalog to an engine: made, or made and loaded.
+"""The making and loading of an engine from a model's entry in the catalog.
 
-Whatever is wrong is a `ModelUnavailable` that names the cure.
+Any failure is a `ModelUnavailable` whose message names the cure.
 """
 
 import difflib
@@ -33,14 +33,17 @@ class FunctionEngine(Engine):
         self.function = function
 
     def load(self, device: str) -> None:
-        """Nothing to do: the module is imported."""
+        """Do nothing: the module is imported already."""
 
     def predict(self, inputs: list[Any], parameters: dict[str, Any]) -> list[Any]:
         return self.function(inputs, parameters)
 
 
 def make(spec: ModelSpec) -> Engine:
-    """The engine that `spec.engine` names, not loaded yet. Imports its module."""
+    """Import the module that `spec.engine` names, and return its engine, not loaded yet.
+
+    Raises `ModelUnavailable` if the module or its engine is missing or wrong.
+    """
     target = _resolve(spec)
     if isinstance(target, type) and issubclass(target, Engine):
         return target(spec)
@@ -53,7 +56,10 @@ def make(spec: ModelSpec) -> Engine:
 
 
 def ready(spec: ModelSpec, device: str) -> Engine:
-    """The engine, loaded onto `device` ("cpu", "cuda:0") and warmed up."""
+    """Return the engine of `spec`, loaded onto `device` ("cpu", "cuda:0") and warmed up.
+
+    Raises `ModelUnavailable` if that fails.
+    """
     try:
         engine = make(spec)
         engine.load(device)
@@ -66,14 +72,16 @@ def ready(spec: ModelSpec, device: str) -> Engine:
             engine.note = f'backend = "{spec.backend}" is nothing to {spec.engine}, which computes in its own way.'
     except (ModelUnavailable, SystemExit, KeyboardInterrupt):
         raise
-    except BaseException as error:  # as a panic of Rust is one
+    except BaseException as error:  # not `Exception`, as a panic of Rust is none
         raise ModelUnavailable(f"could not be loaded on {device}: {describe(error)}") from error
     return engine
 
 
 def _warm_up_at_its_largest(engine: Engine) -> None:
-    """Of a model of ours that reads texts: the libraries of the device are ready for its largest batch, or the log says
-    now that it does not fit."""
+    """Run the largest batch of a built-in model that reads texts.
+
+    Then the device's libraries are ready for such a batch, or the log reports at once that it does not fit into memory.
+    """
     spec = engine.spec
     task = tasks.of(spec.task)
     if not spec.is_built_in or engine.stepper or task.takes_files or task.example is None:
@@ -86,14 +94,20 @@ def _warm_up_at_its_largest(engine: Engine) -> None:
 
 
 def broken(device: str) -> ModelUnavailable | None:
-    """Why nothing can be computed on `device`, shown by a known good call; nothing when it can, or was not used."""
+    """Return the error of a `device` that a known good call shows to compute nothing.
+
+    Return None if it computes, or if this process has not used it.
+    """
     problem = device_problem() if device != CPU and is_in_use() else None
     return ModelUnavailable(f"the device does not compute: {describe(problem)}") if problem else None
 
 
 def trace_of(failure: ModelUnavailable) -> str:
-    """Return where an engine's own code failed, for its author. It is empty where no such code was called, and what
-    failed is what it was given."""
+    """Return the places where an engine's own code failed, for its author.
+
+    The text is empty if no such code was called and the failure is one of the files, packages, memory or device that
+    the engine was given.
+    """
     cause = failure.__cause__ or failure
     expected = isinstance(cause, OSError | ImportError | ModelUnavailable)
     if raised.has_own(cause) or not (expected or is_out_of_memory(cause) or is_device_failure(cause)):

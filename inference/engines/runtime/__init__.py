@@ -1,1 +1,1 @@
-"""What an engine call needs whatever the model: which items run together, where, and whose fault a failure is."""
+"""The parts of an engine call that do not depend on the model: grouping, placement, isolation and faults."""

@@ -1,16 +1,16 @@
-"""What an exception of an engine means, and what of it the public may read."""
+"""The meaning of an engine's exceptions, and the part of them that the public may read."""
 
 import re
 import sys
 
 from inference.catalog import words
 
-MAX_DETAIL = 2000  # characters of a message that go on a row
+MAX_DETAIL = 2000  # characters of a message that are stored in a row
 
 _OUT_OF_MEMORY = (
     "out of memory",
     "alloc_failed",
-    "cublas_status_not_initialized",  # there was no room for a handle; so it is with the next one
+    "cublas_status_not_initialized",  # there was no memory for a handle; the next sign means the same
     "cudnn_status_not_initialized",
     "defaultcpuallocator",
     "can't allocate memory",
@@ -34,7 +34,10 @@ _SECRETS = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the call did not fit: a smaller one may. Told by name and message, so that torch need not be here."""
+    """Return True if the call did not fit into memory: a smaller one may.
+
+    It goes by the name and the message of the error, so that torch need not be imported.
+    """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     text = _text(error).lower()
@@ -42,8 +45,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_device_failure(error: BaseException) -> bool:
-    """Whether the device is in an error state that lasts as long as this process. Where torch uses one, a known good
-    call tells; of another library's the words do."""
+    """Return True if the device is in an error state that lasts as long as this process.
+
+    Where torch uses a GPU, a known good call decides. Else the type and the message of the error do, as it comes from
+    another library.
+    """
     if is_in_use():
         return device_problem() is not None
     if is_out_of_memory(error) or not isinstance(error, RuntimeError):
@@ -53,13 +59,16 @@ def is_device_failure(error: BaseException) -> bool:
 
 
 def is_in_use() -> bool:
-    """Whether torch has begun to use a GPU in this process."""
+    """Return True if torch has begun to use a GPU in this process."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda.is_initialized())
 
 
 def device_problem() -> Exception | None:
-    """Why the GPUs of this process compute nothing, by a tiny operation on each, for which it waits."""
+    """Return the error of the first GPU of this process that fails a tiny operation, for which it waits.
+
+    Return None if all GPUs compute, or one only lacks memory.
+    """
     torch = sys.modules["torch"]
     try:
         for index in range(torch.cuda.device_count()):
@@ -71,7 +80,10 @@ def device_problem() -> Exception | None:
 
 
 def describe(error: BaseException) -> str:
-    """The type and message of an exception, for the model's author: one that may be shown, so no paths or secrets."""
+    """Return the type and message of an exception for the model's author, without paths and secrets.
+
+    So the text may be shown.
+    """
     name, message = type(error).__name__, message_of(error)
     return shorten(f"{name}: {message}" if message else name)
 
@@ -79,7 +91,7 @@ def describe(error: BaseException) -> str:
 def message_of(error: BaseException) -> str:
     """Return the message of an exception, without paths and secrets."""
     message = _text(error).strip()
-    if "Traceback (most recent call last)" in message:  # transformers quotes whole tracebacks: the last line says it
+    if "Traceback (most recent call last)" in message:  # transformers quotes tracebacks: the last line has the error
         message = message.splitlines()[-1].strip()
     for pattern, shown in _SECRETS:
         message = pattern.sub(shown, message)
@@ -87,7 +99,7 @@ def message_of(error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """Its message is of the engine's own code, which may raise."""
+    """Return the message of an exception; empty where the engine's own code that makes it raises an error."""
     try:
         return str(error)
     except Exception:

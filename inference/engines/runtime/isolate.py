@@ -1,8 +1,8 @@
-"""One batch through an engine, so that one bad input never fails its neighbours.
+"""The run of a batch through an engine, with isolation: one bad input never fails its neighbours.
 
-A call that fails as a whole is searched for the item that made it fail: half of the suspects a call, and what was set
-aside runs in one call at the end. One culprit of n costs at most log2(n) + 2 calls beyond the first. A call that does
-not fit in memory is halved, and each half halved again while it does not fit.
+If a call fails as a whole, the item that made it fail is searched for: each call runs half of the suspects, and the
+items that were set aside run in one call at the end. One culprit of n costs at most log2(n) + 2 calls beyond the first.
+A call that does not fit in memory is halved, and each half is halved again while it does not fit.
 """
 
 import contextlib
@@ -36,23 +36,26 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _OPEN = object()  # the outcome of an item that no call has settled yet
-MAX_SEARCHES = 2  # culprits that are searched for; when there are more, the rest run one by one
+MAX_SEARCHES = 2  # culprits of a batch that are searched for; if there are more, the other items run one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    outcomes: list[Any]  # an item: its answer, or the `InferenceError` that it failed with
-    engine_s: float  # time within the engine's calls
-    calls: int  # engine calls made; 1 when nothing failed
+    outcomes: list[Any]  # by item: its answer, or the `InferenceError` that it failed with
+    engine_s: float  # seconds within the engine's calls
+    calls: int  # engine calls that were made; 1 if none failed
     padded: bool = True
-    full_text: bool = False  # a generated text has its prompt before it, unless told otherwise
-    cut_at: int | None = None  # tokens of a text, that the model reads
+    full_text: bool = False  # True if a generated text begins with its prompt where `return_full_text` is not given
+    cut_at: int | None = None  # tokens of a text that the model reads
     oom_shape: tuple[int, float] | None = None  # (rows, tokens of each) that did not fit, though its halves did
 
 
 def run(engine: Engine, items: Sequence[Any], parameters: dict[str, Any], prepared: Any = None) -> RunReport:
-    """Answer every item, in order. `prepared` is what the engine made of all of them, or nothing. Raises `DeviceFailed`
-    when this process cannot use its device any more."""
+    """Answer every item, in order.
+
+    `prepared` is what `Engine.prepare` made of all items, or None. Raises `DeviceFailed` if this process cannot use its
+    device any more.
+    """
     batch = _Batch(engine, items, parameters, prepared)
     if takes := [index for index in range(len(items)) if batch.takes(index)]:
         batch.run(takes)
@@ -68,7 +71,7 @@ class _Batch:
 
     def __init__(self, engine: Engine, items: Sequence[Any], parameters: dict[str, Any], prepared: Any) -> None:
         self.engine = engine
-        self.prepared = prepared  # until the first call
+        self.prepared = prepared  # None after the first call
         self.items = items
         self.parameters = parameters
         self.outcomes: list[Any] = [_OPEN] * len(items)
@@ -78,7 +81,10 @@ class _Batch:
         self.oom_shape: tuple[int, float] | None = None
 
     def takes(self, index: int) -> bool:
-        """The web process has looked, but a row can be written by anybody."""
+        """Return True if an item is what the model takes as input; else its error is its outcome.
+
+        The web process has checked the item, but a row may also have been written in another way.
+        """
         if self.engine.spec.input:
             try:
                 check("inputs", self.engine.spec.input, self.items[index])
@@ -101,7 +107,10 @@ class _Batch:
                 self.call([index])
 
     def judge(self) -> None:
-        """Whose fault it is that the engine raised: that of the input, where the model answers its example."""
+        """Decide whether the engine or the input is at fault where the engine raised an error for an item alone.
+
+        If the model answers its example, the input is at fault.
+        """
         raised = [index for index, outcome in enumerate(self.outcomes) if type(outcome) is EngineError]
         if not raised:
             return
@@ -113,7 +122,7 @@ class _Batch:
             self.outcomes[index] = InvalidInput(UNREADABLE, raised=found.raised, trace=found.trace)
 
     def search(self, suspects: list[int]) -> None:
-        """A culprit is among `suspects`: halve until it is alone, then run what was set aside."""
+        """Halve the `suspects`, among which a culprit is, until it is alone; then run the items that were set aside."""
         aside: list[int] = []
         while len(suspects) > 1:
             first, second = _halves(suspects)
@@ -139,10 +148,13 @@ class _Batch:
         return rows, longest if self.engine.padded else sum(size * length for size, length in shapes) / rows
 
     def call(self, indexes: list[int]) -> InferenceError | None:
-        """One engine call: outcomes of these items, or why the call failed. An item that fails alone has its error."""
+        """Make one engine call for these items, and return the error if the call failed as a whole.
+
+        The outcomes of the items are set if it succeeded. An item that fails alone has the error as its outcome.
+        """
         problem = self._attempt(indexes)
         if isinstance(problem, OutOfMemory) and len(indexes) == 1:
-            problem = self._attempt(indexes)  # what was held for larger calls has been given back
+            problem = self._attempt(indexes)  # the memory that was held for larger calls has been given back
         if problem is not None and len(indexes) == 1:
             self.outcomes[indexes[0]] = problem
         return problem
@@ -154,7 +166,7 @@ class _Batch:
             answers = self._predict(indexes)
         except (SystemExit, KeyboardInterrupt):
             raise
-        except BaseException as error:  # as a panic of Rust is one
+        except BaseException as error:  # not `Exception`, as a panic of Rust is none
             return failure(error)
         finally:
             self.engine_s += time.perf_counter() - started
@@ -167,7 +179,8 @@ class _Batch:
     def _predict(self, indexes: list[int]) -> Any:
         prepared, self.prepared = self.prepared, None
         if prepared is not None and len(indexes) == len(self.items):
-            # Of several the search finds out which; alone it is for `predict` to say, whose shortcuts are guarded.
+            # Of several items the search finds the one at fault. For a single item `predict` decides, as it guards its
+            # shortcuts.
             with contextlib.suppress(*([Exception] if len(indexes) == 1 else [])):
                 answers = self.engine.predict_prepared(prepared, dict(self.parameters))
                 if answers is not None:
@@ -177,9 +190,10 @@ class _Batch:
 
 
 def narrowed(call: Callable[[Sequence[T]], Sequence[Any]], items: Sequence[T]) -> list[Any]:
-    """Return what `call` answers to each item, or the `InferenceError` that an item fails with alone.
+    """Return the answer of `call` to each item, or the `InferenceError` that an item fails with alone.
 
-    What raises is run again in halves, until whoever is at fault is alone. Raises `DeviceFailed`.
+    If `call` raises an error, it is called again with each half of the items, until an item at fault is alone. Raises
+    `DeviceFailed` if the device has failed.
     """
     try:
         return list(call(items))
@@ -207,24 +221,27 @@ def _shape_problem(answers: Any, expected: int) -> BadOutput | None:
 
 
 def outcome(answer: Any) -> Any:
-    """An engine's answer as it is kept, or the error that it is."""
+    """Return an engine's answer as plain JSON values, or as an `InferenceError` if it is an error or is unusable."""
     if isinstance(answer, BaseException):
         return failure(answer)
     try:
         return plain(answer)
     except BadOutput as error:
         return error
-    except Exception as error:  # an object's own code, or lists that hold themselves
-        raise_if_device_failed(error)  # as a tensor's does that was computed in vain
+    except Exception as error:  # an object's own code raised it, or the answer has lists that hold themselves
+        raise_if_device_failed(error)  # such as reading a tensor that the device failed to compute
         return BadOutput("The engine's answer could not be read.", raised=describe(error), trace=places(error))
 
 
 def failure(error: BaseException) -> InferenceError:
-    """The error for the row. The exception itself is let go: its traceback holds the call's tensors."""
+    """Return the `InferenceError` to record for an exception. Raises `DeviceFailed` if the device has failed.
+
+    The exception itself is not kept: its traceback holds the call's tensors.
+    """
     if isinstance(error, InvalidInput | EngineError | OutOfMemory):
         error.__cause__ = error.__context__ = None
         return error.with_traceback(None)
-    if isinstance(error, BadOutput):  # in words of the engine
+    if isinstance(error, BadOutput):  # its message is of the engine
         return BadOutput("The model's answer cannot be used.", raised=error.full, trace=places(error))
     raise_if_device_failed(error)
     raised, trace = describe(error), places(error)
@@ -235,13 +252,13 @@ def failure(error: BaseException) -> InferenceError:
 
 
 def raise_if_device_failed(error: BaseException) -> None:
-    """This process cannot go on then."""
+    """Raise `DeviceFailed` if the device is in an error state: this process cannot go on then."""
     if is_device_failure(error):
         raise DeviceFailed(f"The device is in an error state. {describe(error)}") from error
 
 
 def _free_memory(error: BaseException) -> None:
-    """What the call that failed has left: its frames hold tensors until they are cleared."""
+    """Free the memory that a failed call has left: its frames hold tensors until they are cleared."""
     chain: list[BaseException] = [error]
     for held in chain:
         traceback.clear_frames(held.__traceback__)

@@ -1,4 +1,4 @@
-"""What an engine answered, as plain finite JSON values."""
+"""An engine's answers as plain finite JSON values."""
 
 import math
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ MAX_DEPTH = 64  # lists and objects within each other; the web process cannot wr
 
 
 def plain(value: Any, room: int = MAX_DEPTH) -> Any:
-    """`value` as JSON values: numpy scalars, arrays and tensors become numbers and lists.
+    """Return `value` as JSON values: numpy scalars, arrays and tensors become numbers and lists.
 
-    Raises `BadOutput` on NaN, infinity, integers beyond 64 bits, text that no database stores, lists and objects more
-    than `room` deep, and what JSON cannot carry.
+    Raises `BadOutput` if there are NaN, infinity, integers beyond 64 bits, text that no database stores, lists and
+    objects more than `room` deep, or anything that JSON cannot carry.
     """
     kind = type(value)
     if kind is list and value and room and set(map(type, value)) == {float}:
@@ -39,7 +39,7 @@ def plain(value: Any, room: int = MAX_DEPTH) -> Any:
 
 
 def pairs(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
-    """The leaves of two JSON values, side by side; where their shapes differ, both parts as a whole."""
+    """Yield the leaves of two JSON values side by side; where their shapes differ, both parts as a whole."""
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
         for key in first:
             yield from pairs(first[key], second[key])
@@ -51,7 +51,7 @@ def pairs(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def size(value: Any) -> int:
-    """About how many numbers the JSON `value` is as large as: sixteen characters of a text are one."""
+    """Estimate how many numbers are as large as the JSON `value`: sixteen characters of a text count as one."""
     if isinstance(value, str):
         return 1 + len(value) // 16
     if isinstance(value, dict):
@@ -62,7 +62,10 @@ def size(value: Any) -> int:
 
 
 def _finite_list(values: list[float]) -> list[float]:
-    """A sum is not finite if a number in it is not; a sum can also overflow, so then each is looked at."""
+    """Return the numbers if all are finite. Raises `BadOutput` if one is not.
+
+    A sum is not finite if one of its numbers is not. It can also overflow, so each number is checked then.
+    """
     if not math.isfinite(sum(values)):
         for value in values:
             _finite(value)
@@ -82,7 +85,7 @@ def _less(room: int) -> int:
 
 
 def _integer(value: int) -> int:
-    """Those beyond 64 bits would come back from the database rounded."""
+    """Return the integer. Raises `BadOutput` beyond 64 bits, as the database would return it rounded."""
     if not -(2**63) <= value < 2**64:
         raise BadOutput("The engine's answer holds an integer beyond 64 bits: give it as a text.")
     return value

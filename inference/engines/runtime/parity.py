@@ -1,6 +1,7 @@
-"""Does a model answer texts together as it answers each alone? It is tried out when the model is loaded.
+"""The trial whether a model answers texts together as it answers each alone. It runs when the model is loaded.
 
-Some architectures see their neighbours' padding (FNet, Nyströmformer, Perceiver …), some see their neighbours.
+The answers of some architectures depend on padding (FNet, Nyströmformer, Perceiver …), those of others on the other
+texts of the batch.
 """
 
 import logging
@@ -18,7 +19,7 @@ from inference.errors import InvalidInput
 
 logger = logging.getLogger(__name__)
 
-# Of lengths as far apart as a few tokens allow, and two of one length.
+# Their lengths are as far apart as a few tokens allow, and two are of one length.
 TEXTS = (
     "a",
     "a b c d e f g",
@@ -26,24 +27,24 @@ TEXTS = (
     "in the end it was not so much that he ran as that all of us let him go on, and on: a long day for an old man",
 )
 
-MOST_SPECIAL = 8  # tokens of a text to try
+MOST_SPECIAL = 8  # special tokens that a trial text has at most
 
-Answer = Sequence[torch.Tensor]  # to one text: a tensor, or of a text that is generated the scores of each step
+Answer = Sequence[torch.Tensor]  # to one text: a tensor, or for a text that is generated the scores of each step
 Answers = Callable[[Sequence[Any], Together], list[Answer]]
 
-# An answer may change by these parts of its largest value with the order of sums, which differs with padding and with
-# the size of a batch. They depend on the type that products are computed in: padding changes the scores of SmolLM2-135M
-# by 0.037 in bfloat16 and 0.005 in float16, which has three bits more, as has TF32.
+# An answer may change by these parts of its largest value, as the order of sums differs with padding and with the size
+# of a batch. They depend on the type that products are computed in: padding changes the scores of SmolLM2-135M by 0.037
+# in bfloat16 and by 0.005 in float16, which has three bits more, as has TF32.
 TOLERANCE = 1e-4
 TEN_BITS = 0.02
 SHORT_TYPES = 0.05
-HUGE = 1e30  # what models write where nothing is to be chosen
+HUGE = 1e30  # scores at least so large mark what may not be chosen
 
 
 def texts_with_special_tokens(tokenizer: Any) -> list[str]:
     """Make texts that hold the tokenizer's special tokens, as users may write them.
 
-    Each token that may be chosen for padding is the end of one: the end is what decoders that classify score.
+    Each token that may be chosen for padding is the end of one text, as decoders that classify score a text's end.
     """
     named = list(dict.fromkeys(tokenizer.all_special_tokens))[:MOST_SPECIAL]
     last = [tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token]
@@ -58,25 +59,31 @@ def trial_texts(tokenizer: Any) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How texts run together, and what the model's page says of it: nothing where padding changes no answer."""
+    """The way in which a model's texts run together."""
 
     together: Together
-    note: str = ""
+    note: str = ""  # for the model's page; empty where padding changes no answer
 
 
 class Trial:
-    """Of one model: `answers` runs inputs together in a given way. What the model answers to each alone is kept.
-    `tolerance` is that of the type in which the model computes, whatever that of its answers is."""
+    """A trial of one model, which keeps the model's answer to each input alone.
+
+    `answers` runs inputs together in a given way. `tolerance` is that of the type in which the model computes, whatever
+    the type of its answers is.
+    """
 
     def __init__(self, answers: Answers, inputs: Sequence[Any], tolerance: float = TOLERANCE) -> None:
         self._answers, self._tolerance = answers, tolerance
-        self.inputs: list[Any] = []  # that the model can read
+        self.inputs: list[Any] = []  # inputs that the model can read
         self._alone: list[Answer] = []
         for value in inputs:
             self._ask_alone(value, is_last=value is inputs[-1])
 
     def _ask_alone(self, value: Any, *, is_last: bool) -> None:
-        """Some models cannot read a text of one token; one that can read nothing is broken."""
+        """Keep an input and its answer, or leave out an input that the model cannot read.
+
+        Some models cannot read a text of one token. A model that can read no input is broken, and its error is raised.
+        """
         try:
             self._alone += self._answers([value], Together.ALONE)
         except (InvalidInput, RuntimeError, ValueError, IndexError) as error:
@@ -86,11 +93,11 @@ class Trial:
             self.inputs.append(value)
 
     def difference(self, together: Together) -> float:
-        """From the answers alone, in tolerances: up to 1 is the same."""
+        """Return how far the answers together are from those alone, in tolerances: up to 1 they are the same."""
         return self.difference_of(self._answers(self.inputs, together))
 
     def difference_of(self, found: Sequence[Answer]) -> float:
-        """Of answers to `inputs`, which were found in another way."""
+        """Return how far answers to `inputs` that were found in another way are from those alone, in tolerances."""
         pairs = zip(found, self._alone, strict=True)
         return max((_difference(*pair, self._tolerance) for pair in pairs), default=0.0)
 
@@ -98,7 +105,7 @@ class Trial:
         return self.difference(together) <= 1.0
 
     def verdict(self) -> Verdict:
-        """Padded where that changes no answer; else in batches of one length; else one by one."""
+        """Return how inputs are to run: padded if that changes no answer, else in batches of one length, else alone."""
         padded = self._problem(Together.PADDED)
         if not padded:
             return Verdict(together=Together.PADDED)
@@ -125,7 +132,7 @@ class Trial:
 
 
 def alike(answers: Any, expected: Any) -> bool:
-    """The same JSON, numbers up to the last digits of a float32."""
+    """Return True if both are the same JSON, with numbers equal up to the last digits of a float32."""
     return all(
         math.isclose(found, wanted, rel_tol=1e-4, abs_tol=1e-4)
         if isinstance(found, float) and isinstance(wanted, float)
@@ -135,8 +142,10 @@ def alike(answers: Any, expected: Any) -> bool:
 
 
 def read(output: Any, row: Row, pipe: Any) -> Answer:
-    """What the model computed for a row: the states or scores of its own tokens, of its masks, of its text, or of each
-    step that it generated."""
+    """Return what the model computed for a row.
+
+    That is the states or scores of its own tokens, of its masks, of its text, or of each step that it generated.
+    """
     values = output["logits"] if "logits" in output else output[0]
     if "generated_sequence" in output:
         scores: Answer = values[0, 0].unbind(0)
@@ -148,7 +157,10 @@ def read(output: Any, row: Row, pipe: Any) -> Answer:
 
 
 def _difference(values: Answer, expected: Answer, tolerance: float) -> float:
-    """Of the steps up to the first at which another token is chosen: from there on it is another text."""
+    """Return the largest difference in tolerances, up to the first step at which another token is chosen.
+
+    From that step on it is another text.
+    """
     largest = 0.0
     for value, other in zip(values, expected, strict=False):
         largest = max(largest, apart(value, other) / tolerance)
@@ -158,7 +170,7 @@ def _difference(values: Answer, expected: Answer, tolerance: float) -> float:
 
 
 def apart(values: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference, as a part of the largest value."""
+    """Return the largest difference as a part of the largest value; infinity if the shapes differ."""
     if values.shape != expected.shape:
         return math.inf
     values, expected = values.double(), expected.double()

@@ -1,4 +1,4 @@
-"""Where a model's weights lie, in which form, and how their products are computed: what its table asks for."""
+"""The placement and form of a model's weights, and the type of their products, as its table asks for."""
 
 from typing import Any
 
@@ -14,8 +14,12 @@ CURE = "pip install -r requirements-quantized.txt -c requirements.lock"
 
 
 def arguments(spec: ModelSpec, device: str) -> dict[str, Any]:
-    """What `from_pretrained` and `pipeline` take of `options.device_map` and `options.quantization`. A replica that has
-    several GPUs spreads a model over them where nothing else is said. Raises `ModelUnavailable`."""
+    """Return the arguments for `from_pretrained` and `pipeline` that a model's table asks for.
+
+    They follow from its dtype, `options.device_map` and `options.quantization`. Without a `device_map`, a replica with
+    several GPUs spreads the model over them. Raises `ModelUnavailable` if the quantization is unknown or a package is
+    missing.
+    """
     spread = spec.options.get("device_map", "auto" if device != "cpu" and torch.cuda.device_count() > 1 else None)
     found: dict[str, Any] = {"dtype": spec.torch_dtype}
     if spread is not None:
@@ -50,7 +54,10 @@ def _require(*packages: str) -> None:
 
 
 def compute_as_asked(spec: ModelSpec, model: nn.Module) -> None:
-    """In TF32, for the calls of this model and no other's: convolutions too, where torch would do so unasked."""
+    """Let `model` compute in TF32 if its table asks for that, for its own calls and those of no other model.
+
+    Without that nothing is computed in TF32, convolutions included, for which torch would use it by default.
+    """
     _allow(is_allowed=False)
     if spec.dtype != TF32:
         return
@@ -65,8 +72,8 @@ def _allow(*, is_allowed: bool) -> None:
 def tolerance(spec: ModelSpec, model: nn.Module) -> float:
     """Return how far two answers of `model` may be apart that differ in nothing but the order of sums.
 
-    The type of the answers does not tell it: a model in bfloat16 answers with scores in float32 as it generates. Nor
-    does the type of one weight: some models keep a few in float32.
+    It cannot be read off the type of the answers: a model in bfloat16 answers with scores in float32 as it generates.
+    Nor can it be read off the type of one weight: some models keep a few weights in float32.
     """
     types = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
     shorter = types - {torch.float32, torch.float64}

@@ -1,4 +1,4 @@
-"""Which rows can share a forward of the model, and taking a forward's answer apart again."""
+"""The choice of rows that share a forward of the model, and the parts of its output that belong to each row."""
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,20 +9,23 @@ import torch
 
 
 class Together(enum.IntEnum):
-    """Which rows may share a forward; the greater the stricter."""
+    """The rule for rows that share a forward: the greater, the stricter."""
 
-    PADDED = 0  # of any lengths
-    EQUAL = 1  # of one length: nothing is padded
-    ALONE = 2
+    PADDED = 0  # rows of any lengths
+    EQUAL = 1  # rows of one length: nothing is padded
+    ALONE = 2  # each row by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What the model reads of an item. Most items are one row; zero-shot has one a label, a long text one a stride."""
+    """The features that the model reads of an item, or of a part of it.
 
-    item: int  # place in the batch
-    features: Any  # a dict, or a dict-like of transformers
-    own: Mapping[str, Any] = field(default_factory=dict)  # parameters of the forward, in place of those of its call
+    Most items are one row. Zero-shot classification has one row a label, a long text one row a stride.
+    """
+
+    item: int  # the item's place in the batch
+    features: Any  # a dict, or a dict-like object of transformers
+    own: Mapping[str, Any] = field(default_factory=dict)  # parameters of this row's forward, before those of the call
 
     @property
     def tokens(self) -> int:
@@ -30,7 +33,7 @@ class Row:
 
 
 def groups(rows: Sequence[Row], *, limit: int, together: Together) -> Iterator[list[Row]]:
-    """Rows that may be stacked, at most `limit` together."""
+    """Yield groups of rows that may be stacked, each of at most `limit` rows."""
     limit = 1 if together is Together.ALONE else limit
     stacks: dict[Any, list[Row]] = {}
     for row in rows:
@@ -41,8 +44,11 @@ def groups(rows: Sequence[Row], *, limit: int, together: Together) -> Iterator[l
 
 
 def _shape(features: Any, together: Together) -> tuple[Any, ...]:
-    """Equal for rows that stack. Only tokens under a mask may differ in length: padding sound changes the answer, as
-    convolutions and group norms see it, and images have no padding at all."""
+    """Return a key that is equal for rows that stack.
+
+    Only tokens under a mask may differ in length. Padding of sound changes the answer, as convolutions and group norms
+    see it, and images have no padding at all.
+    """
     padded = together is Together.PADDED and "input_ids" in features and "attention_mask" in features
     return tuple(
         (name, tuple(value.shape[2 if padded else 1 :]) if isinstance(value, torch.Tensor) else None)
@@ -53,8 +59,11 @@ def _shape(features: Any, together: Together) -> tuple[Any, ...]:
 def forward(
     rows: Sequence[Row], run: Callable[..., Any], collate: Callable[..., Any], parameters: dict[str, Any]
 ) -> list[Any]:
-    """One forward of the model; an output a row, each as if it had run alone. Rows of a group have the same of their
-    own."""
+    """Run one forward of the model for the rows of a group.
+
+    Return an output for each row, as if the row had run alone. All rows of a group have the same parameters of their
+    own.
+    """
     parameters = {**parameters, **rows[0].own}
     if len(rows) == 1:
         return [run(dict(rows[0].features), **parameters)]
@@ -63,7 +72,10 @@ def forward(
 
 
 def _part(output: Any, place: int, count: int) -> Any:
-    """Of a batch's output, what belongs to one row: what is not by row, as caches and states of each layer, is left."""
+    """Return the part of a batch's output that belongs to one row.
+
+    What is not by row, such as caches and the states of each layer, is left out.
+    """
     parts = {}
     for name, value in output.items():
         if isinstance(value, torch.Tensor) and value.dim() and len(value) == count:
