@@ -1,1 +1,1 @@
-"""The files of a model: where its weights are, whether they may be loaded, and what was made of them."""
+"""The files of a model: where its weights are, whether they may be loaded, and which files were made of them."""

@@ -1,4 +1,7 @@
-"""Refuses a checkpoint that lacks weights of its task's model: transformers makes them up at random, at each load."""
+"""The refusal of a checkpoint that lacks weights of its task's model.
+
+transformers makes such weights up at random, at each load.
+"""
 
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -15,9 +18,10 @@ MOST_NAMED = 4
 
 
 def missing_weights(model: Any, report: dict[str, Any]) -> frozenset[str]:
-    """Read the report of `from_pretrained(output_loading_info=True)`: the parameters that the files do not have.
+    """Return the names of the model's parameters that its files do not have.
 
-    Tied weights are no parameters of their own, and buffers are computed: neither is made up.
+    `report` is that of `from_pretrained(output_loading_info=True)`. Tied weights are no parameters of their own, and
+    buffers are computed: neither is made up.
     """
     return frozenset(report["missing_keys"]) & {name for name, _ in model.named_parameters()}
 
@@ -25,10 +29,10 @@ def missing_weights(model: Any, report: dict[str, Any]) -> frozenset[str]:
 def refuse_random_answers(
     spec: ModelSpec, model: Any, missing: Collection[str], call: Callable[[], Any] | None, *, first_only: bool
 ) -> None:
-    """Raise `ModelUnavailable` where answers depend on `missing` weights.
+    """Raise `ModelUnavailable` if answers depend on `missing` weights.
 
-    `call` has the model answer an example; without one each missing weight counts. `first_only`: of the model's outputs
-    the first alone makes the answer, as the states of a text do.
+    `call` has the model answer an example; without it each missing weight counts. `first_only` is True if the first of
+    the model's outputs alone makes the answer, as the states of a text do.
     """
     if not missing or (call and not _are_read(model, missing, call, first_only=first_only)):
         return
@@ -43,7 +47,7 @@ def refuse_random_answers(
 
 
 def require_one_label(spec: ModelSpec, model: Any) -> None:
-    """Raise `ModelUnavailable` for a model that cannot rank, as it has several scores."""
+    """Raise `ModelUnavailable` for a model that cannot rank, as it does not have exactly one score."""
     if (count := model.config.num_labels) != 1:
         raise ModelUnavailable(
             f"{spec.model} has {count} labels, and a model that ranks texts has one. Use a cross-encoder, or"
@@ -52,7 +56,10 @@ def require_one_label(spec: ModelSpec, model: Any) -> None:
 
 
 def _are_read(model: Any, names: Collection[str], call: Callable[[], Any], *, first_only: bool) -> bool:
-    """Tell whether an answer depends on these parameters: if they are no numbers, neither is what is made of them."""
+    """Return True if an answer depends on these parameters, or if that cannot be found out.
+
+    The parameters are NaN during a call: then numbers that are computed from them are NaN, too.
+    """
     found: list[bool] = []
 
     def look(module: Any, arguments: Any, output: Any) -> None:
@@ -77,7 +84,7 @@ def _are_read(model: Any, names: Collection[str], call: Callable[[], Any], *, fi
 
 
 def _numbers(output: Any) -> Iterator[torch.Tensor]:
-    """Find the tensors of numbers in a model's output."""
+    """Yield the tensors of floating-point numbers in a model's output."""
     if isinstance(output, torch.Tensor):
         if output.is_floating_point():
             yield output

@@ -1,7 +1,7 @@
-"""Files that a machine makes of a model's weights once, and keeps: whole or not at all, made by one process.
+"""Files that are made of a model's weights once on a machine, and kept: whole or not at all, made by one process.
 
-They lie beside the weights, or in the service's data folder where the weights' is not to be written to. What no process
-uses, and none has for long, is removed before something new is made.
+They are beside the weights, or in the service's data folder if the folder of the weights cannot be written to. Before
+new files are made, those are removed that no process uses or has loaded for long.
 """
 
 import contextlib
@@ -17,27 +17,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-# Of the other files: what is damaged is made anew. Touched by who loads them, locked while they are in use.
+# A folder's file with the checksums of its other files: damaged files are made anew. A process that loads the files
+# touches it, and locks it while it uses them.
 SUMS = "sums.json"
-WAIT_S = 300.0  # for another process that makes the same
-LOOK_S = 0.1
-IDLE_S = 30 * 86400.0  # what nobody has loaded for so long is removed
+WAIT_S = 300.0  # seconds to wait for another process that makes the same files
+LOOK_S = 0.1  # seconds between two tries to lock
+IDLE_S = 30 * 86400.0  # seconds; files that no process has loaded for so long are removed
 
 Make = Callable[[Path], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A folder whose files are whole, and stay until `sums` is closed."""
+    """A folder whose files are whole, and stay until its file `sums` is closed."""
 
     path: Path
     sums: BinaryIO
 
 
 def folder(homes: Sequence[Path], name: str, make: Make) -> Kept:
-    """The folder `name` in one of `homes`, which `make` fills with files: in the first that can be written to.
+    """Return the folder `name` in one of `homes`, filled with files by `make` if it is in none of them.
 
-    Raises `OSError` when they cannot be kept, of a full disk for example.
+    It is made in the first of `homes` that can be written to. Raises `OSError` if the files cannot be kept, because of
+    a full disk for example.
     """
     for home in homes:
         if found := _whole(home / name):
@@ -55,7 +57,7 @@ def folder(homes: Sequence[Path], name: str, make: Make) -> Kept:
 
 
 def _whole(path: Path) -> Kept | None:
-    """The folder, marked as used; nothing where it is not there, damaged, or about to be removed."""
+    """Return the folder, marked as used; None if it is missing, damaged, or about to be removed."""
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context((path / SUMS).open("rb"))
@@ -65,7 +67,7 @@ def _whole(path: Path) -> Kept | None:
                 return None
         except (OSError, ValueError, AttributeError):
             return None
-        with contextlib.suppress(OSError):  # another user's
+        with contextlib.suppress(OSError):  # the file of another user
             os.utime(path / SUMS)
         stack.pop_all()
         return Kept(path, file)
@@ -88,7 +90,10 @@ def _first_writable(homes: Sequence[Path]) -> Path:
 
 @contextlib.contextmanager
 def _locked(path: Path, wait_s: float) -> Iterator[None]:
-    """The lock is gone with its process, however that ends. Its file stays, for those who wait for it."""
+    """Hold the lock of the file at `path`. Raises `TimeoutError` if it is not free within `wait_s` seconds.
+
+    The lock ends with its process, however that ends. Its file stays, for other processes that wait for it.
+    """
     give_up_at = time.monotonic() + wait_s
     with path.open("wb") as file:
         while True:
@@ -103,15 +108,15 @@ def _locked(path: Path, wait_s: float) -> Iterator[None]:
 
 
 def _remove_parts(home: Path, name: str) -> None:
-    """What is damaged, and what a process that was killed has left."""
+    """Remove the damaged folder, and the unfinished ones that processes left when they were killed."""
     for path in (home / name, *home.glob(f"{name}.part-*")):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_idle(home: Path) -> None:
-    """What nobody has loaded for long and no process uses, and what was left of what was not made to its end."""
+    """Remove folders, finished or not, that no process uses and none has loaded for long."""
     for path in home.iterdir():
-        with contextlib.suppress(OSError):  # it is used, or made, or may not be removed
+        with contextlib.suppress(OSError):  # it is used, or being made, or may not be removed
             if path.is_dir() and time.time() - _loaded_at_s(path) > IDLE_S:  # noqa: TID251 - the clock that files have
                 with _locked(home / f"{path.name.partition('.part-')[0]}.lock", 0.0), _unused(path):
                     shutil.rmtree(path)
@@ -125,7 +130,7 @@ def _loaded_at_s(path: Path) -> float:
 
 @contextlib.contextmanager
 def _unused(path: Path) -> Iterator[None]:
-    """Raises `OSError` where a process uses it; none begins to meanwhile."""
+    """Keep other processes from beginning to use the folder. Raises `OSError` if a process uses it."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(FileNotFoundError):
             fcntl.flock(stack.enter_context((path / SUMS).open("r+b")), fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,7 @@
-"""Pages of a mapped file that are read no more. Until they are let go they count as memory of this process."""
+"""The release of pages of a mapped file that are not read any more.
+
+Until they are released they count as memory of this process.
+"""
 
 import ctypes
 import mmap
@@ -8,13 +11,17 @@ from pathlib import Path
 
 SMAPS = Path("/proc/self/smaps")
 SUFFIX = ".safetensors"
-DONT_NEED = 4  # of madvise, on Linux
+DONT_NEED = 4  # advice of madvise, on Linux
 
-Place = tuple[int, int]  # an address, and the one behind its end
+Place = tuple[int, int]  # the first address, and the address behind the last
 
 
 def let_go(places: Iterable[Place]) -> None:
-    """Of files of weights alone, and of what nobody has written to: whoever reads it after all reads the file again."""
+    """Release the whole pages within these places.
+
+    Only pages of files of weights that this process has not written to are released: a later read reads the file again.
+    On other systems than Linux it does nothing.
+    """
     if sys.platform != "linux":
         return
     files = list(_unwritten())
@@ -25,7 +32,7 @@ def let_go(places: Iterable[Place]) -> None:
 
 
 def _unwritten() -> Iterator[Place]:
-    """Where files of weights are mapped, of which no page is this process's own."""
+    """Yield the places where files of weights are mapped, if no page there is this process's own."""
     place = None
     for line in SMAPS.read_text().splitlines():
         name, *values = line.split()

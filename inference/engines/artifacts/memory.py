@@ -1,4 +1,7 @@
-"""What a model takes of its device's memory: estimated from its files, measured as it is loaded. And what there is."""
+"""The memory of a device, and the part of it that a model takes.
+
+That part is estimated from the model's files, and measured as it is loaded.
+"""
 
 import contextlib
 import ctypes
@@ -21,33 +24,35 @@ logger = logging.getLogger(__name__)
 CPU = "cpu"
 MIB = 2**20
 KEPT = 256 * MIB
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-HIGHEST_MMAP_THRESHOLD = 32 * MIB  # of older ones, which refuse a higher one
-CONTEXT = 512 * MIB  # of a GPU, that a process takes beside what it allocates
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
+HIGHEST_MMAP_THRESHOLD = 32 * MIB  # bytes that older versions of glibc take, which refuse more
+CONTEXT = 512 * MIB  # bytes of a GPU that a process takes beside what it allocates
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FLOATS = ("F64", "F32", "BF16", "F16")
 STATM = Path("/proc/self/statm")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 CGROUPS = Path("/sys/fs/cgroup")
-LIMITS = ("memory.max", "memory.limit_in_bytes")  # of version 2, and 1
+LIMITS = ("memory.max", "memory.limit_in_bytes")  # files of control groups of version 2, and 1
 
 
 # Before a model is loaded
 
 
 def estimate(spec: ModelSpec) -> int | None:
-    """Bytes of its weights in the dtype that it is loaded in. None where nothing is known: its files are not here yet,
-    or an engine of one's own has none."""
+    """Return the bytes of a model's weights in the dtype in which it is loaded.
+
+    Return None if nothing is known: the files are not here yet, or the engine is a custom one without files.
+    """
     try:
         folder = _folder(spec)
         return sum(_weights(file, spec.torch_dtype) for file in weights.files(folder)) or None if folder else None
-    except Exception as error:  # whatever is wrong with its files: loading it will say so
-        logger.debug("model=%s its files do not show its size: %s", spec.name, error)
+    except Exception as error:  # something is wrong with its files: loading it will report that
+        logger.debug("model=%s its files tell no size: %s", spec.name, error)
         return None
 
 
 def _folder(spec: ModelSpec) -> Path | None:
-    """Also of the hub's cache."""
+    """Return the folder of the model's files, which may be in the hub's cache; None if the model has none."""
     found = weights.local(spec) if spec.model else None
     if found or not spec.revision:
         return found
@@ -74,17 +79,21 @@ def _tensor(tensor: dict[str, Any], dtype: str) -> int:
 
 
 class Taken:
-    """What a block took, once it has ended: `bytes`."""
+    """The memory that a `with` block took: `bytes` is set once the block has ended."""
 
     bytes = 0
 
 
 @contextlib.contextmanager
 def measured(spec: ModelSpec, device: str) -> Iterator[Taken]:
-    """On a CPU by how much the process grew, and at least its weights, of which a mapped file's pages come later."""
-    if spec.is_built_in and "transformers.pipelines" not in sys.modules:  # what all of them share is none's
-        gc.disable()  # what is imported stays
-        with contextlib.suppress(Exception):  # loading will say so
+    """Measure the memory that loading a model takes, in bytes.
+
+    On a CPU that is the growth of the process, and at least the size of the weights, as pages of a mapped file come
+    later.
+    """
+    if spec.is_built_in and "transformers.pipelines" not in sys.modules:  # imports that all models share count for none
+        gc.disable()  # imported modules stay, and need no collection
+        with contextlib.suppress(Exception):  # loading will report it
             import transformers.pipelines  # noqa: F401
         gc.freeze()
         gc.enable()
@@ -96,7 +105,7 @@ def measured(spec: ModelSpec, device: str) -> Iterator[Taken]:
 
 
 def _used(device: str) -> int:
-    """Bytes, by this process; of all GPUs that it has."""
+    """Return the bytes that this process uses, on all its GPUs or of the machine's memory."""
     if device != CPU:
         torch = sys.modules.get("torch")
         return sum(torch.cuda.memory_allocated(one) for one in range(torch.cuda.device_count())) if torch else 0
@@ -106,20 +115,23 @@ def _used(device: str) -> int:
 
 
 def free() -> None:
-    """Give back what is held for models that are gone."""
+    """Give back the memory that is held for models that are gone."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        with contextlib.suppress(RuntimeError):  # of a device in an error state, which every call to it tells
+        with contextlib.suppress(RuntimeError):  # the device is in an error state, which every call to it reports
             torch.cuda.empty_cache()
-    with contextlib.suppress(AttributeError, OSError):  # of glibc, which keeps what was freed
+    with contextlib.suppress(AttributeError, OSError):  # a function of glibc, which keeps freed memory
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def keep_freed() -> None:
-    """What one batch frees the next one takes, up to `KEPT` bytes. As glibc has it, most goes back to the system with
-    each batch and comes again page by page, which is up to a tenth of what a batch of 16 texts costs on a CPU."""
-    with contextlib.suppress(AttributeError, OSError):  # of glibc
+    """Let the process keep up to `KEPT` bytes that a batch frees, for the next batch.
+
+    By default glibc gives most of it back to the system with each batch and takes it again page by page. That is up to
+    a tenth of the cost of a batch of 16 texts on a CPU.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # a function of glibc
         mallopt = ctypes.CDLL(None).mallopt
         if not mallopt(MMAP_THRESHOLD, KEPT):
             mallopt(MMAP_THRESHOLD, HIGHEST_MMAP_THRESHOLD)
@@ -127,7 +139,10 @@ def keep_freed() -> None:
 
 
 def total(device: str) -> int:
-    """Bytes that the device has, of a machine's memory what this process may use; 0 of a device that does not say."""
+    """Return the bytes of memory of the device; 0 for a device that does not report them.
+
+    For a CPU it is the part of the machine's memory that this process may use.
+    """
     if device != CPU:
         return sum(_gpus())
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -135,7 +150,7 @@ def total(device: str) -> int:
 
 
 def _gpus() -> list[int]:
-    """Bytes of each GPU that this process has; none where torch has none, or cannot say."""
+    """Return the bytes of each GPU that this process has; an empty list if torch finds none, or cannot read them."""
     import torch
 
     try:
@@ -146,18 +161,21 @@ def _gpus() -> list[int]:
 
 
 def keep_to_share(device: str, sharing: int) -> None:
-    """One of so many processes that share the device's memory: what one caches is missing to the others."""
+    """Bound this process to its share of a device's memory that `sharing` processes share.
+
+    Memory that one process caches is missing to the others.
+    """
     if device == CPU or sharing == 1:
         return
     import torch
 
     for index, size in enumerate(_gpus()):
-        with contextlib.suppress(RuntimeError):  # of a device in an error state, which loading tells
+        with contextlib.suppress(RuntimeError):  # the device is in an error state, which loading will report
             torch.cuda.set_per_process_memory_fraction(max(0.0, 1 / sharing - CONTEXT / size), index)
 
 
 def _limits() -> Iterator[int]:
-    """Of the control groups that this process is in."""
+    """Yield the limits in bytes of the control groups that this process is in."""
     lines = OWN_CGROUPS.read_text().splitlines() if OWN_CGROUPS.exists() else []
     for _, controllers, path in (line.split(":", 2) for line in lines):
         root = CGROUPS / "memory" if controllers == "memory" else CGROUPS

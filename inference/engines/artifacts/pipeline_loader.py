@@ -1,4 +1,4 @@
-"""Loads a transformers pipeline safely, and makes it ready for batches."""
+"""The safe loading of a transformers pipeline, and its preparation for batches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,16 +15,16 @@ from inference.engines.runtime import placement
 from inference.engines.runtime.faults import describe
 from inference.errors import ModelUnavailable
 
-logging.disable_progress_bar()  # thousands of lines in a log file
+logging.disable_progress_bar()  # it would be thousands of lines in a log file
 
-NO_LIMIT = 1_000_000  # tokens; tokenizers that know of no limit say 1e30
-NO_TOKEN = -1  # is the id of no token; transformers' own configurations mark an absent token so
+NO_LIMIT = 1_000_000  # tokens, or more; tokenizers without a limit have 1e30
+NO_TOKEN = -1  # the id of no token, by which transformers' own configurations mark an absent token
 
 
 def load(spec: ModelSpec, task: str, device: str) -> tuple[Any, frozenset[str]]:
     """Make the pipeline of `spec` on `device` as transformers does, with nothing changed but what the catalog asks for.
 
-    Return it, and the names of weights that its files lack. Raises `ModelUnavailable`.
+    Return the pipeline, and the names of weights that its files lack. Raises `ModelUnavailable` if it cannot be loaded.
     """
     folder = weights.folder(spec)
     placed = placement.arguments(spec, device)
@@ -53,9 +53,10 @@ def load(spec: ModelSpec, task: str, device: str) -> tuple[Any, frozenset[str]]:
 
 
 def _reporting(task: str, tell: Callable[[frozenset[str]], None]) -> type:
-    """Make the task's own class of pipeline take what `from_pretrained` returns with a report: the model and that.
+    """Return a subclass of the task's own pipeline that takes a model together with its loading report.
 
-    `tell` is given the names of the weights that the model's files lack.
+    `from_pretrained` returns these two as a pair. `tell` is called with the names of the weights that the model's files
+    lack.
     """
     kind = check_task(task)[1]["impl"]
     kind = import_string(kind) if isinstance(kind, str) else kind
@@ -70,10 +71,10 @@ def _reporting(task: str, tell: Callable[[frozenset[str]], None]) -> type:
 
 
 def prepare_batches(spec: ModelSpec, pipe: Any, *, padding_side: str, scores_texts: bool) -> None:
-    """Give the tokenizer what batches need, a padding token and a limit to cut at: many checkpoints lack one of them.
+    """Give the tokenizer a padding token and a limit to cut at: batches need both, and many checkpoints lack one.
 
-    Nothing that a head reads of a single text is changed. `scores_texts`: a text has one answer, for which a decoder
-    reads one token.
+    Nothing that a head reads of a single text is changed. `scores_texts` is True if a text has one answer, for which a
+    decoder reads one token.
     """
     tokenizer, config = pipe.tokenizer, pipe.model.config
     tokenizer.padding_side = padding_side
@@ -82,7 +83,7 @@ def prepare_batches(spec: ModelSpec, pipe: Any, *, padding_side: str, scores_tex
     parts = [part for part in (config, config.get_text_config()) if hasattr(part, "pad_token_id")]
     if scores_texts and parts and parts[-1].pad_token_id is None:
         # Without a padding token a decoder's head scores the last token of a text, and refuses batches. With the id of
-        # no token it scores the same and takes them. Padding on the left leaves a text's last token where it is.
+        # no token it scores the same token, and takes batches. Padding on the left leaves that token where it is.
         tokenizer.padding_side = "left"
         for part in parts:
             part.pad_token_id = NO_TOKEN
@@ -90,7 +91,7 @@ def prepare_batches(spec: ModelSpec, pipe: Any, *, padding_side: str, scores_tex
 
 
 def _padding_token(tokenizer: Any, config: Any) -> str | None:
-    """Choose the token that the model takes for padding, if it is a special one; else one that is there."""
+    """Return the token that the model takes for padding, if it is a special one; else the end or unknown token."""
     known = tokenizer.added_tokens_decoder.get(getattr(config.get_text_config(), "pad_token_id", None))
     if known is not None and known.special:
         return str(known)
@@ -99,14 +100,20 @@ def _padding_token(tokenizer: Any, config: Any) -> str | None:
 
 
 def max_tokens(spec: ModelSpec, model: nn.Module, tokenizer: Any) -> int:
-    """Return where a text is cut: the least limit of model, tokenizer and catalog. One that is not positive is none."""
+    """Return the tokens at which a text is cut: the least limit of model, tokenizer and catalog.
+
+    A limit that is not positive is none. Without any limit it is `max_batch_tokens`.
+    """
     limits = (max_positions(model), tokenizer.model_max_length, spec.max_length)
     limit = min(limit for limit in limits if limit and limit > 0)
     return limit if limit < NO_LIMIT else spec.max_batch_tokens
 
 
 def max_positions(model: nn.Module) -> int:
-    """Tokens that the model can tell apart by position; `NO_LIMIT` when it has none, as XLNet, which says -1."""
+    """Return how many tokens the model can tell apart by position.
+
+    It is `NO_LIMIT` for a model without such a limit, such as XLNet, whose configuration has -1.
+    """
     config = model.config.get_text_config()
     positions: int | None = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     if not positions or positions < 0:

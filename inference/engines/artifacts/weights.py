@@ -1,7 +1,8 @@
-"""Where a model's weights are, and whether they may be loaded: safetensors only, no code, nothing outside the folder.
+"""The place of a model's weights, and the check whether they may be loaded.
 
-`model` in the catalog is a folder (relative to the catalog's file), a "package:NAME/FOLDER" in an installed Python
-package, or the id of a repository on the Hugging Face hub with a pinned revision.
+Only safetensors may be loaded, no code, and nothing outside the folder. `model` in the catalog is a folder (relative to
+the catalog's file), a "package:NAME/FOLDER" in an installed Python package, or the id of a repository on the Hugging
+Face hub with a pinned revision.
 """
 
 import importlib.util
@@ -20,22 +21,28 @@ from inference.errors import ModelUnavailable
 
 PACKAGE = "package:"
 HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}|[\w.-]{1,96}")
-# What is fetched from a hub: no pickles and no Python, so that neither is ever on disk.
+# Files that are fetched from a hub: no pickles and no Python, so that neither is ever on disk.
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.vocab", "*.bpe", "*.spm"]
-HUB_FOLDERS_LEFT = ["[!0-9]*/*.safetensors"]  # other formats of the same weights; 2_Dense is a module's
+HUB_FOLDERS_LEFT = ["[!0-9]*/*.safetensors"]  # not fetched: other formats of the weights; 2_Dense is of a module
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack", ".npy", ".npz")
 MAX_HEADER = 100_000_000  # bytes, the limit of the safetensors library itself
 
 
 def folder(spec: ModelSpec) -> Path:
-    """The checked folder of the model's files, fetched from the hub if it is not here. Raises `ModelUnavailable`."""
+    """Return the checked folder of the model's files, fetched from the hub if it is not here.
+
+    Raises `ModelUnavailable` if it cannot be fetched or may not be loaded.
+    """
     path = local(spec) or _from_hub(spec)
     _check_folder(path, spec)
     return path
 
 
 def check(spec: ModelSpec) -> None:
-    """What can be said of a model's files before it is loaded, and without the hub. Raises `ModelUnavailable`."""
+    """Check a model's files as far as that is possible before it is loaded, and without the hub.
+
+    Raises `ModelUnavailable` if they are missing or may not be loaded.
+    """
     if path := local(spec):
         _check_folder(path, spec)
     else:
@@ -43,7 +50,10 @@ def check(spec: ModelSpec) -> None:
 
 
 def local(spec: ModelSpec) -> Path | None:
-    """The folder of the model's files, or None when it is neither a package nor a folder here: for a hub id."""
+    """Return the folder of the model's files, or None for a hub id: it is neither a package nor a folder here.
+
+    Raises `ModelUnavailable` if the folder or the package is missing.
+    """
     if spec.model.startswith(PACKAGE):
         return _in_package(spec.model)
     folder = _folder(spec.model)
@@ -59,7 +69,10 @@ def local(spec: ModelSpec) -> Path | None:
 
 
 def read_json(file: Path, missing: Any = None) -> Any:
-    """A file of a model's folder; `missing` where there is none. Raises `ModelUnavailable`."""
+    """Return the content of a JSON file of a model's folder; `missing` if there is no such file.
+
+    Raises `ModelUnavailable` if it cannot be read.
+    """
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -125,13 +138,13 @@ def _hub_problem(spec: ModelSpec, error: Exception) -> str:
 
 
 def cure(spec: ModelSpec, checkpoint: str = "folder") -> str:
-    """Write how a model is saved as safetensors, with the head of its task: as `AutoModel` it would lose it."""
+    """Return the code that saves a model as safetensors with the head of its task, which `AutoModel` would lose."""
     classes = tasks.model_classes(spec.task)
     return " or ".join(f"{name}.from_pretrained({checkpoint}).save_pretrained(folder)" for name in classes)
 
 
 def _check_folder(path: Path, spec: ModelSpec) -> None:
-    """Refuse what could run code or read elsewhere when it is loaded, before anything loads it."""
+    """Refuse a folder that could run code or read files elsewhere when it is loaded, before anything loads it."""
     _check_links(path)
     if not (path / "config.json").is_file():
         raise ModelUnavailable(f"its folder has no config.json: {_first_step(path)}.")
@@ -141,7 +154,10 @@ def _check_folder(path: Path, spec: ModelSpec) -> None:
 
 
 def _first_step(path: Path) -> str:
-    """Say what to do about a folder without a model, which sentence-transformers saves where another step is first."""
+    """Return a sentence on what to do about a folder without a model.
+
+    sentence-transformers saves such a folder if its first step is no Transformer.
+    """
     steps = read_json(path / "modules.json", missing=[])
     if not (isinstance(steps, list) and steps and isinstance(steps[0], dict)):
         return "save it with model.save_pretrained(folder)"
@@ -151,7 +167,10 @@ def _first_step(path: Path) -> str:
 
 
 def _check_links(path: Path) -> None:
-    """A link may lead to a file of the same folder; in a hub cache also to the repository's own blobs."""
+    """Refuse links that lead out of the folder.
+
+    A link may lead to a file of the same folder, and in a hub cache also to the repository's own blobs.
+    """
     root = path.resolve()
     allowed = [root]
     if root.parent.name == "snapshots":
@@ -164,7 +183,7 @@ def _check_links(path: Path) -> None:
 def _check_config(file: Path) -> None:
     content = read_json(file)
     if not isinstance(content, dict):
-        return  # a list of training data, as in sentence-transformers' data_config.json, can ask for nothing
+        return  # a list of training data, as in sentence-transformers' data_config.json, cannot ask for code
     for key in ("auto_map", "custom_pipelines"):
         if content.get(key):
             raise ModelUnavailable(
@@ -182,7 +201,10 @@ def _check_weights(path: Path, spec: ModelSpec) -> None:
 
 
 def files(path: Path) -> list[Path]:
-    """Of the weights in a model's folder. Raises `ModelUnavailable`."""
+    """Return the files of the weights in a model's folder.
+
+    Raises `ModelUnavailable` if the index names a file that is missing or no safetensors file of the folder.
+    """
     index = path / "model.safetensors.index.json"
     names = _indexed(index) if index.is_file() else sorted(file.name for file in path.glob("*.safetensors"))
     return [path / name for name in names]
@@ -211,7 +233,10 @@ def _no_weights(path: Path, spec: ModelSpec) -> str:
 
 
 def _check_header(file: Path) -> None:
-    """The header's length is the first eight bytes: a wrong one is refused before it is believed."""
+    """Refuse a file that does not begin like safetensors.
+
+    Its first eight bytes are the length of the header: a wrong length is refused before it is used.
+    """
     size = file.stat().st_size
     with file.open("rb") as content:
         length = int.from_bytes(content.read(8), "little")
