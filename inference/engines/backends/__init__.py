@@ -1,1 +1,1 @@
-"""A model's `forward` by another backend than torch, exported once, kept, and compared with torch's answers."""
+"""The `forward` of a model by another backend than torch: exported once, kept, and compared with torch's answers."""

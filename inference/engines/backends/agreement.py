@@ -1,4 +1,4 @@
-"""How far the answers of a backend are from those of torch, on texts of several lengths."""
+"""The agreement of a backend's answers with those of torch, on texts of several lengths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +15,16 @@ SENTENCES = (
     "A great film, long as it is; the last scene alone is worth the ticket.",
     "Please cancel my order, number 77-1043, and send the money back to the card that I paid with.",
 )
-# Short and long ones: models cut what they cannot read.
+# Short and long texts: models cut those that are too long for them.
 TEXTS = (*SENTENCES, " ".join(SENTENCES[:4]), " ".join(SENTENCES[4:]), " ".join(SENTENCES), " ".join(SENTENCES * 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """`difference` is the largest between two numbers, as a part of the largest. A label is the best of some scores;
-    states have none."""
+    """The agreement of two sets of answers. A label is the best of some scores; states have no labels."""
 
-    difference: float
-    same: int = 0
+    difference: float  # the largest between two numbers, as a part of the largest number
+    same: int = 0  # labels that are the same in both
     labels: int = 0
 
     @property

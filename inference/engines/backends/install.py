@@ -1,8 +1,7 @@
-"""A model's `forward` by another backend, or by torch in bfloat16, if its answers are those of torch in float32 up to
-what the catalog allows.
+"""The installation of another backend for a model's `forward`, or of torch in bfloat16.
 
-Where they are not, or a backend goes wrong on the way, torch computes the model in float32, and a warning says what to
-do.
+It is used if its answers are those of torch in float32, up to the difference that the catalog allows. If they are not,
+or if the backend fails on the way, torch computes the model in float32, and a warning says what to do.
 """
 
 import functools
@@ -30,22 +29,22 @@ from inference.errors import ModelUnavailable
 
 logger = logging.getLogger(__name__)
 
-HOME = "exported"  # in a model's folder
-VERSION = 2  # of how graphs are made and kept here
-# How far the scores of a model may be from those in float32, as a part of the largest.
+HOME = "exported"  # name of the folder in a model's folder
+VERSION = 2  # number of the way in which graphs are made and kept here
+# How far the scores of a model may be from those in float32, as a part of the largest score.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.05, "int8": 0.2}
-LEAST_LABELS = 0.9  # of those found
-# From those of the same text alone, for which other sums are rounded.
+LEAST_LABELS = 0.9  # share of the labels that must be the same
+# How far answers in a batch may be from those to the same texts alone, as other sums are rounded.
 OF_A_BATCH = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.02}
 
 
 class Unfit(Exception):
-    """The backend does not compute this model; the message says why."""
+    """The error that the backend does not compute this model; the message has the reason."""
 
 
 @dataclass(slots=True)
 class Recorder:
-    """A `forward` that remembers what it was given last, and what it answered."""
+    """A `forward` that keeps its last inputs and its last output."""
 
     forward: Any
     features: dict[str, torch.Tensor] | None = None
@@ -60,11 +59,11 @@ class Recorder:
 
 @dataclass(slots=True)
 class Substitute:
-    """A shortcut: `forward` in place of the model's own, whose weights may be let go for as long as it is on."""
+    """A shortcut with `forward` in place of the model's own, whose weights may be released while it is on."""
 
     model: Any
     forward: Any
-    load: Callable[[], Any]  # the same model, anew
+    load: Callable[[], Any]  # loads the same model anew
     needs_weights: bool = True
     has_weights: bool = True
 
@@ -88,21 +87,24 @@ class Substitute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
-    """What computes a model: `shortcuts` where it is the backend, and what its page says."""
+    """The backend that computes a model."""
 
-    shortcuts: Shortcuts | None
+    shortcuts: Shortcuts | None  # None if torch computes it
     backend: str = TORCH
-    note: str = ""
+    note: str = ""  # for the model's page
 
 
 def require(spec: ModelSpec) -> None:
-    """Raises `ModelUnavailable` where the backend is not installed."""
+    """Raise `ModelUnavailable` if the backend is not installed."""
     if problem := packages.problem(spec):
         raise ModelUnavailable(problem)
 
 
 def install(spec: ModelSpec, model: Any, answers: parity.Answers, inputs: Sequence[Any]) -> Installed:
-    """`answers` runs `model`, on `inputs` of several lengths."""
+    """Install the backend that the catalog asks for, if its answers are near enough.
+
+    `answers` runs `model`; `inputs` are of several lengths.
+    """
     if spec.backend == TORCH:
         return _by_torch(spec, model, answers, inputs) if _is_compared(spec, model) else Installed(shortcuts=None)
     shortcuts = Shortcuts(model.config.model_type, parity.Verdict(together=Together.PADDED))
@@ -123,14 +125,17 @@ def _refused(spec: ModelSpec, reason: str) -> Installed:
 
 
 def _is_compared(spec: ModelSpec, model: Any) -> bool:
-    """Whether torch is to compute it in bfloat16 by its `precision`, and gives scores or states to compare."""
+    """Return True if torch is to compute the model in bfloat16 by its `precision`, and its answers can be compared.
+
+    They are scores or states then.
+    """
     is_ours = spec.engine != TRANSFORMERS_ENGINE or tasks.of(spec.task).compiles
     is_quantized = getattr(model.config, "quantization_config", None) is not None  # it has no weights in float32
     return spec.precision == "bfloat16" and is_ours and model.device.type == "cpu" and not is_quantized
 
 
 def _by_torch(spec: ModelSpec, model: Any, answers: parity.Answers, inputs: Sequence[Any]) -> Installed:
-    """With its own weights where they answer near enough to those of float32, else with these."""
+    """Let torch compute the model in bfloat16 if its answers are near enough to those in float32, else in float32."""
     own, whole = ([part.data for part in _parts(one)] for one in (model, _load(spec, model, dtype="float32")))
     labels = "logits" in _recorded(model, answers, inputs[:1]).output
     alone = answers(inputs, Together.ALONE)
@@ -158,7 +163,10 @@ def _exchange(model: Any, data: Sequence[torch.Tensor]) -> None:
 def _computed(
     spec: ModelSpec, model: Any, precision: str, answers: parity.Answers, inputs: Sequence[Any], shortcuts: Shortcuts
 ) -> str:
-    """In which precision, and how near its answers are."""
+    """Let the backend compute the model, and return a text on the precision and on how near the answers are.
+
+    Raises `Unfit` if the answers differ too much, or the device is no CPU.
+    """
     if model.device.type != "cpu":
         raise Unfit(f"that computes on a CPU, and the replica's device is {model.device}")
     expected = answers(inputs, Together.ALONE)
@@ -248,7 +256,7 @@ def _recorded(model: Any, answers: parity.Answers, inputs: Sequence[Any]) -> Rec
 
 
 def _digest(folder: Path, more: Sequence[object]) -> str:
-    """Of a model's weights and configuration, and of `more`."""
+    """Return a digest of a model's weights and configuration, and of `more`."""
     digest = hashlib.sha256(repr(more).encode())
     for path in [*weights.files(folder), folder / "config.json"]:
         with path.open("rb") as file:

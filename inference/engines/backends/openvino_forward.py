@@ -1,7 +1,7 @@
-"""The `forward` of a model, computed by OpenVINO. Needs OpenVINO.
+"""The `forward` of a model, computed by OpenVINO, which must be installed.
 
-A call of its own costs a text next to nothing here, padding costs what text costs: a batch is run as several, each of
-near lengths.
+One more call costs next to nothing here, and padding costs what text costs. So a batch is run as several calls, each
+for texts of near lengths.
 """
 
 import platform
@@ -13,13 +13,16 @@ import torch
 from transformers.utils import ModelOutput
 
 CALL_COST = 16  # tokens of padding that cost as much as one more call
-CACHE = 100  # primitives kept for shapes seen before, each of which has several: by default 5,000, which take a GiB
-GROUP = 64  # values that share a scale, of what is multiplied with weights of int8
+CACHE = 100  # primitives kept for shapes seen before, several a shape; the default is 5,000, which take a GiB
+GROUP = 64  # values that share a scale, where they are multiplied with weights of int8
 HINTS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
 
 
 class Forward:
-    """Of one model, in one thread; answers `output` alone, in the kind of output that the model has."""
+    """The `forward` of one model, for one thread.
+
+    Its answer has `output` alone, in the kind of output that the model has.
+    """
 
     def __init__(self, graph: Any, precision: str, output: str, kind: type[ModelOutput]) -> None:
         settings: dict[str, Any] = {
@@ -29,15 +32,15 @@ class Forward:
             "NUM_STREAMS": 1,
             "ENABLE_CPU_PINNING": False,  # replicas have cores of their own already
         }
-        if platform.machine() == "x86_64":  # on others OpenVINO keeps none, as primitives of ARM's library may mix
+        if platform.machine() == "x86_64":  # elsewhere OpenVINO keeps none, as primitives of ARM's library may mix
             settings["CPU_RUNTIME_CACHE_CAPACITY"] = CACHE
         compiled = openvino.Core().compile_model(graph, "CPU", settings)
         is_as_asked = compiled.get_property("INFERENCE_PRECISION_HINT").to_string() == HINTS[precision]
-        self.precision = precision if is_as_asked else "float32"  # which a processor takes for what it lacks
+        self.precision = precision if is_as_asked else "float32"  # used by a processor that lacks the other
         self.names = [parameter.get_friendly_name() for parameter in graph.get_parameters()]
         self.request = compiled.create_infer_request()
         self.output, self.kind = output, kind
-        self.alone = False  # each row by itself, where neighbours change an answer
+        self.alone = False  # True if each row runs by itself, as neighbours change an answer
 
     def __call__(self, **features: torch.Tensor) -> ModelOutput:
         rows = {name: features[name] for name in self.names}
@@ -60,7 +63,7 @@ class Forward:
 
 
 def near(lengths: Sequence[int]) -> list[list[int]]:
-    """The places of texts whose padding costs less than one more call."""
+    """Return groups of texts, by their places, whose padding costs less than one more call."""
     groups: list[list[int]] = []
     padding, longest = 0, 0
     for place in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
@@ -78,7 +81,7 @@ def _part(rows: dict[str, torch.Tensor], places: list[int], lengths: list[int] |
 
 
 def _joined(groups: list[list[int]], parts: list[torch.Tensor], rows: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A row a row, in their order; states of tokens with zeros for padding."""
+    """Return one tensor with a row for each of `rows`, in their order; states of tokens have zeros for padding."""
     shape = [sum(map(len, groups)), *parts[0].shape[1:]]
     if parts[0].dim() > 2 and "input_ids" in rows:
         shape[1] = rows["input_ids"].shape[1]

@@ -1,6 +1,7 @@
-"""From a model of torch to a graph of OpenVINO: traced, and its weights in int8 if asked for. Needs OpenVINO.
+"""The conversion of a model of torch to a graph of OpenVINO, which must be installed.
 
-OpenVINO's own converter reads the trace: the one by way of ONNX needs more packages, and a deprecated exporter.
+The model is traced, and its weights become int8 if asked for. OpenVINO's own converter reads the trace: the one by way
+of ONNX needs more packages, and a deprecated exporter.
 """
 
 import re
@@ -18,13 +19,13 @@ from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from torch import nn
 from transformers.utils import logging
 
-LARGEST = 127  # of an int8, so that both signs have as many
-IN_A_LAYER = re.compile(r"\.\d+\.")  # the name of a weight in a list of modules
-FILE = "model.xml"  # and beside it the weights
+LARGEST = 127  # largest number in an int8, so that both signs have as many
+IN_A_LAYER = re.compile(r"\.\d+\.")  # in the name of a weight in a list of modules
+FILE = "model.xml"  # the graph; the weights are in a file beside it
 
 
 class _Plain(nn.Module):
-    """With tensors by place in, and one tensor out: what can be traced."""
+    """A model that can be traced: it takes tensors by position, and returns one tensor."""
 
     def __init__(self, model: nn.Module, names: Sequence[str], output: str) -> None:
         super().__init__()
@@ -36,7 +37,10 @@ class _Plain(nn.Module):
 
 
 def exported(model: nn.Module, features: Mapping[str, torch.Tensor], output: str, *, short: bool) -> Any:
-    """The graph that computes `output` of inputs named and shaped like `features`; `short`, with weights of int8."""
+    """Return the graph that computes `output` of inputs named and shaped like `features`.
+
+    If `short`, its weights are int8.
+    """
     graph = _traced(model, features, output)
     if short:
         _shorten(graph)
@@ -44,7 +48,7 @@ def exported(model: nn.Module, features: Mapping[str, torch.Tensor], output: str
 
 
 def save(graph: Any, folder: Path) -> None:
-    """Raises `OSError` where it was not written whole: OpenVINO itself says nothing of a full disk."""
+    """Save a graph. Raises `OSError` if it was not written whole, as OpenVINO itself does not report a full disk."""
     try:
         openvino.save_model(graph, folder / FILE, compress_to_fp16=False)
         read(folder)
@@ -62,9 +66,9 @@ def _traced(model: nn.Module, features: Mapping[str, torch.Tensor], output: str)
     logging.set_verbosity_error()
     try:
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # of tracing: what it gets wrong shows in the answers, which are compared
+            warnings.simplefilter("ignore")  # errors of tracing show in the answers, which are compared
             trace = torch.jit.trace(plain, tuple(features.values()), check_trace=False)
-            decoder = TorchScriptPythonDecoder(trace)  # which must outlive the conversion
+            decoder = TorchScriptPythonDecoder(trace)  # it must outlive the conversion
             frontend = FrontEndManager().load_by_framework("pytorch")
             graph = frontend.convert(frontend.load(decoder))
     finally:
@@ -75,8 +79,10 @@ def _traced(model: nn.Module, features: Mapping[str, torch.Tensor], output: str)
 
 
 def _shorten(graph: Any) -> None:
-    """Weights of products as int8, with a scale for each of what they compute. Those of heads are few, and what they
-    lose shows in every score."""
+    """Turn the weights of products into int8, with a scale for each number that they compute.
+
+    The weights of heads stay as they are: they are few, and what they lose would show in every score.
+    """
     for product in graph.get_ops():
         if product.get_type_name() != "MatMul":
             continue
@@ -97,7 +103,7 @@ def _shorten(graph: Any) -> None:
 
 
 def versions() -> list[str]:
-    """Of what a graph is made with."""
+    """Return the versions of the packages that a graph is made with."""
     import transformers
 
     return [openvino.__version__, torch.__version__, transformers.__version__]

@@ -1,15 +1,18 @@
-"""What a backend needs besides torch. Knows no torch, so that `manage.py check` may ask."""
+"""The packages that a backend needs besides torch.
+
+It does not import torch, so that `manage.py check` may use it.
+"""
 
 import importlib.util
 
 from inference.catalog.specs import TORCH, ModelSpec
 
 REQUIREMENTS = {"openvino": "requirements-openvino.txt"}
-REFUSED = "torch computes it in float32, and not"  # is said of a model whose answers are too far in any other way
+REFUSED = "torch computes it in float32, and not"  # begins the note on a refused backend or precision
 
 
 def problem(spec: ModelSpec) -> str:
-    """Why the model cannot be computed as it is asked for; nothing where it can."""
+    """Return the reason why the model cannot be computed as its table asks for; an empty text if it can."""
     if spec.backend == TORCH or importlib.util.find_spec(spec.backend):
         return ""
     return (
