@@ -1,1 +1,1 @@
-"""Shortcuts through a model, installed by `install` and left out where an answer would change."""
+"""The shortcuts through a model, which `install` tries out, and leaves out if an answer would change."""

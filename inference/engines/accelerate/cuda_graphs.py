@@ -1,9 +1,10 @@
 """A text encoder as CUDA graphs: a short batch then costs one launch, where its kernels take hundreds.
 
-A graph computes one shape, so batches are padded to the next of few sizes and lengths. What is larger than all of them
-runs without padding, and so does what this GPU computes for longer than it is launched: there padding costs. All
-graphs are captured as the model is loaded, the largest first, and share the memory of what lies between input and
-answer. Heads run after them: that of fill-mask would keep scores of the whole vocabulary for each graph.
+A graph computes one shape, so batches are padded to the next of few sizes and lengths. Batches that are larger than all
+of them run without padding. So do batches that this GPU computes for longer than it takes to launch them: there padding
+costs time. All graphs are captured as the model is loaded, the largest first, and share the memory of what is between
+input and answer. Heads run after the graphs: the head of fill-mask would keep scores of the whole vocabulary for each
+graph.
 """
 
 import functools
@@ -23,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # texts
 LENGTHS = (16, 32, 64, 128, 256)  # tokens
-MOST_TOKENS = 8192  # of one graph: more keep an H100 busy, whatever the model
-CALLS = 3  # that are measured, of which the fastest counts
-TRIES = 2  # to see that a shape takes too long: another process may have had the GPU
-LONGER = 1.2  # times as long as the shortest call: the GPU is busy, and not with launches alone
+MOST_TOKENS = 8192  # tokens of one graph: more keep an H100 busy, whatever the model
+CALLS = 3  # calls that are measured, of which the fastest counts
+TRIES = 2  # measurements before a shape takes too long: another process may have had the GPU
+LONGER = 1.2  # times as long as the shortest call: then the GPU is busy, and not with launches alone
 
 
 class Graph(NamedTuple):
-    """What one replay reads and writes: the next one writes over it."""
+    """A graph with the tensors that a replay reads and writes. The next replay writes over them."""
 
     graph: Any
     inputs: dict[str, torch.Tensor]
@@ -39,12 +40,15 @@ class Graph(NamedTuple):
 
 @functools.cache
 def _stream() -> Any:
-    """Return the stream of all captures of this process: CUDA's libraries keep memory for each, for good."""
+    """Return the stream of all captures of this process: CUDA's libraries keep memory for each stream, for good."""
     return torch.cuda.Stream()
 
 
 class Graphs:
-    """The `forward` of an encoder. `padding`: by the name of an input, what stands where there is no text."""
+    """The `forward` of an encoder by graphs.
+
+    `padding` has the names of the inputs, and the number of each that stands where there is no text.
+    """
 
     def __init__(self, encoder: Any, padding: dict[str, int]) -> None:
         self.plain = encoder.forward
@@ -53,14 +57,17 @@ class Graphs:
         self.graphs: dict[tuple[int, int], Graph] = {}
 
     def capture(self, *arguments: Any, **options: Any) -> Any:
-        """In the place of `forward`: keeps its inputs, of shape (texts, tokens), and a graph that computes them."""
+        """Compute in the place of `forward`, and keep the inputs, of shape (texts, tokens), and a graph for them.
+
+        Raises `ValueError` if the inputs are others than those of the tokenizer.
+        """
         inputs = self._inputs(*arguments, **options)
         if inputs is None:
             raise ValueError("its layers are given other inputs than its tokenizer makes")
         current = torch.cuda.current_stream()
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
-            answer = self.plain(*arguments, **options)  # libraries set themselves up, as they may not in a capture
+            answer = self.plain(*arguments, **options)  # libraries set themselves up here, as a capture forbids that
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
                 output = self.plain(*arguments, **options)
@@ -70,7 +77,10 @@ class Graphs:
         return answer
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """From the graph of the shape, or the next larger one; from none if it is too large, or more is asked for."""
+        """Compute by the graph of the shape, or by that of the next larger one.
+
+        No graph is used if the batch is larger than all of them, or if the call asks for more than a graph computes.
+        """
         inputs = self._inputs(*arguments, **options)
         graph = self.graphs.get(_rounded(*inputs["input_ids"].shape)) if inputs else None
         return self._replayed(graph, inputs) if graph and inputs else self.plain(*arguments, **options)
@@ -78,7 +88,7 @@ class Graphs:
     def _inputs(
         self, input_ids: Any = None, *rest: Any, return_dict: Any = True, **options: Any
     ) -> dict[str, torch.Tensor] | None:
-        """Of a call with those that graphs read and nothing else."""
+        """Return the inputs of a call that has those that graphs read and no others; None for another call."""
         given = {"input_ids": input_ids, **options}
         given = {name: value for name, value in given.items() if value is not None and value is not False}
         return given if return_dict and not rest and given.keys() == self.padding.keys() else None
@@ -97,16 +107,18 @@ class Graphs:
 
 
 def _rounded(texts: int, tokens: int) -> tuple[int, int]:
-    """The shape of the graph for such a batch, with 0 for what is beyond all of them."""
+    """Return the shape of the graph for such a batch, with 0 for a size or length beyond all graphs."""
     size = next((size for size in SIZES if size >= texts), 0)
     length = next((length for length in LENGTHS if length >= tokens), 0)
     return size, length
 
 
 def graphs(model: Any, tokenizer: Any, unpadded: Override | None = None) -> Override | None:
-    """Capture graphs of a model's encoder. Return None for a model that is on no GPU, or whose layers are not known.
+    """Capture graphs of a model's encoder, and return the shortcut that uses them.
 
-    They compute padding: `unpadded`, by which larger batches are computed without it, is off for as long."""
+    Return None for a model that is on no GPU, or whose layers are not known. Graphs compute padding: so `unpadded`, by
+    which larger batches are computed without it, is off during the capture.
+    """
     if not unpadded_encoder.is_on_gpu(model) or unpadded_encoder.layers_of(model) is None:
         return None
     encoder, most = model.base_model, min(tokenizer.model_max_length, pipeline_loader.max_positions(model))
@@ -118,8 +130,8 @@ def graphs(model: Any, tokenizer: Any, unpadded: Override | None = None) -> Over
 
     def call(shape: tuple[int, int]) -> None:
         inputs = {name: torch.zeros(shape, dtype=torch.long, device=model.device) for name in made.padding}
-        inputs["attention_mask"][:, 0] = 1  # and padding: without any transformers asks for no mask
-        model(**inputs)  # as a whole: its hooks say whether products are in TF32
+        inputs["attention_mask"][:, 0] = 1  # the rest is padding: without any, transformers uses no mask
+        model(**inputs)  # the whole model, as its hooks decide whether products are in TF32
 
     capturing = Override(encoder, "forward", made.capture)
     if unpadded:
@@ -140,7 +152,10 @@ def graphs(model: Any, tokenizer: Any, unpadded: Override | None = None) -> Over
 
 
 def launch_bound_tokens(seconds_of: Callable[[tuple[int, int]], float], shapes: Sequence[tuple[int, int]]) -> int:
-    """Return how many tokens a call may have and take about as long as the smallest: the GPU waits for its launches."""
+    """Return how many tokens a call may have and still take about as long as the smallest call.
+
+    Up to so many the GPU waits for its launches.
+    """
     first, *others = sorted(shapes, key=lambda shape: (math.prod(shape), shape))
     shortest_s, most = seconds_of(first), math.prod(first)
     for tokens in sorted({math.prod(shape) for shape in others} - {most}):
@@ -152,7 +167,7 @@ def launch_bound_tokens(seconds_of: Callable[[tuple[int, int]], float], shapes: 
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Measure how long the fastest of a few calls takes, until the GPU is done."""
+    """Measure the seconds of the fastest of a few calls, until the GPU is done."""
     took = []
     for _ in range(1 + CALLS):  # the first sets libraries up
         torch.cuda.synchronize()

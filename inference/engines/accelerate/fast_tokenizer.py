@@ -1,7 +1,7 @@
-"""Texts to tokens by the tokenizer's core, and padded here.
+"""The encoding of texts by the tokenizer's core, with padding made here.
 
-What transformers puts around the core takes longer than the core, and of texts of many lengths four times as long: each
-token of padding is a Python integer there. 512 texts of 2 to 128 tokens take 117 ms so, and 21 ms here.
+The code of transformers around the core takes longer than the core, and for texts of many lengths four times as long:
+each token of padding is a Python integer there. 512 texts of 2 to 128 tokens take 117 ms there, and 21 ms here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,11 +17,11 @@ PARTS = {"input_ids", "token_type_ids", "attention_mask"}
 
 class Encode(Protocol):
     def __call__(self, texts: Sequence[str], limit: int | None = None) -> dict[str, torch.Tensor]:
-        """Return what the tokenizer does of texts, cut at `limit` tokens: tensors of shape (texts, longest)."""
+        """Encode texts as the tokenizer does, cut at `limit` tokens, as tensors of shape (texts, longest)."""
 
 
 def encoder(tokenizer: Any) -> Encode | None:
-    """Make the function that encodes texts as this tokenizer does; None for one that goes its own ways."""
+    """Make a function that encodes texts as this tokenizer does; None for a tokenizer with steps of its own."""
     from transformers import PreTrainedTokenizerBase
     from transformers.tokenization_utils_base import PaddingStrategy, TruncationStrategy
     from transformers.tokenization_utils_tokenizers import TokenizersBackend
@@ -32,7 +32,7 @@ def encoder(tokenizer: Any) -> Encode | None:
         or kind.__call__ is not PreTrainedTokenizerBase.__call__
         or kind._encode_plus is not TokenizersBackend._encode_plus
         or not set(tokenizer.model_input_names) <= PARTS
-        or tokenizer.pad_token_id is None  # of which its own call says what to do
+        or tokenizer.pad_token_id is None  # the error of its own call says what to do then
     ):
         return None
     core, names = tokenizer.backend_tokenizer, tokenizer.model_input_names
@@ -42,7 +42,7 @@ def encoder(tokenizer: Any) -> Encode | None:
             padding_strategy=PaddingStrategy.DO_NOT_PAD, truncation_strategy=TruncationStrategy.LONGEST_FIRST,
             max_length=limit or tokenizer.model_max_length, stride=0, pad_to_multiple_of=None, padding_side=None,
         )  # fmt: skip
-        core.encode_special_tokens = tokenizer.split_special_tokens  # another call may have left it otherwise
+        core.encode_special_tokens = tokenizer.split_special_tokens  # another call may have changed it
         found = core.encode_batch_fast(texts)
         lengths = np.array([[len(text)] for text in found])
         places = np.arange(lengths.max())

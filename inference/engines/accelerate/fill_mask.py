@@ -1,8 +1,8 @@
 """Two shortcuts of fill-mask: fewer scores, and the best tokens for each mask found where the model computes.
 
-The last layer of such a model has as many rows as the vocabulary: for BERT-base and a text of 14 tokens a fifth of all
-the work, and 13 of the 14 results are thrown away. What is left stays on the device but for the best: for BERT-base and
-32 texts of 14 tokens that is 55 MB less.
+The last layer of such a model has as many rows as the vocabulary: for BERT-base and a text of 14 tokens it is a fifth
+of all the work, and 13 of the 14 results are thrown away. The scores that are left stay on the device, and only the
+best leave it: for BERT-base and 32 texts of 14 tokens that is 55 MB less.
 """
 
 from collections.abc import Mapping
@@ -20,12 +20,15 @@ CUT = {"tokenizer_kwargs": {"truncation": True}}
 
 
 class Scorer:
-    """Hooks of one model: what it reads tells where the masks are, and its last layer is given those places only."""
+    """The hooks by which a model's last layer computes the places of masks only.
+
+    The places are found in what the model reads.
+    """
 
     def __init__(self, model: Any, mask_token_id: int) -> None:
         self.model = model
         self.mask_token_id = mask_token_id
-        self.masked = torch.empty(0)  # of shape (texts, tokens)
+        self.masked = torch.empty(0)  # True at masks, of shape (texts, tokens)
         self.hooks: list[Any] = []
 
     def on(self) -> None:
@@ -51,12 +54,12 @@ class Scorer:
 
 
 def scorer(model: Any, mask_token_id: int) -> Scorer | None:
-    """For models whose last layer is a plain product."""
+    """Return the shortcut for a model whose last layer is a plain product; None for other models."""
     return Scorer(model, mask_token_id) if isinstance(model.get_output_embeddings(), nn.Linear) else None
 
 
 class BestAtOnce(AtOnce):
-    """Of one fill-mask pipeline: `FillMaskPipeline.postprocess` of a whole batch."""
+    """The answers of one fill-mask pipeline: those of `FillMaskPipeline.postprocess`, for a whole batch."""
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
@@ -88,11 +91,11 @@ class BestAtOnce(AtOnce):
     def _best(
         self, batch: Any, masked: torch.Tensor, top_k: int = 5, target_ids: Any = None
     ) -> tuple[list[list[float]], list[list[int]]]:
-        """By mask: scores and tokens."""
+        """Return by mask the best scores and their tokens."""
         with torch.inference_mode():
             logits = self.pipe.model(**{name: part.to(self.pipe.device) for name, part in batch.items()})["logits"]
             scores = logits[masked.to(logits.device)]
-            # In short types many tokens have one score, and which of them come first depends on the device.
+            # In short types many tokens have the same score, and which of them come first depends on the device.
             scores = (scores if scores.dtype == torch.float32 else scores.cpu()).softmax(-1)
             if target_ids is not None:
                 targets = torch.as_tensor(target_ids, device=scores.device)
@@ -102,7 +105,7 @@ class BestAtOnce(AtOnce):
         return values.tolist(), best.tolist()
 
     def _own(self, ids: list[int]) -> list[int]:
-        """Without padding."""
+        """Return the ids without those of padding."""
         return [token for token in ids if token != self.pipe.tokenizer.pad_token_id]
 
     def _answer(self, score: float, token: int, filled: list[int], *, is_single: bool) -> dict[str, Any]:

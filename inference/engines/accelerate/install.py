@@ -1,7 +1,7 @@
-"""Shortcuts through a model: each is tried out when the model is loaded, and left out where an answer would change.
+"""Shortcuts through a model: each is tried out when the model is loaded, and left out if an answer would change.
 
-A shortcut knows the insides of transformers, which another release may rename. Whatever one raises, when it is
-installed or in a later call, turns it off with a warning: the plain pipeline answers.
+A shortcut uses private parts of transformers, which another release may rename. Any error that it raises, when it is
+installed or in a later call, turns it off with a warning: then the plain pipeline answers.
 """
 
 import logging
@@ -20,7 +20,7 @@ S = TypeVar("S", bound=Shortcut)
 
 
 class Shortcuts:
-    """Those of one model that are on, and how its inputs run together with them. Made by `install`."""
+    """The shortcuts of one model that are on, and the way its inputs run together with them. `install` makes it."""
 
     def __init__(self, kind: str, plain: Verdict) -> None:
         self.kind = kind
@@ -35,11 +35,14 @@ class Shortcuts:
 
     @property
     def padded(self) -> bool:
-        """Whether each item of a batch costs what the longest costs."""
+        """True if each item of a batch costs what the longest costs."""
         return self.verdict.together is Together.PADDED and not (self.unpadded and self._are_on)
 
     def add(self, name: str, make: Callable[[], S | None], holds: Callable[[], bool]) -> S | None:
-        """The shortcut, on, if answers hold with it. `make` returns None for a model that it is not for."""
+        """Turn on the shortcut that `make` returns, and return it, if answers hold with it; else return None.
+
+        `make` returns None for a model that the shortcut is not for.
+        """
         shortcut = None
         try:
             shortcut = make()
@@ -58,7 +61,10 @@ class Shortcuts:
         return None
 
     def guard(self, call: Callable[[], list[Any]]) -> list[Any]:
-        """What `call` answers. If it raises with the shortcuts on and answers all with them off, they stay off."""
+        """Return the answers of `call`.
+
+        If it raises an error with the shortcuts on and answers all inputs with them off, they stay off.
+        """
         try:
             return call()
         except Exception as error:
@@ -87,7 +93,7 @@ class Shortcuts:
 
 
 def install(model: Any, tokenizer: Any, task: str, trial: Trial) -> Shortcuts:
-    """Turn on what of `model` can be computed in a cheaper way with the same answers. `trial` runs it."""
+    """Turn on the shortcuts by which `model` gives the same answers in a cheaper way. `trial` runs the model."""
     shortcuts = Shortcuts(model.config.model_type, trial.verdict())
 
     def holds() -> bool:
@@ -100,12 +106,12 @@ def install(model: Any, tokenizer: Any, task: str, trial: Trial) -> Shortcuts:
         shortcuts.add("first tokens only", lambda: Override(unpadded.value, "first_only", value=True), holds)
     if task == "fill-mask":
         shortcuts.add("masks only", lambda: _masks(model, tokenizer), holds)
-    # The last, as a graph computes what others would: each is tried with its own batches.
+    # Graphs come last, as they compute what others would: each shortcut is tried with batches that it computes itself.
     shortcuts.add("CUDA graphs", lambda: _graphs(model, tokenizer, unpadded), holds)
     return shortcuts
 
 
-# Imported while a shortcut is made: what cannot be imported leaves the plain pipeline.
+# Modules are imported while a shortcut is made: if one cannot be imported, the plain pipeline answers.
 
 
 def at_once(engine: Any, pipe: Any, task: str) -> Override | None:

@@ -1,14 +1,14 @@
 """Weights in the order in which oneDNN reads them, on a CPU, instead of a new order in each call.
 
-A step that generates does little but read weights: for 16 rows of SmolLM2-135M a layer's products take 0.6 of the time,
-those of the vocabulary 0.45. And float32 goes to oneDNN so, and not to MKL, which makes less than half of an AMD EPYC:
-112 thousand million operations a second on one core, where oneDNN makes 260.
+A step that generates does little but read weights: for 16 rows of SmolLM2-135M a layer's products take 0.6 of the time
+without packing, those of the vocabulary 0.45. Packed products in float32 are also computed by oneDNN and not by MKL,
+which uses less than half of an AMD EPYC: 112 thousand million operations a second on one core, where oneDNN makes 260.
 
-For each number of rows oneDNN makes code of its own, for each shape of weights half a MiB in a millisecond, and keeps
-most of it for good. So only some numbers are computed, and others are filled up with rows of zeros.
+For each number of rows oneDNN makes code of its own, half a MiB in a millisecond for each shape of weights, and keeps
+most of it for good. So only some numbers of rows are computed, and others are filled up with rows of zeros.
 
-Of few rows a product takes as long as its weights are read. Where those of a model in float32 are what 16 bits hold, as
-they are in a checkpoint in float16 or bfloat16, FBGEMM reads them so, and sums in float32.
+A product of few rows takes as long as reading its weights. If 16 bits hold the weights of a model in float32, as they
+do for a checkpoint in float16 or bfloat16, FBGEMM reads them in 16 bits, and sums in float32.
 """
 
 import functools
@@ -21,18 +21,21 @@ from torch import nn
 
 from inference.engines.artifacts import mapped_pages
 
-ROWS = 16  # that the order is best for; as good for thousands
+ROWS = 16  # rows that the order is best for; it is as good for thousands
 FEW = 16  # rows, up to which weights of 16 bits are read
-SMALLEST = 2.0**-24  # number of float16: smaller ones of bfloat16 are rounded to half of it
-LEAST = 2**16  # weights, below which there is nothing to win
-AT_ONCE = 1024  # rows of weights, looked through
+SMALLEST = 2.0**-24  # least number of float16; less in bfloat16 is rounded, by up to half of it
+LEAST = 2**16  # weights of a layer, below which there is nothing to win
+AT_ONCE = 1024  # rows of weights that are looked through at a time
 STEPS = 16  # numbers of rows from one power of two to the next: at most a sixteenth is computed in vain
 
 Product = Callable[[torch.Tensor], Any]
 
 
 class PackedLinear:
-    """In place of one layer's own weights; where another layer uses them too, beside them."""
+    """The packed weights of one layer, in place of its own.
+
+    If another layer uses the same weights, the packed ones are beside them.
+    """
 
     def __init__(self, layer: nn.Linear, *, is_shared: bool) -> None:
         self.layer, self.is_shared = layer, is_shared
@@ -54,7 +57,7 @@ class PackedLinear:
             own.data = own.new_empty(0)
 
     def off(self) -> None:
-        """If it raises, the layer computes as before."""
+        """Put the layer's own weights back. If it raises an error, the layer still computes with the packed ones."""
         if self.weights is None:
             return
         if not self.is_shared:
@@ -77,7 +80,7 @@ def _of_halves(weights: torch.Tensor, bias: torch.Tensor | None) -> Product:
 
 
 def _are_halves(weights: torch.Tensor) -> bool:
-    """Return whether 16 bits hold these weights of 32, on a processor for which FBGEMM is made."""
+    """Return True if 16 bits hold these weights of 32 bits, and the processor is one that FBGEMM is made for."""
     if weights.dtype != torch.float32 or torch.backends.quantized.engine not in ("fbgemm", "x86"):
         return False
     rows = weights.detach().split(AT_ONCE)
@@ -85,7 +88,7 @@ def _are_halves(weights: torch.Tensor) -> bool:
 
 
 def in_steps(product: Product, states: torch.Tensor) -> Any:
-    """(..., hidden) to (..., width), of a number of rows that oneDNN knows."""
+    """Compute a product, (..., hidden) to (..., width), for one of the numbers of rows that oneDNN has code for."""
     count = states[..., 0].numel()
     size = rounded(count)
     if size == count:
@@ -102,7 +105,7 @@ def rounded(rows: int) -> int:
 
 
 class Packed:
-    """All layers of a model."""
+    """The packed weights of all layers of a model."""
 
     def __init__(self, layers: list[PackedLinear]) -> None:
         self.layers = layers
@@ -121,7 +124,11 @@ class Packed:
 
 
 def packed(model: Any) -> Packed | None:
-    """None for a model that is on another device, or of numbers for which oneDNN is of no use here."""
+    """Return the shortcut that packs the weights of a model's layers.
+
+    Return None for a model on another device than the CPU, of numbers for which oneDNN is of no use here, or without
+    layers to pack.
+    """
     if model.device.type != "cpu" or not _is_served(model.dtype):
         return None
     uses = Counter(id(weights) for _, weights in model.named_parameters(remove_duplicate=False))
@@ -134,7 +141,10 @@ def packed(model: Any) -> Packed | None:
 
 
 def _is_plain(layer: nn.Linear) -> bool:
-    """Neither quantized, nor elsewhere than the model, nor computed by what another library has put in its place."""
+    """Return True if a layer can be packed and is worth it.
+
+    It is neither quantized, nor on another device than the model, nor computed by another library's code in its place.
+    """
     own = layer.weight
     is_here = own.device.type == "cpu" and own.numel() >= LEAST
     return type(own) is nn.Parameter and is_here and _is_served(own.dtype) and "forward" not in vars(layer)

@@ -1,4 +1,4 @@
-"""Texts of many lengths as one row of tokens, and attention within each."""
+"""Texts of many lengths as one row of tokens, and attention within each text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,32 +11,33 @@ from torch.nn import functional
 
 from inference.engines.accelerate.prepacked_weights import rounded
 
-CALL_COST = 300_000  # one more call of attention costs as much as so many multiplications with padding
-CALL_COST_ON_GPU = 100_000_000  # derived: ten launches of 5 µs, at 2 million million of them a second
+CALL_COST = 300_000  # multiplications with padding that cost as much as one more call of attention
+CALL_COST_ON_GPU = 100_000_000  # the same, derived: ten launches of 5 µs, at 2 million million of them a second
 NARROWEST = 16  # tokens, below which attention takes twice as long: they fill no register of AVX-512
 
 
 class Group(NamedTuple):
-    """Texts of near lengths that follow each other: one call of attention."""
+    """Texts of near lengths that follow each other, for one call of attention."""
 
-    start: int  # their tokens in the row
-    end: int
-    first: int  # the texts, in the row's order
-    last: int
-    longest: int
-    own: torch.Tensor | None  # (texts, longest), false for padding; None where there is none
-    places: torch.Tensor | None  # of their tokens among the padded ones
-    padded: torch.Tensor | None  # the tokens in their place, and for padding each text's own first one
+    start: int  # the first of their tokens in the row
+    end: int  # the token behind the last one
+    first: int  # the first of the texts, in the row's order
+    last: int  # the text behind the last one
+    longest: int  # tokens that each text is padded to
+    own: torch.Tensor | None  # (texts, longest), false for padding; None where there is no padding
+    places: torch.Tensor | None  # places of their tokens among the padded ones
+    padded: torch.Tensor | None  # the places in the row of the padded tokens; for padding a text's first token
 
 
 class Texts:
-    """The tokens of a batch without its padding, the texts ordered by length.
+    """The tokens of a batch without its padding, with the texts ordered by length.
 
-    `shape` is (texts, longest, hidden) as it comes, `own` of shape (texts, longest) is false for padding, or None. More
-    tokens follow, up to a number of rows that packed weights are multiplied with; nobody looks at them.
+    `shape` is (texts, longest, hidden) as it comes. `own` of shape (texts, longest) is false for padding, or None if
+    there is none. Further tokens follow the last text, up to a number of rows that packed weights are multiplied with;
+    their values are not used.
 
-    On another `device` than the CPU, `own` is copied from it once, and what is found out of it there; without groups,
-    where attention has no use for them.
+    On another `device` than the CPU, `own` is copied from it once, and the places found are copied to it. There are no
+    groups if attention has no use for them.
     """
 
     def __init__(
@@ -92,40 +93,43 @@ class Texts:
 
     @cached_property
     def bounds(self) -> torch.Tensor:
-        """Where each text begins and the last one ends: (texts + 1)."""
+        """The places where each text begins and the last one ends: (texts + 1)."""
         return torch.tensor(self.starts, dtype=torch.int32, device=self.firsts.device)
 
     def rows(self, padded: torch.Tensor) -> torch.Tensor:
-        """(texts, longest, hidden) to (tokens, hidden)."""
+        """Return padded values as rows: (texts, longest, hidden) to (tokens, hidden)."""
         flat = padded.flatten(0, 1)
         return flat if self.index is None else flat[self.index]
 
     def padded(self, rows: torch.Tensor) -> torch.Tensor:
-        """And back, with zeros for padding."""
+        """Return rows as padded values, with zeros for padding: (tokens, hidden) to (texts, longest, hidden)."""
         if self.index is not None:
             own, whole = self.index[: self.tokens], rows.new_zeros(self.count * self.longest, rows.shape[-1])
             rows = whole.index_copy_(0, own, rows[: self.tokens])
         return rows.unflatten(0, (self.count, self.longest))
 
     def in_order(self, values: torch.Tensor) -> torch.Tensor:
-        """A row a text, in the order in which the texts came."""
+        """Return values with one row a text in the order in which the texts came."""
         return values if self.order is None else torch.empty_like(values).index_copy_(0, self.order, values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Of each text to itself, with heads of `size`."""
+    """Attention within each text, with heads of `size`."""
 
     size: int
     scale: float
 
     def of_all(self, texts: Texts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """(tokens, hidden) in and out."""
+        """Compute attention for all tokens: (tokens, hidden) in and out."""
         parts = [self._within(group, query, key, value) for group in texts.groups]
         return _joined([*parts, query[texts.tokens :]] if len(query) > texts.tokens else parts)
 
     def of_firsts(self, texts: Texts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """`query` of shape (texts, hidden), as is the answer; `key` and `value` of shape (tokens, hidden)."""
+        """Compute attention for the first token of each text.
+
+        `query` and the result are of shape (texts, hidden), `key` and `value` of shape (tokens, hidden).
+        """
         parts = []
         for group in texts.groups:
             first = query[group.first : group.last].unflatten(1, (-1, 1, self.size))
@@ -138,20 +142,26 @@ class Attention:
         return rows if group.places is None else rows.index_select(0, group.places)
 
     def _attended(self, group: Group, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Of tensors of shape (texts, heads, tokens, size). In float32: in bfloat16 torch takes twice as long."""
+        """Compute attention for tensors of shape (texts, heads, tokens, size).
+
+        It is computed in float32: in bfloat16 torch takes twice as long.
+        """
         mask = None if group.own is None else group.own[:, None, None]
         parts = (query.float(), key.float(), value.float())
         return functional.scaled_dot_product_attention(*parts, mask, scale=self.scale).to(query.dtype)
 
     def _spread(self, group: Group, rows: torch.Tensor) -> torch.Tensor:
-        """The tokens of a group, padded: (tokens, hidden) to (texts, heads, longest, size)."""
+        """Return the tokens of a group, padded: (tokens, hidden) to (texts, heads, longest, size)."""
         part = rows[group.start : group.end] if group.padded is None else rows.index_select(0, group.padded)
         return part.view(group.last - group.first, group.longest, -1, self.size).transpose(1, 2)
 
 
 def near(lengths: Sequence[int], hidden: int, cost: int) -> list[tuple[int, int]]:
-    """From and to of the texts whose attention costs less together, padded, than in two calls, of which one more is
-    worth `cost` multiplications. `lengths` ascend."""
+    """Return groups of texts whose attention costs less together, padded, than in two calls.
+
+    A group is the place of its first text, and the place behind its last. One more call costs as much as `cost`
+    multiplications. `lengths` ascend.
+    """
     groups: list[tuple[int, int]] = []
     end = len(lengths)
     while end:

@@ -5,7 +5,10 @@ from typing import Any, Protocol
 
 
 class Shortcut(Protocol):
-    """A cheaper way to the same answers. It is off when it is made; `off` may be called also after `on` raised."""
+    """A cheaper way to the same answers.
+
+    It is off when it is made. `off` may also be called after `on` raised an error.
+    """
 
     def on(self) -> None: ...
     def off(self) -> None: ...
@@ -13,7 +16,7 @@ class Shortcut(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """A shortcut that sets `value` as an attribute of `owner`, in place of the one of its class."""
+    """A shortcut that sets `value` as an attribute of `owner`, in place of the attribute of its class."""
 
     owner: Any
     name: str

@@ -1,6 +1,6 @@
-"""Texts through the tokenizer in one call, and their answers off the model's output as a whole.
+"""The encoding of many texts in one call of the tokenizer, and their answers from the model's output as a whole.
 
-Item by item, as the pipelines go, costs 40 µs a text for the tokenizer and 70 µs for the answer: for a small model, a
+The pipelines go item by item. That costs 40 µs a text for the tokenizer and 70 µs for the answer: for a small model, a
 quarter of its time.
 """
 
@@ -25,7 +25,10 @@ _FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
 def classes(
     pipe: Any, output: Any, lengths: Sequence[int], function_to_apply: Any = None, top_k: Any = 1, _legacy: bool = True
 ) -> list[Any]:
-    """What `TextClassificationPipeline.postprocess` answers to each text, with its parameters."""
+    """Return the answer of `TextClassificationPipeline.postprocess` to each text, with its parameters.
+
+    Raises `ValueError` if `function_to_apply` is unknown.
+    """
     config = pipe.model.config
     function = _function(config) if function_to_apply is None else function_to_apply
     if function not in _FUNCTIONS:
@@ -54,7 +57,7 @@ def _function(config: Any) -> ClassificationFunction:
 
 
 def states(pipe: Any, output: Any, lengths: Sequence[int], **parameters: Any) -> list[Any]:
-    """Of feature extraction, the states of each text's own tokens and none of the padding."""
+    """Return the answers of feature extraction: the states of each text's own tokens and none of the padding."""
     hidden = output[0]
     return [pipe.postprocess((hidden[text : text + 1, :tokens],), **parameters) for text, tokens in enumerate(lengths)]
 
@@ -63,7 +66,7 @@ READS: dict[str, Callable[..., list[Any]]] = {"text-classification": classes, "f
 
 
 class AtOnce:
-    """Of one pipeline."""
+    """The answers of one pipeline to many texts at once."""
 
     def __init__(self, pipe: Any, task: str) -> None:
         self.pipe = pipe
@@ -71,11 +74,14 @@ class AtOnce:
         self.encode = fast_tokenizer.encoder(pipe.tokenizer)
 
     def tokens(self, texts: list[str], before: dict[str, Any]) -> Mapping[str, torch.Tensor] | None:
-        """With the parameters of the pipeline's step before the model. None: item by item, with these."""
+        """Encode texts with `before`, the parameters of the pipeline's step before the model.
+
+        If it returns None, the texts are to be answered item by item, with these parameters.
+        """
         return self._tokens([beginning(self.pipe.tokenizer, text) for text in texts], before)
 
     def answers(self, batch: Mapping[str, torch.Tensor], run: Any, after: dict[str, Any]) -> list[Any] | None:
-        """To those tokens. None where going item by item finds what is wrong."""
+        """Answer texts by their tokens. Return None if the texts are to be read item by item to find what is wrong."""
         if "attention_mask" not in batch:
             return None
         lengths = batch["attention_mask"].sum(1).tolist()
@@ -93,5 +99,8 @@ class AtOnce:
 
 
 def at_once(engine: Any, pipe: Any, task: str) -> Override | None:
-    """For tasks whose preprocessing is one call of the tokenizer, and whose texts are one row each."""
+    """Return the shortcut for tasks whose preprocessing is one call of the tokenizer, with one row a text.
+
+    Return None for other tasks.
+    """
     return Override(engine, "at_once", AtOnce(pipe, task)) if task in READS else None

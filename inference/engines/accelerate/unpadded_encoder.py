@@ -1,11 +1,11 @@
-"""The layers of a text encoder, computed for the tokens of a batch and for nothing else.
+"""The layers of a text encoder, computed for the tokens of a batch and not for its padding.
 
-Padding costs what text costs: of lengths as they come, a batch of 8 takes three times as long padded. Here the texts
-are one row of tokens, and attention looks at each text by itself. A classifier reads the first token of each text: its
-last layer computes no other. And a layer is ten calls of torch, where transformers has fifteen modules in modules: that
-saves a single text a seventh of its time.
+Padding costs what text costs: with lengths as they come, a batch of 8 takes three times as long padded. Here the texts
+are one row of tokens, and attention looks at each text by itself. A classifier reads the first token of each text, so
+its last layer computes no other token. A layer is ten calls of torch, where transformers has fifteen nested modules:
+that saves a single text a seventh of its time.
 
-What comes before the layers and after them, embeddings and heads, stays as transformers has it.
+The embeddings before the layers and the heads after them stay as transformers has them.
 """
 
 import functools
@@ -36,7 +36,7 @@ class Parts(NamedTuple):
     norm: nn.Module
 
     def are_plain(self) -> bool:
-        """Neither quantized nor adapted nor of a kind that is not known here."""
+        """Return True if no module is quantized, adapted or of a kind that is not known here."""
         products = (self.query, self.key, self.value, self.mix, self.widen, self.narrow)
         return all(type(product) is nn.Linear and product.bias is not None for product in products) and all(
             type(norm) is nn.LayerNorm for norm in (self.mix_norm, self.norm)
@@ -68,7 +68,8 @@ def _like_distilbert(model: Any) -> tuple[nn.Module, list[Parts]]:
     return model.transformer, [parts(layer) for layer in model.transformer.layer]
 
 
-# Of the models whose layers know nothing of positions, by type: the module that runs the layers, and theirs.
+# The types of models whose layers do not depend on positions. Each function returns the module that runs the layers,
+# and the parts of the layers.
 KINDS: dict[str, Callable[[Any], tuple[nn.Module, list[Parts]]]] = {
     "bert": _like_bert,
     "camembert": _like_bert,
@@ -80,20 +81,20 @@ KINDS: dict[str, Callable[[Any], tuple[nn.Module, list[Parts]]]] = {
 
 
 class Layer:
-    """One layer of rows of tokens."""
+    """A layer that computes rows of tokens."""
 
     def __init__(self, parts: Parts, kind: type[Attention] = Attention) -> None:
         self.parts = parts
         self.attention = kind(size=parts.attention.attention_head_size, scale=parts.attention.scaling)
 
     def all_tokens(self, rows: torch.Tensor, texts: Texts) -> torch.Tensor:
-        """(tokens, hidden) in and out."""
+        """Compute all tokens: (tokens, hidden) in and out."""
         parts = self.parts
         query, key, value = (_product(part, rows) for part in (parts.query, parts.key, parts.value))
         return self.finish(self.attention.of_all(texts, query, key, value), rows)
 
     def first_tokens(self, rows: torch.Tensor, texts: Texts) -> torch.Tensor:
-        """(tokens, hidden) in, (texts, hidden) out."""
+        """Compute the first token of each text: (tokens, hidden) in, (texts, hidden) out."""
         parts, first = self.parts, rows[texts.firsts]
         key, value = _product(parts.key, rows), _product(parts.value, rows)
         return self.finish(self.attention.of_firsts(texts, _product(parts.query, first), key, value), first)
@@ -106,7 +107,7 @@ class Layer:
 
 
 def _product(linear: Any, rows: torch.Tensor) -> torch.Tensor:
-    """As the module does, packed or not, without what torch puts around a module's call."""
+    """Compute what the module does, packed or not, without the work of torch around a module's call."""
     return linear.forward(rows)
 
 
@@ -117,7 +118,7 @@ def _normal(norm: Any, rows: torch.Tensor) -> torch.Tensor:
 class Layers:
     """The `forward` of the module that runs the layers."""
 
-    first_only = False  # of each text, which is what most classifiers read
+    first_only = False  # True if the last layer computes the first token of each text only, as most classifiers read
 
     def __init__(self, layers: Sequence[Layer], texts: Callable[..., Texts] = Texts) -> None:
         self.layers, self.texts = layers, texts
@@ -125,7 +126,10 @@ class Layers:
     def __call__(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, *rest: Any, **options: Any
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """(texts, longest, hidden) in and out, with zeros for padding; out (texts, 1, hidden) if `first_only`."""
+        """Compute the layers: (texts, longest, hidden) in and out, with zeros for padding.
+
+        The states are (texts, 1, hidden) if `first_only`.
+        """
         texts = self.texts(hidden_states.shape, None if attention_mask is None else attention_mask[:, 0, 0])
         rows = texts.rows(hidden_states)
         *earlier, last = self.layers
@@ -139,7 +143,7 @@ class Layers:
 
 
 def no_padding(model: Any) -> Override | None:
-    """Make the layers of a model be computed here. Return None for a model whose layers are not known."""
+    """Return the shortcut that computes the layers of a model here; None for a model whose layers are not known."""
     known = layers_of(model)
     if known is None:
         return None
@@ -152,8 +156,10 @@ def no_padding(model: Any) -> Override | None:
 
 
 def layers_of(model: Any) -> tuple[nn.Module, list[Parts]] | None:
-    """Return the module that runs the layers, and theirs. None for a model of another kind, or on several devices, or
-    whose layers somebody else computes."""
+    """Return the module that runs the layers, and the parts of the layers.
+
+    Return None for a model of another kind, or on several devices, or whose layers another library computes.
+    """
     is_spread = len(set(getattr(model, "hf_device_map", {}).values())) > 1
     if model.config.model_type not in KINDS or model.config._attn_implementation != "sdpa" or is_spread:
         return None
@@ -162,11 +168,11 @@ def layers_of(model: Any) -> tuple[nn.Module, list[Parts]] | None:
 
 
 def is_on_gpu(model: Any) -> bool:
-    """Return whether `model`, which is on one device, computes on a GPU."""
+    """Return True if `model`, which is on one device, computes on a GPU."""
     return bool(model.device.type != "cpu")
 
 
 def _attention(model: Any, size: int) -> type[Attention]:
-    from inference.engines.accelerate import varlen_attention  # which another torch may not have
+    from inference.engines.accelerate import varlen_attention  # it needs what another torch may not have
 
     return varlen_attention.Varlen if varlen_attention.serves(model.device, model.dtype, size) else Attention

@@ -1,4 +1,4 @@
-"""Attention within each of many texts in one call of FlashAttention, which is told where each begins."""
+"""Attention within each of many texts in one call of FlashAttention, which takes the bounds of the texts."""
 
 import torch
 from torch.nn.attention.varlen import varlen_attn
@@ -10,7 +10,7 @@ OLDEST = (8, 0)  # compute capability: Ampere
 
 
 class Varlen(Attention):
-    """What it answers for tokens behind the last text is not initialized."""
+    """Attention by FlashAttention. Its result is not initialized for tokens behind the last text."""
 
     def of_all(self, texts: Texts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return self._attend(texts, texts.bounds, texts.longest, query, key, value)
@@ -20,7 +20,7 @@ class Varlen(Attention):
         return self._attend(texts, bounds, 1, query, key, value)
 
     def _attend(self, texts: Texts, bounds: torch.Tensor, longest: int, *parts: torch.Tensor) -> torch.Tensor:
-        """`bounds` and `longest` of the queries."""
+        """Compute attention for queries, keys and values. `bounds` and `longest` are those of the queries."""
         query, key, value = (part.unflatten(1, (-1, self.size)) for part in parts)
         attended: torch.Tensor = varlen_attn(
             query, key, value, bounds, texts.bounds, longest, texts.longest, scale=self.scale
@@ -29,7 +29,7 @@ class Varlen(Attention):
 
 
 def serves(device: torch.device, dtype: torch.dtype, size: int) -> bool:
-    """Whether FlashAttention computes heads of `size` there."""
+    """Return True if FlashAttention computes heads of `size` on that device, in that type."""
     is_short = dtype in (torch.float16, torch.bfloat16)
     fits = size % 8 == 0 and size <= LARGEST_HEAD
     return device.type == "cuda" and is_short and fits and torch.cuda.get_device_capability(device) >= OLDEST
