@@ -16,7 +16,7 @@ from inference.batching.cells import Cells
 from inference.batching.overheads import Overheads
 
 BENDS = (256, 1024, 4096, 16384)  # padded tokens
-SHRINK = (1e-5, 1e-3, 1e-5, 1e-3, *[1e-3] * len(BENDS))  # of each term: what call and token explain, the others do not
+SHRINK = (1e-5, 1e-3, 1e-5, 1e-3, *[1e-3] * len(BENDS))  # by term; least for call and token, which are to explain most
 
 GUESS_CALL_TOKENS = 64.0  # tokens that cost as much as a call, before anything is measured
 GUESS_TOKEN_S = 1e-4

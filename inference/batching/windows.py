@@ -16,7 +16,7 @@ from operator import add
 
 from inference.batching.costs import CostModel
 
-AGE = 0.75  # seconds saved that a second of the oldest job, in a call of its own, counts for; of others less, by age
+AGE = 0.75  # seconds saved for which a second of the oldest job's own cost counts; less for younger jobs, by age
 
 
 @dataclass(frozen=True, slots=True)
