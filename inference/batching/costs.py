@@ -126,7 +126,7 @@ class CostModel:
         return self._ran_jobs / self._ran_s if self._ran_s else 0.0
 
     def told(self) -> dict[str, Any]:
-        """Return what was learnt and what was measured, as JSON, so that the two can be compared elsewhere.
+        """Return what was learnt and what was measured, as JSON values, so that the two can be compared elsewhere.
 
         It may be called from another thread.
         """

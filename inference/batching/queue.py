@@ -241,7 +241,7 @@ class BatchQueue:
         return found
 
     def _line_from(self, first: Item | None) -> Iterator[Item]:
-        """Yield all items in their turn, but `first` before all others, and then those of its priority."""
+        """Yield all items in their turn, beginning with `first` and then the others of its priority."""
         if first:
             yield first
         of_first = first.priority if first else None
@@ -368,9 +368,10 @@ class BatchQueue:
         return [items[at : at + step] for at in range(0, len(items), step)]
 
     def _last_turn(self, priority: int) -> float:
-        """Return the last turn that may join a batch; infinity unless several owners wait.
+        """Return the last turn that may join a batch.
 
-        The bound keeps an owner with most items to choose from to no more of a batch than the other owners have.
+        It is infinity unless several owners wait, with more items than `FAIR` batches hold. With the bound, the owner
+        with most items to choose from has no more of a batch than the others.
         """
         line, most = self._by_turn[priority], FAIR * self.limits.max_batch_size
         is_shared = len(line) > most and len({owner for of, owner in self.owners if of == priority}) > 1

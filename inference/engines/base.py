@@ -56,10 +56,10 @@ class Engine(ABC):
 
     @property
     def is_read_ahead(self) -> bool:
-        """True if `prepare` is called.
+        """True if `prepare` is called, as it does something and nothing forbids it.
 
-        It is not called for a class that overrides how the class with `predict_prepared` answers: `predict_prepared`
-        would go around that override.
+        It is not called for a subclass that overrides a step of the class with `predict_prepared`: the answer would go
+        around that override.
         """
         kinds = type(self).__mro__
         place = next(place for place, kind in enumerate(kinds) if "predict_prepared" in vars(kind))

@@ -47,7 +47,7 @@ def _stream() -> Any:
 class Graphs:
     """The `forward` of an encoder by graphs.
 
-    `padding` has the names of the inputs, and the number of each that stands where there is no text.
+    `padding` has by the name of each input the number that it holds where there is no text.
     """
 
     def __init__(self, encoder: Any, padding: dict[str, int]) -> None:

@@ -34,7 +34,7 @@ Product = Callable[[torch.Tensor], Any]
 class PackedLinear:
     """The packed weights of one layer, in place of its own.
 
-    If another layer uses the same weights, the packed ones are beside them.
+    If another layer uses the same weights, these are kept, with the packed ones beside them.
     """
 
     def __init__(self, layer: nn.Linear, *, is_shared: bool) -> None:

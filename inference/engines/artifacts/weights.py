@@ -203,7 +203,8 @@ def _check_weights(path: Path, spec: ModelSpec) -> None:
 def files(path: Path) -> list[Path]:
     """Return the files of the weights in a model's folder.
 
-    Raises `ModelUnavailable` if the index names a file that is missing or no safetensors file of the folder.
+    Raises `ModelUnavailable` if the index cannot be read, or names a file that is missing or no safetensors file of the
+    folder.
     """
     index = path / "model.safetensors.index.json"
     names = _indexed(index) if index.is_file() else sorted(file.name for file in path.glob("*.safetensors"))
