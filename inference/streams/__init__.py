@@ -1,1 +1,1 @@
-"""Text that is generated, as it comes: written by pool children, read by the requests that stream it."""
+"""The text of jobs while it is generated: child processes write it, and the requests that stream it read it."""

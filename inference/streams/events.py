@@ -1,4 +1,7 @@
-"""What a stream tells. An `id` is what a client that comes back names as its last one: see `positions`."""
+"""The events of a stream.
+
+A client that comes back sends the `id` of the last event that it got: see `positions`.
+"""
 
 from dataclasses import dataclass
 
@@ -7,37 +10,43 @@ from inference.models import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """Text that follows what was told before."""
+    """Text that follows the text of the earlier events."""
 
     text: str
-    id: str  # of the position behind it
-    tokens: int | None = None  # generated so far; None where the row told the text
+    id: str  # of the position behind this text
+    tokens: int | None = None  # tokens generated so far; None if the text was read from the row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """What was told is void, since a new attempt's text is another one: it follows from its first character."""
+    """The text sent so far is void, as a new attempt generates another one.
+
+    The text of the new attempt follows from its first character.
+    """
 
     id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The job is finished; its whole text was told if it has succeeded. The last event."""
+    """The job is finished, and its whole text was sent if it has succeeded. This is the last event."""
 
     job: Job  # with its output or its error, without its inputs
-    text: str | None  # all that was generated; None where there is none, or the output holds no text
+    text: str | None  # the whole generated text; None if the job did not succeed or its output holds no text
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Nothing happened for a while: time to find out whether the client is still there."""
+    """Nothing happened for a while, so that the server can find out if the client is still there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """This process tells no more, the job goes on: the client comes back with the last id. The last event."""
+    """This process ends the stream while the job goes on. This is the last event.
+
+    The client comes back with the id of the last event that it got.
+    """
 
 
 Event = Delta | Restart | End | Silence | Cut

@@ -1,6 +1,9 @@
-"""What children have told of the jobs that they generate, as Redis keeps it: a stream of chunks a job, and a notice of
-each round of them. All of it may be lost: whoever reads sees that characters are missing, and waits until a child tells
-the whole text again, or for the row."""
+"""The text of jobs that are being generated, as Redis keeps it.
+
+Redis has a stream of chunks for each job, and child processes publish a notice for each round of chunks. All of it may
+be lost: a reader sees that characters are missing, and waits until a child process writes the whole text again, or for
+the row.
+"""
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,11 +20,11 @@ from inference.streams.chunks import Chunk
 
 logger = logging.getLogger(__name__)
 
-Entry = tuple[bytes, Chunk]  # with its place in the stream
+Entry = tuple[bytes, Chunk]  # the id of an entry in the Redis stream, and its chunk
 
-FIRST = b"0-0"  # before all entries
-MOST_CHUNKS = 1_000  # of a job, beyond which Redis cuts off the oldest; the whole text is told again long before
-KEPT_S = 60  # after the last: a job that has ended is read from its row
+FIRST = b"0-0"  # an id before those of all entries
+MOST_CHUNKS = 1_000  # of a job; Redis drops the oldest beyond that; the whole text is written again long before
+KEPT_S = 60  # after the last chunk: the text of a job that has ended is read from its row
 _FIELD = b"c"
 
 
@@ -34,8 +37,10 @@ def key_of(job_id: UUID) -> bytes:
 
 
 def write(chunks: Sequence[Chunk]) -> None:
-    """One round trip for the chunks of many jobs, in a second at most. What Redis does not take is lost. A chunk that
-    has all of the text takes the place of those before it."""
+    """Write the chunks of many jobs to Redis in one round trip, which takes a second at most.
+
+    Chunks that Redis does not take are lost. A chunk that has all of the text replaces the chunks before it.
+    """
     if not chunks:
         return
     try:
@@ -48,7 +53,7 @@ def write(chunks: Sequence[Chunk]) -> None:
             round_trip.publish(channel(), notice({chunk.job_id for chunk in chunks}))
             refused = [answer for answer in round_trip.execute(raise_on_error=False) if isinstance(answer, Exception)]
     except Resting:
-        return  # said when it began
+        return  # a warning was logged when Redis became unavailable
     except (redis.RedisError, BrokerUnavailable) as error:
         refused = [error]
     if refused:
@@ -56,8 +61,10 @@ def write(chunks: Sequence[Chunk]) -> None:
 
 
 def read(after: Mapping[UUID, bytes], most: int) -> dict[UUID, list[Entry]]:
-    """What was told of each of these jobs after the entry that is named with it, at most `most` entries each. Raises
-    `BrokerUnavailable`, `RedisError`."""
+    """Return the entries of each of these jobs after the entry that `after` names, at most `most` for each.
+
+    A job without such entries is missing in the result. Raises `BrokerUnavailable` and `RedisError`.
+    """
     by_key = {key_of(job_id): job_id for job_id in after}
     with redis_client.call() as client:
         found: Any = client.xread({key_of(job_id): last for job_id, last in after.items()}, count=most)
@@ -73,11 +80,11 @@ def _entries(job_id: UUID, entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]
 
 
 def place(entry_id: bytes) -> tuple[int, int]:
-    """Entries come in the order of their places."""
+    """Return the id of an entry as two numbers, which sort as the entries do."""
     milliseconds, _, number = entry_id.partition(b"-")
     return int(milliseconds), int(number)
 
 
 def notice(ids: Collection[UUID]) -> bytes:
-    """That there is more of these jobs."""
+    """Return the message that says that there is more text of these jobs."""
     return ",".join(job_id.hex for job_id in ids).encode()

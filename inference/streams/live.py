@@ -1,5 +1,8 @@
-"""The streams that are open in this process: one thread hears that there is more of their jobs, reads it for all of
-them at once, and hands it to their readers, for none of whom it ever waits."""
+"""The streams that are open in this process.
+
+One thread receives the notices that there is more text of their jobs, reads it for all of them at once, and hands it to
+their readers. It never waits for a reader.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +27,27 @@ from inference.waiting.finished import Waiter
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 5.0  # for what was not heard of
-LINGER_S = 30.0  # the thread ends so long after the last stream
+POLL_S = 5.0  # between two reads of all jobs, which find text whose notice was lost
+LINGER_S = 30.0  # from the end of the last stream to the end of the thread
 PAGE = 500  # entries that are read at once
-MOST_HELD = 100  # entries for one reader, who reads by itself what does not fit
+MOST_HELD = 100  # entries that wait for one reader; with more of them the reader falls behind and reads by itself
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0  # while Redis is away
 
 
 class Ear(Waiter):
-    """What one reader has to tell next. It begins behind, and whoever is behind reads what Redis keeps by itself."""
+    """The queue of entries that one reader takes next.
+
+    An ear begins behind. While it is behind, its reader reads the entries from Redis by itself.
+    """
 
     def __init__(self, job_id: UUID) -> None:
         super().__init__()
         self.job_id = job_id
-        self.changes: Changes | None = None  # once the job has finished
-        self.is_stopped = False  # this process tells no more
+        self.changes: Changes | None = None  # values of the row, once the job has finished
+        self.is_stopped = False  # this process ends its streams
         self.is_behind = True
-        self.offered = FIRST  # the last entry that was handed over here
-        self._taken = FIRST  # the last that the reader took
+        self.offered = FIRST  # the id of the last entry that the thread handed over
+        self._taken = FIRST  # the id of the last entry that the reader took
         self._held: deque[Entry] = deque()
         self._changed = threading.Condition()
         self._pauses = Pauses(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
@@ -51,7 +57,10 @@ class Ear(Waiter):
         return self.is_stopped or self.changes is not None
 
     def listen(self, timeout_s: float) -> list[Entry]:
-        """What comes next, as soon as there is any; none after `timeout_s`, and when it is over."""
+        """Return the next entries as soon as there are any.
+
+        The list is empty after `timeout_s`, and when the job has finished or the process ends its streams.
+        """
         give_up_at = time.monotonic() + timeout_s
         while not self.is_over and (left_s := give_up_at - time.monotonic()) > 0:
             if entries := self._catch_up(left_s) if self.is_behind else self._wait(left_s):
@@ -60,17 +69,17 @@ class Ear(Waiter):
         return []
 
     def rewind(self, to: bytes) -> None:
-        """To take again what came after this entry."""
+        """Make `listen` return the entries after this one again."""
         with self._changed:
             self._taken = to
             self._fall_behind()
 
     def _catch_up(self, left_s: float) -> list[Entry]:
-        with self._changed:  # from now on it is handed over what may be too late for the page that is read here
+        with self._changed:  # before the read: entries that come too late for this page are handed over by the thread
             self.is_behind, self.offered = False, self._taken
         try:
             entries = history.read({self.job_id: self._taken}, PAGE).get(self.job_id, [])
-        except (BrokerUnavailable, redis.RedisError):  # the listener's log says why
+        except (BrokerUnavailable, redis.RedisError):  # the thread of the streams logs the reason
             with self._changed:
                 self._fall_behind()
                 self._changed.wait_for(lambda: self.is_over, min(left_s, self._pauses.next_s()))
@@ -115,18 +124,21 @@ class Ear(Waiter):
 
 
 class Live:
-    """Its thread starts with the first stream, never ends of an error, and lingers when there is none."""
+    """The open streams of this process, and the thread that reads for them.
+
+    The thread starts with the first stream, and no error ends it. It lingers for `LINGER_S` when there is no stream.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.ears: dict[bytes, list[Ear]] = {}  # by id of the job, as notices name it
+        self.ears: dict[bytes, list[Ear]] = {}  # by the id of the job, in the form in which notices name it
         self.is_stopping = False
         self._thread: threading.Thread | None = None
         self._left_at = 0.0
 
     @contextlib.contextmanager
     def follow(self, job_id: UUID) -> Iterator[Ear]:
-        """Who also hears of the end of the job."""
+        """Yield a new ear for this job, which is also woken when the job has finished."""
         ear, key = Ear(job_id), history.notice([job_id])
         with self._lock:
             ear.is_stopped = self.is_stopping
@@ -143,11 +155,11 @@ class Live:
                 self._left_at = time.monotonic()
 
     def __len__(self) -> int:
-        """Streams that are open now."""
+        """Return the number of streams that are open now."""
         return sum(map(len, list(self.ears.values())))
 
     def stop(self) -> None:
-        """This process ends: its streams do, and their clients go on elsewhere."""
+        """End all streams as this process ends. Their clients go on in another process."""
         with self._lock:
             self.is_stopping = True
             for ears in self.ears.values():
@@ -172,7 +184,10 @@ class Live:
                 time.sleep(pauses.next_s())
 
     def _is_done(self) -> bool:
-        """Decided together with who comes next."""
+        """Return True if the thread may end.
+
+        The lock is held meanwhile, so that a stream that begins next finds no thread and starts one.
+        """
         with self._lock:
             done = not self.ears and time.monotonic() - self._left_at > LINGER_S
             if done:

@@ -1,5 +1,8 @@
-"""How far a stream was told, as the id of its events: with it any web process goes on without a missing or doubled
-character, in the text of a new attempt, in what Redis keeps of it, or in the row."""
+"""The positions in a stream, which are the ids of its events.
+
+With a position any web process continues the stream without a missing or doubled character. It does so in the text of a
+new attempt, in the chunks that Redis keeps, or in the row.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,21 @@ from django.conf import settings
 
 from inference.errors import UnknownPosition
 
-BYTES = 8  # of either digest
+BYTES = 8  # of each of the two digests in an id
 MOST_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    at: int  # characters that were told
-    digest: bytes  # of them: whoever goes on at `at` must have told the same
+    at: int  # characters that were sent
+    digest: bytes  # of these characters: a text that continues at `at` must begin with the same ones
 
     @classmethod
     def of_id(cls, text: str, job_id: UUID) -> Self:
-        """Raises `UnknownPosition` for what was not made by `id_for` of the same job."""
+        """Read a position from the id of an event.
+
+        Raises `UnknownPosition` if `id_for` did not make this id for the same job.
+        """
         number, _, encoded = text.partition("-")
         if number.isascii() and number.isdigit() and len(number) <= MOST_DIGITS:
             digest = _decoded(encoded)[:BYTES]
@@ -43,7 +49,7 @@ class Position:
 
 
 class Told:
-    """What a stream has told: its position as it moves on."""
+    """The position of a stream, which moves on with each text that is sent."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=BYTES)

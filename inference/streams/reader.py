@@ -1,4 +1,4 @@
-"""A job's text as it is generated, for one client, from where it was told the last time."""
+"""The stream of a job's text for one client, from the position that the client has reached."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from inference.streams.texts import Prompt, generated
 logger = logging.getLogger(__name__)
 
 SILENCE_S = 10.0
-LONGEST_S = 3600.0  # then the client comes back: its key, or the job, may be gone
+LONGEST_S = 3600.0  # then the client has to come back: its API key, or the job, may have been deleted
 
 
 def read(job: Job, *, after: Position = BEGINNING) -> Iterator[Event]:
-    """Events as they come, `Silence` when none came for `SILENCE_S`; the last one is an `End` or a `Cut`.
+    """Return the events of a stored job as they come. The last one is an `End` or a `Cut`.
 
-    `job` is stored, and its inputs are let go. No database connection is held meanwhile.
+    A `Silence` comes when there was no other event for `SILENCE_S`. The inputs of `job` are dropped from memory. No
+    database connection is held meanwhile.
     """
     prompt = Prompt.of(job.inputs, job.parameters)
     vars(job).pop("inputs", None)
@@ -49,7 +50,7 @@ def _events(job: Job, prompt: Prompt, tale: Tale) -> Iterator[Event]:
 
 
 def _look(ear: Ear) -> None:
-    """The job may have finished before anybody listened."""
+    """Read the row once, as the job may have finished before the ear was registered."""
     try:
         if finished := rows.finished([ear.job_id]):
             ear.wake(finished[ear.job_id])
@@ -68,7 +69,7 @@ def _next(ear: Ear, tale: Tale) -> Delta | Restart | None:
 
 
 def _end(job: Job, text: str | None, tale: Tale) -> Iterator[Event]:
-    """What of the text was not told yet, and the end."""
+    """Yield the part of the text that was not sent yet, and the end."""
     if text is not None:
         try:
             rest = tale.hear_all(text)

@@ -1,6 +1,9 @@
-"""Of the streams of a job whose clients want it cancelled when they go, the last decides: a client that has come back,
-perhaps to another web process, is not to lose its job when its old connection is found to be closed. The job's row says
-which stream is the last, as what it decides is final."""
+"""The choice of the stream that may cancel its job when its client goes.
+
+Of the streams of a job whose clients want it cancelled when they go, the last one decides. A client that has come back,
+perhaps to another web process, must not lose its job when its old connection is found to be closed. The job's row names
+the last stream, as the decision is final.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from inference.store import transitions
 
 
 def come(job_id: UUID) -> UUID:
-    """Write on the row that a new stream is the last one. Returns the name of the stream."""
+    """Write on the row that a new stream is the last one, and return the name of the stream."""
     name = uuid4()
     Job.objects.filter(pk=job_id, status__in=WAITING).update(reader=name)
     return name
 
 
 def leave(job_id: UUID, name: UUID) -> bool:
-    """Cancel the job if that stream is still the last one. Returns whether it was cancelled."""
+    """Cancel the job if that stream is still the last one. Return True if the job was cancelled."""
     return transitions.cancel(job_id, reader=name)

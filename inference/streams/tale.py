@@ -1,5 +1,7 @@
-"""What a client was told of a job, and what of the current attempt's text was seen: the latter must begin with the
-former."""
+"""The text that a client was sent of a job, compared with the text of the current attempt.
+
+The text of the attempt must begin with the text that was sent.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from inference.streams.positions import BEGINNING, Position, Told
 
 
 class Differs(Exception):
-    """The text begins otherwise than what was told."""
+    """The text of the attempt does not begin with the text that was sent."""
 
 
 class Tale:
@@ -23,17 +25,20 @@ class Tale:
 
     @property
     def id(self) -> str:
-        """Of the last event."""
+        """The id of the last event."""
         return self._told.id_for(self.job_id)
 
     @property
     def begins_after(self) -> bytes:
-        """The entry before the attempt's first one."""
+        """The id of the entry before the first entry of the attempt."""
         return self._before
 
     def hear(self, entries: Sequence[Entry]) -> Delta | None:
-        """What is new in them; what is known is not told again, nor what follows missing characters, nor of an attempt
-        what another one follows. Raises `Differs`."""
+        """Return the text of these entries that is new for the client, or None if there is none.
+
+        Text that the client has is left out. So is text behind missing characters, and text of an attempt that another
+        one follows. Raises `Differs`.
+        """
         text, tokens = "", 0
         newest = max((number for number, (_, chunk) in enumerate(entries) if not chunk.at), default=0)
         if newest:
@@ -44,7 +49,7 @@ class Tale:
         return Delta(text=text, id=self.id, tokens=tokens) if text else None
 
     def hear_all(self, text: str) -> Delta | None:
-        """As `hear`, of the whole text, which the row told."""
+        """Return the part of the whole text, as read from the row, that is new for the client. Raises `Differs`."""
         self._seen = Told()
         new = self._go_on(text)
         if self._seen.at < self._told.at:
@@ -52,7 +57,7 @@ class Tale:
         return Delta(text=new, id=self.id) if new else None
 
     def restart(self) -> Restart:
-        """Nothing was told, and the attempt's first entry comes next."""
+        """Begin anew: no text counts as sent, and the first entry of the attempt comes next."""
         self._told = BEGINNING
         self._forget(self._before)
         return Restart(id=self.id)
@@ -66,14 +71,14 @@ class Tale:
         before = self._last
         self._last, chunk = entry
         if chunk.attempt != self._attempt:
-            if chunk.at:  # of an attempt that is over, or whose beginning is missing
+            if chunk.at:  # the chunk's attempt is over, or the beginning of its text is missing
                 return ""
             self._attempt, self._seen, self._before = chunk.attempt, Told(), before
         known = self._seen.at - chunk.at
         return self._go_on(chunk.text[known:]) if known >= 0 else ""
 
     def _go_on(self, text: str) -> str:
-        """What is new of `text`, which follows what was seen."""
+        """Return the new part of `text`, which follows the text that was seen. Raises `Differs`."""
         again = self._told.at - self._seen.at
         self._seen.tell(text[:again])
         if self._seen.at < self._told.at:

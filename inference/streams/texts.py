@@ -1,5 +1,7 @@
-"""The text that a job generated, out of its output: that is what a stream tells, also of a model that told nothing
-while it ran."""
+"""The text that a job generated, taken from its output.
+
+A stream sends this text, also if the model published none while it ran.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,21 @@ _DIGEST = 16  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What stands before the generated text in an answer with the full text, as it is known again there. Prompts may
-    have megabytes, and hundreds of streams wait: it is not kept."""
+    """The length and digest of the prompt that may precede the generated text in an answer.
+
+    They tell if an answer begins with the prompt. The text of the prompt is not kept, as prompts may have megabytes and
+    hundreds of streams wait.
+    """
 
     length: int
     digest: bytes
 
     @classmethod
     def of(cls, inputs: Any, parameters: Mapping[str, Any]) -> Self:
-        """Of a chat it is what its last message begins with, where the model goes on with that."""
+        """Return the prompt that an answer to these inputs begins with; it may be empty.
+
+        In a chat it is the text of the assistant's message at its end, if the model continues that message.
+        """
         text = inputs
         if isinstance(inputs, list) and inputs:
             last = inputs[-1]
@@ -38,15 +46,15 @@ class Prompt:
 
 
 def generated(job: Job, prompt: Prompt) -> str | None:
-    """Return the text that the job generated, without its prompt. It is None where the output holds no text."""
+    """Return the text that the job generated, without its prompt. It is None if the output holds no text."""
     text = full_text(job.output)
-    if text is None or job.prompt_length is None:  # of a worker of an earlier version, which did not say
+    if text is None or job.prompt_length is None:  # a worker of an earlier version did not record the length
         return None if text is None else prompt.taken_off(text)
     return text[job.prompt_length :]
 
 
 def full_text(output: Any) -> str | None:
-    """Return the text in an output, perhaps with its prompt. It is None where there is none."""
+    """Return the text in an output, perhaps with its prompt. It is None if there is none."""
     text = answer_of(output).get("generated_text")
     if isinstance(text, list) and text and isinstance(text[-1], dict):  # a chat with its answer
         text = text[-1].get("content")
@@ -54,7 +62,7 @@ def full_text(output: Any) -> str | None:
 
 
 def answer_of(output: Any) -> Mapping[str, Any]:
-    """The answer to the one input of a job; an empty one where it has another shape."""
+    """Return the answer to the one input of a job. It is empty if the output has another shape."""
     answer = output[0] if isinstance(output, list) and len(output) == 1 else output
     return answer if isinstance(answer, dict) else {}
 

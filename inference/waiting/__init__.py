@@ -1,1 +1,1 @@
-"""What a request does while it waits: it lends its compute slot, and is woken when its job is finished."""
+"""The waits of requests: a waiting request lends its compute slot, and is woken when its job is finished."""

@@ -1,7 +1,9 @@
-"""Two requests of a process compute at once. Hundreds that want the interpreter at the same time, because they came
-together or were woken together, would keep each other waiting, and every short request among them.
+"""The compute slots of a web process, in which two requests compute at once.
 
-A courtesy and no lock: who has waited long for a slot goes on without one.
+Hundreds of requests may want the interpreter at the same time, because they came together or were woken together. They
+would keep each other waiting, and every short request among them.
+
+A slot is no lock: a request that has waited long for a slot goes on without one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from inference import budget
 from inference.store import connections
 
 AT_ONCE = 2  # one computes, one reads or writes
-PATIENCE_S = 0.5
+PATIENCE_S = 0.5  # for which a request waits for a slot
 
 
 class _Own(threading.local):
@@ -23,17 +25,20 @@ class _Own(threading.local):
 
 
 class ComputeSlots:
-    """The slots of this process. What a thread takes it gives back; both may be repeated. Whoever waits has a lock of
-    its own, which costs a fifth of a semaphore."""
+    """The slots of this process.
+
+    A thread gives back the slot that it took. It may repeat either call. Each waiting thread has a lock of its own,
+    which costs a fifth of a semaphore.
+    """
 
     def __init__(self) -> None:
         self.free = AT_ONCE
-        self._waiting: deque[threading.Lock] = deque()  # each is released by who gives up its slot
+        self._waiting: deque[threading.Lock] = deque()  # each is released by a thread that passes its slot on
         self._lock = threading.Lock()
         self._own = _Own()
 
     def take(self) -> None:
-        """Waits for `PATIENCE_S` at most."""
+        """Take a slot for this thread, or go on without one after `PATIENCE_S`."""
         if self._own.holds:
             return
         with self._lock:
@@ -57,7 +62,7 @@ class ComputeSlots:
             return not is_late
 
     def give_back(self) -> bool:
-        """Whether this thread had one."""
+        """Give back the slot of this thread. Return True if it had one."""
         held, self._own.holds = self._own.holds, False
         if held:
             with self._lock:
@@ -69,7 +74,7 @@ class ComputeSlots:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Others may have this thread's slot while it waits."""
+        """Lend this thread's slot to others while the thread waits within this context."""
         held = self.give_back()
         try:
             yield
@@ -83,8 +88,10 @@ compute_slots = ComputeSlots()
 
 @contextlib.contextmanager
 def lending(limit_s: float) -> Iterator[float]:
-    """How long a request may wait for another one: `limit_s`, or what is left of its time. Meanwhile others may have
-    its compute slot and its connection of the pool."""
+    """Yield the seconds that a request may wait for another request: `limit_s`, or what is left of its budget.
+
+    Meanwhile other requests may have its compute slot and its connection of the pool.
+    """
     connections.give_back()
     with compute_slots.lent(), budget.spent(limit_s) as left_s:
         yield left_s

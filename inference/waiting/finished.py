@@ -1,8 +1,9 @@
 """The requests that wait for their jobs to finish.
 
-One listener thread a process hears of finished jobs, reads the rows of those that somebody here waits for, all in one
-query, and wakes them. Who waits for any of many jobs is told their ids, and reads as many rows as its answer holds. A
-notice is a hint: a slow poll of the waiting ids finds what it missed. A waiting request holds no database connection.
+One listener thread in each process receives the notices of finished jobs. It reads the rows of those jobs that requests
+of the process wait for, all in one query, and wakes these requests. A request that waits for any of many jobs gets only
+their ids, and reads as many rows as its answer holds. A notice is a hint: a slow poll of the waiting ids finds the jobs
+whose notices were missed. A waiting request holds no database connection.
 """
 
 import contextlib
@@ -25,16 +26,19 @@ from inference.waiting.told import Teller
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 5.0  # while notices arrive
-POLL_DEAF_S = 0.5  # while they do not
-LONGEST_DEAF_S = 5.0  # between tries to hear them again
+POLL_S = 5.0  # between two polls while the process is subscribed to notices
+POLL_DEAF_S = 0.5  # between two polls while it is not
+LONGEST_DEAF_S = 5.0  # between two tries to subscribe again
 
 W = TypeVar("W", "Waiter", "Hints")
 R = TypeVar("R")
 
 
 class Waiter:
-    """One request's wait for one job: a lock that is taken from the start, which costs a third of an event."""
+    """One request's wait for one job.
+
+    It is a lock that is taken from the start, which costs a third of an event.
+    """
 
     def __init__(self) -> None:
         self._changes: Changes | None = None
@@ -43,7 +47,10 @@ class Waiter:
         self._closed.acquire()
 
     def wait(self, timeout_s: float) -> Changes | None:
-        """What became of the finished job, or None after `timeout_s`. Raises what `fail` was told."""
+        """Return the changes of the finished job's row, or None after `timeout_s`.
+
+        Raises the error that was passed to `fail`.
+        """
         if connection.connection is not None:
             connection.close()
         if self._changes is None and self._error is None:
@@ -58,24 +65,24 @@ class Waiter:
         self._open()
 
     def fail(self, error: Exception) -> None:
-        """There is nothing to wait for: the job was not accepted."""
+        """End the wait with an error, as the job was not accepted."""
         self._error = error
         self._open()
 
     def _open(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it is open: the writer and the listener may both have told something
+        with contextlib.suppress(RuntimeError):  # already open: the writer and the listener may both end the wait
             self._closed.release()
 
 
 class Hints:
-    """One request's wait for any of many jobs: which of them to look at."""
+    """One request's wait for any of many jobs, which returns the ids of those to look at."""
 
     def __init__(self) -> None:
         self._arrived = threading.Condition()
         self._ids: set[UUID] = set()
 
     def wait(self, timeout_s: float) -> set[UUID]:
-        """Jobs that have finished, perhaps; none after `timeout_s`."""
+        """Return the ids of jobs that have perhaps finished. The set is empty after `timeout_s`."""
         connection.close()
         with compute_slots.lent(), self._arrived:
             self._arrived.wait_for(lambda: self._ids, timeout_s)
@@ -89,7 +96,10 @@ class Hints:
 
 
 class Listener:
-    """Wakes the waiters of this process. Its thread starts with the first wait, and never ends of an error."""
+    """The listener wakes the waiters of this process.
+
+    Its thread starts with the first wait, and no error ends it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -98,17 +108,20 @@ class Listener:
         self._thread: threading.Thread | None = None
 
     def expect(self, job_id: UUID, waiter: Waiter | None = None) -> "Registered[Waiter]":
-        """Register before the job can finish, then `wait()`: no notice falls in between. A `waiter` of its own kind
-        may wait for more than that."""
+        """Return the context within which a wait for this job is registered.
+
+        The caller enters it before the job can finish, and then calls `wait()`, so that no notice falls in between. A
+        `waiter` of a subclass may wait for more than the end of the job.
+        """
         return Registered(self, self.waiters, [job_id], waiter or Waiter())
 
     def hints(self, ids: Collection[UUID]) -> "Registered[Hints]":
-        """As `expect`, for any of many jobs."""
+        """Return the context within which a wait for any of these jobs is registered: see `expect`."""
         return Registered(self, self.hinted, ids, Hints())
 
     def register(self, registered: dict[UUID, list[W]], ids: Collection[UUID], waiting: W) -> None:
         with self._lock:
-            self._ensure_thread()  # first: where no thread can be started nothing is left behind
+            self._ensure_thread()  # first: if no thread can be started, no registration is left behind
             for job_id in ids:
                 registered.setdefault(job_id, []).append(waiting)
 
@@ -120,7 +133,7 @@ class Listener:
                     del registered[job_id]
 
     def __len__(self) -> int:
-        """Requests waiting now, each for one job."""
+        """Return the number of requests that wait now, each for one job."""
         return sum(map(len, list(self.waiters.values())))
 
     def _ensure_thread(self) -> None:
@@ -165,12 +178,15 @@ class Listener:
             time.sleep(POLL_DEAF_S)
 
     def _wake_all(self) -> None:
-        """Look for what notices missed: once for all, so that nobody is woken in vain."""
+        """Wake the requests whose jobs have finished without a notice.
+
+        The rows are read for all requests at once, so that no request is woken in vain.
+        """
         self._wake_waiters(list(self.waiters))
         self._hint(self._read(rows.ended, list(self.hinted)) or ())
 
     def _wake(self, ids: Collection[UUID]) -> None:
-        """Heed a notice."""
+        """Wake the requests that wait for the jobs of a notice."""
         self._hint(ids)
         self._wake_waiters([job_id for job_id in ids if job_id in self.waiters])
 
@@ -182,7 +198,7 @@ class Listener:
                     waiter.wake(changes)
 
     def _read(self, read: Callable[[Collection[UUID]], R], ids: Collection[UUID]) -> R | None:
-        """Return what is read of these jobs; None of no jobs, and while the database is away."""
+        """Return what `read` returns for these jobs. It is None for no jobs, and while the database is away."""
         if not ids:
             return None
         try:
@@ -200,8 +216,8 @@ class Listener:
                     hints.tell(job_id)
 
 
-class Registered(Generic[W]):  # a class: half of what a generator costs
-    """Who waits for one of these jobs."""
+class Registered(Generic[W]):  # a class, as it costs half of what a generator costs
+    """The context within which a wait for one of these jobs is registered."""
 
     def __init__(self, listener: Listener, registered: dict[UUID, list[W]], ids: Collection[UUID], waiting: W) -> None:
         self._listener, self._ids = listener, ids

@@ -1,5 +1,8 @@
-"""Tells the figures which requests a web process answered or refused, and how many wait in it. In rows, as all else:
-one process of several is asked for metrics, and tells of all."""
+"""The figures of a web process: the requests that it answered or refused, and how many wait in it.
+
+They are kept in rows, as all figures are, since only one of several processes is asked for metrics, and it reports all
+of them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class Teller:
-    """Looks at `waiting` once a tick, in a thread that a web process begins as it starts, and no other process."""
+    """The writer of a web process's figures, which calls `waiting` once a tick.
+
+    It does so in a thread, which a web process begins as it starts. No other process does.
+    """
 
     def __init__(self, waiting: Callable[[], int]) -> None:
         self._waiting = waiting
@@ -38,7 +44,7 @@ class Teller:
             connection.close()
 
     def tell(self) -> None:
-        """What cannot be written now is kept for the next tick."""
+        """Write the figures of this process. Those that cannot be written now are kept for the next tick."""
         if waiting := self._waiting():
             ledger.note(SERVICE, {"now": {"requests_waiting": waiting}})
         try:
