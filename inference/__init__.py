@@ -1,2 +1,5 @@
-"""The service without its API. Each package says what it owns; what it may import stands below it in the layers of
-pyproject.toml."""
+"""The service without its API.
+
+The docstring of each package says what it owns. A package may import the packages below it in the layers of
+pyproject.toml.
+"""

@@ -10,7 +10,10 @@ class InferenceConfig(AppConfig):
     name = "inference"
 
     def __init__(self, *arguments: Any) -> None:
-        """Refuse another project's settings before the models are imported, which need packages that it has not."""
+        """Refuse the settings of another project.
+
+        This happens before the models are imported, which need packages that the other project does not have.
+        """
         super().__init__(*arguments)
         if not hasattr(settings, "MODELS_FILE"):
             raise ImproperlyConfigured(

@@ -1,7 +1,8 @@
-"""How long a request may wait: each of its waits has a limit, and all of them together have one, which is kept here.
+"""The budget of a request: the time that all its waits may take together.
 
-Counted is what it waits for the database, the broker and its turn; not what its client asked to wait for, after which
-all begins anew, and not what is computed. Who serves no request has no budget.
+Each wait also has a limit of its own. Waits for the database, for the broker and for the request's turn are counted. A
+wait that the client asked for is not counted, and the budget begins anew after it. Time spent computing is not counted
+either. A thread that serves no request has no budget.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-GRACE_S = 0.5  # the server cancels a statement, and says so, before the client stops waiting
-SPENT = "earlier statements of this request took all the time that its answer may take"
+GRACE_S = 0.5  # the database server cancels a statement and reports it before its client stops waiting
+SPENT = "what this request asked before took all the time that its answer has"
 
 
 class _Own(threading.local):
@@ -25,12 +26,12 @@ _own = _Own()
 
 
 def answer_limit_s() -> float:
-    """How long a statement of this process may take; 0: as long as it takes."""
+    """Return how many seconds a statement of this process may take. 0 means as long as it takes."""
     return float(os.environ.get("DATABASE_ANSWER_S", "0"))
 
 
-class of_a_request:  # a class, as `spent`
-    """All waits of this thread together may take what a single statement may."""
+class of_a_request:  # a class, for the same reason as `spent`
+    """The context of one request: all its waits together may take as long as a single statement may, and `GRACE_S`."""
 
     def __enter__(self) -> None:
         limit_s = answer_limit_s()
@@ -41,18 +42,24 @@ class of_a_request:  # a class, as `spent`
 
 
 def renew() -> None:
-    """Begin anew, after a wait that the client asked for: however often a request has looked, it may look again."""
+    """Begin the budget anew, after a wait that the client asked for.
+
+    A request may then query again, however often it has done so before.
+    """
     if _own.left_s < math.inf:
         _own.left_s = answer_limit_s() + GRACE_S
 
 
 def left_s() -> float:
-    """Not negative."""
+    """Return the seconds that are left of the budget; they are never negative."""
     return max(0.0, _own.left_s)
 
 
-class spent:  # a class: half of what a generator costs
-    """How long this wait may take: `limit_s`, or what is left. What it takes is counted."""
+class spent:  # a class, as it costs half of what a generator costs
+    """The context of one wait, whose duration is counted.
+
+    It yields the seconds that the wait may take: `limit_s`, or what is left of the budget.
+    """
 
     def __init__(self, limit_s: float = math.inf) -> None:
         self.limit_s = limit_s
@@ -67,7 +74,10 @@ class spent:  # a class: half of what a generator costs
 
 @contextlib.contextmanager
 def uncounted() -> Iterator[None]:
-    """For work that is as long as its request is large: each of its waits is bounded for itself."""
+    """Lift the budget for work that takes longer the larger its request is.
+
+    Each wait of such work has a bound of its own.
+    """
     before, _own.left_s = _own.left_s, math.inf
     try:
         yield

@@ -1,4 +1,4 @@
-"""`manage.py check`: refuses a bad models.toml by line, and warns of what the workers would miss."""
+"""The checks of `manage.py check`: they refuse a bad models.toml by line, and warn of what the workers would miss."""
 
 import difflib
 import importlib.util
@@ -39,12 +39,15 @@ def webhook_secret(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 
 
 def _missing(spec: specs.ModelSpec) -> Iterator[CheckMessage]:
-    """Warnings only: the process that is checked may run where no model does, and other models are to be served beside
-    one that is broken in whatever way."""
+    """Yield a warning for each thing that a worker would miss to serve this model.
+
+    They are warnings and no errors: the process that runs the check may be on a host without models, and the other
+    models are to be served beside one that is broken in whatever way.
+    """
     for check in (task_problem, _engine_problem, _weights_problem, packages.problem):
         try:
             problem = check(spec)
-        except Exception as error:  # a package runs its own code, a module may be no Python, a file unreadable
+        except Exception as error:  # a package runs its own code, a module may be no Python, a file may be unreadable
             problem = f"cannot be looked at: {describe(error)}"
         if problem:
             yield Warning(f"[{spec.name}] {problem}", id="inference.W001")
@@ -61,7 +64,10 @@ def task_problem(spec: specs.ModelSpec) -> str:
 
 
 def _engine_problem(spec: specs.ModelSpec) -> str:
-    """Found without running the module, which may import torch; only the packages that it lies in are imported."""
+    """Return why the engine's class or function cannot be found, or an empty text.
+
+    The module is not run, as it may import torch. Only the packages that it lies in are imported.
+    """
     module, _, attribute = spec.engine.partition(":")
     source = _source(module)
     if source is None:
@@ -77,7 +83,7 @@ def _engine_problem(spec: specs.ModelSpec) -> str:
 
 
 def _source(module: str) -> str | None:
-    """None for a module that is not there, empty for one without source."""
+    """Return the source of a module. It is None if there is no such module, and empty if the module has no source."""
     try:
         found = importlib.util.find_spec(module)
     except ImportError:
@@ -88,14 +94,20 @@ def _source(module: str) -> str | None:
 
 
 def _names_in(source: str) -> set[str]:
-    """What a module defines or imports on its first level; nothing when only running it would tell."""
+    """Return the names that a module defines or imports on its first level.
+
+    The set is empty if only running the module would show its names.
+    """
     symbols = symtable.symtable(source, "engine", "exec").get_symbols()
     names = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
     return set() if "__getattr__" in names or "import *" in source else names
 
 
 def _weights_problem(spec: specs.ModelSpec) -> str:
-    """Of an engine of one's own, `model` may be anything."""
+    """Return why the weights of the model cannot be used, or an empty text.
+
+    The `model` of a custom engine is not checked, as it may be anything.
+    """
     if not spec.model or not spec.is_built_in:
         return ""
     try:

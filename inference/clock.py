@@ -1,8 +1,8 @@
-"""The one module that reads clocks of the day. All else asks it, or measures durations by `time.monotonic`.
+"""The one module that reads clocks of the day. All other modules call it, or measure durations by `time.monotonic`.
 
-The database's clock decides over data: in SQL by `Now()`, else by `of_database`. `now` and `time_s` are near it, and
-ask nobody: a process measures how far its host's clock is off as it connects and as it writes. It does so once a
-minute at most, and at once where the host's clock was set meanwhile or the host slept; `now` looks for that, too.
+The database's clock decides over data: in SQL by `Now()`, elsewhere by `of_database`. `now` and `time_s` are near that
+clock without a query: a process measures how far its host's clock is off as it connects and as it writes. It measures
+once a minute at most, but at once after the host's clock was set or the host slept. `now` looks for that, too.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _ASK = {
 
 _off_s = 0.0
 _measured_at = float("-inf")
-_begun_s = 0.0  # when this host's monotonic clock was zero, by its clock of the day at the last measurement
+_begun_s = 0.0  # when the host's monotonic clock was zero, by the host's clock of the day at the last measurement
 
 
 def time_s() -> float:
-    """Return the seconds since 1970 that the database's clock shows, as far as was measured."""
+    """Return the seconds since 1970 that the database's clock shows, as last measured."""
     return time.time() + _off_s
 
 
 def earliest_s() -> float:
-    """Return the same, or the earlier of two times where the host's clock was set since the last measurement.
+    """Return `time_s()`, or the earlier of two possible times if the host's clock was set since the last measurement.
 
-    No deadline has passed by it that may not have passed.
+    A deadline that has passed by this time has passed for certain.
     """
     if _measured_at == float("-inf") or not _was_set():
         return time_s()
@@ -41,19 +41,20 @@ def earliest_s() -> float:
 
 
 def off_s() -> float:
-    """By how much the host's clock is behind the database's."""
+    """Return the seconds by which the host's clock is behind the database's, as last measured."""
     return _off_s
 
 
 def moment() -> datetime.datetime:
-    """Return the same as a moment. A process that has not connected yet has its host's."""
+    """Return `time_s()` as a datetime in UTC. It is the host's time in a process that has not connected yet."""
     return datetime.datetime.fromtimestamp(time_s(), datetime.UTC)
 
 
 def now() -> datetime.datetime:
-    """Return the database's time, which is asked for the first time and where the host's clock was set since.
+    """Return the database's time, as last measured.
 
-    Raises `OperationalError` where it cannot be asked for.
+    The database is asked if it never was before, or if the host's clock was set since the last measurement. Raises
+    `OperationalError` if it cannot be asked.
     """
     if _measured_at == float("-inf") or _was_set():
         connection.ensure_connection()
@@ -62,12 +63,16 @@ def now() -> datetime.datetime:
 
 
 def of_database() -> datetime.datetime:
-    """Ask the database what time it is. Raises what the database raises."""
+    """Ask the database what time it is. Raises the errors of the database."""
     return datetime.datetime.fromtimestamp(_ask(connection), datetime.UTC)
 
 
 def measure(connection: Any, **_: Any) -> None:
-    """Told of every new connection. A file's clock is the host's."""
+    """Measure how far the host's clock is off.
+
+    Django calls this for every new connection. It does nothing if the last measurement is less than a minute old and
+    the host's clock was not set since. SQLite has the host's clock, so that the difference is zero.
+    """
     global _off_s, _measured_at, _begun_s  # noqa: PLW0603 - of this process
     if time.monotonic() < _measured_at + MEASURED_EVERY_S and not _was_set():
         return
@@ -86,7 +91,7 @@ def _begins_s() -> float:
 
 
 def _was_set() -> bool:
-    """Return whether the host's clock was set, or the host slept, since the last measurement."""
+    """Return True if the host's clock was set, or the host slept, since the last measurement."""
     return abs(_begins_s() - _begun_s) >= AGREED_S
 
 

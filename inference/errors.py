@@ -1,8 +1,8 @@
-"""What can go wrong, as the public may read it.
+"""The errors of the service, with messages that the public may read.
 
-`code` is stable and part of the interface; `retryable` says whether the same call may succeed later.
-The message of an exception is what the public may read: it names what would be right, and no secret. What an engine's
-own code or a library raised is for operators, and kept beside it: `raised` in words, and `trace`, where.
+`code` is stable and part of the interface. `retryable` is true if the same call may succeed later. The message of an
+exception is public: it says what would be right, and contains no secret. What an engine's own code or a library raised
+is for operators, and is kept beside the message: `raised` has its words, and `trace` where it was raised.
 """
 
 from typing import Any
@@ -27,12 +27,12 @@ class InferenceError(Exception):
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
-        self.model = model  # whose state is the reason
+        self.model = model  # name of the model whose state is the reason
         self.raised, self.trace = raised, trace
 
     @property
     def full(self) -> str:
-        """The words for operators."""
+        """The whole text of the error, for operators."""
         return f"{self.message} {self.raised}".rstrip()
 
 
@@ -45,7 +45,10 @@ class UnknownModel(SubmissionError):
 
 
 class InvalidInput(SubmissionError):
-    """`field` is the path of what is wrong in the request's body, such as `parameters.top_k`."""
+    """An input, or another part of the request, cannot be accepted.
+
+    `field` is the path of what is wrong in the request's body, such as `parameters.top_k`.
+    """
 
     code = "invalid_input"
 
@@ -55,7 +58,10 @@ class InvalidInput(SubmissionError):
 
 
 class ContextLengthExceeded(InvalidInput):
-    """The input is longer than the model reads. Its words are those that programs written for OpenAI look for."""
+    """The input is longer than the model reads.
+
+    The message has the words that programs written for OpenAI look for.
+    """
 
     code = "context_length_exceeded"
 
@@ -64,9 +70,9 @@ def context_length_exceeded(limit: int, tokens: int, *, at_least: bool = False) 
     """Return the error of an input that is too long.
 
     Args:
-        limit: Tokens that an input may have, beside what the model is to generate.
+        limit: Tokens that an input may have, beside those that the model is to generate.
         tokens: Tokens of the input.
-        at_least: Whether the input has perhaps more: no more of it was read.
+        at_least: True if the input may have more tokens, as no more of it was read.
     """
     found = f"{tokens} tokens{' or more' if at_least else ''}"
     return ContextLengthExceeded(
@@ -75,7 +81,7 @@ def context_length_exceeded(limit: int, tokens: int, *, at_least: bool = False) 
 
 
 class NoneAccepted(InvalidInput):
-    """Of a bulk: `rejected` has each input's index, code and detail."""
+    """None of a bulk's inputs can be accepted. `rejected` has the index, code and detail of each."""
 
     def __init__(self, rejected: list[dict[str, Any]]) -> None:
         super().__init__(f"None of {len(rejected)} inputs can be accepted. The first: {rejected[0]['detail']}")
@@ -87,7 +93,7 @@ class IdempotencyMismatch(SubmissionError):
 
 
 class UnknownOwner(SubmissionError):
-    code = "unknown_owner"  # who submits was deleted meanwhile
+    code = "unknown_owner"  # the user who submits was deleted meanwhile
 
 
 class TooManyQueued(SubmissionError):
@@ -106,9 +112,12 @@ class Overloaded(SubmissionError):
 
 
 class NoWorker(SubmissionError):
-    """`raised` is what its worker says of it, for the operator only: it may quote an engine."""
+    """No worker serves the model now.
 
-    code = "no_worker"  # nobody serves the model now
+    `raised` is what a worker reports about it. It is for operators only, as it may quote an engine.
+    """
+
+    code = "no_worker"
     retryable = True
 
     def __init__(self, message: str, *, model: str, raised: str) -> None:
@@ -117,7 +126,7 @@ class NoWorker(SubmissionError):
 
 
 class ModelsFileRefused(NoWorker):
-    """This process has never read a good models file. `raised` says what is wrong with it."""
+    """This process has never read a valid models file. `raised` says what is wrong with the file."""
 
     code = "models_file_refused"
 
@@ -132,7 +141,7 @@ class JobNotFound(InferenceError):
 
 
 class UnknownPosition(InferenceError):
-    code = "bad_request"  # a stream was never there, or that of another job was
+    code = "bad_request"  # the job's stream was never at this position, though that of another job may have been
 
 
 class BulkNotFound(InferenceError):
@@ -140,7 +149,10 @@ class BulkNotFound(InferenceError):
 
 
 class StoreUnavailable(InferenceError):
-    """`job_id` or `bulk_id` is of what may have been stored; without one, for certain, nothing was."""
+    """The database did not answer in time.
+
+    `job_id` or `bulk_id` names a job or bulk that may have been stored. Without either it is certain that nothing was.
+    """
 
     code = "store_unavailable"
     retryable = True
@@ -169,7 +181,7 @@ class JobError(InferenceError):
 
 
 class EngineError(JobError):
-    """The engine raised: of what it raised nothing is public."""
+    """The engine raised an exception, of which nothing is public."""
 
     code = "engine_error"
 
@@ -182,7 +194,7 @@ class BadOutput(JobError):
 
 
 class OutOfMemory(JobError):
-    """The item does not fit on the device, even alone. Of what was raised nothing is public."""
+    """The item does not fit on the device, even alone. Nothing of the exception that was raised is public."""
 
     code = "out_of_memory"
 
@@ -191,11 +203,11 @@ class OutOfMemory(JobError):
 
 
 class TimedOut(JobError):
-    code = "timed_out"  # ran past the model's time_limit_s, alone and twice
+    code = "timed_out"  # the job ran past the model's time_limit_s, alone and twice
 
 
 class Crashed(JobError):
-    code = "crashed"  # its process died, alone and twice
+    code = "crashed"  # the process that ran the job died, with the job alone and twice
 
 
 class DeviceFailed(JobError):
@@ -209,26 +221,32 @@ class ModelUnavailable(JobError):
 
 
 class Lost(JobError):
-    code = "lost"  # given back too often
+    code = "lost"  # the job was given back to the queue too often
     retryable = True
 
 
 class Expired(JobError):
-    code = "expired"  # not started before its deadline
+    code = "expired"  # the job was not started before its deadline
 
 
 RETRYABLE_OUTCOMES = frozenset(error.code for error in JobError.__subclasses__() if error.retryable)
 
 
 class BrokerUnavailable(InferenceError):
-    """Inside the service only: a job is accepted without its message, and sent later."""
+    """The broker cannot be used. Clients never see this error.
+
+    A job is accepted without its message, which is sent later.
+    """
 
     code = "broker_unavailable"
     retryable = True
 
 
 class NotYet(InferenceError):
-    """Inside a worker only: a job of an entry of models.toml that it has not taken over. It runs once it has."""
+    """The job's entry of models.toml is one that the worker has not taken over yet. Only workers see this error.
+
+    The job runs once the worker has taken the entry over.
+    """
 
     code = "not_yet"
     retryable = True

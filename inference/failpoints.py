@@ -1,5 +1,8 @@
-"""Named steps where the fault harness may end the process: as if killed there, at the step `after_claim`, when
-FAILPOINTS names a folder and the file `after_claim` in it can be deleted. The next to come by gets past."""
+"""The named steps at which the fault harness may end a process, as if the process were killed there.
+
+A process ends at the step `after_claim`, for example, if FAILPOINTS names a folder and the process can delete the file
+`after_claim` in it. The next process that reaches the step finds no file, and goes on.
+"""
 
 import os
 from pathlib import Path

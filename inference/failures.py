@@ -1,6 +1,7 @@
-"""What failed, judged by its kind. Only a lost connection is tried again, and never without a bound or a growing pause.
+"""The kinds of failures of the database and the broker.
 
-Each other kind ends in one job's outcome or one caller's error: the same call would fail again, for ever.
+Only a lost connection is tried again, and never without a bound or a growing pause. Each other kind ends in one job's
+outcome or one caller's error, as the same call would fail again for ever.
 """
 
 from __future__ import annotations
@@ -21,21 +22,19 @@ T = TypeVar("T")
 
 
 class Kind(enum.Enum):
-    CONNECTION = (
-        "connection lost"  # the other side is away, restarting, locked or full: later the same call may succeed
-    )
-    STATEMENT = "statement refused"  # the other side understands no such call: a missing table, a missing right
+    CONNECTION = "connection lost"  # the server is away, restarting, locked or full: the same call may succeed later
+    STATEMENT = "statement refused"  # the server does not take such a call: a missing table, a missing right
     DATA = "data refused"  # these values cannot be stored
-    BUG = "bug"  # anything that nobody foresaw
+    BUG = "bug"  # any exception that was not foreseen
 
 
-# SQLSTATE, by its first characters (https://www.postgresql.org/docs/current/errcodes-appendix.html).
+# First characters of an SQLSTATE (https://www.postgresql.org/docs/current/errcodes-appendix.html).
 _AWAY = (
     "08",  # connection exception
     "25006",  # read-only: a standby that is being promoted
     "40",  # rolled back: a deadlock, a serialization failure
     "53",  # disk, memory or connections used up
-    "55P03",  # a lock was not to be had in time
+    "55P03",  # a lock was not available in time
     "57",  # shut down, starting up, or cancelled by statement_timeout
     "58",  # input or output of the server's host
 )
@@ -52,7 +51,7 @@ _REDIS_AWAY = (redis.ConnectionError, redis.TimeoutError, redis.OutOfMemoryError
 
 
 def kind_of(error: BaseException) -> Kind:
-    """The kind of what the database or the broker raised, or of a value that cannot be encoded for them."""
+    """Return the kind of an error of the database or the broker, or of a value that cannot be encoded for them."""
     if isinstance(error, DatabaseError | InterfaceError):
         return _of_database(error)
     if isinstance(error, redis.RedisError):
@@ -63,7 +62,7 @@ def kind_of(error: BaseException) -> Kind:
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether trying again later can help."""
+    """Return True if trying again later can help."""
     return kind_of(error) is Kind.CONNECTION
 
 
@@ -89,7 +88,10 @@ def _of_redis(error: redis.RedisError) -> Kind:
 
 
 class Pauses:
-    """Between tries: `first_s`, then twice as long each time up to `longest_s`, a fifth more or less at random."""
+    """The pauses between tries: `first_s`, then twice as long each time up to `longest_s`.
+
+    Each pause is up to a fifth longer or shorter at random.
+    """
 
     def __init__(self, *, first_s: float, longest_s: float) -> None:
         self.first_s, self.longest_s = first_s, longest_s
@@ -100,12 +102,15 @@ class Pauses:
         return pause_s * random.uniform(0.8, 1.2)
 
     def reset(self) -> None:
-        """What was tried has succeeded."""
+        """Begin again with the first pause, as a try has succeeded."""
         self.pause_s = self.first_s
 
 
 def patiently(call: Callable[[], T], *, limit_s: float, reconnect: Callable[[], None]) -> T:
-    """What `call` returns, tried again for `limit_s` while its connection is lost. Raises whatever else it raises."""
+    """Return what `call` returns. It is tried again for `limit_s` while its connection is lost.
+
+    `reconnect` is called before each new try. Raises the error of the last try, and any other error at once.
+    """
     pauses = Pauses(first_s=0.1, longest_s=1.0)
     give_up_at = time.monotonic() + limit_s
     while True:

@@ -1,5 +1,8 @@
-"""The rows: a `Job` is the truth about one accepted request, a `Worker` is the presence of one worker process, a
-`Figure` is what happened in some time."""
+"""The rows of the database.
+
+A `Job` is the truth about one accepted request, a `Worker` is the presence of one worker process, and a `Figure` counts
+what happened in some time.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,19 @@ from inference.fields.json_field import JSONField
 from inference.telemetry.plurals import count_of
 
 FORMER_USER = "former-user"
-NO_TIME = datetime.timedelta()  # what took less than that took it while the clock was set back
+NO_TIME = datetime.timedelta()  # shown for negative times, which come of a clock that was set back
 
 
 def former_user() -> Any:
-    """Who owns the rows of deleted users: rows of nobody can be read without a key where none is needed."""
+    """Return the user that owns the rows of deleted users, and create it if need be.
+
+    Without an owner these rows could be read without an API key where no key is needed.
+    """
     users = get_user_model()
     user, _ = users._default_manager.get_or_create(
         **{users.USERNAME_FIELD: FORMER_USER}, defaults={"is_active": False, "password": make_password(None)}
     )
-    if user.is_active:  # somebody had the name before
+    if user.is_active:  # a real user had the name before
         user.is_active = False
         user.save(update_fields=["is_active"])
     return user
@@ -44,8 +50,11 @@ def _keep_former_user(instance: Any, **kwargs: Any) -> None:
 
 
 class Status(models.TextChoices):
-    """queued → running → succeeded | failed; queued | running → cancelled; queued → expired; running → queued only by
-    recovery. A job that runs in parts also ends as expired while it runs."""
+    """The status of a job.
+
+    The changes are: queued → running → succeeded | failed; queued | running → cancelled; queued → expired; running →
+    queued only by recovery. A job that runs in parts may also become expired while it runs.
+    """
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -60,7 +69,7 @@ TERMINAL = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.EXPIRED)
 
 
 class Priority(models.IntegerChoices):
-    """A smaller number goes first."""
+    """The priority of a job. A smaller number goes first."""
 
     HIGH = 1
     NORMAL = 2
@@ -68,7 +77,10 @@ class Priority(models.IntegerChoices):
 
 
 class Bulk(models.Model):
-    """Many jobs that were posted together; `rejected` holds the inputs that were refused, as (index, code, detail)."""
+    """Many jobs that were posted together.
+
+    `rejected` holds the inputs that were refused, as (index, code, detail).
+    """
 
     id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
     model = models.CharField(max_length=100)
@@ -88,7 +100,7 @@ class Bulk(models.Model):
 
 
 ASK = "Its operator finds the reason by the job's id."
-_MIXED = {  # by code: what was public in a detail of the version before, which what was raised followed
+_MIXED = {  # by error code: the public sentence in a detail of the version before, which the raised error followed
     "engine_error": "The model failed on this input.",
     "out_of_memory": "This input does not fit in the memory of the device.",
     "bad_output": "The engine's answer could not be read.",
@@ -154,7 +166,7 @@ class Job(models.Model):
     bulk = models.ForeignKey(Bulk, null=True, default=None, on_delete=models.CASCADE, db_index=False)
     bulk_index = models.PositiveIntegerField(null=True, default=None, help_text="Its place among the bulk's inputs.")
 
-    # A list of more rows than a batch holds is one job, the whole, whose parts hold its inputs and outputs and run.
+    # A list of more inputs than a batch holds is one job, the whole. Its parts hold the inputs and outputs, and run.
     parts = models.IntegerField(null=True, default=None, help_text="Of a whole: in how many parts it runs.")
     whole = models.UUIDField(null=True, default=None, help_text="Of a part: the job that it belongs to.")
     place = models.IntegerField(null=True, default=None, help_text="Of a part: where in the list it begins.")
@@ -194,7 +206,7 @@ class Job(models.Model):
 
     @property
     def public_detail(self) -> str:
-        """What clients read of the error."""
+        """The detail of the error that clients may read."""
         if settings.ENGINE_ERRORS == "full":
             return self.full_detail
         if self.error_raised is None:
@@ -203,12 +215,12 @@ class Job(models.Model):
 
     @property
     def full_detail(self) -> str:
-        """What operators read of the error."""
+        """The whole detail of the error, for operators."""
         return f"{self.error_detail} {self.error_raised}" if self.error_raised else self.error_detail
 
     @property
     def _public_part(self) -> str:
-        """Of the detail of a job that a worker of an earlier version has ended."""
+        """The public part of the detail of a job that a worker of an earlier version has ended."""
         ours = _MIXED.get(self.error_code, "")
         if self.error_code in (errors.EngineError.code, errors.OutOfMemory.code):
             return f"{ours} {ASK}"
@@ -232,7 +244,7 @@ class WorkerState(models.TextChoices):
     STARTING = "starting"
     READY = "ready"
     DEGRADED = "degraded"
-    DRAINING = "draining"  # takes nothing new, as its operator wants, and ends what it has begun
+    DRAINING = "draining"  # takes nothing new, as an operator wants, and ends what it has begun
     DRAINED = "drained"
     STOPPING = "stopping"
     STOPPED = "stopped"
@@ -243,7 +255,10 @@ ENDED = (WorkerState.STOPPED, WorkerState.GONE)
 
 
 class Worker(models.Model):
-    """One row a start of a worker process; `heartbeat_at` moves every `WORKER_HEARTBEAT_S`."""
+    """A worker, with one row for each of its starts.
+
+    `heartbeat_at` is written anew every `WORKER_HEARTBEAT_S` seconds.
+    """
 
     id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
     name = models.CharField(max_length=255, help_text="Celery's node name.")
@@ -289,7 +304,7 @@ class Worker(models.Model):
 
 
 class PausedModel(models.Model):
-    """A model that no worker begins jobs of, as an operator wants: they are accepted, and wait."""
+    """A model that an operator has paused: no worker begins its jobs, which are accepted and wait."""
 
     model = models.CharField(max_length=100, primary_key=True)
     paused_at = models.DateTimeField(default=clock.moment)
@@ -320,8 +335,11 @@ ACTING = (ActState.WAITING, ActState.RUNNING)
 
 
 class Act(models.Model):
-    """What an operator does with all jobs of a selection. Workers do it a chunk after the other, in order of age;
-    whoever goes on begins after `cursor`."""
+    """An act of an operator on all jobs of a selection.
+
+    Workers do it in chunks, one after the other, in the order of the jobs' age. A worker that continues an act begins
+    after `cursor`.
+    """
 
     id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
     kind = models.CharField(max_length=12, choices=ActKind)
@@ -359,7 +377,7 @@ class WebhookState(models.TextChoices):
 
 
 class Webhook(models.Model):
-    """One notice to a client's address that its job is finished."""
+    """A notice to a client's address that its job is finished."""
 
     id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
     job = models.OneToOneField(Job, on_delete=models.CASCADE)
@@ -377,7 +395,10 @@ class Webhook(models.Model):
 
 
 class Grain(models.IntegerChoices):
-    """How much of time a `Figure` counts. Of one writer: a tick of 15 s; then of all."""
+    """The length of time that a `Figure` counts.
+
+    `WRITTEN` is a tick of 15 s as one writer counted it. The others count all writers together.
+    """
 
     WRITTEN = 0
     TICK = 1
@@ -387,7 +408,7 @@ class Grain(models.IntegerChoices):
 
 
 class Figure(models.Model):
-    """What happened from `start` on, with one model; or with the whole service, where it names none."""
+    """Counts of what happened from `start` on, with one model, or with the whole service if `model` is empty."""
 
     id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
     grain = models.PositiveSmallIntegerField(choices=Grain)
@@ -408,7 +429,7 @@ class Figure(models.Model):
 
 
 class Mark(models.Model):
-    """What an operator looks for on the axis of time when the figures change."""
+    """An event that may explain a change of the figures, which operators see on the axis of time."""
 
     id = models.UUIDField(primary_key=True, default=new_job_id, editable=False)
     at = models.DateTimeField(default=clock.moment)

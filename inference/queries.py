@@ -1,4 +1,4 @@
-"""Changes of many rows, which are locked in the order of their primary keys: no two changes wait for each other."""
+"""Changes of many rows, which are locked in the order of their primary keys so that no two changes deadlock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def update(rows: QuerySet[M], **values: Any) -> int:
 def delete(rows: QuerySet[M]) -> int:
     """Delete these rows in one statement, locked in their order, and return how many there were.
 
-    Nothing is read, and no row that refers to them is looked for.
+    No row is read before, and rows that refer to the deleted ones are not looked for.
     """
     if not connections[rows.db].features.has_select_for_update:
         return rows._raw_delete(rows.db)

@@ -1,1 +1,1 @@
-"""What columns hold, beside what Django has: ids, documents, indexes. Imports the clock only."""
+"""The fields and indexes that Django does not have: ids and documents. The package imports the clock only."""

@@ -1,4 +1,4 @@
-"""Ids of rows: they sort by their time of creation, so that a range of time is a range of ids."""
+"""The ids of rows, which sort by their time of creation, so that a range of time is a range of ids."""
 
 from __future__ import annotations
 
@@ -15,23 +15,29 @@ from inference import clock
 
 
 def new_job_id() -> UUID:
-    """Return a UUIDv7 whose time is the database's, also after the host's clock was set back, which uuid7 is not."""
+    """Return a UUIDv7 whose time is that of the database's clock.
+
+    This holds after the host's clock was set back, too, when `uuid7` alone returns ids whose time is ahead.
+    """
     made = uuid_utils.compat.uuid7()
     off_ms, now_ms = int(clock.off_s() * 1000), int(clock.time_s() * 1000)
-    if (made.int >> 80) + off_ms - now_ms > clock.AGREED_S * 1000:  # it is late only where this thread paused
+    if (made.int >> 80) + off_ms - now_ms > clock.AGREED_S * 1000:  # ahead; it is behind only if this thread paused
         off_ms = now_ms - (made.int >> 80)
     return UUID(int=made.int + (off_ms << 80)) if off_ms else made
 
 
 def first_id_at(moment: datetime.datetime) -> UUID:
-    """The smallest id that can be made at `moment`; every index ends with the id."""
+    """Return the smallest id that can be made at `moment`. Every index ends with the id."""
     return UUID(int=(int(moment.timestamp() * 1000) << 80) | (7 << 76) | (2 << 62))
 
 
 @UUIDField.register_lookup
 class EndsWith(UUIDEndsWith):
-    """By hexadecimal digits. PostgreSQL would make a text of every id of a table: its bytes cost half of that. SQLite
-    has texts, and would look for the end at every place of them."""
+    """The lookup of ids by their last hexadecimal digits.
+
+    PostgreSQL would turn every id of a table into a text; comparing bytes costs half of that. SQLite stores texts, and
+    would search every place of them for the digits.
+    """
 
     def as_sqlite(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
         digits = str(self.rhs).replace("-", "")

@@ -1,4 +1,4 @@
-"""Indexes that databases are told differently."""
+"""The indexes that are created differently in each kind of database."""
 
 from typing import Any
 
@@ -6,8 +6,11 @@ from django.db import models
 
 
 class IndexWithoutParts(models.Index):
-    """Its condition is for PostgreSQL, which counts by it alone what is listed. SQLite would take an index with a
-    condition for one that finds less than any without, and look there first."""
+    """An index whose condition only PostgreSQL gets.
+
+    PostgreSQL counts the listed jobs with this index alone. SQLite would assume that an index with a condition finds
+    fewer rows than any index without one, and would use it first.
+    """
 
     def create_sql(self, model: Any, schema_editor: Any, using: str = "", **kwargs: Any) -> Any:
         if schema_editor.connection.vendor == "postgresql":

@@ -12,7 +12,10 @@ from django.db.models.expressions import BaseExpression, Col
 
 
 def dumps(value: Any) -> str:
-    """Raises `UnicodeEncodeError` for a lone surrogate, which could be stored as an escape and then not be read."""
+    """Return a value as JSON.
+
+    Raises `UnicodeEncodeError` for a lone surrogate, which could be stored as an escape and then not be read.
+    """
     try:
         return orjson.dumps(value).decode()
     except TypeError:  # integers beyond 64 bits, which JSON allows
@@ -22,12 +25,12 @@ def dumps(value: Any) -> str:
 
 
 def storable(text: str) -> str:
-    """With escapes in place of NUL characters and lone surrogates, which no database stores as text."""
+    """Return the text with escapes for NUL characters and lone surrogates, which no database stores as text."""
     return text.replace("\0", "\\u0000").encode(errors="backslashreplace").decode()
 
 
 class JSONField(models.JSONField):
-    """Stores what `django.db.models.JSONField` stores, where it stores it."""
+    """A field that stores what `django.db.models.JSONField` stores, in a column of the same type."""
 
     def get_db_prep_value(self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False) -> Any:
         if value is None or isinstance(value, BaseExpression):
@@ -35,11 +38,11 @@ class JSONField(models.JSONField):
         if connection.vendor == "postgresql":
             from psycopg.types.json import Jsonb
 
-            return Jsonb(dumps(value), dumps=str)  # the text is made once, by who has the value
+            return Jsonb(dumps(value), dumps=str)  # the text is made here, once; psycopg only passes it on
         return dumps(value)
 
     def from_db_value(self, value: Any, expression: Any, connection: BaseDatabaseWrapper) -> Any:
-        if type(expression) is not Col:  # a part of the document may be no JSON
+        if type(expression) is not Col:  # it may be a part of a document, which may be no JSON
             return super().from_db_value(value, expression, connection)
         return None if value is None else orjson.loads(value)
 

@@ -1,4 +1,4 @@
-"""What programs tell: lines of logs, spans, and of an exception what quotes no data.
+"""The logs and spans of the programs, and the descriptions of exceptions that quote no data.
 
-Imports errors and failures only.
+The package imports errors and failures only.
 """

@@ -1,7 +1,8 @@
-"""LOG_FORMAT=json: one JSON object a line, with the ids of what it is about.
+"""The formats of log lines: for people to read, or with LOG_FORMAT=json one JSON object a line.
 
-They are what is bound here, and what a line's own text names: "batch=%s failed=%d" has a `batch` and a `failed`. So it
-costs nothing where lines are for people to read, and no more than a variable of the context where they are not.
+A JSON object has the ids of what its line is about. They are the ids that are bound here, and those that the line's own
+text names: "batch=%s failed=%d" has a `batch` and a `failed`. So the ids cost nothing where lines are for people to
+read, and no more than a context variable where they are JSON.
 """
 
 import contextlib
@@ -28,8 +29,8 @@ from inference.telemetry.visible import visible
 logger = logging.getLogger(__name__)
 
 IS_JSON = os.environ.get("LOG_FORMAT") == "json"
-quotes = False  # what may be an input: for who develops a model, once the settings are read
-START = '{"time": '  # of each line
+quotes = False  # True if lines may quote inputs, for developers of a model; set once the settings are read
+START = '{"time": '  # beginning of each JSON line
 READABLE = "%(asctime)s %(levelname)-7s %(name)s %(message)s%(request_id)s"
 
 GOES_ON = "\n    "
@@ -40,12 +41,12 @@ _CONVERSION = re.compile(r"(?:(\w+)=)?%[-#0 +]*[\d.]*([a-zA-Z%])")
 
 
 def begin(**ids: Any) -> None:
-    """What this thread does from now on is about these, and no others."""
+    """Bind these ids, and no others, to the lines that this thread logs from now on."""
     _bound.set(ids)
 
 
 def note(**ids: Any) -> None:
-    """It is about these, too."""
+    """Bind these ids, too, to the lines that this thread logs from now on."""
     _bound.set({**_bound.get(), **ids})
 
 
@@ -63,21 +64,23 @@ def about(**ids: Any) -> Iterator[None]:
 
 
 def of_process(**ids: Any) -> None:
-    """All that this process does is."""
+    """Bind these ids to all lines of this process."""
     _of_process.update(ids)
 
 
 def private(text: object) -> object:
-    """A model's own words, which may quote an input: the rows have them, lines do not, as many may read where those are
-    sent."""
+    """Return a model's own words, or "…" if lines may not quote inputs.
+
+    The words may quote an input. Rows have them. Lines do not, as many people may read the place where lines are sent.
+    """
     return text if quotes else "…"
 
 
 def said(error: BaseException) -> str:
-    """In a line about what it did."""
+    """Return a description of the error for a line about its consequences."""
     try:
         return repr(error) if quotes else raised.said(error)
-    except Exception:  # of its own code, which makes the words
+    except Exception:  # raised by the error's own code that makes its text
         return type(error).__name__
 
 
@@ -99,14 +102,17 @@ class JsonFormatter(_Formatter):
 
 
 class ReadableFormatter(_Formatter):
-    """No text that a line quotes looks like another line, or acts on a terminal: what goes on is indented."""
+    """A formatter of lines for people to read.
+
+    No text that a line quotes looks like another line, or acts on a terminal. Further lines of a record are indented.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record)).replace("\n", GOES_ON)
 
 
 def formatter() -> logging.Formatter:
-    """As LOG_FORMAT asks, also for the web server's own lines (project/granian.json)."""
+    """Return the formatter that LOG_FORMAT names, also for the web server's own lines (project/granian.json)."""
     return JsonFormatter() if IS_JSON else ReadableFormatter(READABLE, defaults={"request_id": ""})
 
 
@@ -115,7 +121,7 @@ def configure(config: dict[str, Any]) -> None:
     quotes = settings.DEVELOPMENT and not IS_JSON
     logging.config.dictConfig(config)
     if IS_JSON:
-        for name in ("transformers", "huggingface_hub"):  # which have handlers of their own
+        for name in ("transformers", "huggingface_hub"):  # these libraries have handlers of their own
             logging.getLogger(name).handlers.clear()
             logging.getLogger(name).propagate = True
         logging.captureWarnings(True)
@@ -130,14 +136,14 @@ def line_of(logger: str, text: str) -> str:
 
 
 def wrapped(program: str, text: str) -> str:
-    """A line of one of several programs, also of one that writes no JSON."""
+    """Return a line of one of several programs as JSON with the program's name, also if the line is no JSON."""
     if not _is_object(text):
         text = line_of(program or "up", text)
     return f'{text[:-1]}, "program": {json.dumps(program or "up")}}}'
 
 
 def _is_object(text: str) -> bool:
-    """What a model prints may look like one."""
+    """Return True if the text is one of our JSON lines. The text that a model prints may only look like one."""
     try:
         return text.startswith(START) and text.endswith("}") and bool(json.loads(text))
     except ValueError:
@@ -163,7 +169,7 @@ def _named(record: logging.LogRecord) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1024)
 def _names(text: str) -> list[str]:
-    """Of each of its arguments, in order."""
+    """Return the name of each argument of a line's text, in order. It is empty for an argument without a name."""
     return [name for name, kind in _CONVERSION.findall(text) if kind != "%"]
 
 

@@ -1,5 +1,8 @@
-"""What a log tells of an exception: of what type it is and where it was raised. Its words only where they are of
-servers, devices and files: those of a bug, of a model or of a refused row may quote an input."""
+"""The descriptions of exceptions for logs: the type of an exception and where it was raised.
+
+The words of the exception are included only if they are about servers, devices or files. The words of a bug, of a model
+or of a refused row may quote an input.
+"""
 
 import sqlite3
 import sysconfig
@@ -13,8 +16,8 @@ from inference.failures import is_away
 
 HEADING = "Traceback (own code first, the last call last):"
 MOST_TRACE = 4000  # characters
-MOST_OWN, MOST_OTHERS = 8, 4  # calls that are shown of each exception
-OURS = ("inference.", "api.", "project.", "billiard.exceptions")  # the last say of what a process died
+MOST_OWN, MOST_OTHERS = 8, 4  # calls of the model's own code, and of other code, shown of each exception
+OURS = ("inference.", "api.", "project.", "billiard.exceptions")  # billiard's exceptions say how a process died
 
 
 def said(error: BaseException) -> str:
@@ -24,7 +27,7 @@ def said(error: BaseException) -> str:
 
 
 def told(error: BaseException | None, trace: TracebackType | None) -> str:
-    """With its places, behind those of what it came of, without values."""
+    """Return the traceback of an exception without values, behind those of the exceptions that it came of."""
     blocks = []
     for each in _chain(error):
         blocks.append("".join(traceback.format_tb(trace if each is error else each.__traceback__)) + said(each))
@@ -32,8 +35,11 @@ def told(error: BaseException | None, trace: TracebackType | None) -> str:
 
 
 def places(error: BaseException, words: Callable[[BaseException], str] = lambda error: type(error).__name__) -> str:
-    """Return where it was raised, by file and line without values: first the calls of a model's own code, then those of
-    libraries and of this service. Last comes what it came of. It is empty for what was never raised."""
+    """Return where an exception was raised, by file and line without values.
+
+    The calls of a model's own code come first, then those of libraries and of this service. The exceptions that it came
+    of come last. The text is empty for an exception that was never raised.
+    """
     blocks = [HEADING]
     for each in _chain(error):
         frames = traceback.extract_tb(each.__traceback__)
@@ -45,13 +51,13 @@ def places(error: BaseException, words: Callable[[BaseException], str] = lambda 
 
 
 def has_own(error: BaseException) -> bool:
-    """Return whether code of the model's author was called on the way to where it was raised."""
+    """Return True if code of the model's author was called on the way to where the exception was raised."""
     frames = (frame for each in _chain(error) for frame, _ in traceback.walk_tb(each.__traceback__))
     return any(not frame.f_code.co_filename.startswith(_NOT_OWN) for frame in frames)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The exception, then what it came of."""
+    """Yield the exception, then the exceptions that it came of."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -60,7 +66,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _folders() -> Sequence[str]:
-    """Where the code of libraries, of Python and of this service is."""
+    """Return the folders with the code of libraries, of Python and of this service."""
     paths = sysconfig.get_paths()
     found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return [f"{folder}/" for folder in (*found, str(Path(__file__).parents[1]))]
@@ -71,7 +77,7 @@ _NOT_OWN = ("<", *_folders())
 
 def _words(error: BaseException) -> str:
     if isinstance(error, InferenceError):
-        quotes_nothing = error.retryable  # what may pass is of servers and devices
+        quotes_nothing = error.retryable  # errors that may pass are about servers and devices
     else:
         quotes_nothing = type(error).__module__.startswith(OURS) or is_away(error) or isinstance(error, sqlite3.Error)
     return str(error) if quotes_nothing else getattr(error, "strerror", None) or "…"

@@ -1,8 +1,9 @@
-"""Traces by OpenTelemetry: on where its packages are installed (requirements-otel.txt) and its variables say who takes
-them.
+"""Traces by OpenTelemetry.
 
-A job's row has the context that it came with, a W3C `traceparent`: messages are hints, and may be lost or sent again.
-Where traces are off, nothing here is called, and no statement names that column.
+They are on if its packages are installed (requirements-otel.txt) and its variables name a server that takes traces.
+
+A job's row has the context that the job came with, a W3C `traceparent`. Messages do not have it, as they are hints and
+may be lost or sent again. While traces are off, nothing here is called, and no statement names that column.
 """
 
 import contextlib
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LONGEST = 55  # characters: version 00 has no other length
-LAST_SPANS_S = 2.0  # for which the end of a process waits
+LONGEST = 55  # characters of a traceparent: version 00 has no other length
+LAST_SPANS_S = 2.0  # for which a process that ends waits for its last spans to be sent
 
 
 def _is_wanted() -> bool:
@@ -49,11 +50,14 @@ on = _is_wanted()
 _provider: "TracerProvider | None" = None
 _flush: Callable[[], object] = bool
 _lock = threading.Lock()
-_next_id: ContextVar[int] = ContextVar("next_id", default=0)  # of a span; 0: any
+_next_id: ContextVar[int] = ContextVar("next_id", default=0)  # id of the next span; 0 for a random one
 
 
 def tracer() -> "Tracer":
-    """Its thread starts with the first span of a process: none may run in the one that others are forked from."""
+    """Return the tracer of this process.
+
+    Its thread starts with the first span of a process, as no thread may run in the process that others are forked from.
+    """
     global _provider  # noqa: PLW0603 - of this process
     with _lock:
         _provider = _provider or _new_provider()
@@ -61,13 +65,13 @@ def tracer() -> "Tracer":
 
 
 def within(told: str | None, whole: UUID) -> str | None:
-    """The context of the parts of a list: its own span, which is made when it ends."""
+    """Return the traceparent of the parts of a list: it names the list's own span, which is made when the list ends."""
     return told and f"{told[:36]}{_span_id(whole):016x}{told[52:]}"
 
 
 @contextlib.contextmanager
 def known_as(whole: UUID) -> Iterator[None]:
-    """The span that begins now is that of this list."""
+    """Give the span that begins within this context the id of this list's span."""
     token = _next_id.set(_span_id(whole))
     try:
         yield
@@ -107,14 +111,17 @@ def _new_provider() -> "TracerProvider":
 
 
 def flush() -> None:
-    """The SDK heeds no time limit: a collector that is away would hold up the end of a process."""
+    """Send the last spans, for `LAST_SPANS_S` at most.
+
+    The SDK observes no time limit, so that a collector that is away would hold up the end of a process.
+    """
     last = threading.Thread(target=_flush, name="last spans", daemon=True)
     last.start()
     last.join(LAST_SPANS_S)
 
 
 def traceparent() -> str | None:
-    """Of what this thread does, to be stored."""
+    """Return the traceparent of the span that this thread is in, to be stored. It is None if there is no such span."""
     from opentelemetry import trace
 
     at = trace.get_current_span().get_span_context()
@@ -122,7 +129,10 @@ def traceparent() -> str | None:
 
 
 def context_of(told: str | None) -> "Context":
-    """What comes in is believed if it is well-formed; with another, or none, a trace of its own begins."""
+    """Return the context that a traceparent from outside describes, if it is well-formed.
+
+    If it is not, or if there is none, a new trace begins.
+    """
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

@@ -1,26 +1,29 @@
-"""Text of others, shown as what it is: nothing in it acts on who reads it."""
+"""The display of text that others wrote: no character in it acts on the reader's screen."""
 
 import re
 import unicodedata
 
-# Of those that `visible` shows, the ones that turn, hide or steer what stands beside them: quick to find in a page.
+# Those characters of the ones `visible` escapes that turn, hide or steer the text beside them: quick to find in a page.
 _STEERING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 
 
 def visible(text: str) -> str:
-    """Control, formatting, separating and surrogate characters as \\uXXXX: none may act on the reader's screen."""
+    r"""Return the text with control, formatting, separating and surrogate characters as \uXXXX.
+
+    None of them may act on the reader's screen.
+    """
     if text.isprintable():
         return text
     return "".join(c if _is_harmless(c) else f"\\u{ord(c):04x}" for c in text)
 
 
 def page(text: str) -> str:
-    """The same of a whole page, in which nothing of ours is such a character."""
+    r"""Return a whole page with the characters that steer text as \uXXXX. Our own text has no such character."""
     return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def line(text: object) -> str:
-    """All of it in one line."""
+    """Return the text in one line, as `visible` shows it."""
     return " ".join(visible(str(text)).split())
 
 

@@ -1,1 +1,1 @@
-"""Signed notices to clients' servers that a job is finished, delivered from their rows."""
+"""Signed notices to clients' servers that a job is finished, delivered from the rows of the notices."""

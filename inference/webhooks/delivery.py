@@ -1,8 +1,9 @@
 """Signed notices that a job is finished, as Standard Webhooks describes them (https://www.standardwebhooks.com).
 
-Off unless WEBHOOK_HOSTS names the hosts that may be called and WEBHOOK_SECRET signs. The row is the truth here too:
-what is due is found by looking, so that no notice is lost however the job ended, and one may come twice. Whoever
-delivers one has leased its row: `manage.py deliver_webhooks`, on as many hosts as one likes.
+They are off unless WEBHOOK_HOSTS names the hosts that may be called. WEBHOOK_SECRET signs them. The row is the truth
+here, too: notices that are due are found by a query, so that no notice is lost however the job ended, and a notice may
+come twice. `manage.py deliver_webhooks` leases the row of each notice before it delivers it, and may run on any number
+of hosts.
 """
 
 import base64
@@ -29,18 +30,18 @@ from inference.webhooks import outbound
 logger = logging.getLogger(__name__)
 
 SECRET_PREFIX = "whsec_"  # noqa: S105 - a prefix
-# After each failure: the standard's own schedule, then given up.
+# Seconds after each failure, by the standard's own schedule. After that the notice is given up.
 DELAYS_S = (5, 300, 1800, 7200, 18_000, 36_000, 50_400)
 LONGEST = datetime.timedelta(seconds=max(DELAYS_S))
 VISIBLE = re.compile(r"[\x21-\x7e]{1,500}")
-ATTEMPT_S = 15.0  # for all of one attempt
-LEASE_S = 4 * ATTEMPT_S  # then it is due again: whoever had it has died
+ATTEMPT_S = 15.0  # for all steps of one attempt
+LEASE_S = 4 * ATTEMPT_S  # after which a notice is due again, as the process that leased it has died
 LEASE = datetime.timedelta(seconds=LEASE_S)
-RENEWED = 500  # of one statement
+RENEWED = 500  # rows that one statement changes
 
 
 def check(url: str) -> None:
-    """Raises `InvalidInput` for an address that may not be called."""
+    """Check the address of a webhook. Raises `InvalidInput` for an address that may not be called."""
     if not settings.WEBHOOK_HOSTS:
         raise _invalid("webhooks are not configured here; leave it out and poll the job")
     try:
@@ -70,8 +71,11 @@ def register(job: Job, url: str) -> None:
 
 
 def take_due(at_most: int, busy: Counter[str] | None = None, *, of_one_host: int = 4) -> list[Webhook]:
-    """Notices to be sent now, with their jobs, leased to the caller for `LEASE_S`. `busy` counts those under way, by
-    host: one that does not answer holds `of_one_host` of the caller's threads, and not those of the others."""
+    """Return notices to be sent now, with their jobs, leased to the caller for `LEASE_S`.
+
+    `busy` counts the notices under way, by host. A host that does not answer holds at most `of_one_host` threads of the
+    caller, and not the threads of the other hosts.
+    """
     pending = Webhook.objects.filter(state=WebhookState.PENDING, due_at__lte=Now())
     ended = Job.objects.filter(pk=OuterRef("job"), status__in=TERMINAL)
     due = pending.filter(Exists(ended)).order_by("due_at")  # joined, SQLite would read all ended jobs first
@@ -89,7 +93,10 @@ def take_due(at_most: int, busy: Counter[str] | None = None, *, of_one_host: int
 
 
 def renew_future() -> bool:
-    """Make due those that would wait too long since the database's clock was set back: True where there may be more."""
+    """Make the notices due now that would wait too long, as the database's clock was set back.
+
+    Return True if there may be more of them.
+    """
     later = Webhook.objects.filter(state=WebhookState.PENDING, due_at__gt=Now() + 2 * LEASE)
     later = later.filter(Q(attempts=0) | Q(due_at__gt=Now() + LONGEST + 2 * LEASE))
     keys = list(later.values_list("pk", flat=True)[:RENEWED])
@@ -98,7 +105,7 @@ def renew_future() -> bool:
 
 
 def host_of(url: str) -> str:
-    """Nothing of what is no address: rows can be written by anybody."""
+    """Return the host of an address. It is empty if the text is no address, as anybody can write rows."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:
@@ -106,7 +113,10 @@ def host_of(url: str) -> str:
 
 
 def deliver(webhook: Webhook) -> None:
-    """One attempt, by who has leased the notice. A failed one is due again later, until the schedule ends."""
+    """Make one attempt to deliver a notice, which the caller has leased.
+
+    After a failure the notice is due again later, until the schedule ends.
+    """
     leased_until = webhook.due_at
     webhook.attempts += 1
     try:
@@ -132,7 +142,10 @@ def _postpone(webhook: Webhook, why: str) -> None:
 
 
 def payload(job: Job) -> bytes:
-    """Without the output, which may be large: the client fetches it, with its key."""
+    """Return the body of a notice.
+
+    It is without the output, which may be large: the client fetches the output with its API key.
+    """
     return orjson.dumps(
         {
             "type": "job.finished",
@@ -154,7 +167,10 @@ def sign(identifier: str, timestamp: int, body: bytes) -> str:
 
 
 def secret() -> bytes:
-    """Raises `ValueError` for a secret that is not `whsec_` and base64 of 24 to 64 bytes."""
+    """Return the key that signs notices.
+
+    Raises `ValueError` if WEBHOOK_SECRET is not `whsec_` and base64 of 24 to 64 bytes.
+    """
     text = settings.WEBHOOK_SECRET
     try:
         key = base64.b64decode(text.removeprefix(SECRET_PREFIX), validate=True)
@@ -166,7 +182,7 @@ def secret() -> bytes:
 
 
 def _post(webhook: Webhook) -> None:
-    """Raises `NotSent`."""
+    """Send a notice. Raises `NotSent`, also if the answer is no success."""
     host = host_of(webhook.url)
     if host not in settings.WEBHOOK_HOSTS:
         raise outbound.NotSent(f"the host {host} may no longer be called")

@@ -1,4 +1,4 @@
-"""One POST to a client's server: to an address that was looked at, within one deadline for everything."""
+"""The POST to a client's server: to an address that was checked, and within one deadline for all its steps."""
 
 import http.client
 import ipaddress
@@ -13,16 +13,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 LONGEST_STATUS_LINE = 1024  # bytes
-INSIDE = (ipaddress.ip_network("192.0.0.0/24"), ipaddress.ip_network("fec0::/10"))  # public to Python 3.11
+INSIDE = (ipaddress.ip_network("192.0.0.0/24"), ipaddress.ip_network("fec0::/10"))  # Python 3.11 calls them public
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
 
 _resolvers = ThreadPoolExecutor(32, thread_name_prefix="resolver")  # a look-up has no timeout of its own
-_look_ups: dict[tuple[str, int], Future[Any]] = {}  # under way: a slow name takes one thread, however many ask
+_look_ups: dict[tuple[str, int], Future[Any]] = {}  # under way: a slow name takes one thread for all its callers
 _lock = threading.Lock()
 
 
 class NotSent(Exception):
-    """Why there was no answer; what an operator may read."""
+    """The POST failed. The message says why, and is for operators."""
 
 
 class Deadline:
@@ -30,16 +30,17 @@ class Deadline:
         self._at_s = time.monotonic() + limit_s
 
     def left_s(self) -> float:
-        """Raises `TimeoutError` when nothing is."""
+        """Return the seconds that are left. Raises `TimeoutError` if none are."""
         if (left_s := self._at_s - time.monotonic()) <= 0:
             raise TimeoutError("timed out")
         return left_s
 
 
 def post(url: str, body: bytes, headers: Mapping[str, str], *, limit_s: float, private: bool) -> int:
-    """The status of the answer, of which no more is read. `private` also allows addresses that are not public.
+    """Send a POST and return the status of the answer, of which no more is read.
 
-    Raises `NotSent`, at the latest `limit_s` seconds after the call.
+    `private` also allows addresses that are not public. Raises `NotSent`, at the latest `limit_s` seconds after the
+    call.
     """
     parts, deadline = urlsplit(url), Deadline(limit_s)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
@@ -59,9 +60,9 @@ def post(url: str, body: bytes, headers: Mapping[str, str], *, limit_s: float, p
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the public internet, and so is the IPv4 address that it stands for, if it does.
+    """Return True if an address is of the public internet, and so is the IPv4 address that it stands for, if any.
 
-    Mapped, compatible, Teredo's and a network's own NAT64 addresses are none: nobody publishes those.
+    Mapped, compatible, Teredo's and a network's own NAT64 addresses are not public, as no public host has them.
     """
     found = ipaddress.ip_address(address)
     judged = [found]
@@ -76,7 +77,7 @@ def is_public(address: str) -> bool:
 
 
 def _resolve(host: str, port: int, deadline: Deadline) -> list[str]:
-    """All addresses of the host, in the order in which the system would try them."""
+    """Return all addresses of the host, in the order in which the system would try them. Raises `NotSent`."""
     name = (host, port)
     with _lock:
         looked_up = _look_ups.get(name)
@@ -91,7 +92,10 @@ def _resolve(host: str, port: int, deadline: Deadline) -> list[str]:
 
 
 def _connect(addresses: Sequence[str], port: int, deadline: Deadline) -> socket.socket:
-    """To the first that answers; each but the last may take its share of the time that is left."""
+    """Connect to the first address that answers.
+
+    Each address but the last may take only its share of the time that is left. Raises `OSError`.
+    """
     for tries_left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
         try:
             return socket.create_connection((address, port), timeout=deadline.left_s() / tries_left)
@@ -109,7 +113,7 @@ def _secured(connected: socket.socket, scheme: str, host: str, deadline: Deadlin
 
 
 def _status(connected: socket.socket, deadline: Deadline) -> int:
-    """Of the status line, however slowly it comes."""
+    """Read the status line, however slowly it comes within the deadline, and return its status."""
     line = b""
     while b"\n" not in line:
         connected.settimeout(deadline.left_s())
