@@ -1,1 +1,1 @@
-"""`manage.py up`: runs the programs of one machine, starts them again, and ends with all of them."""
+"""The launcher of `manage.py up`, which runs the programs of one machine, restarts them, and ends with all of them."""

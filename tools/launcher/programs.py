@@ -8,12 +8,12 @@ from tools.launcher.supervisor import Program
 
 
 def _python_module(*arguments: str) -> tuple[str, ...]:
-    """`python -m ...`: the scripts of a virtual environment break when its path is long."""
+    """Return the command `python -m ...`, as the scripts of a virtual environment break if its path is long."""
     return (sys.executable, "-m", *arguments)
 
 
 def broker(*, data: Path, socket: Path) -> Program:
-    """The embedded server, with its data in the folder `data`."""
+    """Return the embedded broker, with its data in the folder `data`."""
     command = _python_module("inference.broker.embedded", "--data", str(data), "--socket", str(socket))
     return Program(name="broker", command=command, grace_s=10.0)
 
@@ -22,7 +22,7 @@ def web(*, host: str, port: int, blocking_threads: int = 512) -> Program:
     options = ("--interface", "wsgi", "--host", host, "--port", str(port), "--no-ws", "--log-level", "error")
     log = ("--log-config", "project/granian.json")
     threads = ("--blocking-threads", str(blocking_threads), "--backlog", "2048", "--workers-kill-timeout", "10")
-    reload = ("--respawn-interval", "8", "--respawn-failed-workers")  # s that a new process has to start in when busy
+    reload = ("--respawn-interval", "8", "--respawn-failed-workers")  # seconds for a new process to start when busy
     command = _python_module("granian", *options, *log, *threads, *reload, "project.wsgi:application")
     return Program(name="web", command=command)
 
@@ -34,5 +34,5 @@ def worker(*, name: str = "worker", devices: str = "auto", options: tuple[str, .
 
 
 def webhooks() -> Program:
-    """Calls clients' servers, and runs no model."""
+    """Return the program that calls clients' servers. It runs no model."""
     return Program(name="webhooks", command=(sys.executable, "manage.py", "deliver_webhooks"), grace_s=20.0)

@@ -1,8 +1,8 @@
-"""Ends what a supervisor left behind, however the supervisor died. Run as a program; imports nothing of the project.
+"""The reaper, a program that ends the processes that a supervisor left behind, however the supervisor died.
 
-It reads `+ GROUP GRACE_S` and `- GROUP` from its standard input. At the end of the input, which is the end of the
-supervisor, it stops the groups that are left, the youngest first. `PR_SET_PDEATHSIG` would reach the direct
-children only, and on Linux only.
+It imports nothing of the project. It reads `+ GROUP GRACE_S` and `- GROUP` from its standard input, where GROUP is a
+process group. At the end of the input, which is the end of the supervisor, it stops the groups that are left, the
+youngest first. `PR_SET_PDEATHSIG` would reach the direct children only, and on Linux only.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ def end(group: int, grace_s: float) -> None:
 
 
 class Reaper:
-    """The process that ends the groups it knows when this one is gone."""
+    """The process that ends the process groups added to it when this process is gone."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-S", __file__]

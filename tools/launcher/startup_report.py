@@ -1,4 +1,4 @@
-"""What `manage.py up` shows once it runs: how loading goes, and a real request to itself with its answer."""
+"""The report of `manage.py up` once it runs: how loading goes, and a real request to itself with its answer."""
 
 import http.client
 import json
@@ -35,7 +35,10 @@ NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def broker_problem() -> str:
-    """Return why the broker, or the Redis of the notices, cannot be used, and which variable says where it is."""
+    """Return why the broker, or the Redis of the notices, cannot be used, and which variable says where it is.
+
+    The text is empty if both can be used.
+    """
     try:
         publish.ping()
         if not publish.is_redis():
@@ -52,7 +55,7 @@ def _variable(name: str) -> str:
 
 
 def shorten(value: Any) -> Any:
-    """Long lists keep their head, numbers four decimals: an answer for people to look at."""
+    """Return an answer that is short enough to look at: long lists keep their head, and numbers four decimals."""
     if isinstance(value, float):
         return round(value, 4)
     if isinstance(value, dict):
@@ -84,9 +87,10 @@ class StartupReport(threading.Thread):
         self.log("up", text)
 
     def wait_for(self, what: str, condition: Callable[[], Any], obstacle: Callable[[], str] = str) -> Any:
-        """Return what `condition` returns once that is true; None when the service stops.
+        """Return what `condition` returns once that is true, or None if the service stops.
 
-        Meanwhile a sign of life is given, with what `obstacle` says is in the way."""
+        Meanwhile a line every `REPORT_EVERY_S` says what is waited for, and what `obstacle` says is in the way.
+        """
         begun_s = reported_s = time.monotonic()
         pauses = Pauses(first_s=0.1, longest_s=0.5)
         while not self.stopping.wait(pauses.next_s()):
@@ -129,11 +133,14 @@ class StartupReport(threading.Thread):
         )
 
     def show(self, *lines: str) -> None:
-        """For the reader, apart from the log: lines to copy stand alone."""
+        """Show lines to the reader apart from the log, so that lines to copy stand alone."""
         self.log("", "\n" + "".join(f"  {line}\n" for line in lines))
 
     def first_answer(self, spec: ModelSpec | None) -> list[str]:
-        """A request that was sent over HTTP just now, and the answer it got."""
+        """Send a request over HTTP, and return the lines that show it and the answer it got.
+
+        There are none if there is no `spec` to call, or if a request needs an API key.
+        """
         if spec is None or settings.API_KEY_REQUIRED:
             return []
         url, body = f"{self.url}/v1/models/{spec.name}", json.dumps(tasks.of(spec.task).example)
@@ -148,7 +155,10 @@ class StartupReport(threading.Thread):
 
 
 def _settings_that_differ() -> str:
-    """What a command in another terminal needs to find this service's database; a password is not shown."""
+    """Return the variables with which a command in another terminal finds this service's database.
+
+    A password is not shown.
+    """
     if "DATABASE_URL" in os.environ:
         return 'DATABASE_URL="$DATABASE_URL" '
     folder = os.environ.get("DATA_DIR")
@@ -156,7 +166,7 @@ def _settings_that_differ() -> str:
 
 
 def post(url: str, body: str) -> str:
-    """The answer, shortened; also one that says what is wrong."""
+    """Send a POST and return its answer, shortened. An error is an answer, too."""
     request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"})  # noqa: S310 - http
     try:
         with NO_PROXY.open(request, timeout=REQUEST_TIMEOUT_S) as response:

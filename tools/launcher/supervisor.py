@@ -1,6 +1,7 @@
-"""Keeps programs running: each in a process group of its own, restarted with back-off, stopped in reverse order.
+"""The supervisor, which keeps programs running.
 
-Nothing outlives the supervisor: on its end, also by SIGKILL, the reaper ends what is left.
+Each program has a process group of its own, and is restarted with back-off. At the end the programs are stopped in
+reverse order. No process outlives the supervisor: when it ends, also by SIGKILL, the reaper ends what is left.
 """
 
 import os
@@ -17,20 +18,20 @@ from tools.launcher.reaper import Reaper, kill
 OPEN_FILES = 8192  # many waiting connections, and three files a thread for SQLite
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 30.0
-STABLE_S = 60.0  # a program that ran for this long starts again without delay
+STABLE_S = 60.0  # a program that ran for this long starts again after the first delay
 
 Log = Callable[[str, str], None]  # program's name, line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What to run. `command` starts with the executable's path."""
+    """A program to run. `command` starts with the executable's path."""
 
     name: str
     command: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)  # added to this process's
+    environment: Mapping[str, str] = field(default_factory=dict)  # added to the environment of this process
     grace_s: float = 15.0  # from SIGTERM to SIGKILL
-    hears_hangup: bool = False  # SIGHUP is passed on to it
+    hears_hangup: bool = False  # True if SIGHUP is passed on to the program
 
 
 def raise_open_files_limit() -> None:
@@ -67,7 +68,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Also the id of its process group."""
+        """The id of the process, which is also the id of its process group."""
         return self.process.pid
 
     @property
@@ -79,7 +80,10 @@ class Child:
             self.process.terminate()
 
     def stop(self, hurry: threading.Event | None = None) -> int:
-        """Its exit code. What still runs after its grace time, or once `hurry` is set, is killed."""
+        """Stop the program and return its exit code.
+
+        Processes that still run after the grace time, or once `hurry` is set, are killed.
+        """
         self.terminate()
         deadline = time.monotonic() + self.program.grace_s
         while self.exit_code is None and time.monotonic() < deadline and not (hurry and hurry.is_set()):
@@ -87,7 +91,7 @@ class Child:
         return self.kill()
 
     def kill(self) -> int:
-        """End every process of its group; returns the program's exit code."""
+        """End every process of the program's group, and return the program's exit code."""
         kill(self.pid)
         self.reaper.remove(self.pid)
         return self.process.wait()
@@ -100,7 +104,7 @@ class Child:
 
 
 class Supervised:
-    """A program that is to run: its child, and when it may start again."""
+    """A program that is to run, with its child process and the time at which it may start again."""
 
     def __init__(self, program: Program, log: Log, reaper: Reaper) -> None:
         self.program, self.log, self.reaper = program, log, reaper
@@ -109,7 +113,7 @@ class Supervised:
         self.child = self._start()
 
     def check(self, now_s: float) -> None:
-        """Start the program again when it has ended, later each time."""
+        """Start the program again if it has ended, after a longer delay each time."""
         if self.restart_at_s is not None:
             if now_s >= self.restart_at_s:
                 self._restart(now_s)
@@ -139,7 +143,7 @@ class Supervised:
 
 
 class Supervisor:
-    """Runs programs until `stop` is called, then stops them in reverse order."""
+    """The supervisor runs programs until `stop` is called, and then stops them in reverse order."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -152,13 +156,19 @@ class Supervisor:
         self.supervised += [Supervised(program, self.log, self.reaper) for program in programs]
 
     def stop(self) -> None:
-        """Called again, it does not wait for anybody. Not from a signal handler: it waits for a lock."""
+        """Stop all programs. A second call makes it kill them at once.
+
+        A signal handler must not call it, as it waits for a lock.
+        """
         if self.stopping.is_set():
             self.hurry.set()
         self.stopping.set()
 
     def hang_up(self) -> None:
-        """Pass SIGHUP on. One that has just started may not hear it yet, and would end."""
+        """Pass SIGHUP on to the programs that take it.
+
+        A program that started less than `STABLE_S` ago gets none, as it may not handle the signal yet and would end.
+        """
         for supervised in self.supervised:
             child = supervised.child
             is_old = time.monotonic() - child.started_s >= STABLE_S
@@ -166,7 +176,7 @@ class Supervisor:
                 child.process.send_signal(signal.SIGHUP)
 
     def run(self) -> None:
-        """Keep the programs running until `stop`; all have ended when this returns."""
+        """Keep the programs running until `stop` is called. All have ended when this returns."""
         while not self.stopping.wait(0.1):
             for supervised in self.supervised:
                 supervised.check(time.monotonic())

@@ -1,1 +1,1 @@
-"""`manage.py tune`: measures a model on this machine, and says what to write in models.toml."""
+"""The measurements of `manage.py tune`: it measures a model on this machine, and says what to write in models.toml."""

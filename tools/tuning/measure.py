@@ -1,4 +1,4 @@
-"""What is measured, and in which order: a grid of shapes, then backends and precisions, replicas against threads."""
+"""The measurements, in their order: a grid of shapes, then backends and precisions, replicas against threads."""
 
 import dataclasses
 import math
@@ -34,19 +34,19 @@ LENGTHS = {
     units.patches: (1,),
 }
 PROMPTS = (32, 256)  # tokens
-TYPICAL = 32  # tokens: for what is compared at one length only
+TYPICAL = 32  # tokens, for measurements at one length only
 SENTENCES = "inference.engines.embeddings:"
 SLOWEST_S = 5.0  # a shape that is expected to take longer is left out
-MOST_ITEMS = 4096  # that models.toml may say
-GAIN = 1.03  # of twice as many items, for which still more are tried
-HALVINGS = 2
+MOST_ITEMS = 4096  # the largest batch size that models.toml may name
+GAIN = 1.03  # factor in items/s by which twice as many items must be better for still more to be tried
+HALVINGS = 2  # sizes that are tried between one that fits and one that does not
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """What is measured of a model: calls of so many items, or steps of so many rows, which bring a token each."""
+    """The unit of measurement: calls of so many items, or steps of so many rows, which bring a token each."""
 
     name: str
     seconds: Callable[[int, int, float], float | None]
@@ -63,11 +63,11 @@ def unit_of(replica: Replica) -> Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Seconds of one call, by (items, length). A shape that did not fit is in `too_large`."""
+    """The seconds of one call, by (items, length). A shape that did not fit is in `too_large`."""
 
     seconds: dict[tuple[int, int], float] = field(default_factory=dict)
     too_large: list[tuple[int, int]] = field(default_factory=list)
-    mixed: dict[int, float] = field(default_factory=dict)  # seconds by items, of all lengths together
+    mixed: dict[int, float] = field(default_factory=dict)  # seconds of a call with all lengths together, by items
 
     @property
     def sizes(self) -> list[int]:
@@ -84,7 +84,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """So many replicas of so many threads."""
+    """A number of replicas, and the threads of each."""
 
     replicas: int
     threads: int
@@ -92,7 +92,7 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Name what may compute the model, and in which precision."""
+    """A backend that may compute the model, and a precision."""
 
     backend: str
     precision: str
@@ -106,13 +106,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What a choice does. `problem` says why it does not compute the model; the rest is nothing then."""
+    """The results of a choice. `problem` says why it does not compute the model; the other fields are empty then."""
 
     problem: str = ""
     memory: int = 0  # bytes of a replica
-    same: int = 0  # answers that differ from those of torch in float32 in their numbers at most
-    answers: int = 0
-    largest_change: float = 0.0  # of any number in these
+    same: int = 0  # answers that differ from those of torch in float32 at most in their numbers
+    answers: int = 0  # answers that were compared
+    largest_change: float = 0.0  # of any number in the answers
     rates: dict[Arrangement, dict[int, float]] = field(default_factory=dict)  # items or tokens a second, by batch size
 
     @property
@@ -121,7 +121,7 @@ class Trial:
 
 
 def lengths_for(spec: ModelSpec, own_inputs: Sequence[Any]) -> list[int]:
-    """Three lengths of the user's own inputs, or those that the task can have."""
+    """Return three lengths of the user's own inputs, or lengths that inputs of the task can have."""
     if own_inputs:
         found = sorted({lengths.measure(spec, value)[1] for value in own_inputs})
         return sorted({found[0], found[len(found) // 2], found[-1]})
@@ -132,12 +132,12 @@ def lengths_for(spec: ModelSpec, own_inputs: Sequence[Any]) -> list[int]:
 
 
 def sizes_for(spec: ModelSpec) -> list[int]:
-    """Powers of two, up to twice what the catalog says now: a limit that is too low shows."""
+    """Return powers of two, up to twice the catalog's batch size, so that a limit that is too low shows."""
     return [1 << power for power in range(int(math.log2(2 * spec.max_batch_size)) + 1)]
 
 
 def roomy(setup: Setup) -> Setup:
-    """With cache for all that is measured, where a model generates."""
+    """Return the setup with enough cache for all that is measured, if the model generates."""
     if not tasks.of(setup.spec.task).generates:
         return setup
     longest = 2 * max(lengths_for(setup.spec, setup.own_inputs)) + ANSWER  # a prompt has some tokens more than its text
@@ -174,8 +174,12 @@ def grid(
 
 
 def _sizes(found: Grid, sizes: Sequence[int], length: int) -> Iterator[int]:
-    """Those, then twice as many each time while they bring more a second; and where one did not fit, halfway between
-    that and the largest that did, twice at most. Looks at what was found of each before it tells the next."""
+    """Yield the sizes to measure at this length.
+
+    First come `sizes`, then twice as many items each time while they bring more a second. If a size did not fit, there
+    follows the size halfway between it and the largest that did, twice at most. The caller records in `found` what came
+    of each size before it takes the next.
+    """
     yield from sizes
     size = sizes[-1]
     while 2 * size <= MOST_ITEMS and _gains(found, size, length):
@@ -190,13 +194,13 @@ def _sizes(found: Grid, sizes: Sequence[int], length: int) -> Iterator[int]:
 
 
 def _gains(found: Grid, size: int, length: int) -> bool:
-    """Whether so many bring more a second than half as many."""
+    """Return True if so many items bring more a second than half as many."""
     rate, half = found.items_per_s(size, length), found.items_per_s(size // 2, length)
     return rate is not None and half is not None and rate >= GAIN * half
 
 
 def _mix(found: Grid, replica: Replica, all_lengths: Sequence[int], budget_s: float, step: Progress) -> None:
-    """All lengths in one batch, padded to the longest of them where the model pads."""
+    """Measure batches with all lengths in one, padded to the longest of them if the model pads."""
     for size in found.sizes:
         step(f"{size} items of mixed lengths")
         if size < len(all_lengths) or _is_hopeless(found, size, all_lengths[-1]):
@@ -208,7 +212,7 @@ def _mix(found: Grid, replica: Replica, all_lengths: Sequence[int], budget_s: fl
 
 
 def _is_hopeless(found: Grid, size: int, length: int) -> bool:
-    """Larger than what did not fit, or twice as large as what was already slow."""
+    """Return True if a shape is larger than one that did not fit, or twice as large as one that was already slow."""
     if any(size >= large and length >= long for large, long in found.too_large):
         return True
     half = found.seconds.get((size // 2, length))
@@ -216,7 +220,11 @@ def _is_hopeless(found: Grid, size: int, length: int) -> bool:
 
 
 def arrangements(setup: Setup, cores: int) -> list[Arrangement]:
-    """All cores in one replica, one core each, and between; on a GPU, more replicas hide the gaps of one."""
+    """Return the arrangements to measure.
+
+    On a CPU these are one replica with all cores, replicas with a core each, and one between. On a GPU more replicas
+    hide the gaps of one.
+    """
     if not setup.is_on_cpu:
         return [Arrangement(replicas=count, threads=max(1, cores // count)) for count in (1, 2, 4)]
     counts = sorted({1, max(1, cores // 2), cores})
@@ -224,8 +232,11 @@ def arrangements(setup: Setup, cores: int) -> list[Arrangement]:
 
 
 def choices(setup: Setup) -> list[Choice]:
-    """Those that this task, device and installation have; torch in float32 first, which the others are compared with.
-    The precision of an engine of one's own is its own."""
+    """Return the choices that this task, device and installation have.
+
+    The first is torch in float32, with which the others are compared. The precision of a custom engine is its own, and
+    no other backends are tried with it.
+    """
     spec = setup.spec
     precisions = ("float32", "bfloat16") if setup.is_on_cpu else ("float32", TF32, "bfloat16")
     found = [Choice(backend=TORCH, precision=precision) for precision in precisions]
@@ -246,7 +257,7 @@ def trial(
     budget_s: float,
     step: Progress,
 ) -> tuple[Trial, Sequence[Any]]:
-    """And the answers, which those of the next choices are compared with."""
+    """Measure a choice. Return its results, and its answers, with which those of the next choices are compared."""
     setup = choice.of(setup)
     rates: dict[Arrangement, dict[int, float]] = {}
     found, memory = expected or [], 0
@@ -265,7 +276,7 @@ def trial(
         except CannotMeasure:
             if setup.is_on_cpu or not rates:
                 raise
-            break  # fewer fit into the memory of the GPU
+            break  # only fewer replicas fit in the memory of the GPU
     changes = [list(differences(*both)) for both in zip(expected or found, found, strict=True)]
     return Trial(
         memory=memory,
@@ -289,8 +300,10 @@ def _replicas(setup: Setup, arrangement: Arrangement) -> Iterator[list[Replica]]
 def throughput(
     setup: Setup, unit: Unit, replicas: Sequence[Replica], sizes: Sequence[int], budget_s: float
 ) -> dict[int, float]:
-    """Items or tokens per second of all replicas together, at a typical length, by batch size; rows that generate are
-    shared out among the replicas."""
+    """Return the items or tokens per second of all replicas together, at a typical length, by batch size.
+
+    Rows that generate are shared out among the replicas.
+    """
     length, rates = typical_length(setup), {}
     for size in sizes:
         own = max(1, size // len(replicas)) if unit is TOKENS else size
@@ -304,7 +317,7 @@ def typical_length(setup: Setup) -> int:
 
 
 def differences(first: Any, second: Any) -> Iterator[float]:
-    """How far each number of an answer moved; infinity where something else changed."""
+    """Yield how far each number of an answer moved, and infinity for each other value that changed."""
     for left, right in pairs(first, second):
         if isinstance(left, float) and isinstance(right, float):
             yield abs(left - right)

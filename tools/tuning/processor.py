@@ -1,11 +1,11 @@
-"""Tells what this machine's processor can, of what makes short numbers fast, and whether others use it."""
+"""The features of this machine's processor that make short numbers fast, and its load by other programs."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
-# By the flags that Linux shows, of x86 and of ARM.
+# The flags by which Linux shows each feature, of x86 and of ARM.
 FEATURES = {
     "AVX2": {"avx2"},
     "AVX-512": {"avx512f"},
@@ -22,7 +22,7 @@ SHORT = ("VNNI (int8)", "AVX-512 bf16", "AMX (int8 and bf16)", "I8MM (int8)", "b
 
 
 def described(cpuinfo: Path = CPUINFO) -> str:
-    """In one line."""
+    """Return a line that names the features of the processor."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:  # on macOS
@@ -35,9 +35,10 @@ def described(cpuinfo: Path = CPUINFO) -> str:
 
 
 def load_of_others(cores: int, load: float | None = None) -> Iterator[str]:
-    """Say how many cores other programs keep busy, where that spoils what is measured.
+    """Yield a warning with the number of cores that other programs keep busy, if that spoils the measurements.
 
-    `load` is the mean number of running threads in the last minute, by default that of the system."""
+    `load` is the mean number of running threads in the last minute, by default that of the system.
+    """
     busy = os.getloadavg()[0] if load is None else load
     if busy > max(0.5, cores / 4):
         yield (

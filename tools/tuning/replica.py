@@ -1,4 +1,4 @@
-"""One replica in a process of its own: the engine is loaded there, and nothing here imports torch."""
+"""A replica in a process of its own: the engine is loaded there, and this process never imports torch."""
 
 import multiprocessing
 import time
@@ -26,7 +26,7 @@ ANSWER = 128  # tokens that a row generates before another one takes its place
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Length = int | tuple[int, ...]  # tokens; of several the items have one after the other
+Length = int | tuple[int, ...]  # tokens of each item; the items take the lengths of a tuple in turn
 
 
 class CannotMeasure(Exception):
@@ -35,7 +35,7 @@ class CannotMeasure(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a replica is started with."""
+    """The model, the device and the threads with which a replica is started, and the user's own inputs."""
 
     spec: ModelSpec
     device: Device
@@ -48,7 +48,7 @@ class Setup:
 
 
 class Replica:
-    """`with Replica(setup) as replica:` starts the process, which loads the model, and ends it."""
+    """A replica: `with Replica(setup) as replica:` starts its process, which loads the model, and ends it."""
 
     def __init__(self, setup: Setup) -> None:
         self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
@@ -64,7 +64,7 @@ class Replica:
         answer(self._loading)
 
     def start(self, measure: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
-        """Ask only, so that several replicas run at once: for one of the functions below."""
+        """Start one of the functions below in the process, and do not wait, so that several replicas run at once."""
         return self._process.submit(measure, *arguments, **named)
 
     def ask(self, measure: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -72,7 +72,7 @@ class Replica:
 
 
 def answer(asked: Future[T]) -> T:
-    """Raises `CannotMeasure`."""
+    """Wait for the result of `Replica.start` and return it. Raises `CannotMeasure`."""
     try:
         return asked.result()
     except BrokenProcessPool as error:
@@ -84,7 +84,7 @@ def answer(asked: Future[T]) -> T:
         ) from error
 
 
-# What runs in the process.
+# The functions that run in the process of the replica.
 
 _setup: Setup
 _engine: Engine
@@ -104,8 +104,10 @@ def _load(setup: Setup) -> None:
 
 
 def seconds(size: int, length: Length, budget_s: float) -> float | None:
-    """Of a call of `size` items of `length` tokens: the fastest of several, as what disturbs a call only slows it.
-    None when it does not fit in memory."""
+    """Return the seconds of a call of `size` items of `length` tokens, or None if it does not fit in memory.
+
+    It is the fastest of several calls, as all that disturbs a call only slows it.
+    """
     items = _items(size, length)
     took: list[float] = []
     try:
@@ -122,7 +124,7 @@ def seconds(size: int, length: Length, budget_s: float) -> float | None:
 
 
 def steps() -> bool:
-    """Whether it generates step by step."""
+    """Return True if the model generates step by step."""
     return _engine.stepper is not None
 
 
@@ -135,8 +137,10 @@ def memory_bytes() -> int:
 
 
 def step_seconds(size: int, length: int, budget_s: float) -> float | None:
-    """Of a step that brings a token to each of `size` rows, whose prompts of `length` tokens have been read. None when
-    they do not fit in memory."""
+    """Return the seconds of a step that brings a token to each of `size` rows, or None if they do not fit in memory.
+
+    The prompts of the rows have `length` tokens, and have been read before.
+    """
     stepper = cast("Stepper", _engine.stepper)
     value = _items(1, length)[0]
     try:
@@ -150,7 +154,7 @@ def step_seconds(size: int, length: int, budget_s: float) -> float | None:
             runs += 1
             for told in _step(stepper):
                 tokens += told.tokens
-                if told.answer is not OPEN:  # another one comes in its place
+                if told.answer is not OPEN:  # the row has ended, and another one takes its place
                     _join(stepper, told.key, value)
         return size * (time.perf_counter() - started) / max(1, tokens)
     except OutOfMemory:
@@ -166,7 +170,7 @@ def tokens_per_s(size: int, length: int, budget_s: float) -> float:
 
 
 def items_per_s(size: int, length: int, budget_s: float) -> float:
-    """0.0 when they do not fit in memory."""
+    """Return the items per second in batches of `size`, or 0.0 if they do not fit in memory."""
     items, done = _items(size, length), 0
     try:
         _run(items)
@@ -180,7 +184,7 @@ def items_per_s(size: int, length: int, budget_s: float) -> float:
 
 
 def answers(lengths: Sequence[int]) -> list[Any]:
-    """To the user's own inputs, each alone, or to some that are made up."""
+    """Return the answers to the user's own inputs, each alone, or to inputs that are made up."""
     asked = _setup.own_inputs[:MOST_COMPARED] or samples.compared(_setup.spec, _engine, lengths)
     return [_run([value])[0] for value in asked]
 
@@ -197,7 +201,7 @@ def _join(stepper: Stepper, key: Hashable, value: Any) -> None:
 
 
 def _step(stepper: Stepper) -> list[Progress]:
-    """Raises what a row failed with."""
+    """Take a step and return its progress. Raises the error of a row that failed."""
     progress = stepper.step()
     for told in progress:
         if isinstance(told.answer, Exception):
@@ -206,7 +210,7 @@ def _step(stepper: Stepper) -> list[Progress]:
 
 
 def _run(items: list[Any]) -> list[Any]:
-    """Answers; raises the first error among them, and `OutOfMemory` also when only halves fitted."""
+    """Return the answers. Raises the first error among them, and `OutOfMemory` also if only halves fitted."""
     report = isolate.run(_engine, items, dict(tasks.of(_setup.spec.task).measured_with))
     if report.oom_shape:
         raise OutOfMemory(f"{len(items)} items do not fit.")

@@ -12,17 +12,15 @@ from tools.tuning.replica import ANSWER
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
 BAR = 40  # characters of the longest bar
-WORTH = (
-    0.97  # of the best rate: a larger batch must bring more than the rest, since it makes its first item wait longer
-)
-SAME = 0.99  # of the answers must be, of what is recommended
+WORTH = 0.97  # of the best rate: a larger batch must gain more than the rest, as it makes its first item wait longer
+SAME = 0.99  # share of the answers that must be the same for a choice to be recommended
 SLACK = 20  # a call may take this many times the slowest measured one before it counts as stuck
 SLACK_OF_STEPS = 2
 MIN_TIME_LIMIT_S = 10
 
 
 def table(grid: Grid, unit: str = "items") -> Iterator[str]:
-    """Items or tokens per second: a row a length, a column a batch size."""
+    """Yield the table of items or tokens per second, with a row for each length and a column for each batch size."""
     yield f"{f'{unit}/s':<10}" + "".join(f"{f'x {size}':>10}" for size in grid.sizes) + "   ms of one"
     for length in grid.lengths:
         rates = [grid.items_per_s(size, length) for size in grid.sizes]
@@ -37,7 +35,10 @@ def table(grid: Grid, unit: str = "items") -> Iterator[str]:
 
 
 def steps(grid: Grid) -> Iterator[str]:
-    """Milliseconds: a row a length of the prompts, a column a number of rows."""
+    """Yield the table of milliseconds per step.
+
+    It has a line for each length of the prompts, and a column for each number of rows.
+    """
     yield "ms        " + "".join(f"{f'x {size}':>10}" for size in grid.sizes)
     for length in grid.lengths:
         took = [grid.seconds.get((size, length)) for size in grid.sizes]
@@ -45,7 +46,7 @@ def steps(grid: Grid) -> Iterator[str]:
 
 
 def plot(grid: Grid) -> Iterator[str]:
-    """What batching gains: the rate by batch size, against one at a time, for each length."""
+    """Yield the plot of what batching gains: for each length, the rate by batch size against one at a time."""
     for length in grid.lengths:
         rates = {size: rate for size in grid.sizes if (rate := grid.items_per_s(size, length))}
         best = max(rates.values())
@@ -60,14 +61,17 @@ def bar(share: float) -> str:
 
 
 def knee(grid: Grid, length: int) -> int:
-    """The smallest batch size that is worth it at this length."""
+    """Return the smallest batch size whose rate at this length is near the best (`WORTH`)."""
     rates = {size: rate for size in grid.sizes if (rate := grid.items_per_s(size, length))}
     best = max(rates.values())
     return min(size for size, rate in rates.items() if rate >= WORTH * best)
 
 
 def catalog_lines(spec: ModelSpec, grid: Grid) -> list[str]:
-    """Limits only: within them the service itself learns, call by call, what is worth batching."""
+    """Return the lines for models.toml of a model that does not generate step by step.
+
+    They are limits only: within them the service itself learns, call by call, what is worth batching.
+    """
     knees = {length: knee(grid, length) for length in grid.lengths}
     tokens = max(size * length for length, size in knees.items())
     fitting = [size * length - 1 for size, length in grid.too_large]
@@ -81,7 +85,11 @@ def catalog_lines(spec: ModelSpec, grid: Grid) -> list[str]:
 
 
 def generating_lines(spec: ModelSpec, grid: Grid) -> list[str]:
-    """Rows until more of them bring no more tokens, cache for them, and time for the longest answer beside them."""
+    """Return the lines for models.toml of a model that generates step by step.
+
+    They allow rows until more of them bring no more tokens, cache for these rows, and time for the longest answer
+    beside them.
+    """
     rows, longest = max(knee(grid, length) for length in grid.lengths), max(grid.lengths)
     fitting = [size * (length + ANSWER) - 1 for size, length in grid.too_large]
     step_s = max(seconds for (size, _), seconds in grid.seconds.items() if size <= rows)
@@ -101,8 +109,11 @@ Trials = Mapping[Choice, Trial]
 
 
 def trials_table(trials: Trials, unit: str) -> Iterator[str]:
-    """A row a choice and arrangement: rates by batch size and their mean, by which one is recommended, what a replica
-    takes, and how near the answers are."""
+    """Yield the table of the trials, with a row for each choice and arrangement.
+
+    A row has the rates by batch size and their mean, by which one is recommended. It also has the memory of a replica,
+    and how near the answers are to those of the first choice.
+    """
     sizes = sorted({size for trial in trials.values() for rates in trial.rates.values() for size in rates})
     heads = "".join(f"{f'x {size}':>10}" for size in sizes) + f"{'mean':>10}"
     width = max(10, *(len(choice.precision) for choice in trials)) + 1
@@ -121,7 +132,7 @@ def trials_table(trials: Trials, unit: str) -> Iterator[str]:
 
 
 def trials_plot(trials: Trials) -> Iterator[str]:
-    """Of each choice, its best arrangement."""
+    """Yield the plot of the rate of each choice in its best arrangement."""
     best = {choice: max(map(mean, trial.rates.values())) for choice, trial in trials.items() if trial.rates}
     most, width = max(best.values()), max(10, *(len(choice.precision) for choice in best))
     for choice, rate in best.items():
@@ -129,7 +140,10 @@ def trials_plot(trials: Trials) -> Iterator[str]:
 
 
 def recommended(trials: Trials) -> tuple[Choice, Arrangement]:
-    """The fastest of those whose answers are the same but for their numbers; of torch in float32 they are."""
+    """Return the fastest choice and arrangement of those whose answers are the same but for their numbers.
+
+    The answers of torch in float32 always are.
+    """
     fit = [(choice, trial) for choice, trial in trials.items() if trial.rates and trial.share >= SAME]
     pairs = [(mean(rates), choice, arrangement) for choice, trial in fit for arrangement, rates in trial.rates.items()]
     _, choice, arrangement = max(pairs, key=lambda pair: pair[0])
@@ -137,13 +151,15 @@ def recommended(trials: Trials) -> tuple[Choice, Arrangement]:
 
 
 def mean(rates: Mapping[int, float]) -> float:
-    """Geometric: of all batch sizes alike."""
+    """Return the geometric mean, in which all batch sizes count alike."""
     return math.exp(sum(math.log(max(rate, 1e-9)) for rate in rates.values()) / len(rates))
 
 
 def choice_lines(spec: ModelSpec, trials: Trials) -> list[str]:
-    """For models.toml, in place of what the table says. Rounded numbers are nothing to choose for others: it says what
-    they would get."""
+    """Return the lines for models.toml that replace what the model's table there says of its backend and precision.
+
+    To accept rounded numbers is the user's decision, so that a comment says what answers the user would get.
+    """
     choice, _ = recommended(trials)
     trial = trials[choice]
     says = spec.backend != TORCH or bool(spec.precision)

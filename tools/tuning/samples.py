@@ -1,4 +1,4 @@
-"""Inputs to measure with: of a task and a length, or taken from the user's own."""
+"""The inputs of the measurements: made up for a task and a length, or taken from the user's own."""
 
 import base64
 import io
@@ -14,12 +14,12 @@ from inference.engines.inputs import media
 
 WORDS = "the people of this small town went to see what had been found near the old river that day and".split()  # noqa: SIM905
 
-TEXTS = 100  # so that one label in a hundred is seen
-LONGEST = 128  # tokens of these
+TEXTS = 100  # texts that are compared, so that one label in a hundred that changes is seen
+LONGEST = 128  # tokens of the longest of these texts
 
 
 def sample(spec: ModelSpec, engine: Engine, length: int, own: Sequence[Any]) -> Any:
-    """An input of about `length` tokens: the nearest of the user's own, or one that is made up for the task."""
+    """Return an input of about `length` tokens: the nearest of the user's own, or one made up for the task."""
     if own:
         return min(own, key=lambda value: abs(lengths.measure(spec, value)[1] - length))
     unit = tasks.of(spec.task).unit
@@ -31,7 +31,10 @@ def sample(spec: ModelSpec, engine: Engine, length: int, own: Sequence[Any]) -> 
 
 
 def compared(spec: ModelSpec, engine: Engine, lengths: Sequence[int]) -> list[Any]:
-    """Different texts of all lengths; of what takes longer to answer, or is no text, one of each length."""
+    """Return different texts of all lengths.
+
+    If a task takes longer to answer, or its inputs are no texts, there is one input of each length.
+    """
     task, rng = tasks.of(spec.task), random.Random(0)
     if task.generates or task.unit in (units.patches, units.frames):
         return [sample(spec, engine, length, ()) for length in lengths]

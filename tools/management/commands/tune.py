@@ -1,4 +1,4 @@
-"""`manage.py tune MODEL`: measures a model on this machine and says what to write in models.toml."""
+"""The command `manage.py tune MODEL`, which measures a model and says what to write in models.toml."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Command(BaseCommand):
             spec = lookup.spec_of(model)
         own = _device(device)
         spec = spec if own.name == devices.CPU else spec.on_gpu()
-        self.others = list(processor.load_of_others(devices.cores()))  # of others: before anything is measured
+        self.others = list(processor.load_of_others(devices.cores()))  # looked up before anything is measured
         setup = measure.roomy(Setup(spec=spec, device=own, threads=1, own_inputs=_own(inputs)))
         try:
             self.tune(setup, seconds)

@@ -1,4 +1,4 @@
-"""`manage.py up`: the whole service with one command, for development and small machines."""
+"""The command `manage.py up`, which runs the whole service, for development and small machines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ COLOURS = {"up": 36, "broker": 35, "web": 34, "worker": 32}
 
 
 class Output:
-    """One log: each line is headed by the name of its program, what speaks to the reader is not."""
+    """The one log of all programs.
+
+    Each line begins with the name of its program. Lines that are meant for the reader do not.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -38,10 +41,10 @@ class Output:
         with self.lock:
             try:
                 print(logs.wrapped(name, line) if logs.IS_JSON else f"{self.head(name)}{visible(line)}", flush=True)
-            except BrokenPipeError:  # whoever read this is gone
+            except BrokenPipeError:  # the process that read this output is gone
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 os.kill(os.getpid(), signal.SIGTERM)
-            except OSError:  # the disk is full that this goes to: a line is lost, and not the service
+            except OSError:  # the disk that the output goes to is full: a line is lost, and the service goes on
                 pass
 
     def head(self, name: str) -> str:
@@ -67,7 +70,7 @@ class Command(BaseCommand):
         log = Output()
         service = Supervisor(log)
         for number in (signal.SIGINT, signal.SIGTERM):
-            # Not by the thread that waits for it: it may hold the event's own lock.
+            # In a thread of its own: the main thread, which runs signal handlers, may hold the event's own lock.
             signal.signal(number, lambda *_: threading.Thread(target=service.stop).start())
         hung_up = hangup(service, had_terminal=sys.stdin.isatty())
         signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=hung_up).start())
@@ -77,7 +80,10 @@ class Command(BaseCommand):
 
 
 def hangup(service: Supervisor, *, had_terminal: bool) -> Callable[[], None]:
-    """At SIGHUP: the end with the terminal that is closed, else the worker looks at models.toml."""
+    """Return the function to call at SIGHUP.
+
+    If the terminal was closed, it ends the service. Otherwise the worker looks at models.toml.
+    """
 
     def hung_up() -> None:
         if had_terminal and not sys.stdin.isatty():
@@ -89,7 +95,10 @@ def hangup(service: Supervisor, *, had_terminal: bool) -> Callable[[], None]:
 
 
 def wanted_programs(host: str, port: int) -> list[Program]:
-    """In the order they start in; REDIS_URL takes the place of the embedded broker."""
+    """Return the programs in the order in which they start.
+
+    With REDIS_URL set, the embedded broker is not among them.
+    """
     own = [programs.worker(), programs.web(host=host, port=port)]
     if settings.WEBHOOK_HOSTS:
         own.append(programs.webhooks())
@@ -132,7 +141,10 @@ def cannot_listen(host: str, port: int, error: Exception) -> str:
 
 
 def refuse_unwritable_folder() -> None:
-    """Said once, before each program fails of it in its own words, again and again."""
+    """Raise `CommandError` if DATA_DIR is needed and cannot be written.
+
+    The error comes once and here, before each program fails for that reason in its own words, again and again.
+    """
     if {"DATABASE_URL", "REDIS_URL"} <= os.environ.keys():
         return
     folder = settings.DATA_DIR
