@@ -1,4 +1,4 @@
-"""Python's client of the service. It needs the standard library and urllib3 only.
+"""The Python client of the service. It needs the standard library and urllib3 only.
 
     from batch_inference_client import Client
 
@@ -9,7 +9,7 @@
         for event in client.stream("generator", "once upon a time"): ...
         for answer in client.map("embeddings", texts, name="tonight"): ...
 
-Inside Django, without HTTP: `api.inside`.
+Inside Django, `api.inside` has the same client without HTTP.
 """
 
 from batch_inference_client.client import BaseClient, Client

@@ -1,4 +1,4 @@
-"""python -m batch_inference_client"""
+"""The client on the command line: `python -m batch_inference_client`."""
 
 import sys
 

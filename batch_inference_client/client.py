@@ -1,4 +1,4 @@
-"""The client: one input, a future, many inputs; each also for asyncio."""
+"""The client: it runs one input, returns a future, streams a text or maps many inputs, each also for asyncio."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ from batch_inference_client.watch import Watch
 T = TypeVar("T")
 
 NAME = re.compile(r"[\x21-\x7e]{1,200}")
-LONGEST_WAIT_S = 20.0  # of the request that submits; after it the job is among those that are waited for together
-ASYNC_THREADS = 8  # that requests of asyncio may take at once; who awaits a job takes none
+LONGEST_WAIT_S = 20.0  # of the request that submits; after it the client waits for the job together with others
+ASYNC_THREADS = 8  # that requests of asyncio may take at once; an `await` of a job takes none
 PATIENCE_S = 60.0
-GRACE_S = 1.0  # past its time in which a call may still be answered
+GRACE_S = 1.0  # after its timeout in which a call may still be answered
 
 
 class BaseClient(Retrieval):
-    """What the client does with a `Service`, for any number of threads. `patience_s` is for how long it tries again
-    while the service is away, full, or asks to wait."""
+    """A client of a `Service`, which any number of threads may use at the same time.
+
+    A call is tried again for `patience_s` seconds while the service is away, is full, or asks the client to wait.
+    """
 
     def __init__(self, service: Service, *, patience_s: float = PATIENCE_S) -> None:
         self.service, self.patience_s = service, patience_s
@@ -49,15 +51,20 @@ class BaseClient(Retrieval):
         self._threads = ThreadPoolExecutor(ASYNC_THREADS, thread_name_prefix="inference-client-async")
 
     def start_anew(self) -> None:
-        """In a process that was forked, which has neither the threads nor, for itself, the connections of the other."""
+        """Begin anew in a process that was forked.
+
+        That process has none of its parent's threads, and must not use its parent's connections.
+        """
         self.service.reconnect()
         self._start()
 
     def run(self, model: str, inputs: Any, *, timeout: float | None = None, **options: Any) -> Any:
-        """The output. `inputs` is one input, or a list of several, whose output is a list. `options` as of `submit`.
+        """Run a model on one input, or on a list of several, and return the output.
 
-        Raises `JobError` when there is none, `ClientError` when the job was not taken, and `TimeoutError` after
-        `timeout` seconds: the job goes on.
+        The output of a list is a list. `options` are those of `submit`.
+
+        Raises `JobError` if the job has no output, and `ClientError` if the service did not accept it. Raises
+        `TimeoutError` after `timeout` seconds; the job then goes on.
         """
         began_at = time.monotonic()
         wait_s = LONGEST_WAIT_S if timeout is None else min(timeout, LONGEST_WAIT_S)
@@ -72,17 +79,23 @@ class BaseClient(Retrieval):
             raise JobError.of(future.job) from None
 
     def submit(self, model: str, inputs: Any, **options: Any) -> JobFuture:
-        """The job, once it is stored. `options`: `parameters`, `priority` ("high", "normal", "low"), `expires_in`
-        (seconds), `webhook`, and `key`, an idempotency key of yours. Raises `ClientError`."""
+        """Submit a job, and return its future once the job is stored.
+
+        `options` are `parameters`, `priority` ("high", "normal", "low"), `expires_in` (seconds), `webhook`, and `key`,
+        an idempotency key of yours. Raises `ClientError`.
+        """
         return self._future(self._submit(model, inputs, **options))
 
     def stream(self, model: str, inputs: Any, **options: Any) -> Iterator[StreamEvent]:
-        """The text as it is generated, up to an event "end" whose `job` has the output; what breaks off is read on by
-        itself. `options` as of `submit`. Raises `JobError`, `ClientError`."""
+        """Submit a job, and return an iterator over events with its text as it is generated.
+
+        The last event is "end", whose `job` has the output. If the connection breaks off, the client reads on by
+        itself. `options` are those of `submit`. Raises `JobError` if the job has no output, and `ClientError`.
+        """
         return self._events(self._submit(model, inputs, **options)["id"])
 
     def job(self, job_id: str) -> JobFuture:
-        """A job that was submitted before, by another program too. Raises `ClientError`."""
+        """Return the future of a job that was submitted before, also by another program. Raises `ClientError`."""
         return self._future(self._patiently(lambda: self.service.job(job_id)))
 
     def map(
@@ -98,11 +111,14 @@ class BaseClient(Retrieval):
         expires_in: float | None = None,
         progress: bool = False,
     ) -> Iterator[Any]:
-        """The output of each input in order, or in its place the `JobError` that it has instead. Not `ordered`: pairs
-        of the input's number and that, as they come.
+        """Run a model on many inputs, and yield the output of each one in order.
 
-        At most `in_flight` inputs are read ahead. With a `name`, a program that was killed asks again for what it had
-        asked before: no input runs twice, while the jobs are kept. Raises `ClientError`.
+        An input without an output has its `JobError` in that place. If not `ordered`, it yields pairs of an input's
+        number, from 0 on, and its output or `JobError`, as they come.
+
+        At most `in_flight` inputs are read ahead. A map with a `name` can be resumed: a program that was killed calls
+        it again with the same name, inputs, `parameters` and `in_flight`, and no input runs twice while the jobs are
+        kept. Raises `ClientError`.
         """
         encoded = (encode(value, parameters) for value in inputs)
         terms = {"model": model, "priority": priority, **({"expires_in": expires_in} if expires_in is not None else {})}
@@ -124,7 +140,10 @@ class BaseClient(Retrieval):
         ordered: bool = True,
         skip: int = 0,
     ) -> Iterator[list[tuple[int, Answer]]]:
-        """`map` of inputs that `encode` made, in batches with their places; the first `skip` are only compared."""
+        """Do as `map` does with inputs that `encode` made, and yield batches of answers with their places.
+
+        The first `skip` inputs are only compared with those of the earlier run.
+        """
         if name is not None and not NAME.fullmatch(name):
             raise ClientError("name: must be 1 to 200 visible ASCII characters.", code="bad_request")
         if in_flight < 1:
@@ -135,24 +154,28 @@ class BaseClient(Retrieval):
         ).batches()  # fmt: skip
 
     def cancel(self, id: str) -> Document:
-        """A job, or all of a bulk that is not finished. Raises `ClientError`."""
+        """Cancel a job, or all jobs of a bulk that are not finished, and return it. Raises `ClientError`."""
         return self._job_or_bulk(id, self.service.cancel, self.service.cancel_bulk)
 
     def look(self, id: str) -> Document:
-        """A job, or how far a bulk is, as docs/reference/api.md describes them. Raises `ClientError`."""
+        """Return a job, or the progress of a bulk, as docs/api.md describes them. Raises `ClientError`."""
         return self._job_or_bulk(id, self.service.job, self.service.bulk)
 
     def models(self) -> list[Document]:
-        """What is served. Raises `ClientError`."""
+        """Return the models that are served, as docs/api.md describes them. Raises `ClientError`."""
         return self._patiently(self.service.models)
 
     def ready(self) -> Document:
-        """Whether all of it is served, and the reasons if not. Raises `ClientError`."""
+        """Return a document whose `ready` is true if all models are served, and whose `reasons` say why if not.
+
+        Raises `ClientError`.
+        """
         return self._patiently(self.service.ready)
 
     # The same for asyncio
 
     async def arun(self, model: str, inputs: Any, *, timeout: float | None = None, **options: Any) -> Any:
+        """Do as `run` does, for asyncio."""
         future: JobFuture | None = None
         try:
             async with asyncio.timeout(timeout):
@@ -168,32 +191,39 @@ class BaseClient(Retrieval):
             raise JobError.of(future.job) from None
 
     async def asubmit(self, model: str, inputs: Any, **options: Any) -> JobFuture:
+        """Do as `submit` does, for asyncio."""
         return await self._in_thread(functools.partial(self.submit, model, inputs, **options))
 
     async def ajob(self, job_id: str) -> JobFuture:
+        """Do as `job` does, for asyncio."""
         return await self._in_thread(functools.partial(self.job, job_id))
 
     async def amap(self, model: str, inputs: Iterable[Any] | AsyncIterable[Any], **options: Any) -> AsyncIterator[Any]:
-        """As `map`, whose iterator runs in a thread; `inputs` may be an asynchronous iterable."""
+        """Do as `map` does, for asyncio.
+
+        The iterator of `map` runs in a thread. `inputs` may be an asynchronous iterable.
+        """
         loop = asyncio.get_running_loop()
         source = _pulled(inputs, loop) if isinstance(inputs, AsyncIterable) else inputs
         async for answer in _in_own_thread(self.map(model, source, **options)):
             yield answer
 
     async def astream(self, model: str, inputs: Any, **options: Any) -> AsyncIterator[StreamEvent]:
+        """Do as `stream` does, for asyncio."""
         async for event in _in_own_thread(await self._in_thread(lambda: self.stream(model, inputs, **options))):
             yield event
 
     async def acancel(self, id: str) -> Document:
+        """Do as `cancel` does, for asyncio."""
         return await self._in_thread(functools.partial(self.cancel, id))
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    # Life
+    # The end of a client
 
     def close(self) -> None:
-        """Futures that are not done end with an error; their jobs go on."""
+        """Close the client. Futures that are not done end with an error, and their jobs go on."""
         self._watch.close()
         self._threads.shutdown(wait=False)
         self.service.close()
@@ -258,7 +288,10 @@ class BaseClient(Retrieval):
 
 
 class Client(BaseClient):
-    """Of the service at `url`, with an API key where it wants one."""
+    """A client of the service at `url`, with an API key if the service wants one.
+
+    A call is tried again for `patience_s` seconds while the service is away, is full, or asks the client to wait.
+    """
 
     def __init__(self, url: str, key: str = "", *, patience_s: float = PATIENCE_S) -> None:
         super().__init__(Http(url, key), patience_s=patience_s)
@@ -288,7 +321,11 @@ def _goes_on(future: JobFuture, timeout: float | None) -> TimeoutError:
 
 
 async def _in_own_thread(items: Iterator[T]) -> AsyncIterator[T]:
-    """Who is cancelled leaves the thread in the middle of an item, which may never come: nobody waits for its end."""
+    """Yield the items of an iterator that runs in a thread of its own.
+
+    A caller that is cancelled leaves the thread in the middle of an item, which may never come. Nothing waits for the
+    end of the thread.
+    """
     end: Any = object()
     asked = SimpleQueue[Future[T] | None]()
 
@@ -313,7 +350,7 @@ async def _in_own_thread(items: Iterator[T]) -> AsyncIterator[T]:
 
 
 def _pulled(inputs: AsyncIterable[Any], loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
-    """An asynchronous iterable, for a thread beside its loop."""
+    """Yield the items of an asynchronous iterable in a thread beside its loop."""
     iterator = aiter(inputs)
     end = object()
     while (value := asyncio.run_coroutine_threadsafe(_next(iterator, end), loop).result()) is not end:

@@ -20,7 +20,7 @@ from batch_inference_client.progress import Bar
 from batch_inference_client.service import dumps
 
 URL = "http://127.0.0.1:8000"
-INTERRUPTED = 130  # as shells have it
+INTERRUPTED = 130  # the exit code of an interrupted program, as shells have it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ClientError as error:
         tell(f"error: {error}")
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains as it ends
     except OSError as error:
         tell(f"error: {error}")
     except KeyboardInterrupt:
@@ -160,7 +160,11 @@ def map_lines(client: Client, asked: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def answers_file(asked: argparse.Namespace) -> Iterator[tuple[IO[bytes], int]]:
-    """Where answers go, and how many are there. A last line that was cut is removed. Raises `ClientError`."""
+    """Yield the file to which answers are written, and the number of answers that are in it.
+
+    A last line that was cut off is removed. Raises `ClientError` if the answers are of a run without a name, or if
+    another program writes to the file.
+    """
     if asked.output is None:
         yield sys.stdout.buffer, 0
         return
@@ -181,7 +185,10 @@ def answers_file(asked: argparse.Namespace) -> Iterator[tuple[IO[bytes], int]]:
 
 
 def own_alone(file: IO[bytes], path: Path) -> None:
-    """Until it is closed. Raises `ClientError`: two that append would mix their answers."""
+    """Lock the file until it is closed.
+
+    Raises `ClientError` if another program has locked it, as two programs that append would mix their answers.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -191,7 +198,7 @@ def own_alone(file: IO[bytes], path: Path) -> None:
 
 
 def encoded(lines: Iterable[bytes], parameters: Mapping[str, Any] | None) -> Iterator[bytes | JobError]:
-    """As the bulk interface takes them, or why it takes none, in its place."""
+    """Yield each line as the bulk interface takes it, or in its place the `JobError` of a line that is not valid."""
     shared = b',"parameters":' + dumps(parameters) if parameters else b""
     for line in map(bytes.strip, lines):
         if not line:
@@ -207,7 +214,7 @@ def encoded(lines: Iterable[bytes], parameters: Mapping[str, Any] | None) -> Ite
 
 
 def with_parameters(document: dict[str, Any], parameters: Mapping[str, Any]) -> bytes:
-    """Those of the line come first."""
+    """Return the document of a line as JSON with these parameters. Parameters of the line itself take precedence."""
     own = document.get("parameters", {})
     return dumps({**document, "parameters": {**parameters, **own}} if isinstance(own, dict) else document)
 
@@ -220,7 +227,7 @@ def answer_line(answer: Any) -> bytes:
 
 
 def lines_of(source: IO[bytes]) -> int | None:
-    """How many there are, where they can be read twice."""
+    """Return the number of lines, or None if they cannot be read twice or stderr, which shows it, is no terminal."""
     if not sys.stderr.isatty() or not source.seekable():
         return None
     here = source.tell()
@@ -263,7 +270,7 @@ def tell(text: str) -> None:
 
 
 def hint(client: Client, error: Exception) -> str:
-    """What to do, where the service cannot know it."""
+    """Return advice that the service cannot give, or an empty text."""
     code = getattr(error, "code", "")
     if code == "unauthorized":
         return "\nPut a key into the variable INFERENCE_API_KEY."

@@ -1,20 +1,23 @@
-"""What a call of the client raises, and what stands in the place of an answer."""
+"""The errors that calls of the client raise, and that stand in the place of an answer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-PASSING = frozenset(  # the service took nothing, and may later
+PASSING = frozenset(  # codes with which the service took nothing, and may take it later
     {"too_many_requests", "too_many_queued", "queue_full", "overloaded", "no_worker", "store_unavailable"}
 )
 
 
 class ClientError(Exception):
-    """`code` is the service's (docs/reference/api.md), or the client's own: `unreachable`, `redirected`, `no_answer`,
-    `other_inputs`, `closed`. `passing`: the same call may succeed later.
+    """The error of a call of the client.
 
-    Its `args` make it again, as pickle does, and Celery with the result of a task."""
+    `code` is one of the service's (docs/api.md), or one of the client's own: `unreachable`, `redirected`, `no_answer`,
+    `other_inputs`, `closed`. `passing` is true if the same call may succeed later.
+
+    The error can be made again from its `args`, as pickle does, and Celery with the result of a task.
+    """
 
     def __init__(
         self,
@@ -30,11 +33,12 @@ class ClientError(Exception):
 
     @property
     def job_id(self) -> str | None:
+        """The id of the job that the error is about, if there is one."""
         return self.problem.get("job_id")
 
     @property
     def request_id(self) -> str | None:
-        """Under which the service's log has more."""
+        """The id of the request, under which the service's log has more."""
         return self.problem.get("request_id")
 
     def __str__(self) -> str:
@@ -43,16 +47,19 @@ class ClientError(Exception):
 
 
 class JobError(ClientError):
-    """A job without output: it failed, its input was refused, its time was over, or it is not there (any more)."""
+    """The error of a job without output.
+
+    The job failed, its input was refused, its time was over, it was cancelled, or there is no such job (any more).
+    """
 
     def __init__(self, detail: str, code: str, job_id: str | None = None, retryable: bool = False) -> None:
         super().__init__(detail, code, problem={"job_id": job_id} if job_id else None)
         self.args = (detail, code, job_id, retryable)
-        self.retryable = retryable  # whether a new job of the same input may succeed
+        self.retryable = retryable  # True if a new job with the same input may succeed
 
     @classmethod
     def of(cls, job: Mapping[str, Any]) -> JobError:
-        """Of a job that is finished, as the service shows it."""
+        """Return the error of a finished job, given as the service shows it."""
         error = job["error"] or {"code": job["status"], "detail": f"The job is {job['status']}.", "retryable": False}
         return cls(error["detail"], code=error["code"], job_id=job["id"], retryable=error["retryable"])
 

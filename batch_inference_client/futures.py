@@ -1,4 +1,4 @@
-"""A job as a future: of the standard library's kind, and to be awaited."""
+"""The future of a job, which is one of the standard library and can also be awaited."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ FINISHED = ("succeeded", "failed", "cancelled", "expired")
 
 
 class JobFuture(Future[Any]):
-    """The output of a job. `result()` and `exception()` raise `JobError`, or `CancelledError` of a cancelled job.
+    """The future of a job, whose result is the job's output.
 
-    A wait that is over, and an `await` that is cancelled, leave the job alone: `cancel()` alone ends it.
+    If the job has no output, `result()` raises `JobError` and `exception()` returns it. If the job was cancelled, both
+    raise `CancelledError`.
+
+    A wait that times out and an `await` that is cancelled leave the job alone: only `cancel()` ends it.
     """
 
     def __init__(
@@ -29,8 +32,8 @@ class JobFuture(Future[Any]):
     ) -> None:
         super().__init__()
         self.id: str = job["id"]
-        self.job = job  # as it was last seen
-        self.was_running = False  # when `cancel` cancelled it
+        self.job = job  # the job as it was last seen
+        self.was_running = False  # True if the job was running when `cancel` cancelled it
         self._cancel, self._stream, self._check_wait = cancel, stream, check_wait
         self._settling = threading.Lock()
         self._is_settled = False
@@ -46,8 +49,10 @@ class JobFuture(Future[Any]):
         return super().exception(timeout)
 
     def cancel(self) -> bool:
-        """Whether the job is cancelled now. A running one is too: its outcome is dropped, and `was_running` is true.
-        Raises `ClientError`."""
+        """Cancel the job. Return True if it is cancelled now.
+
+        A running job is cancelled, too: its outcome is dropped, and `was_running` is true. Raises `ClientError`.
+        """
         if not self.done():
             job = self._cancel(self.id)
             self.was_running = job["was_running"]
@@ -55,12 +60,15 @@ class JobFuture(Future[Any]):
         return self.cancelled()
 
     def stream(self, *, after: str = "") -> Iterator[StreamEvent]:
-        """Its text as it is generated, from the beginning or `after` an event's id. Raises `JobError` when there is no
-        output, and `ClientError`."""
+        """Return an iterator over events with the job's text as it is generated.
+
+        It begins with the first character, or after the event whose id is `after`. Raises `JobError` if the job has no
+        output, and `ClientError`.
+        """
         return self._stream(self.id, after)
 
     def settle(self, job: Document) -> None:
-        """What became of it, if it is finished. Two may tell it at the same time."""
+        """Set the outcome of the job, if it is finished. Two threads may do so at the same time."""
         if job["status"] not in FINISHED:
             return
         if not self._is_first():
@@ -71,12 +79,12 @@ class JobFuture(Future[Any]):
             self.set_result(job["output"])
         elif job["status"] == "cancelled":
             super().cancel()
-            self.set_running_or_notify_cancel()  # or `concurrent.futures.wait` never hears of it
+            self.set_running_or_notify_cancel()  # otherwise `concurrent.futures.wait` would not notice it
         else:
             self.set_exception(JobError.of(job))
 
     def fail(self, error: BaseException) -> None:
-        """Nobody will tell what became of it."""
+        """End the future with an error, as the outcome of the job will not become known."""
         if self._is_first():
             self.set_exception(error)
 

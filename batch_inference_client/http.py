@@ -1,5 +1,8 @@
-"""The service over HTTP. urllib3, since it keeps connections for many threads, needs no other package, and costs a
-third of the CPU of what also speaks asyncio: here, who awaits holds neither a thread nor a connection."""
+"""The service over HTTP, called with urllib3.
+
+urllib3 keeps connections for many threads, needs no other package, and costs a third of the CPU of libraries that also
+support asyncio. Those are not needed: an `await` of a job holds neither a thread nor a connection.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ from batch_inference_client.errors import PASSING, ClientError
 from batch_inference_client.service import LONGEST_S, Document, Service, StreamEvent, dumps
 
 CONNECT_S = 5.0
-ANSWER_S = 30.0  # beside what the service was asked to wait; it answers within 6 s, a large bulk some seconds later
-SILENT_S = 35.0  # a stream says every ten seconds that it is there
+ANSWER_S = 30.0  # besides the wait that was asked for; the service answers within 6 s, a large bulk some seconds later
+SILENT_S = 35.0  # after which a stream counts as broken off; it sends a sign of life every ten seconds
 STREAMED = 200
 PLAIN = "outputs=plain"
-HEADER = re.compile(r"[\x21-\x7e]{1,255}")  # what the service takes for an API key or an idempotency key
+HEADER = re.compile(r"[\x21-\x7e]{1,255}")  # an API key or an idempotency key, as the service takes them
 JOB = ("id", "status", "output", "error")
-TOO_LARGE = 413  # of a proxy too
-RETRIED = (408, 425, 429, 502, 503, 504)  # of a proxy in between, without a problem document
+TOO_LARGE = 413  # status of the service, or of a proxy in between
+RETRIED = (408, 425, 429, 502, 503, 504)  # statuses of a proxy in between, without a problem document
 
 
 class Http(Service):
@@ -68,7 +71,7 @@ class Http(Service):
             except (ValueError, KeyError, TypeError):
                 raise _error(self.url, answer, None) from None
             finally:
-                answer.close()  # what is left of it is not read
+                answer.close()  # the rest of the answer is not read
 
     def cancel(self, job_id: str) -> Document:
         return self._ask("POST", f"/v1/jobs/{_id(job_id)}/cancel", members=(*JOB, "was_running"))
@@ -109,8 +112,10 @@ class Http(Service):
         answer_s: float = math.inf,
         taken: Sequence[int] = (200, 202),
     ) -> Document:
-        """The answer, which has these members. Raises `ClientError`. A redirect is none of the answers: the key is for
-        this address only."""
+        """Send a request and return the document of its answer, which has these `members`.
+
+        Raises `ClientError`, also for a redirect: it is not followed, as the API key is for this address only.
+        """
         address = f"{self.url}{path}" + (f"?{urlencode(query)}" if query else "")
         with self._telling():
             answer = self._send(method, address, body, headers=headers or {}, read_s=min(wait_s + ANSWER_S, answer_s))
@@ -123,7 +128,7 @@ class Http(Service):
     def _send(
         self, method: str, address: str, body: bytes | None = None, *, headers: Mapping[str, str], read_s: float
     ) -> urllib3.BaseHTTPResponse:
-        """Whose body is to be read."""
+        """Send a request and return its answer, whose body is still to be read."""
         sent = {"Prefer": PLAIN, "Content-Type": "application/json", **self._headers, **headers}
         timeout = Timeout(connect=min(CONNECT_S, read_s), read=read_s)
         return self._pool.request(
@@ -132,7 +137,7 @@ class Http(Service):
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
-        """What is wrong with the connection. Raises `ClientError`."""
+        """Turn an error of the connection within this context into a `ClientError` that says what is wrong."""
         try:
             yield
         except SSLError as error:
@@ -155,7 +160,7 @@ def _loads(data: bytes) -> Any:
 
 
 def _checked(url: str) -> str:
-    """Raises `ClientError`."""
+    """Return the address without a slash at its end. Raises `ClientError` if it is not that of a service."""
     try:
         parsed = parse_url(url)
     except LocationValueError:
@@ -169,7 +174,7 @@ def _checked(url: str) -> str:
 
 
 def _id(text: str) -> str:
-    """As a part of an address. Raises `ClientError`."""
+    """Return an id that can be a part of an address. Raises `ClientError` for a text that is no id."""
     if not text or not all(letter.isascii() and (letter.isalnum() or letter == "-") for letter in text):
         raise ClientError(f"{text[:100]!r} is no id: an id is a UUID.", code="job_not_found")
     return text
@@ -180,7 +185,10 @@ def _words(error: HTTPError) -> str:
 
 
 def _retry_after_s(answer: urllib3.BaseHTTPResponse) -> float | None:
-    """None without one, and for a date: then pauses grow."""
+    """Return the seconds of the header Retry-After.
+
+    It is None if there is no such header, or if it has a date. The client's pauses grow then.
+    """
     text = answer.headers.get("Retry-After", "")
     return float(text) if text.isascii() and text.isdigit() else None
 

@@ -1,8 +1,8 @@
-"""Many inputs as bulks of bounded size, a bounded number of inputs in flight, their answers as they come.
+"""The map over many inputs: it submits them as bulks of bounded size, and yields their answers as they come.
 
-What is read and not yet given on is at most `in_flight` inputs, so that memory stays flat. Each bulk has an idempotency
-key of the map's name and the place of its first input: asked again, by another program too, it is the same bulk, and
-with other inputs it is refused.
+At most `in_flight` inputs are read whose answers were not yielded yet, so that memory stays flat. Each bulk has an
+idempotency key made of the map's name and the place of its first input. Submitted again, also by another program, it is
+the same bulk. With other inputs it is refused.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 from batch_inference_client.errors import ClientError, JobError
 from batch_inference_client.service import MOST_IDS, Document, Pauses, Service, dumps
 
-BULK = 1000  # inputs, at most
+BULK = 1000  # inputs of a bulk at most
 BULK_BYTES = 4 * 1024 * 1024
 WAIT_S = 20.0
-LONGEST_GATHERING_S = 0.5  # between two looks: a map that has run for long asks seldom, and hears of many at once
+LONGEST_GATHERING_S = 0.5  # between two requests: a map that has run for long asks seldom, for many answers at once
 WAITING = ("queued", "running")
-TOO_LARGE = ("body_too_large", "invalid_input")  # of a bulk that may be accepted in parts
+TOO_LARGE = ("body_too_large", "invalid_input")  # codes of a refused bulk that may be accepted in parts
 
 Answer = Any  # an output, or the `JobError` in its place
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Inputs that follow each other: each as JSON, or why it is none."""
+    """Inputs that follow each other: each as JSON, or as the `JobError` that says why it is no JSON."""
 
     start: int
     encoded: list[bytes | JobError]
@@ -46,7 +46,10 @@ def encode(inputs: Any, parameters: Mapping[str, Any] | None) -> bytes | JobErro
 
 
 def bulks(encoded: Iterable[bytes | JobError], most: int) -> Iterator[Lines]:
-    """Where they begin and end depends on the inputs alone, or a map could not be resumed."""
+    """Yield the inputs in bulks.
+
+    The bounds of the bulks depend on nothing but `most` and the inputs, or else a map could not be resumed.
+    """
     start, lines, size = 0, list[bytes | JobError](), 0
     for line in encoded:
         length = len(line) if isinstance(line, bytes) else 0
@@ -61,11 +64,14 @@ def bulks(encoded: Iterable[bytes | JobError], most: int) -> Iterator[Lines]:
 
 @dataclass(slots=True)
 class Map:
-    """One run. `skip` answers are known already: those inputs are compared with the earlier run's, nothing more."""
+    """One run of a map.
+
+    The answers to the first `skip` inputs are known already: these inputs are only compared with the earlier run's.
+    """
 
     service: Service
     encoded: Iterable[bytes | JobError]
-    terms: Mapping[str, Any]  # of the bulks
+    terms: Mapping[str, Any]  # of all bulks, such as the model and the priority
     name: str
     in_flight: int
     ordered: bool
@@ -73,16 +79,16 @@ class Map:
     skip: int = 0
     _sources: list[Iterator[Lines]] = field(init=False)
     _pending: dict[str, int] = field(init=False, default_factory=dict)  # id of a job to the place of its input
-    _found: dict[int, Answer] = field(init=False, default_factory=dict)  # not given on yet, by place
-    _given: int = field(init=False, default=0)
-    _read: int = field(init=False, default=0)
-    _waiting: Lines | None = field(init=False, default=None)  # there was no room for them
-    _try_at: float = field(init=False, default=0.0)
-    _failing_since: float | None = field(init=False, default=None)
+    _found: dict[int, Answer] = field(init=False, default_factory=dict)  # answers not yielded yet, by place
+    _given: int = field(init=False, default=0)  # answers that were yielded or skipped
+    _read: int = field(init=False, default=0)  # inputs that were read and submitted
+    _waiting: Lines | None = field(init=False, default=None)  # inputs that were read and not accepted yet
+    _try_at: float = field(init=False, default=0.0)  # monotonic seconds
+    _failing_since: float | None = field(init=False, default=None)  # monotonic seconds of the first failure in a row
     _pauses: Pauses = field(init=False, default_factory=Pauses)
 
     def batches(self) -> Iterator[list[tuple[int, Answer]]]:
-        """Answers with the places of their inputs, one or more at a time. Raises `ClientError`."""
+        """Yield answers with the places of their inputs, one or more at a time. Raises `ClientError`."""
         began_at = time.monotonic()
         source = bulks(self.encoded, max(1, min(BULK, self.in_flight // 4)))
         self._sources = [source]
@@ -101,7 +107,7 @@ class Map:
                 time.sleep(max(0.0, self._try_at - time.monotonic()))
 
     def _fill(self) -> bool:
-        """Submit what may be in flight. Whether that was all."""
+        """Submit as many inputs as may be in flight. Return True if no inputs are left."""
         while time.monotonic() >= self._try_at:
             lines = self._waiting = self._waiting or self._next()
             if lines is None:
@@ -149,7 +155,7 @@ class Map:
             raise
 
     def _note(self, lines: Lines, places: list[int], bulk: Document) -> None:
-        """What became of each line: a job, a refusal, or a job of an earlier run that is not kept any more."""
+        """Record what became of each line: a job, a refusal, or a job of an earlier run that is not kept any more."""
         found: dict[int, Answer] = dict.fromkeys(
             range(lines.start, self._read),
             JobError("The job of an earlier run was removed after the time that jobs are kept.", code="job_gone"),
@@ -167,7 +173,7 @@ class Map:
         self._given += sum(lines.start <= place < self.skip for place in range(lines.start, self._read))
 
     def _look(self) -> int:
-        """How many have finished of those that were submitted first."""
+        """Wait for the jobs that were submitted first, and return how many of them have finished."""
         answers: list[Document] = []
         ids = list(itertools.islice(self._pending, MOST_IDS))
         if not self._try(lambda: answers.append(self.service.wait(ids, wait_s=WAIT_S))):
@@ -182,12 +188,16 @@ class Map:
         time.sleep(answer.get("pause_s", 0.0))
         found = len(answer["items"]) + len(answer["missing"])
         if not found and not self.ordered:
-            self._pending.update({job_id: self._pending.pop(job_id) for job_id in ids})  # others may be finished
+            self._pending.update({job_id: self._pending.pop(job_id) for job_id in ids})  # try other jobs the next time
         return found
 
     def _try(self, call: Any) -> bool:
-        """Whether it was done. Raises `ClientError` when it never will be, or nothing has gone on for `patience_s`:
-        what the inputs, who takes the answers, or an answer that never came, took before is not counted."""
+        """Make a call to the service. Return True if it succeeded, and False if it is to be tried again later.
+
+        Raises `ClientError` if the call can never succeed, or if calls have failed for `patience_s`. That time begins
+        with the first failure: time that the inputs, the consumer of the answers, or an answer that never came took
+        before is not counted.
+        """
         try:
             call()
         except ClientError as error:
@@ -199,7 +209,7 @@ class Map:
         return True
 
     def _take(self) -> list[tuple[int, Answer]]:
-        """What can be given on now."""
+        """Return the answers that can be yielded now."""
         taken: list[tuple[int, Answer]] = []
         if self.ordered:
             while (place := self._given + len(taken)) in self._found:

@@ -1,4 +1,4 @@
-"""A line on the terminal that says how far a map is."""
+"""The line on the terminal that shows the progress of a map."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH = 20
 
 
 class Bar:
-    """On stderr, where that is a terminal and it is wanted."""
+    """A bar on stderr, which is shown if stderr is a terminal and the bar is wanted."""
 
     def __init__(self, total: int | None, *, shown: bool, done: int = 0) -> None:
         self._total, self._done, self._errors = total, done, 0

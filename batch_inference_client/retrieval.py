@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from batch_inference_client.errors import ClientError
 
-IN_BASE64 = {"encoding_format": "base64"}  # a quarter of the numbers' text
+IN_BASE64 = {"encoding_format": "base64"}  # a quarter of the size of the numbers as text
 LOGITS = {"function_to_apply": "none"}  # shares batches with the service's own rankings
 
 
@@ -24,7 +24,7 @@ class Ranked:
 
 
 class Runs(Protocol):
-    """Run one job and return its output, as the client does; `arun` is for asyncio."""
+    """An object that runs one job and returns its output, as the client does. `arun` is for asyncio."""
 
     def run(self, model: str, inputs: Any, **options: Any) -> Any: ...
 
@@ -32,13 +32,15 @@ class Runs(Protocol):
 
 
 class Retrieval:
-    """Methods of the client. Each takes the options of `run`, but that a ranking has no `parameters`, and raises what
-    that raises."""
+    """The methods of the client for embeddings and rankings.
+
+    Each takes the options of `run`, but a ranking takes no `parameters`, and raises the same errors as `run`.
+    """
 
     def embed(self: Runs, model: str, texts: str | Sequence[str], *, parameters: Any = None, **options: Any) -> Any:
-        """Return the vector of a text as a list of numbers, or a list of such for a list of texts.
+        """Return the vector of a text as a list of numbers, or a list of such vectors for a list of texts.
 
-        `parameters`: `input_type`, `prompt_name`, `dimensions`, `normalize`, `truncate`.
+        `parameters` may be `input_type`, `prompt_name`, `dimensions`, `normalize` and `truncate`.
         """
         given = _texts(texts)
         return _vectors(given, self.run(model, given, parameters={**(parameters or {}), **IN_BASE64}, **options))
@@ -46,18 +48,23 @@ class Retrieval:
     async def aembed(
         self: Runs, model: str, texts: str | Sequence[str], *, parameters: Any = None, **options: Any
     ) -> Any:
+        """Do as `embed` does, for asyncio."""
         given = _texts(texts)
         return _vectors(given, await self.arun(model, given, parameters={**(parameters or {}), **IN_BASE64}, **options))
 
     def rerank(
         self: Runs, model: str, query: str, texts: Sequence[str], *, top_n: int | None = None, **options: Any
     ) -> list[Ranked]:
-        """Return the texts that answer a query best, the best first: all, or `top_n` of them, which is 1 or more."""
+        """Return the texts ranked by how well they answer a query, the best first.
+
+        They are all texts, or the best `top_n` of them, which is 1 or more. Each has its place in `texts` as `index`.
+        """
         return _ranked(self.run(model, _pairs(query, texts), parameters=LOGITS, **options), top_n)
 
     async def arerank(
         self: Runs, model: str, query: str, texts: Sequence[str], *, top_n: int | None = None, **options: Any
     ) -> list[Ranked]:
+        """Do as `rerank` does, for asyncio."""
         return _ranked(await self.arun(model, _pairs(query, texts), parameters=LOGITS, **options), top_n)
 
 

@@ -1,4 +1,4 @@
-"""Server-sent events, as this service writes them."""
+"""The server-sent events as this service writes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ TOLD = ("delta", "restart", "end")
 
 
 def events(pieces: Iterable[bytes]) -> Iterator[StreamEvent | None]:
-    """None for what says only that the service is there. Raises `ValueError`, `KeyError` for what others wrote."""
+    """Yield the events of a stream, and None for a sign of life of the service.
+
+    Raises `ValueError` or `KeyError` for a stream that this service did not write.
+    """
     rest = b""
     for piece in pieces:
         *blocks, rest = (rest + piece).split(b"\n\n")

@@ -1,4 +1,4 @@
-"""The text of a job while it is generated, read on by itself where a connection broke off."""
+"""The text of a job while it is generated, which is read on by itself if a connection breaks off."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from batch_inference_client.service import Pauses, Service, StreamEvent
 
 
 def events(service: Service, job_id: str, *, after: str, patience_s: float) -> Iterator[StreamEvent]:
-    """Up to its end. Raises `JobError` for a job without output, and `ClientError` after `patience_s` without a sign of
-    life."""
+    """Yield the events of a job's stream, from the one after the id `after` up to its end.
+
+    Raises `JobError` for a job without output, and `ClientError` after `patience_s` without a sign of life.
+    """
     pauses = Pauses()
     give_up_at = time.monotonic() + patience_s
     while True:

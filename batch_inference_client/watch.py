@@ -1,7 +1,7 @@
-"""Hundreds of futures on a few connections: each waits for any of up to 500 jobs.
+"""The waits of hundreds of futures, on a few connections: each waits for any of up to 500 jobs.
 
-The first connection waits long and the last one briefly, so that a job that comes while all of them wait is soon among
-those that are waited for.
+The first connection waits long and the last one briefly. So a job that is submitted while all of them wait is soon
+among the jobs that a connection waits for.
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ logger = logging.getLogger("batch_inference_client")
 
 T = TypeVar("T")
 
-WAITS_S = (20.0, 10.0, 2.0, 0.25)  # of each connection; some proxies cut a request after 30 s
-IDLE_S = 10.0  # after which the thread of a connection ends
+WAITS_S = (20.0, 10.0, 2.0, 0.25)  # of each connection; some proxies cut a request off after 30 s
+IDLE_S = 10.0  # after which the thread of a connection without jobs ends
 
-Watched = dict[str, list[JobFuture]]  # by id of the job
+Watched = dict[str, list[JobFuture]]  # by the id of the job
 
 
 class Watch:
-    """Its threads start when there are futures that nobody waits for, and end some time after the last one."""
+    """The threads that wait for the jobs of futures.
+
+    They start when there are futures that no thread waits for, and end some time after the last one.
+    """
 
     def __init__(self, service: Service, *, patience_s: float) -> None:
         self._service, self._patience_s = service, patience_s
         self._changed = threading.Condition()
-        self._unasked: Watched = {}  # nobody waits for these now
-        self._asked: Watched = {}
-        self._places: set[int] = set()  # in `WAITS_S`, of the connections that there are
-        self._idle: set[int] = set()
+        self._unasked: Watched = {}  # futures that no connection waits for now
+        self._asked: Watched = {}  # futures that a connection waits for now
+        self._places: set[int] = set()  # places in `WAITS_S` of the connections that there are
+        self._idle: set[int] = set()  # places in `WAITS_S` of the connections without jobs
         self._is_closed = False
 
     def add(self, future: JobFuture) -> None:
@@ -49,7 +52,7 @@ class Watch:
         future.fail(_closed(future.id))
 
     def close(self) -> None:
-        """Its futures end with an error; their jobs go on."""
+        """End all futures with an error. Their jobs go on."""
         with self._changed:
             self._is_closed = True
             left = [*self._unasked.values(), *self._asked.values()]
@@ -61,7 +64,7 @@ class Watch:
         if not self._idle and len(self._places) < len(WAITS_S):
             place = min(set(range(len(WAITS_S))) - self._places)
             threading.Thread(target=self._run, args=(place,), name=f"inference-client-{place}", daemon=True).start()
-            self._places.add(place)  # not where no thread could start
+            self._places.add(place)  # after the start, which may raise if there can be no more threads
 
     def _run(self, place: int) -> None:
         while taken := self._take(place):
@@ -77,8 +80,10 @@ class Watch:
         return self._service.wait(taken, wait_s=WAITS_S[place])
 
     def _take(self, place: int) -> list[str]:
-        """The ids that this connection waits for next; none when it ends. Of idle ones, that with the longest wait is
-        first."""
+        """Return the ids of the jobs that this connection waits for next. The list is empty when its thread is to end.
+
+        Of idle connections, the one with the longest wait is the first to take jobs.
+        """
         with self._changed:
             self._idle.add(place)
             self._changed.wait_for(lambda: self._is_closed or (self._unasked and min(self._idle) == place), IDLE_S)
@@ -91,7 +96,10 @@ class Watch:
             return taken
 
     def _settle(self, taken: Sequence[str], answer: Document) -> None:
-        """What is left is waited for again before anybody is told: that may take long."""
+        """Set the outcomes of the futures whose jobs are finished or missing.
+
+        A connection waits for the other futures again before that, as callbacks of futures may take long.
+        """
         jobs = {job["id"]: job for job in answer["items"]}
         missing = {each["id"]: each["code"] for each in answer["missing"]}
         ended = self._ended([*jobs, *missing])
@@ -121,7 +129,10 @@ class Watch:
 
 
 def _tell(tell: Callable[[T], None], what: T) -> None:
-    """A callback may end its own thread, as `sys.exit` does, but not the wait of the other futures."""
+    """Call a method of a future, whose callbacks may raise anything.
+
+    A callback may end its own thread, as `sys.exit` does, but must not end the wait of the other futures.
+    """
     try:
         tell(what)
     except BaseException:
