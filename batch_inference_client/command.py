@@ -227,7 +227,10 @@ def answer_line(answer: Any) -> bytes:
 
 
 def lines_of(source: IO[bytes]) -> int | None:
-    """Return the number of lines, or None if they cannot be read twice or stderr, which shows it, is no terminal."""
+    """Return the number of lines that are not empty, for the progress bar.
+
+    It is None if stderr is no terminal, or if the lines cannot be read twice.
+    """
     if not sys.stderr.isatty() or not source.seekable():
         return None
     here = source.tell()

@@ -129,7 +129,7 @@ class Watch:
 
 
 def _tell(tell: Callable[[T], None], what: T) -> None:
-    """Call a method of a future, whose callbacks may raise anything.
+    """Call a method of a future, and log whatever its callbacks raise.
 
     A callback may end its own thread, as `sys.exit` does, but must not end the wait of the other futures.
     """

@@ -243,9 +243,10 @@ class BrokerUnavailable(InferenceError):
 
 
 class NotYet(InferenceError):
-    """The job's entry of models.toml is one that the worker has not taken over yet. Only workers see this error.
+    """The process cannot run the job now, but later. Only workers see this error.
 
-    The job runs once the worker has taken the entry over.
+    One reason is that the job's entry of models.toml is one that the worker has not taken over yet. The job runs once
+    the worker has taken the entry over.
     """
 
     code = "not_yet"

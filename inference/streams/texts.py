@@ -19,7 +19,7 @@ _DIGEST = 16  # bytes
 class Prompt:
     """The length and digest of the prompt that may precede the generated text in an answer.
 
-    They tell if an answer begins with the prompt. The text of the prompt is not kept, as prompts may have megabytes and
+    They show if an answer begins with the prompt. The text of the prompt is not kept, as prompts may have megabytes and
     hundreds of streams wait.
     """
 

@@ -1,4 +1,4 @@
-"""Counts of things in words."""
+"""The counts of things in words."""
 
 
 def count_of(count: int, noun: str, verb: tuple[str, str] = ("", "")) -> str:

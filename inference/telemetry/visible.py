@@ -3,7 +3,7 @@
 import re
 import unicodedata
 
-# Those characters of the ones `visible` escapes that turn, hide or steer the text beside them: quick to find in a page.
+# The characters, of those that `visible` escapes, that turn, hide or steer text beside them. They are found quickly.
 _STEERING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 
 

@@ -105,7 +105,7 @@ def renew_future() -> bool:
 
 
 def host_of(url: str) -> str:
-    """Return the host of an address. It is empty if the text is no address, as anybody can write rows."""
+    """Return the host of an address. It is empty for a text that is no address, as other programs may write rows."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:
