@@ -158,11 +158,11 @@ class BaseClient(Retrieval):
         return self._job_or_bulk(id, self.service.cancel, self.service.cancel_bulk)
 
     def look(self, id: str) -> Document:
-        """Return a job, or the progress of a bulk, as docs/api.md describes them. Raises `ClientError`."""
+        """Return a job, or the progress of a bulk, as docs/reference/api.md describes them. Raises `ClientError`."""
         return self._job_or_bulk(id, self.service.job, self.service.bulk)
 
     def models(self) -> list[Document]:
-        """Return the models that are served, as docs/api.md describes them. Raises `ClientError`."""
+        """Return the models that are served, as docs/reference/api.md describes them. Raises `ClientError`."""
         return self._patiently(self.service.models)
 
     def ready(self) -> Document:

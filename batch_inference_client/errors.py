@@ -13,8 +13,8 @@ PASSING = frozenset(  # codes with which the service took nothing, and may take 
 class ClientError(Exception):
     """The error of a call of the client.
 
-    `code` is one of the service's (docs/api.md), or one of the client's own: `unreachable`, `redirected`, `no_answer`,
-    `other_inputs`, `closed`. `passing` is true if the same call may succeed later.
+    `code` is one of the service's (docs/reference/api.md), or one of the client's own: `unreachable`, `redirected`,
+    `no_answer`, `other_inputs`, `closed`. `passing` is true if the same call may succeed later.
 
     The error can be made again from its `args`, as pickle does, and Celery with the result of a task.
     """

@@ -1,6 +1,6 @@
 """The calls that the client makes to the service, over HTTP or from inside Django.
 
-Documents are those of docs/api.md.
+Documents are those of docs/reference/api.md.
 """
 
 from __future__ import annotations

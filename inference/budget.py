@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 GRACE_S = 0.5  # the database server cancels a statement and reports it before its client stops waiting
-SPENT = "what this request asked before took all the time that its answer has"
+SPENT = "earlier statements of this request took all the time that its answer may take"
 
 
 class _Own(threading.local):

@@ -1,7 +1,7 @@
-"""The wishes of operators: models that are paused, and workers that are drained.
+"""The intents of operators: models that are paused, and workers that are drained.
 
-They are rows, which each worker reads with its heartbeat. A wish therefore does not depend on the broker, and a pause
-of a model holds for workers that start later.
+They are rows, which each worker reads with its heartbeat. An intent therefore does not depend on the broker, and a
+pause of a model holds for workers that start later.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from uuid import UUID
 from inference.models import PausedModel, Worker
 
 
-def rests(worker: UUID) -> bool:
+def is_drained(worker: UUID) -> bool:
     """Return True if the worker is to take nothing new."""
     return Worker.objects.filter(pk=worker, is_to_rest=True).exists()
 
 
-def paused() -> frozenset[str]:
+def paused_models() -> frozenset[str]:
     """Return the models of which no job is to be begun."""
     return frozenset(PausedModel.objects.order_by().values_list("model", flat=True))
 

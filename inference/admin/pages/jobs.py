@@ -43,9 +43,9 @@ logger = logging.getLogger(__name__)
 
 SALT = "inference.act"
 ASKED = {  # the outcome is in the rows of the job and of the new job: it may have ended before, or be refused
-    ActKind.CANCEL: "Asked to cancel it.",
-    ActKind.RETRY: "Asked to run it again, as a new job.",
-    ActKind.RETRY_ALONE: "Asked to run it again, as a new job that runs alone.",
+    ActKind.CANCEL: "Requested to cancel it.",
+    ActKind.RETRY: "Requested to run it again, as a new job.",
+    ActKind.RETRY_ALONE: "Requested to run it again, as a new job that runs alone.",
 }
 CONFIRMED_WITHIN = datetime.timedelta(minutes=15)
 

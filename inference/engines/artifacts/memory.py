@@ -47,7 +47,7 @@ def estimate(spec: ModelSpec) -> int | None:
         folder = _folder(spec)
         return sum(_weights(file, spec.torch_dtype) for file in weights.files(folder)) or None if folder else None
     except Exception as error:  # something is wrong with its files: loading it will report that
-        logger.debug("model=%s its files tell no size: %s", spec.name, error)
+        logger.debug("model=%s its files do not show its size: %s", spec.name, error)
         return None
 
 

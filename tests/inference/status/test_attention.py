@@ -259,7 +259,9 @@ class TestItems(AttentionCase):
     def test_jobs_of_a_model_that_is_in_no_file_any_more_are_said_to_wait_for_ever(self) -> None:
         job = Job.objects.create(model="removed", inputs="x", created_at=ago(40))
         with patch.object(clock, "time_s", return_value=job.created_at.timestamp() + 40):
-            item = self.only("ModelUnserved", "1 job of removed waits", "the models file no longer lists it", "cancel them")
+            item = self.only(
+                "ModelUnserved", "1 job of removed waits", "the models file no longer lists", "cancel them"
+            )
             self.assertNotIn("mends itself", item.todo)
             self.change(model_names=["embeddings", "removed"])  # this process has not read the newest file yet
             self.only("QueueStuck")
