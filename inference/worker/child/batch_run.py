@@ -1,4 +1,7 @@
-"""A batch from claim to notice, in three stages. Each may be done by another thread, one after the other."""
+"""The run of one batch, from claim to notice, in three stages.
+
+The stages run one after the other, and each may run in another thread.
+"""
 
 import contextlib
 import logging
@@ -29,18 +32,18 @@ from inference.worker.replicas import devices
 
 logger = logging.getLogger(__name__)
 
-NEAR = 4  # times that an estimate of tokens may be off
+NEAR = 4  # factor by which an estimate of tokens may be off
 
 
 @dataclass(slots=True, eq=False)
 class EngineCall:
-    """Jobs of one set of parameters, and their items."""
+    """The jobs of a batch that have the same parameters, and so run in one engine call, with their items."""
 
     spec: ModelSpec
     jobs: Sequence[Claimed]
-    items: list[list[Any]]  # of each job
+    items: list[list[Any]]  # the items of each job
     parameters: dict[str, Any]
-    prepared: Any = None  # by the engine
+    prepared: Any = None  # the result of `Engine.prepare`, if it was called
     report: RunReport | None = None
 
     @property
@@ -48,8 +51,10 @@ class EngineCall:
         return [item for items in self.items for item in items]
 
     def refuse_too_large(self, engine: Engine) -> list[Outcome]:
-        """Take out jobs whose answers would hold more numbers than are kept, before they are computed. Tokens are
-        counted only where the estimate is near."""
+        """Take out the jobs whose answers would hold more numbers than are kept, and return their failures.
+
+        This happens before anything is computed. Tokens are counted only if the estimate comes near the limit.
+        """
         near = transitions.MOST_ANSWERED / NEAR
         if not any(job.size * job.length * engine.numbers_a_token > near for job in self.jobs):
             return []
@@ -75,8 +80,10 @@ class EngineCall:
 
 @dataclass(slots=True, eq=False)
 class BatchRun:
-    """Of one batch of a model that answers a batch at once, or of jobs that are condemned. What a stage raises ends
-    the batch."""
+    """The run of one batch of a model that answers a batch at once, or of jobs that are condemned.
+
+    An exception that a stage raises ends the batch.
+    """
 
     call: BatchCall
     spec: ModelSpec | None
@@ -86,18 +93,20 @@ class BatchRun:
     refused: list[Outcome] = field(default_factory=list)
     spent_s: float = 0.0
     read_s: float = 0.0
-    is_read: threading.Event = field(default_factory=threading.Event)  # where it is prepared
+    is_read: threading.Event = field(default_factory=threading.Event)  # set as `prepare` ends, if it is called
 
     def claim(self) -> None:
-        """And all else that can be done before the engine is free. One call a set of parameters; the messages already
-        grouped them, so there is one set.
+        """Claim the batch, and do all else that can be done before the engine is free.
 
-        Raises `NotYet` for jobs that were accepted by a newer entry of the model."""
+        There is one engine call for each set of parameters. The messages already grouped the jobs, so there is one set.
+
+        Raises `NotYet` for jobs that were accepted by a newer entry of the model.
+        """
         with self._timed():
             self.begin(claimed(self.call, self.replica))
 
     def begin(self, jobs: list[Claimed]) -> None:
-        """With what was claimed."""
+        """Group the claimed jobs into engine calls, and fail those that are condemned or have invalid parameters."""
         self.jobs = jobs
         if self.call.verdict or self.spec is None:
             self.refused = [condemned(job, self.call.verdict, self.call.raised, self.call.trace) for job in jobs]
@@ -112,7 +121,10 @@ class BatchRun:
                 self.calls.append(EngineCall(self.spec, same, items, parameters))
 
     def prepare(self) -> None:
-        """Beside another call that computes. Of what cannot be read the call itself finds out what is wrong."""
+        """Read the inputs ahead, while another call computes.
+
+        If they cannot be read, the engine call itself finds out what is wrong.
+        """
         if self.spec and not self.call.again and (engine := self.replica.engine(self.spec)).is_read_ahead:
             self._read(engine)
         self.is_read.set()
@@ -130,12 +142,15 @@ class BatchRun:
             self.read_s = time.monotonic() - began
 
     def compute(self, *, is_prepared: bool = False) -> None:
-        """In the thread of the engines. What another still prepares is waited for within the limit of this batch, not
-        of the one that computed meanwhile."""
+        """Run the engine calls, in the thread of the engines.
+
+        The inputs may still be read by another thread. The wait for it counts against the time limit of this batch, not
+        of the batch that was computed meanwhile.
+        """
         if self.spec is None or not self.calls:
             return
         engine, shared = self.replica.engine(self.spec), self.replica.shared
-        engine.spec = self.spec  # of the entries that share it
+        engine.spec = self.spec  # several entries may share the engine: this one runs now
         failpoints.reach("before_run")
         shared.computing = self.call.number
         for call in self.calls:
@@ -189,13 +204,13 @@ class BatchRun:
         return next((report.cut_at for report in self._reports), None)
 
     def _tokens(self) -> tuple[int, int]:
-        """Of the longest item and of all, as far as the model reads them."""
+        """Return the tokens of the longest item and of all items together, as far as the model reads them."""
         cut_at = self._cut_at
         tokens = [min(job.length, cut_at or job.length) for job in self.jobs]
         return max(tokens), sum(job.size * own for job, own in zip(self.jobs, tokens, strict=True))
 
     def counted(self) -> Tally:
-        """What the figures tell of a batch that ran."""
+        """Return what the figures count of the batch; nothing if no engine call ran."""
         tally: Tally = {}
         if self._reports:
             size, (longest, real) = self.size, self._tokens()

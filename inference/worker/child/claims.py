@@ -1,4 +1,4 @@
-"""A batch and its rows: claimed before it runs, recorded as it ends."""
+"""The rows of a batch: they are claimed before it runs and recorded as it ends."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -20,12 +20,15 @@ from inference.worker.child.outcomes import unstorable
 
 logger = logging.getLogger(__name__)
 
-CLAIM_PATIENCE_S = 8.0  # then the main process sends the batch again later
-RECORD_PATIENCE_S = 3600.0  # results are kept for as long
+CLAIM_PATIENCE_S = 8.0  # seconds; then the main process sends the batch again later
+RECORD_PATIENCE_S = 3600.0  # seconds for which results are kept while the database is away
 
 
 def claim(call: BatchCall, *, worker: UUID, device: str) -> list[Claimed]:
-    """Raises `StoreUnavailable` while the database is away: nothing has begun."""
+    """Claim the jobs of a call, and return those that were claimed.
+
+    Raises `StoreUnavailable` while the database is away. No job of the call has begun then.
+    """
 
     def statement() -> list[Claimed]:
         return transitions.claim(
@@ -42,8 +45,11 @@ def claim(call: BatchCall, *, worker: UUID, device: str) -> list[Claimed]:
 
 
 def parameters_of(spec: ModelSpec, job: Claimed, *, is_last: bool) -> dict[str, Any]:
-    """Checked again: the web process did, but a row can be written by anybody. Raises `InvalidInput`, and `NotYet` for
-    a job that was accepted by a newer entry of the model."""
+    """Check the parameters of a job again, and return them.
+
+    The web process has checked them, but any other program can write a row. Raises `InvalidInput` if the model does not
+    take them, and `NotYet` for a job that was accepted by a newer entry of the model.
+    """
     try:
         return validation.validate_parameters(spec, job.parameters)
     except errors.InvalidInput:
@@ -53,7 +59,10 @@ def parameters_of(spec: ModelSpec, job: Claimed, *, is_last: bool) -> dict[str, 
 
 
 def _is_for_newer(spec: ModelSpec, parameters: dict[str, object]) -> bool:
-    """A web process may know the file before this worker does."""
+    """Return True if the models file has another entry of the model now, which takes these parameters.
+
+    A web process may have read the file before this worker did.
+    """
     try:
         newer = reader.load(settings.MODELS_FILE).get(spec.name, spec)
         validation.validate_parameters(newer, parameters)
@@ -63,7 +72,10 @@ def _is_for_newer(spec: ModelSpec, parameters: dict[str, object]) -> bool:
 
 
 def take_back(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool) -> None:
-    """The claim of what was not begun. Its turn may be long after the lease is over."""
+    """Take back the claim of jobs that have not begun.
+
+    Their turn may come long after their lease is over.
+    """
     if ids:
         patiently(
             lambda: transitions.take_back(batch, ids, keeps_messages=keeps_messages),
@@ -74,8 +86,11 @@ def take_back(batch: UUID, ids: Collection[UUID], *, keeps_messages: bool) -> No
 def record(
     batch: UUID, outcomes: Sequence[Outcome], *, batch_size: Sizes, beside: Mapping[str, Any] | None = None
 ) -> list[Outcome]:
-    """All at once; or one by one when the database refuses something: then that one fails alone. Returns them as they
-    were recorded. `beside`: what is counted with them, once."""
+    """Record the outcomes of a batch, and return them as they were recorded.
+
+    They are recorded all at once. If the database refuses that, they are recorded one by one, so that the outcome at
+    fault fails alone. `beside` holds further counts, which are recorded with them once.
+    """
     try:
         _record_at_once(batch, outcomes, batch_size, beside)
     except Exception as error:

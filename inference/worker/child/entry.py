@@ -1,4 +1,7 @@
-"""What a pool child does: claim, run, record, notify. The only place where torch and the engines are."""
+"""The calls that a child process serves: it claims, runs and records batches, and sends the notices.
+
+Torch and the engines are in child processes only.
+"""
 
 import contextlib
 import faulthandler
@@ -37,7 +40,10 @@ opened = OpenBatches()
 
 @contextlib.contextmanager
 def readable() -> Iterator[None]:
-    """What is raised crosses the pipe: an exception that cannot be made anew there would end the main process."""
+    """Raise what the block raises as an exception that the main process can read.
+
+    The exception crosses the pipe. One that cannot be unpickled there would end the main process.
+    """
     try:
         yield
     except (SystemExit, KeyboardInterrupt):
@@ -53,7 +59,7 @@ def readable() -> Iterator[None]:
 def start(plan: Plan, order: Order, shared: SharedState) -> LoadReport:
     """Bind the device, load and warm up the models. Runs once, before the child takes calls."""
     global replica  # noqa: PLW0603 - of this process
-    # The main process asks for the stack before it kills.
+    # The main process asks for the stack with SIGUSR2 before it kills this process.
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     faulthandler.register(PAST_ITS_LIMIT, file=2, all_threads=True, chain=True)
     threading.Thread(target=threading.Event().wait, name="hears-signals", daemon=True).start()
@@ -68,14 +74,17 @@ def start(plan: Plan, order: Order, shared: SharedState) -> LoadReport:
 
 @readable()
 def apply_order(order: Order) -> LoadReport:
-    """Unload what is not in the order, then load what is new in it. No batch is open: what is left of one is let go."""
+    """Unload the models that are not in the order, then load those that are new in it.
+
+    No batch is open here as an order comes. What is left of one is closed.
+    """
     opened.close()
     return replica.apply_order(order)
 
 
 @readable()
 def run_batch(call: BatchCall) -> BatchReport:
-    """Run one batch from claim to notice; of a model that generates step by step, some steps of it."""
+    """Run one batch from claim to notice, or some steps of it if its model generates step by step."""
     with beside_open(call):
         if stages := stages_of(call):
             stages.claim()
@@ -85,7 +94,10 @@ def run_batch(call: BatchCall) -> BatchReport:
 
 
 def stages_of(call: BatchCall) -> BatchRun | MultiBatchRun | None:
-    """None of a batch whose model generates step by step."""
+    """Return the run of a batch, or None if its model generates step by step.
+
+    Raises `ModelUnavailable` if the model is not loaded here, and `NotYet` if the batch should be open here and is not.
+    """
     spec = replica.specs.get(call.digest)
     if not call.verdict and spec is None:
         raise errors.ModelUnavailable(f"{call.model} is not loaded in the process that was to run it.")
@@ -105,7 +117,7 @@ def steps_of(call: BatchCall) -> BatchReport:
 
 @contextlib.contextmanager
 def beside_open(call: BatchCall) -> Iterator[None]:
-    """Run a call beside the batches that are open, and these to their end if it is the last."""
+    """Run a call beside the batches that are open, and if it is the last call, run these to their end."""
     opened.only(call.waiting, call=call)
     try:
         yield
@@ -114,9 +126,10 @@ def beside_open(call: BatchCall) -> Iterator[None]:
 
 
 def run_to_the_end() -> None:
-    """Run the batches that are still open to their end, where the worker leaves: no call of theirs follows.
+    """Run the batches that are still open to their end if the worker leaves, as no call of theirs follows.
 
-    Its pool takes no more calls from the moment in which it is told to stop, also of a batch that was between two. A
-    process that was sent a signal ends at once."""
+    The pool takes no more calls once it is told to stop, not even for a batch that was between two calls. A process
+    that was sent a signal ends at once.
+    """
     if replica.shared.command == ChildCommand.DRAIN and not terminate_handler_fired():
         opened.run_to_the_end()

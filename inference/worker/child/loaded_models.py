@@ -1,4 +1,4 @@
-"""The models that a pool child has loaded."""
+"""The models that a child process has loaded."""
 
 import importlib
 import logging
@@ -20,16 +20,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LoadedModels:
-    """Of one child, on its device."""
+    """The models that one child process has loaded on its device."""
 
     worker: UUID
-    device: str  # as this process calls it
-    host_device: str = ""  # as the host does, where that is another name
-    sharing: int = 1  # replicas of the device
-    specs: dict[str, ModelSpec] = field(default_factory=dict)  # that can be run, by digest
-    engines: dict[str, Engine] = field(default_factory=dict)  # by load_digest: entries may share one
-    memory: dict[str, int] = field(default_factory=dict)  # bytes that each of these takes
-    load_s: dict[str, float] = field(default_factory=dict)  # seconds that each of these took to load
+    device: str  # its name in this process
+    host_device: str = ""  # its name on the host, if that is another one
+    sharing: int = 1  # replicas that share the device
+    specs: dict[str, ModelSpec] = field(default_factory=dict)  # entries that can be run, by digest
+    engines: dict[str, Engine] = field(default_factory=dict)  # by load_digest: several entries may share an engine
+    memory: dict[str, int] = field(default_factory=dict)  # bytes that each engine takes, by load_digest
+    load_s: dict[str, float] = field(default_factory=dict)  # seconds that each engine took to load, by load_digest
     shared: SharedState = field(default_factory=SharedState)
 
     def __post_init__(self) -> None:
@@ -39,9 +39,9 @@ class LoadedModels:
         return self.engines[spec.load_digest]
 
     def apply_order(self, order: Order) -> LoadReport:
-        """Unload what is not in the order, then load what is new in it, beside what stays.
+        """Unload the models that are not in the order, then load those that are new in it beside those that stay.
 
-        A model that cannot be loaded leaves the others as they are; a broken device takes them all.
+        A model that cannot be loaded leaves the others as they are. If the device is broken, none stays.
         """
         importlib.invalidate_caches()
         memory.keep_to_share(self.device, self.sharing)
@@ -72,7 +72,7 @@ class LoadedModels:
             memory.free()
 
     def _load(self, place: int, spec: ModelSpec) -> errors.ModelUnavailable | None:
-        """Why the model could not be loaded."""
+        """Load a model if its engine is not here yet, and return why that failed, or None."""
         if spec.load_digest not in self.engines:
             self.shared.loading = place
             try:
@@ -81,7 +81,7 @@ class LoadedModels:
                 self.shared.loading = 0
                 logger.debug("model=%s not loaded on %s", spec.name, self.host_device, exc_info=True)
                 return failure
-            self.shared.loading = 0  # not where it ends this process, as `sys.exit` in its module does
+            self.shared.loading = 0  # it stays set if loading ends this process, as `sys.exit` in its module does
         self.specs[spec.digest] = spec
         return None
 

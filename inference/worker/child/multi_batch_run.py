@@ -1,4 +1,4 @@
-"""Several short engine calls behind one claim, one record and one notice, of jobs that waited together."""
+"""Several short engine calls with one claim, one record and one notice, for jobs that waited together."""
 
 import time
 from collections.abc import Mapping
@@ -16,15 +16,15 @@ from inference.worker.child import claims
 from inference.worker.child.batch_run import BatchRun, claimed
 from inference.worker.child.loaded_models import LoadedModels
 
-LONGEST_S = 0.2  # since the first call began: no other is begun, though it was expected to be over by then
+LONGEST_S = 0.2  # seconds since the first engine call began, after which no other begins: all were expected to be over
 
 
 @dataclass(slots=True, eq=False)
 class MultiBatchRun:
-    """A run of a batch that has `shares`, each of which is an engine call of its own and is reported by itself.
+    """The run of a batch that has `shares`: each is an engine call of its own and is reported by itself.
 
-    The main process may call the child back between two engine calls: the claims of those that have not begun are taken
-    back.
+    The main process may call the child back between two engine calls. The claims of jobs that have not begun are taken
+    back then.
     """
 
     call: BatchCall
@@ -76,7 +76,7 @@ class MultiBatchRun:
             recorded = claims.record(self.call.batch, list(chain(*outcomes)), batch_size=sizes, beside=counted)
             claims.take_back(
                 self.call.batch, [job.id for job in self.unbegun],
-                keeps_messages=self.replica.shared.command != ChildCommand.DRAIN,  # else they are given back
+                keeps_messages=self.replica.shared.command != ChildCommand.DRAIN,  # else the jobs are given back
             )  # fmt: skip
         each = tuple(stages.report(()) for stages in self.each)
         return BatchReport(

@@ -1,4 +1,4 @@
-"""What becomes of a job whose inputs were answered, or which is condemned."""
+"""The outcome of a job whose inputs were answered, or which is condemned."""
 
 import logging
 from collections.abc import Sequence
@@ -37,12 +37,11 @@ def outcome_of(
     full_text: bool = False,
     generated: int | None = None,
 ) -> Outcome:
-    """Return what becomes of a job with these answers to its items. One of several items fails with its first failed
-    item.
+    """Return the outcome of a job with these answers to its items.
 
-    Args:
-        full_text: Whether the engine puts the prompt before what it generates, unless told otherwise.
-        generated: Characters that a model generated step by step, where that is known.
+    A job of several items fails with its first failed item. `full_text` is True if the engine puts the prompt before
+    the text that it generates, unless the job's parameters ask otherwise. `generated` is the number of characters that
+    a model generated step by step, if that is known.
     """
     is_list = lengths.is_list(spec, job.inputs)
     for index, answer in enumerate(answers, job.place or 0):
@@ -64,7 +63,7 @@ def outcome_of(
 def _prompt_length(
     spec: ModelSpec, job: Claimed, output: object, *, full_text: bool, generated: int | None
 ) -> int | None:
-    """Return how many characters of the prompt stand before the generated text. It is None where no text is."""
+    """Return how many characters of the prompt stand before the generated text, or None if there is no such text."""
     text = texts.full_text(output)
     if text is None:
         return None
@@ -77,9 +76,10 @@ def _prompt_length(
 
 
 def condemned(job: Claimed, verdict: str, raised: str = "", trace: str = "") -> Outcome:
-    """Return how a job ends by a verdict of the main process, with what its call raised, and where.
+    """Return the outcome of a job by a verdict of the main process, with what its call raised, and where.
 
-    A part says where it lies in the list: the process knows no more."""
+    The error of a part names the range of its inputs in the whole list: more is not known.
+    """
     where = ""
     if job.place is not None:
         last = job.place + len(job.inputs) - 1
@@ -89,7 +89,10 @@ def condemned(job: Claimed, verdict: str, raised: str = "", trace: str = "") -> 
 
 
 def failed(job: Claimed, error: errors.InferenceError, where: str = "") -> Outcome:
-    """With bounded texts: they may quote the input, or be an engine's own."""
+    """Return the outcome of a job that fails with this error.
+
+    The texts are bounded, as they may quote the input or be an engine's own.
+    """
     return _of(
         job, error_code=error.code, error_detail=shorten(storable(f"{where}{error.message}")),
         error_raised=shorten(storable(error.raised)), error_trace=storable(error.trace),

@@ -1,8 +1,9 @@
-"""In a pool child that works ahead: while a call computes, the next batch is claimed, read and tokenized, and the
-outcomes of the last are recorded, each in a thread of its own. Engines run in the main thread: at its limit the alarm
-ends the process.
+"""The loop of a child process that works ahead.
 
-The main process gives such a child a few calls at once, but for those that must be looked into: they come alone.
+While a call computes, one thread claims, reads and tokenizes the next batch, and another one records the outcomes of
+the last. Engines run in the main thread. At the time limit the alarm ends the process.
+
+The main process gives such a child a few calls at once. Batches that are run again, to find what fails, come alone.
 """
 
 import logging
@@ -26,14 +27,14 @@ from inference.worker.child.multi_batch_run import MultiBatchRun
 
 logger = logging.getLogger(__name__)
 
-SWITCH_S = 0.0001  # for which another thread may keep the interpreter from an engine: less than what is won
+SWITCH_S = 0.0001  # seconds for which another thread may keep the interpreter from an engine: less than is gained
 
 
 @dataclass(slots=True, eq=False)
 class Taken:
-    """A call that was taken off the pipe."""
+    """A call that was read from the pipe."""
 
-    id: tuple[int, Any]  # the pool's
+    id: tuple[int, Any]  # the pool's number of the call, and of its part
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     stages: BatchRun | MultiBatchRun | None = None
@@ -42,8 +43,11 @@ class Taken:
 
 
 class WorkAhead:
-    """`receive` waits for a call and raises `SystemExit` when there will be none; `send` answers through the pipe that
-    is read for the worker `inbox` belongs to."""
+    """The loop that takes calls from the main process, runs them and answers them.
+
+    `receive` waits for a call, and raises `SystemExit` if there will be none. `send` sends an answer to the main
+    process. `inbox` is the main process's number of the pipe to this child, by which an answer names the child.
+    """
 
     def __init__(self, receive: Callable[[], Any], send: Callable[[Any], None], inbox: int) -> None:
         self._receive, self._send_unlocked, self._inbox = receive, send, inbox
@@ -53,7 +57,7 @@ class WorkAhead:
         self._device_failed = False
 
     def run(self) -> NoReturn:
-        """Until the main process wants no more."""
+        """Run calls until the main process wants no more, then raise `SystemExit`."""
         sys.setswitchinterval(SWITCH_S)
         threading.Thread(target=_or_end, args=(self._take_all,), name="claims", daemon=True).start()
         recorder = threading.Thread(target=_or_end, args=(self._settle_all,), name="records", daemon=True)
@@ -70,7 +74,7 @@ class WorkAhead:
             recorder.join()
             raise taken if isinstance(taken, SystemExit) else SystemExit(os.EX_SOFTWARE)
         finally:
-            self._sending.acquire(timeout=1.0)  # what the pool says at the end of a process is not to come in between
+            self._sending.acquire(timeout=1.0)  # the pool's last message must not mix with one that is being sent
 
     def _send(self, kind: int, *values: Any) -> None:
         with self._sending:
@@ -88,7 +92,7 @@ class WorkAhead:
             self._taken.put(end)
 
     def _take(self, request: Any) -> Taken:
-        """And claim its batch."""
+        """Acknowledge a call and claim its batch."""
         _, (job, part, function, arguments, _) = request
         self._send(ACK, job, part, monotonic(), os.getpid(), None)
         taken = Taken((job, part), function, arguments)
@@ -117,7 +121,7 @@ class WorkAhead:
                 else:
                     taken.result = entry.steps_of(*taken.arguments)
         except BaseException as error:
-            if terminate_handler_fired():  # this process was told to leave, and the call did not fail
+            if terminate_handler_fired():  # this process got a signal to end, and the call did not fail
                 raise
             self._device_failed |= isinstance(error, errors.DeviceFailed)
             taken.failure = ExceptionInfo()
@@ -132,12 +136,15 @@ class WorkAhead:
                     taken.failure = ExceptionInfo()
             try:
                 self._send(READY, *taken.id, (not taken.failure, taken.failure or taken.result), self._inbox)
-            except Exception:  # as it cannot be pickled
+            except Exception:  # such as a result that cannot be pickled
                 self._send(READY, *taken.id, (False, ExceptionInfo()), self._inbox)
 
 
 def _or_end(work: Callable[[], None]) -> None:
-    """A thread that nobody replaces: without it this process would take calls and answer none."""
+    """Run `work`, and end this process if it raises.
+
+    No other thread would replace the one that has ended, and this process would take calls and answer none.
+    """
     try:
         work()
     except BaseException:

@@ -1,4 +1,4 @@
-"""A model that generates step by step, each of whose calls runs within the time limit."""
+"""A stepper each of whose calls runs within the time limit."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -10,17 +10,18 @@ from inference.engines.stepper import Progress, Stepper
 from inference.worker.calls import NO_JOB, SharedState
 from inference.worker.child.time_limit import limited
 
-Key = tuple[UUID, int]  # of a row: its job, and the how many-th of its items it is
+Key = tuple[UUID, int]  # of a row: the id of its job, and the index of its item in that job
 
 
 class LimitedStepper:
-    """The only way to a `Stepper`, which may be anybody's code: what never ends is ended with its process.
+    """A `Stepper` each of whose calls ends the process if it runs past the time limit.
 
-    While a call is about one job, the main process can read which: if the process ends, that job is to blame.
+    A stepper is called only through this class, as it may be a user's own code and may never return. While a call is
+    about one job, the main process can read which one. If the process ends then, that job is to blame.
     """
 
     def __init__(self, stepper: Stepper, limit_s: float, shared: SharedState) -> None:
-        """`limit_s` is for each call. `shared` is read by the main process."""
+        """Limit each call of `stepper` to `limit_s`. The main process reads `shared`."""
         self._stepper, self._limit_s, self._shared = stepper, limit_s, shared
 
     @contextlib.contextmanager
@@ -49,7 +50,7 @@ class LimitedStepper:
             return self._stepper.step()
 
     def read(self, key: Key, answer: Any) -> Any:
-        """Return an answer as it is kept, or the error that it is."""
+        """Return an answer as it is stored, or the error if it is one."""
         with self._limited(key[0]):
             return isolate.outcome(answer)
 

@@ -1,7 +1,8 @@
-"""In a pool child: a batch of a model that generates step by step, which jobs join while others are being answered.
+"""An open batch in a child process: jobs join it while others are being answered.
 
-Such a batch is open: its call comes back after some steps, and the next call of the same batch goes on from there. Its
-jobs are claimed as they join and recorded as they end; each has the model's time limit for itself.
+Its model generates step by step. A call of the batch comes back after some steps, and the next call of the same batch
+goes on from there. The jobs are claimed as they join and recorded as they end. Each has the model's time limit for
+itself.
 """
 
 import logging
@@ -32,24 +33,24 @@ from inference.worker.child.outcomes import failed, outcome_of
 
 logger = logging.getLogger(__name__)
 
-SLICE_S = 0.5  # of steps in one call
-LOOK_S = 0.25  # between two looks at the rows for those that were cancelled
-KEEP_S = 10.0  # between two renewals of the leases, at least: less than what these have beyond the time limit
-COUNTED = 0.25  # of the time limit, that one step counts at most: for longer its process may have been stopped
+SLICE_S = 0.5  # seconds after which a call comes back, at the end of a step
+LOOK_S = 0.25  # seconds between two looks at the rows for jobs that were cancelled
+KEEP_S = 10.0  # least seconds between two renewals of the leases, which last longer than that beyond the time limit
+COUNTED = 0.25  # largest share of the time limit that a step counts: in a longer one its process may have been stopped
 SEEDS = 2**63
 
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A job of an open batch."""
+    """A job of an open batch that has not ended."""
 
     job: Claimed
-    answers: list[Any]  # of its items, OPEN until they have ended
-    until_s: float  # of its batch's steps: its time limit
-    is_told: bool  # as it comes: of a list nobody could say which text it is
-    details: bool  # are asked for
-    pieces: list[list[str]]  # of the text of each item, as far as it was told
-    counts: list[int]  # of the tokens of each item that are generated
+    answers: list[Any]  # the answer of each item; OPEN if it has not ended
+    until_s: float  # end of its time limit, in seconds that the steps of its batch took
+    is_told: bool  # its text is published as it comes; not for a list, whose texts cannot be told apart
+    details: bool  # its parameters ask for details
+    pieces: list[list[str]]  # of each item: the pieces of text that the stepper has returned so far
+    counts: list[int]  # of each item: the tokens that are generated
 
     @property
     def tokens(self) -> int:
@@ -65,14 +66,14 @@ class Running:
         return all(answer is not OPEN for answer in self.answers)
 
     def cut(self, index: int) -> list[dict[str, Any]]:
-        """An answer out of what an item has told, where its model has none before its end."""
+        """Return an answer made of an item's text so far, for a stepper that has none before the end of a row."""
         details = {"details": {"finish_reason": "length", "generated_tokens": self.counts[index]}}
         return [{"generated_text": "".join(self.pieces[index]), **(details if self.details else {})}]
 
 
 @dataclass(slots=True, eq=False)
 class Joining:
-    """A job that was let in, and has not been read."""
+    """A job that was let into the batch, and that the stepper has not read yet."""
 
     running: Running
     items: Sequence[Any]
@@ -81,22 +82,22 @@ class Joining:
 
 @dataclass(slots=True, eq=False)
 class OpenBatch:
-    """`shared` tells what the main process wants while a call runs."""
+    """A batch that is open in this process. The main process writes into `shared` what it wants while a call runs."""
 
     id: UUID
     spec: ModelSpec
     engine: InitVar[Stepper]
     shared: SharedState
     stepper: LimitedStepper = field(init=False)
-    jobs: dict[UUID, Running] = field(default_factory=dict)  # that have not ended
-    most: int = 0  # rows that ran together
-    steps_s: float = 0.0  # that all its steps took
+    jobs: dict[UUID, Running] = field(default_factory=dict)  # jobs that have not ended
+    most: int = 0  # the most rows that have run together
+    steps_s: float = 0.0  # seconds that all its steps took, as far as they count
     looked_at: float = field(default_factory=time.monotonic)
-    leased_until: float = math.inf  # monotonic: the first of the leases
-    tokens: int = 0  # since the last report
-    firsts: list[float] = field(default_factory=list)
-    answers: list[int] = field(default_factory=list)  # tokens of those that ended, since the last report
-    tally: Tally = field(default_factory=dict)  # what the figures tell, since the last record
+    leased_until: float = math.inf  # monotonic: when the first lease of its jobs ends
+    tokens: int = 0  # tokens generated since the last report
+    firsts: list[float] = field(default_factory=list)  # seconds to the first token of a job, since the last report
+    answers: list[int] = field(default_factory=list)  # the tokens of each job that has ended since the last report
+    tally: Tally = field(default_factory=dict)  # counts for the figures, since the last record
     teller: TextPublisher = field(init=False)
 
     def __post_init__(self, engine: Stepper) -> None:
@@ -104,7 +105,10 @@ class OpenBatch:
         self.teller = TextPublisher(self.id)
 
     def run(self, claimed: Sequence[Claimed], *, is_last: bool) -> BatchReport:
-        """Some steps: until somebody has ended, the main process asks for it, or the slice is over."""
+        """Let jobs join, and run steps until a job has ended, the main process asks for it, or `SLICE_S` is over.
+
+        If the worker drains, it runs steps until all jobs have ended.
+        """
         began_at = time.monotonic()
         codes: dict[UUID, str] = {}
         before_s, steps, put_off = self.steps_s, 0, []
@@ -118,7 +122,7 @@ class OpenBatch:
             except errors.InvalidInput as error:
                 outcomes.append(failed(job, error))
         for each in joining:
-            self._drop_cancelled()  # and keep all of them, as each may take as long as the limit
+            self._drop_cancelled()  # and renew all leases, as each join may take as long as the time limit
             self._join(each)
         outcomes += self._ended()
         while True:
@@ -155,7 +159,10 @@ class OpenBatch:
         return has_news or command == ChildCommand.YIELD or time.monotonic() - began_at > SLICE_S
 
     def _let_in(self, job: Claimed, *, is_last: bool) -> Joining:
-        """Make a job one of the batch, whose lease is kept from now on. Raises `InvalidInput`, and `NotYet`."""
+        """Make a job one of the batch, which renews its lease from now on.
+
+        Raises `InvalidInput` and `NotYet`, as `claims.parameters_of` does.
+        """
         parameters = claims.parameters_of(self.spec, job, is_last=is_last)
         items = lengths.items(self.spec, job.inputs)
         running = Running(
@@ -168,10 +175,10 @@ class OpenBatch:
         return Joining(running, items, parameters)
 
     def _join(self, joining: Joining) -> None:
-        """Have the engine read what a job asks. One that it refuses has its answer then."""
+        """Have the stepper read the items of a job. An item that it refuses has its error as the answer."""
         running = joining.running
         for index, item in enumerate(joining.items):
-            if running.job.id not in self.jobs:  # cancelled meanwhile
+            if running.job.id not in self.jobs:  # it was cancelled meanwhile
                 return
             key, seed = (running.job.id, index), (running.job.id.int + index) % SEEDS
             try:
@@ -180,7 +187,11 @@ class OpenBatch:
                 running.answers[index] = isolate.failure(error)
 
     def _count(self, step_s: float) -> None:
-        """Whoever has no token yet while others have waits for their room, for all that is known: it does not count."""
+        """Count the time of a step.
+
+        A job that has no token yet while others have some waits for their room, as far as is known. The step does not
+        count against its time limit.
+        """
         tallies.add(self.tally, {"engine_s": step_s})
         step_s = min(step_s, COUNTED * self.spec.time_limit_s)
         self.steps_s += step_s
@@ -189,7 +200,7 @@ class OpenBatch:
                 running.until_s += 0.0 if running.tokens else step_s
 
     def _settle(self, progress: Sequence[Progress]) -> list[Outcome]:
-        """What the step brought."""
+        """Take in the progress of a step, and return the outcomes of jobs that have ended."""
         for told in progress:
             job_id, index = cast("Key", told.key)
             if running := self.jobs.get(job_id):
@@ -203,8 +214,8 @@ class OpenBatch:
                 self._tell(running, told.text)
                 if told.answer is not OPEN:
                     running.answers[index] = self.stepper.read((job_id, index), told.answer)
-        ended = self._ended() + self._overdue()  # what has ended in this step is not late
-        (self.teller.tell if ended else self.teller.tell_soon)()  # the text of a job comes before its end
+        ended = self._ended() + self._overdue()  # a job that has ended in this step is not overdue
+        (self.teller.tell if ended else self.teller.tell_soon)()  # text is published before the job's outcome
         return ended
 
     def _tell(self, running: Running, text: str) -> None:
@@ -219,8 +230,11 @@ class OpenBatch:
         return [outcome_of(self.spec, each.job, each.answers, generated=each.characters) for each in ended]
 
     def _overdue(self) -> list[Outcome]:
-        """Past the limit: their text ends there. What their child did between the steps, and waits for the database, do
-        not count."""
+        """End the jobs that are past the time limit, and return their outcomes.
+
+        Their text ends there. The time that the child process spent between the steps, and waits for the database, do
+        not count.
+        """
         overdue = [running for running in self.jobs.values() if running.until_s <= self.steps_s]
         begun = [running for running in overdue if running.tokens]
         for running in begun:
@@ -234,7 +248,7 @@ class OpenBatch:
         return outcomes
 
     def _finish(self, running: Running) -> None:
-        """With what it has generated."""
+        """End a job with what it has generated."""
         for index, answer in enumerate(running.answers):
             if answer is OPEN:
                 running.answers[index] = self._finished(running, index)
@@ -266,7 +280,7 @@ class OpenBatch:
         return {outcome.job_id: outcome.error_code for outcome in recorded}
 
     def _drop_cancelled(self) -> None:
-        """And what was given back to others."""
+        """Drop the jobs that were cancelled or given back to others, and renew the leases of the rest."""
         if (now := time.monotonic()) - self.looked_at < LOOK_S or not self.jobs:
             return
         self.looked_at = now
@@ -283,14 +297,17 @@ class OpenBatch:
             self._leave(running)
 
     def stand_by(self, limit_s: float) -> None:
-        """For so long at most: its child runs something else first."""
+        """Keep its jobs while the child process runs something else first, for `limit_s` at most."""
         try:
             self._keep(limit_s)
-        except Exception as error:  # what waits holds up nobody
+        except Exception as error:  # a batch that waits holds up no other
             logger.warning("batch=%s its jobs may be given back while it waits: %s", self.id, logs.said(error))
 
     def _keep(self, beside_s: float = 0.0) -> None:
-        """Its jobs, from being given back; also while its child does something else for `beside_s`."""
+        """Renew the leases of its jobs, so that they are not given back.
+
+        The leases also cover `beside_s`, for which the child process does something else.
+        """
         lease_end = self._lease_end(beside_s)
         if self.leased_until < lease_end - KEEP_S:
             transitions.keep(self.id, self.jobs, time_limit_s=self.spec.time_limit_s + beside_s)
@@ -300,6 +317,6 @@ class OpenBatch:
         return time.monotonic() + beside_s + self.spec.time_limit_s + transitions.LEASE_MARGIN_S
 
     def close(self) -> None:
-        """Nothing is kept of what has not ended."""
+        """Give up all jobs that have not ended, and keep nothing of them."""
         for running in list(self.jobs.values()):
             self._leave(running)

@@ -1,4 +1,7 @@
-"""The batches that are open in a pool child: each goes on with a call of its own, the others wait for their turn."""
+"""The batches that are open in a child process.
+
+Each goes on with a call of its own, and the others wait for their turn meanwhile.
+"""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -17,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class OpenBatches:
-    """Of one child."""
+    """The open batches of one child process."""
 
     def __init__(self) -> None:
         self.batches: dict[UUID, OpenBatch] = {}
@@ -30,7 +33,7 @@ class OpenBatches:
         claim: Callable[[BatchCall], Sequence[Claimed]],
         shared: SharedState,
     ) -> BatchReport:
-        """The next steps of a batch. What it raises closes it."""
+        """Run the next steps of a batch. An exception that this raises closes the batch."""
         batch = self.batches.setdefault(call.batch, OpenBatch(call.batch, spec, stepper, shared))
         try:
             try:
@@ -43,7 +46,7 @@ class OpenBatches:
             failpoints.reach("before_run")
             return batch.run(claimed, is_last=call.is_last)
         except BaseException as error:
-            isolate.raise_if_device_failed(error)  # its process ends, with all that is open in it
+            isolate.raise_if_device_failed(error)  # this process ends then, with all open batches
             batch.close()
             raise
         finally:
@@ -51,8 +54,10 @@ class OpenBatches:
                 del self.batches[call.batch]
 
     def only(self, waiting: Collection[UUID], *, call: BatchCall) -> None:
-        """These wait while the call runs, and keep their jobs. Of others the main process has lost sight: their jobs
-        run elsewhere."""
+        """Keep the jobs of the `waiting` batches while the call runs, and close all others but its own.
+
+        The main process has lost track of those others: their jobs run elsewhere.
+        """
         for batch in list(self.batches.values()):
             if batch.id in waiting:
                 batch.stand_by(call.time_limit_s)
@@ -69,7 +74,10 @@ class OpenBatches:
         batch.close()
 
     def run_to_the_end(self) -> None:
-        """There will be no other call. What fails is left to who runs it next."""
+        """Run all open batches to their end, as no other call follows.
+
+        The jobs of a batch that fails are left to the worker that runs them next.
+        """
         batches = list(self.batches.values())
         for place, batch in enumerate(batches):
             for other in batches[place + 1 :]:

@@ -1,4 +1,4 @@
-"""What an open batch tells of its jobs' texts while they are generated, for those who stream them."""
+"""The texts of an open batch's jobs, published while they are generated for the clients that stream them."""
 
 import math
 import time
@@ -8,28 +8,28 @@ from uuid import UUID
 from inference.streams import history
 from inference.streams.chunks import Chunk
 
-TELL_S = 0.03  # between two rounds: text that comes faster is told together
-WHOLE_S = 5.0  # between two tellings of all of a job's text: what was lost on its way is made good
+TELL_S = 0.03  # seconds between two rounds: text that comes faster is published together
+WHOLE_S = 5.0  # seconds between two times that all of a job's text is published, to make good what was lost
 
 
 @dataclass(slots=True)
 class _Text:
     pieces: list[str] = field(default_factory=list)
     length: int = 0
-    whole_at: float = -math.inf  # monotonic
+    whole_at: float = -math.inf  # monotonic: when all of the text was published last
 
 
 class TextPublisher:
-    """Of one batch, which is an attempt of each of its jobs."""
+    """A publisher of the texts of one batch, which is an attempt of each of its jobs."""
 
     def __init__(self, batch: UUID) -> None:
         self._batch = batch
         self._texts: dict[UUID, _Text] = {}
-        self._chunks: list[Chunk] = []  # of the next round
+        self._chunks: list[Chunk] = []  # the chunks that the next round publishes
         self._told_at = 0.0
 
     def add(self, job_id: UUID, text: str, *, tokens: int) -> None:
-        """`tokens` of the job so far."""
+        """Add new text of a job, which has `tokens` tokens so far."""
         known, now = self._texts.setdefault(job_id, _Text()), time.monotonic()
         at = known.length
         known.pieces.append(text)
@@ -40,11 +40,11 @@ class TextPublisher:
         self._chunks.append(Chunk(job_id=job_id, attempt=self._batch, at=at, text=text, tokens=tokens))
 
     def forget(self, job_id: UUID) -> None:
-        """It has ended, or left."""
+        """Forget a job that has ended or left."""
         self._texts.pop(job_id, None)
 
     def tell_soon(self) -> None:
-        """Unless the last round was just now."""
+        """Publish what was added, unless the last round was within `TELL_S`."""
         if time.monotonic() - self._told_at > TELL_S:
             self.tell()
 
