@@ -1,6 +1,6 @@
-"""Which devices fail with what succeeds afterwards: no replica of such a one is given calls for a while.
+"""The health of devices: one that fails with jobs that succeed afterwards is given no calls for a while.
 
-That a job breaks each device that it runs on is told by its own failure, and counts for no device.
+A job that breaks each device that it runs on fails itself, and counts against no device.
 """
 
 import logging
@@ -12,20 +12,20 @@ from inference.failures import Pauses
 
 logger = logging.getLogger(__name__)
 
-FAULTS = 2  # of its own, after which it is withdrawn
-TRUSTED_AFTER = 50  # batches in a row that it computes, after which they are forgotten
+FAULTS = 2  # faults of its own after which a device is withdrawn
+TRUSTED_AFTER = 50  # batches in a row without a fault, after which a device's faults are forgotten
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
 
 
 @dataclass(slots=True, eq=False)
 class Incident:
-    """A batch that a device failed with. It was the device's own fault if no job of it fails so again."""
+    """A batch that a device failed with. It was the device's own fault if all its jobs succeed later."""
 
     device: str
-    jobs: int  # that have not succeeded yet
+    jobs: int  # jobs that have not succeeded yet
 
     def explained(self) -> None:
-        """One of them breaks devices."""
+        """Note that one of its jobs breaks devices."""
         self.jobs = -1
 
 
@@ -33,21 +33,23 @@ class Incident:
 class _Record:
     faults: int = 0
     computed: int = 0
-    until: float = 0.0  # monotonic
+    until: float = 0.0  # monotonic: when the device may be given calls again
     pauses: Pauses = field(default_factory=lambda: Pauses(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S))
 
 
 class DeviceHealth:
-    """In each of these devices by itself; where no other computes what it does, there is no choice.
+    """The faults of each device, and for how long it is withdrawn.
 
-    `computes` says whether the first device has what is run on the second."""
+    A device is not withdrawn if no other one computes what it does. `computes` returns True if the first device has
+    what is run on the second.
+    """
 
     def __init__(self, devices: Sequence[str], computes: Callable[[str, str], bool]) -> None:
         self._records = {device: _Record() for device in devices}
         self._computes = computes
 
     def computed(self, device: str) -> None:
-        """A batch, without a fault."""
+        """Note that a device has computed a batch without a fault."""
         record = self._records[device]
         record.computed += 1
         if record.computed >= TRUSTED_AFTER:
@@ -55,7 +57,7 @@ class DeviceHealth:
             record.pauses.reset()
 
     def succeeded(self, incident: Incident) -> None:
-        """A job of it has."""
+        """Note that a job of an incident has succeeded."""
         incident.jobs -= 1
         if incident.jobs == 0:
             self._fault(incident.device)
@@ -73,7 +75,7 @@ class DeviceHealth:
             )  # fmt: skip
 
     def withdrawn_s(self, device: str) -> float:
-        """For how long it still is; 0: it is not."""
+        """Return for how many more seconds a device is withdrawn; 0 if it is not."""
         left_s = self._left_s(device)
         return left_s if left_s and self._others_compute(device) else 0.0
 

@@ -1,4 +1,7 @@
-"""Which device each replica has: `--devices auto|cpu|cuda:0,cuda:1`, decided in the main process without torch."""
+"""The device of each replica: `--devices auto|cpu|cuda:0,cuda:1`.
+
+The main process decides this, without torch.
+"""
 
 import logging
 import os
@@ -14,26 +17,26 @@ from inference.worker.replicas.gpus import Found, Gpu
 logger = logging.getLogger(__name__)
 
 CPU = "cpu"
-ALLOCATION = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}  # today's name, and the one before
+ALLOCATION = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}  # the allocator's settings: today's name and the last
 NAME = re.compile(r"cpu|cuda:\d+(\+cuda:\d+)*")
-LONGEST_NAME = 20  # characters, on a job's row
-AMPLE, READERS = 8, 4  # cores of a replica, from which on its tokenizer reads in so many threads
-MOST_REPLICAS = 4  # a GPU: the gaps of one are hidden by the next three
+LONGEST_NAME = 20  # characters of a name on a job's row
+AMPLE, READERS = 8, 4  # a replica with this many cores or more, and the threads in which its tokenizer reads then
+MOST_REPLICAS = 4  # replicas of a GPU: the other three compute in the gaps of one
 CONTEXT = 2**30  # bytes that a process takes of a GPU before it has loaded anything, and for kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a replica owns: a CPU, a GPU or a slice of one, or several GPUs."""
+    """The device that a replica owns: a CPU, a GPU or a slice of one, or several GPUs."""
 
-    name: str  # on this host
-    visible: str = ""  # to CUDA_VISIBLE_DEVICES
+    name: str  # its name on this host
+    visible: str = ""  # its value of CUDA_VISIBLE_DEVICES
     memory: int = 0  # bytes; 0: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The devices of a worker, and why these."""
+    """The devices of a worker, and why these were chosen."""
 
     devices: tuple[Device, ...]
     why: str
@@ -45,18 +48,24 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """On what a worker runs, for as long as it lives: child i on device i mod n, with `threads` torch threads."""
+    """The devices and replicas of a worker, for as long as it lives.
+
+    Child i runs on device i mod n, with `threads` torch threads.
+    """
 
     worker: UUID
-    devices: tuple[str, ...]  # as the host calls them
+    devices: tuple[str, ...]  # their names on the host
     replicas: int
     threads: int
-    visible: tuple[str, ...] = field(default=())  # of each device, to CUDA_VISIBLE_DEVICES
+    visible: tuple[str, ...] = field(default=())  # of each device: its value of CUDA_VISIBLE_DEVICES
     why: str = ""
-    ahead: bool | None = None  # whether the next batches are claimed while one computes; None: but on a CPU
+    ahead: bool | None = None  # whether the next batches are claimed while one computes; None: not on a CPU
 
     def works_ahead(self, index: int) -> bool:
-        """On a CPU nothing is won: the work is the same, and batches would be smaller."""
+        """Return True if the child of this index works ahead.
+
+        Nothing is gained by it on a CPU: the work is the same, and batches would be smaller.
+        """
         return self.device_of(index) != CPU if self.ahead is None else self.ahead
 
     def device_of(self, index: int) -> str:
@@ -64,7 +73,7 @@ class Plan:
 
     @property
     def sharing(self) -> int:
-        """Replicas of the CPU or GPU that has most of them: several devices may name the same."""
+        """The number of replicas on the CPU or GPU that has most of them: several devices may name the same one."""
         every = [
             (seen or name).split(",") for name, seen in zip(self.devices, self.visible or self.devices, strict=True)
         ]
@@ -72,32 +81,41 @@ class Plan:
         return max(Counter(parts).values())
 
     def bind(self, index: int) -> str:
-        """Hide the other devices from this process, before torch looks for them; the name of the own one in it."""
+        """Hide the other devices from this process before torch looks for them, and return its own device's name."""
         return bind(self.visible[index % len(self.visible)] if self.visible else "")
 
 
 def bind(visible: str) -> str:
-    """As `Plan.bind`. Of several GPUs that are one device, the first."""
+    """Hide all GPUs that are not in `visible`, as `Plan.bind` does.
+
+    Of several GPUs that are one device, it returns the name of the first.
+    """
     os.environ[gpus.VARIABLE] = visible
     os.environ.setdefault(gpus.ORDER, gpus.BY_BUS)
     return "cuda:0" if visible else CPU
 
 
 def set_up_libraries(threads: int, *, is_cpu: bool = True) -> None:
-    """Of a replica, which read it as they are imported: in this process, or in one that it starts.
+    """Set the environment variables that a replica's libraries read as they are imported.
 
-    A tokenizer reads a batch in several threads beside a GPU, where a replica has so many cores that some are idle: the
-    work is not less, and where none is idle a batch waits for all of them."""
+    They are imported in this process, or in one that it starts.
+
+    A tokenizer reads a batch in several threads if the replica is on a GPU and has so many cores that some are idle.
+    The work is not less in several threads, and if no core is idle a batch waits for all of them.
+    """
     os.environ.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
     readers = READERS if not is_cpu and threads >= AMPLE else 1
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if readers > 1 else "false")
     os.environ.setdefault("RAYON_NUM_THREADS", str(readers))
     if not ALLOCATION & os.environ.keys():
-        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # else shapes that vary leave holes on a GPU
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # else varying shapes fragment a GPU's memory
 
 
 def choose(option: str) -> Choice:
-    """What `--devices` asks for, said in the log. Raises `ValueError` with what would be right."""
+    """Return the devices that `--devices` asks for, and log them.
+
+    Raises `ValueError`, which says what would be right.
+    """
     names = [part.strip() for part in option.split(",")]
     for name in names if option != "auto" else ():
         if not NAME.fullmatch(name):
@@ -125,7 +143,7 @@ def _with_gpus(option: str, names: Sequence[str], found: Found) -> Choice:
 def _asked(option: str, name: str, found: Found) -> Device:
     """Return the device of this name, whose numbers count the GPUs that this worker may use.
 
-    Raises `ValueError` where one is not there.
+    Raises `ValueError` if one of them is not there.
     """
     if name == CPU:
         return Device(name=CPU)
@@ -150,7 +168,7 @@ def _device(parts: Sequence[Gpu]) -> Device:
 
 
 def short(name: str) -> str:
-    """As a job's row has room for it."""
+    """Return a device's name, cut to the room that a job's row has for it."""
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
@@ -162,8 +180,12 @@ def make_plan(
     sizes: Iterable[int | None] = (),
     most: int = MOST_REPLICAS,
 ) -> Plan:
-    """`sizes`: bytes of the models that every replica has; `most` replicas of a GPU. On CPUs one a core with one thread
-    each: on two cores that ran 132 items/s against 80 to 102 of one replica with two threads."""
+    """Plan the replicas of a worker.
+
+    `sizes` are the bytes of the models that every replica has, and a GPU has at most `most` replicas. A CPU has one
+    replica a core, with one thread each: on two cores that ran 132 items/s, against 80 to 102 of one replica with two
+    threads.
+    """
     names = tuple(device.name for device in choice.devices)
     replicas = concurrency or (cores() if names == (CPU,) else len(names) * _replicas_each(choice, sizes, most))
     threads = max(1, min(cores() // replicas, _allowed_threads()))
@@ -172,17 +194,23 @@ def make_plan(
 
 
 def _replicas_each(choice: Choice, sizes: Iterable[int | None], most: int) -> int:
-    """Of the device that has room for fewest: child i is on device i mod n."""
+    """Return how many replicas each device has: as many as the device that has room for fewest.
+
+    All devices have the same number, as child i is on device i mod n.
+    """
     taken = list(sizes)
     each = min(replicas_of(device.memory, taken) for device in choice.devices)
     parts = Counter(part for device in choice.devices for part in device.visible.split(",") if part)
-    named = max(parts.values(), default=1)  # times, of one GPU
+    named = max(parts.values(), default=1)  # how many times the devices name one GPU, at most
     return max(1, min(min(each, most) // named, cores() // len(choice.devices)))
 
 
 def replicas_of(memory: int, sizes: Sequence[int | None]) -> int:
-    """How many replicas share a GPU of so many bytes: at most half of it is for their models and contexts, the rest is
-    for what they compute. One where a size is not known."""
+    """Return how many replicas share a GPU of `memory` bytes.
+
+    At most half of the memory is for their models and contexts, the rest is for what they compute. There is one replica
+    if a size is not known.
+    """
     known = [size for size in sizes if size is not None]
     if not memory or len(known) < len(sizes):
         return 1
@@ -190,11 +218,11 @@ def replicas_of(memory: int, sizes: Sequence[int | None]) -> int:
 
 
 def _allowed_threads() -> int:
-    """By OMP_NUM_THREADS, of which the first number counts."""
+    """Return the threads that OMP_NUM_THREADS allows, of which the first number counts; else all cores."""
     most = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(most) if most.isdecimal() else cores()
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

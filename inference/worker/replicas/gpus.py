@@ -1,4 +1,7 @@
-"""The GPUs that this process may use, found without torch; CUDA_VISIBLE_DEVICES is read as CUDA reads it."""
+"""The GPUs that this process may use, found without torch.
+
+CUDA_VISIBLE_DEVICES is read as CUDA reads it.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from importlib import metadata
 
 MIB, GB = 2**20, 10**9
 DEVICE_FILES = "/dev/nvidia[0-9]*"
-LISTING_S = 30.0  # the driver may have to wake all GPUs
-ENDED_S = 1.0  # until what was killed has ended; what is stuck in the driver does not
+LISTING_S = 30.0  # seconds for nvidia-smi to answer: the driver may have to wake all GPUs
+ENDED_S = 1.0  # seconds for a killed nvidia-smi to end: one that is stuck in the driver does not
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"  # as nvidia-smi counts; CUDA alone begins with the fastest
-NONE_ASKED = {"", "nodevfiles", "none", "void"}  # values with which somebody wants no GPU, and numbers below 0
+ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"  # nvidia-smi's order; by default CUDA begins with the fastest
+NONE_ASKED = {"", "nodevfiles", "none", "void"}  # values that hide every GPU; so do numbers below 0
 _GPU = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[\w-]+)\)")
 _SLICE = re.compile(r"\s+MIG \S*?(\d+)gb\S*\s+Device\s+(\d+): \(UUID: (MIG-[\w/-]+)\)")
 
@@ -25,8 +28,8 @@ _SLICE = re.compile(r"\s+MIG \S*?(\d+)gb\S*\s+Device\s+(\d+): \(UUID: (MIG-[\w/-
 class Gpu:
     """A GPU, or a slice of one (MIG)."""
 
-    name: str  # on this host
-    visible: str  # to CUDA_VISIBLE_DEVICES
+    name: str  # its name on this host
+    visible: str  # its value of CUDA_VISIBLE_DEVICES
     memory: int = 0  # bytes; 0: unknown
 
     @property
@@ -36,16 +39,22 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """As nvidia-smi or the environment orders them. `problem`: a GPU was to be expected, and there is none to use."""
+    """The GPUs that were found, in the order of nvidia-smi or of the environment.
+
+    `problem` is True if a GPU was to be expected and there is none to use.
+    """
 
     gpus: tuple[Gpu, ...] = ()
     why: str
     problem: bool = False
-    is_listed: bool = False  # by the driver: there are no others
+    is_listed: bool = False  # the driver has listed them: there are no others
 
 
 def find() -> Found:
-    """Raises `ValueError` where the environment names GPUs that are not there."""
+    """Find the GPUs that this process may use.
+
+    Raises `ValueError` if the environment names GPUs that are not there.
+    """
     if (value := os.environ.get(VARIABLE)) is not None and not _named():
         if value.strip().lower() in NONE_ASKED or value.strip().startswith("-"):
             return Found(why=f"{VARIABLE} hides every GPU", is_listed=True)
@@ -85,7 +94,10 @@ def _listed() -> Found:
 
 
 def _ask(*options: str) -> str:
-    """Raises `OSError` or `SubprocessError`; also of a tool that does not end when it is killed."""
+    """Run nvidia-smi, and return what it prints.
+
+    Raises `OSError` or `SubprocessError`, also if nvidia-smi does not end when it is killed.
+    """
     process = subprocess.Popen(
         ["nvidia-smi", *options],
         stdout=subprocess.PIPE,
@@ -106,7 +118,10 @@ def _ask(*options: str) -> str:
 
 
 def _read(listing: str, memory: dict[str, int]) -> list[Gpu]:
-    """A GPU that is cut into slices can be used in slices only."""
+    """Return the GPUs that `nvidia-smi -L` lists.
+
+    A GPU that is cut into slices can be used in slices only.
+    """
     found: dict[str, list[Gpu]] = {}
     name = ""
     for line in listing.splitlines():
@@ -120,7 +135,7 @@ def _read(listing: str, memory: dict[str, int]) -> list[Gpu]:
 
 
 def _told() -> tuple[dict[str, int], set[str]]:
-    """Bytes by UUID, of those that say it, and which GPUs can be used in slices only."""
+    """Return the bytes of each GPU that reports them, by UUID, and the GPUs that can be used in slices only."""
     try:
         lines = _ask("--query-gpu=uuid,memory.total,mig.mode.current", "--format=csv,noheader,nounits").splitlines()
     except (OSError, subprocess.SubprocessError):
@@ -131,7 +146,7 @@ def _told() -> tuple[dict[str, int], set[str]]:
 
 
 def _counted(why: Exception | None) -> Found:
-    """Containers may have GPUs without nvidia-smi."""
+    """Count the GPUs by their device files: containers may have GPUs without nvidia-smi."""
     numbers = sorted(int(re.sub(r"\D", "", path.rpartition("/")[2])) for path in glob.glob(DEVICE_FILES))
     gpus = tuple(Gpu(name=f"cuda:{place}", visible=str(place)) for place in range(len(numbers)))
     if isinstance(why, FileNotFoundError):
@@ -148,7 +163,7 @@ def _counted(why: Exception | None) -> Found:
 
 
 def _named() -> list[str]:
-    """Entries of CUDA_VISIBLE_DEVICES up to the first that can be no device; none if one is there twice."""
+    """Return the entries of CUDA_VISIBLE_DEVICES before the first that is no device; none if one is there twice."""
     entries = [part.strip() for part in os.environ.get(VARIABLE, "").split(",")]
     end = next((place for place, entry in enumerate(entries) if not _may_be(entry, entries[0])), len(entries))
     numbers = {int(entry) if entry.isdecimal() else entry for entry in entries[:end]}
@@ -156,7 +171,10 @@ def _named() -> list[str]:
 
 
 def _may_be(entry: str, first: str) -> bool:
-    """CUDA reads numbers, or the beginnings of UUIDs: as the first entry is."""
+    """Return True if an entry may be a device, as CUDA reads it.
+
+    CUDA reads numbers or the beginnings of UUIDs, whichever the first entry is.
+    """
     kinds = ("GPU-", "MIG-")
     kind = next((kind for kind in kinds if first.startswith(kind)), "")
     return entry.startswith(kind) if kind else entry.isascii() and entry.isdecimal()
@@ -168,13 +186,13 @@ def _none_named() -> Found:
 
 
 def _chosen(found: Found) -> Found:
-    """Those that CUDA_VISIBLE_DEVICES names: CUDA ends at the first that is not there."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names: CUDA ends at the first that is not there."""
     gpus: list[Gpu] = []
     entries = _named()
     for entry in entries:
         if (gpu := _meant(entry, found)) is None:
             break
-        if gpu in gpus:  # beginnings of one UUID
+        if gpu in gpus:  # both entries are beginnings of one UUID
             return _none_named()
         gpus.append(gpu)
     if not gpus:
@@ -189,7 +207,10 @@ def _chosen(found: Found) -> Found:
 
 
 def _meant(entry: str, found: Found) -> Gpu | None:
-    """By its number, where one that is cut into slices is the first of them, or by the beginning of its UUID."""
+    """Return the GPU that an entry means by its number or by the beginning of its UUID; None if there is none.
+
+    The number of a GPU that is cut into slices means the first slice.
+    """
     if entry.isdecimal():
         name = f"cuda:{int(entry)}"
         like = [gpu for gpu in found.gpus if gpu.name.partition("/")[0] == name][:1]
@@ -198,6 +219,6 @@ def _meant(entry: str, found: Found) -> Gpu | None:
         like = [gpu for gpu in found.gpus if gpu.visible.startswith(entry)]
     if not found.is_listed:
         return Gpu(name=name, visible=entry)
-    if entry.isdecimal() and like and os.environ.get(ORDER, BY_BUS) != BY_BUS:  # nobody tells which one that is
+    if entry.isdecimal() and like and os.environ.get(ORDER, BY_BUS) != BY_BUS:  # it is not known which one that is
         return Gpu(name=name, visible=entry, memory=min(gpu.memory for gpu in found.gpus))
     return like[0] if len(like) == 1 else None

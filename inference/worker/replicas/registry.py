@@ -1,6 +1,6 @@
-"""Which replicas of this worker live and what each has loaded, and so which models each of them can run now.
+"""The living replicas of this worker, what each has loaded, and so which models each of them can run now.
 
-Belongs to the worker's event loop; other threads read what its properties and `rows` return.
+Belongs to the worker's event loop. Other threads read what its properties and `status_row` return.
 """
 
 import itertools
@@ -29,56 +29,61 @@ from inference.worker.replicas.replica import ReplicaState, new_pauses
 
 logger = logging.getLogger(__name__)
 
-TIMES_AS_LONG = 10  # a child works between two tries to load what it lacks
-SLOW_S = 5.0  # of loading a model, from which on it is left to half of the replicas where none runs the others
+TIMES_AS_LONG = 10  # a child works this many times as long as a try took, before it tries again to load what it lacks
+SLOW_S = 5.0  # seconds to load a model, above which half of the replicas leave it for later while none runs the others
 
 
 class ReplicaRegistry:
-    """Each child is given calls of the models that it has, and the worker runs what any of them has.
+    """The replicas of a worker: each child is given calls of the models that it has loaded.
 
-    What the catalog says anew is loaded beside what runs, by one child after the other. Once all that ran the entry
-    before have it, all calls ask for it, and the children unload what was before. Entries are told apart by their
-    digests.
+    The worker runs every model that any child has. A new entry of the catalog is loaded beside what runs, by one child
+    after the other. Once all children that ran the entry before have the new one, all calls ask for it, and the
+    children unload the entry before. Entries are told apart by their digests.
     """
 
     def __init__(self, plan: Plan, catalog: Catalog) -> None:
         self.plan = plan
-        self.catalog: Catalog = dict(catalog)  # what the models file says of this worker's models
-        self.file_digest = ""  # of the whole models file that `catalog` was taken from, set after it
-        self.parked: frozenset[str] = frozenset()  # models of it that are to be in no memory now
-        self.specs: Catalog = dict(catalog)  # by which jobs run; replaced as a whole
-        # By digest: what each child is to have loaded. What runs comes first.
+        self.catalog: Catalog = dict(catalog)  # the models file's entries for this worker's models
+        self.file_digest = ""  # digest of the whole models file that `catalog` is from, set after `catalog`
+        self.parked: frozenset[str] = frozenset()  # models of `catalog` that are to be in no memory now
+        self.specs: Catalog = dict(catalog)  # the entries by which jobs run; replaced as a whole
+        # By digest: the entries that each child is to have loaded. Those that run come first.
         self.goal: dict[str, ModelSpec] = {spec.digest: spec for spec in catalog.values()}
         self.replicas: list[ReplicaState] = []
         self._grow(plan.replicas)
-        self._runs: frozenset[str] = frozenset()  # digests: what some child can run now
-        self._load_s: dict[str, float] = {}  # by digest: seconds that its last load took
-        self.runnable: frozenset[str] = frozenset()  # the models of these
-        self.intents = OperatorIntents()  # of operators
+        self._runs: frozenset[str] = frozenset()  # digests of the entries that some child can run now
+        self._load_s: dict[str, float] = {}  # by digest: seconds that the last load of the entry took
+        self.runnable: frozenset[str] = frozenset()  # the names of the models that some child can run now
+        self.intents = OperatorIntents()  # for this worker
         self.tries = new_pauses()
         self.try_at = 0.0  # monotonic: when a child may try again to load what it lacks
         self.is_closed = False  # The worker leaves, and no child is given another call.
         self.version = 0  # grows with every change
         self._is_settled = False  # every child that is up has what it is to have
         self._said: set[tuple[str, str]] = set()
-        self.failures: Counter[str] = Counter()  # by digest: tries to load it that failed
+        self.failures: Counter[str] = Counter()  # by digest: tries to load the entry that failed
         self.trust = DeviceHealth(plan.devices, self._computes)
 
     def _grow(self, count: int) -> None:
-        """`celery control pool_grow` makes more than were planned."""
+        """Add replicas up to `count`: `celery control pool_grow` makes more than were planned."""
         for index in range(len(self.replicas), count):
             self.replicas.append(ReplicaState(self.plan.device_of(index)))
 
     # What is to be run
 
     def follow(self, catalog: Catalog) -> None:
-        """From now on this is to be run. What it lists no more is run until `release`."""
+        """Run the models of this catalog from now on.
+
+        A model that it does not list any more is run until `release`.
+        """
         self.catalog = dict(catalog)
         self._try_anew()
 
     def park(self, names: Collection[str]) -> None:
-        """These are not run from now on, and unloaded; all others are to be loaded. That loading one of these failed
-        is forgotten."""
+        """Stop running these models and unload them; all others are to be loaded.
+
+        Failures to load one of these models are forgotten.
+        """
         self.parked = frozenset(names)
         self._try_anew()
         for replica in self.replicas:
@@ -86,14 +91,14 @@ class ReplicaRegistry:
             replica.killers &= self.goal.keys()
 
     def release(self, name: str) -> None:
-        """A model that is not in the catalog any more has no jobs left."""
+        """Stop running a model that is not in the catalog any more and has no jobs left."""
         self.specs = {other: spec for other, spec in self.specs.items() if other != name}
         logger.info("worker=%s model=%s is gone from the models file, and no job of it is left", self.plan.worker, name)
         self._choose()
 
     @property
     def leaving(self) -> frozenset[str]:
-        """Models that are run for the jobs they still have, and not in the catalog."""
+        """The models that are not in the catalog, and run for the jobs that they still have."""
         return frozenset(self.specs.keys() - self.catalog.keys())
 
     def _try_anew(self) -> None:
@@ -102,7 +107,11 @@ class ReplicaRegistry:
         self._choose()
 
     def apply_intents(self, intents: OperatorIntents) -> None:
-        """Of what is held back nothing is begun from now on; it stays in memory, and is served as soon as it may."""
+        """Apply the intents of operators.
+
+        No job of a model that is held back is begun from now on. The model stays in memory, and is served as soon as
+        the intents allow it.
+        """
         if intents != self.intents:
             self.intents = intents
             self.version += 1
@@ -127,7 +136,7 @@ class ReplicaRegistry:
         replica.shared = shared or SharedState()
 
     def not_started(self, index: int, error: BaseException) -> None:
-        """No process could be had for it, by no fault of a model."""
+        """Note that no process could be started for a replica, by no fault of a model."""
         self._grow(index + 1)
         replica = self.replicas[index]
         replica.had, replica.has_reported = frozenset(), True
@@ -143,7 +152,7 @@ class ReplicaRegistry:
         self._choose()
 
     def loaded(self, loaded: LoadReport) -> None:
-        """A child says what it has, after its start or after an order."""
+        """Note what a child has loaded, as it reports after its start or after an order."""
         for replica in self.replicas:
             if replica.pid == loaded.pid:
                 is_first, had, goal = not replica.is_up, replica.ready, self.goal
@@ -167,13 +176,16 @@ class ReplicaRegistry:
                         self.pause_tries()
                 self.failures.update(key for key, state in loaded.models.items() if state != READY)
                 self._log_failures(replica, loaded.tracebacks)
-                if not is_first and replica.ready - had:  # so may the others, one by one
+                if not is_first and replica.ready - had:  # the other children may now try the same, one by one
                     self.tries.reset()
                     self.try_at = time.monotonic()
         self._choose()
 
     def ended(self, index: int) -> None:
-        """Its process is gone, or must not be given another call. One that was gone already changes nothing."""
+        """Note that the process of a replica is gone, or must not be given another call.
+
+        If it was gone already, nothing changes.
+        """
         replica = self.replicas[index]
         if replica.pid is None:
             return
@@ -198,7 +210,7 @@ class ReplicaRegistry:
         self._choose()
 
     def mark_unkillable(self, pid: int) -> None:
-        """Its process cannot be ended, so that no other one comes in its place."""
+        """Note that a process cannot be ended, so that no other one takes its place."""
         for index, replica in enumerate(self.replicas):
             if replica.pid == pid:
                 self.ended(index)
@@ -207,7 +219,10 @@ class ReplicaRegistry:
                 self._choose()
 
     def _blame(self, replica: ReplicaState, key: str) -> None:
-        """Something is always left to be loaded."""
+        """Note that a process ended while it loaded the entry with this digest.
+
+        The killers of a replica are never all entries, so that something is always left to be loaded.
+        """
         self.failures[key] += 1
         killers = (replica.killers | {key}) & self.goal.keys()
         if len(killers) == len(self.goal):
@@ -215,13 +230,16 @@ class ReplicaRegistry:
         replica.killers = killers
 
     def _ended_loading(self, replica: ReplicaState) -> dict[str, str]:
-        """What is known of its models: which it was, or nothing."""
+        """Return, by digest, why entries are not loaded after a process ended while it loaded them.
+
+        These are the entries that ended it, if they are known, or else all that it was to load.
+        """
         if replica.killers:
             return dict.fromkeys(replica.killers, replica.why_ended)
         return dict.fromkeys(replica.ordered, "its process ended while it loaded its models.")
 
     def _choose(self) -> None:
-        """Find what is run now, and what each child is to have."""
+        """Find which entries are run now, and which ones each child is to have."""
         self.version += 1
         served = self.served
         self._switch()
@@ -240,7 +258,10 @@ class ReplicaRegistry:
             logger.error("worker=%s no longer serves: %s", self.plan.worker, ", ".join(sorted(gone)))
 
     def _switch(self) -> None:
-        """To what the catalog says, where nothing is lost: all that run what was before have it, or none does."""
+        """Switch each model to its entry in the catalog, if nothing is lost by that.
+
+        Nothing is lost if all replicas that run the entry before have the new one, or if none has or had that entry.
+        """
         before, loaded = self.specs, frozenset[str]().union(*(replica.ready | replica.had for replica in self.replicas))
         kept = {name: spec for name, spec in before.items() if spec.digest in loaded and name not in self.parked}
         taken = {name for name, spec in self.catalog.items() if name not in kept or self._all_have(spec, kept[name])}
@@ -254,14 +275,14 @@ class ReplicaRegistry:
                 logger.info("worker=%s model=%s is run by its new entry from now on", self.plan.worker, name)
 
     def _all_have(self, spec: ModelSpec, before: ModelSpec) -> bool:
-        """Return whether each replica that has the entry `before`, or had it, has this one too; one at least has."""
+        """Return True if all replicas that have or had the entry `before` have this one too, and at least one has."""
         able = [replica for replica in self.replicas if not self._is_withdrawn(replica)]
         known = [replica.ready | replica.had for replica in able if before.digest in replica.ready | replica.had]
         is_run = any(spec.digest in replica.ready for replica in able)
         return is_run and all(spec.digest in entries for entries in known)
 
     def _log_failures(self, replica: ReplicaState, tracebacks: Mapping[str, str]) -> None:
-        """One sentence for each reason, not for each child and try."""
+        """Log one sentence for each reason, not for each child and try."""
         for key, spec in self.goal.items():
             why = replica.models.get(key, READY)
             if why != READY and (key, why) not in self._said:
@@ -275,7 +296,7 @@ class ReplicaRegistry:
 
     @property
     def served(self) -> frozenset[str]:
-        """What can be run now, or as soon as a child that ended has started again."""
+        """The models that can be run now, or as soon as a child that ended has started again."""
         runs = self._runs.union(*(replica.had for replica in self.replicas))
         return self._names_of(runs) - self.parked
 
@@ -284,17 +305,17 @@ class ReplicaRegistry:
         return frozenset(spec.name for spec in self.specs.values() if spec.digest in digests)
 
     def has_failed_successor(self, spec: ModelSpec) -> bool:
-        """Whether there is a newer entry, which some replica could not load."""
+        """Return True if there is a newer entry that some replica could not load."""
         newer = self.catalog.get(spec.name, spec)
         return newer.digest != spec.digest and self.why_not(newer) != ""
 
     def why_not(self, spec: ModelSpec) -> str:
-        """Why a replica could not load it."""
+        """Return why a replica could not load this entry; empty if none failed."""
         states = (replica.models.get(spec.digest, READY) for replica in self.replicas)
         return next((state for state in states if state != READY), "")
 
     def may_run(self, pid: int) -> bool:
-        """Return whether this child can be given a call."""
+        """Return True if this child can be given a call."""
         return bool(self._run_by(pid))
 
     def lacking(self, pid: int) -> frozenset[str]:
@@ -302,13 +323,16 @@ class ReplicaRegistry:
         return self._names_of(self._runs - self._run_by(pid))
 
     def _run_by(self, pid: int) -> frozenset[str]:
-        """Return the digests of what this child can be given calls of."""
+        """Return the digests of the entries that this child can be given calls of."""
         able = (replica for replica in self.replicas if replica.pid == pid and not self._is_withdrawn(replica))
         return next((replica.ready & self._runs for replica in able), frozenset())
 
     @property
     def runnable_soon(self) -> frozenset[str]:
-        """Return the models of which a replica begins a batch now, or once its batch ends: a load may take an hour."""
+        """The models of which a replica begins a batch now, or once its batch ends.
+
+        A replica that is loading does not count, as a load may take an hour.
+        """
         able = (
             replica.ready for replica in self.replicas if not replica.is_loading and not self._is_withdrawn(replica)
         )
@@ -318,7 +342,7 @@ class ReplicaRegistry:
         return self.trust.withdrawn_s(replica.device) > 0.0
 
     def _computes(self, device: str, instead_of: str) -> bool:
-        """Return whether a device has what is run on another, or had it and starts again."""
+        """Return True if a device has what is run on another, or had it and starts again."""
         has, needed = (
             frozenset[str]().union(*(r.ready or r.had for r in self.replicas if r.device == each))
             for each in (device, instead_of)
@@ -329,38 +353,44 @@ class ReplicaRegistry:
         return next((replica.device for replica in self.replicas if replica.pid == pid), "")
 
     def works_ahead(self, pid: int) -> bool:
-        """Whether this child can be given more calls than the one it runs."""
+        """Return True if this child can be given more calls than the one that it runs."""
         return self.may_run(pid) and any(r.pid == pid and self.plan.works_ahead(i) for i, r in enumerate(self.replicas))
 
     def shared_with(self, pid: int) -> SharedState | None:
         return next((replica.shared for replica in self.replicas if replica.pid == pid), None)
 
     def steps(self, model: str) -> bool:
-        """Whether a replica generates with it step by step, so that jobs of any parameters run together."""
+        """Return True if a replica generates with this model step by step.
+
+        Jobs of any parameters run together then.
+        """
         spec = self.specs.get(model)
         return spec is not None and any(spec.digest in replica.steps for replica in self.replicas)
 
     def send_command(self, pid: int, command: ChildCommand) -> None:
-        """Tell a child that takes steps what is wanted of it. Once the worker leaves nothing else is."""
+        """Send a command to a child that generates step by step.
+
+        Nothing is sent once the worker leaves: the command stays `DRAIN` then.
+        """
         shared = self.shared_with(pid)
         if shared and not self.is_closed:
             shared.command = command
 
     def close(self) -> None:
-        """Have all children run what is open in them to its end, as no call follows."""
+        """Have all children run their open batches to the end, as no call follows."""
         self.is_closed = True
         for replica in self.replicas:
             replica.shared.command = ChildCommand.DRAIN
 
     def call_back(self, pid: int, number: int) -> None:
-        """One call of this child, and none of the others that it has in hand."""
+        """Call back one call of this child, and none of the others that it has in hand."""
         shared = self.shared_with(pid)
         if shared and number not in shared.called_back:
             shared.called_back[:] = [number, *shared.called_back[:-1]]
 
     @property
     def able(self) -> int:
-        """Return how many children can be given a call."""
+        """The number of children that can be given a call."""
         return sum(replica.pid is not None and self.may_run(replica.pid) for replica in list(self.replicas))
 
     def may_start(self, index: int) -> bool:
@@ -371,10 +401,11 @@ class ReplicaRegistry:
         return self.replicas[index].retry_at <= time.monotonic() or self.replicas[index].had != frozenset()
 
     def first_order(self, index: int) -> Order:
-        """Return what the next process of this replica is to load as it starts.
+        """Return the entries that the next process of this replica is to load as it starts.
 
-        What ended the process before is tried later, beside the work. Where what loads quickly was run and is run by
-        none, half of the replicas leave what loads slowly to those that are loading it, and for later.
+        An entry that ended the process before is tried later, beside the work. If entries that load quickly were run
+        and no replica runs them now, half of the replicas leave those that load slowly for later, and to the replicas
+        that are loading them.
         """
         without = self.replicas[index].killers if index < len(self.replicas) else frozenset[str]()
         order = tuple(spec for key, spec in self.goal.items() if key not in without)
@@ -388,12 +419,15 @@ class ReplicaRegistry:
         return quick if load_it > len(starting) - load_it else order
 
     def wanted(self, pids: Collection[int]) -> int | None:
-        """Which of these children is the first that is to unload or to load something."""
+        """Return the pid of the first of these children that is to unload or load something; None if there is none."""
         following = self._following(pids)
         return following[0].pid if following else None
 
     def next_order(self, pids: Collection[int]) -> tuple[int, Order] | None:
-        """What the one that is `wanted` is to have, who runs nothing now."""
+        """Return the pid of the child that is `wanted`, and what it is to have loaded; None if there is none.
+
+        These children run nothing now.
+        """
         if (following := self._following(pids)) is None:
             return None
         replica, keys = following
@@ -424,7 +458,10 @@ class ReplicaRegistry:
         return None
 
     def _to_try(self, replica: ReplicaState) -> frozenset[str]:
-        """Return what this child is to try again: what ended a process after all others, and each such model alone."""
+        """Return the digests of the entries that this child is to try again.
+
+        Entries that ended a process come after all others, and each alone.
+        """
         lacking = self.goal.keys() - replica.ready
         killers, others = lacking & replica.killers, lacking - replica.killers
         if killers and others <= set(replica.ordered):
@@ -432,20 +469,26 @@ class ReplicaRegistry:
         return frozenset(others)
 
     def _untried(self, replica: ReplicaState) -> frozenset[str]:
-        """What it was never told to load. What another could not is tried in turn, with pauses."""
+        """Return the digests of the entries that this child was never ordered to load.
+
+        Entries that another child could not load are not among them. They are tried in turn, with pauses.
+        """
         tried = replica.models.keys() | {
             key for other in self.replicas for key, why in other.models.items() if why != READY
         }
         return frozenset(self.goal.keys() - tried)
 
     def _can_be_spared(self, replica: ReplicaState) -> bool:
-        """Return whether others run meanwhile what it runs, or none of them will soon: a single one pauses."""
+        """Return True if other children run meanwhile what this one runs, or if none of them will soon.
+
+        None of them will soon if none is starting. A single child pauses.
+        """
         others = [other for other in self.replicas if other is not replica and other.pid is not None]
         able = [other.ready for other in others if not self._is_withdrawn(other)]
         return all(other.is_up for other in others) or replica.ready & self._runs <= frozenset[str]().union(*able)
 
     def to_restart(self) -> list[int]:
-        """Return the indexes of the children that can be given no call, when their pause is over."""
+        """Return the indexes of the children that can be given no call and whose pause is over."""
         now = time.monotonic()
         return [
             index
@@ -455,10 +498,13 @@ class ReplicaRegistry:
         ]  # fmt: skip
 
     def pause_tries(self, took_s: float = 0.0) -> None:
-        """Note a try: the child could run nothing meanwhile, so one that takes long is seldom made."""
+        """Note a try to load what a child lacks, and set the time of the next one.
+
+        The child can run nothing during a try, so tries that take long are seldom made.
+        """
         self.try_at = time.monotonic() + max(self.tries.next_s(), took_s * TIMES_AS_LONG)
 
     @property
     def have_reported(self) -> bool:
-        """Whether each has loaded what it can, or died of it, once."""
+        """True if each replica has once loaded what it can, or died of loading."""
         return all(replica.has_reported for replica in self.replicas)

@@ -17,39 +17,39 @@ def new_pauses() -> Pauses:
 
 @dataclass(slots=True)
 class ReplicaState:
-    """One child after the other on one device."""
+    """The state of a replica: one child process after the other on one device."""
 
     device: str
-    models: dict[str, str] = field(default_factory=dict)  # by digest, of what was tried: READY, or why not
-    notes: Mapping[str, str] = field(default_factory=dict)  # of how its models are run
-    memory: Mapping[str, int] = field(default_factory=dict)  # bytes by digest, of what that process has
+    models: dict[str, str] = field(default_factory=dict)  # by digest, of each entry that was tried: READY, or why not
+    notes: Mapping[str, str] = field(default_factory=dict)  # by model: how it is run, if in another way than most
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes by digest, of the entries that its process has
     total: int = 0  # bytes of its device
     pid: int | None = None  # of its living process
-    ordered: tuple[str, ...] = ()  # digests: what that process was told to have
-    ordered_at: float = 0.0  # monotonic: when
-    why_ended: str = ENDED_BY_IT  # what is said of its killers
-    shared: SharedState = field(default_factory=SharedState)  # with that process
-    steps: frozenset[str] = frozenset()  # digests of what it generates with step by step
-    killers: frozenset[str] = frozenset()  # models that a process ended with while it loaded them
-    is_up: bool = False  # its process has told what it loaded
-    is_loading: bool = False  # its process was told since to load or unload something, and has not told yet
-    ready: frozenset[str] = frozenset()  # what that process can run
-    had: frozenset[str] = frozenset()  # loaded by the process before, and to be loaded again
+    ordered: tuple[str, ...] = ()  # digests of the entries that its process was ordered to have
+    ordered_at: float = 0.0  # monotonic: when its process was ordered that
+    why_ended: str = ENDED_BY_IT  # why its killers are not loaded
+    shared: SharedState = field(default_factory=SharedState)  # memory that is shared with its process
+    steps: frozenset[str] = frozenset()  # digests of the entries that generate step by step
+    killers: frozenset[str] = frozenset()  # digests of entries that a process ended with while it loaded them
+    is_up: bool = False  # its process has reported what it loaded
+    is_loading: bool = False  # its process was ordered later to load or unload something, and has not reported yet
+    ready: frozenset[str] = frozenset()  # digests of the entries that its process can run
+    had: frozenset[str] = frozenset()  # digests that the process before had loaded, to be loaded again
     has_reported: bool = False  # some process of it has reported its models, or has died of loading
     retry_at: float = 0.0  # monotonic: when it may try again to load what it lacks
-    ends: list[float] = field(default_factory=list)  # monotonic: of processes that could run what was asked of them
+    ends: list[float] = field(default_factory=list)  # monotonic: ends of processes that could run what was asked
     pauses: Pauses = field(default_factory=new_pauses)
 
     def pause(self) -> None:
         self.retry_at = time.monotonic() + self.pauses.next_s()
 
     def has_ended(self) -> None:
-        """Though it could run what was asked of it."""
+        """Note that its process has ended, though it could run what was asked of it."""
         self.ends = [*self._recent(), time.monotonic()]
 
     @property
     def ended(self) -> int:
-        """How often in the last minutes."""
+        """The number of such ends in the last minutes."""
         return len(self._recent())
 
     def _recent(self) -> list[float]:

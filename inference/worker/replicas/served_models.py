@@ -41,18 +41,24 @@ def parse_selection(models: Catalog, option: str | None) -> ModelSelection:
 
 
 class ServedModels:
-    """Follows the file. A model that is gone from it is run until no job of it is left."""
+    """The models that the worker runs, as the models file changes.
+
+    A model that is gone from the file is run until no job of it is left.
+    """
 
     def __init__(self, replicas: ReplicaRegistry, selection: ModelSelection) -> None:
         self.replicas = replicas
         self.selection = selection
         self._followed = lookup.models()
-        self._left_at: dict[str, float] = {}  # monotonic
-        self._jobless: dict[str, float] = {}  # when those had left of which no job is left
+        self._left_at: dict[str, float] = {}  # monotonic: when each model left the file
+        self._jobless: dict[str, float] = {}  # of each model without a job left: when it had left
         replicas.file_digest = digest_of(self._followed)
 
     def follow(self, is_idle: Callable[[str], bool]) -> None:
-        """By the event loop. `is_idle`: whether this worker holds no job of a model."""
+        """Follow the models file, in the event loop.
+
+        `is_idle` returns True if this worker holds no job of a model.
+        """
         replicas, models = self.replicas, lookup.models()
         if models is not self._followed:
             self._followed = models
@@ -61,11 +67,11 @@ class ServedModels:
             now = time.monotonic()
             self._left_at = {name: self._left_at.get(name, now) for name in replicas.leaving}
         for name in replicas.leaving & self._jobless.keys():
-            if self._jobless[name] == self._left_at[name] and is_idle(name):  # it may have come back meanwhile
+            if self._jobless[name] == self._left_at[name] and is_idle(name):  # the model may have come back meanwhile
                 replicas.release(name)
 
     def find_jobless(self) -> None:
-        """By another thread, which may wait for the database."""
+        """Find the models that have no job left, in another thread, which may wait for the database."""
         before = time.monotonic() - LINGER_S
         left = {name: left_at for name, left_at in list(self._left_at.items()) if left_at < before}
         self._jobless = {
