@@ -1,8 +1,9 @@
-"""Starts pool children by forks of one process that has imported what they need: a replica is there in a fraction of a
-second, also after a crash, and replicas share the memory of the libraries.
+"""The start of child processes, by forks of one process that has imported what they need.
 
-That process (`multiprocessing.forkserver`, of which only `inference.worker.processes.preload` is ours) has one thread,
-no connection, and has computed nothing: what does not outlive a fork is not there yet.
+A replica is there in a fraction of a second, also after a crash, and replicas share the memory of the libraries.
+
+That process is `multiprocessing.forkserver`, of which only `inference.worker.processes.preload` is this project's. It
+has one thread and no connection, and has computed nothing: what does not survive a fork is not there yet.
 
 Imported before Django is set up.
 """
@@ -28,17 +29,18 @@ from inference.catalog.specs import ModelSpec
 
 logger = logging.getLogger(__name__)
 
-IMPORTS = "FORKSERVER_IMPORTS"  # of the environment: modules, with spaces
-HELD = (signal.SIGTERM, signal.SIGHUP)  # of a whole group: the worker lets its batches end first
-ENDS_S = 0.1  # until a process that answers no more counts as ended
-# Of the process that forks: torchao looks for GPUs as it is imported, and no child could use CUDA if that began there.
+IMPORTS = "FORKSERVER_IMPORTS"  # environment variable: names of modules, with spaces between them
+HELD = (signal.SIGTERM, signal.SIGHUP)  # blocked: a whole process group gets them, and the worker's batches end first
+ENDS_S = 0.1  # seconds until a process that answers no more counts as ended
+# In the process that forks: torchao looks for GPUs as it is imported. No child could use CUDA if CUDA began there.
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 def prepare(specs: Iterable[ModelSpec]) -> None:
-    """Start it now, so that it imports while this process gets ready itself.
+    """Start the process that forks, so that it imports while this process gets ready itself.
 
-    An engine of one's own is imported by the children: nobody knows what its module does."""
+    A user's own engine is imported by the children, as it is not known what its module does.
+    """
     modules = {spec.engine.partition(":")[0] for spec in specs if spec.is_built_in}
     os.environ[IMPORTS] = " ".join(sorted(modules))
     forkserver.set_forkserver_preload(["inference.worker.processes.preload"])
@@ -46,15 +48,18 @@ def prepare(specs: Iterable[ModelSpec]) -> None:
 
 
 def fail_alone() -> None:
-    """In that process: of a request that cannot be served who asked is told the number of the error, in place of a pid.
-    As the standard library has it that process would end, and all replicas with it."""
+    """Make this process, the one that forks, survive a request that it cannot serve.
+
+    The process that asked gets the number of the error in place of a pid. With the standard library alone this process
+    would end, and all replicas with it.
+    """
     module: Any = forkserver
     recvfds, received = module.reduction.recvfds, list[int]()
 
     def receive(*arguments: Any) -> list[int]:
         try:
             received[:] = recvfds(*arguments)
-        except (EOFError, RuntimeError, AssertionError) as error:  # who asked has none to send, or is gone
+        except (EOFError, RuntimeError, AssertionError) as error:  # the asker has none to send, or is gone
             raise OSError(errno.ECONNABORTED, repr(error)) from error
         return list(received)
 
@@ -73,7 +78,7 @@ def fail_alone() -> None:
 
 
 class ForkedProcess(context.SpawnProcess):
-    """What is sent to it is pickled, as to one that is spawned."""
+    """A child process that the module's process forks. It is sent pickled, as one that is spawned."""
 
     @staticmethod
     def _Popen(process: Any) -> Any:
@@ -81,7 +86,7 @@ class ForkedProcess(context.SpawnProcess):
 
 
 class Inherited:
-    """A file descriptor that travels beside the pickle, by its place."""
+    """A file descriptor that is sent beside the pickle, and known by its place there."""
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -91,9 +96,9 @@ class Inherited:
 
 
 class Started:
-    """What the standard library's child runs: a process of billiard, in the environment of its starter."""
+    """The object that the standard library's child runs: a process of billiard, in the environment of its starter."""
 
-    parent: int  # the process that forks, as its children have it
+    parent: int  # pid of the process that forks, as its children inherit it
 
     def __init__(self, process: Any) -> None:
         self.process = process
@@ -101,7 +106,7 @@ class Started:
 
     def _bootstrap(self, parent_sentinel: int) -> int:
         platforms.set_pdeathsig("SIGKILL")  # type: ignore[attr-defined]
-        if os.getppid() != self.parent:  # it was killed before that, and its starter takes this process for dead
+        if os.getppid() != self.parent:  # it was killed before that, and the starter takes this process for dead
             return os.EX_SOFTWARE
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
         os.close(parent_sentinel)
@@ -112,7 +117,10 @@ class Started:
 
 
 class Popen(popen_fork.Popen):
-    """`sentinel` tells the child's pid, and later its exit code: it is no child of this process."""
+    """A handle of a forked process, which is no child of this process.
+
+    `sentinel` is a pipe that brings its pid, and later its exit code.
+    """
 
     method = "forkserver"
     DupFd = Inherited
@@ -136,13 +144,17 @@ class Popen(popen_fork.Popen):
             context.set_spawning_popen(None)  # type: ignore[attr-defined]
         try:
             self._fork(pickled)
-        except (ConnectionError, EOFError) as error:  # it has just ended: once more, by another one
+        except (ConnectionError, EOFError) as error:  # the process that forks has just ended: try again by another one
             logger.error("the process that replicas are forked from has ended, another one is started: %r", error)
             time.sleep(ENDS_S)
             self._fork(pickled)
 
     def _fork(self, pickled: io.BytesIO) -> None:
-        """Raises the `OSError` that the fork failed with, and `ConnectionError` or `EOFError` where nobody forks."""
+        """Have a child forked, and send it the pickle.
+
+        Raises the `OSError` that the fork failed with, and `ConnectionError` or `EOFError` if the process that forks is
+        gone.
+        """
         self.sentinel, write_to = forkserver.connect_to_new_process(self._fds)
         try:
             with contextlib.suppress(BrokenPipeError), open(write_to, "wb") as child:

@@ -1,4 +1,6 @@
-"""The prefork pool, told apart by replica: it says when one becomes idle, and starts those that have ended again.
+"""The prefork pool of a worker, with one child process for each replica.
+
+It calls back when a replica becomes idle, and restarts replicas that have ended.
 
 Imported before Django is set up: what needs models is imported where it is used.
 """
@@ -25,22 +27,25 @@ logger = logging.getLogger(__name__)
 
 
 def _nobody() -> None:
-    """Until a consumer listens."""
+    """Do nothing, until a consumer sets its own function."""
 
 
 def _keeps_nothing(pid: int) -> bool:
-    """Until a consumer says."""
+    """Return False, until a consumer sets its own function."""
     return False
 
 
 class ReplicaWorker(asynpool.Worker):
-    """What a child runs. It brings along what it is to load: what lies on the disk may be another thing already."""
+    """The object that a child process runs. It is sent with what the child is to load.
 
-    beginning: tuple[Plan, Order, SharedState] | None = None  # as `child.start` takes it
+    The models file on the disk may have changed already.
+    """
+
+    beginning: tuple[Plan, Order, SharedState] | None = None  # the arguments of `entry.start`
     loaded: LoadReport | None = None
 
     def __reduce__(self) -> Any:
-        # Answers name their child by what the pipe to it is called here, which it has by another number.
+        # Answers name their child by the number that the pipe to it has here. The child has another number for it.
         return (*super().__reduce__(), {"beginning": self.beginning, "inqW_fd": self.inqW_fd})
 
     def after_fork(self) -> None:
@@ -69,27 +74,31 @@ class ReplicaWorker(asynpool.Worker):
 
 
 class ReplicaPool(asynpool.AsynPool):
-    """Calls `on_idle` when a replica can be given a call.
+    """The pool of the replicas' processes, which calls `on_idle` when a replica can be given a call.
 
-    The pool's semaphore counts children that still load, or that died: a call bound to one of them would wait for a
+    The pool's semaphore counts children that still load, or that died. A call bound to one of them would wait for a
     model to load while another replica is idle. Only children in `_all_inqueues` are given calls.
     """
 
     Worker = ReplicaWorker
-    replicas: ReplicaRegistry | None = None  # none in a worker that serves no models
-    _beginning: Any = None  # of the child that is made
+    replicas: ReplicaRegistry | None = None  # None in a worker that serves no models
+    _beginning: Any = None  # `ReplicaWorker.beginning` of the child that is being made
     _ordered: Any = None  # the call that has a child load or unload something
-    _begins_by = 0.0  # monotonic: it has to have begun
-    awaited: int | None = None  # the child that is to, as soon as its open batches have ended
-    _awaited_at = 0.0  # monotonic: since when
+    _begins_by = 0.0  # monotonic: when that call has to have begun
+    awaited: int | None = None  # pid of the child that is to load or unload something once its open batches have ended
+    _awaited_at = 0.0  # monotonic: since when that child is awaited
     on_idle: Callable[[], None] = staticmethod(_nobody)
-    keeps: Callable[[int], bool] = staticmethod(_keeps_nothing)  # whether a batch is open in this child
+    keeps: Callable[[int], bool] = staticmethod(_keeps_nothing)  # True if a batch is open in this child
 
     def Process(self, **options: Any) -> Any:
         return (ForkedProcess if self.replicas else super().Process)(**options)
 
     def did_start_ok(self) -> bool:
-        """A model may have ended its child already: those that serve others are there, and it is started again."""
+        """Return True if the pool has replicas, or if no child has ended already.
+
+        A model may have ended its child already. That child is started again, and the children that serve other models
+        are there.
+        """
         return bool(self.replicas or super().did_start_ok())
 
     def WorkerProcess(self, worker: Any) -> Any:
@@ -112,7 +121,10 @@ class ReplicaPool(asynpool.AsynPool):
         return process
 
     def _forget_start(self, index: int) -> None:
-        """Of a child that was not made there is what was made for it; one that was made ends as any that dies."""
+        """Remove what was made for a child whose start failed.
+
+        If its process was made after all, it is killed, and ends as any other that dies.
+        """
         for process in [process for process in self._pool if process.index == index]:
             if process.pid is None:
                 self._pool.remove(process)
@@ -135,21 +147,24 @@ class ReplicaPool(asynpool.AsynPool):
         self.on_idle()
 
     def _keep_able(self) -> None:
-        """Only a child that has a model that is run is idle when it does nothing."""
+        """Let only children that can be given a call count as idle when they do nothing."""
         for process in self._pool:
             fd = process.inqW_fd
             if self.replicas and self._fileno_to_inq.get(fd) is process:
                 able = self.replicas.may_run(process.pid)
-                # The pool compares how many are busy with how many there are.
+                # The pool compares the number of busy children with the number of all.
                 (self._all_inqueues.add if able or fd in self._busy_workers else self._all_inqueues.discard)(fd)
 
     def _create_write_handlers(self, hub: Any, **options: Any) -> None:
         super()._create_write_handlers(hub, **options)
-        self._write_to = hub.consolidate_callback  # of those that can be written to, the idle ones get the next calls
+        self._write_to = hub.consolidate_callback  # of the pipes given to it, idle ones get the next calls
 
     def send(self, pid: int, function: Callable[..., Any], arguments: Any, **options: Any) -> Any:
-        """Call it in this child at once, which is idle, or as soon as it has done what it runs; in no other. Of a call
-        that it has not begun before it ended the pool `knows` nothing any more. None when the pool is closing."""
+        """Send a call to this child and to no other, and return the call; None if the pool is closing.
+
+        The child runs it at once if it is idle, or else as soon as it has done what it runs. If the child ends before
+        it has begun the call, the pool no longer `knows` the call.
+        """
         fd = next(process.inqW_fd for process in self._pool if process.pid == pid)
         call = self.apply_async(function, arguments, **options)
         if call is not None:
@@ -158,35 +173,40 @@ class ReplicaPool(asynpool.AsynPool):
             self._all_inqueues.add(fd)
             self._busy_workers.discard(fd)
             self._write_to([fd])
-            if call in self.outbound_buffer:  # nothing can be written to this child now: no other one is meant
+            if call in self.outbound_buffer:  # nothing can be written to this child now, and no other may get the call
                 self.outbound_buffer.remove(call)
                 call.discard()
             self._keep_able()
         return call
 
     def may_have_more(self, pid: int) -> bool:
-        """Whether this child has nothing to be loaded, and its last call has been written to it."""
+        """Return True if this child has nothing to load or unload, and its last call has been written to it."""
         fds = [process.inqW_fd for process in self._pool if process.pid == pid]
         return fds != [] and fds[0] not in self._active_writes and not (self.replicas and self.replicas.wanted([pid]))
 
     def on_job_ready(self, job: Any, i: Any, obj: Any, inqW_fd: int) -> None:
         super().on_job_ready(job, i, obj, inqW_fd)
         if any(call._write_to and call._write_to.inqW_fd == inqW_fd for key, call in self._cache.items() if key != job):
-            self._busy_workers.add(inqW_fd)  # it was given more than one
+            self._busy_workers.add(inqW_fd)  # the child was given more than one call
         self._changed()
 
     def on_job_process_down(self, job: Any, pid_gone: int) -> None:
-        """Whoever sent what had not begun decides anew where it runs. Celery would write it to any child, among whose
-        batches it may not belong, and which may be busy for ever."""
+        """Drop a call that had not begun as its child ended: its sender decides anew where it runs.
+
+        Celery would write it to any child. It may not belong among the batches of that child, and that child may be
+        busy for ever.
+        """
         if not self.replicas:
             super().on_job_process_down(job, pid_gone)
         elif job._worker_pid is None:
-            self._active_writers.discard(job._writer())  # it would write the rest into the pipe of the next child
+            self._active_writers.discard(job._writer())  # the writer would write the rest into the next child's pipe
             job.discard()
 
     def _process_cleanup_queues(self, process: Any) -> None:
-        """What a process that ended has not read, all or half of a message, is for nobody: the next one has pipes of
-        its own."""
+        """Close the pipes of a process that ended, and make new ones for the next process.
+
+        A message that the process has not read, or has read half of, is lost.
+        """
         if not process.dead:
             self.on_process_down(process)
             process.dead = True
@@ -194,7 +214,10 @@ class ReplicaPool(asynpool.AsynPool):
             self._queues[self.create_process_queues()] = None
 
     def _repopulate_pool(self, exitcodes: Any) -> None:
-        """One that could not load what it must waits before it tries again."""
+        """Start a process for each replica that has none.
+
+        A replica that could not load its models waits before it tries again.
+        """
         if not self.replicas:
             super()._repopulate_pool(exitcodes)
             return
@@ -207,16 +230,22 @@ class ReplicaPool(asynpool.AsynPool):
                 self._create_worker_process(index)
 
     def look_after(self) -> None:
-        """Restart the children that can run nothing. End one that does not even begin what it is to load: until it
-        has no other would."""
+        """Restart the children that can run nothing, and end a child that does not even begin what it is to load.
+
+        No other child is sent an order before the order of that one is over.
+        """
         if self.knows(self._ordered) and not self._ordered.accepted() and time.monotonic() > self._begins_by:
             self.end(self._ordered._write_to.pid)
         for index in self.replicas.to_restart() if self.replicas else ():
             self._restart(index)
 
     def order(self) -> None:
-        """Have one child after the other load or unload what it is to: before its next batch, and while none is open in
-        it. Where in all of those some are, one is `awaited`: nobody joins it, and it begins nothing that stays open."""
+        """Have one child after the other load or unload what it is to.
+
+        A child does so before its next batch, and while no batch is open in it. If all children that are to load or
+        unload something have open batches, one of them is `awaited`: no job joins its batches, and it begins no batch
+        that stays open.
+        """
         before, self.awaited = self.awaited, None
         if not self.replicas or self._state != RUN or self.knows(self._ordered):
             return
@@ -231,7 +260,10 @@ class ReplicaPool(asynpool.AsynPool):
                 self._awaited_at = time.monotonic()
 
     def _send_order(self, pid: int, order: Order, *, since: float) -> None:
-        """What others do without the child counts from `since`."""
+        """Send a child what it is to have loaded.
+
+        The time for which the others work without this child counts from `since`.
+        """
         from inference.worker.child import entry
 
         self._begins_by = time.monotonic() + self._proc_alive_timeout
@@ -253,12 +285,15 @@ class ReplicaPool(asynpool.AsynPool):
             self._note(loaded)
 
     def _not_done(self, pid: int, took_s: float) -> None:
-        """End a child whose call raised: nobody knows what it has, and it would be sent the same again and again."""
+        """End a child whose order raised.
+
+        It is not known what it has loaded, and it would be sent the same order again and again.
+        """
         self._done(None, took_s)
         self.end(pid)
 
     def end(self, pid: int) -> None:
-        """This child must not be given another call."""
+        """End a child, which must not be given another call."""
         for process in self._pool:
             if process.pid == pid and self.replicas:
                 self.replicas.ended(process.index)
@@ -273,26 +308,34 @@ class ReplicaPool(asynpool.AsynPool):
                 process.terminate_controlled()
 
     def close(self) -> None:
-        """Take no more calls: children run what is open in them to its end."""
+        """Take no more calls, and have the children run their open batches to the end."""
         super().close()
         if self.replicas:
             self.replicas.close()
 
     def join(self) -> None:
-        """Wait until all children have ended, as the worker leaves. What one of them ran that did not end by itself
-        goes back to its queue."""
+        """Wait until all children have ended, as the worker leaves.
+
+        The jobs of a child that did not end by itself go back to their queue.
+        """
         super().join()
         for process in self._pool:
             if process.exitcode not in (os.EX_OK, EX_RECYCLE, None):
                 logger.error("pid=%s did not end by itself: %s", process.pid, human_status(process.exitcode))
 
     def knows(self, call: Any) -> bool:
-        """Whether it is still to be answered: as a connection ends Celery forgets those that no child has begun."""
+        """Return True if a call is still to be answered.
+
+        As a connection ends, Celery forgets the calls that no child has begun.
+        """
         return call in self._cache.values()
 
     def flush(self) -> None:
-        """Celery forgets every call that no child has accepted. A child that has read one still runs it, and would
-        wait for 30 s at its end for somebody to take the result: those calls are kept."""
+        """Forget the calls that no child has accepted, but keep those that a child has read.
+
+        Celery would forget all of them. A child that has read a call still runs it, and would wait for 30 s at its end
+        for its result to be taken.
+        """
         begun = [job for job in self._cache.values() if job._write_to is not None and not job._accepted]
         for job in begun:
             job._accepted = True
@@ -302,7 +345,7 @@ class ReplicaPool(asynpool.AsynPool):
 
     @property
     def ready(self) -> int:
-        """Replicas that can be given a batch, now or after the call that they run."""
+        """The number of replicas that can be given a batch, now or after the call that they run."""
         return self.replicas.able if self.replicas else 0
 
     @property
@@ -310,7 +353,7 @@ class ReplicaPool(asynpool.AsynPool):
         return len(self._busy_workers)
 
     def idle(self) -> list[int]:
-        """Replicas that would start a call at once, by their processes."""
+        """Return the pids of the replicas that would start a call at once."""
         return [process.pid for process in self._pool if self._is_idle(process) and self._takes_calls(process)]
 
     def _takes_calls(self, process: Any) -> bool:
@@ -325,6 +368,6 @@ class TaskPool(prefork.TaskPool):
 
     @property
     def replicas(self) -> ReplicaPool | None:
-        """None once the worker has stopped it."""
+        """The pool of the replicas, or None once the worker has stopped it."""
         pool: ReplicaPool | None = self._pool
         return pool

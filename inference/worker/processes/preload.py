@@ -1,5 +1,7 @@
-"""Imported by the process that pool children are forked from, before the first: nothing here may start a thread, open a
-connection or touch a device."""
+"""The imports of the process that child processes are forked from, before the first fork.
+
+Nothing here may start a thread, open a connection or touch a device.
+"""
 
 import contextlib
 import gc
@@ -8,7 +10,7 @@ import os
 import signal
 import sys
 
-gc.disable()  # what is imported stays: to look for garbage in it takes longer than to load a small model
+gc.disable()  # imported modules stay: looking for garbage in them takes longer than loading a small model
 
 import django  # noqa: E402
 import uuid_utils  # noqa: E402
@@ -16,7 +18,7 @@ from celery import platforms  # noqa: E402
 
 from inference.worker.processes import forkserver  # noqa: E402
 
-platforms.set_pdeathsig("SIGKILL")  # type: ignore[attr-defined] # with the worker's main process
+platforms.set_pdeathsig("SIGKILL")  # type: ignore[attr-defined] # ends with the worker's main process
 signal.pthread_sigmask(signal.SIG_BLOCK, forkserver.HELD)
 forkserver.fail_alone()
 forkserver.Started.parent = os.getpid()
@@ -24,9 +26,9 @@ os.environ.update(forkserver.NO_GPUS)
 
 django.setup()
 for module in ("celery.app.trace", "inference.worker.child.entry", *os.environ[forkserver.IMPORTS].split()):
-    with contextlib.suppress(Exception):  # who loads a model says what is missing
+    with contextlib.suppress(Exception):  # the load of a model reports what is missing
         importlib.import_module(module)
-os.register_at_fork(after_in_child=uuid_utils.reseed_rng)  # Python's own generator is by itself
+os.register_at_fork(after_in_child=uuid_utils.reseed_rng)  # Python's own generator does so by itself
 if torch := sys.modules.get("torch"):
     os.register_at_fork(after_in_child=torch.default_generator.seed)
     os.register_at_fork(after_in_child=sys.modules["numpy"].random.seed)
