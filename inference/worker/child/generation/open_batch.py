@@ -58,7 +58,7 @@ class Running:
 
     @property
     def characters(self) -> int:
-        """Return how many characters were generated."""
+        """The number of characters that were generated."""
         return sum(len(piece) for pieces in self.pieces for piece in pieces)
 
     @property
