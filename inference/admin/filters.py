@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 from collections.abc import Iterator
@@ -90,6 +91,15 @@ class JobFilter(admin.SimpleListFilter):
         except (ValidationError, ValueError) as error:  # the value is no UUID or no number
             raise IncorrectLookupParameters from error
 
+    def listed_with_chosen(self, names: QuerySet[Any, tuple[Any, str]], most: int) -> list[tuple[str, str]]:
+        """Return the first `most` of `names`, pairs of a primary key and a name, and the chosen one of them."""
+        listed = list(names[:most])
+        chosen = self.value()
+        if chosen and chosen not in {str(pk) for pk, _ in listed}:
+            with contextlib.suppress(ValidationError, ValueError, OverflowError, DataError):  # no key of this kind
+                listed += names.filter(pk=chosen)
+        return [(str(pk), visible(name)) for pk, name in listed]
+
 
 class StatusFilter(JobFilter):
     title, parameter_name = "status", "status__exact"
@@ -119,7 +129,8 @@ class WorkerFilter(JobFilter):
     title = parameter_name = "worker"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(str(worker.pk), str(worker)) for worker in Worker.objects.all()[:10]]
+        names = Worker.objects.values_list("pk", "name")
+        return self.listed_with_chosen(names, 10)
 
 
 class OwnerFilter(JobFilter):
@@ -130,11 +141,7 @@ class OwnerFilter(JobFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         users = get_user_model()
         names = users.objects.order_by(users.USERNAME_FIELD).values_list("pk", users.USERNAME_FIELD)
-        listed = dict(names[:20])
-        chosen = self.value() or ""
-        if chosen.isascii() and chosen.isdecimal() and int(chosen) not in listed:
-            listed |= dict(names.filter(pk=chosen))
-        return [(str(pk), visible(name)) for pk, name in listed.items()]
+        return self.listed_with_chosen(names, 20)
 
 
 class KeyFilter(JobFilter):

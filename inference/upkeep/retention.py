@@ -47,11 +47,6 @@ def is_past(job_id: UUID) -> bool:
     return milliseconds(job_id) / 1000 < clock.time_s() - settings.JOB_RETENTION_DAYS * 86_400
 
 
-def remove_old() -> int:
-    """Remove a chunk of finished jobs past the retention time, and bulks without jobs; return the number of jobs."""
-    return Sweep().remove_some() if settings.JOB_RETENTION_DAYS else 0
-
-
 class Sweep:
     """A sweep, which removes what ended more than `JOB_RETENTION_DAYS` before it began, by the database's clock."""
 

@@ -134,12 +134,13 @@ class RetentionTests(ApiTestCase):
         old = Job.objects.create(id=self.old_id(), model="echo", inputs="x", status=Status.SUCCEEDED)
         waiting = Job.objects.create(id=UUID(int=self.old_id().int + 1), model="echo", inputs="x")
         new = make(status=Status.SUCCEEDED)[0]
-        self.assertEqual(retention.remove_old(), 1)
+        self.assertEqual(retention.Sweep().remove_some(), 1)
         self.assertEqual(set(Job.objects.values_list("pk", flat=True)), {waiting.pk, new.pk})
         self.assert_problem(self.client.get(f"/v1/jobs/{old.pk}"), 410, "job_gone")
 
     @override_settings(JOB_RETENTION_DAYS=0)
     def test_nothing_is_removed_where_jobs_are_kept_for_ever(self) -> None:
-        Job.objects.create(id=self.old_id(), model="echo", inputs="x", status=Status.SUCCEEDED)
-        self.assertEqual(retention.remove_old(), 0)
+        kept = Job.objects.create(id=self.old_id(), model="echo", inputs="x", status=Status.SUCCEEDED)
+        retention.Sweeper().sweep()
+        self.assertEqual(list(Job.objects.all()), [kept])
         self.assert_problem(self.client.get(f"/v1/jobs/{new_job_id()}"), 404, "job_not_found")

@@ -283,6 +283,17 @@ class TestJobPages(AdminCase):
         for query in ({"worker": "x"}, {"batch": "x"}, {"accepted": "x"}, {"status__exact": "x"}, {"p": "999"}):
             self.assertLess(self.client.get(JOBS, query).status_code, 400, query)
 
+    def test_a_value_that_no_key_can_be_is_no_server_error(self) -> None:
+        for name in ("owner", "worker"):
+            for value in ("9" * 24, "9" * 5_000, "1x", "\0", "²"):
+                self.assertLess(self.client.get(JOBS, {name: value}).status_code, 400, (name, value[:30]))
+
+    def test_what_is_chosen_is_listed_also_where_many_others_are(self) -> None:
+        workers = [make_worker(name=f"w{number:02}@host") for number in range(12)]
+        users = [User.objects.create(username=f"u{number:02}") for number in range(22)]
+        for name, pk, shown in (("worker", workers[0].pk, "w00@host"), ("owner", users[-1].pk, "u21")):
+            self.assertIn(f'aria-current="true">{shown}<', self.text(f"{JOBS}?{name}={pk}"))
+
     def test_the_list_neither_counts_all_rows_nor_reads_their_data(self) -> None:
         for jobs, times in ((0, 1), (3, 2), (60, 3)):  # few of many rows are looked for once
             Job.objects.bulk_create(Job(model="embeddings", inputs="x") for _ in range(jobs))
